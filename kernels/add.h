@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// out = a + b, elementwise over equal shapes of one dtype (fp32, fp16, bf16); `out` may be `a` or
+// `b`. One rounding of an exact sum: class exact. Batch-invariant.
+void add(const OpContext& context, TensorView out, TensorView a, TensorView b);
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// out[t] = the smallest index of the largest value of logits[t, :]. A NaN is larger than any number,
+// so that it is seen.
+//   out     [tokens]         int32
+//   logits  [tokens, vocab]  fp32, fp16 or bf16
+// Batch-invariant.
+void argmax(const OpContext& context, TensorView out, TensorView logits);
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <fmt/core.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+// The only exception this project throws. what() is one sentence for a person: what was wanted,
+// what was found, what to do. `main` prints it and exits with 2.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Throws Error with the formatted sentence unless `ok`. The sentence is only made when needed.
+template <typename... Args>
+void check(bool ok, fmt::format_string<Args...> sentence, Args&&... args) {
+  if (!ok) [[unlikely]]
+    throw Error(fmt::format(sentence, std::forward<Args>(args)...));
+}
+
+// The same where nothing but trouble is left.
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> sentence, Args&&... args) {
+  throw Error(fmt::format(sentence, std::forward<Args>(args)...));
+}
+
+}  // namespace lockstep

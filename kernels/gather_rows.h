@@ -1,0 +1,16 @@
+#pragma once
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// out[i, :] = table[index[i], :]. Copies bits: class exact. Used for the token embedding and to pick
+// the rows that get logits.
+//   out    [rows, width]   of table's dtype
+//   index  [rows]          int32
+//   table  [entries, width] fp32, fp16 or bf16
+// Batch-invariant. Throws Error when an index is outside the table.
+void gather_rows(const OpContext& context, TensorView out, TensorView index, TensorView table);
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// The paged cache of one layer. A slot is one token's place: slot = page * page_size + offset, in 64
+// bits, because pools pass 2^31 elements.
+struct KvCache {
+  TensorView k;  // [pages, page_size, kv_heads, head_dim], after RoPE
+  TensorView v;  // the same shape
+
+  int64_t pages() const { return k.shape[0]; }
+  int64_t page_size() const { return k.shape[1]; }
+};
+
+// Puts row t of k and v into slots[t]. Copies bits: class exact.
+//   k, v   [tokens, kv_heads, head_dim]  of the cache's dtype
+//   slots  [tokens]                      int64; a negative slot writes nowhere (a padded row)
+// Throws Error when a slot is outside the pool.
+void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView v,
+              TensorView slots);
+
+// What an attention that follows `page_table` will read of one request: out[p, 0] is K and out[p, 1]
+// is V of position p. Copies bits.
+//   out         [length, 2, kv_heads, head_dim]  of the cache's dtype
+//   page_table  [pages of the request]           int32
+// Throws Error when the table is too short or names a page outside the pool.
+void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table);
+
+}  // namespace lockstep

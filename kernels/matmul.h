@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string_view>
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// out = x weight^T + bias.
+//   out     [tokens, n]
+//   x       [tokens, k]
+//   weight  [n, k]       as checkpoints store a linear layer
+//   bias    [n] or empty
+// fp32, fp16 or bf16, all of one dtype; products and sums in fp32; rounds once, at the store, bias
+// included. Not batch-invariant: few tokens take the matrix-vector path and more take the library's
+// matrix-matrix path, which sum in another order.
+void matmul(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+            TensorView bias);
+
+// Which code serves matrix-matrix products of that dtype on this CPU, for people: "oneDNN" or
+// "built-in (this CPU has no bf16 products)".
+std::string_view matmul_path(DType dtype);
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// The table of ops: the seam between the model and the arithmetic.
+//
+// The model calls every op through a `const Ops&`. `cpu_ops()` is the default table; a user's
+// kernel, a seeded fault and a substitution are each a copy of a table in which one entry wraps the
+// entry that was there.
+//
+// To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
+// its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here and in
+// ops.cc. tests/kernels/<op>_test.cc is its test.
+#pragma once
+
+#include <functional>
+
+#include "kernels/add.h"
+#include "kernels/argmax.h"
+#include "kernels/gather_rows.h"
+#include "kernels/kv_cache.h"
+#include "kernels/matmul.h"
+#include "kernels/paged_attention.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/silu_mul.h"
+
+namespace lockstep {
+
+struct Ops {
+  std::function<decltype(lockstep::gather_rows)> gather_rows;
+  std::function<decltype(lockstep::rms_norm)> rms_norm;
+  std::function<decltype(lockstep::matmul)> matmul;
+  std::function<decltype(lockstep::rope)> rope;
+  std::function<decltype(lockstep::kv_write)> kv_write;
+  std::function<decltype(lockstep::kv_gather)> kv_gather;
+  std::function<decltype(lockstep::paged_attention)> paged_attention;
+  std::function<decltype(lockstep::silu_mul)> silu_mul;
+  std::function<decltype(lockstep::add)> add;
+  std::function<decltype(lockstep::argmax)> argmax;
+};
+
+Ops cpu_ops();
+
+}  // namespace lockstep

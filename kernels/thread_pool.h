@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace lockstep {
+
+// Workers that run one parallel loop at a time. They wait without spinning between loops, because
+// spinning threads collapse when another process shares the cores.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);  // including the caller; 1 makes no worker
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const;
+
+  // Runs body(begin, end) over pieces of [0, count) of at least `grain` items, on all threads, and
+  // returns when all are done. Rethrows the first exception a piece threw.
+  void run(int64_t count, int64_t grain,
+           const std::function<void(int64_t begin, int64_t end)>& body);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// pool->run, or the whole range at once on the calling thread when there is no pool.
+void parallel_for(ThreadPool* pool, int64_t count, int64_t grain,
+                  const std::function<void(int64_t begin, int64_t end)>& body);
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#include "probes/graph.h"
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+bool has(const Graph& graph, const Point& p) {
+  return p.presence == Presence::always || (p.presence == Presence::qk_norm && graph.qk_norm);
+}
+
+Place resolve(const Graph& graph, std::string_view name, int layer) {
+  if (name == "stream") {
+    if (layer == 0 || graph.layers == 0) return {&point("embed"), -1};
+    return {&point("mlp.residual"), (layer < 0 ? graph.layers : layer) - 1};
+  }
+  const Point* p = find_point(name);
+  check(p != nullptr, "the table of points names '{}' as an input, but has no such point", name);
+  while (!has(graph, *p)) p = find_point(p->inputs[0]);
+  return {p, p->per_layer ? layer : -1};
+}
+
+}  // namespace
+
+const Point* find_point(std::string_view name) {
+  for (const Point& p : kPoints)
+    if (p.name == name) return &p;
+  return nullptr;
+}
+
+std::vector<Place> places_of(const Graph& graph) {
+  std::vector<Place> places;
+  size_t first = 0;
+  while (first < kPoints.size() && !kPoints[first].per_layer) places.push_back({&kPoints[first++]});
+  size_t last = first;
+  while (last < kPoints.size() && kPoints[last].per_layer) ++last;
+  for (int layer = 0; layer < graph.layers; ++layer)
+    for (size_t i = first; i < last; ++i)
+      if (has(graph, kPoints[i])) places.push_back({&kPoints[i], layer});
+  for (size_t i = last; i < kPoints.size(); ++i) places.push_back({&kPoints[i]});
+  return places;
+}
+
+std::vector<Place> inputs_of(const Graph& graph, const Place& place) {
+  std::vector<Place> inputs;
+  for (std::string_view name : place.point->inputs)
+    if (!name.empty()) inputs.push_back(resolve(graph, name, place.layer));
+  return inputs;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include "probes/points.h"
+
+namespace lockstep {
+
+// What of a model decides which nodes it has.
+struct Graph {
+  int layers = 0;
+  bool qk_norm = false;
+};
+
+// A point of one layer (layer is -1 for the points that are not of a layer).
+struct Place {
+  const Point* point = nullptr;
+  int layer = -1;
+  bool operator==(const Place&) const = default;
+};
+
+// Every place of the model in the order in which it computes them.
+std::vector<Place> places_of(const Graph& graph);
+
+// The places whose tensors the op at `place` reads, in the order of its point's `inputs`. Empty for
+// embed, which reads tokens.
+std::vector<Place> inputs_of(const Graph& graph, const Place& place);
+
+}  // namespace lockstep

@@ -1,0 +1,112 @@
+// Every place in a model where a tensor can be observed, in graph order.
+//
+// To add one: add a row here, then write `probe(point("name"), layer, tensor)` where the tensor
+// exists in src/model and in reference/, and say in reference/oracle.cc what it should be if its
+// `op` is a new one. tests/probes/points_test.cc names any point that one of the two models does not
+// emit.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace lockstep {
+
+// What kind of op makes the tensor: it decides the oracle and the error budget.
+enum class OpKind : uint8_t {
+  gather,     // rows copied by index
+  norm,       // RMSNorm over the last axis
+  linear,     // x W^T (+ b)
+  rope,       // rotary embedding
+  cache,      // K and V as read back through the page table
+  attention,  // softmax(q K^T) V
+  silu_mul,   // silu(gate) * up
+  add,        // residual addition
+  argmax,     // index of the largest logit
+};
+
+// How strictly the op's result is held to the exact one.
+enum class NodeClass : uint8_t {
+  exact,        // bit for bit
+  elementwise,  // one rounding and a few fp32 steps
+  reduction,    // one rounding and an accumulation over n products
+};
+
+// Which models have the point.
+enum class Presence : uint8_t { always, qk_norm };
+
+struct Point {
+  std::string_view name;   // stable: it is the dataset's name in traces
+  std::string_view shape;  // for people: what each axis is
+  OpKind op;
+  NodeClass node_class;
+  bool per_layer;
+  Presence presence;
+  // Names of the points whose tensors the op reads. "stream" is the residual stream that enters the
+  // layer: mlp.residual of the layer before, or embed. A name that this model lacks stands for that
+  // point's own first input (no QK-norm: attn.q_norm means attn.q).
+  std::array<std::string_view, 2> inputs;
+  // The checkpoint's tensor, after "model.layers.<i>." for points of a layer, without ".weight".
+  std::string_view weight;
+
+  bool operator==(const Point& other) const { return name == other.name; }
+};
+
+inline constexpr auto kPoints = [] {
+  using enum OpKind;
+  using enum NodeClass;
+  using enum Presence;
+  return std::to_array<Point>({
+      {"embed", "token, hidden", gather, exact, false, always, {}, "model.embed_tokens"},
+      {"attn.norm", "token, hidden", norm, elementwise, true, always, {"stream"},
+       "input_layernorm"},
+      {"attn.q", "token, head, dim", linear, reduction, true, always, {"attn.norm"},
+       "self_attn.q_proj"},
+      {"attn.k", "token, kv head, dim", linear, reduction, true, always, {"attn.norm"},
+       "self_attn.k_proj"},
+      {"attn.v", "token, kv head, dim", linear, reduction, true, always, {"attn.norm"},
+       "self_attn.v_proj"},
+      {"attn.q_norm", "token, head, dim", norm, elementwise, true, qk_norm, {"attn.q"},
+       "self_attn.q_norm"},
+      {"attn.k_norm", "token, kv head, dim", norm, elementwise, true, qk_norm, {"attn.k"},
+       "self_attn.k_norm"},
+      {"attn.q_rope", "token, head, dim", rope, elementwise, true, always, {"attn.q_norm"}, ""},
+      {"attn.k_rope", "token, kv head, dim", rope, elementwise, true, always, {"attn.k_norm"}, ""},
+      {"attn.kv", "position, k|v, kv head, dim", cache, exact, true, always,
+       {"attn.k_rope", "attn.v"}, ""},
+      {"attn.out", "token, head, dim", attention, reduction, true, always,
+       {"attn.q_rope", "attn.kv"}, ""},
+      {"attn.o", "token, hidden", linear, reduction, true, always, {"attn.out"},
+       "self_attn.o_proj"},
+      {"attn.residual", "token, hidden", add, exact, true, always, {"stream", "attn.o"}, ""},
+      {"mlp.norm", "token, hidden", norm, elementwise, true, always, {"attn.residual"},
+       "post_attention_layernorm"},
+      {"mlp.gate", "token, intermediate", linear, reduction, true, always, {"mlp.norm"},
+       "mlp.gate_proj"},
+      {"mlp.up", "token, intermediate", linear, reduction, true, always, {"mlp.norm"},
+       "mlp.up_proj"},
+      {"mlp.act", "token, intermediate", silu_mul, elementwise, true, always,
+       {"mlp.gate", "mlp.up"}, ""},
+      {"mlp.down", "token, hidden", linear, reduction, true, always, {"mlp.act"}, "mlp.down_proj"},
+      {"mlp.residual", "token, hidden", add, exact, true, always, {"attn.residual", "mlp.down"},
+       ""},
+      {"final.norm", "token, hidden", norm, elementwise, false, always, {"stream"}, "model.norm"},
+      {"logits", "token, vocab", linear, reduction, false, always, {"final.norm"}, "lm_head"},
+      {"token", "token", argmax, exact, false, always, {"logits"}, ""},
+  });
+}();
+
+// The point of that name; a name that is not in the table does not compile.
+consteval const Point& point(std::string_view name) {
+  for (const Point& p : kPoints)
+    if (p.name == name) return p;
+  throw "no such probe point";
+}
+
+// The same at run time, for names that come from files and options; null when there is none.
+const Point* find_point(std::string_view name);
+
+// Place in graph order, and index into kPoints.
+inline int order_of(const Point& p) { return static_cast<int>(find_point(p.name) - kPoints.data()); }
+
+}  // namespace lockstep

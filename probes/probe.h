@@ -1,0 +1,63 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "probes/record.h"
+
+namespace lockstep {
+
+// Receives what a model shows, in the order in which it is made.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  // Whether a tensor of that place is wanted: one that is not costs nothing.
+  virtual bool wants(const Point& point, int layer) const = 0;
+  virtual void begin(const PassInfo& pass) = 0;
+  virtual void record(const Record& record) = 0;
+  virtual void end() = 0;  // of the pass
+};
+
+// What a model calls at every point. Without a sink, a call costs one branch. A sink that throws is
+// switched off for good and the model goes on: `failure` then says why.
+class Probe {
+ public:
+  Probe() = default;
+  explicit Probe(Sink* sink) : sink_(sink) {}  // borrowed
+
+  bool on() const { return sink_ != nullptr; }
+  bool wants(const Point& point, int layer) const {
+    return sink_ != nullptr && sink_->wants(point, layer);
+  }
+
+  void begin(const PassInfo& pass);
+  void end();
+
+  // A tensor with one row per token of the pass.
+  void operator()(const Point& point, int layer, const TensorView& tensor) {
+    if (sink_) emit(point, layer, rows_, tensor);
+  }
+  // A tensor with the pass's logit rows.
+  void logits(const Point& point, const TensorView& tensor) {
+    if (sink_) emit(point, -1, logit_rows_, tensor);
+  }
+  // A tensor with other rows.
+  void operator()(const Point& point, int layer, std::span<const Row> rows,
+                  const TensorView& tensor) {
+    if (sink_) emit(point, layer, rows, tensor);
+  }
+
+  const std::string& failure() const { return failure_; }  // empty: none
+
+ private:
+  void emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor);
+  template <typename Call>
+  void guarded(Call call);
+
+  Sink* sink_ = nullptr;
+  std::vector<Row> rows_;
+  std::vector<Row> logit_rows_;
+  std::string failure_;
+};
+
+}  // namespace lockstep

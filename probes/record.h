@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/tensor.h"
+#include "probes/points.h"
+
+namespace lockstep {
+
+// Whose token a row of a tensor is. Never the step or the place in a batch: chunked prefill,
+// batching and paging then line up with a reference that does none of them.
+struct Row {
+  int32_t request = 0;
+  int32_t position = 0;  // of the token in its request, from 0
+  bool operator==(const Row&) const = default;
+};
+
+enum class Phase : uint8_t { prefill = 0, decode = 1 };
+
+// One token that a pass computes.
+struct PassRow {
+  Row row;
+  int32_t token = 0;  // the id that was fed
+  int64_t slot = -1;  // where its K and V went
+  Phase phase = Phase::prefill;
+};
+
+// The K/V pages of one request as a pass reads them.
+struct RequestPages {
+  int32_t request = 0;
+  std::vector<int32_t> pages;  // page i holds positions i * page_size ..
+};
+
+// One forward pass over the rows of one or more requests. Rows of a request are consecutive and in
+// the order of their positions.
+struct PassInfo {
+  int32_t pass = 0;  // counted from 0
+  std::vector<PassRow> rows;
+  std::vector<RequestPages> pages;  // in the order of the requests' rows
+  std::vector<int32_t> logit_rows;  // indices into rows: those that get logits and a token
+};
+
+// One tensor as a model made it. Row i of `tensor` (outermost axis) belongs to rows[i]. For attn.kv
+// there is one record per request, whose rows are all the positions that the pass can read.
+// Everything is borrowed for the duration of the call.
+struct Record {
+  const Point* point = nullptr;
+  int layer = -1;  // -1: not of a layer
+  std::span<const Row> rows;
+  TensorView tensor;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "kernels/memory.h"
+#include "probes/digest.h"
+#include "probes/probe.h"
+#include "probes/selection.h"
+
+namespace lockstep {
+
+// A tensor that outlived its model's buffers: what a trace holds and what the judge reads.
+struct KeptTensor {
+  const Point* point = nullptr;
+  int layer = -1;
+  std::vector<Row> rows;  // of the outermost axis
+  DType dtype = DType::f32;
+  Shape shape;
+  Digest digest;
+  std::vector<uint64_t> row_hashes;
+  Tensor data;  // empty view when only the digest was kept
+};
+
+// Everything that was seen of one forward pass, in execution order. The unit that the recorder makes,
+// the writer writes, the reader reads and the judge judges.
+struct Pass {
+  PassInfo info;
+  std::vector<KeptTensor> tensors;
+
+  // The tensor of that place; of attn.kv, which has one per request, that request's. Null: none.
+  const KeptTensor* find(const Point& point, int layer, int32_t request = -1) const;
+};
+
+// A sink that copies every wanted tensor into a Pass and hands each finished one on.
+class Recorder final : public Sink {
+ public:
+  // digests: compute digests and row hashes too (a judge alone does not need those of everything; row
+  // hashes of attn.kv, attn.k_rope and attn.v are always made).
+  Recorder(Selection selection, bool digests, std::function<void(Pass)> finished);
+
+  bool wants(const Point& point, int layer) const override;
+  void begin(const PassInfo& pass) override;
+  void record(const Record& record) override;
+  void end() override;
+
+ private:
+  Selection selection_;
+  bool digests_;
+  std::function<void(Pass)> finished_;
+  Pass pass_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "probes/record.h"
+
+namespace lockstep {
+
+// Which nodes someone wants: the filters --points, --layers, --positions, --requests. Empty lists
+// mean all. Points that are not of a layer pass every layer filter.
+class Selection {
+ public:
+  Selection() = default;
+  // points: comma-separated globs over point names ("attn.*,mlp.down"); a glob that matches no point
+  // throws Error with the nearest name. layers, positions, requests: "0,3-5". Empty texts mean all.
+  Selection(const std::string& points, const std::string& layers, const std::string& positions,
+            const std::string& requests);
+
+  bool has(const Point& point, int layer) const;
+  bool has(const Row& row) const;
+  bool is_everything() const;
+  std::string text() const;  // as options, for the manifest; "" when everything
+
+ private:
+  using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // inclusive
+  static Ranges ranges_from(const std::string& text, const char* option);
+
+  std::string text_;
+  std::vector<bool> points_;  // by order of kPoints; empty: all
+  Ranges layers_, positions_, requests_;
+};
+
+}  // namespace lockstep

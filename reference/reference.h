@@ -1,0 +1,34 @@
+// The door of the reference library, which the commands that judge open at run time. No torch type
+// appears here.
+#pragma once
+
+#include <memory>
+
+#include "src/judge/oracle.h"
+#include "src/weights/checkpoint.h"
+
+namespace lockstep {
+
+struct ReferenceOptions {
+  DType dtype = DType::bf16;
+  int threads = 0;           // 0: all cores
+  bool fp64_tables = false;  // RoPE tables in fp64 instead of the fp32 ones that the engine is handed
+};
+
+// Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.
+class ReferenceLibrary {
+ public:
+  virtual ~ReferenceLibrary() = default;
+  virtual std::string version() const = 0;  // of LibTorch
+  // The fp64 oracle of each op, weights as cast to `options.dtype`.
+  virtual std::unique_ptr<Oracle> oracle(const Checkpoint&, const ReferenceOptions&) = 0;
+  // The SDPA model: computes and shows tensors in `compute` (fp32, bf16, fp16, or fp64), on weights
+  // first cast to `options.dtype`.
+  virtual std::unique_ptr<ReferenceModel> model(const Checkpoint&, const ReferenceOptions&,
+                                                DType compute) = 0;
+};
+
+// The only symbol looked up in liblockstep_reference.so. The caller owns nothing.
+extern "C" ReferenceLibrary* lockstep_reference();
+
+}  // namespace lockstep

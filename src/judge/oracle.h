@@ -1,0 +1,66 @@
+// What the judge asks of a reference. The judge knows no torch and no engine: reference/ implements
+// these two classes and the commands hand them in.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/tensor.h"
+#include "probes/graph.h"
+#include "probes/recorder.h"
+
+namespace lockstep {
+
+// One op on given inputs: the exact result y = O(x), computed in fp64 without any rounding inside,
+// and per element the magnitudes from which budget.h computes what one rounding allows. Vectors that
+// an op does not use are empty; else all have one entry per element of the output, row-major.
+struct Exact {
+  Shape shape;
+  std::vector<double> want;
+  int64_t terms = 0;  // n: products summed per element (K of a linear op, D of a norm, keys: per row)
+  std::vector<double> row_terms;  // attention: n of each row, instead of `terms`
+  // linear: S = sum |a||w| + |bias|          norm: empty (the budget uses |want|)
+  // rope: |x1| + |x2|                        silu_mul: empty
+  // attention: sum p|v|
+  std::vector<double> magnitude;
+  std::vector<double> spread;    // attention: sum p |v - o|
+  std::vector<double> score;     // attention, per (row, head): max over j of scale * sum |q k_j|
+  std::vector<double> angle;     // rope: position * inv_freq of the element's pair
+  std::vector<double> x1c_x2s;   // rope: sqrt((x1 c)^2 + (x2 s)^2)
+};
+
+// The K and V that a request's queries read, by position, as the trace has them.
+struct KeysValues {
+  TensorView k, v;  // [length, kv_heads, head_dim]; position i is row i
+};
+
+struct OracleCall {
+  Place place;
+  DType dtype = DType::bf16;          // the run's: weights are cast to it first, then upcast exactly
+  std::vector<TensorView> inputs;     // producers' recorded tensors, rows aligned with `rows`
+  std::span<const Row> rows;          // of the output
+  std::span<const int32_t> tokens;    // embed: the ids that were fed, one a row
+  int64_t length = 0;                 // rope: tokens of the request after this pass (dynamic tables)
+  KeysValues keys_values;             // attention: of the one request that all rows belong to
+};
+
+class Oracle {
+ public:
+  virtual ~Oracle() = default;
+  virtual Graph graph() const = 0;
+  // Rows of several requests may be mixed, except for attention and, with tables that depend on the
+  // length, rope. Ops: gather, norm, linear, rope, attention, silu_mul, add. cache and argmax are
+  // exact by their inputs alone and are never asked for.
+  virtual Exact evaluate(const OracleCall& call) = 0;
+};
+
+// A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its own
+// dense K/V per request, and shows every point to the probe.
+class ReferenceModel {
+ public:
+  virtual ~ReferenceModel() = default;
+  // Slots and pages are ignored. Positions of a request must continue where its last pass ended.
+  virtual void run(const PassInfo& pass, Probe& probe) = 0;
+};
+
+}  // namespace lockstep

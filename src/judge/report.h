@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "src/judge/verdict.h"
+
+namespace lockstep {
+
+// Reports are functions of a Result and know no stream. To add one: write its function in
+// report_<name>.cc and its row in tools/output.cc.
+std::string report_table(const Result& result);  // the last line is the verdict
+std::string report_json(const Result& result);   // schema: tools/result.schema.json
+std::string report_csv(const Result& result);    // one line a place
+
+}  // namespace lockstep

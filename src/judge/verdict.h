@@ -1,0 +1,102 @@
+// The result of a judgement as data. Reports are functions of it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "probes/graph.h"
+
+namespace lockstep {
+
+enum class Verdict : uint8_t {
+  bitwise,       // the bits of the exact result, rounded
+  rounding,      // introduced error within the budget
+  propagated,    // wrong, but not here: an ancestor introduced it
+  introduced,    // over the budget: this op did it
+  nonfinite,     // NaN or Inf that should not be here (Finding::rule says how it came)
+  structural,    // missing, of another shape, dtype or rows, or not what its consumer read
+  inconclusive,  // something needed was not captured
+};
+const char* name_of(Verdict verdict);
+inline constexpr int kVerdicts = 7;
+
+// Whether a verdict is a difference to report: introduced, nonfinite or structural.
+bool is_finding(Verdict verdict);
+
+// A node of a pass that was not clean, and whose tensors are worth keeping.
+struct Flag {
+  Place place;
+  int32_t request = 0;
+};
+
+struct Finding {
+  int32_t request = 0;
+  int32_t position = 0;  // of the worst element's row
+  int32_t pass = 0;
+  Place place;
+  Verdict verdict = Verdict::introduced;
+  std::string statistic;  // "T0" "T1" "T2" "T4"; empty for structural and nonfinite
+  double value = 0, limit = 0;
+  std::vector<int64_t> index;  // worst element: [position, axes of the point ...]
+  double want = 0, got = 0;
+  double budgets = 0;  // value / limit
+  std::string rule;    // which part of the tensor, and for structural what is wrong, for people
+};
+
+// All nodes of one place, over all passes and requests.
+struct PlaceSummary {
+  Place place;
+  int64_t expected = 0, judged = 0;
+  Verdict verdict = Verdict::bitwise;  // the gravest
+  double worst_t1 = 0, worst_t2 = 0;   // in units of their limits
+  int32_t worst_request = 0, worst_position = 0, worst_pass = 0;
+  double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
+  std::string ancestor;  // of a propagated one: "layer 2 attn.q_rope"
+};
+
+struct Flip {
+  int32_t position = 0;
+  int32_t engine = 0, reference = 0;  // token ids
+  double margin_ulp = 0;              // the fp64 model's top-2 margin, in ulp of the run's dtype
+  bool explained = false;
+};
+
+struct RequestResult {
+  int32_t id = 0;
+  std::string name;
+  std::vector<int32_t> prompt, tokens, argmax;
+  std::string text;  // filled by whoever has a tokenizer
+  std::vector<Flip> flips;
+};
+
+struct LogitsSummary {
+  double max_abs = 0;   // engine against the fp64 model
+  double kl_mean = 0;
+  int64_t compared = 0, argmax_equal = 0, explained_flips = 0;
+  double least_margin_ulp = 0;  // smallest top-2 margin seen
+};
+
+struct Result {
+  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string story;    // one sentence a person can act on
+  int64_t expected = 0, judged = 0;
+  std::array<int64_t, kVerdicts> counts{};  // by Verdict
+  std::optional<Finding> first;             // in the order (pass, layer, point, request)
+  std::vector<Finding> findings;
+  std::vector<PlaceSummary> places;
+  std::vector<RequestResult> requests;
+  std::optional<LogitsSummary> logits;
+  std::map<std::string, std::string> provenance;
+  std::map<std::string, double> limits;
+  std::vector<std::string> blind;  // what this run could not have seen
+  std::vector<std::string> notes;  // e.g. what was not captured
+};
+
+// 0 clean, 1 diverged, 2 inconclusive.
+int exit_status(const Result& result);
+
+}  // namespace lockstep
