@@ -1,0 +1,70 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "kernels/thread_pool.h"
+#include "src/engine/scheduler.h"
+#include "src/model/model.h"
+
+namespace lockstep {
+
+struct EngineOptions {
+  DType dtype = DType::bf16;
+  int64_t page_size = 16;
+  int64_t pages = 0;
+  uint64_t page_order = 0;  // seed of the order in which pages are handed out; 0: ascending
+  int64_t chunk = 0;        // most prompt tokens of a request in one pass; 0: all
+  int64_t max_batch = 0;    // most requests in one pass; 0: no limit
+  int threads = 0;          // 0: as many as there are cores
+  // What a page is filled with when it is handed out: whoever reads a slot that nobody wrote shows
+  // it.
+  float poison = std::numeric_limits<float>::quiet_NaN();
+};
+
+// Serves many requests at once over one pool of K/V pages: continuous batching, greedy choice.
+class Engine {
+ public:
+  // before_pass sees (and, for seeded faults, changes) the arguments of every pass.
+  using PassHook = std::function<void(Batch&)>;
+
+  // The checkpoint must outlive the engine. Throws Error when memory for the pool is missing.
+  Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options,
+         PassHook before_pass = {});
+
+  // Queues a request and returns its id: 0, 1, ... Throws Error when the prompt is empty, a token
+  // is outside the vocabulary, or the request can never fit.
+  int32_t submit(Request request);
+
+  // Computes one pass and chooses the tokens that it makes possible. False when nothing is left.
+  bool step(Probe& probe);
+
+  const Model& model() const { return model_; }
+  const PagePool& pool() const { return pool_; }
+  const Sequence& sequence(int32_t id) const { return sequences_[static_cast<size_t>(id)]; }
+  int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
+
+ private:
+  PassInfo describe(const std::vector<Share>& shares);
+  void poison(const std::vector<int32_t>& pages);
+  void advance(const std::vector<Share>& shares, const TensorView& chosen);
+
+  ThreadPool threads_;
+  EngineOptions options_;
+  PassHook before_pass_;
+  Model model_;
+  RopeCache tables_;
+  std::vector<Tensor> cache_storage_;
+  std::vector<KvCache> caches_;  // one a layer
+  PagePool pool_;
+  Scheduler scheduler_;
+  std::deque<Sequence> sequences_;  // a deque: the scheduler points into it
+  int32_t passes_ = 0;
+};
+
+// Pages that `requests` need when all run at once.
+int64_t pages_for(const std::vector<Request>& requests, int64_t page_size);
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// What a user asks of the engine.
+struct Request {
+  std::string name;             // for people; may be empty
+  std::vector<int32_t> prompt;  // token ids, at least one
+  int64_t max_new = 16;         // tokens to choose, at least one
+  std::vector<int32_t> forced;  // decode exactly these instead of the engine's own choices
+  std::vector<int32_t> eos;     // ids that end the text; ignored when forced
+
+  // Steps that choose a token: with forced tokens, one after each of them and one after the prompt.
+  int64_t choices() const {
+    return forced.empty() ? max_new : static_cast<int64_t>(forced.size()) + 1;
+  }
+  // Positions that need a slot: the last token chosen is never fed.
+  int64_t most_positions() const { return static_cast<int64_t>(prompt.size()) + choices() - 1; }
+};
+
+// A request on its way through the engine.
+struct Sequence {
+  int32_t id = 0;  // its rows' request
+  Request request;
+  std::vector<int32_t> tokens;  // prompt, then what was fed or is to be fed next
+  std::vector<int32_t> argmax;  // the engine's own choices
+  int64_t computed = 0;         // positions whose K and V are in the cache
+  std::vector<int32_t> pages;   // page i holds positions i * page_size ..
+  int64_t reserved = 0;         // pages set aside and not taken yet
+  bool finished = false;
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  bool prefilling() const { return computed < static_cast<int64_t>(request.prompt.size()); }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,109 @@
+#include "src/model/batch.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+Tensor int32_tensor(const std::vector<int32_t>& values, const Shape& shape) {
+  return tensor_of<int32_t>(values, shape, DType::i32);
+}
+
+Shape length_of(const std::vector<int32_t>& values) {
+  return {static_cast<int64_t>(values.size())};
+}
+
+// Rows of a request are consecutive and end its context, so both follow from the rows.
+void fill_attention(Batch& batch) {
+  std::vector<int32_t> start, length;
+  const std::vector<PassRow>& rows = batch.info.rows;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i == 0 || rows[i].row.request != rows[i - 1].row.request) {
+      start.push_back(static_cast<int32_t>(i));
+      length.push_back(0);
+    }
+    length.back() = rows[i].row.position + 1;
+  }
+  start.push_back(static_cast<int32_t>(rows.size()));
+  check(length.size() == batch.info.pages.size(),
+        "a page table for each of the {} requests of a pass was wanted, found {}", length.size(),
+        batch.info.pages.size());
+
+  size_t most = 1;
+  for (const RequestPages& p : batch.info.pages) most = std::max(most, p.pages.size());
+  std::vector<int32_t> table(batch.info.pages.size() * most, -1);
+  for (size_t r = 0; r < batch.info.pages.size(); ++r)
+    std::ranges::copy(batch.info.pages[r].pages, table.begin() + static_cast<long>(r * most));
+  batch.query_start = int32_tensor(start, length_of(start));
+  batch.context_length = int32_tensor(length, length_of(length));
+  batch.page_table = int32_tensor(
+      table, {static_cast<int64_t>(batch.info.pages.size()), static_cast<int64_t>(most)});
+}
+
+}  // namespace
+
+Batch make_batch(PassInfo info, RopeCache& tables) {
+  check(!info.rows.empty(), "a pass with at least one token was wanted, found none");
+  Batch batch;
+  batch.info = std::move(info);
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> slots;
+  for (const PassRow& row : batch.info.rows) {
+    tokens.push_back(row.token);
+    slots.push_back(row.slot);
+  }
+  batch.tokens = int32_tensor(tokens, length_of(tokens));
+  batch.slots = tensor_of<int64_t>(slots, {static_cast<int64_t>(slots.size())}, DType::i64);
+  batch.logit_rows = int32_tensor(batch.info.logit_rows, length_of(batch.info.logit_rows));
+  fill_attention(batch);
+  tables.prepare(batch);
+  return batch;
+}
+
+void RopeCache::put_row(const RopeFrequencies& frequencies, int64_t position, int64_t row) {
+  const int64_t half = config_.head_dim / 2;
+  const auto span = [&](const Tensor& t) {
+    return std::span<float>(t.as<float>() + row * half, static_cast<size_t>(half));
+  };
+  rope_row(frequencies, position, span(cos_), span(sin_));
+}
+
+void RopeCache::grow(int64_t entries) {
+  if (!cos_.view().empty() && cos_.view().rows() >= entries) return;
+  const Shape shape = {std::max<int64_t>(entries, 2 * filled_), config_.head_dim / 2};
+  Tensor cos(shape, DType::f32), sin(shape, DType::f32);
+  std::copy_n(cos_.as<float>(), filled_ * shape[1], cos.as<float>());
+  std::copy_n(sin_.as<float>(), filled_ * shape[1], sin.as<float>());
+  cos_ = std::move(cos);
+  sin_ = std::move(sin);
+}
+
+void RopeCache::prepare(Batch& batch) {
+  const std::vector<PassRow>& rows = batch.info.rows;
+  std::vector<int32_t> positions;
+  if (depends_on_length(config_.rope)) {
+    grow(static_cast<int64_t>(rows.size()));
+    for (size_t first = 0, i = 0; i < rows.size(); first = i) {
+      while (i < rows.size() && rows[i].row.request == rows[first].row.request) ++i;
+      const auto frequencies = rope_frequencies(config_, rows[i - 1].row.position + 1);
+      for (size_t t = first; t < i; ++t) {
+        put_row(frequencies, rows[t].row.position, static_cast<int64_t>(t));
+        positions.push_back(static_cast<int32_t>(t));
+      }
+    }
+  } else {
+    for (const PassRow& row : rows) positions.push_back(row.row.position);
+    const int64_t needed = *std::ranges::max_element(positions) + 1;
+    grow(needed);
+    const auto frequencies = rope_frequencies(config_, needed);
+    // The whole table at once: a row costs head_dim / 2 cosines, and no row is made twice.
+    for (; filled_ < cos_.view().rows(); ++filled_) put_row(frequencies, filled_, filled_);
+  }
+  batch.positions = int32_tensor(positions, length_of(positions));
+  batch.cos = cos_;
+  batch.sin = sin_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/memory.h"
+#include "kernels/paged_attention.h"
+#include "probes/record.h"
+#include "src/weights/rope_tables.h"
+
+namespace lockstep {
+
+// The arguments of one forward pass: what PassInfo says, as the ops take it.
+struct Batch {
+  PassInfo info;
+  Tensor tokens;                                   // [tokens]  int32
+  Tensor positions;                                // [tokens]  int32, rows of the RoPE tables
+  Tensor slots;                                    // [tokens]  int64
+  Tensor logit_rows;                               // [rows that get logits]  int32
+  Tensor query_start, context_length, page_table;  // as AttentionBatch
+  TensorView cos, sin;                             // [entries, head_dim / 2]  fp32
+
+  int64_t size() const { return tokens.view().count(); }
+  AttentionBatch attention() const { return {query_start, context_length, page_table}; }
+};
+
+// The rotary tables of a model, grown as positions are needed. Types whose frequencies depend on
+// the request's length get a table for the one pass, with a row per token.
+class RopeCache {
+ public:
+  explicit RopeCache(const ModelConfig& config) : config_(config) {}
+  // Fills batch.cos, batch.sin and batch.positions from batch.info; the tables stay valid until the
+  // next call.
+  void prepare(Batch& batch);
+
+ private:
+  void grow(int64_t entries);
+  void put_row(const RopeFrequencies& frequencies, int64_t position, int64_t row);
+
+  const ModelConfig& config_;
+  Tensor cos_, sin_;
+  int64_t filled_ = 0;  // rows that hold their own position
+};
+
+// The arguments for `info`, whose pages are in the order of the requests' rows.
+Batch make_batch(PassInfo info, RopeCache& tables);
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+#include <string>
+
+#include "kernels/check.h"
+#include "src/model/model.h"
+#include "src/model/qwen.h"
+
+namespace lockstep {
+namespace {
+
+struct Family {
+  std::string_view architecture;
+  Forward (*forward)(Model&, const Batch&, const std::vector<KvCache>&, Probe&);
+};
+
+// To add a family: write its forward pass beside qwen.cc, its row here and in
+// reference/families.cc, and teach src/weights/config.cc its config.json.
+constexpr Family kFamilies[] = {
+    {"Qwen2ForCausalLM", qwen_forward},
+    {"Qwen3ForCausalLM", qwen_forward},
+};
+
+const Family& family_of(const ModelConfig& config) {
+  for (const Family& family : kFamilies)
+    if (family.architecture == config.architecture) return family;
+  fail("a model of the families Qwen2 or Qwen3 was wanted, found architecture {}",
+       config.architecture);
+}
+
+}  // namespace
+
+Graph graph_of(const ModelConfig& config) {
+  return {static_cast<int>(config.layers), config.qk_norm};
+}
+
+Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement)
+    : config_(checkpoint.config()),
+      dtype_(dtype),
+      ops_(std::move(ops)),
+      placement_(placement),
+      weights_(checkpoint, dtype),
+      activations_(config_, dtype, placement.device),
+      family_(family_of(config_).forward) {}
+
+Graph Model::graph() const { return graph_of(config_); }
+
+KvCache Model::make_cache(int64_t pages, int64_t page_size, std::vector<Tensor>& storage) const {
+  const Shape shape = {pages, page_size, config_.kv_heads, config_.head_dim};
+  KvCache cache;
+  for (TensorView* side : {&cache.k, &cache.v})
+    *side = storage.emplace_back(shape, dtype_, placement_.device).view();
+  return cache;
+}
+
+Forward Model::forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe) {
+  activations_.resize(batch.size(), batch.logit_rows.view().count());
+  probe.begin(batch.info);
+  const Forward forward = family_(*this, batch, caches, probe);
+  probe.end();
+  return forward;
+}
+
+}  // namespace lockstep

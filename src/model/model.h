@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "probes/graph.h"
+#include "probes/probe.h"
+#include "src/model/activations.h"
+#include "src/model/batch.h"
+#include "src/model/weights.h"
+
+namespace lockstep {
+
+// Where a model's ops run.
+struct Placement {
+  ThreadPool* threads = nullptr;  // borrowed
+  CUstream_st* stream = nullptr;
+  Device device = Device::cpu;
+};
+
+// What one forward pass leaves behind, valid until the next one.
+struct Forward {
+  TensorView logits;  // [logit rows, vocab], in the run's dtype
+  TensorView tokens;  // [logit rows]  int32: the argmax of each row
+};
+
+// A checkpoint that can be run: its weights by meaning, its buffers, and the code of its family.
+class Model {
+ public:
+  // Throws Error when no family in families.cc is of the checkpoint's architecture. The checkpoint
+  // must outlive the model.
+  Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement);
+
+  const ModelConfig& config() const { return config_; }
+  DType dtype() const { return dtype_; }
+  Graph graph() const;
+
+  // An empty cache of one layer.
+  KvCache make_cache(int64_t pages, int64_t page_size, std::vector<Tensor>& storage) const;
+
+  // Computes the batch's tokens: writes their K and V into `caches` (one a layer) and shows every
+  // point to the probe.
+  Forward forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe);
+
+  // For the families.
+  const Ops& ops() const { return ops_; }
+  const Weights& weights() const { return weights_; }
+  Activations& activations() { return activations_; }
+  OpContext context(const Point& output, int layer = -1) const {
+    return {placement_.threads, placement_.stream, layer, output.name};
+  }
+
+ private:
+  const ModelConfig& config_;
+  DType dtype_;
+  Ops ops_;
+  Placement placement_;
+  Weights weights_;
+  Activations activations_;
+  Forward (*family_)(Model&, const Batch&, const std::vector<KvCache>&, Probe&);
+};
+
+Graph graph_of(const ModelConfig& config);
+
+}  // namespace lockstep

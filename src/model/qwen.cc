@@ -1,0 +1,135 @@
+// The left column is the model, the right column is what can be seen.
+#include "src/model/qwen.h"
+
+#include <cmath>
+#include <tuple>
+
+namespace lockstep {
+namespace {
+
+TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
+  return heads.reshaped({heads.rows(), heads.row_size()});
+}
+
+// A point by name; one that is not in the table does not compile.
+struct Name {
+  consteval Name(const char* name) : point(lockstep::point(name)) {}
+  const Point& point;
+};
+
+// One pass through the model: what every op of it needs.
+class QwenPass {
+ public:
+  QwenPass(Model& model, const Batch& batch, Probe& probe)
+      : model_(model),
+        config_(model.config()),
+        ops_(model.ops()),
+        batch_(batch),
+        probe_(probe),
+        a_(model.activations()) {}
+
+  Forward run(const std::vector<KvCache>& caches);
+
+ private:
+  void attention(const LayerWeights& w, const KvCache& cache);
+  void mlp(const LayerWeights& w);
+  void show_kv(const KvCache& cache);
+
+  OpContext at(Name name) const { return model_.context(name.point, layer_); }
+  void show(Name name, const TensorView& tensor) { probe_(name.point, layer_, tensor); }
+  void show_last(Name name, const TensorView& tensor) { probe_.logits(name.point, tensor); }
+
+  Model& model_;
+  const ModelConfig& config_;
+  const Ops& ops_;
+  const Batch& batch_;
+  Probe& probe_;
+  Activations& a_;
+  int layer_ = -1;
+};
+
+// Shows what the attention is about to read: one tensor a request, through its page table.
+void QwenPass::show_kv(const KvCache& cache) {
+  if (!probe_.wants(point("attn.kv"), layer_)) return;
+  for (size_t r = 0; r < batch_.info.pages.size(); ++r) {
+    const int32_t length = batch_.context_length.as<int32_t>()[r];
+    Tensor seen({length, 2, cache.k.shape[2], cache.k.shape[3]}, cache.k.dtype, cache.k.device);
+    const TensorView table = batch_.page_table.view().slice(static_cast<int64_t>(r), 1);
+    ops_.kv_gather(at("attn.kv"), seen, cache, table.reshaped({table.count()}));
+    std::vector<Row> rows;
+    for (int32_t p = 0; p < length; ++p) rows.push_back({batch_.info.pages[r].request, p});
+    probe_(point("attn.kv"), layer_, rows, seen);
+  }
+}
+
+// clang-format off
+void QwenPass::attention(const LayerWeights& w, const KvCache& cache) {
+  const auto eps = static_cast<float>(config_.norm_eps);
+  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim)));
+  const int64_t window = config_.window[static_cast<size_t>(layer_)];
+  const Ops& ops = ops_;
+  Activations& a = a_;
+  TensorView q = a.q, k = a.k;
+
+  ops.rms_norm(at("attn.norm"), a.norm, a.stream, w.attn_norm, eps);  show("attn.norm", a.norm);
+  ops.matmul(at("attn.q"), flat(a.q), a.norm, w.q, w.q_bias);         show("attn.q", a.q);
+  ops.matmul(at("attn.k"), flat(a.k), a.norm, w.k, w.k_bias);         show("attn.k", a.k);
+  ops.matmul(at("attn.v"), flat(a.v), a.norm, w.v, w.v_bias);         show("attn.v", a.v);
+  if (config_.qk_norm) {
+    ops.rms_norm(at("attn.q_norm"), a.q_norm, a.q, w.q_norm, eps);    show("attn.q_norm", a.q_norm);
+    ops.rms_norm(at("attn.k_norm"), a.k_norm, a.k, w.k_norm, eps);    show("attn.k_norm", a.k_norm);
+    q = a.q_norm, k = a.k_norm;
+  }
+  const auto& [positions, cos, sin] = std::tie(batch_.positions, batch_.cos, batch_.sin);
+  ops.rope(at("attn.q_rope"), a.q_rope, q, cos, sin, positions);      show("attn.q_rope", a.q_rope);
+  ops.rope(at("attn.k_rope"), a.k_rope, k, cos, sin, positions);      show("attn.k_rope", a.k_rope);
+  ops.kv_write(at("attn.kv"), cache, a.k_rope, a.v, batch_.slots);    show_kv(cache);
+  ops.paged_attention(at("attn.out"), a.attention, a.q_rope, cache,
+                       batch_.attention(), scale, window);            show("attn.out", a.attention);
+  ops.matmul(at("attn.o"), a.branch, flat(a.attention), w.o, w.o_bias);  show("attn.o", a.branch);
+  ops.add(at("attn.residual"), a.stream, a.stream, a.branch);      show("attn.residual", a.stream);
+}
+
+void QwenPass::mlp(const LayerWeights& w) {
+  const auto eps = static_cast<float>(config_.norm_eps);
+  const Ops& ops = ops_;
+  Activations& a = a_;
+
+  ops.rms_norm(at("mlp.norm"), a.norm, a.stream, w.mlp_norm, eps);    show("mlp.norm", a.norm);
+  ops.matmul(at("mlp.gate"), a.gate, a.norm, w.gate, {});             show("mlp.gate", a.gate);
+  ops.matmul(at("mlp.up"), a.up, a.norm, w.up, {});                   show("mlp.up", a.up);
+  ops.silu_mul(at("mlp.act"), a.act, a.gate, a.up);                   show("mlp.act", a.act);
+  ops.matmul(at("mlp.down"), a.branch, a.act, w.down, {});            show("mlp.down", a.branch);
+  ops.add(at("mlp.residual"), a.stream, a.stream, a.branch);       show("mlp.residual", a.stream);
+}
+
+Forward QwenPass::run(const std::vector<KvCache>& caches) {
+  const Weights& w = model_.weights();
+  const auto eps = static_cast<float>(config_.norm_eps);
+  const Ops& ops = ops_;
+  Activations& a = a_;
+
+  ops.gather_rows(at("embed"), a.stream, batch_.tokens, w.embed);     show("embed", a.stream);
+  for (size_t i = 0; i < w.layers.size(); ++i) {
+    layer_ = static_cast<int>(i);
+    attention(w.layers[i], caches[i]);
+    mlp(w.layers[i]);
+  }
+  layer_ = -1;
+  ops.rms_norm(at("final.norm"), a.norm, a.stream, w.final_norm, eps);  show("final.norm", a.norm);
+  if (a.last.rows() == 0) return {a.logits, a.token};
+  ops.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);
+  ops.matmul(at("logits"), a.logits, a.last, w.lm_head, {});          show_last("logits", a.logits);
+  ops.argmax(at("token"), a.token, a.logits);                         show_last("token", a.token);
+  return {a.logits, a.token};
+}
+// clang-format on
+
+}  // namespace
+
+Forward qwen_forward(Model& model, const Batch& batch, const std::vector<KvCache>& caches,
+                     Probe& probe) {
+  return QwenPass(model, batch, probe).run(caches);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "src/model/model.h"
+
+namespace lockstep {
+
+// Qwen2, Qwen2.5 and Qwen3: pre-norm transformer with grouped-query attention, rotary positions and
+// SwiGLU. Qwen2 has biases on q, k, v; Qwen3 norms q and k per head instead.
+Forward qwen_forward(Model& model, const Batch& batch, const std::vector<KvCache>& caches,
+                     Probe& probe);
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#include "src/model/weights.h"
+
+namespace lockstep {
+
+TensorView Weights::load(const Checkpoint& checkpoint, const std::string& name, DType dtype) {
+  return cast(checkpoint.tensor(name), dtype, copies_.emplace_back());
+}
+
+Weights::Weights(const Checkpoint& checkpoint, DType dtype) {
+  const ModelConfig& config = checkpoint.config();
+  const auto get = [&](const std::string& name) { return load(checkpoint, name, dtype); };
+  embed = get("model.embed_tokens.weight");
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const std::string at = "model.layers." + std::to_string(i) + ".";
+    LayerWeights& layer = layers.emplace_back();
+    layer.attn_norm = get(at + "input_layernorm.weight");
+    layer.q = get(at + "self_attn.q_proj.weight");
+    layer.k = get(at + "self_attn.k_proj.weight");
+    layer.v = get(at + "self_attn.v_proj.weight");
+    layer.o = get(at + "self_attn.o_proj.weight");
+    if (config.qkv_bias) {
+      layer.q_bias = get(at + "self_attn.q_proj.bias");
+      layer.k_bias = get(at + "self_attn.k_proj.bias");
+      layer.v_bias = get(at + "self_attn.v_proj.bias");
+    }
+    if (config.o_bias) layer.o_bias = get(at + "self_attn.o_proj.bias");
+    if (config.qk_norm) {
+      layer.q_norm = get(at + "self_attn.q_norm.weight");
+      layer.k_norm = get(at + "self_attn.k_norm.weight");
+    }
+    layer.mlp_norm = get(at + "post_attention_layernorm.weight");
+    layer.gate = get(at + "mlp.gate_proj.weight");
+    layer.up = get(at + "mlp.up_proj.weight");
+    layer.down = get(at + "mlp.down_proj.weight");
+  }
+  final_norm = get("model.norm.weight");
+  // A tied head must be the very same memory: a second converted copy would double the largest
+  // tensor.
+  lm_head = config.tied ? embed : get("lm_head.weight");
+}
+
+}  // namespace lockstep
