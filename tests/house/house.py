@@ -1,0 +1,39 @@
+"""What the inspector's rules share: the files of the house, and how a rule is run.
+
+A rule is a function of the project's root that yields one sentence per trouble. Each rule_*.py runs
+alone: `python3 tests/house/layers.py ROOT`; exit 0: kept, 1: broken.
+"""
+import os
+import pathlib
+import re
+import sys
+
+ROOMS = ("kernels", "probes", "traces", "src", "reference", "tools", "tests")
+CODE = {".h", ".cc", ".cu", ".cuh"}
+
+
+def files(root, suffixes=None):
+    """Paths below the rooms, relative to the root, as strings; test data is not looked at."""
+    for room in ROOMS:
+        for folder, names, found in os.walk(root / room):
+            names[:] = sorted(n for n in names if n not in {"data", "__pycache__"})
+            for name in sorted(found):
+                if suffixes is None or pathlib.Path(name).suffix in suffixes:
+                    yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def without_comments_and_strings(text):
+    """C++ text with comments, strings and characters blanked out and every line break kept."""
+    pattern = re.compile(
+        r'//[^\n]*|/\*.*?\*/|R"([^()\\ ]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
+        r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'",
+        re.S,
+    )
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def run(rule):
+    """The main of a rule: prints what it found and exits."""
+    found = list(rule(pathlib.Path(sys.argv[1]).resolve(), *sys.argv[2:]))
+    print("\n".join(found) or "kept")
+    sys.exit(1 if found else 0)

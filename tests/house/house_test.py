@@ -1,0 +1,149 @@
+"""The inspector sees what it is for: each rule on a small house with one thing wrong in it."""
+import pathlib
+import stat
+import tempfile
+import unittest
+
+import headers
+import house
+import layers
+import readme
+import sizes
+import words
+
+
+class Rule(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = pathlib.Path(self.folder.name)
+        self.addCleanup(self.folder.cleanup)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def expect(self, rule, *sentences, **arguments):
+        """The rule finds exactly these troubles, each recognised by a part of its sentence."""
+        found = list(rule(self.root, **arguments))
+        self.assertEqual(len(found), len(sentences), found)
+        for sentence, part in zip(found, sentences):
+            self.assertIn(part, sentence)
+
+
+class Layers(Rule):
+    def include(self, path, *includes):
+        self.write(path, "".join(f"#include {i}\n" for i in includes))
+
+    def test_a_clean_house_is_clean(self):
+        self.include("kernels/tensor.h", "<vector>")
+        self.include("kernels/add.h", '"kernels/tensor.h"')
+        self.include("src/model/qwen.cc", '"kernels/add.h"', "<sys/mman.h>", "<fmt/core.h>")
+        self.include("tests/traces/writer_test.cc", "<gtest/gtest.h>", "<hdf5.h>")
+        self.expect(layers.problems)
+
+    def test_a_room_that_looks_up_is_named(self):
+        self.include("kernels/add.h")
+        self.include("src/engine/engine.h")
+        self.include("src/judge/judge.cc", '"src/engine/engine.h"')
+        self.include("reference/oracle.cc", '"kernels/add.h"')
+        self.include("kernels/tensor.h", '"kernels/add.h"')
+        self.expect(layers.problems, "tensor may not look into kernels",
+                    "src/judge may not look into src/engine", "reference may not look into kernels")
+
+    def test_foreign_headers_away_from_home_are_named(self):
+        self.include("probes/digest.cc", "<hdf5.h>")
+        self.include("src/judge/judge.cc", "<torch/torch.h>")
+        self.include("kernels/matmul.cc", "<cuda_runtime.h>")
+        self.include("tools/output.h", "<nlohmann/json.hpp>")
+        self.include("src/model/qwen.cc", "<boost/any.hpp>")
+        self.expect(layers.problems, "belongs in a .cu", "at home in traces",
+                    "at home in reference", "has no home", "headers name no foreign type")
+
+    def test_includes_are_written_from_the_root(self):
+        self.include("kernels/add.h")
+        self.include("kernels/add.cc", '"add.h"')
+        self.include("kernels/sub.cc", '"kernels/sub.h"')
+        self.expect(layers.problems, '"add.h" is no path', '"kernels/sub.h" is no path')
+
+
+class Headers(Rule):
+    def test_a_header_that_needs_another_is_named(self):
+        self.write("kernels/good.h", "#pragma once\n#include <string>\nstd::string name();\n")
+        self.write("kernels/needy.h", "#pragma once\nstd::string name();\n")
+        self.write("kernels/twice.h", "int name();\n")
+        self.expect(headers.problems, "does not compile alone", "no #pragma once")
+
+
+class Sizes(Rule):
+    def test_lengths_are_counted_where_they_are_too_long(self):
+        body = "  step();\n"
+        self.write("kernels/short.cc", "void f() {\n" + body * 58 + "}\n")
+        self.write("kernels/long.cc", "namespace a {\nint g;\nvoid f(\n    int x) {\n" + body * 58 +
+                   "}\n}\n")
+        self.write("src/engine/file.cc", "int x;\n" * 500)
+        self.write("tests/engine/file_test.cc", "int x;\n" * 500)
+        self.write("tools/wide.cc", "// " + "x" * 98 + "\n")
+        self.expect(sizes.problems, "long.cc:3: a function of 61 lines", "500 lines", "101 columns")
+
+    def test_tables_and_strings_are_no_functions(self):
+        self.write("probes/points.h",
+                   "constexpr auto kPoints = make({\n" + '  {"(", 1},\n' * 70 + "});\n"
+                   "struct Wide {\n" + "  int x;\n" * 70 + "};\n"
+                   'const char* kText = R"(\nvoid f() {\n' + "x\n" * 70 + ')";\n')
+        self.expect(sizes.problems)
+
+    def test_members_and_lambdas_are_functions(self):
+        loop = "  for (;;) {\n  }\n" * 30
+        member = "struct A {\n  bool operator==(A) const {\n"
+        self.write("kernels/a.cc", member + loop + "  }\n};\n")
+        self.write("kernels/b.cc", "void f() {\n  g([] {\n" + loop + "  });\n}\n")
+        self.expect(sizes.problems, "a.cc:2: a function of 62", "b.cc:1: a function of 64")
+
+
+class Words(Rule):
+    def test_each_word_is_seen(self):
+        self.write("kernels/a.cc", "// TO" "DO: later\n#define MAX 3\n")
+        self.write("src/b.cc", '  fail("not ' 'implemented");\n#if 0\n')
+        self.write("tests/c_test.cc", "TEST(A, DISABLED_b) {\n  GTEST_SKIP();\n")
+        self.write("tools/d", "cat /wo" "rk/x\n")
+        self.write("tools/e", b"\xff\xfe".decode("latin1"))
+        self.expect(words.problems, "unfinished", "defines a macro", "unfinished", "switched off",
+                    "outside the project", "switched off", "without a reason")
+
+
+class Readme(Rule):
+    def setUp(self):
+        super().setUp()
+        self.binary = self.write("build/lockstep", """#!/bin/sh
+                                 case "$1" in run) echo "  --model DIR";; *) exit 2;; esac
+                                 """)
+        self.binary.chmod(self.binary.stat().st_mode | stat.S_IXUSR)
+
+    def test_what_is_shown_must_exist(self):
+        self.write("tests/run", "").chmod(0o755)
+        self.write("README.md", "```sh\nlockstep run --model X  # --note\nlockstep fly\n"
+                   "build/lockstep run \\\n  --mode X | head --lines 3\n"
+                   "tests/run\ntools/none\n```\n")
+        self.expect(readme.problems, "no command fly", "no option --mode:",
+                    "tools/none is no script", binary=self.binary)
+
+    def test_a_readme_without_commands_is_no_proof(self):
+        self.expect(readme.problems, "is missing", binary=self.binary)
+        self.write("README.md", "lockstep run\n")
+        self.expect(readme.problems, "shows no lockstep command", binary=self.binary)
+
+
+class Comments(unittest.TestCase):
+    def test_only_code_is_left(self):
+        text = 'int x = 1\'000; // "a\nchar c = \'"\'; /* {\n } */ f("\\"{");\n'
+        left = house.without_comments_and_strings(text)
+        self.assertEqual(left.count("\n"), text.count("\n"))
+        self.assertNotIn("{", left)
+        self.assertIn("1'000;", left)
+        self.assertIn("f(", left)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,93 @@
+"""Each room looks only into rooms that it may, and foreign headers stay at home."""
+import pathlib
+import re
+
+import house
+
+# The tensor: the part of kernels that everyone may use, and which knows no op.
+TENSOR = {f"kernels/{name}.h"
+          for name in ("check", "dtype", "memory", "nearest", "stream", "tensor")}
+
+MAY_INCLUDE = {
+    "tensor": set(),
+    "kernels": {"tensor"},
+    "probes": {"tensor"},
+    "traces": {"tensor", "probes"},
+    "src/weights": {"tensor"},
+    "src/model": {"tensor", "kernels", "probes", "src/weights"},
+    "src/engine": {"tensor", "kernels", "probes", "src/weights", "src/model"},
+    "src/faults": {"tensor", "kernels", "probes", "src/weights", "src/model", "src/engine"},
+    "src/judge": {"tensor", "probes", "traces"},
+    "reference": {"tensor", "probes", "traces", "src/weights", "src/judge"},
+    "tools": None,  # everything
+    "tests": None,
+}
+
+# Foreign headers, and the rooms where they are at home. A room's tests live where the room does.
+FOREIGN = [
+    (r"cuda|cublas|cub/|cooperative_groups|mma\.h", {"kernels"}),
+    (r"dnnl|oneapi/", {"kernels"}),
+    (r"(imm|x86|avx\w*)intrin\.h", {"kernels"}),
+    (r"hdf5|H5", {"traces"}),
+    (r"zlib\.h", {"traces"}),
+    (r"xxhash\.h", {"probes", "traces", "src/weights"}),
+    (r"pcre2|utf8proc", {"src/weights"}),
+    (r"torch/|ATen/|c10/", {"reference"}),
+    (r"CLI/", {"tools"}),
+    (r"gtest/|gmock/", {"tests"}),
+    (r"nlohmann/", set(MAY_INCLUDE)),
+    (r"(sys/\w+|unistd|fcntl|dlfcn|pthread|sched|poll)\.h", set(MAY_INCLUDE)),
+]
+ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
+
+
+def room_of(path):
+    if path in TENSOR or re.sub(r"\.cc$", ".h", path) in TENSOR:
+        return "tensor"
+    return next((room for room in MAY_INCLUDE if path.startswith(room + "/")), None)
+
+
+def own_include(root, path, room, include):
+    target = room_of(include)
+    if target is None or not (root / include).is_file():
+        return f'{path}: "{include}" is no path from the root of the project'
+    allowed = MAY_INCLUDE[room]
+    if allowed is not None and target != room and target not in allowed:
+        return f"{path}: {room} may not look into {target} ({include})"
+    if room not in ("tools", "tests") and target in ("tools", "tests"):
+        return f"{path}: nothing looks into {target} ({include})"
+    return None
+
+
+def foreign_include(path, include):
+    if re.fullmatch(ANYWHERE, include):
+        return None
+    homes = next((homes for name, homes in FOREIGN if re.match(name, include)), None)
+    if homes is None:
+        return f"{path}: <{include}> has no home in the table of tests/house/layers.py"
+    if path.endswith(".h") and not path.startswith("tests/"):
+        return f"{path}: <{include}> is foreign, and headers name no foreign type"
+    if path.startswith("kernels/") and re.match("cuda|cublas", include) and path.endswith(".cc"):
+        return f"{path}: <{include}> belongs in a .cu file"
+    room = room_of(path.removeprefix("tests/"))
+    if room not in homes and not (path.startswith("tests/") and "tests" in homes):
+        return f"{path}: <{include}> is at home in {', '.join(sorted(homes))}"
+    return None
+
+
+def problems(root):
+    for path in house.files(root, house.CODE):
+        room = room_of(path)
+        if room is None:
+            yield f"{path}: stands in no room of the table of tests/house/layers.py"
+            continue
+        text = pathlib.Path(root / path).read_text()
+        for kind, include in re.findall(r'^[ \t]*#[ \t]*include[ \t]+(["<])([^">]+)', text, re.M):
+            found = (own_include(root, path, room, include) if kind == '"'
+                     else foreign_include(path, include))
+            if found:
+                yield found
+
+
+if __name__ == "__main__":
+    house.run(problems)
