@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "kernels/check.h"
+#include "kernels/nearest.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {
@@ -46,25 +47,14 @@ constexpr Fault kFaults[] = {
      "rows of small norm, as at the first layer, or fp32", 1e-5, always, seed_rms_norm_eps},
 };
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j)
-      diagonal = std::exchange(
-          row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
-  }
-  return row.back();
-}
-
 const Fault& find_fault(std::string_view name) {
-  const Fault* nearest = std::ranges::min_element(
-      kFaults, {}, [&](const Fault& fault) { return edit_distance(fault.name, name); });
-  check(nearest->name == name,
-        "no fault is called '{}': did you mean '{}'? 'lockstep faults' lists them all", name,
-        nearest->name);
-  return *nearest;
+  std::vector<std::string_view> names;
+  for (const Fault& fault : kFaults) {
+    if (fault.name == name) return fault;
+    names.push_back(fault.name);
+  }
+  fail("no fault is called '{}': did you mean '{}'? 'lockstep faults' lists them all", name,
+       nearest(name, names));
 }
 
 template <typename Number>

@@ -1,0 +1,113 @@
+// Every seeded fault is named: the right first point, in a first, a middle and the last layer, on
+// both checkpoints; and where it cannot show, the verdict is clean.
+#include <gtest/gtest.h>
+
+#include "src/judge/verdict.h"
+#include "tests/fixtures.h"
+#include "tools/judged_run.h"
+#include "tools/reference_library.h"
+
+namespace lockstep {
+namespace {
+
+const Checkpoint& checkpoint_of(const std::string& name) {
+  static std::map<std::string, Checkpoint> open;
+  return open.try_emplace(name, Checkpoint::open(data_path(name))).first->second;
+}
+
+// Two ragged requests over several permuted pages with ragged tails, prefill and decode.
+std::vector<Request> good_requests(int64_t vocab) {
+  return {{.prompt = some_tokens(21, vocab, 1), .max_new = 3},
+          {.prompt = some_tokens(38, vocab, 2), .max_new = 3}};
+}
+
+Result run_with(const Checkpoint& checkpoint, DType dtype, std::vector<Request> requests,
+                const std::string& fault, int64_t page_size = 16) {
+  std::vector<FaultRequest> faults;
+  if (!fault.empty()) faults.push_back(parse_fault(fault));
+  return judge_run({.checkpoint = checkpoint,
+                    .reference = open_reference(),
+                    .engine = {.dtype = dtype, .page_size = page_size, .page_order = 3},
+                    .requests = std::move(requests),
+                    .faults = faults});
+}
+
+struct Case {
+  std::string model, fault;
+  DType dtype;
+  int layer;
+};
+
+class Seeded : public testing::TestWithParam<Case> {};
+
+TEST_P(Seeded, IsNamed) {
+  const auto& [model, name, dtype, layer] = GetParam();
+  const Checkpoint& checkpoint = checkpoint_of(model);
+  const auto fault = std::ranges::find(faults(), name, &Fault::name);
+  ASSERT_NE(fault, faults().end());
+  if (!fault->applies(checkpoint.config())) {
+    EXPECT_THROW(run_with(checkpoint, dtype, good_requests(checkpoint.config().vocab), name),
+                 Error);
+    return;
+  }
+  const Result result = run_with(checkpoint, dtype, good_requests(checkpoint.config().vocab),
+                                 name + "@layer=" + std::to_string(layer));
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->place.point->name, fault->point) << result.story;
+  EXPECT_EQ(result.first->place.layer, layer) << result.story;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
+    for (const Fault& fault : faults())
+      for (int layer : {0, 2, 5}) {
+        // An eps of 1e-5 moves bf16 by less than a rounding in all layers but the first.
+        const bool small = fault.name == "rms-norm-eps";
+        cases.push_back({model, std::string(fault.name), small ? DType::f32 : DType::bf16, layer});
+      }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryFault, Seeded, testing::ValuesIn(all_cases()), [](const auto& info) {
+  std::string name =
+      info.param.model + "_" + info.param.fault + "_layer" + std::to_string(info.param.layer);
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+});
+
+void expect_unseen(const Checkpoint& checkpoint, std::vector<Request> requests,
+                   const std::string& fault, int64_t page_size = 16) {
+  const Result result = run_with(checkpoint, DType::bf16, std::move(requests), fault, page_size);
+  EXPECT_EQ(result.verdict, "clean") << fault << ": " << result.story;
+  EXPECT_EQ(result.judged, result.expected);
+  EXPECT_GT(result.judged, 0);
+}
+
+// A verdict of clean is right where the seeded bug changes nothing.
+TEST(Unseen, WhereTheFaultCannotShowTheVerdictIsClean) {
+  const Checkpoint& bard = checkpoint_of("bard-qwen3");
+  const int64_t vocab = bard.config().vocab;
+  const Request one_token = {.prompt = {17}, .max_new = 1};
+  const Request prompt_only = {.prompt = some_tokens(33, vocab), .max_new = 1};
+  const Request whole_pages = {.prompt = some_tokens(32, vocab), .max_new = 1};
+  expect_unseen(bard, {one_token}, "rope-interleaved");        // position 0 is not rotated
+  expect_unseen(bard, {one_token}, "softmax-scale-missing");   // one key has weight 1
+  expect_unseen(bard, {one_token}, "causal-mask-off-by-one");  // no key after its own
+  expect_unseen(bard, {prompt_only}, "rope-position-off-by-one-in-decode");
+  expect_unseen(bard, {prompt_only}, "wrong-page");  // no second request
+  expect_unseen(bard, {whole_pages}, "last-page-tail-unmasked");
+  expect_unseen(bard, {prompt_only}, "last-page-tail-unmasked", 1);
+}
+
+TEST(Unseen, AHeadOf16HasOneBlockOf16) {
+  const Checkpoint& tiny = checkpoint_of("tiny/qwen3-untied-sharded");
+  EXPECT_THROW(run_with(tiny, DType::bf16, good_requests(tiny.config().vocab),
+                        "qk-norm-over-16-wide-blocks"),
+               Error);
+}
+
+}  // namespace
+}  // namespace lockstep

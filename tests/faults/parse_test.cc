@@ -1,0 +1,55 @@
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "src/faults/faults.h"
+#include "tests/fixtures.h"
+
+namespace lockstep {
+namespace {
+
+TEST(Faults, NamesAreUniqueAndPointAtPoints) {
+  std::set<std::string_view> names;
+  for (const Fault& fault : faults()) {
+    EXPECT_TRUE(names.insert(fault.name).second) << fault.name;
+    EXPECT_NE(find_point(fault.point), nullptr) << fault.name;
+    EXPECT_FALSE(fault.needs.empty()) << fault.name;
+  }
+  EXPECT_GE(names.size(), 10u);
+}
+
+TEST(Faults, ARequestIsNameLayerAndSize) {
+  EXPECT_EQ(parse_fault("wrong-page").layer, -1);
+  EXPECT_EQ(parse_fault("wrong-page@layer=3").layer, 3);
+  const FaultRequest sized = parse_fault("rms-norm-eps@layer=0,size=1e-4");
+  EXPECT_EQ(sized.layer, 0);
+  EXPECT_EQ(sized.size, 1e-4);
+}
+
+TEST(Faults, BadRequestsAreRefusedWithASentence) {
+  const auto says = [](const std::string& text, const std::string& part) {
+    const std::string error = error_of([&] { parse_fault(text); });
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  };
+  says("rope-interleavd", "did you mean 'rope-interleaved'");
+  says("", "no fault is called ''");
+  says("wrong-page@", "ends after '@'");
+  says("wrong-page@layer=two", "a number was wanted");
+  says("wrong-page@layer=2x", "a number was wanted");
+  says("wrong-page@head=2", "the keys are layer and size");
+}
+
+TEST(Faults, AFaultThatTheModelCannotHaveIsRefused) {
+  const Checkpoint qwen2 = Checkpoint::open(data_path("bard-qwen2.5"));
+  Ops ops = cpu_ops();
+  std::vector<Engine::PassHook> hooks;
+  const auto seed = [&](const std::string& text) {
+    return error_of([&] { seed_fault({ops, hooks, qwen2.config()}, parse_fault(text)); });
+  };
+  EXPECT_NE(seed("qk-norm-missing@layer=1").find("it needs QK-norm"), std::string::npos);
+  EXPECT_NE(seed("wrong-page@layer=6").find("layers are 0..5"), std::string::npos);
+  EXPECT_NE(seed("wrong-page@layer=1,size=2").find("has no size"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
