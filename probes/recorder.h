@@ -23,21 +23,37 @@ struct KeptTensor {
   Tensor data;  // empty view when only the digest was kept
 };
 
-// Everything that was seen of one forward pass, in execution order. The unit that the recorder makes,
-// the writer writes, the reader reads and the judge judges.
+// The best of one row of logits: kept always, whatever becomes of the tensor.
+struct TopLogits {
+  Row row;
+  std::vector<int32_t> ids;    // of the kTopLogits largest (fewer: the vocabulary), largest first;
+  std::vector<double> values;  // equal ones by id, NaN last
+  int32_t chosen = -1;         // the row of `token`; -1: not seen
+
+  double margin() const;  // values[0] - values[1]; Infinity when there is one
+};
+inline constexpr int64_t kTopLogits = 8;
+
+// Everything that was seen of one forward pass, in execution order. The unit that the recorder
+// makes, the writer writes, the reader reads and the judge judges.
 struct Pass {
   PassInfo info;
   std::vector<KeptTensor> tensors;
+  std::vector<TopLogits> logits;  // one a row of the recorded logits
 
   // The tensor of that place; of attn.kv, which has one per request, that request's. Null: none.
   const KeptTensor* find(const Point& point, int layer, int32_t request = -1) const;
 };
 
-// A sink that copies every wanted tensor into a Pass and hands each finished one on.
+// The largest of every row of a CPU tensor [rows, vocab].
+std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows);
+
+// A sink that copies the wanted rows of every wanted tensor into a Pass and hands each finished one
+// on. Of attn.kv the positions are not filtered: a wanted row's attention reads all of them.
 class Recorder final : public Sink {
  public:
-  // digests: compute digests and row hashes too (a judge alone does not need those of everything; row
-  // hashes of attn.kv, attn.k_rope and attn.v are always made).
+  // digests: compute digests and row hashes too (a judge alone does not need those of everything;
+  // row hashes of attn.kv, attn.k_rope and attn.v are always made).
   Recorder(Selection selection, bool digests, std::function<void(Pass)> finished);
 
   bool wants(const Point& point, int layer) const override;

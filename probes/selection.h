@@ -14,13 +14,15 @@ namespace lockstep {
 class Selection {
  public:
   Selection() = default;
-  // points: comma-separated globs over point names ("attn.*,mlp.down"); a glob that matches no point
-  // throws Error with the nearest name. layers, positions, requests: "0,3-5". Empty texts mean all.
+  // points: comma-separated globs over point names ("attn.*,mlp.down"); a glob that matches no
+  // point throws Error with the nearest name. layers, positions, requests: "0,3-5". Empty texts
+  // mean all.
   Selection(const std::string& points, const std::string& layers, const std::string& positions,
             const std::string& requests);
 
   bool has(const Point& point, int layer) const;
   bool has(const Row& row) const;
+  bool has_request(int32_t request) const;
   bool is_everything() const;
   std::string text() const;  // as options, for the manifest; "" when everything
 

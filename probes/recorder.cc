@@ -1,0 +1,131 @@
+#include "probes/recorder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+// Row hashes that the judge compares whatever is kept: what was written to the cache and what came
+// out of it.
+bool always_hashed(const Point& p) {
+  return p.op == OpKind::cache || p == point("attn.k_rope") || p == point("attn.v");
+}
+
+Shape with_rows(const Shape& shape, int64_t rows) {
+  std::vector<int64_t> extents(shape.extents().begin(), shape.extents().end());
+  extents[0] = rows;
+  return Shape(extents);
+}
+
+Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
+  Tensor copy(with_rows(from.shape, static_cast<int64_t>(rows.size())), from.dtype);
+  const auto size = static_cast<size_t>(from.row_size() * size_of(from.dtype));
+  auto* to = copy.as<char>();
+  if (static_cast<int64_t>(rows.size()) == from.rows()) {
+    if (from.bytes() > 0) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
+    return copy;
+  }
+  for (int64_t row : rows) {
+    std::memcpy(to, from.as<const char>() + static_cast<size_t>(row) * size, size);
+    to += size;
+  }
+  return copy;
+}
+
+}  // namespace
+
+const KeptTensor* Pass::find(const Point& point, int layer, int32_t request) const {
+  for (const KeptTensor& tensor : tensors) {
+    if (tensor.layer != layer || !(*tensor.point == point)) continue;
+    const bool of_one = point.op == OpKind::cache && request >= 0;
+    if (!of_one || (!tensor.rows.empty() && tensor.rows[0].request == request)) return &tensor;
+  }
+  return nullptr;
+}
+
+double TopLogits::margin() const {
+  return values.size() < 2 ? std::numeric_limits<double>::infinity() : values[0] - values[1];
+}
+
+std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows) {
+  check(logits.shape.rank() == 2 && logits.rows() == std::ssize(rows),
+        "logits of {} rows were wanted, found a tensor {}", rows.size(), logits.shape.text());
+  const auto vocab = static_cast<size_t>(logits.shape[1]);
+  std::vector<double> values(vocab);
+  std::vector<int32_t> ids(vocab);
+  const auto before = [&values](int32_t a, int32_t b) {
+    const double x = values[static_cast<size_t>(a)], y = values[static_cast<size_t>(b)];
+    if (std::isnan(x) || std::isnan(y))
+      return std::isnan(x) == std::isnan(y) ? a < b : !std::isnan(x);
+    return x == y ? a < b : x > y;
+  };
+  std::vector<TopLogits> top;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    widen(logits, static_cast<int64_t>(i * vocab), values);
+    std::iota(ids.begin(), ids.end(), 0);
+    const auto k = std::min(std::ssize(ids), kTopLogits);
+    std::partial_sort(ids.begin(), ids.begin() + k, ids.end(), before);
+    TopLogits& best = top.emplace_back(TopLogits{.row = rows[i]});
+    best.ids.assign(ids.begin(), ids.begin() + k);
+    for (int32_t id : best.ids) best.values.push_back(values[static_cast<size_t>(id)]);
+  }
+  return top;
+}
+
+Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)
+    : selection_(std::move(selection)), digests_(digests), finished_(std::move(finished)) {}
+
+bool Recorder::wants(const Point& point, int layer) const { return selection_.has(point, layer); }
+
+void Recorder::begin(const PassInfo& pass) {
+  pass_ = {};
+  pass_.info = pass;
+}
+
+void Recorder::record(const Record& record) {
+  const TensorView& tensor = record.tensor;
+  const Point& point = *record.point;
+  check(tensor.shape.rank() > 0 && tensor.rows() == std::ssize(record.rows),
+        "point {} was shown a tensor {} with the names of {} rows: it needs one for each",
+        point.name, tensor.shape.text(), record.rows.size());
+  check(tensor.device == Device::cpu,
+        "point {} shows a tensor in device memory, and this recorder reads host memory",
+        point.name);
+  KeptTensor kept{.point = &point, .layer = record.layer, .dtype = tensor.dtype};
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < record.rows.size(); ++i) {
+    const Row& row = record.rows[i];
+    const bool has =
+        point.op == OpKind::cache ? selection_.has_request(row.request) : selection_.has(row);
+    if (!has) continue;
+    wanted.push_back(static_cast<int64_t>(i));
+    kept.rows.push_back(row);
+  }
+  if (wanted.empty() && !record.rows.empty()) return;
+  kept.data = copy_rows(tensor, wanted);
+  kept.shape = kept.data.view().shape;
+  if (digests_) kept.digest = digest_of(kept.data);
+  if (digests_ || always_hashed(point)) kept.row_hashes = row_hashes_of(kept.data);
+  pass_.tensors.push_back(std::move(kept));
+}
+
+void Recorder::end() {
+  if (const KeptTensor* logits = pass_.find(point("logits"), -1))
+    pass_.logits = top_logits_of(logits->data, logits->rows);
+  if (const KeptTensor* token = pass_.find(point("token"), -1)) {
+    for (TopLogits& top : pass_.logits) {
+      const auto i = std::distance(token->rows.begin(), std::ranges::find(token->rows, top.row));
+      if (i < std::ssize(token->rows)) top.chosen = static_cast<int32_t>(value_at(token->data, i));
+    }
+  }
+  finished_(std::move(pass_));
+  pass_ = {};
+}
+
+}  // namespace lockstep

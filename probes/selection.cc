@@ -1,0 +1,102 @@
+#include "probes/selection.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "kernels/check.h"
+#include "kernels/nearest.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// Shell patterns of `*` and `?` alone.
+bool matches(std::string_view glob, std::string_view name) {
+  if (glob.empty()) return name.empty();
+  if (glob[0] == '*')
+    return matches(glob.substr(1), name) || (!name.empty() && matches(glob, name.substr(1)));
+  return !name.empty() && (glob[0] == '?' || glob[0] == name[0]) &&
+         matches(glob.substr(1), name.substr(1));
+}
+
+bool within(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t value) {
+  return ranges.empty() || std::ranges::any_of(ranges, [&](const auto& range) {
+           return value >= range.first && value <= range.second;
+         });
+}
+
+}  // namespace
+
+Selection::Selection(const std::string& points, const std::string& layers,
+                     const std::string& positions, const std::string& requests)
+    : layers_(ranges_from(layers, "--layers")),
+      positions_(ranges_from(positions, "--positions")),
+      requests_(ranges_from(requests, "--requests")) {
+  if (!points.empty()) points_.resize(kPoints.size());
+  for (const std::string& glob : points.empty() ? std::vector<std::string>{} : split(points)) {
+    bool found = false;
+    for (size_t i = 0; i < kPoints.size(); ++i) {
+      if (!matches(glob, kPoints[i].name)) continue;
+      points_[i] = found = true;
+    }
+    std::vector<std::string_view> names;
+    if (!found)
+      for (const Point& p : kPoints) names.push_back(p.name);
+    check(found, "--points: '{}' matches no point; the nearest is '{}' (see lockstep points)", glob,
+          found ? "" : nearest(glob, names));
+  }
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) text_ += fmt::format("{}{} {}", text_.empty() ? "" : " ", option, value);
+  };
+  add("--points", points);
+  add("--layers", layers);
+  add("--positions", positions);
+  add("--requests", requests);
+}
+
+Selection::Ranges Selection::ranges_from(const std::string& text, const char* option) {
+  Ranges ranges;
+  for (const std::string& part : text.empty() ? std::vector<std::string>{} : split(text)) {
+    const char* const end = part.data() + part.size();
+    int64_t first = -1, last = -1;
+    auto [at, error] = std::from_chars(part.data(), end, first);
+    bool ok = error == std::errc{};
+    last = first;
+    if (ok && at != end && *at == '-') {
+      const auto second = std::from_chars(at + 1, end, last);
+      ok = second.ec == std::errc{};
+      at = second.ptr;
+    }
+    check(ok && at == end && first >= 0 && first <= last,
+          "{}: numbers and ranges such as 0,3-5 were wanted, found '{}'", option, part);
+    ranges.push_back({first, last});
+  }
+  return ranges;
+}
+
+bool Selection::has(const Point& point, int layer) const {
+  if (!points_.empty() && !points_[static_cast<size_t>(order_of(point))]) return false;
+  return !point.per_layer || within(layers_, layer);
+}
+
+bool Selection::has(const Row& row) const {
+  return has_request(row.request) && within(positions_, row.position);
+}
+
+bool Selection::has_request(int32_t request) const { return within(requests_, request); }
+
+bool Selection::is_everything() const { return text_.empty(); }
+
+std::string Selection::text() const { return text_; }
+
+}  // namespace lockstep

@@ -1,0 +1,158 @@
+#include "probes/digest.h"
+
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "kernels/check.h"
+#include "kernels/memory.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// The contract of digest.h in the plainest loops, two passes, long double sums.
+struct Plain {
+  int64_t nan = 0, pos_inf = 0, neg_inf = 0, zeros = 0, subnormals = 0, finite = 0, at = -1;
+  double min = kInf, max = -kInf, absmax = 0;
+  long double sum = 0, sum_abs = 0, sum_squares = 0, m2 = 0;
+  std::array<uint32_t, 256> exponents{};
+};
+
+Plain plain(const TensorView& tensor, double smallest_normal) {
+  Plain p;
+  for (int64_t i = 0; i < tensor.count(); ++i) {
+    const double x = value_at(tensor, i);
+    if (std::isnan(x)) ++p.nan;
+    if (x == kInf) ++p.pos_inf;
+    if (x == -kInf) ++p.neg_inf;
+    const int bin = x == 0 ? 0 : std::isfinite(x) ? std::ilogb(x) + 127 : 255;
+    ++p.exponents[static_cast<size_t>(std::min(std::max(bin, 0), 255))];
+    if (!std::isfinite(x)) continue;
+    ++p.finite;
+    if (x == 0) ++p.zeros;
+    if (x != 0 && std::fabs(x) < smallest_normal) ++p.subnormals;
+    p.min = std::min(p.min, x);
+    p.max = std::max(p.max, x);
+    if (p.at < 0 || std::fabs(x) > p.absmax) p.absmax = std::fabs(x), p.at = i;
+    p.sum += x;
+    p.sum_abs += std::fabs(x);
+    p.sum_squares += static_cast<long double>(x) * x;
+  }
+  for (int64_t i = 0; i < tensor.count(); ++i) {
+    const long double x = value_at(tensor, i);
+    if (std::isfinite(x)) p.m2 += (x - p.sum / p.finite) * (x - p.sum / p.finite);
+  }
+  return p;
+}
+
+void expect_close(double got, long double want) {
+  EXPECT_NEAR(got, static_cast<double>(want), 1e-11 * (1 + std::fabs(static_cast<double>(want))));
+}
+
+void expect_plain(const TensorView& tensor, double smallest_normal) {
+  const Digest got = digest_of(tensor);
+  const Plain want = plain(tensor, smallest_normal);
+  EXPECT_EQ(got.hash, XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes())));
+  EXPECT_EQ(got.count, tensor.count());
+  EXPECT_EQ(got.nan, want.nan);
+  EXPECT_EQ(got.pos_inf, want.pos_inf);
+  EXPECT_EQ(got.neg_inf, want.neg_inf);
+  EXPECT_EQ(got.finite(), want.finite);
+  EXPECT_EQ(got.zeros, want.zeros);
+  EXPECT_EQ(got.subnormals, want.subnormals);
+  EXPECT_EQ(got.absmax, want.absmax);
+  EXPECT_EQ(got.absmax_index, want.at);
+  EXPECT_EQ(got.exponents, want.exponents);
+  if (want.finite == 0) return;
+  EXPECT_EQ(got.min, want.min);
+  EXPECT_EQ(got.max, want.max);
+  expect_close(got.mean, want.sum / want.finite);
+  expect_close(got.m2, want.m2);
+  expect_close(got.sum_abs, want.sum_abs);
+  expect_close(got.sum_squares, want.sum_squares);
+  expect_close(got.rms(), std::sqrt(want.sum_squares / want.finite));
+}
+
+// Any bits are a float: NaNs with payloads, both zeros, subnormals and infinities among them.
+template <typename Bits>
+Tensor random_bits(int64_t rows, int64_t columns, DType dtype, Bits mask) {
+  std::mt19937_64 random(7);
+  Tensor tensor({rows, columns}, dtype);
+  for (int64_t i = 0; i < rows * columns; ++i)
+    tensor.as<Bits>()[i] = static_cast<Bits>(random()) & (i % 3 ? mask : static_cast<Bits>(~0ull));
+  return tensor;
+}
+
+TEST(Digest, EqualsPlainLoopsOnEveryKindOfHalf) {
+  // Without its top exponent bits a half is small, zero or subnormal; every third one is anything.
+  expect_plain(random_bits<uint16_t>(37, 83, DType::bf16, 0xbfff), 0x1p-126);
+  expect_plain(random_bits<uint16_t>(37, 83, DType::bf16, 0x80ff), 0x1p-126);
+  expect_plain(random_bits<uint16_t>(37, 83, DType::f16, 0xbfff), 0x1p-14);
+  expect_plain(random_bits<uint16_t>(37, 83, DType::f16, 0x87ff), 0x1p-14);
+}
+
+TEST(Digest, EqualsPlainLoopsOnIntegersAndDoubles) {
+  expect_plain(random_bits<uint32_t>(3, 700, DType::i32, 0xff), 0);
+  expect_plain(random_bits<uint8_t>(5, 1, DType::u8, 0xff), 0);
+  std::vector<double> values(3000);
+  std::mt19937 random(3);
+  for (double& x : values) x = std::normal_distribution<double>(1e3, 1)(random);
+  expect_plain(tensor_of<double>(values, {3, 1000}, DType::f64), 0x1p-1022);
+  const std::vector<float> tiny = {0x1p-126f, 0x1p-127f, -0x1p-149f, -0.f, 0.f, 3.f};
+  expect_plain(tensor_of<float>(tiny, {6}, DType::f32), 0x1p-126);
+}
+
+TEST(Digest, OfNothingFiniteHasNoExtremes) {
+  const std::vector<float> values = {NAN, INFINITY, -INFINITY, -INFINITY};
+  const Digest digest = digest_of(tensor_of<float>(values, {4}, DType::f32));
+  EXPECT_EQ(digest.nan, 1);
+  EXPECT_EQ(digest.pos_inf, 1);
+  EXPECT_EQ(digest.neg_inf, 2);
+  EXPECT_EQ(digest.absmax_index, -1);
+  EXPECT_EQ(digest.min, 0);
+  EXPECT_EQ(digest.max, 0);
+  EXPECT_EQ(digest.rms(), 0);
+  EXPECT_EQ(digest.exponents[255], 4u);
+}
+
+TEST(Digest, OfAnEmptyTensorIsAllZero) {
+  const Digest digest = digest_of(Tensor({0, 5}, DType::bf16));
+  EXPECT_EQ(digest.count, 0);
+  EXPECT_EQ(digest.rms(), 0);
+  EXPECT_EQ(digest.absmax_index, -1);
+}
+
+TEST(Digest, SeesAPermutationAndTheSignOfZeroByItsHash) {
+  const std::vector<float> a = {1, 2, 0.f}, b = {2, 1, 0.f}, c = {1, 2, -0.f};
+  const auto hash = [](const std::vector<float>& values) {
+    return digest_of(tensor_of<float>(values, {3}, DType::f32)).hash;
+  };
+  EXPECT_NE(hash(a), hash(b));
+  EXPECT_NE(hash(a), hash(c));
+}
+
+TEST(Digest, RefusesWhatIsNotInHostMemory) {
+  float x = 0;
+  EXPECT_THROW(digest_of({&x, DType::f32, Device::cuda, {1}}), Error);
+  EXPECT_THROW(digest_of({nullptr, DType::f32, Device::cpu, {1}}), Error);
+  EXPECT_THROW(row_hashes_of({&x, DType::f32, Device::cpu, {}}), Error);
+}
+
+TEST(RowHashes, AreOfEachRowAlone) {
+  const std::vector<float> values = {1, 2, 3, 1, 2, 4, 1, 2, 3};
+  const auto hashes = row_hashes_of(tensor_of<float>(values, {3, 3}, DType::f32));
+  ASSERT_EQ(hashes.size(), 3u);
+  EXPECT_EQ(hashes[0], XXH3_64bits(values.data(), 12));
+  EXPECT_EQ(hashes[1], XXH3_64bits(values.data() + 3, 12));
+  EXPECT_EQ(hashes[2], hashes[0]);
+  EXPECT_TRUE(row_hashes_of(Tensor({0, 3}, DType::f32)).empty());
+}
+
+}  // namespace
+}  // namespace lockstep

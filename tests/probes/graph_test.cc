@@ -1,0 +1,72 @@
+#include "probes/graph.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+constexpr Graph kQwen3{.layers = 2, .qk_norm = true};
+constexpr Graph kQwen2{.layers = 2, .qk_norm = false};
+
+std::string text_of(const std::vector<Place>& places) {
+  std::string text;
+  for (const Place& place : places) {
+    text += fmt::format("{}{}", text.empty() ? "" : " ", place.point->name);
+    if (place.layer >= 0) text += fmt::format("@{}", place.layer);
+  }
+  return text;
+}
+
+std::string inputs(const Graph& graph, const Point& point, int layer) {
+  return text_of(inputs_of(graph, {&point, layer}));
+}
+
+TEST(Graph, PlacesAreInTheOrderInWhichTheModelComputes) {
+  EXPECT_EQ(text_of(places_of({.layers = 1, .qk_norm = true})),
+            "embed attn.norm@0 attn.q@0 attn.k@0 attn.v@0 attn.q_norm@0 attn.k_norm@0 "
+            "attn.q_rope@0 attn.k_rope@0 attn.kv@0 attn.out@0 attn.o@0 attn.residual@0 mlp.norm@0 "
+            "mlp.gate@0 mlp.up@0 mlp.act@0 mlp.down@0 mlp.residual@0 final.norm logits token");
+  EXPECT_EQ(places_of(kQwen3).size(), 4u + 2 * 18);
+  EXPECT_EQ(places_of(kQwen2).size(), 4u + 2 * 16);
+  EXPECT_EQ(text_of(places_of(kQwen2)).find("q_norm"), std::string::npos);
+  EXPECT_EQ(text_of(places_of({})), "embed final.norm logits token");
+}
+
+TEST(Graph, InputsComeBeforeTheirPlaceAndExist) {
+  for (const Graph& graph : {kQwen3, kQwen2}) {
+    std::set<std::string> seen;
+    for (const Place& place : places_of(graph)) {
+      for (const Place& input : inputs_of(graph, place))
+        EXPECT_TRUE(seen.contains(text_of({input}))) << text_of({place});
+      seen.insert(text_of({place}));
+    }
+  }
+}
+
+TEST(Graph, RopeReadsTheNormWhereThereIsOne) {
+  EXPECT_EQ(inputs(kQwen3, point("attn.q_rope"), 1), "attn.q_norm@1");
+  EXPECT_EQ(inputs(kQwen2, point("attn.q_rope"), 1), "attn.q@1");
+  EXPECT_EQ(inputs(kQwen2, point("attn.k_rope"), 0), "attn.k@0");
+}
+
+TEST(Graph, TheStreamComesFromTheLayerBefore) {
+  EXPECT_EQ(inputs(kQwen3, point("embed"), -1), "");
+  EXPECT_EQ(inputs(kQwen3, point("attn.norm"), 0), "embed");
+  EXPECT_EQ(inputs(kQwen3, point("attn.norm"), 1), "mlp.residual@0");
+  EXPECT_EQ(inputs(kQwen3, point("attn.residual"), 1), "mlp.residual@0 attn.o@1");
+  EXPECT_EQ(inputs(kQwen3, point("final.norm"), -1), "mlp.residual@1");
+  EXPECT_EQ(inputs(kQwen3, point("token"), -1), "logits");
+}
+
+TEST(Graph, NamesFromFilesAreFoundOrNot) {
+  EXPECT_EQ(find_point("attn.kv"), &kPoints[9]);
+  EXPECT_EQ(find_point("attn.qk"), nullptr);
+  EXPECT_EQ(order_of(point("token")), static_cast<int>(kPoints.size()) - 1);
+}
+
+}  // namespace
+}  // namespace lockstep

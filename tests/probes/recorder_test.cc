@@ -1,0 +1,124 @@
+#include "probes/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+Tensor counting(const Shape& shape) {
+  Tensor tensor(shape, DType::f32);
+  std::iota(tensor.as<float>(), tensor.as<float>() + shape.count(), 0.f);
+  return tensor;
+}
+
+const std::vector<Row> kRows = {{0, 5}, {1, 0}, {1, 1}};
+const PassInfo kPass{
+    .pass = 2, .rows = {{{0, 5}, 11}, {{1, 0}, 12}, {{1, 1}, 13}}, .logit_rows = {0, 2}};
+
+Pass recorded(const Selection& selection, bool digests) {
+  Pass pass;
+  Recorder recorder(selection, digests, [&](Pass finished) { pass = std::move(finished); });
+  Tensor q = counting({3, 2, 2});
+  const std::vector<Row> first = {{0, 0}, {0, 1}}, second = {{1, 0}, {1, 1}};
+  const std::vector<Row> last = {{0, 5}, {1, 1}};
+  const std::vector<float> logits = {1, 3, 2, NAN, 5, 5};
+  const std::vector<int32_t> token = {1, 1};
+  const std::vector<float> fresh(12, -1.f);
+  recorder.begin(kPass);
+  recorder.record({&point("attn.q"), 0, kRows, q});
+  std::memcpy(q.as<float>(), fresh.data(), 48);  // the model's buffer lives on with other contents
+  recorder.record({&point("attn.v"), 0, kRows, counting({3, 2})});
+  recorder.record({&point("attn.kv"), 0, first, counting({2, 2, 1})});
+  recorder.record({&point("attn.kv"), 0, second, counting({2, 2, 1})});
+  recorder.record({&point("logits"), -1, last, tensor_of<float>(logits, {2, 3}, DType::f32)});
+  recorder.record({&point("token"), -1, last, tensor_of<int32_t>(token, {2}, DType::i32)});
+  recorder.end();
+  return pass;
+}
+
+TEST(Recorder, KeepsCopiesInOrder) {
+  const Pass pass = recorded({}, true);
+  ASSERT_EQ(pass.tensors.size(), 6u);
+  EXPECT_EQ(pass.info.pass, 2);
+  const KeptTensor& q = pass.tensors[0];
+  EXPECT_EQ(q.shape, Shape({3, 2, 2}));
+  EXPECT_EQ(q.rows, kRows);
+  EXPECT_EQ(q.data.as<float>()[7], 7.f);
+  EXPECT_EQ(q.digest.max, 11);
+  EXPECT_EQ(q.row_hashes.size(), 3u);
+}
+
+TEST(Recorder, FindsAPlaceAndTheCacheOfOneRequest) {
+  const Pass pass = recorded({}, false);
+  EXPECT_EQ(pass.find(point("attn.q"), 0), &pass.tensors[0]);
+  EXPECT_EQ(pass.find(point("attn.q"), 0, 1), &pass.tensors[0]);
+  EXPECT_EQ(pass.find(point("attn.kv"), 0), &pass.tensors[2]);
+  EXPECT_EQ(pass.find(point("attn.kv"), 0, 1), &pass.tensors[3]);
+  EXPECT_EQ(pass.find(point("attn.kv"), 0, 2), nullptr);
+  EXPECT_EQ(pass.find(point("attn.q"), 1), nullptr);
+}
+
+TEST(Recorder, WithoutDigestsHashesTheRowsOfTheCacheAlone) {
+  const Pass pass = recorded({}, false);
+  EXPECT_EQ(pass.tensors[0].digest.count, 0);
+  EXPECT_TRUE(pass.tensors[0].row_hashes.empty());
+  EXPECT_EQ(pass.tensors[1].row_hashes.size(), 3u);
+  EXPECT_EQ(pass.tensors[2].row_hashes, row_hashes_of(counting({2, 2, 1})));
+}
+
+TEST(Recorder, KeepsWantedRowsAndTheWholeCacheOfWantedRequests) {
+  const Pass pass = recorded(Selection("", "", "1", "1"), true);
+  const KeptTensor* q = pass.find(point("attn.q"), 0);
+  ASSERT_NE(q, nullptr);
+  EXPECT_EQ(q->rows, (std::vector<Row>{{1, 1}}));
+  EXPECT_EQ(q->shape, Shape({1, 2, 2}));
+  EXPECT_EQ(q->data.as<float>()[0], 8.f);
+  EXPECT_EQ(q->digest.min, 8);
+  EXPECT_EQ(pass.find(point("attn.kv"), 0, 0), nullptr);
+  EXPECT_EQ(pass.find(point("attn.kv"), 0, 1)->rows.size(), 2u);
+  ASSERT_EQ(pass.logits.size(), 1u);
+  EXPECT_EQ(pass.logits[0].row, (Row{1, 1}));
+}
+
+TEST(Recorder, ATensorWithoutAWantedRowIsNotKept) {
+  const Pass pass = recorded(Selection("", "", "", "9"), true);
+  EXPECT_TRUE(pass.tensors.empty());
+  EXPECT_TRUE(pass.logits.empty());
+}
+
+TEST(Recorder, RefusesRowsThatDoNotFit) {
+  Recorder recorder({}, true, [](Pass) {});
+  recorder.begin(kPass);
+  EXPECT_THROW(recorder.record({&point("attn.q"), 0, kRows, counting({2, 2})}), Error);
+  EXPECT_THROW(recorder.record({&point("attn.q"), 0, kRows, counting({})}), Error);
+}
+
+TEST(TopLogits, AreLargestFirstTiesByIdAndNanLast) {
+  const Pass pass = recorded({}, false);
+  ASSERT_EQ(pass.logits.size(), 2u);
+  EXPECT_EQ(pass.logits[0].ids, (std::vector<int32_t>{1, 2, 0}));
+  EXPECT_EQ(pass.logits[0].values, (std::vector<double>{3, 2, 1}));
+  EXPECT_EQ(pass.logits[0].chosen, 1);
+  EXPECT_EQ(pass.logits[0].margin(), 1);
+  EXPECT_EQ(pass.logits[1].ids, (std::vector<int32_t>{1, 2, 0}));
+  EXPECT_EQ(pass.logits[1].margin(), 0);
+  EXPECT_TRUE(std::isnan(pass.logits[1].values[2]));
+}
+
+TEST(TopLogits, OfOneWordHaveNoRival) {
+  const std::vector<Row> row = {{0, 0}};
+  const auto top = top_logits_of(counting({1, 1}), row);
+  EXPECT_EQ(top[0].margin(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(top_logits_of(counting({1, 20}), row)[0].ids.size(), 8u);
+  EXPECT_THROW(top_logits_of(counting({2, 4}), row), Error);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#include "probes/selection.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+std::string error_of(const std::string& points, const std::string& layers) {
+  try {
+    Selection(points, layers, "", "");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Selection, EmptyTextsMeanAll) {
+  const Selection all;
+  for (const Point& p : kPoints) EXPECT_TRUE(all.has(p, 3));
+  EXPECT_TRUE(all.has(Row{9, 900}));
+  EXPECT_TRUE(all.is_everything());
+  EXPECT_EQ(all.text(), "");
+}
+
+TEST(Selection, FiltersByPointsLayersPositionsAndRequests) {
+  const Selection some("attn.q*,mlp.down", "0,3-5", "7", "1-2");
+  EXPECT_TRUE(some.has(point("attn.q"), 0));
+  EXPECT_TRUE(some.has(point("attn.q_rope"), 5));
+  EXPECT_TRUE(some.has(point("mlp.down"), 4));
+  EXPECT_FALSE(some.has(point("attn.k"), 0));
+  EXPECT_FALSE(some.has(point("attn.q"), 1));
+  EXPECT_FALSE(some.has(point("attn.q"), 6));
+  EXPECT_TRUE(some.has(Row{1, 7}));
+  EXPECT_FALSE(some.has(Row{0, 7}));
+  EXPECT_FALSE(some.has(Row{2, 8}));
+  EXPECT_TRUE(some.has_request(2));
+  EXPECT_FALSE(some.is_everything());
+  EXPECT_EQ(some.text(), "--points attn.q*,mlp.down --layers 0,3-5 --positions 7 --requests 1-2");
+}
+
+TEST(Selection, PointsOfNoLayerPassEveryLayerFilter) {
+  EXPECT_TRUE(Selection("", "2", "", "").has(point("logits"), -1));
+  EXPECT_FALSE(Selection("", "2", "", "").has(point("attn.q"), 1));
+}
+
+TEST(Selection, GlobsKnowStarAndQuestionMark) {
+  EXPECT_TRUE(Selection("attn.?", "", "", "").has(point("attn.k"), 0));
+  EXPECT_FALSE(Selection("attn.?", "", "", "").has(point("attn.kv"), 0));
+  EXPECT_TRUE(Selection("*norm", "", "", "").has(point("final.norm"), -1));
+  EXPECT_FALSE(Selection("*.q", "", "", "").has(point("attn.q_norm"), 0));
+}
+
+TEST(Selection, NamesTheNearestPointOfAMisspeltOne) {
+  EXPECT_NE(error_of("attn.q_rop", "").find("attn.q_rope"), std::string::npos);
+  EXPECT_NE(error_of("attn.q,mlp.upp", "").find("'mlp.upp' matches no point"), std::string::npos);
+  EXPECT_NE(error_of("attn.q,", ""), "");
+}
+
+TEST(Selection, RefusesWhatIsNoRange) {
+  for (const char* text :
+       {"x", "1,", ",1", "5-3", "1-", "-1", "1 ", "1-2-3", "1.5", " 2", "99999999999999999999"})
+    EXPECT_NE(error_of("", text).find("--layers"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace lockstep
