@@ -36,7 +36,7 @@ struct Served {
 inline Served serve(const Checkpoint& checkpoint, EngineOptions options,
                     const std::vector<Request>& requests, Ops ops = cpu_ops(),
                     Engine::PassHook hook = {}) {
-  if (options.pages == 0) options.pages = pages_for(requests, options.page_size) + 3;
+  if (options.pages == 0) options.pages = pages_for(requests, options.page_size);
   Engine engine(checkpoint, std::move(ops), options, std::move(hook));
   for (const Request& request : requests) engine.submit(request);
   Served served;

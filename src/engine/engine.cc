@@ -114,7 +114,7 @@ void Engine::advance(const std::vector<Share>& shares, const TensorView& chosen)
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
   for (const Request& r : requests) pages += (r.most_positions() + page_size - 1) / page_size;
-  return pages;
+  return pages + std::max<int64_t>(4, pages / 8);
 }
 
 }  // namespace lockstep

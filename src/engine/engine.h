@@ -64,7 +64,8 @@ class Engine {
   int32_t passes_ = 0;
 };
 
-// Pages that `requests` need when all run at once.
+// Pages for all of `requests` at once, and some to spare: a table that points at a wrong page then
+// mostly points at an unused one.
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size);
 
 }  // namespace lockstep

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "src/judge/verdict.h"
-#include "tests/fixtures.h"
-#include "tools/judged_run.h"
-#include "tools/reference_library.h"
+#include "tests/judged.h"
 
 namespace lockstep {
 namespace {
@@ -25,11 +23,11 @@ Result run_with(const Checkpoint& checkpoint, DType dtype, std::vector<Request> 
                 const std::string& fault, int64_t page_size = 16) {
   std::vector<FaultRequest> faults;
   if (!fault.empty()) faults.push_back(parse_fault(fault));
-  return judge_run({.checkpoint = checkpoint,
-                    .reference = open_reference(),
-                    .engine = {.dtype = dtype, .page_size = page_size, .page_order = 3},
-                    .requests = std::move(requests),
-                    .faults = faults});
+  return judged({.checkpoint = checkpoint,
+                 .reference = open_reference(),
+                 .engine = {.dtype = dtype, .page_size = page_size, .page_order = 3},
+                 .requests = std::move(requests),
+                 .faults = faults});
 }
 
 struct Case {

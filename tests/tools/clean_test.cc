@@ -1,0 +1,179 @@
+// Clean runs must come out clean, whatever serves them; and what must fail, fails.
+#include <gtest/gtest.h>
+
+#include "src/judge/verdict.h"
+#include "tests/judged.h"
+
+namespace lockstep {
+namespace {
+
+void expect_clean(const Result& result, const std::string& what) {
+  EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
+  EXPECT_EQ(exit_status(result), 0) << what;
+  EXPECT_GT(result.judged, 0) << what;
+  EXPECT_EQ(result.judged, result.expected) << what;
+}
+
+struct Case {
+  std::string model;
+  DType dtype;
+  int64_t page_size;
+};
+
+class CleanRun : public testing::TestWithParam<Case> {
+ protected:
+  Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam().model));
+
+  Request request(int64_t tokens) {
+    return {.prompt =
+                some_tokens(tokens, checkpoint_.config().vocab, 77 + static_cast<uint64_t>(tokens)),
+            .max_new = 3};
+  }
+  Result run(std::vector<Request> requests) {
+    return judged(
+        {.checkpoint = checkpoint_,
+         .reference = open_reference(),
+         .engine = {.dtype = GetParam().dtype, .page_size = GetParam().page_size, .page_order = 9},
+         .requests = std::move(requests)});
+  }
+};
+
+TEST_P(CleanRun, OfOneRequestAndOfFive) {
+  std::vector<Request> all;
+  for (int64_t tokens : {1, 15, 16, 17, 120}) {
+    all.push_back(request(tokens));
+    expect_clean(run({all.back()}), std::to_string(tokens) + " tokens");
+  }
+  expect_clean(run(all), "five requests");
+}
+
+std::string name_of_case(const testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.model + "_" + std::string(name_of(info.param.dtype)) +
+                     "_pages_of_" + std::to_string(info.param.page_size);
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  return name;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (int64_t page_size : {1, 16, 64}) cases.push_back({model, dtype, page_size});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CleanRun, testing::ValuesIn(all_cases()), name_of_case);
+
+class TinyCleanRun : public testing::TestWithParam<std::string> {};
+
+TEST_P(TinyCleanRun, InEveryDtype) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/" + GetParam()));
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+    expect_clean(
+        judged(
+            {.checkpoint = checkpoint,
+             .reference = open_reference(),
+             .engine = {.dtype = dtype, .page_size = 4, .page_order = 2, .chunk = 7},
+             .requests = {{.prompt = some_tokens(41, checkpoint.config().vocab), .max_new = 4},
+                          {.prompt = some_tokens(9, checkpoint.config().vocab, 3), .max_new = 4}}}),
+        std::string(name_of(dtype)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, TinyCleanRun,
+                         testing::Values("qwen2-default", "qwen2-mha", "qwen2-sliding",
+                                         "qwen3-bias-mqa", "qwen3-default", "qwen3-dynamic",
+                                         "qwen3-linear", "qwen3-llama3", "qwen3-untied-sharded",
+                                         "qwen3-yarn"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+// The reference in the engine's place: passes as the engine would make them, computed by LibTorch.
+std::vector<Pass> passes_of_reference(ReferenceModel& model, const std::vector<Request>& requests) {
+  std::vector<Pass> passes;
+  Recorder recorder({}, true, [&](Pass pass) { passes.push_back(std::move(pass)); });
+  Probe probe(&recorder);
+  std::vector<std::vector<int32_t>> tokens;
+  for (const Request& r : requests) tokens.push_back(r.prompt);
+  std::vector<size_t> done(requests.size(), 0);
+  for (int32_t step = 0; step < 3; ++step) {
+    PassInfo info{.pass = step};
+    for (size_t r = 0; r < requests.size(); ++r) {
+      for (size_t p = done[r]; p < tokens[r].size(); ++p)
+        info.rows.push_back({{static_cast<int32_t>(r), static_cast<int32_t>(p)},
+                             tokens[r][p],
+                             static_cast<int64_t>(p),
+                             step == 0 ? Phase::prefill : Phase::decode});
+      done[r] = tokens[r].size();
+      info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
+      info.pages.push_back({static_cast<int32_t>(r), {}});
+    }
+    model.run(info, probe);
+    EXPECT_EQ(probe.failure(), "");
+    const KeptTensor* chosen = passes.back().find(point("token"), -1);
+    EXPECT_NE(chosen, nullptr);
+    if (chosen == nullptr) return passes;
+    for (size_t r = 0; r < requests.size(); ++r) tokens[r].push_back(chosen->data.as<int32_t>()[r]);
+  }
+  return passes;
+}
+
+TEST(ReferenceInTheEnginesPlace, ComesOutClean) {
+  for (const char* name : {"bard-qwen3", "bard-qwen2.5"})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const Checkpoint checkpoint = Checkpoint::open(data_path(name));
+      const std::vector<Request> requests = {
+          {.prompt = some_tokens(40, checkpoint.config().vocab, 5)},
+          {.prompt = some_tokens(7, checkpoint.config().vocab, 6)}};
+      const ReferenceOptions options{.dtype = dtype};
+      const auto model = open_reference().model(checkpoint, options, dtype);
+      const auto oracle = open_reference().oracle(checkpoint, options);
+      Manifest manifest{.graph = graph_of(checkpoint.config()), .dtype = dtype};
+      for (size_t r = 0; r < requests.size(); ++r)
+        manifest.requests.push_back({.id = static_cast<int32_t>(r), .prompt = requests[r].prompt});
+      Judge judge(manifest, *oracle, nullptr, nullptr, {});
+      for (const Pass& pass : passes_of_reference(*model, requests)) judge.judge(pass);
+      expect_clean(judge.finish(manifest.requests, true),
+                   std::string(name) + " " + std::string(name_of(dtype)));
+    }
+}
+
+class MustFail : public testing::Test {
+ protected:
+  Checkpoint checkpoint_ = Checkpoint::open(data_path("bard-qwen3"));
+  JudgedRun run_{.checkpoint = checkpoint_,
+                 .reference = open_reference(),
+                 .engine = {.dtype = DType::bf16},
+                 .requests = {{.prompt = some_tokens(20, 4096), .max_new = 2}}};
+};
+
+TEST_F(MustFail, LimitsTimesZero) {
+  run_.judge.limit_scale = 0;
+  const Result result = judged(run_);
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+}
+
+TEST_F(MustFail, ASelectionOfNothing) {
+  run_.judge.selection = Selection("attn.*", "99", "", "");
+  const Result result = judged(run_);
+  EXPECT_EQ(result.expected, 0);
+  EXPECT_EQ(exit_status(result), 2) << result.story;
+}
+
+TEST_F(MustFail, AWrongDtypeDeclared) {
+  const ReferenceOptions options{.dtype = DType::f16};
+  const auto oracle = open_reference().oracle(checkpoint_, options);
+  const Served served = serve(checkpoint_, {.dtype = DType::bf16}, run_.requests);
+  Manifest manifest{.graph = graph_of(checkpoint_.config()), .dtype = DType::f16};
+  Judge judge(manifest, *oracle, nullptr, nullptr, {});
+  for (const Pass& pass : served.passes) judge.judge(pass);
+  const Result result = judge.finish({}, true);
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+  EXPECT_GT(result.counts[static_cast<size_t>(Verdict::structural)], 0);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+// lockstep faults: the bugs that --fault can seed.
+#include "src/faults/faults.h"
+
+#include <CLI/CLI.hpp>
+
+#include "tools/options.h"
+#include "tools/output.h"
+
+namespace lockstep {
+
+int faults_command(Args args) {
+  CLI::App app{
+      "List the bugs that `lockstep run --fault NAME@layer=L` can seed into the engine, the first\n"
+      "point that shows each, and what a run must have for it to be seen.",
+      "lockstep faults"};
+  std::string format = "table";
+  add_format_option(app, format);
+  if (!parse(app, args, "  lockstep faults\n  lockstep faults --format json\n")) return 0;
+  Table table{{"fault", "first seen at", "size", "what is wrong", "needs"}, {}};
+  for (const Fault& fault : faults())
+    table.rows.push_back({std::string(fault.name), std::string(fault.point),
+                          fault.size == 0 ? Cell(std::string("-")) : Cell(fault.size),
+                          std::string(fault.says), std::string(fault.needs)});
+  print(text_of(table, format));
+  return 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+// lockstep judge: the verdict on a saved trace.
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+#include "kernels/check.h"
+#include "tools/judged_trace.h"
+#include "tools/options.h"
+#include "tools/output.h"
+#include "tools/reference_library.h"
+
+namespace lockstep {
+
+int judge_command(Args args) {
+  CLI::App app{
+      "Judge a saved trace: each op against the exact result on the trace's own inputs. Needs the\n"
+      "checkpoint that the trace was made with, and the tensors (--keep full): a node whose "
+      "inputs\n"
+      "were not kept is inconclusive. Exit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
+      "lockstep judge"};
+  std::string path, model;
+  ObserveOptions observe;
+  ReportOptions report;
+  app.add_option("TRACE", path, "a trace: X.trace or X.h5")->required();
+  add_model_folder(app, model);
+  add_selection_options(app, observe);
+  add_report_options(app, report);
+  if (!parse(app, args,
+             "  lockstep judge once.trace --model Qwen3-0.6B\n"
+             "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"))
+    return 0;
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  const Result result = judge_trace(path, checkpoint, {.selection = selection_of(observe)});
+  put_result(result, report);
+  return exit_status(result);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "tools/judged_run.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+RequestInfo info_of(const Sequence& s) {
+  const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
+  return {.id = s.id,
+          .name = s.request.name,
+          .prompt = s.request.prompt,
+          .forced = s.request.forced,
+          .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
+          .argmax = s.argmax};
+}
+
+std::vector<RequestInfo> infos_of(const Engine& engine) {
+  std::vector<RequestInfo> infos;
+  for (int32_t id = 0; id < engine.requests(); ++id) infos.push_back(info_of(engine.sequence(id)));
+  return infos;
+}
+
+Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
+  Manifest manifest{.provenance = run.provenance,
+                    .graph = engine.model().graph(),
+                    .dtype = run.engine.dtype,
+                    .keep = run.keep,
+                    .selection = run.judge.selection.text(),
+                    .requests = infos_of(engine)};
+  // Every op of this engine rounds once, at the store.
+  for (const Place& place : places_of(manifest.graph))
+    manifest.schema[std::string(place.point->name)] = Schema::fused;
+  return manifest;
+}
+
+// A bug table and the hooks that go with it, on top of the CPU's ops.
+struct Seeded {
+  Ops ops = cpu_ops();
+  std::vector<Engine::PassHook> hooks;
+
+  Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config) {
+    for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+  }
+  Engine::PassHook hook() const {
+    return [hooks = hooks](Batch& batch) {
+      for (const Engine::PassHook& each : hooks) each(batch);
+    };
+  }
+};
+
+}  // namespace
+
+void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
+  const auto flagged = [&](const KeptTensor& tensor) {
+    const Place place{tensor.point, tensor.layer};
+    return std::ranges::any_of(flags, [&](const Flag& flag) {
+      return flag.place == place || std::ranges::count(inputs_of(graph, flag.place), place) > 0;
+    });
+  };
+  for (KeptTensor& tensor : pass.tensors) {
+    const bool by_hash = tensor.point->op == OpKind::cache;
+    const bool keeps = keep == Keep::full && !by_hash;
+    const bool keeps_flagged = keep == Keep::full || keep == Keep::flagged;
+    if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};
+  }
+}
+
+Result judge_run(const JudgedRun& run) {
+  const Seeded seeded(run.faults, run.checkpoint.config());
+  Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hook());
+  int64_t total = 0, done = 0;
+  for (const Request& request : run.requests) {
+    engine.submit(request);
+    total += request.choices();
+  }
+  const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
+  const auto oracle = run.reference.oracle(run.checkpoint, reference);
+  const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
+  const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
+
+  const Manifest manifest = manifest_of(run, engine);
+  std::unique_ptr<TraceWriter> writer;
+  if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
+  Judge judge(manifest, *oracle, exact.get(), rounded.get(), run.judge);
+  Recorder recorder({}, writer != nullptr, [&](Pass pass) {
+    const std::vector<Flag> flags = judge.judge(pass);
+    if (!writer) return;
+    keep_only(pass, run.keep, flags, manifest.graph);
+    writer->write(pass);
+  });
+  Probe probe(&recorder);
+  while (engine.step(probe)) {
+    check(probe.failure().empty(), "{}", probe.failure());
+    done = 0;
+    for (int32_t id = 0; id < engine.requests(); ++id)
+      done += std::ssize(engine.sequence(id).argmax);
+    if (run.progress) run.progress(done, total);
+  }
+  const std::vector<RequestInfo> requests = infos_of(engine);
+  if (writer) writer->finish(requests);
+  Result result = judge.finish(requests, true);
+  result.provenance = run.provenance;
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "reference/reference.h"
+#include "src/engine/engine.h"
+#include "src/faults/faults.h"
+#include "src/judge/judge.h"
+
+namespace lockstep {
+
+// The main job: serve requests with the engine, judge every pass as it goes, keep what was seen.
+struct JudgedRun {
+  const Checkpoint& checkpoint;
+  ReferenceLibrary& reference;
+  EngineOptions engine;
+  std::vector<Request> requests;
+  std::vector<FaultRequest> faults;
+  JudgeOptions judge;
+  std::string trace;  // where to keep what was seen; empty: nowhere
+  Keep keep = Keep::flagged;
+  std::map<std::string, std::string> provenance;
+  // Called after every pass with the tokens chosen so far and all that can be chosen.
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// Throws Error when the run or the writing of its trace cannot go on.
+Result judge_run(const JudgedRun& run);
+
+// Empties the data of every tensor that `keep` does not keep: for flagged, all but those of `flags`
+// and of the places they read. What attention read is kept as hashes unless it was flagged.
+void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph);
+
+}  // namespace lockstep

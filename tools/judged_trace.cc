@@ -1,0 +1,38 @@
+#include "tools/judged_trace.h"
+
+#include "kernels/check.h"
+#include "src/weights/tokenizer.h"
+#include "tools/output.h"
+#include "tools/reference_library.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
+                   const JudgeOptions& options) {
+  const auto trace = open_trace(path);
+  const Manifest& manifest = trace->manifest();
+  const auto made_with = manifest.provenance.find("model_xxh3");
+  check(made_with == manifest.provenance.end() || made_with->second == checkpoint.fingerprint(),
+        "{} was made with another model ({}, fingerprint {}) than {} (fingerprint {}): give the "
+        "--model it was made with",
+        path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
+        made_with->second, checkpoint.dir(), checkpoint.fingerprint());
+
+  const ReferenceOptions reference{.dtype = manifest.dtype};
+  const auto oracle = open_reference().oracle(checkpoint, reference);
+  const auto exact = open_reference().model(checkpoint, reference, DType::f64);
+  const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
+  Judge judge(manifest, *oracle, exact.get(), rounded.get(), options);
+  Progress progress;
+  for (int i = 0; i < trace->passes(); ++i) {
+    judge.judge(trace->read(i, /*data=*/true));
+    progress.show(fmt::format("{} of {} passes judged", i + 1, trace->passes()));
+  }
+  Result result = judge.finish(manifest.requests, trace->complete());
+  result.provenance = manifest.provenance;
+  result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
+  return result;
+}
+
+}  // namespace lockstep

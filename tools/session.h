@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+#include "src/weights/tokenizer.h"
+#include "tools/options.h"
+
+namespace lockstep {
+
+// What the options of everything that runs a model name, opened and read.
+struct Session {
+  Checkpoint checkpoint;
+  std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
+  std::vector<Request> requests;       // at least one
+  EngineOptions engine;
+
+  // The text of token ids; empty without a tokenizer.
+  std::string text_of(const std::vector<int32_t>& tokens) const;
+};
+
+// Throws Error when a file is not what it should be or the options name no request.
+Session open_session(const ModelOptions& options);
+
+}  // namespace lockstep
