@@ -1,12 +1,12 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/memory.h"
 #include "src/weights/config.h"
+#include "src/weights/safetensors.h"
 
 namespace lockstep {
 
@@ -14,8 +14,9 @@ namespace lockstep {
 // Files are memory-mapped: a tensor costs nothing until it is read, and is only dtype-aligned.
 class Checkpoint {
  public:
-  // Throws Error, naming file and tensor, when a file is missing or malformed, and when a tensor that
-  // this configuration needs is missing or has another shape.
+  // Throws Error, naming file and tensor, when a file is missing or malformed, when a tensor that
+  // this configuration needs is missing or has another shape or dtype than declared, and when there
+  // is one that this configuration has no use for (a bias that nobody would add).
   static Checkpoint open(const std::string& dir);
 
   const std::string& dir() const { return dir_; }
@@ -26,35 +27,21 @@ class Checkpoint {
   TensorView tensor(const std::string& name) const;
   bool has(const std::string& name) const;
   std::vector<std::string> names() const;
-  int64_t bytes() const;  // of all tensors
+  int64_t bytes() const;  // of all tensors, a tied lm_head not counted
 
   // Identity of config and weights for manifests, as 16 hex digits: xxh3 of the config's text, the
   // header of every file, and 4 KiB of data out of every MiB.
   std::string fingerprint() const;
 
  private:
-  struct File;
   std::string dir_;
   ModelConfig config_;
-  std::vector<std::shared_ptr<File>> files_;
+  std::vector<SafeTensors> files_;
   std::map<std::string, TensorView> tensors_;
 };
 
-// A safetensors file alone, for tools and tests: name -> tensor. Same strictness.
-class SafeTensors {
- public:
-  explicit SafeTensors(const std::string& path);
-  const std::map<std::string, TensorView>& tensors() const { return tensors_; }
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
-
- private:
-  std::shared_ptr<void> map_;
-  std::map<std::string, TensorView> tensors_;
-  std::map<std::string, std::string> metadata_;
-};
-
-// `tensor` in another dtype: the mapped memory itself when the dtype already fits, else a converted
-// copy (rounded to nearest even), which `storage` then owns.
+// `tensor` in another float dtype: the mapped memory itself when the dtype already fits, else a
+// converted copy (rounded to nearest even), which `storage` then owns.
 TensorView cast(const TensorView& tensor, DType dtype, Tensor& storage);
 
 }  // namespace lockstep

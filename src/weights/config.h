@@ -18,11 +18,11 @@ struct RopeConfig {
   RopeType type = RopeType::standard;
   double theta = 10000;
   double factor = 1;
-  int64_t original_max_positions = 0;  // original_max_position_embeddings
-  double attention_factor = 0;         // 0: not given
-  double beta_fast = 32, beta_slow = 1;            // yarn
-  double mscale = 0, mscale_all_dim = 0;           // yarn; 0: not given
-  bool truncate = true;                            // yarn
+  int64_t original_max_positions = 0;                // original_max_position_embeddings
+  double attention_factor = 0;                       // 0: not given
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  double mscale = 0, mscale_all_dim = 0;             // yarn; 0: not given
+  bool truncate = true;                              // yarn
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   std::vector<double> short_factor, long_factor;     // longrope
 };
@@ -40,11 +40,11 @@ struct ModelConfig {
   int64_t vocab = 0;
   int64_t max_positions = 0;
   double norm_eps = 1e-6;
-  bool tied = false;            // lm_head is the embedding
-  bool qkv_bias = false;        // q, k, v have a bias
-  bool o_bias = false;          // so has o
-  bool qk_norm = false;         // RMSNorm over head_dim on q and k, before RoPE
-  DType dtype = DType::bf16;    // of the stored weights, as declared
+  bool tied = false;          // lm_head is the embedding
+  bool qkv_bias = false;      // q, k, v have a bias
+  bool o_bias = false;        // so has o
+  bool qk_norm = false;       // RMSNorm over head_dim on q and k, before RoPE
+  DType dtype = DType::bf16;  // of the stored weights, as declared
   RopeConfig rope;
   std::vector<int64_t> window;  // by layer: keys that a query sees, itself included; 0: all
   std::vector<int32_t> eos;     // ids that end a text, from config and generation_config
@@ -54,8 +54,9 @@ struct ModelConfig {
   }
 };
 
-// Reads DIR/config.json (and generation_config.json, where there is one). Throws Error on an unknown
-// architecture, rope type or activation, on sizes that do not fit each other, and on what is not JSON.
+// Reads DIR/config.json (and generation_config.json, where there is one). Throws Error on an
+// unknown architecture, rope type or activation, on sizes that do not fit each other, and on what
+// is not JSON.
 ModelConfig read_config(const std::string& dir);
 
 }  // namespace lockstep

@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// The rotary angles of a checkpoint are data: the engine, the reference and the oracle are handed the
-// same numbers, because recipes differ by far more than a rounding at long positions. Formulas:
+// The rotary angles of a checkpoint are data: the engine, the reference and the oracle are handed
+// the same numbers, because recipes differ by far more than a rounding at long positions. Formulas:
 // Hugging Face's modeling_rope_utils.
 
 struct RopeFrequencies {

@@ -1,0 +1,236 @@
+#include "src/weights/checkpoint.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+
+void add_layer(const ModelConfig& c, int64_t layer, std::map<std::string, Shape>& needed) {
+  const std::string prefix = fmt::format("model.layers.{}.", layer);
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  const auto add = [&](std::string_view name, const Shape& shape) {
+    needed[prefix + std::string(name)] = shape;
+  };
+  add("input_layernorm.weight", {c.hidden});
+  add("post_attention_layernorm.weight", {c.hidden});
+  add("self_attn.q_proj.weight", {q, c.hidden});
+  add("self_attn.k_proj.weight", {kv, c.hidden});
+  add("self_attn.v_proj.weight", {kv, c.hidden});
+  add("self_attn.o_proj.weight", {c.hidden, q});
+  add("mlp.gate_proj.weight", {c.intermediate, c.hidden});
+  add("mlp.up_proj.weight", {c.intermediate, c.hidden});
+  add("mlp.down_proj.weight", {c.hidden, c.intermediate});
+  if (c.qkv_bias) {
+    add("self_attn.q_proj.bias", {q});
+    add("self_attn.k_proj.bias", {kv});
+    add("self_attn.v_proj.bias", {kv});
+  }
+  if (c.o_bias) add("self_attn.o_proj.bias", {c.hidden});
+  if (c.qk_norm) {
+    add("self_attn.q_norm.weight", {c.head_dim});
+    add("self_attn.k_norm.weight", {c.head_dim});
+  }
+}
+
+std::map<std::string, Shape> needed_tensors(const ModelConfig& config) {
+  std::map<std::string, Shape> needed;
+  needed[std::string(kEmbedding)] = {config.vocab, config.hidden};
+  needed["model.norm.weight"] = {config.hidden};
+  if (!config.tied) needed[std::string(kHead)] = {config.vocab, config.hidden};
+  for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(config, layer, needed);
+  return needed;
+}
+
+// Tensors that published checkpoints carry along and nobody reads: the head that is the embedding
+// anyway, and rotary frequencies, which follow from the configuration.
+bool is_ballast(const std::string& name, const ModelConfig& config) {
+  return (config.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq");
+}
+
+// File name of every tensor, as the index of a sharded checkpoint says.
+std::map<std::string, std::string> read_index(const std::string& path) {
+  const json index = json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
+  check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+        "\"{}\" should be a JSON object with a \"weight_map\"; fetch the file again", path);
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    check(
+        file.is_string() && !file.get<std::string>().empty() &&
+            file.get<std::string>().find('/') == std::string::npos,
+        "\"{}\" should name a file of its own folder for tensor \"{}\" and has {}; fetch the file "
+        "again",
+        path, name, file.dump());
+    files[name] = file.get<std::string>();
+  }
+  return files;
+}
+
+std::vector<SafeTensors> open_sharded(const std::string& dir, const std::string& index_path) {
+  const std::map<std::string, std::string> index = read_index(index_path);
+  std::map<std::string, SafeTensors> shards;
+  for (const auto& [name, file] : index) {
+    auto shard = shards.find(file);
+    if (shard == shards.end()) shard = shards.emplace(file, SafeTensors(dir + "/" + file)).first;
+    check(shard->second.tensors().contains(name),
+          "\"{}\" says that tensor \"{}\" is in \"{}\", and it is not there; fetch both again",
+          index_path, name, file);
+  }
+  std::vector<SafeTensors> files;
+  for (auto& [name, shard] : shards) files.push_back(std::move(shard));
+  return files;
+}
+
+std::vector<SafeTensors> open_files(const std::string& dir) {
+  const std::string single = dir + "/model.safetensors", index = single + ".index.json";
+  if (std::filesystem::exists(single)) return {SafeTensors(single)};
+  check(
+      std::filesystem::exists(index),
+      "\"{}\" has neither model.safetensors nor model.safetensors.index.json; give the folder of a "
+      "whole checkpoint",
+      dir);
+  return open_sharded(dir, index);
+}
+
+void check_tensors(const std::map<std::string, TensorView>& tensors, const ModelConfig& config,
+                   const std::string& dir) {
+  const std::map<std::string, Shape> needed = needed_tensors(config);
+  for (const auto& [name, shape] : needed) {
+    const auto found = tensors.find(name);
+    check(found != tensors.end(),
+          "the checkpoint \"{}\" has no tensor \"{}\", which its config.json asks for; fetch it "
+          "again",
+          dir, name);
+    check(found->second.shape == shape,
+          "tensor \"{}\" of \"{}\" has the shape {} and config.json asks for {}; the two do not "
+          "belong "
+          "together",
+          name, dir, found->second.shape.text(), shape.text());
+    check(found->second.dtype == config.dtype,
+          "tensor \"{}\" of \"{}\" is stored as {} and config.json declares {}; correct its "
+          "\"dtype\"",
+          name, dir, name_of(found->second.dtype), name_of(config.dtype));
+  }
+  for (const auto& [name, tensor] : tensors)
+    check(needed.contains(name) || is_ballast(name, config),
+          "the checkpoint \"{}\" has a tensor \"{}\", for which its config.json has no use; the "
+          "two do "
+          "not belong together",
+          dir, name);
+}
+
+template <typename T>
+void convert(const TensorView& from, T* to) {
+  std::array<double, 4096> buffer;
+  for (int64_t first = 0; first < from.count(); first += std::ssize(buffer)) {
+    const auto n = static_cast<size_t>(std::min<int64_t>(std::ssize(buffer), from.count() - first));
+    widen(from, first, std::span(buffer).first(n));
+    for (size_t i = 0; i < n; ++i) to[first + static_cast<int64_t>(i)] = T(buffer[i]);
+  }
+}
+
+// The last step of a cast: through fp32, which holds every value of a 16-bit dtype.
+template <typename T, DType kDType>
+struct Rounded {
+  T value;
+  explicit Rounded(double x) : value(from_float<T>(static_cast<float>(round_to(x, kDType)))) {}
+};
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const std::string& dir) {
+  check(std::filesystem::is_directory(dir),
+        "\"{}\" is not a folder; give the folder of a checkpoint in the Hugging Face layout", dir);
+  Checkpoint checkpoint;
+  checkpoint.dir_ = dir;
+  checkpoint.config_ = read_config(dir);
+  checkpoint.files_ = open_files(dir);
+  for (const SafeTensors& file : checkpoint.files_)
+    for (const auto& [name, tensor] : file.tensors())
+      check(checkpoint.tensors_.emplace(name, tensor).second,
+            "tensor \"{}\" is in two files of \"{}\"; fetch the checkpoint again", name, dir);
+  check_tensors(checkpoint.tensors_, checkpoint.config_, dir);
+  if (checkpoint.config_.tied) checkpoint.tensors_.erase(std::string(kHead));
+  return checkpoint;
+}
+
+TensorView Checkpoint::tensor(const std::string& name) const {
+  const bool embedding = config_.tied && name == kHead;
+  const auto found = tensors_.find(embedding ? std::string(kEmbedding) : name);
+  check(found != tensors_.end(), "the checkpoint \"{}\" has no tensor \"{}\"; ask for one it has",
+        dir_, name);
+  return found->second;
+}
+
+bool Checkpoint::has(const std::string& name) const {
+  return tensors_.contains(name) || (config_.tied && name == kHead);
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
+}
+
+int64_t Checkpoint::bytes() const {
+  int64_t sum = 0;
+  for (const auto& [name, tensor] : tensors_) sum += tensor.bytes();
+  return sum;
+}
+
+std::string Checkpoint::fingerprint() const {
+  constexpr size_t kStride = 1 << 20, kSample = 4096;
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  const auto add = [&](const void* bytes, size_t size) {
+    XXH3_64bits_update(state.get(), bytes, size);
+  };
+  const std::string text = read_text(dir_ + "/config.json");
+  add(text.data(), text.size());
+  for (const SafeTensors& file : files_) {
+    add(file.header().data(), file.header().size());
+    for (size_t at = 0; at < file.data().size(); at += kStride)
+      add(file.data().data() + at, std::min(kSample, file.data().size() - at));
+  }
+  return fmt::format("{:016x}", XXH3_64bits_digest(state.get()));
+}
+
+TensorView cast(const TensorView& tensor, DType dtype, Tensor& storage) {
+  check(is_float(tensor.dtype) && is_float(dtype),
+        "a cast from {} to {} was asked for; both should be "
+        "floats",
+        name_of(tensor.dtype), name_of(dtype));
+  if (tensor.dtype == dtype) return tensor;
+  storage = Tensor(tensor.shape, dtype);
+  switch (dtype) {
+    case DType::f64:
+      convert(tensor, storage.as<double>());
+      break;
+    case DType::f32:
+      convert(tensor, storage.as<float>());
+      break;
+    case DType::f16:
+      convert(tensor, storage.as<Rounded<Float16, DType::f16>>());
+      break;
+    default:
+      convert(tensor, storage.as<Rounded<BFloat16, DType::bf16>>());
+      break;
+  }
+  return storage;
+}
+
+}  // namespace lockstep

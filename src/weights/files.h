@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace lockstep {
+
+// The whole text of a file. Throws Error when it is missing, not a file, or cannot be read.
+std::string read_text(const std::string& path);
+
+// A file's bytes, read-only, mapped while this object or a copy of it lives. Not for empty files.
+// Throws Error when the file is missing, not a file, empty, or cannot be mapped.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  std::span<const uint8_t> bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<void> memory_;
+  std::span<const uint8_t> bytes_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,180 @@
+#include "src/weights/rope_tables.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+// base^(2j / dim) for j < dim / 2. Hugging Face divides and raises in fp32, so T rounds each step;
+// the power itself is taken in fp64, as an fp32 power differs between libraries.
+template <typename T>
+std::vector<T> powers(double base, int64_t dim) {
+  std::vector<T> result;
+  for (int64_t j = 0; j < dim / 2; ++j) {
+    const T exponent = static_cast<T>(2 * j) / static_cast<T>(dim);
+    result.push_back(static_cast<T>(std::pow(base, static_cast<double>(exponent))));
+  }
+  return result;
+}
+
+template <typename T>
+std::vector<T> inverted(std::vector<T> values, double divisor) {
+  for (T& value : values) value = T{1} / (static_cast<T>(divisor) * value);
+  return values;
+}
+
+double dynamic_base(const ModelConfig& config, int64_t length) {
+  const RopeConfig& rope = config.rope;
+  check(config.head_dim > 2,
+        "dynamic rope needs heads of more than 2 values, found {}; use another "
+        "checkpoint",
+        config.head_dim);
+  const auto dim = static_cast<double>(config.head_dim);
+  const auto trained = static_cast<double>(config.max_positions);
+  const double seen = std::max(static_cast<double>(length), trained);
+  return rope.theta * std::pow(rope.factor * seen / trained - (rope.factor - 1), dim / (dim - 2));
+}
+
+// The pair of dimensions that turns `turns` times over the trained positions.
+double yarn_dimension(const ModelConfig& config, double turns) {
+  const auto trained = static_cast<double>(config.rope.original_max_positions);
+  return static_cast<double>(config.head_dim) * std::log(trained / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(config.rope.theta));
+}
+
+// Slow pairs are stretched, fast ones kept, and in between is a ramp.
+template <typename T>
+std::vector<T> yarn(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  double low = yarn_dimension(config, rope.beta_fast);
+  double high = yarn_dimension(config, rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(config.head_dim - 1));
+  if (low == high) high += 0.001;  // no ramp: a step, without dividing by zero
+
+  const std::vector<T> power = powers<T>(rope.theta, config.head_dim);
+  const std::vector<T> kept = inverted(power, 1);
+  std::vector<T> result = inverted(power, rope.factor);
+  for (size_t j = 0; j < result.size(); ++j) {
+    const T slope = (static_cast<T>(j) - static_cast<T>(low)) / static_cast<T>(high - low);
+    const T keep = T{1} - std::clamp(slope, T{0}, T{1});
+    result[j] = result[j] * (T{1} - keep) + kept[j] * keep;
+  }
+  return result;
+}
+
+template <typename T>
+std::vector<T> llama3(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  const auto trained = static_cast<T>(rope.original_max_positions);
+  const auto low = static_cast<T>(rope.low_freq_factor);
+  const auto high = static_cast<T>(rope.high_freq_factor);
+  const auto factor = static_cast<T>(rope.factor);
+  std::vector<T> result = inverted(powers<T>(rope.theta, config.head_dim), 1);
+  for (T& inverse : result) {
+    const T wave = static_cast<T>(2 * std::numbers::pi) / inverse;
+    const T smooth = (trained / wave - low) / (high - low);
+    if (wave > trained / low)
+      inverse = inverse / factor;
+    else if (wave >= trained / high)
+      inverse = (T{1} - smooth) * inverse / factor + smooth * inverse;
+  }
+  return result;
+}
+
+template <typename T>
+std::vector<T> longrope(const ModelConfig& config, int64_t length) {
+  const RopeConfig& rope = config.rope;
+  const auto& factors = length > rope.original_max_positions ? rope.long_factor : rope.short_factor;
+  std::vector<T> result = powers<T>(rope.theta, config.head_dim);
+  for (size_t j = 0; j < result.size(); ++j)
+    result[j] = T{1} / (static_cast<T>(factors.at(j)) * result[j]);
+  return result;
+}
+
+template <typename T>
+std::vector<T> inverse_frequencies(const ModelConfig& config, int64_t length) {
+  const double theta = config.rope.theta;
+  switch (config.rope.type) {
+    case RopeType::standard:
+      return inverted(powers<T>(theta, config.head_dim), 1);
+    case RopeType::linear: {
+      std::vector<T> result = inverted(powers<T>(theta, config.head_dim), 1);
+      for (T& inverse : result) inverse /= static_cast<T>(config.rope.factor);
+      return result;
+    }
+    case RopeType::dynamic:
+      return inverted(powers<T>(dynamic_base(config, length), config.head_dim), 1);
+    case RopeType::yarn:
+      return yarn<T>(config);
+    case RopeType::llama3:
+      return llama3<T>(config);
+    case RopeType::longrope:
+      return longrope<T>(config, length);
+  }
+  fail("rope type {} has no formula", static_cast<int>(config.rope.type));
+}
+
+double yarn_magnitude(double factor, double scale) {
+  return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
+}
+
+double attention_factor(const RopeConfig& rope) {
+  const bool yarn = rope.type == RopeType::yarn;
+  if (!yarn && rope.type != RopeType::longrope) return 1;
+  if (rope.attention_factor > 0) return rope.attention_factor;
+  if (!yarn)
+    return rope.factor <= 1
+               ? 1
+               : std::sqrt(1 + std::log(rope.factor) /
+                                   std::log(static_cast<double>(rope.original_max_positions)));
+  if (rope.mscale > 0 && rope.mscale_all_dim > 0)
+    return yarn_magnitude(rope.factor, rope.mscale) /
+           yarn_magnitude(rope.factor, rope.mscale_all_dim);
+  return yarn_magnitude(rope.factor, 1);
+}
+
+template <typename T>
+void fill_row(std::span<const T> inverse, double factor, int64_t position, std::span<T> cos,
+              std::span<T> sin) {
+  check(position >= 0 && cos.size() == inverse.size() && sin.size() == inverse.size(),
+        "position {} of a rope table wants {} cosines and sines, found room for {} and {}",
+        position, inverse.size(), cos.size(), sin.size());
+  for (size_t j = 0; j < inverse.size(); ++j) {
+    const double angle = static_cast<T>(position) * inverse[j];  // rounded to T, then exact
+    cos[j] = static_cast<T>(std::cos(angle)) * static_cast<T>(factor);
+    sin[j] = static_cast<T>(std::sin(angle)) * static_cast<T>(factor);
+  }
+}
+
+}  // namespace
+
+RopeFrequencies rope_frequencies(const ModelConfig& config, int64_t length) {
+  check(length >= 1, "rope tables are made for a request of at least one token, found {}", length);
+  return {inverse_frequencies<double>(config, length), inverse_frequencies<float>(config, length),
+          attention_factor(config.rope)};
+}
+
+bool depends_on_length(const RopeConfig& rope) {
+  return rope.type == RopeType::dynamic || rope.type == RopeType::longrope;
+}
+
+void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<float> cos,
+              std::span<float> sin) {
+  fill_row<float>(frequencies.inv_freq_fp32, frequencies.attention_factor, position, cos, sin);
+}
+
+void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<double> cos,
+              std::span<double> sin) {
+  fill_row<double>(frequencies.inv_freq, frequencies.attention_factor, position, cos, sin);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// What stands at the front of some bytes: a character of `length` bytes; `length` bytes that begin
+// one and were cut off by the end; or `length` bytes that can never become one (the longest such
+// prefix, as the Unicode standard recommends for U+FFFD). `bytes` is not empty.
+enum class Utf8Kind { whole, cut, broken };
+struct Utf8Front {
+  Utf8Kind kind;
+  size_t length;
+};
+Utf8Front utf8_front(std::string_view bytes);
+
+// Appends to `text` the whole characters of `bytes`, broken ones as U+FFFD, and removes them from
+// `bytes`; a cut one at the end stays there.
+void take_characters(std::string& bytes, std::string& text);
+
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+}  // namespace lockstep

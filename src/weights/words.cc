@@ -1,0 +1,125 @@
+#include "src/weights/words.h"
+
+#include <pcre2.h>
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// PCRE2's \s is not quite Unicode's White_Space, which the original engine means by it.
+constexpr std::string_view kSpaces =
+    R"(\x09-\x0D\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+
+constexpr size_t kJitStackMin = 32 * 1024, kJitStackMax = 64 * 1024 * 1024;
+
+// The pattern with \s and \S written out, inside and outside of brackets.
+std::string written_out() {
+  std::string out;
+  bool bracket = false;
+  for (size_t i = 0; i < kPattern.size(); ++i) {
+    const std::string_view two = kPattern.substr(i, 2);
+    if (two == R"(\s)" || two == R"(\S)") {
+      out += bracket ? std::string(kSpaces)
+                     : (two == R"(\s)" ? "[" : "[^") + std::string(kSpaces) + "]";
+      ++i;
+      continue;
+    }
+    if (kPattern[i] == '[') bracket = true;
+    if (kPattern[i] == ']') bracket = false;
+    out += kPattern[i];
+  }
+  return out;
+}
+
+std::string message_of(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+PCRE2_SPTR code_units(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
+}
+
+// What one run over a text needs beside the compiled expression.
+struct Matcher {
+  explicit Matcher(const pcre2_code* code)
+      : data(pcre2_match_data_create_from_pattern(code, nullptr), pcre2_match_data_free),
+        stack(pcre2_jit_stack_create(kJitStackMin, kJitStackMax, nullptr), pcre2_jit_stack_free),
+        context(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
+    check(data && stack && context,
+          "there is no memory left to split a text into words; free some");
+    // Long runs of blanks take more than the machine stack that JIT code has by itself.
+    pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+  }
+  std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data;
+  std::unique_ptr<pcre2_jit_stack, decltype(&pcre2_jit_stack_free)> stack;
+  std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> context;
+};
+
+}  // namespace
+
+std::string_view WordSplitter::pattern() { return kPattern; }
+
+WordSplitter::WordSplitter() {
+  const std::string text = written_out();
+  int error = 0;
+  size_t where = 0;
+  pcre2_code* code =
+      pcre2_compile(code_units(text), text.size(), PCRE2_UTF | PCRE2_UCP, &error, &where, nullptr);
+  check(code != nullptr,
+        "this PCRE2 does not take the words' expression at {}: {}; use 10.40 or newer", where,
+        message_of(error));
+  code_ =
+      std::shared_ptr<void>(code, [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
+  // Where there is no JIT for this machine, PCRE2 interprets: slower, and equal.
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+}
+
+void WordSplitter::split(std::string_view text,
+                         const std::function<void(std::string_view)>& take) const {
+  const auto* code = static_cast<const pcre2_code*>(code_.get());
+  const Matcher matcher(code);
+  size_t at = 0;
+  uint32_t options = 0;
+  while (at < text.size()) {
+    const int found = pcre2_match(code, code_units(text), text.size(), at, options,
+                                  matcher.data.get(), matcher.context.get());
+    check(found > 0 || found == PCRE2_ERROR_NOMATCH,
+          "a text cannot be split into words from byte {} on: {}; give UTF-8", at,
+          message_of(found));
+    options = PCRE2_NO_UTF_CHECK;  // the first match has checked all of it
+    const size_t* ends = pcre2_get_ovector_pointer(matcher.data.get());
+    const size_t begin = found > 0 ? ends[0] : text.size();
+    const size_t end = found > 0 ? ends[1] : text.size();
+    if (begin > at) take(text.substr(at, begin - at));
+    if (end > begin) take(text.substr(begin, end - begin));
+    at = end;
+  }
+}
+
+std::string normalised(std::string_view text) {
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; }))
+    return std::string(text);
+  utf8proc_uint8_t* out = nullptr;
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &out,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(out, std::free);
+  check(size >= 0, "a text of {} bytes cannot be normalised: {}; give UTF-8", text.size(),
+        utf8proc_errmsg(size));
+  return {reinterpret_cast<const char*>(out), static_cast<size_t>(size)};
+}
+
+}  // namespace lockstep
