@@ -1,0 +1,291 @@
+// lockstep inspect: what is in a trace.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "kernels/check.h"
+#include "tools/options.h"
+#include "tools/output.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+namespace {
+
+// Most numbers that --values prints: more would fill the memory before the screen.
+constexpr size_t kMostValues = 1'000'000;
+constexpr size_t kLargest = 10;
+constexpr int kBar = 50;  // columns of the longest bar of a histogram
+
+struct InspectOptions {
+  std::string path, points, layers, requests, positions, format = "table";
+  bool values = false;
+
+  bool selects() const {
+    return !(points.empty() && layers.empty() && requests.empty() && positions.empty());
+  }
+  Selection selection() const { return {points, layers, positions, requests}; }
+};
+
+Cell layer_cell(int layer) {
+  return layer < 0 ? Cell(std::string("-")) : Cell(static_cast<int64_t>(layer));
+}
+
+// "0:3-7 1:0": request and positions of rows, runs joined.
+std::string rows_text(const std::vector<Row>& rows) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < rows.size();) {
+    size_t end = i + 1;
+    while (end < rows.size() && rows[end].request == rows[i].request &&
+           rows[end].position == rows[end - 1].position + 1)
+      ++end;
+    const std::string first = fmt::format("{}:{}", rows[i].request, rows[i].position);
+    runs.push_back(end == i + 1 ? first : fmt::format("{}-{}", first, rows[end - 1].position));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(runs, " "));
+}
+
+// What is known of all tensors of one place.
+struct PlaceTotal {
+  Digest digest;  // counts, range and sums only
+  DType dtype = DType::f32;
+  int layer = -1;
+  const Point* point = nullptr;
+  int64_t tensors = 0, rows = 0;
+
+  void add(const KeptTensor& tensor) {
+    const Digest& d = tensor.digest;
+    if (d.finite() > 0) {
+      const bool first = digest.finite() == 0;
+      digest.min = first ? d.min : std::min(digest.min, d.min);
+      digest.max = first ? d.max : std::max(digest.max, d.max);
+    }
+    digest.count += d.count;
+    digest.nan += d.nan;
+    digest.pos_inf += d.pos_inf;
+    digest.neg_inf += d.neg_inf;
+    digest.zeros += d.zeros;
+    digest.sum_squares += d.sum_squares;
+    dtype = tensor.dtype;
+    layer = tensor.layer;
+    point = tensor.point;
+    ++tensors;
+    rows += static_cast<int64_t>(tensor.rows.size());
+  }
+};
+
+Table with_digest_columns(std::vector<std::string> columns) {
+  for (const char* name : {"rms", "min", "max", "nan", "inf", "zeros"}) columns.push_back(name);
+  return {std::move(columns), {}};
+}
+
+void append_digest(const Digest& d, std::vector<Cell>& row) {
+  for (const double number : {d.rms(), d.min, d.max}) row.push_back(number);
+  for (const int64_t count : {d.nan, d.pos_inf + d.neg_inf, d.zeros}) row.push_back(count);
+}
+
+// One line a place, in graph order.
+Table table_of_places(TraceReader& trace) {
+  std::map<std::pair<int, int>, PlaceTotal> places;
+  const int layers = trace.manifest().graph.layers;
+  for (int i = 0; i < trace.passes(); ++i) {
+    const Pass pass = trace.read(i, /*data=*/false);
+    for (const KeptTensor& t : pass.tensors) {
+      const int order = order_of(*t.point);
+      const int group = t.point->per_layer ? t.layer : order == 0 ? -1 : layers;
+      places[{group, order}].add(t);
+    }
+  }
+  Table table = with_digest_columns({"layer", "point", "dtype", "tensors", "rows"});
+  for (const auto& [key, place] : places) {
+    auto& row = table.rows.emplace_back();
+    row = {layer_cell(place.layer), std::string(place.point->name),
+           std::string(name_of(place.dtype)), place.tensors, place.rows};
+    append_digest(place.digest, row);
+  }
+  return table;
+}
+
+struct Element {
+  double value = 0;
+  std::vector<Cell> cells;  // where it stands, and the value
+};
+
+// What is known of the selected rows, gathered in one reading of the trace.
+struct Selected {
+  Table tensors = with_digest_columns({"pass", "layer", "point", "rows", "shape", "dtype"});
+  Table values{{"pass", "layer", "point", "request", "position", "index", "value"}, {}, "{:.9g}"};
+  std::array<int64_t, 256> exponents{};  // of whole tensors, as Digest counts them
+  std::vector<Element> largest;          // descending by magnitude, NaN before everything
+  int64_t kept = 0;                      // tensors whose numbers are in the trace
+};
+
+std::string index_text(const Shape& shape, int64_t in_row) {
+  std::vector<int64_t> index;
+  for (int axis = shape.rank() - 1; axis > 0; --axis) {
+    index.insert(index.begin(), in_row % shape[axis]);
+    in_row /= shape[axis];
+  }
+  return fmt::format("[{}]", fmt::join(index, ", "));
+}
+
+void keep_if_large(std::vector<Element>& largest, double value, const auto& cells) {
+  const auto magnitude = [](double x) { return std::isnan(x) ? HUGE_VAL : std::abs(x); };
+  if (largest.size() == kLargest && magnitude(value) <= magnitude(largest.back().value)) return;
+  const auto place =
+      std::ranges::upper_bound(largest, magnitude(value), std::greater{},
+                               [&](const Element& element) { return magnitude(element.value); });
+  largest.insert(place, {value, cells()});
+  if (largest.size() > kLargest) largest.pop_back();
+}
+
+// The elements of the selected rows of one tensor.
+void add_elements(int pass, const KeptTensor& t, const InspectOptions& options,
+                  const Selection& selection, Selected& out) {
+  const TensorView data = t.data.view();
+  for (size_t r = 0; r < t.rows.size(); ++r) {
+    if (!selection.has(t.rows[r])) continue;
+    const int64_t first = static_cast<int64_t>(r) * data.row_size();
+    for (int64_t i = 0; i < data.row_size(); ++i) {
+      const double value = value_at(data, first + i);
+      const auto cells = [&]() -> std::vector<Cell> {
+        return {int64_t{pass},
+                layer_cell(t.layer),
+                std::string(t.point->name),
+                int64_t{t.rows[r].request},
+                int64_t{t.rows[r].position},
+                index_text(data.shape, i),
+                value};
+      };
+      keep_if_large(out.largest, value, cells);
+      if (!options.values) continue;
+      check(out.values.rows.size() < kMostValues,
+            "--values would print more than {} numbers: narrow it with --position or --point",
+            kMostValues);
+      out.values.rows.push_back(cells());
+    }
+  }
+}
+
+Selected select(TraceReader& trace, const InspectOptions& options) {
+  const Selection selection = options.selection();
+  const auto has_row = [&](const Row& row) { return selection.has(row); };
+  Selected out;
+  for (int i = 0; i < trace.passes(); ++i) {
+    const Pass pass = trace.read(i, /*data=*/true);
+    for (const KeptTensor& t : pass.tensors) {
+      if (!selection.has(*t.point, t.layer) || std::ranges::none_of(t.rows, has_row)) continue;
+      auto& row = out.tensors.rows.emplace_back();
+      row = {int64_t{pass.info.pass}, layer_cell(t.layer), std::string(t.point->name),
+             rows_text(t.rows),       t.shape.text(),      std::string(name_of(t.dtype))};
+      append_digest(t.digest, row);
+      for (size_t bin = 0; bin < out.exponents.size(); ++bin)
+        out.exponents[bin] += t.digest.exponents[bin];
+      if (t.data.view().empty()) continue;
+      ++out.kept;
+      add_elements(pass.info.pass, t, options, selection, out);
+    }
+  }
+  check(!out.tensors.rows.empty(),
+        "nothing in {} is selected by {}: `lockstep inspect {}` says what there is", options.path,
+        selection.text(), options.path);
+  check(!options.values || out.kept > 0,
+        "{} has only digests of what is selected, no numbers: record it with --keep full",
+        options.path);
+  return out;
+}
+
+// A bar for each power of two from the smallest to the largest that occurs.
+std::string histogram_text(const std::array<int64_t, 256>& exponents) {
+  const auto used = [](int64_t count) { return count > 0; };
+  const auto first = std::ranges::find_if(exponents, used);
+  if (first == exponents.end()) return "";
+  const auto last = std::find_if(exponents.rbegin(), exponents.rend(), used).base();
+  const double most = static_cast<double>(*std::max_element(first, last));
+  std::string out = "\nmagnitudes, of the whole tensors:\n";
+  for (auto bin = first; bin != last; ++bin) {
+    const auto bar = static_cast<size_t>(std::ceil(kBar * static_cast<double>(*bin) / most));
+    out += fmt::format("  2^{:<5}{:>12}  {}\n", bin - exponents.begin() - 127, *bin,
+                       std::string(bar, '#'));
+  }
+  return out;
+}
+
+std::string largest_text(const Selected& selected) {
+  if (selected.largest.empty()) return "\nthe trace has digests of these tensors, no numbers\n";
+  Table table{selected.values.columns, {}, selected.values.number_format};
+  for (const Element& element : selected.largest) table.rows.push_back(element.cells);
+  return fmt::format("\nthe {} largest numbers of the selected rows:\n{}", selected.largest.size(),
+                     text_of(table, "table"));
+}
+
+std::string header_text(const Manifest& manifest) {
+  std::string out;
+  for (const auto& [name, value] : manifest.provenance)
+    out += fmt::format("{:<16}{}\n", name, value);
+  out += fmt::format("{:<16}{}, keeps {}{}{}\n\n", "trace", name_of(manifest.dtype),
+                     name_of(manifest.keep), manifest.selection.empty() ? "" : ", ",
+                     manifest.selection);
+  for (const RequestInfo& r : manifest.requests)
+    out += fmt::format("request {}{}: {} tokens in, {} out{}\n", r.id,
+                       r.name.empty() ? "" : fmt::format(" ({})", r.name), r.prompt.size(),
+                       r.tokens.size(), r.forced.empty() ? "" : ", forced");
+  return out + "\n";
+}
+
+// The last line, which says whether the trace is whole.
+std::string ending_text(const TraceReader& trace) {
+  std::string out = "\n";
+  for (const std::string& problem : trace.problems()) out += problem + "\n";
+  return out + fmt::format("{}: {} passes\n", trace.complete() ? "complete" : "incomplete",
+                           trace.passes());
+}
+
+void show(TraceReader& trace, const InspectOptions& options) {
+  const bool for_people = options.format == "table";
+  if (!options.selects() && !options.values) {
+    const std::string places = text_of(table_of_places(trace), options.format);
+    print(for_people ? header_text(trace.manifest()) + places : places);
+  } else {
+    const Selected selected = select(trace, options);
+    print(text_of(options.values ? selected.values : selected.tensors, options.format));
+    if (for_people && !options.values)
+      print(histogram_text(selected.exponents) + largest_text(selected));
+  }
+  if (for_people) print(ending_text(trace));
+}
+
+}  // namespace
+
+int inspect_command(Args args) {
+  CLI::App app{
+      "Show what is in a trace. Without a selection: where it comes from, its requests, and a "
+      "line\n"
+      "for every place. With one: a line for every tensor that has selected rows, how their\n"
+      "magnitudes are spread, and the largest numbers. Rows are written request:position.",
+      "lockstep inspect"};
+  InspectOptions options;
+  app.add_option("TRACE", options.path, "trace to look into")->type_name("")->required();
+  app.add_option("--point", options.points, "these points only")->type_name("GLOB,...");
+  app.add_option("--layer", options.layers, "these layers only")->type_name("0,3-5");
+  app.add_option("--request", options.requests, "these requests only")->type_name("0,3-5");
+  app.add_option("--position", options.positions, "these positions only")->type_name("0-31");
+  app.add_flag("--values", options.values, "print every number of the selected rows");
+  add_format_option(app, options.format);
+  if (!parse(app, args,
+             "  lockstep inspect a.trace\n"
+             "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
+             "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"))
+    return 0;
+  const std::unique_ptr<TraceReader> trace = open_trace(options.path);
+  show(*trace, options);
+  return trace->complete() ? 0 : 2;
+}
+
+}  // namespace lockstep

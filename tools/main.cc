@@ -1,0 +1,96 @@
+// The table of commands, the only catch, the only exit.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "kernels/check.h"
+#include "kernels/nearest.h"
+#include "tools/build_info.h"
+#include "tools/commands.h"
+#include "tools/output.h"
+
+namespace lockstep {
+namespace {
+
+struct Command {
+  std::string_view name;
+  std::string_view help;
+  int (*run)(Args args);
+};
+
+constexpr auto kCommands = std::to_array<Command>({
+    {"run", "run the engine beside the reference and judge every op (start here)", run_command},
+    {"judge", "judge a saved trace: each op against its exact result", judge_command},
+    {"diff", "compare two traces and name the first place where they differ", diff_command},
+    {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
+    {"generate", "run the engine alone and print the text", generate_command},
+    {"model", "show what was understood of a checkpoint", model_command},
+    {"points", "list the places in a model where a tensor can be seen", points_command},
+    {"faults", "list the bugs that --fault can seed", faults_command},
+});
+
+std::string usage() {
+  std::string text =
+      "lockstep finds the first op of a language model that computes a wrong number.\n"
+      "It runs a paged-attention Qwen engine beside a LibTorch reference, looks at every op of "
+      "every\n"
+      "layer, and says which op introduced an error, by how much, and what else is wrong.\n\n"
+      "Usage: lockstep COMMAND [OPTIONS]\n\nCommands:\n";
+  for (const Command& c : kCommands) text += fmt::format("  {:<10}{}\n", c.name, c.help);
+  text +=
+      "\nExamples:\n"
+      "  lockstep run --model DIR --prompt \"To be, or not\"             is the engine right?\n"
+      "  lockstep run --model DIR --prompt \"To be\" --trace a.trace     the same, kept in a "
+      "trace\n"
+      "  lockstep diff before.trace after.trace                        did the numbers change?\n"
+      "  lockstep inspect a.trace --point attn.q --layer 2             what was computed there?\n\n"
+      "DIR is a checkpoint as Hugging Face publishes it: config.json, *.safetensors, "
+      "tokenizer.json.\n"
+      "Exit status: 0 alike, 1 different, 2 trouble. `lockstep COMMAND --help` explains a "
+      "command.\n";
+  return text;
+}
+
+int dispatch(Args args) {
+  if (args.empty()) {
+    fmt::print(stderr, "{}", usage());
+    return 2;
+  }
+  const std::string_view name = args[0];
+  if (name == "--help" || name == "-h" || name == "help") {
+    print(usage());
+    return 0;
+  }
+  if (name == "--version") {
+    print(fmt::format("lockstep {}\n", kToolVersion));
+    return 0;
+  }
+  for (const Command& c : kCommands)
+    if (c.name == name) return c.run(args.subspan(1));
+  std::array<std::string_view, kCommands.size()> names;
+  std::ranges::transform(kCommands, names.begin(), &Command::name);
+  fail("lockstep has no command \"{}\"; did you mean \"{}\"? `lockstep --help` lists them", name,
+       nearest(name, names));
+}
+
+int trouble(std::string_view sentence) {
+  fmt::print(stderr, "error: {}\n", sentence);
+  return 2;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) try {
+  return lockstep::dispatch(lockstep::Args(argv, static_cast<size_t>(argc)).subspan(1));
+} catch (const std::bad_alloc&) {
+  return lockstep::trouble(
+      "there is not enough memory for this; ask for fewer --pages, shorter prompts or fewer "
+      "requests");
+} catch (const std::exception& error) {
+  return lockstep::trouble(error.what());
+}

@@ -1,0 +1,169 @@
+#include "tools/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/nearest.h"
+#include "tools/output.h"
+
+namespace lockstep {
+namespace {
+
+// The nearest option of the command, for an argument that it does not know.
+std::string nearest_option(const CLI::App& app, const std::string& argument) {
+  std::vector<std::string> owned;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) owned.push_back("--" + name);
+  return nearest(argument.substr(0, argument.find('=')),
+                 std::vector<std::string_view>(owned.begin(), owned.end()));
+}
+
+[[noreturn]] void fail_on_extras(CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining();
+  const std::string first = extras.empty() ? "" : extras.front();
+  check(!first.starts_with("-"), "{} has no option {}; did you mean {}? `{} --help` lists them",
+        app.get_name(), first, nearest_option(app, first), app.get_name());
+  fail("{} does not know what \"{}\" is for; `{} --help` says what it takes", app.get_name(), first,
+       app.get_name());
+}
+
+CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int64_t least,
+                       const std::string& help) {
+  using Value = std::remove_reference_t<decltype(value)>;
+  return app.add_option(name, value, help)->type_name("N")->check([least](const std::string& text) {
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool fits = error == std::errc() && end == text.data() + text.size() && number >= least &&
+                      std::in_range<Value>(number);
+    return fits ? std::string()
+                : fmt::format("a whole number of at least {} is wanted, found \"{}\"", least, text);
+  });
+}
+
+CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
+                        std::vector<std::string> choices, const std::string& help) {
+  const std::string all = CLI::detail::join(choices, "|");
+  return app.add_option(name, value, help)
+      ->type_name(all)
+      ->check([choices = std::move(choices), all](const std::string& text) {
+        return std::ranges::find(choices, text) != choices.end()
+                   ? std::string()
+                   : fmt::format("one of {} is wanted, found \"{}\"", all, text);
+      });
+}
+
+}  // namespace
+
+bool parse(CLI::App& app, Args args, const std::string& examples) {
+  app.description(app.get_description() + "\n");
+  app.footer("Examples:\n" + examples);
+  app.set_help_flag("-h,--help", "print this help");
+  app.get_formatter()->column_width(30);
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // as CLI11 wants them
+  // CLI11 says by exceptions what is no exception to us; none of them leaves this function.
+  try {
+    app.parse(std::move(reversed));
+    return true;
+  } catch (const CLI::CallForHelp&) {
+    print(app.help());
+    return false;
+  } catch (const CLI::ExtrasError&) {
+    fail_on_extras(app);
+  } catch (const CLI::ParseError& error) {
+    fail("{}: {}; `{} --help` says what it takes", app.get_name(), error.what(), app.get_name());
+  }
+}
+
+void add_model_folder(CLI::App& app, std::string& model) {
+  app.add_option("--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
+      ->type_name("DIR")
+      ->required();
+}
+
+void add_model_options(CLI::App& app, ModelOptions& options) {
+  const auto repeatable = [&](const char* name, auto& value, const char* help, const char* type) {
+    app.add_option(name, value, help)->type_name(type)->allow_extra_args(false);
+  };
+  add_model_folder(app, options.model);
+  repeatable("--prompt", options.prompts, "a request with this text (repeatable)", "TEXT");
+  repeatable("--tokens", options.tokens, "a request with these token ids (repeatable)", "1,2,3");
+  app.add_option("--requests", options.requests,
+                 "requests, a JSON object a line: \"prompt\" or \"tokens\", \"id\", \"max_new\"")
+      ->type_name("FILE.jsonl");
+  add_count(app, "--max-new", options.max_new, 1, "tokens to generate for a request (16)");
+  app.add_option("--force", options.force, "decode exactly these token ids instead of its choices")
+      ->type_name("5,6,7");
+  app.add_option("--device", options.device, "where the engine runs (cpu)")
+      ->type_name("cpu")
+      ->check([](const std::string& device) {
+        return device == "cpu"
+                   ? std::string()
+                   : fmt::format("this engine runs on the cpu only, found \"{}\"", device);
+      });
+  add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
+             "of weights, activations and cache (auto: the checkpoint's)");
+  add_count(app, "--page-size", options.page_size, 1, "positions in a page of the K/V cache (16)");
+  add_count(app, "--pages", options.pages, 0, "pages of the K/V cache (0: as many as it takes)");
+  add_count(app, "--page-order", options.page_order, 0,
+            "seed of the order in which pages are handed out (0: ascending)");
+  add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
+  add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
+  add_count(app, "--threads", options.threads, 0, "threads that compute (0: one a core)");
+}
+
+DType dtype_of(const ModelOptions& options, const ModelConfig& config) {
+  return options.dtype == "auto" ? config.dtype : dtype_from(options.dtype);
+}
+
+EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config) {
+  EngineOptions engine;
+  engine.dtype = dtype_of(options, config);
+  engine.page_size = options.page_size;
+  engine.pages = options.pages;
+  engine.page_order = options.page_order;
+  engine.chunk = options.chunk;
+  engine.max_batch = options.max_batch;
+  engine.threads = options.threads;
+  return engine;
+}
+
+void add_selection_options(CLI::App& app, ObserveOptions& options) {
+  app.add_option("--points", options.points, "look at these points only (all)")
+      ->type_name("GLOB,...");
+  app.add_option("--layers", options.layers, "look at these layers only (all)")->type_name("0,3-5");
+  app.add_option("--positions", options.positions, "look at these positions only (all)")
+      ->type_name("0-31");
+}
+
+void add_observe_options(CLI::App& app, ObserveOptions& options) {
+  add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
+             "what a trace keeps: digests, and the tensors of what is wrong or all (flagged)");
+  add_selection_options(app, options);
+  app.add_option("--trace", options.trace, "keep what was seen in this trace")
+      ->type_name("PATH.trace");
+}
+
+Selection selection_of(const ObserveOptions& options) {
+  return {options.points, options.layers, options.positions, ""};
+}
+
+void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
+  app.add_option("--fault", faults, "seed a bug into the engine (repeatable; see lockstep faults)")
+      ->type_name("NAME[@layer=L]")
+      ->allow_extra_args(false);
+}
+
+void add_format_option(CLI::App& app, std::string& format) {
+  add_choice(app, "--format", format, format_names(), "how the result is printed (table)");
+}
+
+void add_report_options(CLI::App& app, ReportOptions& options) {
+  add_format_option(app, options.format);
+  app.add_option("--json", options.json, "write the result to this file too, as JSON")
+      ->type_name("FILE");
+}
+
+}  // namespace lockstep

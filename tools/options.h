@@ -1,0 +1,68 @@
+// Options that mean the same in every command that has them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+#include "tools/commands.h"
+#include "traces/trace.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+// Reads a command's arguments into what its options were bound to. False: help was asked for and
+// has been printed. Throws Error, with the nearest option, on what the command does not know or
+// cannot take. `examples` end the help, a line each.
+bool parse(CLI::App& app, Args args, const std::string& examples);
+
+// Of everything that runs a model.
+struct ModelOptions {
+  std::string model;  // folder of the checkpoint
+  std::vector<std::string> prompts;
+  std::vector<std::string> tokens;  // "1,2,3", one request each
+  std::string requests;             // path of a JSONL file
+  int64_t max_new = 16;
+  std::string force;  // "5,6,7"
+  std::string device = "cpu";
+  std::string dtype = "auto";
+  int64_t page_size = 16;
+  int64_t pages = 0;  // 0: as many as the requests need together
+  uint64_t page_order = 0;
+  int64_t chunk = 0;
+  int64_t max_batch = 0;
+  int threads = 0;
+};
+void add_model_folder(CLI::App& app, std::string& model);  // --model alone
+void add_model_options(CLI::App& app, ModelOptions& options);
+
+// The dtype of a run: the one asked for, or the checkpoint's own.
+DType dtype_of(const ModelOptions& options, const ModelConfig& config);
+EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config);
+
+// Of everything that observes.
+struct ObserveOptions {
+  std::string keep = "flagged";
+  std::string points, layers, positions;
+  std::string trace;  // path; empty: nothing is kept
+};
+void add_observe_options(CLI::App& app, ObserveOptions& options);
+void add_selection_options(CLI::App& app, ObserveOptions& options);  // --points and the like alone
+Selection selection_of(const ObserveOptions& options);
+
+// --fault, repeatable: texts for parse_fault.
+void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
+
+// Of everything that prints a result.
+struct ReportOptions {
+  std::string format = "table";
+  std::string json;  // path of a file for the result as JSON, beside what is printed
+};
+void add_format_option(CLI::App& app, std::string& format);
+void add_report_options(CLI::App& app, ReportOptions& options);
+
+}  // namespace lockstep

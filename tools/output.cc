@@ -1,0 +1,160 @@
+#include "tools/output.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "kernels/check.h"
+#include "src/judge/report.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string table_text(const Table& table);
+std::string table_json(const Table& table);
+std::string table_csv(const Table& table);
+
+// The formats. To add one: its name, and how it writes a judgement and a table.
+struct Format {
+  const char* name;
+  std::string (*of_result)(const Result&);
+  std::string (*of_table)(const Table&);
+};
+constexpr Format kFormats[] = {
+    {"table", report_table, table_text},
+    {"json", report_json, table_json},
+    {"csv", report_csv, table_csv},
+};
+
+const Format& format_of(const std::string& name) {
+  for (const Format& format : kFormats)
+    if (format.name == name) return format;
+  fail("--format wants one of {}, found \"{}\"", fmt::join(format_names(), ", "), name);
+}
+
+std::string shown(const Cell& cell, const char* number_format) {
+  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
+  if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
+  return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
+}
+
+std::string table_text(const Table& table) {
+  std::vector<std::vector<std::string>> lines{table.columns};
+  for (const auto& row : table.rows) {
+    auto& line = lines.emplace_back();
+    for (const Cell& cell : row) line.push_back(shown(cell, table.number_format));
+  }
+  std::vector<size_t> widths(table.columns.size());
+  for (const auto& line : lines)
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  std::string out;
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const bool number = std::ranges::any_of(table.rows, [i](const auto& row) {
+        return !std::holds_alternative<std::string>(row[i]);
+      });
+      text += fmt::format(fmt::runtime(number ? "{:>{}}  " : "{:<{}}  "), line[i], widths[i]);
+    }
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
+Json json_of(const Cell& cell) {
+  const auto* number = std::get_if<double>(&cell);
+  if (number && std::isnan(*number)) return "NaN";
+  if (number && std::isinf(*number)) return *number > 0 ? "Infinity" : "-Infinity";
+  return std::visit([](const auto& value) { return Json(value); }, cell);
+}
+
+std::string table_json(const Table& table) {
+  Json list = Json::array();
+  for (const auto& row : table.rows) {
+    Json object;
+    for (size_t i = 0; i < row.size(); ++i) object[table.columns[i]] = json_of(row[i]);
+    list.push_back(std::move(object));
+  }
+  return list.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string table_csv(const Table& table) {
+  const auto join = [](const auto& fields) { return fmt::format("{}\n", fmt::join(fields, ",")); };
+  std::string out = join(table.columns);
+  for (const auto& row : table.rows) {
+    std::vector<std::string> fields;
+    for (const Cell& cell : row) fields.push_back(csv_field(shown(cell, "{}")));
+    out += join(fields);
+  }
+  return out;
+}
+
+}  // namespace
+
+void print(const std::string& text) {
+  errno = 0;
+  const bool whole =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  check(whole, "the result cannot be written to stdout: {}", std::strerror(errno));
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  errno = 0;
+  std::ofstream file(part, std::ios::binary | std::ios::trunc);
+  file << text << std::flush;
+  file.close();
+  std::string cause = std::strerror(errno);
+  std::error_code error;
+  if (file.good()) {
+    std::filesystem::rename(part, path, error);
+    if (!error) return;
+    cause = error.message();
+  }
+  std::filesystem::remove(part, error);
+  fail("{} cannot be written: {}; name a file in a folder that exists and has room", path, cause);
+}
+
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Format& format : kFormats) names.emplace_back(format.name);
+  return names;
+}
+
+void put_result(const Result& result, const ReportOptions& options) {
+  // The file first: a reader of stdout that goes away must not take the file with it.
+  if (!options.json.empty()) write_file(options.json, report_json(result));
+  print(format_of(options.format).of_result(result));
+}
+
+std::string text_of(const Table& table, const std::string& format) {
+  return format_of(format).of_table(table);
+}
+
+Progress::Progress() : on_(isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() { show(""); }
+
+void Progress::show(const std::string& line) {
+  // Back to the first column, the line, and the rest of the terminal's line erased.
+  if (on_) fmt::print(stderr, "\r{}\033[K", line);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+// What commands print and write.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "src/judge/verdict.h"
+#include "tools/options.h"
+
+namespace lockstep {
+
+// Prints to stdout at once. Throws Error when it cannot be written (a full disk).
+void print(const std::string& text);
+
+// Writes the file whole or not at all: under another name first. Throws Error when it cannot.
+void write_file(const std::string& path, const std::string& text);
+
+// Names for --format.
+std::vector<std::string> format_names();
+
+// Prints a judgement as --format says and writes --json.
+void put_result(const Result& result, const ReportOptions& options);
+
+// A result that is a table: columns by name, cells as text or numbers.
+using Cell = std::variant<std::string, int64_t, double>;
+struct Table {
+  std::vector<std::string> columns;
+  std::vector<std::vector<Cell>> rows;
+  const char* number_format = "{:.4g}";  // of fractions, when people read them
+};
+// In a format of format_names(). JSON is a list of objects, with NaN and Infinity as
+// strings; only the table shortens numbers.
+std::string text_of(const Table& table, const std::string& format);
+
+// One line on stderr that says how far the work is; silent unless that is a terminal.
+class Progress {
+ public:
+  Progress();
+  ~Progress();  // leaves no line behind
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void show(const std::string& line);
+
+ private:
+  bool on_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+// lockstep points: the table of points.
+#include "probes/points.h"
+
+#include <CLI/CLI.hpp>
+
+#include "tools/options.h"
+#include "tools/output.h"
+
+namespace lockstep {
+namespace {
+
+Table table_of_points() {
+  constexpr const char* kOps[] = {"gather",    "norm",     "linear", "rope",  "cache",
+                                  "attention", "silu_mul", "add",    "argmax"};
+  constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
+  Table table{{"point", "of", "op", "reads", "held to", "axes"}, {}};
+  for (const Point& p : kPoints) {
+    std::string reads(p.inputs[0].empty() ? "tokens" : p.inputs[0]);
+    if (!p.inputs[1].empty()) reads += ", " + std::string(p.inputs[1]);
+    const bool sometimes = p.presence == Presence::qk_norm;
+    const char* of = !p.per_layer ? "model" : sometimes ? "layer, with QK-norm" : "layer";
+    table.rows.push_back(
+        {std::string(p.name), std::string(of), std::string(kOps[static_cast<size_t>(p.op)]), reads,
+         std::string(kClasses[static_cast<size_t>(p.node_class)]), std::string(p.shape)});
+  }
+  return table;
+}
+
+}  // namespace
+
+int points_command(Args args) {
+  CLI::App app{
+      "List the points: the places in a model where a tensor can be seen, in the order in which "
+      "the\n"
+      "model computes them. Their names are the same in options, traces and verdicts. \"stream\" "
+      "is\n"
+      "the residual stream that enters the layer.",
+      "lockstep points"};
+  std::string format = "table";
+  add_format_option(app, format);
+  if (!parse(app, args,
+             "  lockstep points\n"
+             "  lockstep points --format json\n"))
+    return 0;
+  print(text_of(table_of_points(), format));
+  return 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/engine/request.h"
+#include "src/weights/config.h"
+#include "src/weights/tokenizer.h"
+#include "tools/options.h"
+
+namespace lockstep {
+
+// Token ids from "1,2,3". `option` is named in the Error on anything else.
+std::vector<int32_t> ids_from(const std::string& text, const std::string& option);
+
+// What --prompt, --tokens and --requests ask for, in this order, with --max-new and --force where a
+// request does not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error.
+// Throws Error too when nothing was asked for, and on a malformed file, naming its line.
+std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
+                                   const Tokenizer* tokenizer);
+
+}  // namespace lockstep
