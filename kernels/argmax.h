@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// out[t] = the smallest index of the largest value of logits[t, :]. A NaN is larger than any number,
-// so that it is seen.
+// out[t] = the smallest index of the largest value of logits[t, :]. A NaN is larger than any
+// number, so that it is seen.
 //   out     [tokens]         int32
 //   logits  [tokens, vocab]  fp32, fp16 or bf16
 // Batch-invariant.

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// out[i, :] = table[index[i], :]. Copies bits: class exact. Used for the token embedding and to pick
-// the rows that get logits.
+// out[i, :] = table[index[i], :]. Copies bits: class exact. Used for the token embedding and to
+// pick the rows that get logits.
 //   out    [rows, width]   of table's dtype
 //   index  [rows]          int32
 //   table  [entries, width] fp32, fp16 or bf16

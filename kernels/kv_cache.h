@@ -1,12 +1,14 @@
 #pragma once
 
+#include <string_view>
+
 #include "kernels/stream.h"
 #include "kernels/tensor.h"
 
 namespace lockstep {
 
-// The paged cache of one layer. A slot is one token's place: slot = page * page_size + offset, in 64
-// bits, because pools pass 2^31 elements.
+// The paged cache of one layer. A slot is one token's place: slot = page * page_size + offset, in
+// 64 bits, because pools pass 2^31 elements.
 struct KvCache {
   TensorView k;  // [pages, page_size, kv_heads, head_dim], after RoPE
   TensorView v;  // the same shape
@@ -22,11 +24,17 @@ struct KvCache {
 void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView v,
               TensorView slots);
 
-// What an attention that follows `page_table` will read of one request: out[p, 0] is K and out[p, 1]
-// is V of position p. Copies bits.
+// What an attention that follows `page_table` will read of one request: out[p, 0] is K and out[p,
+// 1] is V of position p. Copies bits.
 //   out         [length, 2, kv_heads, head_dim]  of the cache's dtype
 //   page_table  [pages of the request]           int32
 // Throws Error when the table is too short or names a page outside the pool.
 void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table);
+
+// For ops that read the cache. Throws Error unless it is a cache on the CPU ...
+void check_kv_cache(std::string_view op, const KvCache& cache);
+// ... and entries [first, last) of a page table exist and name pages of the pool.
+void check_pages(std::string_view op, const KvCache& cache, const TensorView& page_table,
+                 int64_t first, int64_t last);
 
 }  // namespace lockstep

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// An array that owns its memory, on the CPU or a CUDA device, 64-byte aligned at least. Movable, not
-// copyable. Fresh memory is not initialised.
+// An array that owns its memory, on the CPU or a CUDA device, 64-byte aligned at least. Movable,
+// not copyable. Fresh memory is not initialised.
 class Tensor {
  public:
   Tensor() = default;
@@ -34,8 +34,8 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   return tensor;
 }
 
-// Where device memory comes from. The library of CUDA ops puts its own here when it is opened; until
-// then asking for Device::cuda is an error.
+// Where device memory comes from. The library of CUDA ops puts its own here when it is opened;
+// until then asking for Device::cuda is an error.
 struct DeviceMemory {
   void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not enough
   void (*release)(void* memory) = nullptr;

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// Which queries of a pass belong to which request, and where its K/V lies. Ragged: request r owns the
-// queries query_start[r] .. query_start[r + 1], which are the last ones of its context.
+// Which queries of a pass belong to which request, and where its K/V lies. Ragged: request r owns
+// the queries query_start[r] .. query_start[r + 1], which are the last ones of its context.
 struct AttentionBatch {
   TensorView query_start;     // [requests + 1]          int32
   TensorView context_length;  // [requests]              int32, keys of r, this pass's included

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// out = gate / (1 + exp(-gate)) * up, elementwise over equal shapes of one dtype (fp32, fp16, bf16).
-// Works in fp32, rounds once, at the store. Batch-invariant. Source: Shazeer 2020 (SwiGLU).
+// out = gate / (1 + exp(-gate)) * up, elementwise over equal shapes of one dtype (fp32, fp16,
+// bf16). Works in fp32, rounds once, at the store. Batch-invariant. Source: Shazeer 2020 (SwiGLU).
 void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up);
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ MAY_INCLUDE = {
 # Foreign headers, and the rooms where they are at home. A room's tests live where the room does.
 FOREIGN = [
     (r"cuda|cublas|cub/|cooperative_groups|mma\.h", {"kernels"}),
-    (r"dnnl|oneapi/", {"kernels"}),
+    (r"dnnl|oneapi/|omp\.h", {"kernels"}),
     (r"(imm|x86|avx\w*)intrin\.h", {"kernels"}),
     (r"hdf5|H5", {"traces"}),
     (r"zlib\.h", {"traces"}),

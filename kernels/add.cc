@@ -1,0 +1,39 @@
+#include "kernels/add.h"
+
+#include "kernels/arguments.h"
+#include "kernels/simd.h"
+#include "kernels/thread_pool.h"
+
+namespace lockstep {
+namespace {
+
+template <typename T>
+struct AddKernel {
+  T* out;
+  const T* a;
+  const T* b;
+  int64_t begin, end;
+
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    for (int64_t i = begin; i < end; i += N)
+      simd::store<N>(out + i, simd::load<N>(a + i, end - i) + simd::load<N>(b + i, end - i),
+                     end - i);
+  }
+};
+
+}  // namespace
+
+void add(const OpContext& context, TensorView out, TensorView a, TensorView b) {
+  constexpr auto kOp = "add";
+  check_tensor(kOp, "a", a, a.dtype, a.shape);
+  check_tensor(kOp, "b", b, a.dtype, a.shape);
+  check_tensor(kOp, "out", out, a.dtype, a.shape);
+  dispatch(kOp, a.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, a.count(), 16384, [&](int64_t begin, int64_t end) {
+      on_best_isa(AddKernel<T>{out.as<T>(), a.as<const T>(), b.as<const T>(), begin, end});
+    });
+  });
+}
+
+}  // namespace lockstep

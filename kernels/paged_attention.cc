@@ -1,0 +1,327 @@
+#include "kernels/paged_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/arguments.h"
+#include "kernels/simd.h"
+#include "kernels/thread_pool.h"
+
+namespace lockstep {
+namespace {
+
+// Keys are taken in blocks [0, 32), [32, 64), .. of positions, whatever the page size: the order of
+// summation, and so every bit, depends on the position of the query alone.
+constexpr int64_t kBlock = 32;
+constexpr int64_t kQueries = 4;  // of one request, which read K and V together
+constexpr int64_t kWidest = 16;  // lanes of the widest instance
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// Up to kQueries consecutive queries of a request.
+struct Task {
+  int64_t token, queries;
+  int64_t position;  // of the first
+  const int32_t* pages;
+};
+
+// Keys [begin, end) that a query sees.
+struct Keys {
+  int64_t begin, end;
+};
+
+struct Problem {
+  TensorView out, q;
+  KvCache cache;
+  float scale;
+  int64_t window;
+
+  int64_t heads() const { return q.shape[1]; }
+  int64_t head_dim() const { return q.shape[2]; }
+  int64_t kv_heads() const { return cache.k.shape[2]; }
+  int64_t group() const { return heads() / kv_heads(); }
+  int64_t stride() const { return (head_dim() + kWidest - 1) / kWidest * kWidest; }
+  Keys seen_from(int64_t position) const {
+    const int64_t begin = window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+    return {begin, std::max(position + 1, begin)};
+  }
+};
+
+// What one thread works in: everything in fp32, a row padded with zeros to whole vectors.
+struct Scratch {
+  explicit Scratch(const Problem& p)
+      : q(rows(p)),
+        o(rows(p)),
+        k(block(p)),
+        v(block(p)),
+        p(static_cast<size_t>(kQueries * p.group() * kBlock)),
+        most(static_cast<size_t>(kQueries * p.group())),
+        total(most.size()) {}
+  static size_t rows(const Problem& p) {
+    return static_cast<size_t>(kQueries * p.group() * p.stride());
+  }
+  static size_t block(const Problem& p) { return static_cast<size_t>(kBlock * p.stride()); }
+
+  std::vector<float> q, o;         // [query, head of the group, stride]
+  std::vector<float> k, v;         // [kBlock, stride]
+  std::vector<float> p;            // [query, head, kBlock]: scores, then probabilities
+  std::vector<float> most, total;  // [query, head]: running maximum, and sum of probabilities
+};
+
+template <typename T>
+struct AttentionKernel {
+  const Problem& problem;
+  const Task& task;
+  Scratch& scratch;
+  int64_t kv_head;
+
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    const int64_t group = problem.group(), stride = problem.stride();
+    begin<N>();
+    const Keys first = problem.seen_from(task.position);
+    const Keys last = problem.seen_from(task.position + task.queries - 1);
+    for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
+      read_block<N>(block, std::max(first.begin, block), std::min(last.end, block + kBlock));
+      for (int64_t i = 0; i < task.queries; ++i) {
+        const Keys seen = problem.seen_from(task.position + i);
+        const int64_t from = std::max(seen.begin - block, int64_t{0});
+        const int64_t to = std::min(seen.end - block, kBlock);
+        if (from >= to) continue;
+        for (int64_t row = i * group; row < (i + 1) * group;) {
+          const int64_t left = (i + 1) * group - row;
+          if (left >= 4)
+            row += attend<N, 4>(row, from, to, stride);
+          else if (left >= 2)
+            row += attend<N, 2>(row, from, to, stride);
+          else
+            row += attend<N, 1>(row, from, to, stride);
+        }
+      }
+    }
+    finish<N>();
+  }
+
+  int64_t element(int64_t query, int64_t head) const {
+    const int64_t at = (task.token + query) * problem.heads() + kv_head * problem.group() + head;
+    return at * problem.head_dim();
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void begin() const {
+    const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
+    std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
+    std::fill(scratch.most.begin(), scratch.most.end(), kNothing);
+    std::fill(scratch.total.begin(), scratch.total.end(), 0.0f);
+    const T* q = problem.q.as<const T>();
+    for (int64_t row = 0; row < task.queries * group; ++row)
+      widen<N>(&scratch.q[static_cast<size_t>(row * stride)], q + element(row / group, row % group),
+               d, stride);
+  }
+
+  template <int N>
+  [[gnu::always_inline]] static void widen(float* to, const T* from, int64_t n, int64_t stride) {
+    for (int64_t i = 0; i < stride; i += N)
+      simd::store<N>(to + i, simd::load<N>(from + i, std::max(n - i, int64_t{0})));
+  }
+
+  // Only keys that some query of the task sees are read: other slots may hold anything.
+  template <int N>
+  [[gnu::always_inline]] void read_block(int64_t block, int64_t begin, int64_t end) const {
+    const int64_t d = problem.head_dim(), stride = problem.stride();
+    const int64_t size = problem.cache.page_size();
+    for (int64_t j = begin; j < end; ++j) {
+      const int64_t slot = task.pages[j / size] * size + j % size;
+      const int64_t from = (slot * problem.kv_heads() + kv_head) * d;
+      const auto to = static_cast<size_t>((j - block) * stride);
+      widen<N>(&scratch.k[to], problem.cache.k.as<const T>() + from, d, stride);
+      widen<N>(&scratch.v[to], problem.cache.v.as<const T>() + from, d, stride);
+    }
+  }
+
+  // Takes keys [from, to) of the block into `Rows` heads of one query, which share K and V.
+  template <int N, int Rows>
+  [[gnu::always_inline]] int64_t attend(int64_t row, int64_t from, int64_t to,
+                                        int64_t stride) const {
+    score<N, Rows>(row, from, to, stride);
+    for (int r = 0; r < Rows; ++r) soften<N>(row + r, from, to, stride);
+    weigh<N, Rows>(row, from, to, stride);
+    return Rows;
+  }
+
+  template <int N, int Rows>
+  [[gnu::always_inline]] void score(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+    const float* q = &scratch.q[static_cast<size_t>(row * stride)];
+    float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    // Whole quads of keys keep enough sums in flight; those outside [from, to) are overwritten.
+    for (int64_t j = from / 4 * 4; j < to; j += 4) {
+      const float* k = &scratch.k[static_cast<size_t>(j * stride)];
+      simd::F<N> sums[Rows][4] = {};
+      for (int64_t i = 0; i < stride; i += N) {
+        simd::F<N> keys[4];
+        for (int c = 0; c < 4; ++c) keys[c] = simd::load<N>(k + c * stride + i);
+        for (int r = 0; r < Rows; ++r) {
+          const simd::F<N> query = simd::load<N>(q + r * stride + i);
+          for (int c = 0; c < 4; ++c) sums[r][c] += query * keys[c];
+        }
+      }
+      for (int r = 0; r < Rows; ++r)
+        for (int c = 0; c < 4; ++c)
+          p[r * kBlock + j + c] = simd::sum<N>(sums[r][c]) * problem.scale;
+    }
+  }
+
+  // Turns the scores of a row into probabilities relative to its running maximum, and rescales what
+  // the row has summed so far where the maximum grew.
+  template <int N>
+  [[gnu::always_inline]] void soften(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+    float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    std::fill(p, p + from, kNothing);
+    std::fill(p + to, p + kBlock, kNothing);
+    simd::F<N> widest = simd::load<N>(p);
+    for (int64_t j = N; j < kBlock; j += N) {
+      const simd::F<N> s = simd::load<N>(p + j);
+      widest = s <= widest ? widest : s;  // keeps a NaN of s ..
+    }
+    float& most = scratch.most[static_cast<size_t>(row)];
+    const float before = most;
+    for (int i = 0; i < N; ++i)
+      if (!(widest[i] <= most) && !std::isnan(most)) most = widest[i];  // .. and one of a lane
+    // As long as every score is -Inf there is no maximum to be relative to.
+    const float base = most == kNothing ? 0.0f : most;
+    simd::F<N> sum = {};
+    for (int64_t j = 0; j < kBlock; j += N) {
+      const simd::F<N> e = simd::exp<N>(simd::load<N>(p + j) - base);
+      sum += e;
+      simd::store<N>(p + j, e);
+    }
+    float& total = scratch.total[static_cast<size_t>(row)];
+    if (before == most) {
+      total += simd::sum<N>(sum);
+      return;
+    }
+    const float shrink = simd::exp<4>(simd::all<4>(before - base))[0];
+    total = total * shrink + simd::sum<N>(sum);
+    float* o = &scratch.o[static_cast<size_t>(row * stride)];
+    for (int64_t i = 0; i < stride; i += N) simd::store<N>(o + i, simd::load<N>(o + i) * shrink);
+  }
+
+  template <int N, int Rows>
+  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+    constexpr int kWide = N == 16 && Rows == 4 ? 4 : 2;
+    int64_t i = 0;
+    for (; i + kWide * N <= stride; i += kWide * N) weigh<N, Rows, kWide>(row, from, to, i, stride);
+    for (; i < stride; i += N) weigh<N, Rows, 1>(row, from, to, i, stride);
+  }
+
+  // Elements [i, i + Wide * N) of `Rows` outputs.
+  template <int N, int Rows, int Wide>
+  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, int64_t i,
+                                    int64_t stride) const {
+    float* o = &scratch.o[static_cast<size_t>(row * stride + i)];
+    const float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    const float* v = &scratch.v[static_cast<size_t>(i)];
+    simd::F<N> sums[Rows][Wide];
+    for (int r = 0; r < Rows; ++r)
+      for (int w = 0; w < Wide; ++w) sums[r][w] = simd::load<N>(o + r * stride + w * N);
+    for (int64_t j = from; j < to; ++j) {
+      simd::F<N> values[Wide];
+      for (int w = 0; w < Wide; ++w) values[w] = simd::load<N>(v + j * stride + w * N);
+      for (int r = 0; r < Rows; ++r)
+        for (int w = 0; w < Wide; ++w) sums[r][w] += values[w] * p[r * kBlock + j];
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int w = 0; w < Wide; ++w) simd::store<N>(o + r * stride + w * N, sums[r][w]);
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void finish() const {
+    const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
+    T* out = problem.out.as<T>();
+    for (int64_t row = 0; row < task.queries * group; ++row) {
+      const Keys seen = problem.seen_from(task.position + row / group);
+      const float total = scratch.total[static_cast<size_t>(row)];
+      // Scores that are all -Inf have no softmax; a query that sees no key has an empty sum.
+      const float unit = seen.begin == seen.end ? 0.0f
+                         : total == 0           ? std::numeric_limits<float>::quiet_NaN()
+                                                : 1.0f / total;
+      const float* o = &scratch.o[static_cast<size_t>(row * stride)];
+      T* to = out + element(row / group, row % group);
+      for (int64_t i = 0; i < d; i += N) simd::store<N>(to + i, simd::load<N>(o + i) * unit, d - i);
+    }
+  }
+};
+
+void check_arguments(const Problem& p, const AttentionBatch& batch) {
+  constexpr auto kOp = "paged_attention";
+  check_kv_cache(kOp, p.cache);
+  check_rank(kOp, "q", p.q, 3);
+  const int64_t heads = p.heads(), kv_heads = p.kv_heads();
+  check(heads % kv_heads == 0 && heads > 0,
+        "paged_attention wants a number of heads that {} K/V heads divide, found {}", kv_heads,
+        heads);
+  check_tensor(kOp, "q", p.q, p.cache.k.dtype, {p.q.rows(), heads, p.cache.k.shape[3]});
+  check_tensor(kOp, "out", p.out, p.cache.k.dtype, p.q.shape);
+  check(p.window >= 0, "paged_attention wants a window of 0 (none) or more keys, found {}",
+        p.window);
+  check_rank(kOp, "context_length", batch.context_length, 1);
+  check_rank(kOp, "page_table", batch.page_table, 2);
+  const int64_t requests = batch.context_length.rows();
+  check_tensor(kOp, "query_start", batch.query_start, DType::i32, {requests + 1});
+  check_tensor(kOp, "context_length", batch.context_length, DType::i32, {requests});
+  check_tensor(kOp, "page_table", batch.page_table, DType::i32,
+               {requests, batch.page_table.shape[1]});
+  const auto* start = batch.query_start.as<const int32_t>();
+  check(start[0] == 0 && start[requests] == p.q.rows(),
+        "paged_attention wants query_start to run from 0 to the {} queries, found {} to {}",
+        p.q.rows(), start[0], start[requests]);
+  for (int64_t r = 0; r < requests; ++r) {
+    check(start[r] <= start[r + 1],
+          "paged_attention wants query_start not to fall, found {} after {} for request {}",
+          start[r + 1], start[r], r);
+    check(batch.context_length.as<const int32_t>()[r] >= 0,
+          "paged_attention wants context lengths of 0 or more, found {} for request {}",
+          batch.context_length.as<const int32_t>()[r], r);
+  }
+}
+
+std::vector<Task> tasks_of(const Problem& problem, const AttentionBatch& batch) {
+  std::vector<Task> tasks;
+  const int64_t size = problem.cache.page_size();
+  for (int64_t r = 0; r < batch.context_length.rows(); ++r) {
+    const int64_t first = batch.query_start.as<const int32_t>()[r];
+    const int64_t end = batch.query_start.as<const int32_t>()[r + 1];
+    const int64_t length = batch.context_length.as<const int32_t>()[r];
+    if (first == end) continue;
+    const TensorView row = batch.page_table.slice(r, 1);
+    const TensorView pages = row.reshaped({row.count()});
+    const int64_t oldest = problem.seen_from(length - (end - first)).begin;
+    check_pages("paged_attention", problem.cache, pages, oldest / size, (length + size - 1) / size);
+    for (int64_t t = first; t < end; t += kQueries)
+      tasks.push_back(
+          {t, std::min(kQueries, end - t), length - (end - t), pages.as<const int32_t>()});
+  }
+  return tasks;
+}
+
+}  // namespace
+
+void paged_attention(const OpContext& context, TensorView out, TensorView q, KvCache cache,
+                     AttentionBatch batch, float scale, int64_t window) {
+  const Problem problem = {out, q, cache, scale, window};
+  check_arguments(problem, batch);
+  const std::vector<Task> tasks = tasks_of(problem, batch);
+  const int64_t kv_heads = problem.kv_heads();
+  dispatch("paged_attention", q.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, static_cast<int64_t>(tasks.size()) * kv_heads, 1,
+                 [&](int64_t begin, int64_t end) {
+                   Scratch scratch(problem);
+                   for (int64_t i = begin; i < end; ++i)
+                     on_best_isa(AttentionKernel<T>{
+                         problem, tasks[static_cast<size_t>(i / kv_heads)], scratch, i % kv_heads});
+                 });
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+#include "kernels/rms_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/arguments.h"
+#include "kernels/simd.h"
+#include "kernels/thread_pool.h"
+
+namespace lockstep {
+namespace {
+
+template <typename T>
+struct RmsNormKernel {
+  T* out;
+  const T* x;
+  const T* weight;
+  int64_t width, begin, end;  // rows [begin, end)
+  float eps;
+
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    for (int64_t row = begin; row < end; ++row) normalise<N>(out + row * width, x + row * width);
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void normalise(T* to, const T* from) const {
+    simd::F<N> squares = {};
+    for (int64_t i = 0; i < width; i += N) {
+      const simd::F<N> v = simd::load<N>(from + i, width - i);
+      squares += v * v;
+    }
+    const float mean = simd::sum<N>(squares) / static_cast<float>(width);
+    const float scale = 1.0f / std::sqrt(mean + eps);
+    for (int64_t i = 0; i < width; i += N) {
+      const simd::F<N> v = simd::load<N>(from + i, width - i);
+      const simd::F<N> w = simd::load<N>(weight + i, width - i);
+      simd::store<N>(to + i, v * scale * w, width - i);
+    }
+  }
+};
+
+}  // namespace
+
+void check_rms_norm(TensorView out, TensorView x, TensorView weight) {
+  constexpr auto kOp = "rms_norm";
+  check_storage(kOp, x.dtype);
+  check(x.shape.rank() >= 1 && x.shape.last() > 0,
+        "rms_norm wants x with a last axis of at least 1 element, found the shape {}: reshape it",
+        x.shape.text());
+  check_tensor(kOp, "x", x, x.dtype, x.shape, x.device);
+  check_tensor(kOp, "weight", weight, x.dtype, {x.shape.last()}, x.device);
+  check_tensor(kOp, "out", out, x.dtype, x.shape, x.device);
+}
+
+void rms_norm(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+              float eps) {
+  check_rms_norm(out, x, weight);
+  check_tensor("rms_norm", "x", x, x.dtype, x.shape);
+  const int64_t width = x.shape.last(), rows = x.count() / width;
+  dispatch("rms_norm", x.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, rows, 32768 / width + 1, [&](int64_t begin, int64_t end) {
+      on_best_isa(RmsNormKernel<T>{out.as<T>(), x.as<const T>(), weight.as<const T>(), width, begin,
+                                   end, eps});
+    });
+  });
+}
+
+}  // namespace lockstep
