@@ -157,6 +157,7 @@ Checkpoint Checkpoint::open(const std::string& dir) {
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
   checkpoint.config_ = read_config(dir);
+  checkpoint.config_text_ = read_text(dir + "/config.json");
   checkpoint.files_ = open_files(dir);
   for (const SafeTensors& file : checkpoint.files_)
     for (const auto& [name, tensor] : file.tensors())
@@ -199,8 +200,7 @@ std::string Checkpoint::fingerprint() const {
   const auto add = [&](const void* bytes, size_t size) {
     XXH3_64bits_update(state.get(), bytes, size);
   };
-  const std::string text = read_text(dir_ + "/config.json");
-  add(text.data(), text.size());
+  add(config_text_.data(), config_text_.size());
   for (const SafeTensors& file : files_) {
     add(file.header().data(), file.header().size());
     for (size_t at = 0; at < file.data().size(); at += kStride)

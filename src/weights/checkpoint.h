@@ -35,6 +35,7 @@ class Checkpoint {
 
  private:
   std::string dir_;
+  std::string config_text_;
   ModelConfig config_;
   std::vector<SafeTensors> files_;
   std::map<std::string, TensorView> tensors_;
