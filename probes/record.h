@@ -33,13 +33,22 @@ struct RequestPages {
   std::vector<int32_t> pages;  // page i holds positions i * page_size ..
 };
 
+// A request that enters a pass with positions in the cache that no earlier pass computed for it:
+// they were another request's with the same tokens (a shared prefix, a fork).
+struct Inherited {
+  int32_t request = 0;
+  std::vector<int32_t> tokens;  // of positions 0, 1, ...
+};
+
 // One forward pass over the rows of one or more requests. Rows of a request are consecutive and in
-// the order of their positions.
+// the order of their positions. A request's positions continue where its last pass or its inherited
+// tokens end, or start again at an earlier one: then what came after has been computed again.
 struct PassInfo {
   int32_t pass = 0;  // counted from 0
   std::vector<PassRow> rows;
   std::vector<RequestPages> pages;  // in the order of the requests' rows
   std::vector<int32_t> logit_rows;  // indices into rows: those that get logits and a token
+  std::vector<Inherited> inherited;
 };
 
 // One tensor as a model made it. Row i of `tensor` (outermost axis) belongs to rows[i]. For attn.kv

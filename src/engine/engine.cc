@@ -1,6 +1,7 @@
 #include "src/engine/engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "kernels/check.h"
@@ -33,7 +34,13 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
       model_(checkpoint, options.dtype, std::move(ops), {.threads = &threads_}),
       tables_(model_.config()),
       pool_(options.pages, options.page_order),
-      scheduler_(pool_, {options.page_size, options.chunk, options.max_batch}) {
+      scheduler_(pool_, {.page_size = options.page_size,
+                         .chunk = options.chunk,
+                         .budget = options.budget,
+                         .max_batch = options.max_batch,
+                         .prefix_cache = options.prefix_cache,
+                         .preempt = options.preempt,
+                         .schedule = options.schedule}) {
   check(options.page_size >= 1 && options.page_size <= 256,
         "a page of 1 to 256 tokens was wanted, found --page-size {}", options.page_size);
   for (int64_t layer = 0; layer < model_.config().layers; ++layer)
@@ -56,22 +63,58 @@ int32_t Engine::submit(Request request) {
   return id;
 }
 
+int32_t Engine::fork(int32_t parent, int64_t max_new) {
+  Sequence child{.id = requests(), .request = sequence(parent).request};
+  child.request.prompt = sequence(parent).tokens;
+  child.request.max_new = max_new;
+  scheduler_.fork(sequence(parent), sequences_.emplace_back(std::move(child)));
+  return requests() - 1;
+}
+
 bool Engine::step(Probe& probe) {
-  std::vector<int32_t> fresh;
-  const std::vector<Share> shares = scheduler_.next(fresh);
-  if (shares.empty()) return false;
-  poison(fresh);
-  Batch batch = make_batch(describe(shares), tables_);
+  if (!scheduler_.pending()) return false;
+  const Plan plan = scheduler_.next(steps_++);
+  if (plan.shares.empty()) return true;  // the next request has not arrived yet
+  prepare_cache(plan);
+  Batch batch = make_batch(describe(plan.shares), tables_);
   if (before_pass_) before_pass_(batch);
   const Forward forward = model_.forward(batch, caches_, probe);
-  advance(shares, forward.tokens);
+  advance(plan.shares, forward.tokens);
   return true;
+}
+
+void Engine::prepare_cache(const Plan& plan) {
+  const auto each_page = [&](const std::vector<int32_t>& pages, auto use) {
+    for (const KvCache& cache : caches_)
+      for (const TensorView& side : {cache.k, cache.v})
+        for (int32_t page : pages) use(side.slice(page, 1));
+  };
+  const auto copy = [](const TensorView& to, const TensorView& from) {
+    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+  };
+  for (const Plan::Swap& swap : plan.out)
+    each_page(swap.pages, [&](const TensorView& page) {
+      copy(swapped_[swap.sequence->id].emplace_back(page.shape, page.dtype), page);
+    });
+  for (const Plan::Copy& c : plan.copies)
+    for (const KvCache& cache : caches_) {
+      copy(cache.k.slice(c.to, 1), cache.k.slice(c.from, 1));
+      copy(cache.v.slice(c.to, 1), cache.v.slice(c.from, 1));
+    }
+  each_page(plan.fresh, [&](const TensorView& page) { fill(page, options_.poison); });
+  for (const Plan::Swap& swap : plan.in) {
+    auto kept = swapped_.at(swap.sequence->id).begin();
+    each_page(swap.pages, [&](const TensorView& page) { copy(page, *kept++); });
+    swapped_.erase(swap.sequence->id);
+  }
 }
 
 PassInfo Engine::describe(const std::vector<Share>& shares) {
   PassInfo info{.pass = passes_++};
   for (const Share& share : shares) {
-    const Sequence& s = *share.sequence;
+    Sequence& s = *share.sequence;
+    if (std::exchange(s.resumes, false))
+      info.inherited.push_back({s.id, {s.tokens.begin(), s.tokens.begin() + s.computed}});
     const Phase phase = s.prefilling() ? Phase::prefill : Phase::decode;
     for (int64_t p = s.computed; p < s.computed + share.tokens; ++p) {
       const int64_t page = s.pages[static_cast<size_t>(p / options_.page_size)];
@@ -87,19 +130,12 @@ PassInfo Engine::describe(const std::vector<Share>& shares) {
   return info;
 }
 
-void Engine::poison(const std::vector<int32_t>& pages) {
-  for (const KvCache& cache : caches_)
-    for (int32_t page : pages) {
-      fill(cache.k.slice(page, 1), options_.poison);
-      fill(cache.v.slice(page, 1), options_.poison);
-    }
-}
-
 void Engine::advance(const std::vector<Share>& shares, const TensorView& chosen) {
   int64_t next = 0;  // rows of `chosen` are the shares that reach the end of their tokens
   for (const Share& share : shares) {
     Sequence& s = *share.sequence;
     s.computed += share.tokens;
+    scheduler_.computed(s);
     if (s.computed < s.length()) continue;
     const int32_t token = chosen.as<int32_t>()[next++];
     const auto made = s.argmax.size();

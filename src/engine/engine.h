@@ -3,6 +3,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "kernels/thread_pool.h"
@@ -17,8 +18,12 @@ struct EngineOptions {
   int64_t pages = 0;
   uint64_t page_order = 0;  // seed of the order in which pages are handed out; 0: ascending
   int64_t chunk = 0;        // most prompt tokens of a request in one pass; 0: all
+  int64_t budget = 0;       // most tokens in one pass; 0: no limit
   int64_t max_batch = 0;    // most requests in one pass; 0: no limit
-  int threads = 0;          // 0: as many as there are cores
+  bool prefix_cache = false;
+  Preempt preempt = Preempt::recompute;
+  uint64_t schedule = 0;  // seed of random legal schedules; 0: none
+  int threads = 0;        // 0: as many as there are cores
   // What a page is filled with when it is handed out: whoever reads a slot that nobody wrote shows
   // it.
   float poison = std::numeric_limits<float>::quiet_NaN();
@@ -38,6 +43,10 @@ class Engine {
   // is outside the vocabulary, or the request can never fit.
   int32_t submit(Request request);
 
+  // A second request that goes on from where `parent` stands, sharing its pages, and has `max_new`
+  // more tokens to choose. Throws Error when the parent is not running.
+  int32_t fork(int32_t parent, int64_t max_new);
+
   // Computes one pass and chooses the tokens that it makes possible. False when nothing is left.
   bool step(Probe& probe);
 
@@ -47,8 +56,8 @@ class Engine {
   int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
 
  private:
+  void prepare_cache(const Plan& plan);
   PassInfo describe(const std::vector<Share>& shares);
-  void poison(const std::vector<int32_t>& pages);
   void advance(const std::vector<Share>& shares, const TensorView& chosen);
 
   ThreadPool threads_;
@@ -60,7 +69,9 @@ class Engine {
   std::vector<KvCache> caches_;  // one a layer
   PagePool pool_;
   Scheduler scheduler_;
-  std::deque<Sequence> sequences_;  // a deque: the scheduler points into it
+  std::deque<Sequence> sequences_;                  // a deque: the scheduler points into it
+  std::map<int32_t, std::vector<Tensor>> swapped_;  // by request: its pages, layer by layer
+  int64_t steps_ = 0;
   int32_t passes_ = 0;
 };
 

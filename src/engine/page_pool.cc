@@ -1,15 +1,23 @@
 #include "src/engine/page_pool.h"
 
+#include <algorithm>
 #include <limits>
 #include <random>
 
 #include "kernels/check.h"
+#include "probes/digest.h"
 
 namespace lockstep {
 
-PagePool::PagePool(int64_t pages, uint64_t order) : pages_(pages) {
+uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens) {
+  const uint64_t link[] = {parent, hash_of(tokens.data(), tokens.size_bytes())};
+  return hash_of(link, sizeof(link));
+}
+
+PagePool::PagePool(int64_t pages, uint64_t order) {
   check(pages >= 1 && pages <= std::numeric_limits<int32_t>::max(),
         "a pool of 1 to 2147483647 pages was wanted, found {}: change --pages", pages);
+  pages_.resize(static_cast<size_t>(pages));
   for (int64_t page = pages; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
   if (order == 0) return;
   // Not std::shuffle, whose order differs between standard libraries.
@@ -17,31 +25,70 @@ PagePool::PagePool(int64_t pages, uint64_t order) : pages_(pages) {
   for (size_t i = free_.size(); i > 1; --i) std::swap(free_[i - 1], free_[random() % i]);
 }
 
-bool PagePool::reserve(int64_t pages) {
-  if (pages > free() - reserved_) return false;
-  reserved_ += pages;
-  return true;
+const PagePool::Page& PagePool::at(int32_t page) const {
+  check(page >= 0 && page < pages(), "page {} was named, but the pool has pages 0..{}", page,
+        pages() - 1);
+  return pages_[static_cast<size_t>(page)];
 }
 
-void PagePool::release(int64_t pages) {
-  check(pages <= reserved_, "{} reserved pages were given back, but only {} are reserved", pages,
-        reserved_);
-  reserved_ -= pages;
+PagePool::Page& PagePool::at(int32_t page) {
+  return const_cast<Page&>(std::as_const(*this).at(page));
+}
+
+void PagePool::forget(Page& page) {
+  published_.erase(*page.key);
+  page.key.reset();
+  page.tokens.clear();
 }
 
 int32_t PagePool::take() {
-  check(reserved_ > 0 && !free_.empty(), "a page was wanted, but none is reserved or free");
-  --reserved_;
-  const int32_t page = free_.back();
-  free_.pop_back();
+  check(available() > 0, "a page was wanted, but all {} are in use", pages());
+  int32_t page = 0;
+  if (!free_.empty()) {
+    page = free_.back();
+    free_.pop_back();
+  } else {
+    page = unused_.front();
+    unused_.pop_front();
+    forget(at(page));
+  }
+  at(page).holders = 1;
   return page;
 }
 
-void PagePool::give_back(std::vector<int32_t>& pages) {
-  check(free() + static_cast<int64_t>(pages.size()) <= pages_,
-        "{} pages were given back to a pool of {} with {} free", pages.size(), pages_, free());
-  free_.insert(free_.end(), pages.rbegin(), pages.rend());
-  pages.clear();
+void PagePool::share(int32_t page) {
+  check(at(page).holders > 0, "page {} was to be shared, but nobody holds it", page);
+  ++at(page).holders;
+}
+
+void PagePool::give_back(int32_t index) {
+  Page& page = at(index);
+  check(page.holders > 0, "page {} was given back, but nobody holds it", index);
+  if (--page.holders > 0) return;
+  if (page.key)
+    page.waiting = unused_.insert(unused_.end(), index);
+  else
+    free_.push_back(index);
+}
+
+void PagePool::publish(int32_t index, uint64_t parent, std::span<const int32_t> tokens) {
+  Page& page = at(index);
+  check(page.holders > 0, "page {} was to be published, but nobody holds it", index);
+  if (page.key) return;
+  const uint64_t key = prefix_key(parent, tokens);
+  if (!published_.try_emplace(key, index).second) return;
+  page.key = key;
+  page.parent = parent;
+  page.tokens.assign(tokens.begin(), tokens.end());
+}
+
+std::optional<int32_t> PagePool::find(uint64_t parent, std::span<const int32_t> tokens) {
+  const auto found = published_.find(prefix_key(parent, tokens));
+  if (found == published_.end()) return {};
+  Page& page = at(found->second);
+  if (page.parent != parent || !std::ranges::equal(page.tokens, tokens)) return {};
+  if (page.holders++ == 0) unused_.erase(page.waiting);
+  return found->second;
 }
 
 }  // namespace lockstep

@@ -13,13 +13,14 @@ struct Request {
   int64_t max_new = 16;         // tokens to choose, at least one
   std::vector<int32_t> forced;  // decode exactly these instead of the engine's own choices
   std::vector<int32_t> eos;     // ids that end the text; ignored when forced
+  int64_t arrival = 0;          // the step before which the scheduler does not know of it
 
   // Steps that choose a token: with forced tokens, one after each of them and one after the prompt.
   int64_t choices() const {
     return forced.empty() ? max_new : static_cast<int64_t>(forced.size()) + 1;
   }
   // Positions that need a slot: the last token chosen is never fed.
-  int64_t most_positions() const { return static_cast<int64_t>(prompt.size()) + choices() - 1; }
+  int64_t most_positions() const { return std::ssize(prompt) + choices() - 1; }
 };
 
 // A request on its way through the engine.
@@ -28,13 +29,17 @@ struct Sequence {
   Request request;
   std::vector<int32_t> tokens;  // prompt, then what was fed or is to be fed next
   std::vector<int32_t> argmax;  // the engine's own choices
-  int64_t computed = 0;         // positions whose K and V are in the cache
+  int64_t computed = 0;         // positions whose K and V are in its pages
   std::vector<int32_t> pages;   // page i holds positions i * page_size ..
-  int64_t reserved = 0;         // pages set aside and not taken yet
+  std::vector<uint64_t> keys;   // of its published pages, in order
+  bool resumes = false;         // enters the next pass with positions that it did not compute there
+  bool swapped = false;         // its K and V wait in host memory
   bool finished = false;
 
-  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
-  bool prefilling() const { return computed < static_cast<int64_t>(request.prompt.size()); }
+  int64_t length() const { return std::ssize(tokens); }
+  bool prefilling() const {
+    return computed + 1 < length() || computed < std::ssize(request.prompt);
+  }
 };
 
 }  // namespace lockstep

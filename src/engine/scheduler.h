@@ -1,7 +1,8 @@
 #pragma once
 
 #include <deque>
-#include <memory>
+#include <optional>
+#include <random>
 #include <vector>
 
 #include "src/engine/page_pool.h"
@@ -9,10 +10,20 @@
 
 namespace lockstep {
 
+// What happens to a running request whose pages another one needs.
+enum class Preempt : uint8_t {
+  recompute,  // its pages are freed, its tokens are computed again later
+  swap,       // its pages are copied to host memory and back later
+};
+
 struct SchedulerOptions {
   int64_t page_size = 16;
   int64_t chunk = 0;      // most prompt tokens of a request in one pass; 0: all
+  int64_t budget = 0;     // most tokens in one pass; 0: no limit
   int64_t max_batch = 0;  // most requests in one pass; 0: no limit
+  bool prefix_cache = false;
+  Preempt preempt = Preempt::recompute;
+  uint64_t schedule = 0;  // seed of random legal schedules, for tests; 0: none
 };
 
 // The next `tokens` tokens of a sequence, to be computed in one pass.
@@ -21,19 +32,42 @@ struct Share {
   int64_t tokens = 0;
 };
 
-// Decides what each pass computes: first come, first served. A request enters when pages for all it
-// can ever need are free, so a running one never waits for a page.
+// What the next pass computes, and what must be done to the cache before it, in this order.
+struct Plan {
+  struct Copy {
+    int32_t from = 0, to = 0;
+  };
+  struct Swap {
+    Sequence* sequence = nullptr;
+    std::vector<int32_t> pages;
+  };
+  std::vector<Swap> out;       // copy these pages to host memory: they are others' now
+  std::vector<Copy> copies;    // a shared page that is about to be written gets a copy of its own
+  std::vector<int32_t> fresh;  // handed out, content meaningless
+  std::vector<Swap> in;        // fill these pages from host memory
+  std::vector<Share> shares;
+  int preempted = 0;  // requests that lost their pages
+};
+
+// Decides what each pass computes. First come, first served: a request that came earlier is never
+// kept waiting by a later one, and when pages run out the latest running request loses its own. The
+// earliest unfinished request therefore always advances, so nothing starves and nothing deadlocks.
 class Scheduler {
  public:
-  Scheduler(PagePool& pool, SchedulerOptions options) : pool_(pool), options_(options) {}
+  Scheduler(PagePool& pool, const SchedulerOptions& options);
 
   // Throws Error when the request can never fit into the pool.
   void add(Sequence& sequence);
+  // A copy of a running sequence that shares all its pages.
+  void fork(const Sequence& parent, Sequence& child);
 
-  // The shares of the next pass, each with the pages it writes; empty when all has been done.
-  // `fresh` gets the pages that were handed out for it.
-  std::vector<Share> next(std::vector<int32_t>& fresh);
+  // The plan of step number `step`, counted from 0. Without shares: nothing to compute now.
+  Plan next(int64_t step);
+  // True while a request has not ended, even if none can be served before it arrives.
+  bool pending() const { return !waiting_.empty() || !running_.empty(); }
 
+  // After a pass: publishes what became full.
+  void computed(Sequence& sequence);
   // Ends a running sequence and frees its pages.
   void end(Sequence& sequence);
 
@@ -41,12 +75,24 @@ class Scheduler {
   int64_t pages_for(int64_t positions) const {
     return (positions + options_.page_size - 1) / options_.page_size;
   }
-  void admit();
+  void check_fits(const Sequence& sequence) const;
+  int64_t wanted(const Sequence& sequence, int64_t left);
+  bool by_chance(unsigned percent) { return options_.schedule != 0 && random_() % 100 < percent; }
+  int64_t pages_missing(const Sequence& sequence, int64_t tokens) const;
+  bool make_room(Sequence& sequence, int64_t pages, Plan& plan);
+  void give_pages(Sequence& sequence, int64_t tokens, Plan& plan);
+  void preempt(Sequence& sequence, Plan& plan);
+  void release(Sequence& sequence);
+  void serve_running(int64_t& left, Plan& plan);
+  void admit(int64_t step, int64_t& left, Plan& plan);
+  bool admit_one(Sequence& sequence, int64_t& left, Plan& plan);
+  void reuse_prefix(Sequence& sequence);
 
   PagePool& pool_;
   SchedulerOptions options_;
-  std::deque<Sequence*> waiting_;
-  std::vector<Sequence*> running_;  // in the order in which they entered
+  std::mt19937_64 random_;
+  std::deque<Sequence*> waiting_;   // by id: the order in which they came
+  std::vector<Sequence*> running_;  // by id too
 };
 
 }  // namespace lockstep

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tests/fixtures.h"
+
 namespace lockstep {
 namespace {
 
@@ -42,7 +44,7 @@ class AgainstGolden : public testing::TestWithParam<Case> {
       const double rms = rms_of(*golden);
       const int64_t width = golden->row_size();
       ASSERT_EQ(width, tensor.data.view().row_size()) << tensor.point->name;
-      const int64_t row = step == 0 ? position : 0;
+      const int64_t row = golden->rows() == 1 ? 0 : position;  // logits: of the last row alone
       for (int64_t j = 0; j < width; ++j) {
         const double want = value_at(*golden, row * width + j);
         const double got = value_at(tensor.data, static_cast<int64_t>(i) * width + j);
@@ -73,7 +75,7 @@ TEST_P(AgainstGolden, EveryStoredOpAndEveryToken) {
   for (const Pass& pass : served.passes)
     for (const KeptTensor& tensor : pass.tensors)
       if (!Golden::name_in_golden(*tensor.point).empty()) compare(tensor);
-  EXPECT_GT(compared_, 100) << "goldens were thinned to nothing";
+  EXPECT_GE(compared_, std::ssize(greedy)) << "goldens were thinned to nothing";
   EXPECT_EQ(served.sequences[0].argmax, greedy);
 }
 
