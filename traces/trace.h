@@ -21,12 +21,12 @@ const char* name_of(Keep keep);
 
 // What one request was and became.
 struct RequestInfo {
-  int32_t id = 0;                  // of its rows
-  std::string name;                // the user's, e.g. the "id" of --requests; may be empty
-  std::vector<int32_t> prompt;     // token ids
-  std::vector<int32_t> forced;     // ids that were fed instead of the engine's choices; may be empty
-  std::vector<int32_t> tokens;     // what was fed back and, last, what was chosen at the end
-  std::vector<int32_t> argmax;     // the engine's own choice at each step
+  int32_t id = 0;               // of its rows
+  std::string name;             // the user's, e.g. the "id" of --requests; may be empty
+  std::vector<int32_t> prompt;  // token ids
+  std::vector<int32_t> forced;  // ids that were fed instead of the engine's choices; may be empty
+  std::vector<int32_t> tokens;  // what was fed back and, last, what was chosen at the end
+  std::vector<int32_t> argmax;  // the engine's own choice at each step
 };
 
 // Everything about a trace that is not a tensor.
@@ -36,7 +36,7 @@ struct Manifest {
   Graph graph;
   DType dtype = DType::bf16;  // of weights and activations
   Keep keep = Keep::digest;
-  std::string selection;      // Selection::text()
+  std::string selection;                 // Selection::text()
   std::map<std::string, Schema> schema;  // by point name; a missing one is undeclared
   std::vector<RequestInfo> requests;     // known in full only when the run has ended
 };
@@ -59,7 +59,8 @@ class TraceReader {
   // Pass i. `data`: load the tensors that were kept, else their digests only. Throws Error with the
   // file and what is wrong with it, hashes that do not match included.
   virtual Pass read(int i, bool data) = 0;
-  // False when the run did not end or a part is missing or damaged; `problems` says so in sentences.
+  // False when the run did not end or a part is missing or damaged; `problems` says so in
+  // sentences.
   virtual bool complete() const = 0;
   virtual const std::vector<std::string>& problems() const = 0;
 };

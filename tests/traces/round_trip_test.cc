@@ -1,0 +1,110 @@
+#include <gtest/gtest.h>
+
+#include "kernels/check.h"
+#include "tests/traces/passes.h"
+
+namespace lockstep {
+namespace {
+
+class RoundTrip : public testing::TestWithParam<const char*> {};
+
+TEST_P(RoundTrip, GivesBackEverything) {
+  const Scratch scratch;
+  const std::string path = scratch / GetParam();
+  const bool full = !path.ends_with(".jsonl");
+  write_test_trace(path, 11,
+                   full ? Keep::full : Keep::digest);  // one segment and a part of another
+  const auto trace = open_trace(path);
+  EXPECT_TRUE(trace->complete());
+  EXPECT_TRUE(trace->problems().empty());
+  ASSERT_EQ(trace->passes(), 11);
+  for (int i = 0; i < 11; ++i) {
+    expect_equal(trace->read(i, false), test_pass(i), false);
+    expect_equal(trace->read(i, true), test_pass(i, full), true);
+  }
+  EXPECT_THROW(trace->read(11, false), Error);
+  EXPECT_THROW(trace->read(-1, false), Error);
+
+  const Manifest& got = trace->manifest();
+  const Manifest want = test_manifest();
+  for (const auto& [name, value] : want.provenance) EXPECT_EQ(got.provenance.at(name), value);
+  EXPECT_EQ(got.provenance.size(), want.provenance.size() + 1) << "and a run_id";
+  EXPECT_EQ(got.graph.layers, 2);
+  EXPECT_TRUE(got.graph.qk_norm);
+  EXPECT_EQ(got.dtype, DType::bf16);
+  EXPECT_EQ(got.keep, full ? Keep::full : Keep::digest);
+  EXPECT_EQ(got.selection, want.selection);
+  EXPECT_EQ(got.schema, want.schema);
+  expect_equal(got.requests, ended_requests());
+}
+
+TEST_P(RoundTrip, OfNoPassAtAll) {
+  const Scratch scratch;
+  const std::string path = scratch / GetParam();
+  write_test_trace(path, 0, Keep::digest);
+  const auto trace = open_trace(path);
+  EXPECT_TRUE(trace->complete());
+  EXPECT_EQ(trace->passes(), 0);
+}
+
+TEST_P(RoundTrip, NothingIsOverwritten) {
+  const Scratch scratch;
+  const std::string path = scratch / GetParam();
+  write_test_trace(path, 1, Keep::digest);
+  try {
+    create_trace(path, test_manifest(Keep::digest));
+    FAIL() << "a trace was written over another";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("exists already"), std::string::npos);
+  }
+  EXPECT_TRUE(open_trace(path)->complete());
+}
+
+TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
+  const Scratch scratch;
+  const std::string path = scratch / GetParam();
+  {
+    const auto writer = create_trace(path, test_manifest(Keep::digest));
+    writer->write(test_pass(0, false));
+    EXPECT_THROW(writer->write(test_pass(0, false)), Error) << "the same pass twice";
+  }
+  const std::string there = path.ends_with(".h5") ? path + ".part" : path;
+  EXPECT_EQ(std::filesystem::exists(path), there == path);
+  const auto trace = open_trace(there);
+  EXPECT_FALSE(trace->complete());
+  ASSERT_EQ(trace->problems().size(), there.ends_with(".jsonl") ? 1u : 2u);
+  EXPECT_NE(trace->problems().back().find("did not end"), std::string::npos);
+  ASSERT_EQ(trace->passes(), 1);
+  expect_equal(trace->read(0, true), test_pass(0, false), true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, RoundTrip, testing::Values("x.trace", "x.h5", "x.jsonl"),
+                         [](const auto& name) { return std::string(name.param).substr(2); });
+
+TEST(SingleFile, LeavesNothingBeside) {
+  const Scratch scratch;
+  write_test_trace(scratch / "x.h5", 3);
+  EXPECT_FALSE(std::filesystem::exists(scratch / "x.h5.part"));
+  std::filesystem::create_directory(scratch / "y.h5.part");
+  EXPECT_THROW(create_trace(scratch / "y.h5", test_manifest()), Error);
+}
+
+TEST(CreateTrace, RefusesWhatItCannotWrite) {
+  const Scratch scratch;
+  EXPECT_THROW(create_trace(scratch / "x.zip", test_manifest()), Error);
+  EXPECT_THROW(create_trace(scratch / "none/x.trace", test_manifest()), Error);
+  EXPECT_THROW(create_trace(scratch / "x.jsonl", test_manifest(Keep::full)), Error);
+  Pass pass = test_pass(0);
+  pass.tensors[0].digest = {};
+  const auto writer = create_trace(scratch / "x.trace", test_manifest());
+  EXPECT_THROW(writer->write(pass), Error) << "a tensor without a digest";
+}
+
+TEST(Names, OfLevelsGoBothWays) {
+  for (Keep keep : {Keep::off, Keep::digest, Keep::flagged, Keep::full})
+    EXPECT_EQ(keep_from(name_of(keep)), keep);
+  EXPECT_THROW(keep_from("all"), Error);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,249 @@
+#include "traces/columns.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+void append_digest(const Digest& digest, Columns::Index& index) {
+  index.xxh3.push_back(digest.hash);
+  index.n.push_back(digest.count);
+  index.nan.push_back(digest.nan);
+  index.posinf.push_back(digest.pos_inf);
+  index.neginf.push_back(digest.neg_inf);
+  index.zeros.push_back(digest.zeros);
+  index.subnormal.push_back(digest.subnormals);
+  index.min.push_back(digest.min);
+  index.max.push_back(digest.max);
+  index.absmax.push_back(digest.absmax);
+  index.absmax_at.push_back(digest.absmax_index);
+  index.mean.push_back(digest.mean);
+  index.m2.push_back(digest.m2);
+  index.rms.push_back(digest.rms());
+  index.sum_abs.push_back(digest.sum_abs);
+  index.sum_squares.push_back(digest.sum_squares);
+  for (size_t bin = 0; bin < digest.exponents.size(); ++bin) {
+    if (digest.exponents[bin] == 0) continue;
+    index.exponent.push_back(static_cast<uint8_t>(bin));
+    index.exponent_count.push_back(digest.exponents[bin]);
+  }
+  index.exponent_edges.push_back(std::ssize(index.exponent));
+}
+
+Digest digest_at(const Columns::Index& index, size_t i) {
+  Digest digest{.hash = index.xxh3[i],
+                .count = index.n[i],
+                .nan = index.nan[i],
+                .pos_inf = index.posinf[i],
+                .neg_inf = index.neginf[i],
+                .zeros = index.zeros[i],
+                .subnormals = index.subnormal[i],
+                .min = index.min[i],
+                .max = index.max[i],
+                .absmax = index.absmax[i],
+                .absmax_index = index.absmax_at[i],
+                .mean = index.mean[i],
+                .m2 = index.m2[i],
+                .sum_abs = index.sum_abs[i],
+                .sum_squares = index.sum_squares[i]};
+  for (auto j = static_cast<size_t>(index.exponent_edges[i]);
+       j < static_cast<size_t>(index.exponent_edges[i + 1]); ++j)
+    digest.exponents[index.exponent[j]] = index.exponent_count[j];
+  return digest;
+}
+
+void append_tensor(int32_t pass, const KeptTensor& tensor, int64_t seq, Columns::Index& index) {
+  index.seq.push_back(seq);
+  index.pass.push_back(pass);
+  index.layer.push_back(tensor.layer);
+  index.point.emplace_back(tensor.point->name);
+  index.dtype.emplace_back(name_of(tensor.dtype));
+  index.axes.emplace_back(tensor.point->shape);
+  index.path.push_back(tensor.data.view().empty() ? "" : path_of(pass, tensor));
+  index.shape.insert(index.shape.end(), tensor.shape.extents().begin(),
+                     tensor.shape.extents().end());
+  index.shape_edges.push_back(std::ssize(index.shape));
+  append_digest(tensor.digest, index);
+  for (const RowRun& run : runs_of(tensor.rows)) {
+    index.run_request.push_back(run.request);
+    index.run_first.push_back(run.first);
+    index.run_count.push_back(run.count);
+  }
+  index.run_edges.push_back(std::ssize(index.run_request));
+  index.row_xxh3.insert(index.row_xxh3.end(), tensor.row_hashes.begin(), tensor.row_hashes.end());
+  index.row_xxh3_edges.push_back(std::ssize(index.row_xxh3));
+}
+
+// Entries [edges[i], edges[i + 1]) of a flat column.
+template <typename T>
+std::vector<T> part_of(const std::vector<T>& flat, const std::vector<int64_t>& edges, size_t i) {
+  return {flat.begin() + edges[i], flat.begin() + edges[i + 1]};
+}
+
+KeptTensor tensor_at(const Columns::Index& index, size_t i) {
+  KeptTensor tensor{.point = find_point(index.point[i]),
+                    .layer = index.layer[i],
+                    .dtype = dtype_from(index.dtype[i]),
+                    .shape = Shape(part_of(index.shape, index.shape_edges, i)),
+                    .digest = digest_at(index, i),
+                    .row_hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i)};
+  for (auto j = static_cast<size_t>(index.run_edges[i]);
+       j < static_cast<size_t>(index.run_edges[i + 1]); ++j)
+    append_run({index.run_request[j], index.run_first[j], index.run_count[j]}, tensor.rows);
+  return tensor;
+}
+
+void check_edges(const std::string& file, const char* name, const std::vector<int64_t>& edges,
+                 size_t parts, size_t flat) {
+  check(
+      edges.size() == parts + 1 && edges.front() == 0 && std::ranges::is_sorted(edges) &&
+          edges.back() == static_cast<int64_t>(flat),
+      "{}: the column {} does not divide its {} entries into {} parts: the file is damaged, write "
+      "the trace anew",
+      file, name, flat, parts);
+}
+
+void check_tensors(const std::string& file, const Columns::Index& index) {
+  for (size_t i = 0; i < index.seq.size(); ++i) {
+    check(find_point(index.point[i]) != nullptr,
+          "{}: pass {} has a tensor of the point '{}', which this version does not know: it was "
+          "renamed or the trace is of another version (see lockstep points)",
+          file, index.pass[i], index.point[i]);
+    check(index.layer[i] >= -1, "{}: the tensor {} of pass {} is of layer {}", file, index.point[i],
+          index.pass[i], index.layer[i]);
+    const int64_t rank = index.shape_edges[i + 1] - index.shape_edges[i];
+    check(rank >= 1 && rank <= 5, "{}: the tensor {} of pass {} has {} axes, wanted 1 to 5", file,
+          index.point[i], index.pass[i], rank);
+    int64_t rows = 0;
+    for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j)
+      rows += index.run_count[static_cast<size_t>(j)];
+    const int64_t extent = index.shape[static_cast<size_t>(index.shape_edges[i])];
+    check(rows == extent, "{}: the tensor {} of pass {} has {} rows but names of {}", file,
+          index.point[i], index.pass[i], extent, rows);
+    (void)dtype_from(index.dtype[i]);  // throws on an unknown one
+  }
+}
+
+}  // namespace
+
+std::string path_of(int32_t pass, const KeptTensor& tensor) {
+  std::string path = fmt::format("/tensors/pass{:06}/", pass);
+  path += tensor.layer < 0 ? "model/" : fmt::format("layer{:03}/", tensor.layer);
+  path += tensor.point->name;
+  if (tensor.point->op == OpKind::cache && !tensor.rows.empty())
+    path += fmt::format(".request{:06}", tensor.rows[0].request);
+  return path;
+}
+
+std::vector<RowRun> runs_of(std::span<const Row> rows) {
+  std::vector<RowRun> runs;
+  for (const Row& row : rows) {
+    const bool continues = !runs.empty() && runs.back().request == row.request &&
+                           runs.back().first + runs.back().count == row.position;
+    if (continues)
+      ++runs.back().count;
+    else
+      runs.push_back({row.request, row.position, 1});
+  }
+  return runs;
+}
+
+void append_run(const RowRun& run, std::vector<Row>& rows) {
+  for (int32_t i = 0; i < run.count; ++i) rows.push_back({run.request, run.first + i});
+}
+
+void Columns::append(const Pass& from, int64_t seq) {
+  const PassInfo& info = from.info;
+  number.push_back(info.pass);
+  for (const PassRow& row : info.rows) {
+    pass.push_back(info.pass);
+    request.push_back(row.row.request);
+    position.push_back(row.row.position);
+    token.push_back(row.token);
+    slot.push_back(row.slot);
+    phase.push_back(static_cast<uint8_t>(row.phase));
+  }
+  row_edges.push_back(std::ssize(request));
+  logit_rows.insert(logit_rows.end(), info.logit_rows.begin(), info.logit_rows.end());
+  logit_row_edges.push_back(std::ssize(logit_rows));
+  for (const RequestPages& table : info.pages) {
+    table_pass.push_back(info.pass);
+    table_request.push_back(table.request);
+    pages.insert(pages.end(), table.pages.begin(), table.pages.end());
+    page_edges.push_back(std::ssize(pages));
+  }
+  table_edges.push_back(std::ssize(table_request));
+  for (const KeptTensor& tensor : from.tensors) append_tensor(info.pass, tensor, seq++, index);
+  tensor_edges.push_back(std::ssize(index.seq));
+  for (const TopLogits& top : from.logits) {
+    logits.pass.push_back(info.pass);
+    logits.request.push_back(top.row.request);
+    logits.position.push_back(top.row.position);
+    logits.chosen.push_back(top.chosen);
+    logits.margin.push_back(top.margin());
+    logits.ids.insert(logits.ids.end(), top.ids.begin(), top.ids.end());
+    logits.values.insert(logits.values.end(), top.values.begin(), top.values.end());
+  }
+  logits.edges.push_back(std::ssize(logits.request));
+}
+
+Pass Columns::pass_at(size_t i) const {
+  Pass out;
+  out.info.pass = number[i];
+  for (auto j = static_cast<size_t>(row_edges[i]); j < static_cast<size_t>(row_edges[i + 1]); ++j)
+    out.info.rows.push_back(
+        {{request[j], position[j]}, token[j], slot[j], static_cast<Phase>(phase[j])});
+  out.info.logit_rows = part_of(logit_rows, logit_row_edges, i);
+  for (auto j = static_cast<size_t>(table_edges[i]); j < static_cast<size_t>(table_edges[i + 1]);
+       ++j)
+    out.info.pages.push_back({table_request[j], part_of(pages, page_edges, j)});
+  for (auto j = static_cast<size_t>(tensor_edges[i]); j < static_cast<size_t>(tensor_edges[i + 1]);
+       ++j)
+    out.tensors.push_back(tensor_at(index, j));
+  const int64_t rows = std::ssize(logits.request);
+  const int64_t k = rows == 0 ? 0 : std::ssize(logits.ids) / rows;
+  for (int64_t j = logits.edges[i]; j < logits.edges[i + 1]; ++j) {
+    const auto at = static_cast<size_t>(j);
+    out.logits.push_back({{logits.request[at], logits.position[at]},
+                          {logits.ids.begin() + j * k, logits.ids.begin() + (j + 1) * k},
+                          {logits.values.begin() + j * k, logits.values.begin() + (j + 1) * k},
+                          logits.chosen[at]});
+  }
+  return out;
+}
+
+void Columns::check_sound(const std::string& file) const {
+  const size_t tensors = index.seq.size(), best = logits.request.size();
+  visit_columns(*this, [&](const char* name, const auto& column, Per per) {
+    size_t want = column.size();
+    if (per == Per::row) want = request.size();
+    if (per == Per::tensor) want = tensors;
+    if (per == Per::table) want = table_request.size();
+    if (per == Per::logit) want = best;
+    if (per == Per::best && best > 0) want = logits.ids.size() / best * best;
+    check(
+        column.size() == want && logits.values.size() == logits.ids.size(),
+        "{}: the column {} has {} entries where the others have {}: the file is damaged, write the "
+        "trace anew",
+        file, name, column.size(), want);
+  });
+  check_edges(file, "passes/row_edges", row_edges, passes(), request.size());
+  check_edges(file, "passes/logit_row_edges", logit_row_edges, passes(), logit_rows.size());
+  check_edges(file, "passes/table_edges", table_edges, passes(), table_request.size());
+  check_edges(file, "passes/tensor_edges", tensor_edges, passes(), tensors);
+  check_edges(file, "passes/page_edges", page_edges, table_request.size(), pages.size());
+  check_edges(file, "index/shape_edges", index.shape_edges, tensors, index.shape.size());
+  check_edges(file, "index/exponent_edges", index.exponent_edges, tensors, index.exponent.size());
+  check_edges(file, "index/exponent_edges", index.exponent_edges, tensors,
+              index.exponent_count.size());
+  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_request.size());
+  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_first.size());
+  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_count.size());
+  check_edges(file, "index/row_xxh3_edges", index.row_xxh3_edges, tensors, index.row_xxh3.size());
+  check_edges(file, "logits/edges", logits.edges, passes(), best);
+  check_tensors(file, index);
+}
+
+}  // namespace lockstep

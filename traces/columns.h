@@ -1,0 +1,162 @@
+// The passes of one file as columns: what the HDF5 writer writes and the reader reads, without
+// HDF5.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "probes/recorder.h"
+
+namespace lockstep {
+
+// How many entries a column has.
+enum class Per : uint8_t {
+  pass,    // one a pass
+  row,     // one a token row of a pass
+  tensor,  // one a tensor
+  table,   // one a page table
+  logit,   // one a row of logits
+  best,    // kTopLogits, or the vocabulary if that is less, a row of logits
+  edge,    // one more than what it divides: entries [i], [i + 1] bound the part of i
+  part,    // as the column of edges says
+};
+
+// Everything about passes but the tensors' bytes. Members are named as the columns on disk
+// (README.md); `..._edges` divide flat columns, start with 0 and end with their length.
+struct Columns {
+  // passes/
+  std::vector<int32_t> number;
+  std::vector<int64_t> row_edges{0}, logit_row_edges{0}, table_edges{0}, tensor_edges{0};
+  std::vector<int32_t> pass, request, position, token;
+  std::vector<int64_t> slot;
+  std::vector<uint8_t> phase;
+  std::vector<int32_t> logit_rows;
+  std::vector<int32_t> table_pass, table_request, pages;
+  std::vector<int64_t> page_edges{0};
+
+  // index/
+  struct Index {
+    std::vector<int64_t> seq;
+    std::vector<int32_t> pass, layer;
+    std::vector<std::string> point, dtype, axes, path;  // path: "" when only the digest was kept
+    std::vector<int64_t> shape, shape_edges{0};
+    std::vector<uint64_t> xxh3;
+    std::vector<int64_t> n, nan, posinf, neginf, zeros, subnormal, absmax_at;
+    std::vector<double> min, max, absmax, mean, m2, rms, sum_abs, sum_squares;
+    std::vector<uint8_t> exponent;  // of the occupied bins of Digest::exponents
+    std::vector<uint32_t> exponent_count;
+    std::vector<int64_t> exponent_edges{0};
+    // Rows as runs: `run_count` consecutive positions of `run_request` from `run_first` on.
+    std::vector<int32_t> run_request, run_first, run_count;
+    std::vector<int64_t> run_edges{0};
+    std::vector<uint64_t> row_xxh3;
+    std::vector<int64_t> row_xxh3_edges{0};
+  } index;
+
+  // logits/
+  struct Best {
+    std::vector<int64_t> edges{0};  // by pass
+    std::vector<int32_t> pass, request, position, chosen, ids;
+    std::vector<double> values, margin;
+  } logits;
+
+  // Appends a pass; `seq` of its first tensor in the whole trace. Paths are made by path_of.
+  void append(const Pass& pass, int64_t seq);
+  // Pass i without data. Columns must be sound.
+  Pass pass_at(size_t i) const;
+  // Throws Error, naming `file`, unless lengths, edges, points and dtypes fit each other.
+  void check_sound(const std::string& file) const;
+  size_t passes() const { return number.size(); }
+};
+
+// Where a kept tensor lies in an HDF5 trace: "/tensors/pass000000/layer000/attn.q", of no layer
+// ".../model/embed", of the cache of one request ".../attn.kv.request000000".
+std::string path_of(int32_t pass, const KeptTensor& tensor);
+
+// A pass's rows as runs of consecutive positions, and back; used by the journal too.
+struct RowRun {
+  int32_t request = 0, first = 0, count = 0;
+};
+std::vector<RowRun> runs_of(std::span<const Row> rows);
+void append_run(const RowRun& run, std::vector<Row>& rows);
+
+// The one list of columns: visit(path, column, per) for each.
+template <typename C, typename Visit>
+void visit_passes(C& c, Visit visit) {
+  visit("passes/number", c.number, Per::pass);
+  visit("passes/row_edges", c.row_edges, Per::edge);
+  visit("passes/logit_row_edges", c.logit_row_edges, Per::edge);
+  visit("passes/table_edges", c.table_edges, Per::edge);
+  visit("passes/tensor_edges", c.tensor_edges, Per::edge);
+  visit("passes/pass", c.pass, Per::row);
+  visit("passes/request", c.request, Per::row);
+  visit("passes/position", c.position, Per::row);
+  visit("passes/slot", c.slot, Per::row);
+  visit("passes/phase", c.phase, Per::row);
+  visit("passes/token", c.token, Per::row);
+  visit("passes/logit_rows", c.logit_rows, Per::part);
+  visit("passes/table_pass", c.table_pass, Per::table);
+  visit("passes/table_request", c.table_request, Per::table);
+  visit("passes/page_edges", c.page_edges, Per::edge);
+  visit("passes/pages", c.pages, Per::part);
+}
+
+template <typename I, typename Visit>
+void visit_index(I& i, Visit visit) {
+  visit("index/seq", i.seq, Per::tensor);
+  visit("index/pass", i.pass, Per::tensor);
+  visit("index/layer", i.layer, Per::tensor);
+  visit("index/point", i.point, Per::tensor);
+  visit("index/dtype", i.dtype, Per::tensor);
+  visit("index/axes", i.axes, Per::tensor);
+  visit("index/path", i.path, Per::tensor);
+  visit("index/shape", i.shape, Per::part);
+  visit("index/shape_edges", i.shape_edges, Per::edge);
+  visit("index/xxh3", i.xxh3, Per::tensor);
+  visit("index/n", i.n, Per::tensor);
+  visit("index/nan", i.nan, Per::tensor);
+  visit("index/posinf", i.posinf, Per::tensor);
+  visit("index/neginf", i.neginf, Per::tensor);
+  visit("index/zeros", i.zeros, Per::tensor);
+  visit("index/subnormal", i.subnormal, Per::tensor);
+  visit("index/min", i.min, Per::tensor);
+  visit("index/max", i.max, Per::tensor);
+  visit("index/absmax", i.absmax, Per::tensor);
+  visit("index/absmax_at", i.absmax_at, Per::tensor);
+  visit("index/mean", i.mean, Per::tensor);
+  visit("index/m2", i.m2, Per::tensor);
+  visit("index/rms", i.rms, Per::tensor);
+  visit("index/sum_abs", i.sum_abs, Per::tensor);
+  visit("index/sum_squares", i.sum_squares, Per::tensor);
+  visit("index/exponent", i.exponent, Per::part);
+  visit("index/exponent_count", i.exponent_count, Per::part);
+  visit("index/exponent_edges", i.exponent_edges, Per::edge);
+  visit("index/run_request", i.run_request, Per::part);
+  visit("index/run_first", i.run_first, Per::part);
+  visit("index/run_count", i.run_count, Per::part);
+  visit("index/run_edges", i.run_edges, Per::edge);
+  visit("index/row_xxh3", i.row_xxh3, Per::part);
+  visit("index/row_xxh3_edges", i.row_xxh3_edges, Per::edge);
+}
+
+template <typename L, typename Visit>
+void visit_logits(L& l, Visit visit) {
+  visit("logits/edges", l.edges, Per::edge);
+  visit("logits/pass", l.pass, Per::logit);
+  visit("logits/request", l.request, Per::logit);
+  visit("logits/position", l.position, Per::logit);
+  visit("logits/chosen", l.chosen, Per::logit);
+  visit("logits/margin", l.margin, Per::logit);
+  visit("logits/ids", l.ids, Per::best);
+  visit("logits/values", l.values, Per::best);
+}
+
+template <typename C, typename Visit>  // C: Columns or const Columns
+void visit_columns(C& c, Visit visit) {
+  visit_passes(c, visit);
+  visit_index(c.index, visit);
+  visit_logits(c.logits, visit);
+}
+
+}  // namespace lockstep

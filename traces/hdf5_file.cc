@@ -1,0 +1,367 @@
+#include "traces/hdf5_file.h"
+
+#include <hdf5.h>
+#include <hdf5_hl.h>
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/check.h"
+#include "probes/digest.h"
+#include "traces/disk.h"
+
+namespace lockstep {
+namespace {
+
+// Owns one id; closed as its kind wants.
+class Id {
+ public:
+  explicit Id(hid_t id) : id_(id) {}
+  Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+  ~Id() {
+    if (id_ >= 0) H5Idec_ref(id_);
+  }
+  operator hid_t() const { return id_; }
+
+ private:
+  hid_t id_;
+};
+
+// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
+// it would try again for ever.
+void prepare_library() {
+  static const bool once = [] {
+    H5dont_atexit();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    return true;
+  }();
+  (void)once;
+}
+
+// The innermost sentence of HDF5's stack of errors: the cause.
+std::string cause() {
+  std::string text = "HDF5 says no more";
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned depth, const H5E_error2_t* error, void* to) -> herr_t {
+        if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(to) = error->desc;
+        return 0;
+      },
+      &text);
+  return text;
+}
+
+Id text_type() {
+  Id type(H5Tcopy(H5T_C_S1));
+  H5Tset_size(type, H5T_VARIABLE);
+  H5Tset_cset(type, H5T_CSET_UTF8);
+  return type;
+}
+
+// An IEEE-like float of two bytes: sign, exponent, then `mantissa` bits.
+Id half_type(size_t mantissa, size_t bias) {
+  Id type(H5Tcopy(H5T_IEEE_F32LE));
+  H5Tset_fields(type, 15, mantissa, 15 - mantissa, 0, mantissa);
+  H5Tset_size(type, 2);
+  H5Tset_ebias(type, bias);
+  return type;
+}
+
+Id type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return Id(H5Tcopy(H5T_IEEE_F64LE));
+    case DType::f32:
+      return Id(H5Tcopy(H5T_IEEE_F32LE));
+    case DType::f16:
+      return half_type(10, 15);
+    case DType::bf16:
+      return half_type(7, 127);
+    case DType::i64:
+      return Id(H5Tcopy(H5T_STD_I64LE));
+    case DType::i32:
+      return Id(H5Tcopy(H5T_STD_I32LE));
+    case DType::u8:
+      return Id(H5Tcopy(H5T_STD_U8LE));
+  }
+  fail("a tensor of an unknown dtype cannot be stored");
+}
+
+template <typename T>
+Id type_of() {
+  if constexpr (std::is_same_v<T, int32_t>) return Id(H5Tcopy(H5T_STD_I32LE));
+  if constexpr (std::is_same_v<T, int64_t>) return Id(H5Tcopy(H5T_STD_I64LE));
+  if constexpr (std::is_same_v<T, uint8_t>) return Id(H5Tcopy(H5T_STD_U8LE));
+  if constexpr (std::is_same_v<T, uint32_t>) return Id(H5Tcopy(H5T_STD_U32LE));
+  if constexpr (std::is_same_v<T, uint64_t>) return Id(H5Tcopy(H5T_STD_U64LE));
+  if constexpr (std::is_same_v<T, double>) return Id(H5Tcopy(H5T_IEEE_F64LE));
+  if constexpr (std::is_same_v<T, std::string>) return text_type();
+}
+
+Id space_of(std::span<const int64_t> dims) {
+  const std::vector<hsize_t> extents(dims.begin(), dims.end());
+  return Id(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
+}
+
+std::vector<int64_t> dims_of(hid_t dataset) {
+  const Id space(H5Dget_space(dataset));
+  const int rank = H5Sget_simple_extent_ndims(space);
+  std::vector<hsize_t> extents(static_cast<size_t>(std::max(rank, 0)));
+  if (rank > 0) H5Sget_simple_extent_dims(space, extents.data(), nullptr);
+  return {extents.begin(), extents.end()};
+}
+
+std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
+  std::vector<const char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  return pointers;
+}
+
+template <typename T>
+std::string hash_text(const std::vector<T>& values) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    std::string all;
+    for (const std::string& value : values) all.append(value.c_str(), value.size() + 1);
+    return fmt::format("{:016x}", hash_of(all.data(), all.size()));
+  } else {
+    return fmt::format("{:016x}", hash_of(values.data(), values.size() * sizeof(T)));
+  }
+}
+
+Id opened(hid_t file, const std::string& object) {
+  return Id(H5Oopen(file, object.c_str(), H5P_DEFAULT));
+}
+
+bool set_attribute(hid_t file, const std::string& object, const char* name, hid_t type, hid_t space,
+                   const void* value) {
+  const Id owner = opened(file, object);
+  const Id attribute(H5Acreate2(owner, name, type, space, H5P_DEFAULT, H5P_DEFAULT));
+  return attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
+}
+
+// Reads a text of variable length; false when the attribute is none.
+bool get_text(hid_t attribute, std::string& value) {
+  const Id stored(H5Aget_type(attribute)), space(H5Aget_space(attribute));
+  if (H5Tis_variable_str(stored) <= 0 || H5Sget_simple_extent_npoints(space) != 1) return false;
+  char* text = nullptr;
+  if (H5Aread(attribute, text_type(), &text) < 0) return false;
+  value = text ? text : "";
+  H5free_memory(text);
+  return true;
+}
+
+}  // namespace
+
+void Hdf5File::trouble(const std::string& what) const {
+  const std::string reason = cause();
+  if (is_disk_full(reason)) fail_disk_full(path_);
+  fail("{}: {} ({}): the file is damaged or cannot be reached", path_, what, reason);
+}
+
+Hdf5File Hdf5File::create(const std::string& path) {
+  prepare_library();
+  const Id access(H5Pcreate(H5P_FILE_ACCESS));
+  H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
+  H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+  const hid_t id = H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access);
+  if (id < 0 && is_disk_full(cause())) fail_disk_full(path);
+  check(id >= 0,
+        "{}: a new file was wanted there, but it cannot be made ({}): choose another --trace", path,
+        cause());
+  return Hdf5File(id, path);
+}
+
+Hdf5File Hdf5File::open(const std::string& path) {
+  prepare_library();
+  const Id access(H5Pcreate(H5P_FILE_ACCESS));
+  H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+  check_readable(path);
+  check(
+      H5Fis_hdf5(path.c_str()) > 0,
+      "{}: an HDF5 file was wanted, but it does not begin as one: it is of another kind or damaged",
+      path);
+  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access);
+  check(id >= 0, "{}: cannot be opened ({}): it was cut off or is damaged", path, cause());
+  return Hdf5File(id, path);
+}
+
+Hdf5File::Hdf5File(Hdf5File&& other) noexcept
+    : id_(std::exchange(other.id_, -1)), path_(other.path_) {}
+
+Hdf5File::~Hdf5File() {
+  if (id_ >= 0) H5Fclose(id_);
+}
+
+void Hdf5File::close() {
+  if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0) trouble("cannot be written");
+  if (H5Fclose(std::exchange(id_, -1)) < 0) trouble("cannot be closed");
+}
+
+void Hdf5File::set(const std::string& object, const char* name, const std::string& value) {
+  const char* text = value.c_str();
+  if (!set_attribute(id_, object, name, text_type(), Id(H5Screate(H5S_SCALAR)), &text))
+    trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+}
+
+void Hdf5File::set(const std::string& object, const char* name, int64_t value) {
+  if (!set_attribute(id_, object, name, H5T_STD_I64LE, Id(H5Screate(H5S_SCALAR)), &value))
+    trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+}
+
+void Hdf5File::set(const std::string& object, const char* name,
+                   const std::vector<std::string>& values) {
+  const int64_t count = std::ssize(values);
+  if (!set_attribute(id_, object, name, text_type(), space_of({&count, 1}),
+                     pointers_of(values).data()))
+    trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+}
+
+bool Hdf5File::has(const std::string& object, const char* name) const {
+  return H5Aexists_by_name(id_, object.c_str(), name, H5P_DEFAULT) > 0;
+}
+
+std::string Hdf5File::text(const std::string& object, const char* name) const {
+  const Id attribute(H5Aopen_by_name(id_, object.c_str(), name, H5P_DEFAULT, H5P_DEFAULT));
+  std::string value;
+  check(attribute >= 0 && get_text(attribute, value),
+        "{}: {} has no text attribute '{}': the file is no trace of this layout, or damaged", path_,
+        object, name);
+  return value;
+}
+
+int64_t Hdf5File::number(const std::string& object, const char* name) const {
+  const Id attribute(H5Aopen_by_name(id_, object.c_str(), name, H5P_DEFAULT, H5P_DEFAULT));
+  int64_t value = 0;
+  check(attribute >= 0 && H5Aread(attribute, H5T_NATIVE_INT64, &value) >= 0,
+        "{}: {} has no number attribute '{}': the file is no trace of this layout, or damaged",
+        path_, object, name);
+  return value;
+}
+
+std::map<std::string, std::string> Hdf5File::texts(const std::string& object) const {
+  std::map<std::string, std::string> found;
+  const Id owner = opened(id_, object);
+  hsize_t next = 0;
+  const auto take = [](hid_t from, const char* name, const H5A_info_t*, void* to) -> herr_t {
+    const Id attribute(H5Aopen(from, name, H5P_DEFAULT));
+    std::string value;
+    if (get_text(attribute, value)) (*static_cast<decltype(found)*>(to))[name] = value;
+    return 0;
+  };
+  if (owner < 0 || H5Aiterate2(owner, H5_INDEX_NAME, H5_ITER_INC, &next, take, &found) < 0)
+    trouble("the attributes of " + object + " cannot be read");
+  return found;
+}
+
+void Hdf5File::make_group(const std::string& path) {
+  const Id links(H5Pcreate(H5P_LINK_CREATE));
+  H5Pset_create_intermediate_group(links, 1);
+  const Id group(H5Gcreate2(id_, path.c_str(), links, H5P_DEFAULT, H5P_DEFAULT));
+  if (group < 0) trouble("the group " + path + " cannot be made");
+}
+
+template <typename T>
+void Hdf5File::write(const std::string& path, const std::vector<T>& values,
+                     std::vector<int64_t> dims) {
+  const Id type = type_of<T>();
+  const Id dataset(
+      H5Dcreate2(id_, path.c_str(), type, space_of(dims), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+  herr_t done = -1;
+  if constexpr (std::is_same_v<T, std::string>)
+    done = H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers_of(values).data());
+  else
+    done = H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
+  if (dataset < 0 || (done < 0 && !values.empty()))
+    trouble("the column " + path + " cannot be written");
+  set(path, "xxh3", hash_text(values));
+}
+
+template <typename T>
+std::vector<T> Hdf5File::read(const std::string& path) const {
+  const Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
+  if (dataset < 0) trouble("the column " + path + " is missing");
+  size_t count = 1;
+  for (int64_t extent : dims_of(dataset)) count *= static_cast<size_t>(extent);
+  std::vector<T> values;
+  const Id type = type_of<T>();
+  const Id stored(H5Dget_type(dataset));
+  check(H5Tequal(type, stored) > 0,
+        "{}: the column {} has another type than layout 1.0 says: it was "
+        "written by something else, or is damaged",
+        path_, path);
+  herr_t done = 0;
+  if constexpr (std::is_same_v<T, std::string>) {
+    std::vector<char*> texts(count);
+    if (count > 0) done = H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, texts.data());
+    for (char* text : texts) {
+      values.emplace_back(text ? text : "");
+      H5free_memory(text);
+    }
+  } else {
+    values.resize(count);
+    if (count > 0) done = H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
+  }
+  if (done < 0) trouble("the column " + path + " cannot be read");
+  check(text(path, "xxh3") == hash_text(values),
+        "{}: the column {} is not what was written (its xxh3 differs): the file is damaged", path_,
+        path);
+  return values;
+}
+
+void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
+  const Id type = type_of(tensor.dtype);
+  const Id links(H5Pcreate(H5P_LINK_CREATE));
+  H5Pset_create_intermediate_group(links, 1);
+  const Id dataset(H5Dcreate2(id_, path.c_str(), type, space_of(tensor.shape.extents()), links,
+                              H5P_DEFAULT, H5P_DEFAULT));
+  if (dataset < 0 || (tensor.count() > 0 &&
+                      H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data) < 0))
+    trouble("the tensor " + path + " cannot be written");
+}
+
+void Hdf5File::read_tensor(const std::string& path, const TensorView& out) const {
+  const Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
+  if (dataset < 0) trouble("the tensor " + path + " is missing");
+  const Id type = type_of(out.dtype), stored(H5Dget_type(dataset));
+  const std::vector<int64_t> dims = dims_of(dataset);
+  check(H5Tequal(type, stored) > 0 && Shape(dims) == out.shape,
+        "{}: the tensor {} is not {} {} as the index says: the file is damaged", path_, path,
+        name_of(out.dtype), out.shape.text());
+  // Of the file's own type: the library's conversion of 16-bit floats is a hundred times slower.
+  if (out.count() > 0 && H5Dread(dataset, stored, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data) < 0)
+    trouble("the tensor " + path + " cannot be read");
+}
+
+void Hdf5File::make_scale(const std::string& path, const std::string& name) {
+  const Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
+  if (H5DSset_scale(dataset, name.c_str()) < 0) trouble(path + " cannot be made a scale");
+}
+
+void Hdf5File::attach_scale(const std::string& dataset, unsigned axis, const std::string& scale) {
+  const Id of(H5Dopen2(id_, dataset.c_str(), H5P_DEFAULT));
+  const Id with(H5Dopen2(id_, scale.c_str(), H5P_DEFAULT));
+  if (H5DSattach_scale(of, with, axis) < 0) trouble(dataset + " cannot get the scale " + scale);
+}
+
+template void Hdf5File::write(const std::string&, const std::vector<int32_t>&,
+                              std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<int64_t>&,
+                              std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<uint8_t>&,
+                              std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<uint32_t>&,
+                              std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<uint64_t>&,
+                              std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<double>&, std::vector<int64_t>);
+template void Hdf5File::write(const std::string&, const std::vector<std::string>&,
+                              std::vector<int64_t>);
+template std::vector<int32_t> Hdf5File::read(const std::string&) const;
+template std::vector<int64_t> Hdf5File::read(const std::string&) const;
+template std::vector<uint8_t> Hdf5File::read(const std::string&) const;
+template std::vector<uint32_t> Hdf5File::read(const std::string&) const;
+template std::vector<uint64_t> Hdf5File::read(const std::string&) const;
+template std::vector<double> Hdf5File::read(const std::string&) const;
+template std::vector<std::string> Hdf5File::read(const std::string&) const;
+
+}  // namespace lockstep

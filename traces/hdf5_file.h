@@ -1,0 +1,68 @@
+// The part of HDF5 that traces need, over its C API. HDF5's ids are the int64_t here.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/memory.h"
+
+namespace lockstep {
+
+// One open file. Every trouble is an Error that names the file, and HDF5 prints nothing itself.
+// Paths are absolute or from the root. Not thread-safe.
+class Hdf5File {
+ public:
+  static Hdf5File create(const std::string& path);  // format bounds V110; the file must not exist
+  static Hdf5File open(const std::string& path);    // to read
+  Hdf5File(Hdf5File&& other) noexcept;
+  ~Hdf5File();  // closes without a word: a file that counts was closed by `close`
+
+  // Writes out what is buffered, and closes. Throws Error, a full disk included.
+  void close();
+  const std::string& path() const { return path_; }
+
+  // Attributes of a group or dataset, which must exist.
+  void set(const std::string& object, const char* name, const std::string& value);
+  void set(const std::string& object, const char* name, int64_t value);
+  void set(const std::string& object, const char* name, const std::vector<std::string>& values);
+  std::string text(const std::string& object, const char* name) const;
+  int64_t number(const std::string& object, const char* name) const;
+  std::map<std::string, std::string> texts(const std::string& object) const;  // all that are texts
+  bool has(const std::string& object, const char* name) const;
+
+  void make_group(const std::string& path);  // and those above it
+
+  // Datasets of T: int32_t int64_t uint8_t uint32_t uint64_t double std::string. `dims` multiply to
+  // values.size(). Each has the attribute xxh3 of its bytes (strings: each followed by a NUL), and
+  // reading checks it.
+  template <typename T>
+  void write(const std::string& path, const std::vector<T>& values, std::vector<int64_t> dims);
+  template <typename T>
+  void write(const std::string& path, const std::vector<T>& values) {
+    write(path, values, {static_cast<int64_t>(values.size())});
+  }
+  template <typename T>
+  std::vector<T> read(const std::string& path) const;
+
+  // A tensor's bytes as they are, contiguous, in a type that readers understand: bf16 and fp16 are
+  // HDF5 floats. Groups of the path are made. Reading throws unless dtype and shape are those.
+  void write_tensor(const std::string& path, const TensorView& tensor);
+  void read_tensor(const std::string& path, const TensorView& out) const;
+
+  // Dimension scales: `path` becomes the scale `name`, and axis `axis` of `dataset` gets it.
+  void make_scale(const std::string& path, const std::string& name);
+  void attach_scale(const std::string& dataset, unsigned axis, const std::string& scale);
+
+ private:
+  Hdf5File(int64_t id, std::string path) : id_(id), path_(std::move(path)) {}
+  [[noreturn]] void trouble(const std::string& what) const;
+
+  int64_t id_ = -1;
+  std::string path_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,175 @@
+#include "traces/readers.h"
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <regex>
+
+#include "kernels/check.h"
+#include "traces/disk.h"
+#include "traces/journal.h"
+#include "traces/segment.h"
+
+namespace lockstep {
+namespace {
+
+// Passes gathered from segments and a journal.
+class SavedTrace final : public TraceReader {
+ public:
+  SavedTrace(Manifest manifest, std::string path)
+      : manifest_(std::move(manifest)), path_(std::move(path)) {}
+
+  const Manifest& manifest() const override { return manifest_; }
+  int passes() const override { return static_cast<int>(sources_.size()); }
+  bool complete() const override { return problems_.empty(); }
+  const std::vector<std::string>& problems() const override { return problems_; }
+
+  Pass read(int i, bool data) override {
+    check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", path_, i, passes());
+    const Source& source = std::next(sources_.begin(), i)->second;
+    return source.segment ? source.segment->read(source.index, data) : journal_[source.index];
+  }
+
+  void problem(std::string sentence) { problems_.push_back(std::move(sentence)); }
+
+  void add(SegmentReader segment) {
+    const SegmentReader& kept = segments_.emplace_back(std::move(segment));
+    for (size_t i = 0; i < kept.columns().passes(); ++i)
+      sources_.try_emplace(kept.columns().number[i], Source{&kept, i});
+  }
+
+  // Takes the passes that no segment has, and returns their numbers.
+  std::vector<int32_t> add(std::vector<Pass> journal) {
+    journal_ = std::move(journal);
+    std::vector<int32_t> taken;
+    for (size_t i = 0; i < journal_.size(); ++i) {
+      const int32_t number = journal_[i].info.pass;
+      if (sources_.try_emplace(number, Source{nullptr, i}).second) taken.push_back(number);
+    }
+    return taken;
+  }
+
+  void set_requests(std::vector<RequestInfo> requests) { manifest_.requests = std::move(requests); }
+
+ private:
+  struct Source {
+    const SegmentReader* segment = nullptr;  // null: the journal
+    size_t index = 0;
+  };
+
+  Manifest manifest_;
+  std::string path_;
+  std::vector<std::string> problems_;
+  std::deque<SegmentReader> segments_;  // a deque leaves its elements where they are
+  std::vector<Pass> journal_;
+  std::map<int32_t, Source> sources_;  // by number of the pass
+};
+
+std::string run_id_of(const Manifest& manifest) {
+  const auto found = manifest.provenance.find("run_id");
+  return found == manifest.provenance.end() ? "" : found->second;
+}
+
+// "3..5, 9": the passes of those numbers, for people.
+std::string ranges_text(const std::vector<int32_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
+    if (last > i) text += fmt::format("..{}", numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+// Opens every segment of the folder; says which are damaged, missing or of another run.
+void add_segments(const std::string& folder, SavedTrace& trace) {
+  const std::regex name("seg-(\\d{6})\\.h5");
+  std::map<int, std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().filename();
+    std::smatch match;
+    if (std::regex_match(file, match, name)) paths[std::stoi(match[1])] = entry.path();
+  }
+  for (int i = 0; i < (paths.empty() ? 0 : paths.rbegin()->first); ++i)
+    if (!paths.contains(i)) trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, i));
+  for (const auto& [number, path] : paths) {
+    try {
+      SegmentReader segment(path);
+      check(segment.run_id() == run_id_of(trace.manifest()),
+            "{}: it belongs to another run than its folder's manifest", path);
+      trace.add(std::move(segment));
+    } catch (const Error& error) {
+      trace.problem(error.what());
+    }
+  }
+}
+
+// Fills the holes from the journal and says what is only a digest now.
+void add_journal(const std::string& path, SavedTrace& trace) {
+  try {
+    Journal journal = read_journal(path);
+    check(run_id_of(journal.saved.manifest) == run_id_of(trace.manifest()),
+          "{}: it belongs to another run than its folder's manifest", path);
+    if (journal.saved.ended()) trace.set_requests(journal.saved.manifest.requests);
+    if (!journal.problem.empty()) trace.problem(journal.problem);
+    const std::vector<int32_t> taken = trace.add(std::move(journal.passes));
+    if (!taken.empty())
+      trace.problem(fmt::format(
+          "the segment of passes {} was never closed or is damaged: their tensors are lost, their "
+          "digests are taken from the journal",
+          ranges_text(taken)));
+  } catch (const Error& error) {
+    trace.problem(error.what());
+  }
+}
+
+// Says what of `saved` the trace lacks.
+void check_whole(const SavedManifest& saved, const std::string& path, SavedTrace& trace) {
+  if (!saved.ended())
+    trace.problem(
+        fmt::format("{}: the run did not end; {} passes of it are here", path, trace.passes()));
+  else if (trace.passes() != saved.passes)
+    trace.problem(fmt::format("{}: {} of its {} passes are missing altogether", path,
+                              saved.passes - trace.passes(), saved.passes));
+}
+
+}  // namespace
+
+std::unique_ptr<TraceReader> open_folder(const std::string& path) {
+  check(!std::filesystem::is_empty(path),
+        "{}: a folder of segments was wanted, but it is empty: give the folder that --trace made",
+        path);
+  const std::string file = path + "/manifest.json";
+  check(std::filesystem::exists(file),
+        "{}: a trace was wanted, but the folder has no manifest.json: give the folder that --trace "
+        "made",
+        path);
+  const SavedManifest saved = manifest_from(read_file(file), file);
+  auto trace = std::make_unique<SavedTrace>(saved.manifest, path);
+  add_segments(path, *trace);
+  if (!saved.ended() || !trace->complete() || trace->passes() != saved.passes)
+    add_journal(path + "/journal.jsonl", *trace);
+  check_whole(saved, path, *trace);
+  return trace;
+}
+
+std::unique_ptr<TraceReader> open_single_file(const std::string& path) {
+  SegmentReader file(path);
+  auto trace = std::make_unique<SavedTrace>(file.manifest(), path);
+  trace->add(std::move(file));
+  return trace;
+}
+
+std::unique_ptr<TraceReader> open_journal(const std::string& path) {
+  Journal journal = read_journal(path);
+  auto trace = std::make_unique<SavedTrace>(journal.saved.manifest, path);
+  if (!journal.problem.empty()) trace->problem(journal.problem);
+  trace->add(std::move(journal.passes));
+  check_whole(journal.saved, path, *trace);
+  return trace;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,17 @@
+// The readers behind open_trace.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// A folder of segments (writers.h). Passes whose segment is missing or damaged come from the
+// journal, as digests, and `problems` says so. Throws Error when not even a manifest can be read.
+std::unique_ptr<TraceReader> open_folder(const std::string& path);
+std::unique_ptr<TraceReader> open_single_file(const std::string& path);
+std::unique_ptr<TraceReader> open_journal(const std::string& path);
+
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+#include "traces/segment.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "traces/manifest.h"
+#include "traces/summary.h"
+
+namespace lockstep {
+namespace {
+
+// Appends `part` to a flat column and closes its entry in `edges`.
+void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
+            std::vector<int64_t>& edges) {
+  flat.insert(flat.end(), part.begin(), part.end());
+  edges.push_back(std::ssize(flat));
+}
+
+struct RequestColumns {
+  std::vector<int32_t> id, prompt, forced, tokens, argmax;
+  std::vector<int64_t> prompt_edges{0}, forced_edges{0}, tokens_edges{0}, argmax_edges{0};
+  std::vector<std::string> name;
+};
+
+template <typename C, typename Visit>
+void visit_requests(C& c, Visit visit) {
+  visit("requests/id", c.id);
+  visit("requests/name", c.name);
+  visit("requests/prompt", c.prompt);
+  visit("requests/prompt_edges", c.prompt_edges);
+  visit("requests/forced", c.forced);
+  visit("requests/forced_edges", c.forced_edges);
+  visit("requests/tokens", c.tokens);
+  visit("requests/tokens_edges", c.tokens_edges);
+  visit("requests/argmax", c.argmax);
+  visit("requests/argmax_edges", c.argmax_edges);
+}
+
+void write_requests(const std::vector<RequestInfo>& requests, Hdf5File& file) {
+  RequestColumns columns;
+  for (const RequestInfo& request : requests) {
+    columns.id.push_back(request.id);
+    columns.name.push_back(request.name);
+    append(request.prompt, columns.prompt, columns.prompt_edges);
+    append(request.forced, columns.forced, columns.forced_edges);
+    append(request.tokens, columns.tokens, columns.tokens_edges);
+    append(request.argmax, columns.argmax, columns.argmax_edges);
+  }
+  visit_requests(columns, [&](const char* path, const auto& c) { file.write(path, c); });
+}
+
+std::vector<RequestInfo> read_requests(const Hdf5File& file) {
+  RequestColumns columns;
+  visit_requests(columns, [&]<typename T>(const char* path, std::vector<T>& column) {
+    column = file.read<T>(path);
+  });
+  const auto part = [&](const std::vector<int32_t>& flat, const std::vector<int64_t>& edges,
+                        size_t i) {
+    const bool sound = edges.size() == columns.id.size() + 1 && edges[i] >= 0 &&
+                       edges[i] <= edges[i + 1] && edges[i + 1] <= std::ssize(flat);
+    check(sound, "{}: the columns of its requests do not fit each other: it is damaged",
+          file.path());
+    return std::vector<int32_t>(flat.begin() + edges[i], flat.begin() + edges[i + 1]);
+  };
+  check(columns.name.size() == columns.id.size(),
+        "{}: the columns of its requests do not fit each other: it is damaged", file.path());
+  std::vector<RequestInfo> requests;
+  for (size_t i = 0; i < columns.id.size(); ++i)
+    requests.push_back({.id = columns.id[i],
+                        .name = columns.name[i],
+                        .prompt = part(columns.prompt, columns.prompt_edges, i),
+                        .forced = part(columns.forced, columns.forced_edges, i),
+                        .tokens = part(columns.tokens, columns.tokens_edges, i),
+                        .argmax = part(columns.argmax, columns.argmax_edges, i)});
+  return requests;
+}
+
+void write_columns(const Columns& columns, Hdf5File& file) {
+  visit_columns(columns, [&](const std::string& path, const auto& column, Per per) {
+    std::vector<int64_t> dims = {std::ssize(column)};
+    const int64_t rows = std::ssize(columns.logits.request);
+    if (per == Per::best && rows > 0) dims = {rows, dims[0] / rows};
+    file.write(path, column, dims);
+  });
+  file.make_scale("index/seq", "seq");
+  visit_index(columns.index, [&](const std::string& path, const auto&, Per per) {
+    if (per == Per::tensor && path != "index/seq") file.attach_scale(path, 0, "index/seq");
+  });
+}
+
+// The attributes of the root; `complete` is the last thing that is written to a file.
+void write_manifest(const Manifest& manifest, Hdf5File& file) {
+  for (const auto& [name, value] : manifest.provenance)
+    if (name != "schema_json") file.set("/provenance", name.c_str(), value);
+  file.set("/provenance", "schema_json", schema_json_of(manifest));
+  file.set("/", "format", kFormat);
+  file.set("/", "format_version", kFormatVersion);
+  file.set("/", "default", "summary");
+  file.set("/", "NX_class", "NXroot");
+  file.set("/", "level", name_of(manifest.keep));
+  const auto run_id = manifest.provenance.find("run_id");
+  file.set("/", "run_id", run_id == manifest.provenance.end() ? "" : run_id->second);
+  file.set("/", "rank", 0);
+  file.set("/", "world_size", 1);
+  file.set("/", "layers", manifest.graph.layers);
+  file.set("/", "qk_norm", manifest.graph.qk_norm ? 1 : 0);
+  file.set("/", "dtype", std::string(name_of(manifest.dtype)));
+  file.set("/", "selection", manifest.selection);
+  file.set("/", "complete", 1);
+}
+
+}  // namespace
+
+SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
+    : file_(Hdf5File::create(path)), seq_(seq) {
+  for (const char* group : {"/provenance", "/requests", "/passes", "/index", "/logits", "/tensors"})
+    file_.make_group(group);
+}
+
+void SegmentWriter::add(const Pass& pass) {
+  for (size_t i = 0; i < pass.tensors.size(); ++i) {
+    const KeptTensor& tensor = pass.tensors[i];
+    check(
+        tensor.digest.count == tensor.shape.count(),
+        "pass {} has a tensor {} without its digest: a trace is written from a recorder that makes "
+        "digests",
+        pass.info.pass, tensor.point->name);
+    const TensorView& data = tensor.data;
+    if (data.empty()) continue;
+    const std::string path = path_of(pass.info.pass, tensor);
+    file_.write_tensor(path, data);
+    file_.set(path, "seq", seq_ + static_cast<int64_t>(i));
+    file_.set(path, "dtype", std::string(name_of(data.dtype)));
+    file_.set(path, "axes", std::string(tensor.point->shape));
+    bytes_ += data.bytes();
+  }
+  columns_.append(pass, seq_);
+  seq_ += std::ssize(pass.tensors);
+}
+
+void SegmentWriter::finish(const Manifest& manifest) {
+  write_requests(manifest.requests, file_);
+  write_columns(columns_, file_);
+  write_summary(columns_, manifest.graph, file_);
+  write_manifest(manifest, file_);
+  file_.close();
+}
+
+SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(path)) {
+  check_format(file_.text("/", "format"), file_.text("/", "format_version"), path);
+  check(file_.has("/", "complete") && file_.number("/", "complete") == 1,
+        "{}: its writing did not end (no attribute complete = 1): use the journal beside it", path);
+  visit_columns(columns_, [&]<typename T>(const char* name, std::vector<T>& column, Per) {
+    column = file_.read<T>(name);
+  });
+  columns_.check_sound(path);
+}
+
+Manifest SegmentReader::manifest() const {
+  Manifest manifest;
+  manifest.provenance = file_.texts("/provenance");
+  manifest.schema = schema_from_json(file_.text("/provenance", "schema_json"), file_.path());
+  manifest.provenance.erase("schema_json");
+  manifest.graph.layers = static_cast<int>(file_.number("/", "layers"));
+  manifest.graph.qk_norm = file_.number("/", "qk_norm") == 1;
+  manifest.dtype = dtype_from(file_.text("/", "dtype"));
+  manifest.keep = keep_from(file_.text("/", "level"));
+  manifest.selection = file_.text("/", "selection");
+  manifest.requests = read_requests(file_);
+  return manifest;
+}
+
+std::string SegmentReader::run_id() const { return file_.text("/", "run_id"); }
+
+Pass SegmentReader::read(size_t i, bool data) const {
+  Pass pass = columns_.pass_at(i);
+  if (!data) return pass;
+  auto at = static_cast<size_t>(columns_.tensor_edges[i]);
+  for (KeptTensor& tensor : pass.tensors) {
+    const std::string& path = columns_.index.path[at++];
+    if (path.empty()) continue;
+    tensor.data = Tensor(tensor.shape, tensor.dtype);
+    file_.read_tensor(path, tensor.data);
+    const TensorView& view = tensor.data;
+    check(
+        hash_of(view.data, static_cast<size_t>(view.bytes())) == tensor.digest.hash,
+        "{}: in pass {}, the tensor {} of {} is not what was written (its xxh3 differs): the file "
+        "is damaged",
+        file_.path(), pass.info.pass, tensor.point->name,
+        tensor.layer < 0 ? "the model" : fmt::format("layer {}", tensor.layer));
+  }
+  return pass;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// One HDF5 file of passes: a segment of a trace, or a whole one. Layout 1.0: README.md.
+#pragma once
+
+#include <string>
+
+#include "traces/columns.h"
+#include "traces/hdf5_file.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// Writes a new file. Tensors go out as they come, the columns at the end. Whoever owns the writer
+// discards a file whose `finish` was not reached.
+class SegmentWriter {
+ public:
+  // seq: of the first tensor, counted over the whole trace.
+  SegmentWriter(const std::string& path, int64_t seq);
+
+  // Throws Error when a tensor has no digest.
+  void add(const Pass& pass);
+  // Writes columns and attributes, `complete` last, and closes. Requests as they are known by then.
+  void finish(const Manifest& manifest);
+
+  size_t passes() const { return columns_.passes(); }
+  int64_t bytes() const { return bytes_; }  // of tensors
+  int64_t seq() const { return seq_; }      // of the next tensor
+
+ private:
+  Hdf5File file_;
+  Columns columns_;
+  int64_t seq_;
+  int64_t bytes_ = 0;
+};
+
+class SegmentReader {
+ public:
+  // Throws Error, naming the file, when it is no complete and sound file of layout 1.0.
+  explicit SegmentReader(const std::string& path);
+
+  Manifest manifest() const;
+  std::string run_id() const;
+  const Columns& columns() const { return columns_; }
+  // Pass i of this file; with `data`, each tensor is checked against its xxh3.
+  Pass read(size_t i, bool data) const;
+
+ private:
+  Hdf5File file_;
+  Columns columns_;
+};
+
+}  // namespace lockstep

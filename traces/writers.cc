@@ -1,0 +1,197 @@
+#include "traces/writers.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <exception>
+#include <filesystem>
+#include <optional>
+
+#include "kernels/check.h"
+#include "traces/disk.h"
+#include "traces/journal.h"
+#include "traces/manifest.h"
+#include "traces/readers.h"
+#include "traces/segment.h"
+
+namespace lockstep {
+namespace {
+
+// Names a run: its segments are never taken for those of another one in the same place.
+std::string new_run_id(const std::string& path) {
+  const std::string seed = fmt::format("{} {} {}", path, ::getpid(),
+                                       std::chrono::system_clock::now().time_since_epoch().count());
+  return fmt::format("{:016x}", hash_of(seed.data(), seed.size()));
+}
+
+Manifest named(Manifest manifest, const std::string& path) {
+  manifest.provenance.try_emplace("run_id", new_run_id(path));
+  return manifest;
+}
+
+// The passes of a trace come in their order.
+void check_order(const Pass& pass, int64_t last) {
+  check(pass.info.pass > last, "pass {} was written after pass {}: passes are written in order",
+        pass.info.pass, last);
+}
+
+class JournalWriter final : public TraceWriter {
+ public:
+  JournalWriter(const std::string& path, const Manifest& manifest)
+      : manifest_(manifest), journal_(path) {
+    journal_.append(json_of({manifest_}, Layout::one_line));
+  }
+
+  void write(const Pass& pass) override {
+    check_order(pass, last_);
+    journal_.append(journal_lines(pass, seq_));
+    last_ = pass.info.pass;
+    seq_ += std::ssize(pass.tensors);
+    ++passes_;
+  }
+
+  void finish(const std::vector<RequestInfo>& requests) override {
+    manifest_.requests = requests;
+    journal_.append(json_of({manifest_, passes_}, Layout::one_line));
+    journal_.sync();
+  }
+
+ private:
+  Manifest manifest_;
+  AppendFile journal_;
+  int64_t last_ = -1, seq_ = 0, passes_ = 0;
+};
+
+class FolderWriter final : public TraceWriter {
+ public:
+  FolderWriter(const std::string& folder, const Manifest& manifest)
+      : folder_(folder), manifest_(manifest) {
+    std::error_code error;
+    check(std::filesystem::create_directory(folder, error),
+          "{}: a new folder was wanted there, but it cannot be made ({}): choose another --trace",
+          folder, error.message());
+    try {
+      write_file(folder_ + "/manifest.json", json_of({manifest_}, Layout::pretty));
+      journal_.emplace(folder_ + "/journal.jsonl", manifest_);
+    } catch (const Error&) {  // nothing is lost with a folder that holds no pass yet
+      std::filesystem::remove_all(folder_, error);
+      throw;
+    }
+  }
+
+  // A run that broke off keeps what it has seen.
+  ~FolderWriter() override {
+    try {
+      if (segment_) close_segment();
+    } catch (const Error&) {
+      drop_segment();
+    }
+  }
+
+  void write(const Pass& pass) override {
+    guarded([&] {
+      // First the lines, so that there is no tensor without its digest in the journal.
+      journal_->write(pass);
+      if (!segment_) segment_.emplace(part(), seq_);
+      segment_->add(pass);
+      seq_ = segment_->seq();
+      ++passes_;
+      if (segment_->passes() >= kSegmentPasses || segment_->bytes() >= kSegmentBytes)
+        close_segment();
+    });
+  }
+
+  void finish(const std::vector<RequestInfo>& requests) override {
+    guarded([&] {
+      if (segment_) close_segment();
+      manifest_.requests = requests;
+      journal_->finish(requests);
+      write_file(folder_ + "/manifest.json", json_of({manifest_, passes_}, Layout::pretty));
+    });
+  }
+
+ private:
+  std::string segment_path() const { return fmt::format("{}/seg-{:06}.h5", folder_, segments_); }
+  std::string part() const { return segment_path() + ".part"; }
+
+  void close_segment() {
+    segment_->finish(manifest_);
+    segment_.reset();
+    publish(part(), segment_path());
+    ++segments_;
+  }
+
+  void drop_segment() noexcept {
+    segment_.reset();
+    discard(part());
+  }
+
+  // After trouble the trace is what was closed before: a hole in its middle would look whole.
+  template <typename Call>
+  void guarded(Call call) {
+    check(trouble_.empty(), "{}", trouble_);
+    try {
+      call();
+    } catch (const Error& error) {
+      trouble_ = error.what();
+      drop_segment();
+      throw;
+    }
+  }
+
+  std::string folder_;
+  Manifest manifest_;
+  std::optional<JournalWriter> journal_;
+  std::optional<SegmentWriter> segment_;
+  int64_t segments_ = 0, seq_ = 0, passes_ = 0;
+  std::string trouble_;
+};
+
+class SingleFileWriter final : public TraceWriter {
+ public:
+  SingleFileWriter(const std::string& path, const Manifest& manifest)
+      : path_(path), folder_(path + ".part"), manifest_(manifest), segments_(folder_, manifest) {}
+
+  void write(const Pass& pass) override { segments_.write(pass); }
+
+  void finish(const std::vector<RequestInfo>& requests) override {
+    segments_.finish(requests);
+    manifest_.requests = requests;
+    const std::string whole = folder_ + "/whole.h5.part";
+    try {
+      SegmentWriter file(whole, 0);
+      const auto trace = open_folder(folder_);
+      for (int i = 0; i < trace->passes(); ++i) file.add(trace->read(i, true));
+      file.finish(manifest_);
+      publish(whole, path_);
+    } catch (const Error& error) {
+      discard(whole);
+      fail("{} (the segments are whole: they are in {})", error.what(), folder_);
+    }
+    std::error_code ignored;  // what is left over harms nobody
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+ private:
+  std::string path_, folder_;
+  Manifest manifest_;
+  FolderWriter segments_;
+};
+
+}  // namespace
+
+std::unique_ptr<TraceWriter> create_folder(const std::string& path, const Manifest& manifest) {
+  return std::make_unique<FolderWriter>(path, named(manifest, path));
+}
+
+std::unique_ptr<TraceWriter> create_single_file(const std::string& path, const Manifest& manifest) {
+  return std::make_unique<SingleFileWriter>(path, named(manifest, path));
+}
+
+std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest) {
+  check(manifest.keep == Keep::digest,
+        "{}: a journal keeps digests alone: use --keep digest, or a trace X.trace or X.h5", path);
+  return std::make_unique<JournalWriter>(path, named(manifest, path));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+// The writers behind create_trace. Each makes something new: nothing is overwritten.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// A segment is closed, and thereby safe from a kill, after so many passes or bytes of tensors.
+inline constexpr size_t kSegmentPasses = 8;
+inline constexpr int64_t kSegmentBytes = int64_t{64} << 20;
+
+// X.trace: a folder of manifest.json, journal.jsonl and segments seg-000000.h5, seg-000001.h5, ...
+std::unique_ptr<TraceWriter> create_folder(const std::string& path, const Manifest& manifest);
+// X.h5: one HDF5 file. Until `finish` it is a folder of segments, X.h5.part, which opens as a
+// trace.
+std::unique_ptr<TraceWriter> create_single_file(const std::string& path, const Manifest& manifest);
+// X.jsonl: the journal alone, for digests.
+std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest);
+
+}  // namespace lockstep
