@@ -46,6 +46,7 @@ void add_layer(const ModelConfig& c, int64_t layer, std::map<std::string, Shape>
   }
 }
 
+// Every tensor that the model reads, by the names that Hugging Face gives them.
 std::map<std::string, Shape> needed_tensors(const ModelConfig& config) {
   std::map<std::string, Shape> needed;
   needed[std::string(kEmbedding)] = {config.vocab, config.hidden};
@@ -94,6 +95,7 @@ std::vector<SafeTensors> open_sharded(const std::string& dir, const std::string&
   return files;
 }
 
+// Where both are there, the single file wins, as it does in Hugging Face.
 std::vector<SafeTensors> open_files(const std::string& dir) {
   const std::string single = dir + "/model.safetensors", index = single + ".index.json";
   if (std::filesystem::exists(single)) return {SafeTensors(single)};
@@ -124,6 +126,7 @@ void check_tensors(const std::map<std::string, TensorView>& tensors, const Model
           "\"dtype\"",
           name, dir, name_of(found->second.dtype), name_of(config.dtype));
   }
+  // A bias or a layer that nobody reads would be left out of the model without a word.
   for (const auto& [name, tensor] : tensors)
     check(needed.contains(name) || is_ballast(name, config),
           "the checkpoint \"{}\" has a tensor \"{}\", for which its config.json has no use; the "
@@ -194,6 +197,7 @@ int64_t Checkpoint::bytes() const {
 
 std::string Checkpoint::fingerprint() const {
   constexpr size_t kStride = 1 << 20, kSample = 4096;
+  // All of a large checkpoint would take minutes; a sample of each MiB tells two trainings apart.
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
                                                                               XXH3_freeState);
   XXH3_64bits_reset(state.get());

@@ -109,6 +109,7 @@ class Fields {
   std::string where_;
 };
 
+// Without exceptions, so that trouble stays one sentence that names the file.
 json parse(const std::string& path) {
   json parsed = json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
   check(!parsed.is_discarded(), "\"{}\" is not JSON; fetch the file again", path);
@@ -158,6 +159,7 @@ RopeType rope_type_of(const Fields& fields) {
       fields.where(), name);
 }
 
+// What a rope type other than "default" adds, with Hugging Face's defaults.
 void read_scaling(const Fields& fields, const ModelConfig& config, RopeConfig& rope) {
   rope.original_max_positions =
       fields.integer("original_max_position_embeddings", config.max_positions);
@@ -256,6 +258,7 @@ std::vector<int64_t> windows_of(const Fields& fields, int64_t layers) {
   return windows;
 }
 
+// A number, a list or nothing: a text may end in several ways, or only by its length.
 std::vector<int32_t> eos_of(const Fields& fields, int64_t vocab) {
   std::vector<int32_t> ids;
   const json* value = fields.find("eos_token_id");

@@ -27,6 +27,8 @@ std::vector<T> inverted(std::vector<T> values, double divisor) {
   return values;
 }
 
+// base ((factor s / max) - (factor - 1))^(dim / (dim - 2)), s = max(length, max): the base grows
+// with the request, and up to the trained length it is the plain one.
 double dynamic_base(const ModelConfig& config, int64_t length) {
   const RopeConfig& rope = config.rope;
   check(config.head_dim > 2,
@@ -39,14 +41,17 @@ double dynamic_base(const ModelConfig& config, int64_t length) {
   return rope.theta * std::pow(rope.factor * seen / trained - (rope.factor - 1), dim / (dim - 2));
 }
 
-// The pair of dimensions that turns `turns` times over the trained positions.
+// The pair of dimensions that turns `turns` times over the trained positions:
+// dim ln(trained / (2 pi turns)) / (2 ln base).
 double yarn_dimension(const ModelConfig& config, double turns) {
   const auto trained = static_cast<double>(config.rope.original_max_positions);
   return static_cast<double>(config.head_dim) * std::log(trained / (turns * 2 * std::numbers::pi)) /
          (2 * std::log(config.rope.theta));
 }
 
-// Slow pairs are stretched, fast ones kept, and in between is a ramp.
+// Slow pairs are stretched, fast ones kept, and in between is a ramp: inv / factor ramp + inv (1 -
+// ramp), ramp = clamp((j - low) / (high - low), 0, 1). Sums and products stand as Hugging Face has
+// them, as another order moves the last bits.
 template <typename T>
 std::vector<T> yarn(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
@@ -71,6 +76,8 @@ std::vector<T> yarn(const ModelConfig& config) {
   return result;
 }
 
+// By wavelength 2 pi / inv: long waves are stretched, short ones kept, and those between are mixed
+// by (trained / wave - low) / (high - low).
 template <typename T>
 std::vector<T> llama3(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
@@ -90,6 +97,7 @@ std::vector<T> llama3(const ModelConfig& config) {
   return result;
 }
 
+// A divisor for each pair, from one list up to the trained length and from another beyond it.
 template <typename T>
 std::vector<T> longrope(const ModelConfig& config, int64_t length) {
   const RopeConfig& rope = config.rope;
@@ -123,6 +131,7 @@ std::vector<T> inverse_frequencies(const ModelConfig& config, int64_t length) {
   fail("rope type {} has no formula", static_cast<int>(config.rope.type));
 }
 
+// Stretched positions flatten the softmax; a factor on cos and sin sharpens it again.
 double yarn_magnitude(double factor, double scale) {
   return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
 }

@@ -100,6 +100,7 @@ Shape shape_of(const json& entry, const std::string& name, const std::string& pa
   return Shape(extents);
 }
 
+// Checked step by step: a product that wraps around could fit the file by accident.
 uint64_t bytes_of(const Shape& shape, DType dtype, const std::string& name,
                   const std::string& path) {
   uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
@@ -127,6 +128,7 @@ Extent extent_of(const json& entry, const std::string& name, const std::string& 
   return extent;
 }
 
+// Each byte of the data belongs to exactly one tensor, so nothing can hide in the file.
 void check_cover(std::vector<Extent> extents, uint64_t data_size, const std::string& path) {
   std::sort(extents.begin(), extents.end());
   uint64_t covered = 0;

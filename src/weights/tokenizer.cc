@@ -114,6 +114,7 @@ class Reader {
   std::vector<std::optional<std::string>> bytes_;
 };
 
+// The bytes that a token of the file stands for.
 std::string Reader::raw(const std::string& token) const {
   std::string bytes;
   for (size_t at = 0; at < token.size();) {
@@ -151,6 +152,7 @@ void Reader::read_vocabulary(const json& vocabulary) {
 void Reader::read_added(const json& list, AddedTokens& by_first) {
   check(list.is_null() || list.is_array(),
         "added_tokens of \"{}\" should be a list and is not; fetch the file again", path_);
+  // An added token may repeat a token of the vocabulary, but only under the same id.
   for (const json& entry : list) {
     const json& content = field(entry, "content");
     check(content.is_string() && content != "",
@@ -230,6 +232,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     tables_->words.split(normalised(piece),
                          [&](std::string_view word) { tables_->bpe->encode(word, ids); });
   };
+  // Added tokens are sought in the text as it is, before anything is normalised.
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
     const auto& tokens = tables_->added[static_cast<uint8_t>(text[at])];
