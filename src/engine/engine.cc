@@ -74,8 +74,8 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
 bool Engine::step(Probe& probe) {
   if (!scheduler_.pending()) return false;
   const Plan plan = scheduler_.next(steps_++);
-  if (plan.shares.empty()) return true;  // the next request has not arrived yet
   prepare_cache(plan);
+  if (plan.shares.empty()) return true;  // the next request has not arrived yet
   Batch batch = make_batch(describe(plan.shares), tables_);
   if (before_pass_) before_pass_(batch);
   const Forward forward = model_.forward(batch, caches_, probe);

@@ -19,7 +19,7 @@ void Activations::resize(int64_t tokens, int64_t logit_rows) {
              : row.rank() == 1 ? Shape{n, row[0]}
                                : Shape{n};
     };
-    if (rows > capacity) {
+    if (rows > capacity || storage.empty()) {
       storage.clear();
       for (const Buffer& b : buffers)
         storage.emplace_back(with_rows(rows, b.row), b.dtype, device_);
