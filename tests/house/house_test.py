@@ -1,5 +1,7 @@
 """The inspector sees what it is for: each rule on a small house with one thing wrong in it."""
+import json
 import pathlib
+import shutil
 import stat
 import tempfile
 import unittest
@@ -9,6 +11,7 @@ import house
 import layers
 import readme
 import sizes
+import tidy
 import words
 
 
@@ -133,6 +136,23 @@ class Readme(Rule):
         self.expect(readme.problems, "is missing", binary=self.binary)
         self.write("README.md", "lockstep run\n")
         self.expect(readme.problems, "shows no lockstep command", binary=self.binary)
+
+
+@unittest.skipUnless(shutil.which("clang-tidy"), "there is no clang-tidy on this machine")
+class Tidy(Rule):
+    def test_what_passed_is_checked_again_only_when_it_changes(self):
+        self.write(".clang-tidy", "Checks: '-*,bugprone-sizeof-expression'\nWarningsAsErrors: '*'\n")
+        self.write("kernels/a.h", "constexpr int kSize = 4;\n")
+        file = self.write("kernels/a.cc", '#include "kernels/a.h"\nint f() { return kSize; }\n')
+        self.write("kernels/left_out.cc", "int g() { return sizeof(this); }\n")
+        command = {"file": str(file), "directory": str(self.root),
+                   "command": f"c++ -I{self.root} -c {file}"}
+        self.write("compile_commands.json", json.dumps([command]))
+        self.expect(tidy.problems, build=self.root)
+        self.assertEqual(len(list((self.root / "tidy").iterdir())), 1)
+        self.write("kernels/a.h", "constexpr int kSize = sizeof(sizeof(int));\n")
+        self.write("kernels/a.cc", '#include "kernels/a.h"\nlong f() { return sizeof(sizeof(kSize)); }\n')
+        self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
 
 
 class Comments(unittest.TestCase):

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "tests/fixtures.h"
+
+namespace lockstep {
+
+// What a call of the built command did.
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+// Calls `lockstep ARGUMENTS` through the shell, which may redirect what it prints.
+inline Outcome call_lockstep(const std::string& arguments) {
+  const std::string base = testing::TempDir() + "lockstep_" + std::to_string(getpid());
+  const std::string command = std::string(LOCKSTEP_BINARY_DIR) + "/lockstep " + arguments;
+  const int status =
+      std::system(("(" + command + ") >" + base + ".out 2>" + base + ".err").c_str());
+  const auto taken = [](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    std::remove(path.c_str());
+    return text;
+  };
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, taken(base + ".out"), taken(base + ".err")};
+}
+
+// The sentence on stderr of a call that must end in trouble and print nothing else.
+inline std::string trouble_of(const std::string& arguments) {
+  const Outcome outcome = call_lockstep(arguments);
+  EXPECT_EQ(outcome.status, 2) << arguments;
+  EXPECT_EQ(outcome.out, "") << arguments;
+  EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
+  EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
+  constexpr size_t kPrefix = std::string_view("error: ").size();
+  return outcome.err.substr(std::min(kPrefix, outcome.err.size()));
+}
+
+}  // namespace lockstep

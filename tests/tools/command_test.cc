@@ -1,0 +1,146 @@
+// The commands as a user meets them: help, misspellings, bad values, missing files.
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "src/weights/checkpoint.h"
+#include "tests/lockstep_binary.h"
+
+namespace lockstep {
+namespace {
+
+void expect_has(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+}
+
+TEST(Lockstep, ExplainsItselfToAStranger) {
+  const Outcome help = call_lockstep("--help");
+  EXPECT_EQ(help.status, 0);
+  EXPECT_EQ(help.err, "");
+  for (const char* part : {"Usage: lockstep COMMAND", "Examples:", "Exit status: 0 alike"})
+    expect_has(help.out, part);
+  EXPECT_EQ(call_lockstep("-h").out, help.out);
+
+  const Outcome nothing = call_lockstep("");
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_EQ(nothing.out, "");
+  EXPECT_EQ(nothing.err, help.out);
+}
+
+TEST(Lockstep, ExplainsEveryCommandWithExamples) {
+  const std::string help = call_lockstep("--help").out;
+  for (const std::string name :
+       {"run", "judge", "diff", "inspect", "generate", "model", "points", "faults"}) {
+    expect_has(help, "\n  " + name + " ");
+    const Outcome outcome = call_lockstep(name + " --help");
+    EXPECT_EQ(outcome.status, 0) << name;
+    EXPECT_EQ(outcome.err, "") << name;
+    expect_has(outcome.out, "Usage: lockstep " + name);
+    expect_has(outcome.out, "Examples:\n  lockstep " + name);
+  }
+}
+
+TEST(Lockstep, TellsItsVersion) {
+  const Outcome outcome = call_lockstep("--version");
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_TRUE(outcome.out.starts_with("lockstep ")) << outcome.out;
+}
+
+TEST(Lockstep, KnowsWhatAMisspellingMeans) {
+  EXPECT_EQ(trouble_of("inspct"),
+            "lockstep has no command \"inspct\"; did you mean \"inspect\"? `lockstep --help` lists "
+            "them\n");
+  EXPECT_EQ(trouble_of("run --page-sise=4"),
+            "lockstep run has no option --page-sise=4; did you mean --page-size? `lockstep run "
+            "--help` lists them\n");
+  EXPECT_EQ(trouble_of("points attn.q"),
+            "lockstep points does not know what \"attn.q\" is for; `lockstep points --help` says "
+            "what it takes\n");
+}
+
+TEST(Lockstep, RefusesBadValues) {
+  const std::string run = "run --model " + data_path("bard-qwen3") + " --tokens 1,2 ";
+  expect_has(trouble_of(run + "--page-size 0"),
+             ("--page-size: a whole number of at least 1 is wanted, found \"0\""));
+  expect_has(trouble_of(run + "--max-new many"),
+             ("--max-new: a whole number of at least 1 is wanted, found \"many\""));
+  expect_has(trouble_of(run + "--threads 99999999999"), "found \"99999999999\"");
+  expect_has(trouble_of(run + "--dtype fp8"), "one of auto|fp32|bf16|fp16 is wanted");
+  expect_has(trouble_of(run + "--device cuda"), "runs on the cpu only");
+  expect_has(trouble_of(run + "--points attn.qq"), "attn.q");
+  expect_has(trouble_of(run + "--layers x"), "--layers");
+  expect_has(trouble_of(run + "--fault rope-interleved"), "rope-interleaved");
+  expect_has(trouble_of(run + "--keep"), "--keep");
+  expect_has(trouble_of("points --format xml"), "one of table|json|csv is wanted");
+}
+
+TEST(Lockstep, RefusesWhatItCannotRun) {
+  const std::string model = "generate --model " + data_path("bard-qwen3");
+  expect_has(trouble_of(model), "there is nothing to run");
+  expect_has(trouble_of(model + " --prompt ''"), "prompt");
+  expect_has(trouble_of(model + " --tokens 1,999999"), "999999");
+  expect_has(trouble_of(model + " --tokens 1,2 --pages 1 --max-new 1000"), "page");
+  expect_has(trouble_of("generate --prompt x"), "--model is required");
+  expect_has(trouble_of("generate --model nowhere --prompt x"), "nowhere");
+}
+
+TEST(Lockstep, SaysThatStdoutIsFull) {
+  expect_has(trouble_of("points >/dev/full"), "cannot be written to stdout: No space left");
+}
+
+TEST(Lockstep, StartsInMilliseconds) {
+  double best = 1e9;
+  for (int i = 0; i < 15; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ASSERT_EQ(call_lockstep(i % 2 ? "--help" : "points").status, 0);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    best = std::min(best, took.count());
+  }
+  std::printf("starts in %.1f ms, shell included\n", best);
+  EXPECT_LE(best, 20);
+}
+
+TEST(Points, AreListedInGraphOrder) {
+  const auto points = nlohmann::json::parse(call_lockstep("points --format json").out);
+  ASSERT_EQ(points.size(), kPoints.size());
+  EXPECT_EQ(points.front()["point"], "embed");
+  EXPECT_EQ(points.back()["point"], "token");
+}
+
+std::string described(const std::string& dir, const std::string& what) {
+  const Outcome outcome = call_lockstep("model " + dir + " --format json");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const auto& row : nlohmann::json::parse(outcome.out))
+    if (row["what"] == what) return row["is"];
+  return "";
+}
+
+TEST(ModelCommand, CountsTheParametersThatAreThere) {
+  for (const char* name : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-bias-mqa", "tiny/qwen2-mha"}) {
+    const std::string dir = data_path(name);
+    const Checkpoint checkpoint = Checkpoint::open(dir);
+    int64_t count = 0;
+    for (const std::string& tensor : checkpoint.names())
+      if (!(tensor == "lm_head.weight" && checkpoint.config().tied))
+        count += checkpoint.tensor(tensor).count();
+    EXPECT_EQ(described(dir, "parameters"), std::to_string(count)) << name;
+  }
+}
+
+TEST(ModelCommand, DescribesAConfigurationWithoutWeights) {
+  const std::string dir = testing::TempDir() + "lockstep_config_only";
+  std::filesystem::create_directory(dir);
+  std::filesystem::copy_file(data_path("bard-qwen3/config.json"), dir + "/config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(described(dir, "weights"), "none here: only the configuration was read");
+  EXPECT_EQ(described(dir, "parameters"), described(data_path("bard-qwen3"), "parameters"));
+  std::filesystem::remove_all(dir);
+}
+
+TEST(ModelCommand, RefusesAFolderThatIsNone) {
+  expect_has(trouble_of("model nowhere"), "nowhere");
+  expect_has(trouble_of("model " + data_path("golden")), "config.json");
+}
+
+}  // namespace
+}  // namespace lockstep

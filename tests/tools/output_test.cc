@@ -1,0 +1,91 @@
+#include "tools/output.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/fixtures.h"
+
+namespace lockstep {
+namespace {
+
+const Table kTable{
+    {"name", "count", "size"},
+    {{std::string("a, \"b\""), int64_t{7}, 0.1}, {std::string("c"), int64_t{12}, NAN}}};
+
+TEST(TextOf, TableAlignsNumbersRightAndShortensThem) {
+  EXPECT_EQ(text_of({{"n", "x"}, {{int64_t{5}, 1.0 / 3}, {int64_t{100}, -2.0}}}, "table"),
+            "  n       x\n"
+            "  5  0.3333\n"
+            "100      -2\n");
+}
+
+TEST(TextOf, CsvQuotesWhatItMust) {
+  EXPECT_EQ(text_of(kTable, "csv"), "name,count,size\n\"a, \"\"b\"\"\",7,0.1\nc,12,nan\n");
+}
+
+TEST(TextOf, JsonKeepsNanAsText) {
+  const auto json = nlohmann::json::parse(text_of(kTable, "json"));
+  ASSERT_EQ(json.size(), 2u);
+  EXPECT_EQ(json[0]["name"], "a, \"b\"");
+  EXPECT_EQ(json[0]["size"], 0.1);
+  EXPECT_EQ(json[1]["size"], "NaN");
+}
+
+TEST(TextOf, AnUnknownFormatIsRefused) {
+  EXPECT_EQ(error_of([] { text_of(kTable, "xml"); }),
+            "--format wants one of table, json, csv, found \"xml\"");
+}
+
+class WriteFile : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::path(testing::TempDir()) / "lockstep_write_file";
+    std::filesystem::remove_all(dir_);
+    std::filesystem::create_directory(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  std::string path(const char* name) const { return (dir_ / name).string(); }
+  static std::string text_in(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_))
+      names.push_back(entry.path().filename().string());
+    return names;
+  }
+
+  std::filesystem::path dir_;
+};
+
+TEST_F(WriteFile, ReplacesTheWholeFileAndLeavesNothingElse) {
+  write_file(path("a.json"), "a long first text");
+  write_file(path("a.json"), "second");
+  EXPECT_EQ(text_in(path("a.json")), "second");
+  EXPECT_EQ(files(), std::vector<std::string>{"a.json"});
+}
+
+TEST_F(WriteFile, AFolderThatDoesNotExistIsSaid) {
+  const std::string file = path("none/a.json");
+  EXPECT_EQ(
+      error_of([&] { write_file(file, "x"); }),
+      file +
+          " cannot be written: No such file or directory; name a file in a folder that exists "
+          "and has room");
+}
+
+TEST_F(WriteFile, WhatCannotBeReplacedLeavesNoPartBehind) {
+  std::filesystem::create_directories(dir_ / "taken" / "inside");
+  EXPECT_NE(error_of([&] { write_file(path("taken"), "x"); }).find("cannot be written"),
+            std::string::npos);
+  EXPECT_EQ(files(), std::vector<std::string>{"taken"});
+}
+
+}  // namespace
+}  // namespace lockstep
