@@ -18,7 +18,9 @@ std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
   check(cuda_memory.allocate != nullptr,
         "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
-  return {cuda_memory.allocate(static_cast<int64_t>(size)), cuda_memory.release};
+  void* memory = cuda_memory.allocate(static_cast<int64_t>(size));
+  if (memory == nullptr) return nullptr;  // which has nothing to release
+  return {memory, cuda_memory.release};
 }
 
 }  // namespace

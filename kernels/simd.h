@@ -11,6 +11,9 @@
 
 #include "kernels/dtype.h"
 
+// Vectors are passed between inlined functions only: there is no ABI to be changed.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 namespace lockstep {
 
 enum class Isa : uint8_t { generic, avx2, avx512 };

@@ -1,0 +1,78 @@
+#include "kernels/kv_cache.h"
+
+#include "kernels/thread_pool.h"
+#include "tests/kernels/samples.h"
+
+namespace lockstep {
+namespace {
+
+struct Pool {
+  Pool(DType dtype, int64_t pages, int64_t page_size)
+      : k({pages, page_size, 2, 5}, dtype), v({pages, page_size, 2, 5}, dtype) {}
+  operator KvCache() const { return {k, v}; }
+  Sample k, v;
+};
+
+TEST(KvCache, WhatIsWrittenBySlotIsGatheredByPage) {
+  for (const DType dtype : kFloats) {
+    for (const int64_t page_size : {1, 3, 16, 64, 256}) {
+      const int64_t length = 70, used = (length + page_size - 1) / page_size, pages = used + 2;
+      Pool pool(dtype, pages, page_size);
+      Sample k({length, 2, 5}, dtype, 1), v({length, 2, 5}, dtype, 3);
+      Sample slots({length}, DType::i64), table({used + 1}, DType::i32);
+      k.fill_normal(1);
+      v.fill_normal(2);
+      for (int64_t p = 0; p < length; ++p) {  // pages from the last one down
+        const int64_t page = pages - 1 - p / page_size;
+        slots.set(p, static_cast<double>(page * page_size + p % page_size));
+        table.set(p / page_size, static_cast<double>(page));
+      }
+      kv_write({}, pool, k, v, slots);
+      ThreadPool threads(2);
+      Sample seen({length, 2, 2, 5}, dtype);
+      kv_gather({.threads = &threads}, seen, pool, table);
+      const size_t row = k.bits().size() / 70;
+      for (size_t p = 0; p < 70; ++p) {
+        EXPECT_EQ(seen.bits().substr(2 * p * row, row), k.bits().substr(p * row, row));
+        EXPECT_EQ(seen.bits().substr((2 * p + 1) * row, row), v.bits().substr(p * row, row));
+      }
+      // No other slot was touched: those of page 0 and 1 still hold the poison.
+      EXPECT_EQ(pool.k.bits().substr(0, row), std::string(row, '\xff'));
+    }
+  }
+}
+
+TEST(KvCache, APaddedRowWritesNowhereAndTheLaterOfTwoRowsStays) {
+  Pool pool(DType::f32, 2, 2);
+  Sample k({3, 2, 5}, DType::f32), v({3, 2, 5}, DType::f32), slots({3}, DType::i64);
+  k.fill_normal(1);
+  v.fill_normal(2);
+  kv_write({}, pool, k, v, slots.fill({-1, 3, 3}));
+  EXPECT_EQ(pool.k.bits().substr(0, 120), std::string(120, '\xff'));
+  EXPECT_EQ(pool.k.bits().substr(120), k.bits().substr(80));
+  EXPECT_EQ(pool.v.bits().substr(120), v.bits().substr(80));
+}
+
+TEST(KvCache, RefusesWhatDoesNotFit) {
+  Pool pool(DType::f32, 2, 2);
+  Sample k({3, 2, 5}, DType::f32), slots({3}, DType::i64), half({3, 2, 5}, DType::bf16);
+  Sample heads({3, 1, 5}, DType::f32), narrow({3}, DType::i32);
+  k.fill_normal(1);
+  slots.fill({0, 1, 4});
+  expect_refused([&] { kv_write({}, pool, k, k, slots); }, {"below 4", "found 4", "token 2"});
+  EXPECT_EQ(pool.k.bits(), std::string(160, '\xff')) << "written although refused";
+  slots.fill({0, 1, 2});
+  expect_refused([&] { kv_write({}, pool, half, k, slots); }, {"k", "fp32", "bf16"});
+  expect_refused([&] { kv_write({}, pool, k, heads, slots); }, {"v", "[3, 2, 5]", "[3, 1, 5]"});
+  expect_refused([&] { kv_write({}, pool, k, k, narrow); }, {"slots", "int64", "int32"});
+  expect_refused([&] { kv_write({}, {pool.k, k}, k, k, slots); }, {"V cache", "[2, 2, 2, 5]"});
+
+  Sample out({3, 2, 2, 5}, DType::f32), table({2}, DType::i32), one({1}, DType::i32);
+  expect_refused([&] { kv_gather({}, out, pool, table.fill({0, 2})); }, {"page 2", "entry 1"});
+  expect_refused([&] { kv_gather({}, out, pool, table.fill({-1, 0})); }, {"page -1", "entry 0"});
+  expect_refused([&] { kv_gather({}, out, pool, one.fill({0})); }, {"at least 2", "found 1"});
+  expect_refused([&] { kv_gather({}, k, pool, table); }, {"out", "4 axes"});
+}
+
+}  // namespace
+}  // namespace lockstep

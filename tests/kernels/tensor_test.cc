@@ -1,0 +1,89 @@
+#include "kernels/tensor.h"
+
+#include <cstring>
+#include <memory>
+
+#include "kernels/memory.h"
+#include "tests/kernels/samples.h"
+
+namespace lockstep {
+namespace {
+
+TEST(Shape, CountsAndNames) {
+  EXPECT_EQ(Shape({2, 3, 4}).count(), 24);
+  EXPECT_EQ(Shape({2, 0, 4}).count(), 0);
+  EXPECT_EQ(Shape().count(), 1);
+  EXPECT_EQ(Shape({2, 3}).text(), "[2, 3]");
+  EXPECT_EQ(Shape().text(), "[]");
+  EXPECT_EQ(Shape({2, 3}).last(), 3);
+  EXPECT_FALSE(Shape({2, 3}) == Shape({2, 3, 1}));
+  expect_refused([] { Shape{1, 2, 3, 4, 5, 6}; }, {"5 axes", "6"});
+}
+
+TEST(TensorView, SlicesAndReshapes) {
+  Sample sample({4, 3}, DType::bf16);
+  sample.fill({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+  const TensorView rows = sample.view().slice(1, 2);
+  EXPECT_EQ(rows.shape, Shape({2, 3}));
+  EXPECT_EQ(value_at(rows, 0), 3);
+  EXPECT_EQ(value_at(rows.reshaped({6}), 5), 8);
+  EXPECT_EQ(sample.view().slice(4, 0).count(), 0);
+  expect_refused([&] { sample.view().slice(3, 2); }, {"3..5", "[4, 3]"});
+  expect_refused([&] { sample.view().slice(-1, 2); }, {"-1", "[4, 3]"});
+  expect_refused([&] { sample.view().reshaped({5, 2}); }, {"[4, 3]", "[5, 2]"});
+}
+
+TEST(TensorView, WidensEveryDtypeExactly) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64}) {
+    Sample sample({3}, dtype);
+    sample.fill({1, -2, 96});
+    EXPECT_EQ(sample.values(), (std::vector<double>{1, -2, 96})) << name_of(dtype);
+  }
+  double wide[] = {0.1};
+  uint8_t small[] = {200};
+  EXPECT_EQ(value_at({wide, DType::f64, Device::cpu, {1}}, 0), 0.1);
+  EXPECT_EQ(value_at({small, DType::u8, Device::cpu, {1}}, 0), 200);
+}
+
+TEST(Tensor, OwnsAlignedMemory) {
+  Tensor a({3, 5}, DType::bf16);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(a.view().data) % 64, 0u);
+  EXPECT_EQ(a.view().bytes(), 30);
+  const void* data = a.view().data;
+  const Tensor b = std::move(a);
+  EXPECT_EQ(b.view().data, data);
+  EXPECT_NE(Tensor({0, 4}, DType::f32).view().data, nullptr) << "an empty tensor is still one";
+  EXPECT_TRUE(Tensor().view().empty());
+  const std::vector<float> values = {1, 2, 3};
+  EXPECT_EQ(value_at(tensor_of<float>(values, {3}, DType::f32), 2), 3);
+}
+
+TEST(Tensor, RefusesWhatCannotBeHad) {
+  expect_refused([] { Tensor({3, -1}, DType::f32); }, {"[3, -1]", "negative"});
+  expect_refused([] { Tensor({int64_t{1} << 50}, DType::f32); }, {"memory", "1125899906842624"});
+  expect_refused([] { Tensor({4}, DType::f32, Device::cuda); }, {"CUDA", "--device cpu"});
+}
+
+TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
+  static int held = 0;
+  set_cuda_memory({[](int64_t bytes) -> void* {
+                     if (bytes > 1 << 20) return nullptr;
+                     ++held;
+                     return new char[static_cast<size_t>(bytes)];
+                   },
+                   [](void* memory) {
+                     --held;
+                     delete[] static_cast<char*>(memory);
+                   }});
+  {
+    const Tensor a({100}, DType::f32, Device::cuda);
+    EXPECT_EQ(held, 1);
+    EXPECT_EQ(a.view().device, Device::cuda);
+    expect_refused([] { Tensor({1 << 20}, DType::f32, Device::cuda); }, {"device", "4194304"});
+  }
+  EXPECT_EQ(held, 0);
+  set_cuda_memory({});
+}
+
+}  // namespace
+}  // namespace lockstep
