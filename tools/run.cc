@@ -1,4 +1,6 @@
 // lockstep run: the main job. The engine beside the reference, every node judged as it goes.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "src/judge/report.h"
