@@ -16,7 +16,11 @@ struct Graph {
 struct Place {
   const Point* point = nullptr;
   int layer = -1;
-  bool operator==(const Place&) const = default;
+  // By the point's name: a shared library has a table of points of its own.
+  bool operator==(const Place& other) const {
+    if (!point || !other.point) return point == other.point && layer == other.layer;
+    return *point == *other.point && layer == other.layer;
+  }
 };
 
 // Every place of the model in the order in which it computes them.

@@ -11,8 +11,9 @@ namespace lockstep {
 
 struct ReferenceOptions {
   DType dtype = DType::bf16;
-  int threads = 0;           // 0: all cores
-  bool fp64_tables = false;  // RoPE tables in fp64 instead of the fp32 ones that the engine is handed
+  int threads = 0;  // 0: all cores
+  // RoPE tables in fp64 instead of the fp32 ones that the engine is handed.
+  bool fp64_tables = false;
 };
 
 // Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
 #include "probes/record.h"
 #include "src/weights/checkpoint.h"
-#include "tests/fixtures.h"
+#include "tests/helpers.h"
 
 namespace lockstep {
 

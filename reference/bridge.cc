@@ -1,0 +1,76 @@
+#include "reference/bridge.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::pair<DType, at::ScalarType> kTypes[] = {
+    {DType::f64, at::kDouble},    {DType::f32, at::kFloat}, {DType::f16, at::kHalf},
+    {DType::bf16, at::kBFloat16}, {DType::i64, at::kLong},  {DType::i32, at::kInt},
+    {DType::u8, at::kByte},
+};
+
+at::ScalarType scalar_type(DType dtype) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (ours == dtype) return theirs;
+  fail("LibTorch has no dtype for {}: use another one", name_of(dtype));
+}
+
+DType dtype_of(at::ScalarType type) {
+  for (const auto& [ours, theirs] : kTypes)
+    if (theirs == type) return ours;
+  fail("a tensor of LibTorch's dtype {} cannot be shown: convert it first", at::toString(type));
+}
+
+}  // namespace
+
+at::Tensor to_torch(const TensorView& view) {
+  check(view.device == Device::cpu,
+        "the reference reads host memory, found a tensor {} on a device: copy it first",
+        view.shape.text());
+  const auto extents = view.shape.extents();
+  return at::from_blob(view.data, at::IntArrayRef(extents.data(), extents.size()),
+                       at::TensorOptions().dtype(scalar_type(view.dtype)));
+}
+
+TensorView to_view(const at::Tensor& tensor) {
+  check(tensor.is_contiguous(), "a contiguous tensor was wanted, found strides: copy {} first",
+        shape_of(tensor).text());
+  return {tensor.data_ptr(), dtype_of(tensor.scalar_type()), Device::cpu, shape_of(tensor)};
+}
+
+at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
+  // LibTorch widens to fp64 in one slow scalar step, and in two vectorised ones thrice as fast.
+  const bool half = tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+  if (half && dtype == DType::f64) return tensor.to(at::kFloat).to(at::kDouble);
+  return tensor.to(scalar_type(dtype));
+}
+
+std::vector<double> to_doubles(const at::Tensor& tensor) {
+  const at::Tensor wide = as_dtype(tensor, DType::f64).contiguous();
+  const double* first = wide.const_data_ptr<double>();
+  return {first, first + wide.numel()};
+}
+
+Shape shape_of(const at::Tensor& tensor) {
+  return Shape(std::span<const int64_t>(tensor.sizes().data(), tensor.sizes().size()));
+}
+
+void in_torch(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    fail(
+        "LibTorch could not compute what the reference asked of it ({}): check that this machine "
+        "has "
+        "memory left",
+        error.what_without_backtrace());
+  }
+}
+
+}  // namespace lockstep

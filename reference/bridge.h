@@ -1,0 +1,32 @@
+// Between this project's tensors and LibTorch's. All on the CPU.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace lockstep {
+
+// The same memory as LibTorch sees it: the view's owner must outlive what is made of it, and nobody
+// may write to it. Throws Error for a tensor that is not on the CPU.
+at::Tensor to_torch(const TensorView& view);
+// A contiguous tensor's memory as this project sees it; `tensor` must outlive the view.
+TensorView to_view(const at::Tensor& tensor);
+
+// In another dtype: widening is exact, narrowing rounds to nearest even. The tensor itself when it
+// has that dtype already.
+at::Tensor as_dtype(const at::Tensor& tensor, DType dtype);
+// All elements, row-major, as doubles.
+std::vector<double> to_doubles(const at::Tensor& tensor);
+
+Shape shape_of(const at::Tensor& tensor);
+
+// Calls `body`, and turns LibTorch's exceptions into an Error.
+void in_torch(const std::function<void()>& body);
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+#include "reference/families.h"
+
+#include "kernels/check.h"
+#include "reference/qwen.h"
+
+namespace lockstep {
+namespace {
+
+// To add a family: write its model beside qwen.cc, its row here and in src/model/families.cc, and
+// teach src/weights/config.cc its config.json.
+constexpr Family kFamilies[] = {
+    {"Qwen2ForCausalLM", qwen_reference},
+    {"Qwen3ForCausalLM", qwen_reference},
+};
+
+}  // namespace
+
+const Family& family_of(const ModelConfig& config) {
+  for (const Family& family : kFamilies)
+    if (family.architecture == config.architecture) return family;
+  fail(
+      "a reference is there for the families Qwen2 and Qwen3, found architecture {}: use a "
+      "checkpoint of one of these",
+      config.architecture);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "reference/reference.h"
+
+namespace lockstep {
+
+// How the models of an architecture are made.
+struct Family {
+  std::string_view architecture;
+  std::unique_ptr<ReferenceModel> (*make)(const Checkpoint&, const ReferenceOptions&,
+                                          DType compute);
+};
+
+// Throws Error when the reference does not know the architecture.
+const Family& family_of(const ModelConfig& config);
+
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+#include "reference/held_weights.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "reference/bridge.h"
+
+namespace lockstep {
+namespace {
+
+// Elements of a weight that are widened at a time: 1 MiB in fp64, so that they stay in a cache.
+constexpr int64_t kBlock = 1 << 17;
+
+std::string name_at(const Place& place, const char* part) {
+  const std::string layer =
+      place.layer < 0 ? "" : "model.layers." + std::to_string(place.layer) + ".";
+  return layer + std::string(place.point->weight) + part;
+}
+
+// By configuration and not by what the file has: a stray tensor is no bias.
+bool has_bias(const ModelConfig& config, const Point& p) {
+  if (p == point("attn.q") || p == point("attn.k") || p == point("attn.v")) return config.qkv_bias;
+  return p == point("attn.o") && config.o_bias;
+}
+
+}  // namespace
+
+HeldWeights::HeldWeights(const Checkpoint& checkpoint, DType run, DType wide)
+    : checkpoint_(checkpoint), run_(run), wide_(wide) {
+  check(wide == DType::f32 || wide == DType::f64,
+        "the reference computes in fp32 or fp64, {} was asked for", name_of(wide));
+}
+
+at::Tensor HeldWeights::widened(const at::Tensor& stored) const {
+  return as_dtype(as_dtype(stored, run_), wide_);
+}
+
+at::Tensor HeldWeights::whole(const std::string& name) const {
+  return widened(to_torch(checkpoint_.tensor(name)));
+}
+
+at::Tensor HeldWeights::norm(const Place& place) const { return whole(name_at(place, ".weight")); }
+
+at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
+  for (int32_t token : tokens)
+    check(token >= 0 && token < config().vocab,
+          "token ids below the vocabulary's {} were wanted, found {}: use this model's tokenizer",
+          config().vocab, token);
+  const at::Tensor ids = at::empty({std::ssize(tokens)}, at::kLong);
+  std::ranges::copy(tokens, ids.mutable_data_ptr<int64_t>());
+  const at::Tensor table = to_torch(checkpoint_.tensor(name_at({&point("embed")}, ".weight")));
+  return widened(table.index_select(0, ids));
+}
+
+at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
+                               at::Tensor* magnitude) const {
+  const at::Tensor weight = to_torch(checkpoint_.tensor(name_at(place, ".weight")));
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
+        place.point->name, inputs, shape_of(x).text());
+  const bool biased = has_bias(config(), *place.point);
+  const at::Tensor bias = biased ? whole(name_at(place, ".bias")) : at::Tensor();
+  const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
+  if (magnitude) *magnitude = at::empty_like(y);
+  const at::Tensor x_abs = magnitude ? x.abs() : at::Tensor();
+  // The blocks are the same whatever the number of threads, and so are the results.
+  const int64_t rows = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, inputs));
+  at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
+      const int64_t count = std::min(rows, outputs - first);
+      const at::Tensor block = widened(weight.narrow(0, first, count));
+      y.narrow(1, first, count).copy_(at::mm(x, block.t()));
+      if (magnitude) magnitude->narrow(1, first, count).copy_(at::mm(x_abs, block.abs().t()));
+    }
+  });
+  if (biased) y.add_(bias);
+  if (biased && magnitude) magnitude->add_(bias.abs());
+  return y;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "probes/graph.h"
+#include "src/weights/checkpoint.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace lockstep {
+
+// A checkpoint's weights as a run holds them: cast to the run's dtype, then widened exactly to the
+// dtype that is computed in (fp32 or fp64). Nothing is kept: a weight is widened each time a block
+// of it is used, which is faster than reading a widened copy from memory would be.
+class HeldWeights {
+ public:
+  // Borrows the checkpoint.
+  HeldWeights(const Checkpoint& checkpoint, DType run, DType wide);
+
+  const ModelConfig& config() const { return checkpoint_.config(); }
+  DType wide() const { return wide_; }
+
+  // The weight of a norm.
+  at::Tensor norm(const Place& place) const;
+  // Rows of the embedding: [tokens, hidden]. Throws Error for an id outside the vocabulary.
+  at::Tensor embedding(std::span<const int32_t> tokens) const;
+  // y = x W^T + b of the linear op at `place`: x [tokens, in], y [tokens, out]. With `magnitude`,
+  // that too: sum |x||W| + |b|.
+  at::Tensor linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude = nullptr) const;
+
+ private:
+  at::Tensor widened(const at::Tensor& stored) const;
+  at::Tensor whole(const std::string& name) const;
+
+  const Checkpoint& checkpoint_;
+  DType run_, wide_;
+};
+
+}  // namespace lockstep

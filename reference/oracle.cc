@@ -1,0 +1,235 @@
+#include "reference/oracle.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/check.h"
+#include "reference/bridge.h"
+#include "reference/families.h"
+#include "reference/held_weights.h"
+#include "reference/rotary.h"
+
+namespace lockstep {
+namespace {
+
+at::Tensor widened(const TensorView& view) { return as_dtype(to_torch(view), DType::f64); }
+
+class OpOracle final : public Oracle {
+ public:
+  OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
+      : config_(checkpoint.config()),
+        weights_(checkpoint, options.dtype, DType::f64),
+        run_(options.dtype),
+        rotary_(config_, options.fp64_tables) {}
+
+  Graph graph() const override { return {static_cast<int>(config_.layers), config_.qk_norm}; }
+  Exact evaluate(const OracleCall& call) override {
+    Exact result;
+    in_torch([&] { result = evaluate_in_torch(call); });
+    return result;
+  }
+
+ private:
+  Exact evaluate_in_torch(const OracleCall& call);
+  Exact gather(const OracleCall& call) const;
+  Exact norm(const OracleCall& call) const;
+  Exact linear(const OracleCall& call) const;
+  Exact rope(const OracleCall& call);
+  Exact attention(const OracleCall& call) const;
+  Exact silu_mul(const OracleCall& call) const;
+  Exact add(const OracleCall& call) const;
+
+  const ModelConfig& config_;
+  HeldWeights weights_;
+  DType run_;
+  Rotary rotary_;
+};
+
+Exact exact(const at::Tensor& want) { return {.shape = shape_of(want), .want = to_doubles(want)}; }
+
+// What is asked must be answerable: a wrong count or shape here would read past a tensor.
+void check_inputs(const OracleCall& call, size_t wanted) {
+  const std::string_view name = call.place.point->name;
+  check(call.inputs.size() == wanted, "{} reads {} tensors, found {}: record all of its producers",
+        name, wanted, call.inputs.size());
+  for (const TensorView& input : call.inputs)
+    check(!input.empty() && input.shape.rank() > 0 && input.rows() == std::ssize(call.rows),
+          "an input of {} should have the output's {} rows, found a tensor {}", name,
+          call.rows.size(), input.shape.text());
+  check(wanted < 2 || call.inputs[0].shape == call.inputs[1].shape,
+        "{} reads two tensors of one shape, found {} and {}", name, call.inputs[0].shape.text(),
+        call.inputs[1].shape.text());
+}
+
+Exact OpOracle::gather(const OracleCall& call) const {
+  check(call.tokens.size() == call.rows.size(), "{} needs a token for each of {} rows, found {}",
+        call.place.point->name, call.rows.size(), call.tokens.size());
+  return exact(weights_.embedding(call.tokens));
+}
+
+Exact OpOracle::norm(const OracleCall& call) const {
+  check_inputs(call, 1);
+  const at::Tensor x = widened(call.inputs[0]), weight = weights_.norm(call.place);
+  check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
+        call.place.point->name, weight.size(0), shape_of(x).text());
+  const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
+  Exact result = exact(x / (mean_square + config_.norm_eps).sqrt() * weight);
+  result.terms = weight.size(0);
+  return result;
+}
+
+Exact OpOracle::linear(const OracleCall& call) const {
+  check_inputs(call, 1);
+  const at::Tensor x = widened(call.inputs[0]).flatten(1);
+  at::Tensor magnitude;
+  Exact result = exact(weights_.linear(call.place, x, &magnitude));
+  result.magnitude = to_doubles(magnitude);
+  result.terms = x.size(1);
+  const Point& p = *call.place.point;
+  const bool q = p == point("attn.q");
+  if (q || p == point("attn.k") || p == point("attn.v"))
+    result.shape = {x.size(0), q ? config_.heads : config_.kv_heads, config_.head_dim};
+  return result;
+}
+
+Exact OpOracle::rope(const OracleCall& call) {
+  check_inputs(call, 1);
+  const at::Tensor x = widened(call.inputs[0]);
+  check(x.dim() == 3 && x.size(2) == config_.head_dim, "{} turns heads of {} values, found {}",
+        call.place.point->name, config_.head_dim, shape_of(x).text());
+  Angles angles;
+  for (const Row& row : call.rows)
+    // Without tables that depend on it, any length does.
+    rotary_.append(angles, row.position, std::max<int64_t>(call.length, row.position + 1));
+  const auto table = [&](std::vector<double>& values) {
+    return at::from_blob(values.data(), {x.size(0), 1, config_.head_dim / 2}, x.options());
+  };
+  const at::Tensor c = table(angles.cos), s = table(angles.sin), angle = table(angles.angle);
+  const auto halves = x.chunk(2, -1);
+  const at::Tensor &x1 = halves[0], &x2 = halves[1];
+  const at::Tensor sum = x1.abs() + x2.abs();
+  Exact result = exact(at::cat({x1 * c - x2 * s, x2 * c + x1 * s}, -1));
+  result.magnitude = to_doubles(at::cat({sum, sum}, -1));
+  result.angle = to_doubles(at::cat({angle, angle}, -1).expand_as(x));
+  result.x1c_x2s = to_doubles(at::cat({at::hypot(x1 * c, x2 * s), at::hypot(x2 * c, x1 * s)}, -1));
+  return result;
+}
+
+// One query at a time over just the keys that it sees: no mask, so that what is not finite in a key
+// that it does not see cannot reach it. [kv heads, group, ...] throughout.
+struct Query {
+  at::Tensor out, magnitude, spread, score;
+};
+
+Query attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const at::Tensor keys = k.transpose(1, 2);
+  const at::Tensor p = at::softmax(at::bmm(q, keys) * scale, -1);
+  Query result;
+  result.out = at::bmm(p, v);
+  result.magnitude = at::bmm(p, v.abs());
+  result.score = at::bmm(q.abs(), keys.abs()).amax(-1) * scale;
+  result.spread = at::empty_like(result.out);
+  for (int64_t g = 0; g < q.size(1); ++g) {
+    const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
+    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs()));
+  }
+  return result;
+}
+
+Exact OpOracle::attention(const OracleCall& call) const {
+  const int64_t tokens = std::ssize(call.rows), heads = config_.heads, kv = config_.kv_heads;
+  const Shape queries = {tokens, heads, config_.head_dim};
+  check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
+        "attention of {} rows reads queries {}, and was given others: record attn.q_rope whole",
+        tokens, queries.text());
+  const auto& [k_view, v_view] = call.keys_values;
+  const int64_t length = k_view.empty() ? 0 : k_view.rows();
+  const Shape cached = {length, kv, config_.head_dim};
+  check(!k_view.empty() && !v_view.empty() && k_view.shape == cached && v_view.shape == cached,
+        "attention reads K and V of shape {}, found {} and {}", cached.text(), k_view.shape.text(),
+        v_view.shape.text());
+  for (const Row& row : call.rows)
+    check(row.position >= 0 && row.position < length,
+          "attention at position {} reads the keys up to it, found {} keys", row.position, length);
+
+  const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
+  const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
+  const at::Tensor out = at::empty_like(q), magnitude = at::empty_like(q);
+  const at::Tensor spread = at::empty_like(q),
+                   score = at::empty({tokens, kv, heads / kv}, q.options());
+  const double scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
+  const int64_t window = config_.window[static_cast<size_t>(call.place.layer)];
+  Exact result{.shape = queries};
+  result.row_terms.resize(call.rows.size());
+  at::parallel_for(0, tokens, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t last = call.rows[static_cast<size_t>(t)].position;
+      const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, last - window + 1);
+      const int64_t count = last - first + 1;
+      const Query row = attend(q[t], k.narrow(1, first, count), v.narrow(1, first, count), scale);
+      out[t].copy_(row.out);
+      magnitude[t].copy_(row.magnitude);
+      spread[t].copy_(row.spread);
+      score[t].copy_(row.score);
+      result.row_terms[static_cast<size_t>(t)] = static_cast<double>(count);
+    }
+  });
+  result.want = to_doubles(out);
+  result.magnitude = to_doubles(magnitude);
+  result.spread = to_doubles(spread);
+  result.score = to_doubles(score);
+  return result;
+}
+
+Exact OpOracle::silu_mul(const OracleCall& call) const {
+  check_inputs(call, 2);
+  const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
+  return exact(gate / (1 + (-gate).exp()) * up);
+}
+
+Exact OpOracle::add(const OracleCall& call) const {
+  check_inputs(call, 2);
+  return exact(widened(call.inputs[0]) + widened(call.inputs[1]));
+}
+
+Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
+  const auto& [p, layer] = call.place;
+  check(p != nullptr && (p->per_layer ? layer >= 0 && layer < config_.layers : layer == -1),
+        "a place of this model was wanted, found layer {} of {}", layer, config_.layers);
+  check(call.dtype == run_,
+        "the oracle holds weights in {} and was asked about a run in {}: open it "
+        "for that dtype",
+        name_of(run_), name_of(call.dtype));
+  switch (p->op) {
+    case OpKind::gather:
+      return gather(call);
+    case OpKind::norm:
+      return norm(call);
+    case OpKind::linear:
+      return linear(call);
+    case OpKind::rope:
+      return rope(call);
+    case OpKind::attention:
+      return attention(call);
+    case OpKind::silu_mul:
+      return silu_mul(call);
+    case OpKind::add:
+      return add(call);
+    case OpKind::cache:
+    case OpKind::argmax:
+      break;
+  }
+  fail("{} is exact by its inputs alone, and the oracle has nothing to say about it", p->name);
+}
+
+}  // namespace
+
+std::unique_ptr<Oracle> make_oracle(const Checkpoint& checkpoint, const ReferenceOptions& options) {
+  family_of(checkpoint.config());
+  return std::make_unique<OpOracle>(checkpoint, options);
+}
+
+}  // namespace lockstep

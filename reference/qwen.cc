@@ -1,0 +1,248 @@
+// The left column is the model, the right column is what can be seen.
+#include "reference/qwen.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <map>
+
+#include "kernels/check.h"
+#include "reference/bridge.h"
+#include "reference/held_weights.h"
+#include "reference/rotary.h"
+
+namespace lockstep {
+namespace {
+
+// A point by name; one that is not in the table does not compile.
+struct Name {
+  consteval Name(const char* name) : point(lockstep::point(name)) {}
+  const Point& point;
+};
+
+// The tokens of one request in a pass.
+struct Span {
+  int32_t request = 0;
+  int64_t first = 0, count = 0;  // rows of the pass
+};
+
+// What a request has cached, by layer: [length, kv heads, head_dim] in the dtype that is shown.
+struct Cache {
+  int64_t length = 0;
+  std::vector<at::Tensor> k, v;
+};
+
+class Qwen final : public ReferenceModel {
+ public:
+  Qwen(const Checkpoint& checkpoint, const ReferenceOptions& options, DType compute)
+      : config_(checkpoint.config()),
+        shown_(compute),
+        weights_(checkpoint, options.dtype, compute == DType::f64 ? DType::f64 : DType::f32),
+        rotary_(config_, options.fp64_tables) {}
+
+  void run(const PassInfo& pass, Probe& probe) override {
+    in_torch([&] { run_in_torch(pass, probe); });
+  }
+
+ private:
+  void run_in_torch(const PassInfo& pass, Probe& probe);
+  void prepare(const PassInfo& pass);
+  void forward(const PassInfo& pass);
+  void attention();
+  void mlp();
+
+  // Each reads and returns tensors in the dtype that is shown, and rounds once.
+  at::Tensor rms_norm(Name name, const at::Tensor& x) const;
+  at::Tensor linear(Name name, const at::Tensor& x) const;
+  at::Tensor rope(const at::Tensor& x) const;
+  at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) const;
+  at::Tensor sdpa(const at::Tensor& q);
+  void cache(const at::Tensor& k, const at::Tensor& v);
+
+  at::Tensor wide(const at::Tensor& x) const { return as_dtype(x, weights_.wide()); }
+  at::Tensor rounded(const at::Tensor& x) const { return as_dtype(x, shown_).contiguous(); }
+  size_t layer() const { return static_cast<size_t>(layer_); }
+  void show(Name name, const at::Tensor& x) { (*probe_)(name.point, layer_, to_view(x)); }
+  void show_last(Name name, const at::Tensor& x) { probe_->logits(name.point, to_view(x)); }
+
+  const ModelConfig& config_;
+  DType shown_;
+  HeldWeights weights_;
+  Rotary rotary_;
+  std::map<int32_t, Cache> caches_;
+
+  // Of the pass that runs.
+  Probe* probe_ = nullptr;
+  int layer_ = -1;
+  std::vector<Span> spans_;
+  at::Tensor cos_, sin_;  // [tokens, 1, head_dim / 2], wide
+  at::Tensor stream_;     // [tokens, hidden]
+};
+
+// Everything that a pass may have wrong is found here, before a cache is touched.
+void Qwen::prepare(const PassInfo& pass) {
+  check(!pass.rows.empty(), "pass {} has no token to compute: leave it out", pass.pass);
+  spans_.clear();
+  for (size_t i = 0; i < pass.rows.size(); ++i) {
+    const auto [request, position] = pass.rows[i].row;
+    if (spans_.empty() || spans_.back().request != request) {
+      for (const Span& span : spans_)
+        check(span.request != request,
+              "the rows of request {} should be consecutive in pass {} and are not: sort them",
+              request, pass.pass);
+      spans_.push_back({request, static_cast<int64_t>(i), 0});
+    }
+    const int64_t expected = caches_[request].length + spans_.back().count++;
+    check(position == expected,
+          "pass {} should go on at position {} of request {}, found position {}: give every pass "
+          "of a request, in order",
+          pass.pass, expected, request, position);
+  }
+  for (int32_t row : pass.logit_rows)
+    check(row >= 0 && row < std::ssize(pass.rows), "pass {} has {} rows and wants logits of row {}",
+          pass.pass, pass.rows.size(), row);
+
+  Angles angles;
+  for (const Span& span : spans_)
+    for (int64_t i = 0, start = caches_[span.request].length; i < span.count; ++i)
+      rotary_.append(angles, start + i, start + span.count);
+  const std::vector<int64_t> shape = {std::ssize(pass.rows), 1, config_.head_dim / 2};
+  const auto fp64 = at::TensorOptions().dtype(at::kDouble);
+  cos_ = wide(at::from_blob(angles.cos.data(), shape, fp64)).clone();
+  sin_ = wide(at::from_blob(angles.sin.data(), shape, fp64)).clone();
+}
+
+at::Tensor Qwen::rms_norm(Name name, const at::Tensor& x) const {
+  const at::Tensor x_wide = wide(x);
+  const at::Tensor mean_square = x_wide.square().mean(-1, /*keepdim=*/true);
+  const at::Tensor weight = weights_.norm({&name.point, layer_});
+  return rounded(x_wide * (mean_square + config_.norm_eps).rsqrt() * weight);
+}
+
+at::Tensor Qwen::linear(Name name, const at::Tensor& x) const {
+  const at::Tensor y = weights_.linear({&name.point, layer_}, wide(x.flatten(1)));
+  const bool q = name.point == point("attn.q");
+  if (q || name.point == point("attn.k") || name.point == point("attn.v"))
+    return rounded(y.view({-1, q ? config_.heads : config_.kv_heads, config_.head_dim}));
+  return rounded(y);
+}
+
+at::Tensor Qwen::rope(const at::Tensor& x) const {
+  const auto halves = wide(x).chunk(2, -1);
+  const at::Tensor &x1 = halves[0], &x2 = halves[1];
+  return rounded(at::cat({x1 * cos_ - x2 * sin_, x2 * cos_ + x1 * sin_}, -1));
+}
+
+at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
+  return rounded(at::silu(wide(gate)) * wide(up));
+}
+
+// Adds the pass's K and V to what each request has, and shows all that its queries can read.
+void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
+  for (const Span& span : spans_) {
+    Cache& cache = caches_.at(span.request);
+    cache.k.resize(static_cast<size_t>(config_.layers));
+    cache.v.resize(static_cast<size_t>(config_.layers));
+    const auto append = [&](at::Tensor& to, const at::Tensor& from) {
+      const at::Tensor rows = from.narrow(0, span.first, span.count);
+      to = to.defined() ? at::cat({to, rows}) : rows.clone();
+    };
+    append(cache.k[layer()], k);
+    append(cache.v[layer()], v);
+    if (!probe_->wants(point("attn.kv"), layer_)) continue;
+    const at::Tensor seen = at::stack({cache.k[layer()], cache.v[layer()]}, 1);
+    std::vector<Row> rows;
+    for (int32_t p = 0; p < seen.size(0); ++p) rows.push_back({span.request, p});
+    (*probe_)(point("attn.kv"), layer_, rows, to_view(seen));
+  }
+}
+
+// Which keys the last `queries` of `keys` positions see; undefined when LibTorch's own causal mask,
+// which starts at the first key, says the same.
+at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window) {
+  if (queries == keys && window == 0) return {};
+  const at::Tensor key = at::arange(keys), query = at::arange(keys - queries, keys).unsqueeze(1);
+  const at::Tensor seen = key <= query;
+  return window == 0 ? seen : seen & (key > query - window);
+}
+
+// In the wide dtype, so that neither scores nor probabilities are rounded to the one that is shown.
+at::Tensor Qwen::sdpa(const at::Tensor& q) {
+  const at::Tensor out = at::empty_like(q);
+  const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
+  for (const Span& span : spans_) {
+    const Cache& cache = caches_.at(span.request);
+    const at::Tensor &k = cache.k[layer()], &v = cache.v[layer()];
+    const at::Tensor mask = mask_of(span.count, k.size(0), config_.window[layer()]);
+    const at::Tensor y = at::scaled_dot_product_attention(
+        by_head(q.narrow(0, span.first, span.count)), by_head(k), by_head(v),
+        mask.defined() ? std::optional(mask) : std::nullopt, /*dropout_p=*/0.0,
+        /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt, /*enable_gqa=*/true);
+    out.narrow(0, span.first, span.count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+  }
+  return out;
+}
+
+// clang-format off
+void Qwen::attention() {
+  at::Tensor h = rms_norm("attn.norm", stream_);     show("attn.norm", h);
+  at::Tensor q = linear("attn.q", h);                show("attn.q", q);
+  at::Tensor k = linear("attn.k", h);                show("attn.k", k);
+  at::Tensor v = linear("attn.v", h);                show("attn.v", v);
+  if (config_.qk_norm) {
+    q = rms_norm("attn.q_norm", q);                  show("attn.q_norm", q);
+    k = rms_norm("attn.k_norm", k);                  show("attn.k_norm", k);
+  }
+  q = rope(q);                                       show("attn.q_rope", q);
+  k = rope(k);                                       show("attn.k_rope", k);
+  cache(k, v);
+  at::Tensor out = sdpa(q);                          show("attn.out", out);
+  at::Tensor o = linear("attn.o", out);              show("attn.o", o);
+  stream_ = stream_ + o;                             show("attn.residual", stream_);
+}
+
+void Qwen::mlp() {
+  at::Tensor h = rms_norm("mlp.norm", stream_);      show("mlp.norm", h);
+  at::Tensor gate = linear("mlp.gate", h);           show("mlp.gate", gate);
+  at::Tensor up = linear("mlp.up", h);               show("mlp.up", up);
+  at::Tensor act = silu_mul(gate, up);               show("mlp.act", act);
+  at::Tensor down = linear("mlp.down", act);         show("mlp.down", down);
+  stream_ = stream_ + down;                          show("mlp.residual", stream_);
+}
+
+void Qwen::forward(const PassInfo& pass) {
+                                                     show("embed", stream_);
+  for (layer_ = 0; layer_ < config_.layers; ++layer_) {
+    attention();
+    mlp();
+  }
+  layer_ = -1;
+  at::Tensor h = rms_norm("final.norm", stream_);    show("final.norm", h);
+  if (pass.logit_rows.empty()) return;
+  const at::Tensor last = h.index_select(0, at::tensor(pass.logit_rows));
+  at::Tensor logits = linear("logits", last);        show_last("logits", logits);
+  at::Tensor token = logits.argmax(-1).to(at::kInt); show_last("token", token);
+}
+// clang-format on
+
+void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
+  std::vector<int32_t> tokens;
+  for (const PassRow& row : pass.rows) tokens.push_back(row.token);
+  prepare(pass);
+  stream_ = rounded(weights_.embedding(tokens));
+  probe_ = &probe;
+  layer_ = -1;
+  probe.begin(pass);
+  forward(pass);
+  probe.end();
+  for (const Span& span : spans_) caches_.at(span.request).length += span.count;
+}
+
+}  // namespace
+
+std::unique_ptr<ReferenceModel> qwen_reference(const Checkpoint& checkpoint,
+                                               const ReferenceOptions& options, DType compute) {
+  return std::make_unique<Qwen>(checkpoint, options, compute);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// The shared library as the commands meet it: what comes out of it, and what is not in it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+
+#include "tests/helpers.h"
+#include "tools/reference_library.h"
+
+namespace lockstep {
+namespace {
+
+// What `command` prints.
+std::string output_of(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  if (!pipe) return "";
+  std::string output;
+  std::array<char, 4096> chunk;
+  for (size_t n; (n = fread(chunk.data(), 1, chunk.size(), pipe)) > 0;)
+    output.append(chunk.data(), n);
+  pclose(pipe);
+  return output;
+}
+
+const std::string kLibrary = std::string(LOCKSTEP_BINARY_DIR) + "/liblockstep_reference.so";
+
+TEST(Library, ExportsOneSymbol) {
+  const std::string symbols = output_of("nm -D --defined-only " + kLibrary + " | cut -d' ' -f3");
+  EXPECT_EQ(symbols, "lockstep_reference\n");
+}
+
+TEST(Library, HasNoOpOfTheEngine) {
+  const std::string symbols = output_of("nm -C " + kLibrary);
+  // If the names could not be read, nothing below would mean anything.
+  ASSERT_NE(symbols.find(" lockstep::Checkpoint::tensor("), std::string::npos);
+  ASSERT_NE(symbols.find(" lockstep::rope_row("), std::string::npos);
+  for (const char* name : {"cpu_ops", "gather_rows", "rms_norm", "matmul", "rope", "kv_write",
+                           "kv_gather", "paged_attention", "silu_mul", "add", "argmax",
+                           "parallel_for", "ThreadPool", "qwen_forward", "Engine", "PagePool"}) {
+    EXPECT_EQ(symbols.find(" lockstep::" + std::string(name) + "("), std::string::npos) << name;
+    EXPECT_EQ(symbols.find(" lockstep::" + std::string(name) + "::"), std::string::npos) << name;
+  }
+}
+
+TEST(Library, SaysWhichLibTorchItIs) {
+  EXPECT_EQ(open_reference().version().find("2."), 0u) << open_reference().version();
+}
+
+// Also shows that an exception which is thrown inside is the same type outside.
+TEST(Library, RefusesWhatItCannotDoWithAnError) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  ReferenceLibrary& library = open_reference();
+  EXPECT_NE(error_of([&] { library.model(checkpoint, {}, DType::i32); }).find("int32"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { library.oracle(checkpoint, {.dtype = DType::u8}); }).find("uint8"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { library.oracle(checkpoint, {.threads = -1}); }).find("-1"),
+            std::string::npos);
+}
+
+TEST(Library, KnowsTheSamePointsAsTheExecutable) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen2-default"));
+  const Graph graph = open_reference().oracle(checkpoint, {})->graph();
+  EXPECT_EQ(graph.layers, 3);
+  EXPECT_FALSE(graph.qk_norm);
+
+  struct Collect final : Sink {
+    bool wants(const Point&, int) const override { return true; }
+    void begin(const PassInfo&) override {}
+    void record(const Record& record) override { places.push_back({record.point, record.layer}); }
+    void end() override {}
+    std::vector<Place> places;
+  } sink;
+  Probe probe(&sink);
+  const PassInfo pass{.rows = {{{0, 0}, 7}}, .logit_rows = {0}};
+  open_reference().model(checkpoint, {}, DType::f32)->run(pass, probe);
+  EXPECT_EQ(probe.failure(), "");
+  EXPECT_EQ(sink.places, places_of(graph));
+}
+
+}  // namespace
+}  // namespace lockstep
