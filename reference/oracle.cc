@@ -59,9 +59,9 @@ void check_inputs(const OracleCall& call, size_t wanted) {
     check(!input.empty() && input.shape.rank() > 0 && input.rows() == std::ssize(call.rows),
           "an input of {} should have the output's {} rows, found a tensor {}", name,
           call.rows.size(), input.shape.text());
-  check(wanted < 2 || call.inputs[0].shape == call.inputs[1].shape,
-        "{} reads two tensors of one shape, found {} and {}", name, call.inputs[0].shape.text(),
-        call.inputs[1].shape.text());
+  if (wanted < 2) return;
+  const Shape &a = call.inputs[0].shape, &b = call.inputs[1].shape;
+  check(a == b, "{} reads two tensors of one shape, found {} and {}", name, a.text(), b.text());
 }
 
 Exact OpOracle::gather(const OracleCall& call) const {
