@@ -17,11 +17,13 @@ namespace lockstep {
 class Hdf5File {
  public:
   static Hdf5File create(const std::string& path);  // format bounds V110; the file must not exist
-  static Hdf5File open(const std::string& path);    // to read
+  static Hdf5File open(const std::string& path);    // to read; the seal must be whole
   Hdf5File(Hdf5File&& other) noexcept;
   ~Hdf5File();  // closes without a word: a file that counts was closed by `close`
 
-  // Writes out what is buffered, and closes. Throws Error, a full disk included.
+  // What is written from now on is under the seal (seal.h); without a call, everything is.
+  void seal_from_here();
+  // Writes out what is buffered, closes and seals. Throws Error, a full disk included.
   void close();
   const std::string& path() const { return path_; }
 
@@ -37,8 +39,7 @@ class Hdf5File {
   void make_group(const std::string& path);  // and those above it
 
   // Datasets of T: int32_t int64_t uint8_t uint32_t uint64_t double std::string. `dims` multiply to
-  // values.size(). Each has the attribute xxh3 of its bytes (strings: each followed by a NUL), and
-  // reading checks it.
+  // values.size().
   template <typename T>
   void write(const std::string& path, const std::vector<T>& values, std::vector<int64_t> dims);
   template <typename T>
@@ -58,10 +59,11 @@ class Hdf5File {
   void attach_scale(const std::string& dataset, unsigned axis, const std::string& scale);
 
  private:
-  Hdf5File(int64_t id, std::string path) : id_(id), path_(std::move(path)) {}
+  Hdf5File(int64_t id, const std::string& path);
   [[noreturn]] void trouble(const std::string& what) const;
 
   int64_t id_ = -1;
+  int64_t seal_from_;
   std::string path_;
 };
 

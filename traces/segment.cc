@@ -118,8 +118,7 @@ SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
 }
 
 void SegmentWriter::add(const Pass& pass) {
-  for (size_t i = 0; i < pass.tensors.size(); ++i) {
-    const KeptTensor& tensor = pass.tensors[i];
+  for (const KeptTensor& tensor : pass.tensors) {
     check(
         tensor.digest.count == tensor.shape.count(),
         "pass {} has a tensor {} without its digest: a trace is written from a recorder that makes "
@@ -127,11 +126,7 @@ void SegmentWriter::add(const Pass& pass) {
         pass.info.pass, tensor.point->name);
     const TensorView& data = tensor.data;
     if (data.empty()) continue;
-    const std::string path = path_of(pass.info.pass, tensor);
-    file_.write_tensor(path, data);
-    file_.set(path, "seq", seq_ + static_cast<int64_t>(i));
-    file_.set(path, "dtype", std::string(name_of(data.dtype)));
-    file_.set(path, "axes", std::string(tensor.point->shape));
+    file_.write_tensor(path_of(pass.info.pass, tensor), data);
     bytes_ += data.bytes();
   }
   columns_.append(pass, seq_);
@@ -139,6 +134,15 @@ void SegmentWriter::add(const Pass& pass) {
 }
 
 void SegmentWriter::finish(const Manifest& manifest) {
+  // Tensors are checked one by one as they are read; the rest is small and checked as a whole.
+  file_.seal_from_here();
+  const Columns::Index& index = columns_.index;
+  for (size_t i = 0; i < index.seq.size(); ++i) {
+    if (index.path[i].empty()) continue;
+    file_.set(index.path[i], "seq", index.seq[i]);
+    file_.set(index.path[i], "dtype", index.dtype[i]);
+    file_.set(index.path[i], "axes", index.axes[i]);
+  }
   write_requests(manifest.requests, file_);
   write_columns(columns_, file_);
   write_summary(columns_, manifest.graph, file_);
@@ -147,7 +151,8 @@ void SegmentWriter::finish(const Manifest& manifest) {
 }
 
 SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(path)) {
-  check_format(file_.text("/", "format"), file_.text("/", "format_version"), path);
+  const std::string format = file_.text("/", "format");
+  check_format(format, file_.text("/", "format_version"), path);
   check(file_.has("/", "complete") && file_.number("/", "complete") == 1,
         "{}: its writing did not end (no attribute complete = 1): use the journal beside it", path);
   visit_columns(columns_, [&]<typename T>(const char* name, std::vector<T>& column, Per) {

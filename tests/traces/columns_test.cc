@@ -1,0 +1,143 @@
+#include "traces/columns.h"
+
+#include "kernels/check.h"
+#include "tests/traces/passes.h"
+#include "traces/hdf5_file.h"
+#include "traces/manifest.h"
+#include "traces/segment.h"
+
+namespace lockstep {
+namespace {
+
+Columns two_passes() {
+  Columns columns;
+  columns.append(test_pass(0), 0);
+  columns.append(test_pass(1), std::ssize(test_pass(0).tensors));
+  return columns;
+}
+
+std::string trouble_with(const Columns& columns) {
+  try {
+    columns.check_sound("x.h5");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Columns, GiveBackPasses) {
+  const Columns columns = two_passes();
+  EXPECT_EQ(trouble_with(columns), "");
+  for (int i = 0; i < 2; ++i)
+    expect_equal(columns.pass_at(static_cast<size_t>(i)), test_pass(i), false);
+}
+
+TEST(Columns, PathsNameTheTensor) {
+  const Columns columns = two_passes();
+  EXPECT_EQ(columns.index.path[0], "/tensors/pass000000/model/embed");
+  EXPECT_EQ(columns.index.path[1], "/tensors/pass000000/layer000/attn.q");
+  EXPECT_EQ(columns.index.path[2], "") << "only a digest was kept of it";
+  EXPECT_EQ(columns.index.path[5], "/tensors/pass000000/layer000/attn.kv.request000002");
+}
+
+TEST(Columns, EveryOneIsCheckedAgainstTheOthers) {
+  int checked = 0;
+  const Columns sound = two_passes();
+  visit_columns(sound, [&](const std::string& name, const auto& of, Per) {
+    // pass numbers and the columns that count the others cannot be told from the rest.
+    for (const bool longer : {true, false}) {
+      Columns columns = two_passes();
+      visit_columns(columns, [&](const std::string& other, auto& column, Per) {
+        if (other == name) column.resize(column.size() + (longer ? 1 : -1));
+      });
+      EXPECT_NE(trouble_with(columns), "") << name << " of " << of.size();
+      ++checked;
+    }
+  });
+  EXPECT_EQ(checked, 2 * 58);
+}
+
+TEST(Columns, EdgesMustAscend) {
+  Columns columns = two_passes();
+  std::swap(columns.index.shape_edges[1], columns.index.shape_edges[2]);
+  EXPECT_NE(trouble_with(columns).find("index/shape_edges does not divide"), std::string::npos);
+}
+
+TEST(Columns, ARenamedPointIsNamed) {
+  Columns columns = two_passes();
+  columns.index.point[3] = "attn.keys";
+  EXPECT_NE(trouble_with(columns).find("the point 'attn.keys', which this version does not know"),
+            std::string::npos);
+}
+
+TEST(Columns, RowsMustBeThoseOfTheShape) {
+  Columns columns = two_passes();
+  ++columns.index.run_count[0];
+  EXPECT_NE(trouble_with(columns).find("has 9 rows but names of 10"), std::string::npos);
+  columns = two_passes();
+  columns.index.dtype[0] = "fp5";
+  EXPECT_NE(trouble_with(columns), "");
+}
+
+TEST(Runs, JoinConsecutivePositionsOfARequest) {
+  const std::vector<Row> rows = {{0, 4}, {0, 5}, {1, 6}, {1, 6}, {0, 6}};
+  std::vector<Row> back;
+  const auto runs = runs_of(rows);
+  for (const RowRun& run : runs) append_run(run, back);
+  EXPECT_EQ(runs.size(), 4u);
+  EXPECT_EQ(back, rows);
+  EXPECT_TRUE(runs_of({}).empty());
+}
+
+// A file of this layout but for one thing: the reader says which.
+std::string segment_error(const std::string& path) {
+  try {
+    SegmentReader reader(path);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
+  const Scratch scratch;
+  { Hdf5File(Hdf5File::create(scratch / "bare.h5")).close(); }
+  EXPECT_NE(segment_error(scratch / "bare.h5").find("no text attribute 'format'"),
+            std::string::npos);
+  const auto labelled = [&](const std::string& name, const char* version, int complete) {
+    Hdf5File file = Hdf5File::create(scratch / name);
+    file.set("/", "format", kFormat);
+    file.set("/", "format_version", version);
+    if (complete >= 0) file.set("/", "complete", complete);
+    file.close();
+    return segment_error(scratch / name);
+  };
+  EXPECT_NE(labelled("a.h5", "9.9", 1).find("format version 1.0 was wanted, found 9.9"),
+            std::string::npos);
+  EXPECT_NE(labelled("b.h5", "1.0", -1).find("its writing did not end"), std::string::npos);
+  EXPECT_NE(labelled("c.h5", "1.0", 0).find("its writing did not end"), std::string::npos);
+  EXPECT_NE(labelled("d.h5", "1.0", 1).find("passes/number is missing"), std::string::npos);
+}
+
+TEST(Hdf5File, ChecksTypesAndBytes) {
+  const Scratch scratch;
+  {
+    Hdf5File file = Hdf5File::create(scratch / "x.h5");
+    file.write("numbers", std::vector<int32_t>{1, 2, 3});
+    file.write("none", std::vector<std::string>{});
+    file.close();
+  }
+  EXPECT_THROW(Hdf5File::create(scratch / "x.h5"), Error) << "an existing file was overwritten";
+  const Hdf5File file = Hdf5File::open(scratch / "x.h5");
+  EXPECT_EQ(file.read<int32_t>("numbers"), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_TRUE(file.read<std::string>("none").empty());
+  EXPECT_THROW(file.read<int64_t>("numbers"), Error);
+  EXPECT_THROW(file.read<int32_t>("other"), Error);
+  Tensor out({3}, DType::f32);
+  EXPECT_THROW(file.read_tensor("numbers", out), Error);
+  EXPECT_THROW(file.text("/", "format"), Error);
+  EXPECT_THROW(file.number("/", "complete"), Error);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include "traces/seal.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "kernels/check.h"
+#include "probes/digest.h"
+#include "traces/disk.h"
+
+namespace lockstep {
+namespace {
+
+// Fixed widths, so that sscanf has nothing to guess.
+constexpr const char* kLine = "lockstep trace: {:016x} bytes, xxh3 from {:016x} on {:016x}\n";
+constexpr const char* kScan = "lockstep trace: %16lx bytes, xxh3 from %16lx on %16lx\n";
+
+// xxh3 of a file from `begin` to its end.
+uint64_t hash_from(const std::string& path, uint64_t begin, uint64_t size) {
+  if (begin == size) return hash_of(nullptr, 0);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail_system(path, "read");
+  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  ::close(file);
+  if (map == MAP_FAILED) fail_system(path, "read");
+  const uint64_t hash = hash_of(static_cast<const char*>(map) + begin, size - begin);
+  ::munmap(map, size);
+  return hash;
+}
+
+}  // namespace
+
+void write_seal(const std::string& path, int64_t begin) {
+  const uint64_t size = std::filesystem::file_size(path);
+  const auto from = static_cast<uint64_t>(begin);
+  const std::string line = fmt::format(kLine, size, from, hash_from(path, from, size));
+  const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (file < 0) fail_system(path, "written");
+  const ssize_t written = ::pwrite(file, line.data(), line.size(), 0);
+  ::close(file);
+  if (written != std::ssize(line)) fail_system(path, "written");
+}
+
+void check_seal(const std::string& path) {
+  const uint64_t found = std::filesystem::file_size(path);
+  std::string line(static_cast<size_t>(kSealBytes), '\0');
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail_system(path, "read");
+  const ssize_t got = ::pread(file, line.data(), line.size() - 1, 0);
+  ::close(file);
+  uint64_t size = 0, begin = 0, hash = 0;
+  check(got > 0 && std::sscanf(line.c_str(), kScan, &size, &begin, &hash) == 3,
+        "{}: a trace was wanted, but it does not begin as one: it is of another kind or damaged",
+        path);
+  check(found == size && begin <= size,
+        "{}: it was cut or changed: it has {} bytes and was written with {}", path, found, size);
+  check(hash_from(path, begin, size) == hash,
+        "{}: its index is not what was written (its xxh3 differs): the file is damaged", path);
+}
+
+}  // namespace lockstep

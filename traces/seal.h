@@ -1,0 +1,19 @@
+// The seal of an HDF5 trace: HDF5 checks its own structures, but neither small data nor texts, and
+// a damaged text can crash it. So the first 512 bytes of a file (HDF5's user block, which its
+// readers skip) hold a line with the size of the file and the xxh3 of everything from some offset
+// to its end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+inline constexpr int64_t kSealBytes = 512;
+
+// Seals a closed file from `begin` (at least kSealBytes) to its end.
+void write_seal(const std::string& path, int64_t begin);
+// Throws Error unless the file has a seal and is as long and as it was when it was sealed.
+void check_seal(const std::string& path);
+
+}  // namespace lockstep
