@@ -30,6 +30,8 @@ struct InspectOptions {
     return !(points.empty() && layers.empty() && requests.empty() && positions.empty());
   }
   Selection selection() const { return {points, layers, positions, requests}; }
+  // Who asks for a layer does not want what is of none, which a Selection lets through.
+  bool has(const KeptTensor& t) const { return layers.empty() || t.layer >= 0; }
 };
 
 Cell layer_cell(int layer) {
@@ -180,7 +182,8 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/true);
     for (const KeptTensor& t : pass.tensors) {
-      if (!selection.has(*t.point, t.layer) || std::ranges::none_of(t.rows, has_row)) continue;
+      if (!options.has(t) || !selection.has(*t.point, t.layer)) continue;
+      if (std::ranges::none_of(t.rows, has_row)) continue;
       auto& row = out.tensors.rows.emplace_back();
       row = {int64_t{pass.info.pass}, layer_cell(t.layer), std::string(t.point->name),
              rows_text(t.rows),       t.shape.text(),      std::string(name_of(t.dtype))};
@@ -201,19 +204,20 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
   return out;
 }
 
-// A bar for each power of two from the smallest to the largest that occurs.
+// A bar for each power of two from the smallest to the largest that occurs. Bin 0 holds what has no
+// exponent of its own: zeros and fp32's subnormals.
 std::string histogram_text(const std::array<int64_t, 256>& exponents) {
   const auto used = [](int64_t count) { return count > 0; };
-  const auto first = std::ranges::find_if(exponents, used);
-  if (first == exponents.end()) return "";
-  const auto last = std::find_if(exponents.rbegin(), exponents.rend(), used).base();
-  const double most = static_cast<double>(*std::max_element(first, last));
-  std::string out = "\nmagnitudes, of the whole tensors:\n";
-  for (auto bin = first; bin != last; ++bin) {
-    const auto bar = static_cast<size_t>(std::ceil(kBar * static_cast<double>(*bin) / most));
-    out += fmt::format("  2^{:<5}{:>12}  {}\n", bin - exponents.begin() - 127, *bin,
-                       std::string(bar, '#'));
-  }
+  const auto first = std::find_if(exponents.begin() + 1, exponents.end(), used);
+  const auto last = std::find_if(exponents.rbegin(), exponents.rend() - 1, used).base();
+  const double most = static_cast<double>(std::max<int64_t>(1, std::ranges::max(exponents)));
+  const auto line = [most](const std::string& name, int64_t count) {
+    const auto bar = static_cast<size_t>(std::ceil(kBar * static_cast<double>(count) / most));
+    return fmt::format("  {:<6}{:>12}{}{}\n", name, count, bar ? "  " : "", std::string(bar, '#'));
+  };
+  std::string out = "\nmagnitudes, of the whole tensors:\n" + line("tiny", exponents[0]);
+  for (auto bin = first; bin < last; ++bin)
+    out += line(fmt::format("2^{}", bin - exponents.begin() - 127), *bin);
   return out;
 }
 

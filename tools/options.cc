@@ -23,7 +23,7 @@ std::string nearest_option(const CLI::App& app, const std::string& argument) {
 
 [[noreturn]] void fail_on_extras(CLI::App& app) {
   const std::vector<std::string> extras = app.remaining();
-  const std::string first = extras.empty() ? "" : extras.front();
+  const std::string& first = extras.front();
   check(!first.starts_with("-"), "{} has no option {}; did you mean {}? `{} --help` lists them",
         app.get_name(), first, nearest_option(app, first), app.get_name());
   fail("{} does not know what \"{}\" is for; `{} --help` says what it takes", app.get_name(), first,
@@ -70,9 +70,9 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
   } catch (const CLI::CallForHelp&) {
     print(app.help());
     return false;
-  } catch (const CLI::ExtrasError&) {
-    fail_on_extras(app);
   } catch (const CLI::ParseError& error) {
+    // A misspelt option is also one that is missing, and the misspelling says more.
+    if (app.remaining_size() > 0) fail_on_extras(app);
     fail("{}: {}; `{} --help` says what it takes", app.get_name(), error.what(), app.get_name());
   }
 }

@@ -25,6 +25,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
   const Session session = open_session(options.model);
   std::vector<FaultRequest> faults;
   for (const std::string& text : options.faults) faults.push_back(parse_fault(text));
+  const Selection selection = selection_of(options.observe);
   Progress progress;
   progress.show("opening the reference");
   Result result = judge_run({.checkpoint = session.checkpoint,
@@ -32,7 +33,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
                              .engine = session.engine,
                              .requests = session.requests,
                              .faults = faults,
-                             .judge = {.selection = selection_of(options.observe)},
+                             .judge = {.selection = selection},
                              .trace = options.observe.trace,
                              .keep = keep_from(options.observe.keep),
                              .provenance = provenance_of(session.checkpoint, session.engine,

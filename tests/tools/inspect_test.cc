@@ -1,0 +1,143 @@
+// lockstep inspect on traces that the engine left, whole and damaged.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/lockstep_binary.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+class Inspect : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::remove_all(path_);
+    const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+    const std::vector<Request> requests = {{.name = "first", .prompt = {5, 6, 7}, .max_new = 2},
+                                           {.name = "second", .prompt = {8}, .max_new = 3}};
+    served_ = serve(checkpoint, {.dtype = DType::bf16}, requests);
+  }
+  void TearDown() override { std::filesystem::remove_all(path_); }
+
+  // Writes what was served; without numbers of `digest_only`; the last `cut` passes are missing.
+  void write(const Point* digest_only = nullptr, size_t cut = 0) {
+    Manifest manifest{.provenance = {{"engine", "lockstep"}, {"model", "bard"}},
+                      .graph = {.layers = 6, .qk_norm = true},
+                      .dtype = DType::bf16,
+                      .keep = Keep::full};
+    for (const Sequence& s : served_.sequences)
+      manifest.requests.push_back(
+          {.id = s.id, .name = s.request.name, .prompt = s.request.prompt, .argmax = s.argmax});
+    const auto writer = create_trace(path_, manifest);
+    for (size_t i = 0; i + cut < served_.passes.size(); ++i) {
+      Pass pass = served_.passes[i];
+      for (KeptTensor& t : pass.tensors)
+        if (digest_only && *t.point == *digest_only) t.data = {};
+      writer->write(pass);
+    }
+    if (cut == 0) writer->finish(manifest.requests);
+  }
+
+  json table(const std::string& arguments) {
+    const Outcome outcome = call_lockstep("inspect " + path_ + " --format json " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  }
+  const KeptTensor& tensor(size_t pass, const Point& p, int layer) const {
+    return *served_.passes[pass].find(p, layer);
+  }
+
+  const std::string path_ = testing::TempDir() + "lockstep_inspect.trace";
+  Served served_;
+};
+
+TEST_F(Inspect, ListsEveryPlaceInGraphOrder) {
+  write();
+  const json places = table("");
+  const std::vector<Place> expected = places_of({.layers = 6, .qk_norm = true});
+  ASSERT_EQ(places.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(places[i]["point"], expected[i].point->name);
+    EXPECT_EQ(places[i]["layer"], expected[i].layer < 0 ? json("-") : json(expected[i].layer));
+  }
+  EXPECT_EQ(places[0]["tensors"], served_.passes.size());
+  EXPECT_EQ(places[0]["dtype"], "bf16");
+}
+
+TEST_F(Inspect, TellsPeopleWhereATraceComesFrom) {
+  write();
+  const Outcome outcome = call_lockstep("inspect " + path_);
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* part : {"bard", "request 0 (first): 3 tokens in", "request 1 (second)", "bf16"})
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in " << outcome.out;
+  const std::string end = "complete: " + std::to_string(served_.passes.size()) + " passes\n";
+  EXPECT_TRUE(outcome.out.ends_with("\n" + end)) << outcome.out;
+}
+
+TEST_F(Inspect, PrintsTheNumbersOfTheSelectedRow) {
+  write();
+  const json values = table("--point attn.q --layer 2 --request 0 --position 1 --values");
+  const KeptTensor& q = tensor(0, point("attn.q"), 2);
+  const auto row = std::ranges::find(q.rows, Row{0, 1}) - q.rows.begin();
+  const int64_t size = q.data.view().row_size();
+  ASSERT_EQ(values.size(), static_cast<size_t>(size));
+  for (int64_t i = 0; i < size; ++i) {
+    const json& line = values[static_cast<size_t>(i)];
+    EXPECT_EQ(line["value"], value_at(q.data, row * size + i)) << i;
+    EXPECT_EQ(line["position"], 1);
+  }
+  EXPECT_EQ(values[65]["index"], "[1, 1]") << "head 1, number 1";
+}
+
+TEST_F(Inspect, ShowsTheLargestFirst) {
+  write();
+  const std::string out =
+      call_lockstep("inspect " + path_ + " --point mlp.act --layer 5 --position 0").out;
+  double largest = 0;
+  for (const Pass& pass : served_.passes) {
+    const KeptTensor& t = *pass.find(point("mlp.act"), 5);
+    for (size_t r = 0; r < t.rows.size(); ++r)
+      for (int64_t i = 0; t.rows[r].position == 0 && i < t.data.view().row_size(); ++i) {
+        const double x = value_at(t.data, static_cast<int64_t>(r) * t.data.view().row_size() + i);
+        if (std::abs(x) > std::abs(largest)) largest = x;
+      }
+  }
+  const size_t title = out.find("the 10 largest numbers");
+  ASSERT_NE(title, std::string::npos) << out;
+  const size_t first = out.find('\n', out.find('\n', title) + 1) + 1;  // below the columns' names
+  const std::string line = out.substr(first, out.find('\n', first) - first);
+  EXPECT_TRUE(line.ends_with(" " + fmt::format("{:.9g}", largest))) << line;
+  EXPECT_NE(out.find("2^"), std::string::npos) << "the histogram is missing";
+}
+
+TEST_F(Inspect, SaysThatItHasDigestsOnly) {
+  write(&point("attn.k"));
+  const std::string selected = "inspect " + path_ + " --point attn.k --layer 0";
+  EXPECT_NE(call_lockstep(selected).out.find("digests of these tensors, no numbers"),
+            std::string::npos);
+  EXPECT_NE(trouble_of(selected + " --values").find("record it with --keep full"),
+            std::string::npos);
+}
+
+TEST_F(Inspect, RefusesASelectionOfNothing) {
+  write();
+  EXPECT_NE(trouble_of("inspect " + path_ + " --layer 77").find("nothing in"), std::string::npos);
+  EXPECT_NE(trouble_of("inspect " + path_ + " --point attn.qq").find("attn.q"), std::string::npos);
+}
+
+TEST_F(Inspect, ShowsWhatIsLeftOfATraceThatWasCut) {
+  write(nullptr, 1);
+  const Outcome outcome = call_lockstep("inspect " + path_);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.out.find("\nincomplete: "), std::string::npos) << outcome.out;
+}
+
+TEST_F(Inspect, RefusesWhatIsNoTrace) {
+  EXPECT_NE(trouble_of("inspect nowhere.trace").find("nowhere.trace"), std::string::npos);
+  EXPECT_NE(trouble_of("inspect " + data_path("README.md")).find("README.md"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
