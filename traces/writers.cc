@@ -67,7 +67,8 @@ class FolderWriter final : public TraceWriter {
   FolderWriter(const std::string& folder, const Manifest& manifest)
       : folder_(folder), manifest_(manifest) {
     std::error_code error;
-    check(std::filesystem::create_directory(folder, error),
+    const bool made = std::filesystem::create_directory(folder, error);
+    check(made,
           "{}: a new folder was wanted there, but it cannot be made ({}): choose another --trace",
           folder, error.message());
     try {
