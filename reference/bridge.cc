@@ -1,7 +1,10 @@
 #include "reference/bridge.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "kernels/check.h"
@@ -61,7 +64,16 @@ Shape shape_of(const at::Tensor& tensor) {
   return Shape(std::span<const int64_t>(tensor.sizes().data(), tensor.sizes().size()));
 }
 
+// Under some milliseconds of work, threads that wait for each other cost more than they do.
+Threads::Threads(double work, int most) : before_(at::get_num_threads()) {
+  const int all = most > 0 ? most : static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(work < 2e7 ? 1 : std::max(1, all));
+}
+
+Threads::~Threads() { at::set_num_threads(before_); }
+
 void in_torch(const std::function<void()>& body) {
+  const Threads one(0, 1);
   try {
     body();
   } catch (const c10::Error& error) {

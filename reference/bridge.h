@@ -26,7 +26,21 @@ std::vector<double> to_doubles(const at::Tensor& tensor);
 
 Shape shape_of(const at::Tensor& tensor);
 
-// Calls `body`, and turns LibTorch's exceptions into an Error.
+// As many of LibTorch's threads as `work` multiply-adds are worth, `most` at most (0: all cores),
+// until it is destroyed: then as many as before, since the engine's libraries count on the same
+// ones.
+class Threads {
+ public:
+  Threads(double work, int most);
+  ~Threads();
+  Threads(const Threads&) = delete;
+
+ private:
+  int before_;
+};
+
+// Calls `body` on one thread, which may raise Threads, and turns LibTorch's exceptions into an
+// Error.
 void in_torch(const std::function<void()>& body);
 
 }  // namespace lockstep

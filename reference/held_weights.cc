@@ -28,8 +28,8 @@ bool has_bias(const ModelConfig& config, const Point& p) {
 
 }  // namespace
 
-HeldWeights::HeldWeights(const Checkpoint& checkpoint, DType run, DType wide)
-    : checkpoint_(checkpoint), run_(run), wide_(wide) {
+HeldWeights::HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& options, DType wide)
+    : checkpoint_(checkpoint), run_(options.dtype), wide_(wide), threads_(options.threads) {
   check(wide == DType::f32 || wide == DType::f64,
         "the reference computes in fp32 or fp64, {} was asked for", name_of(wide));
 }
@@ -66,6 +66,9 @@ at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
   const at::Tensor x_abs = magnitude ? x.abs() : at::Tensor();
+  // Widening an element costs about as much as ten multiply-adds.
+  const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
+  const Threads threads(work, threads_);
   // The blocks are the same whatever the number of threads, and so are the results.
   const int64_t rows = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, inputs));
   at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {

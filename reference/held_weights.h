@@ -4,7 +4,7 @@
 #include <string>
 
 #include "probes/graph.h"
-#include "src/weights/checkpoint.h"
+#include "reference/reference.h"
 
 namespace at {
 class Tensor;
@@ -18,7 +18,7 @@ namespace lockstep {
 class HeldWeights {
  public:
   // Borrows the checkpoint.
-  HeldWeights(const Checkpoint& checkpoint, DType run, DType wide);
+  HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& options, DType wide);
 
   const ModelConfig& config() const { return checkpoint_.config(); }
   DType wide() const { return wide_; }
@@ -37,6 +37,7 @@ class HeldWeights {
 
   const Checkpoint& checkpoint_;
   DType run_, wide_;
+  int threads_;
 };
 
 }  // namespace lockstep

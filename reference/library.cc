@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/version.h>
 
 #include "kernels/check.h"
@@ -21,13 +20,13 @@ class Library final : public ReferenceLibrary {
 
   std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
                                  const ReferenceOptions& options) override {
-    prepare(options);
+    check_options(options);
     return make_oracle(checkpoint, options);
   }
 
   std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
                                         const ReferenceOptions& options, DType compute) override {
-    prepare(options);
+    check_options(options);
     check(is_float(compute),
           "a reference that computes in fp64, fp32, fp16 or bf16 was wanted, "
           "found {}",
@@ -36,14 +35,13 @@ class Library final : public ReferenceLibrary {
   }
 
  private:
-  static void prepare(const ReferenceOptions& options) {
+  static void check_options(const ReferenceOptions& options) {
     check(is_float(options.dtype),
           "weights in fp32, fp16 or bf16 were wanted, found {}: use a "
           "float --dtype",
           name_of(options.dtype));
     check(options.threads >= 0, "a number of threads was wanted, found {}: use 0 for all cores",
           options.threads);
-    if (options.threads > 0) at::set_num_threads(options.threads);
   }
 };
 

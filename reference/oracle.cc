@@ -21,8 +21,9 @@ class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
       : config_(checkpoint.config()),
-        weights_(checkpoint, options.dtype, DType::f64),
+        weights_(checkpoint, options, DType::f64),
         run_(options.dtype),
+        threads_(options.threads),
         rotary_(config_, options.fp64_tables) {}
 
   Graph graph() const override { return {static_cast<int>(config_.layers), config_.qk_norm}; }
@@ -45,6 +46,7 @@ class OpOracle final : public Oracle {
   const ModelConfig& config_;
   HeldWeights weights_;
   DType run_;
+  int threads_;
   Rotary rotary_;
 };
 
@@ -164,6 +166,8 @@ Exact OpOracle::attention(const OracleCall& call) const {
   const int64_t window = config_.window[static_cast<size_t>(call.place.layer)];
   Exact result{.shape = queries};
   result.row_terms.resize(call.rows.size());
+  const Threads threads(4.0 * static_cast<double>(q.numel()) * static_cast<double>(length),
+                        threads_);
   at::parallel_for(0, tokens, 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t last = call.rows[static_cast<size_t>(t)].position;

@@ -37,7 +37,8 @@ class Qwen final : public ReferenceModel {
   Qwen(const Checkpoint& checkpoint, const ReferenceOptions& options, DType compute)
       : config_(checkpoint.config()),
         shown_(compute),
-        weights_(checkpoint, options.dtype, compute == DType::f64 ? DType::f64 : DType::f32),
+        threads_(options.threads),
+        weights_(checkpoint, options, compute == DType::f64 ? DType::f64 : DType::f32),
         rotary_(config_, options.fp64_tables) {}
 
   void run(const PassInfo& pass, Probe& probe) override {
@@ -67,6 +68,7 @@ class Qwen final : public ReferenceModel {
 
   const ModelConfig& config_;
   DType shown_;
+  int threads_;
   HeldWeights weights_;
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
@@ -174,6 +176,8 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
     const Cache& cache = caches_.at(span.request);
     const at::Tensor &k = cache.k[layer()], &v = cache.v[layer()];
     const at::Tensor mask = mask_of(span.count, k.size(0), config_.window[layer()]);
+    const double products = 2.0 * static_cast<double>(span.count * k.size(0) * q[0].numel());
+    const Threads threads(products, threads_);
     const at::Tensor y = at::scaled_dot_product_attention(
         by_head(q.narrow(0, span.first, span.count)), by_head(k), by_head(v),
         mask.defined() ? std::optional(mask) : std::nullopt, /*dropout_p=*/0.0,
