@@ -46,13 +46,20 @@ struct MatmulKernel {
   // Rows x Tokens sums, each a chain of its own over k.
   template <int N, int Rows, int Tokens>
   [[gnu::always_inline]] void tile(int64_t row, int64_t token) const {
-    simd::F<N> sums[Rows][Tokens] = {};
+    simd::F<N> sums[Rows][Tokens];
+    for (auto& row_sums : sums)
+      for (simd::F<N>& sum : row_sums) sum = simd::F<N>{};
     const T* w = weight + row * k;
     const float* in = x + token * stride;
     int64_t i = 0;
     for (; i + N <= k; i += N) {
       simd::F<N> weights[Rows];
-      for (int r = 0; r < Rows; ++r) weights[r] = simd::load<N>(w + r * k + i);
+      for (int r = 0; r < Rows; ++r) {
+        // The same place of the next tile: the streams are too short for the CPU to see them
+        // coming.
+        __builtin_prefetch(w + (r + Rows) * k + i, 0, 2);
+        weights[r] = simd::load<N>(w + r * k + i);
+      }
       for (int t = 0; t < Tokens; ++t) {
         const simd::F<N> v = simd::load<N>(in + t * stride + i);
         for (int r = 0; r < Rows; ++r) sums[r][t] += weights[r] * v;

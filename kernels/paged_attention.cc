@@ -29,6 +29,7 @@ struct Task {
 // Keys [begin, end) that a query sees.
 struct Keys {
   int64_t begin, end;
+  bool operator==(const Keys&) const = default;
 };
 
 struct Problem {
@@ -78,26 +79,18 @@ struct AttentionKernel {
 
   template <int N>
   [[gnu::always_inline]] void operator()() const {
-    const int64_t group = problem.group(), stride = problem.stride();
+    const int64_t group = problem.group();
     begin<N>();
     const Keys first = problem.seen_from(task.position);
     const Keys last = problem.seen_from(task.position + task.queries - 1);
     for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
-      read_block<N>(block, std::max(first.begin, block), std::min(last.end, block + kBlock));
-      for (int64_t i = 0; i < task.queries; ++i) {
-        const Keys seen = problem.seen_from(task.position + i);
-        const int64_t from = std::max(seen.begin - block, int64_t{0});
-        const int64_t to = std::min(seen.end - block, kBlock);
-        if (from >= to) continue;
-        for (int64_t row = i * group; row < (i + 1) * group;) {
-          const int64_t left = (i + 1) * group - row;
-          if (left >= 4)
-            row += attend<N, 4>(row, from, to, stride);
-          else if (left >= 2)
-            row += attend<N, 2>(row, from, to, stride);
-          else
-            row += attend<N, 1>(row, from, to, stride);
-        }
+      read_block<N>(block, {std::max(first.begin, block), last.end});
+      for (int64_t i = 0; i < task.queries;) {
+        const Keys keys = seen_in(block, i);
+        int64_t next = i + 1;  // queries that see the same keys of the block are taken together
+        while (next < task.queries && seen_in(block, next) == keys) ++next;
+        if (keys.begin < keys.end) attend_rows<N>(i * group, next * group, keys);
+        i = next;
       }
     }
     finish<N>();
@@ -126,28 +119,60 @@ struct AttentionKernel {
       simd::store<N>(to + i, simd::load<N>(from + i, std::max(n - i, int64_t{0})));
   }
 
+  // Keys of [block, block + kBlock) that query i of the task sees, relative to the block.
+  Keys seen_in(int64_t block, int64_t i) const {
+    const Keys seen = problem.seen_from(task.position + i);
+    return {std::max(seen.begin - block, int64_t{0}), std::min(seen.end - block, kBlock)};
+  }
+
+  // Element of the cache where the key of a position begins.
+  int64_t place_of(int64_t position) const {
+    const int64_t size = problem.cache.page_size();
+    const int64_t slot = task.pages[position / size] * size + position % size;
+    return (slot * problem.kv_heads() + kv_head) * problem.head_dim();
+  }
+
   // Only keys that some query of the task sees are read: other slots may hold anything.
   template <int N>
-  [[gnu::always_inline]] void read_block(int64_t block, int64_t begin, int64_t end) const {
+  [[gnu::always_inline]] void read_block(int64_t block, Keys keys) const {
     const int64_t d = problem.head_dim(), stride = problem.stride();
-    const int64_t size = problem.cache.page_size();
-    for (int64_t j = begin; j < end; ++j) {
-      const int64_t slot = task.pages[j / size] * size + j % size;
-      const int64_t from = (slot * problem.kv_heads() + kv_head) * d;
+    const T* k = problem.cache.k.as<const T>();
+    const T* v = problem.cache.v.as<const T>();
+    for (int64_t j = keys.begin; j < std::min(keys.end, block + kBlock); ++j) {
+      const int64_t from = place_of(j);
+      // Rows of one head lie apart, and pages anywhere: the CPU cannot see them coming.
+      if (j + kBlock < keys.end) {
+        prefetch(k + place_of(j + kBlock), d);
+        prefetch(v + place_of(j + kBlock), d);
+      }
       const auto to = static_cast<size_t>((j - block) * stride);
-      widen<N>(&scratch.k[to], problem.cache.k.as<const T>() + from, d, stride);
-      widen<N>(&scratch.v[to], problem.cache.v.as<const T>() + from, d, stride);
+      widen<N>(&scratch.k[to], k + from, d, stride);
+      widen<N>(&scratch.v[to], v + from, d, stride);
     }
   }
 
-  // Takes keys [from, to) of the block into `Rows` heads of one query, which share K and V.
+  [[gnu::always_inline]] static void prefetch(const T* row, int64_t n) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void attend_rows(int64_t row, int64_t end, Keys keys) const {
+    const int64_t stride = problem.stride();
+    for (; row + 4 <= end; row += 4) attend<N, 4>(row, keys.begin, keys.end, stride);
+    if (row + 2 <= end) {
+      attend<N, 2>(row, keys.begin, keys.end, stride);
+      row += 2;
+    }
+    if (row < end) attend<N, 1>(row, keys.begin, keys.end, stride);
+  }
+
+  // Takes keys [from, to) of the block into `Rows` rows, all of which see them.
   template <int N, int Rows>
-  [[gnu::always_inline]] int64_t attend(int64_t row, int64_t from, int64_t to,
-                                        int64_t stride) const {
+  [[gnu::always_inline]] void attend(int64_t row, int64_t from, int64_t to, int64_t stride) const {
     score<N, Rows>(row, from, to, stride);
     for (int r = 0; r < Rows; ++r) soften<N>(row + r, from, to, stride);
     weigh<N, Rows>(row, from, to, stride);
-    return Rows;
   }
 
   template <int N, int Rows>
@@ -157,7 +182,9 @@ struct AttentionKernel {
     // Whole quads of keys keep enough sums in flight; those outside [from, to) are overwritten.
     for (int64_t j = from / 4 * 4; j < to; j += 4) {
       const float* k = &scratch.k[static_cast<size_t>(j * stride)];
-      simd::F<N> sums[Rows][4] = {};
+      simd::F<N> sums[Rows][4];
+      for (auto& row_sums : sums)
+        for (simd::F<N>& sum : row_sums) sum = simd::F<N>{};
       for (int64_t i = 0; i < stride; i += N) {
         simd::F<N> keys[4];
         for (int c = 0; c < 4; ++c) keys[c] = simd::load<N>(k + c * stride + i);
@@ -209,7 +236,7 @@ struct AttentionKernel {
 
   template <int N, int Rows>
   [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, int64_t stride) const {
-    constexpr int kWide = N == 16 && Rows == 4 ? 4 : 2;
+    constexpr int kWide = N == 16 ? 4 : 2;  // as many sums as registers hold
     int64_t i = 0;
     for (; i + kWide * N <= stride; i += kWide * N) weigh<N, Rows, kWide>(row, from, to, i, stride);
     for (; i < stride; i += N) weigh<N, Rows, 1>(row, from, to, i, stride);

@@ -22,7 +22,8 @@ Isa best_isa();  // the most this CPU has, within the limit
 void limit_isa(Isa most);
 
 template <typename Kernel>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] void on_avx512(Kernel kernel) {
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")]] void
+on_avx512(Kernel kernel) {
   kernel.template operator()<16>();
 }
 template <typename Kernel>
@@ -142,11 +143,12 @@ template <int N>
 [[gnu::always_inline]] inline float sum(F<N> v) {
   if constexpr (N == 4) {
     return (v[0] + v[2]) + (v[1] + v[3]);
+  } else if constexpr (N == 8) {
+    return sum<4>(__builtin_shufflevector(v, v, 0, 1, 2, 3) +
+                  __builtin_shufflevector(v, v, 4, 5, 6, 7));
   } else {
-    F<N / 2> low, high;
-    std::memcpy(&low, &v, sizeof low);
-    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
-    return sum<N / 2>(low + high);
+    return sum<8>(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
   }
 }
 
