@@ -193,6 +193,26 @@ TEST_F(Magnitudes, LinearOverManyBlocks) {
   expect_close(exact.want, want);
 }
 
+// Work that is large enough to be shared gives the same bits on any number of threads.
+TEST_F(Magnitudes, ThreadsChangeNothing) {
+  open("bard-qwen3");
+  std::vector<int32_t> positions;
+  for (int32_t i = 0; i < 160; ++i) positions.push_back(i);
+  const Tensor x = random({160, 192}), q = random({160, config().heads, config().head_dim}),
+               k = random({160, config().kv_heads, config().head_dim});
+  std::vector<std::vector<double>> logits, attention;
+  for (int threads : {1, 2, 3}) {
+    oracle_ = open_reference().oracle(*checkpoint_, {.threads = threads});
+    logits.push_back(evaluate(point("logits"), {x}, positions).want);
+    attention.push_back(evaluate(point("attn.out"), {q}, positions, {k, k}).want);
+  }
+  EXPECT_EQ(logits[0].size(), 160u * 4096);
+  for (size_t i : {1u, 2u}) {
+    EXPECT_EQ(logits[i], logits[0]);
+    EXPECT_EQ(attention[i], attention[0]);
+  }
+}
+
 // Weights are cast to the run's dtype before anything else.
 TEST_F(Magnitudes, WeightsAreThoseOfTheRun) {
   open("tiny/qwen3-default", DType::f16);
