@@ -1,25 +1,23 @@
 """Every header compiles alone and has #pragma once."""
 import concurrent.futures
-import subprocess
 
 import house
 
 
-def trouble_with(root, path, compiler):
+def trouble_with(root, path, build, compiler):
     if "#pragma once\n" not in (root / path).read_text():
         return f"{path}: has no #pragma once"
-    done = subprocess.run(
-        [compiler, "-std=c++20", "-fsyntax-only", "-I", root, "-x", "c++", "-"],
-        input=f'#include "{path}"\n', capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"{path}: does not compile alone\n{done.stderr.strip()[:2000]}"
-    return None
+    # What the build defines for tests, and nothing else.
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-I", root, '-DLOCKSTEP_TEST_DATA=""',
+               '-DLOCKSTEP_BINARY_DIR=""', "-x", "c++", "-"]
+    said = house.checked(root, path, build, f"alone {compiler}", command, f'#include "{path}"\n')
+    return said and f"{path}: does not compile alone\n{said}"
 
 
-def problems(root, compiler="g++"):
+def problems(root, build, compiler="g++"):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         paths = list(house.files(root, {".h"}))
-        yield from filter(None, pool.map(lambda path: trouble_with(root, path, compiler), paths))
+        yield from filter(None, pool.map(lambda p: trouble_with(root, p, build, compiler), paths))
 
 
 if __name__ == "__main__":

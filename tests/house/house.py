@@ -1,11 +1,13 @@
 """What the inspector's rules share: the files of the house, and how a rule is run.
 
-A rule is a function of the project's root that yields one sentence per trouble. Each rule_*.py runs
+A rule is a function of the project's root that yields one sentence per trouble. Each file runs
 alone: `python3 tests/house/layers.py ROOT`; exit 0: kept, 1: broken.
 """
+import hashlib
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOMS = ("kernels", "probes", "traces", "src", "reference", "tools", "tests")
@@ -30,6 +32,35 @@ def without_comments_and_strings(text):
         re.S,
     )
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def made_of(root, path, seen):
+    """The texts of a file and of the headers of ours that it includes, each once."""
+    if path in seen or not (root / path).is_file():
+        return
+    seen.add(path)
+    text = (root / path).read_text()
+    yield text
+    for header in re.findall(r'^#include "([^"]+)"', text, re.M):
+        yield from made_of(root, header, seen)
+
+
+def checked(root, path, build, how, command, text=""):
+    """Runs a compiler-like command over a file that costs seconds; its output when it fails.
+
+    What passed is remembered in BUILD/house by everything that it was made of, `how` included.
+    """
+    texts = [path, how, *made_of(root, path, set())]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    passed = pathlib.Path(build) / "house" / digest
+    if passed.exists():
+        return None
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"{done.stdout}{done.stderr}".strip()[:3000] or "failed and said nothing"
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()
+    return None
 
 
 def run(rule):

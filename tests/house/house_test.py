@@ -76,7 +76,11 @@ class Headers(Rule):
         self.write("kernels/good.h", "#pragma once\n#include <string>\nstd::string name();\n")
         self.write("kernels/needy.h", "#pragma once\nstd::string name();\n")
         self.write("kernels/twice.h", "int name();\n")
-        self.expect(headers.problems, "does not compile alone", "no #pragma once")
+        build = self.root / "build"
+        self.expect(headers.problems, "does not compile alone", "no #pragma once", build=build)
+        self.write("kernels/good.h", "#pragma once\nstd::string name();\n")
+        self.expect(headers.problems, "good.h: does not", "needy.h: does not", "no #pragma once",
+                    build=build)
 
 
 class Sizes(Rule):
@@ -150,7 +154,7 @@ class Tidy(Rule):
                    "command": f"c++ -I{self.root} -c {file}"}
         self.write("compile_commands.json", json.dumps([command]))
         self.expect(tidy.problems, build=self.root)
-        self.assertEqual(len(list((self.root / "tidy").iterdir())), 1)
+        self.assertEqual(len(list((self.root / "house").iterdir())), 1)
         self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
 
