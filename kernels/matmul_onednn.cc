@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
@@ -16,6 +17,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kColumns = 64;  // a part is a multiple of this, so that tiles stay whole
+constexpr size_t kMostPrimitives = 256;
 
 struct Key {
   DType dtype;
@@ -54,14 +56,16 @@ Primitive make(const Key& key) {
   return p;
 }
 
-const Primitive& primitive_for(const Key& key) {
-  // Entries of a map stay where they are, so a reference outlives the lock. Prompts come in every
-  // length: beyond this many shapes the thread that asks keeps its own.
+// Made once a shape, because making one takes longer than a small product.
+std::shared_ptr<const Primitive> primitive_for(const Key& key) {
   static std::mutex mutex;
-  static std::map<Key, Primitive> made;
+  static std::map<Key, std::shared_ptr<const Primitive>> made;
   const std::scoped_lock lock(mutex);
-  const auto found = made.find(key);
-  return found != made.end() ? found->second : made.emplace(key, make(key)).first->second;
+  // Prompts come in every length, and each primitive holds code of its own.
+  if (made.size() >= kMostPrimitives && !made.contains(key)) made.clear();
+  std::shared_ptr<const Primitive>& primitive = made[key];
+  if (primitive == nullptr) primitive = std::make_shared<const Primitive>(make(key));
+  return primitive;
 }
 
 // oneDNN asks OpenMP how many threads it may use; that is a setting of the calling thread.
@@ -81,18 +85,19 @@ void multiply(const TensorView& out, const TensorView& x, const TensorView& weig
               const TensorView& bias, int64_t begin, int64_t end) {
   const OneOpenMpThread alone;
   const int64_t k = weight.shape[1], n = weight.shape[0], size = size_of(x.dtype);
-  const Primitive& p = primitive_for({x.dtype, x.rows(), end - begin, k, n, !bias.empty()});
+  const std::shared_ptr<const Primitive> p =
+      primitive_for({x.dtype, x.rows(), end - begin, k, n, !bias.empty()});
   thread_local std::vector<char> scratchpad;
-  scratchpad.resize(p.scratchpad.get_size() + 64);
+  scratchpad.resize(p->scratchpad.get_size() + 64);
   std::unordered_map<int, dnnl::memory> arguments = {
-      {DNNL_ARG_SRC, {p.x, engine(), x.data}},
-      {DNNL_ARG_WEIGHTS, {p.weight, engine(), weight.as<char>() + begin * k * size}},
-      {DNNL_ARG_DST, {p.out, engine(), out.as<char>() + begin * size}},
-      {DNNL_ARG_SCRATCHPAD, {p.scratchpad, engine(), scratchpad.data()}},
+      {DNNL_ARG_SRC, {p->x, engine(), x.data}},
+      {DNNL_ARG_WEIGHTS, {p->weight, engine(), weight.as<char>() + begin * k * size}},
+      {DNNL_ARG_DST, {p->out, engine(), out.as<char>() + begin * size}},
+      {DNNL_ARG_SCRATCHPAD, {p->scratchpad, engine(), scratchpad.data()}},
   };
-  if (!bias.empty()) arguments[DNNL_ARG_BIAS] = {p.bias, engine(), bias.as<char>() + begin * size};
+  if (!bias.empty()) arguments[DNNL_ARG_BIAS] = {p->bias, engine(), bias.as<char>() + begin * size};
   dnnl::stream stream(engine());
-  p.matmul.execute(stream, arguments);
+  p->matmul.execute(stream, arguments);
   stream.wait();
 }
 
