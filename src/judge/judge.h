@@ -11,12 +11,12 @@
 namespace lockstep {
 
 struct JudgeOptions {
-  Selection selection;       // nodes outside are neither expected nor judged
-  double limit_scale = 1;    // multiplies every limit: 0 must make every inexact node fail
+  Selection selection;     // nodes outside are neither expected nor judged
+  double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
 };
 
-// Judges passes one after another, live or from a saved trace: for every node whether the op at that
-// place introduced an error, given its own recorded inputs.
+// Judges passes one after another, live or from a saved trace: for every node whether the op at
+// that place introduced an error, given its own recorded inputs.
 class Judge {
  public:
   // `oracle`, `exact` (the model in fp64) and `rounded` (the same model in the run's dtype) are
@@ -26,8 +26,8 @@ class Judge {
         JudgeOptions options);
   ~Judge();
 
-  // The passes of a run in their order. Returns the places of this pass that were not clean, so that
-  // a writer can keep their tensors and those of their producers.
+  // The passes of a run in their order. Returns the places of this pass that were not clean, so
+  // that a writer can keep their tensors and those of their producers.
   std::vector<Flag> judge(const Pass& pass);
 
   // After the last pass. `complete` false: the trace is known to lack passes.

@@ -12,21 +12,22 @@
 namespace lockstep {
 
 // One op on given inputs: the exact result y = O(x), computed in fp64 without any rounding inside,
-// and per element the magnitudes from which budget.h computes what one rounding allows. Vectors that
-// an op does not use are empty; else all have one entry per element of the output, row-major.
+// and per element the magnitudes from which budget.h computes what one rounding allows. Vectors
+// that an op does not use are empty; else all have one entry per element of the output, row-major.
 struct Exact {
   Shape shape;
   std::vector<double> want;
-  int64_t terms = 0;  // n: products summed per element (K of a linear op, D of a norm, keys: per row)
+  int64_t terms =
+      0;  // n: products summed per element (K of a linear op, D of a norm, keys: per row)
   std::vector<double> row_terms;  // attention: n of each row, instead of `terms`
   // linear: S = sum |a||w| + |bias|          norm: empty (the budget uses |want|)
   // rope: |x1| + |x2|                        silu_mul: empty
   // attention: sum p|v|
   std::vector<double> magnitude;
-  std::vector<double> spread;    // attention: sum p |v - o|
-  std::vector<double> score;     // attention, per (row, head): max over j of scale * sum |q k_j|
-  std::vector<double> angle;     // rope: position * inv_freq of the element's pair
-  std::vector<double> x1c_x2s;   // rope: sqrt((x1 c)^2 + (x2 s)^2)
+  std::vector<double> spread;   // attention: sum p |v - o|
+  std::vector<double> score;    // attention, per (row, head): max over j of scale * sum |q k_j|
+  std::vector<double> angle;    // rope: position * inv_freq of the element's pair
+  std::vector<double> x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.
@@ -36,12 +37,12 @@ struct KeysValues {
 
 struct OracleCall {
   Place place;
-  DType dtype = DType::bf16;          // the run's: weights are cast to it first, then upcast exactly
-  std::vector<TensorView> inputs;     // producers' recorded tensors, rows aligned with `rows`
-  std::span<const Row> rows;          // of the output
-  std::span<const int32_t> tokens;    // embed: the ids that were fed, one a row
-  int64_t length = 0;                 // rope: tokens of the request after this pass (dynamic tables)
-  KeysValues keys_values;             // attention: of the one request that all rows belong to
+  DType dtype = DType::bf16;        // the run's: weights are cast to it first, then upcast exactly
+  std::vector<TensorView> inputs;   // producers' recorded tensors, rows aligned with `rows`
+  std::span<const Row> rows;        // of the output
+  std::span<const int32_t> tokens;  // embed: the ids that were fed, one a row
+  int64_t length = 0;               // rope: tokens of the request after this pass (dynamic tables)
+  KeysValues keys_values;           // attention: of the one request that all rows belong to
 };
 
 class Oracle {
@@ -54,8 +55,8 @@ class Oracle {
   virtual Exact evaluate(const OracleCall& call) = 0;
 };
 
-// A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its own
-// dense K/V per request, and shows every point to the probe.
+// A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its
+// own dense K/V per request, and shows every point to the probe.
 class ReferenceModel {
  public:
   virtual ~ReferenceModel() = default;

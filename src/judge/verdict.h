@@ -43,8 +43,10 @@ struct Finding {
   double value = 0, limit = 0;
   std::vector<int64_t> index;  // worst element: [position, axes of the point ...]
   double want = 0, got = 0;
-  double budgets = 0;  // value / limit
-  std::string rule;    // which part of the tensor, and for structural what is wrong, for people
+  // How many budgets B the worst element is away; for T2 and T4 value / limit. Infinity where there
+  // is no B: hashes, tokens.
+  double budgets = 0;
+  std::string rule;  // which part of the tensor, and for structural what is wrong, for people
 };
 
 // All nodes of one place, over all passes and requests.
@@ -61,7 +63,8 @@ struct PlaceSummary {
 struct Flip {
   int32_t position = 0;
   int32_t engine = 0, reference = 0;  // token ids
-  double margin_ulp = 0;              // the fp64 model's top-2 margin, in ulp of the run's dtype
+  // How much the fp64 model prefers its token to the engine's, in ulp of the run's dtype.
+  double margin_ulp = 0;
   bool explained = false;
 };
 
@@ -74,7 +77,7 @@ struct RequestResult {
 };
 
 struct LogitsSummary {
-  double max_abs = 0;   // engine against the fp64 model
+  double max_abs = 0;  // engine against the fp64 model
   double kl_mean = 0;
   int64_t compared = 0, argmax_equal = 0, explained_flips = 0;
   double least_margin_ulp = 0;  // smallest top-2 margin seen

@@ -1,0 +1,112 @@
+#include "src/judge/budget.h"
+
+#include <cmath>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+// One element's share beyond the rounding of the output: added to B, and squared to V.
+struct Inner {
+  double limit = 0;
+  double deviation_squared = 0;
+};
+
+double squared(double x) { return x * x; }
+
+Inner linear(const Exact& e, size_t i) {
+  const double walk = std::sqrt(static_cast<double>(e.terms)) * kAccumulatorRoundoff;
+  return {kLambda * walk * e.magnitude[i], squared(0.3 * walk * e.magnitude[i])};
+}
+
+Inner norm(const Exact& e, size_t i) {
+  const double half_walk = std::sqrt(static_cast<double>(e.terms)) / 2;
+  const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
+  return {(kLambda * half_walk + 8) * size, squared(half_walk * size)};
+}
+
+// The cos and sin that both sides read are data; what differs is their own fp32 products, and the
+// angle where a kernel makes them itself.
+Inner rope(const Exact& e, size_t i) {
+  return {(4 + 2 * e.angle[i]) * kAccumulatorRoundoff * e.magnitude[i],
+          squared(0.6 * kAccumulatorRoundoff * e.x1c_x2s[i])};
+}
+
+Inner silu_mul(const Exact& e, size_t i) {
+  const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
+  return {16 * size, squared(3 * size)};
+}
+
+Inner attention(const Exact& e, size_t i) {
+  const auto dim = static_cast<size_t>(e.shape.last());
+  const auto heads = static_cast<size_t>(e.shape[1]);
+  const double score = e.score[i / dim];
+  const double n = e.row_terms[i / dim / heads];
+  const double ds =
+      std::sqrt(static_cast<double>(dim)) * kAccumulatorRoundoff * score + 4 * kAccumulatorRoundoff;
+  const double walk = std::sqrt(n) * kAccumulatorRoundoff * e.magnitude[i];
+  return {2 * kLambda * ds * e.spread[i] + kLambda * walk,
+          squared(ds * e.spread[i]) + squared(0.3 * walk)};
+}
+
+Inner nothing(const Exact&, size_t) { return {}; }
+
+void check_sizes(OpKind op, const Exact& e) {
+  const size_t n = e.want.size();
+  bool ok = static_cast<int64_t>(n) == e.shape.count();
+  if (op == OpKind::linear) ok = ok && e.magnitude.size() == n;
+  if (op == OpKind::rope)
+    ok = ok && e.magnitude.size() == n && e.angle.size() == n && e.x1c_x2s.size() == n;
+  if (op == OpKind::attention) {
+    ok = ok && e.shape.rank() == 3 && e.magnitude.size() == n && e.spread.size() == n;
+    ok = ok && static_cast<int64_t>(e.row_terms.size()) == e.shape[0];
+    ok = ok && static_cast<int64_t>(e.score.size()) == e.shape[0] * e.shape[1];
+  }
+  check(
+      ok,
+      "the oracle's answer of shape {} lacks magnitudes that its budget needs: fill the fields of "
+      "Exact that oracle.h lists for the op",
+      e.shape.text());
+}
+
+template <typename InnerOf>
+Budget fill(const Exact& exact, DType dtype, InnerOf inner_of) {
+  Budget budget;
+  budget.limit.resize(exact.want.size());
+  budget.variance.resize(exact.want.size());
+  for (size_t i = 0; i < exact.want.size(); ++i) {
+    const double spacing = ulp(exact.want[i], dtype);
+    const Inner inner = inner_of(exact, i);
+    budget.limit[i] = spacing / 2 + inner.limit;
+    budget.variance[i] = spacing * spacing / 12 + inner.deviation_squared;
+  }
+  return budget;
+}
+
+}  // namespace
+
+Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
+  check_sizes(op, exact);
+  switch (op) {
+    case OpKind::linear:
+      return fill(exact, dtype, linear);
+    case OpKind::norm:
+      return fill(exact, dtype, norm);
+    case OpKind::rope:
+      return fill(exact, dtype, rope);
+    case OpKind::silu_mul:
+      return fill(exact, dtype, silu_mul);
+    case OpKind::attention:
+      return fill(exact, dtype, attention);
+    case OpKind::gather:
+    case OpKind::add:
+      return fill(exact, dtype, nothing);
+    case OpKind::cache:
+    case OpKind::argmax:
+      break;
+  }
+  fail("a budget was asked for an op that copies or compares: such ops are exact by their inputs");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "probes/points.h"
+#include "src/judge/oracle.h"
+
+namespace lockstep {
+
+// What one correct evaluation may differ from the exact result, per element of Exact::want, in the
+// unit of the tensor. Both are above zero wherever the exact result is finite.
+struct Budget {
+  std::vector<double> limit;     // B: no correct kernel is further away
+  std::vector<double> variance;  // V: expected square of the difference, uniform rounding included
+};
+
+// B is exceeded by chance about once in 1e15 correct elements per kLambda = 8 standard deviations
+// of an accumulation's random walk; over all comparisons of a run the risk stays about 1e-3.
+inline constexpr double kLambda = 8;
+// Unit roundoff of the accumulators: every op here sums in fp32.
+inline constexpr double kAccumulatorRoundoff = 0x1p-24;
+
+// The budget of a result that is rounded once, at the store (Schema::fused), to `dtype`. Formulas
+// after Higham and Mary 2019 (probabilistic bounds); measured on CPU and GPU libraries the largest
+// difference stays under B in every dtype.
+//   out = ulp(want) / 2, u = kAccumulatorRoundoff
+//   linear     B = out + lambda sqrt(n) u S            V = ulp^2/12 + (0.3 sqrt(n) u S)^2
+//   norm       B = out + (lambda sqrt(n)/2 + 8) u |o|  V = ulp^2/12 + (sqrt(n)/2 u o)^2
+//   rope       B = out + (4 + 2 angle) u (|x1|+|x2|)   V = ulp^2/12 + (0.6 u)^2 ((x1 c)^2+(x2 s)^2)
+//   silu_mul   B = out + 16 u |o|                      V = ulp^2/12 + (3 u o)^2
+//   attention  B = out + 2 lambda ds sum p|v-o| + lambda sqrt(n) u sum p|v|,
+//              ds = sqrt(head_dim) u max_j scale sum|q k_j| + 4 u
+//              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2
+//   gather, add  B = out, V = ulp^2/12 (held to the bits; B says how far off one is)
+// Throws Error when `exact` lacks a magnitude that `op` needs.
+Budget budget_of(OpKind op, const Exact& exact, DType dtype);
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+
+#include "kernels/memory.h"
+#include "probes/recorder.h"
+#include "src/judge/kv_history.h"
+#include "src/judge/ledger.h"
+#include "src/judge/oracle.h"
+
+namespace lockstep {
+
+// The K and V that attention read of one request: the tensor of attn.kv itself, or, where only its
+// hashes were kept, the rows that were written under those hashes. So a row from a wrong page stays
+// the input of attention, and attention is not blamed for it.
+class CacheRead {
+ public:
+  CacheRead() = default;
+  CacheRead(const KeptTensor* kv, int layer, const KvHistory& history);
+
+  const std::string& trouble() const { return trouble_; }  // empty: none
+  KeysValues keys_values() const { return {k_, v_}; }
+
+ private:
+  Tensor k_, v_;
+  std::string trouble_;
+};
+
+// Whether every position of attn.kv ([length, 2, kv_heads, head_dim]) is what was written there: by
+// the hashes of its rows, bit for bit. The finding's rule says whose row was read instead.
+NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& history);
+
+}  // namespace lockstep

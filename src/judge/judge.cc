@@ -1,0 +1,264 @@
+#include "src/judge/judge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "kernels/check.h"
+#include "src/judge/blind.h"
+#include "src/judge/budget.h"
+#include "src/judge/ledger.h"
+#include "src/judge/logits.h"
+#include "src/judge/op_judge.h"
+#include "src/judge/story.h"
+#include "src/judge/token_flow.h"
+
+namespace lockstep {
+namespace {
+
+// A node is `propagated` when its error is over this many times what the same model in the run's
+// dtype has there.
+constexpr double kOverFloor = 3;
+
+int64_t page_size_of(const Manifest& manifest) {
+  const auto found = manifest.provenance.find("page_size");
+  int64_t size = 0;
+  if (found == manifest.provenance.end()) return 0;
+  const std::string& text = found->second;
+  std::from_chars(text.data(), text.data() + text.size(), size);
+  return std::max<int64_t>(size, 0);
+}
+
+double root_mean(double sum, int64_t count) {
+  return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
+}
+
+Pass pass_of(ReferenceModel& model, const PassInfo& info) {
+  Pass pass;
+  Recorder recorder({}, false, [&pass](Pass seen) { pass = std::move(seen); });
+  Probe probe(&recorder);
+  model.run(info, probe);
+  check(probe.failure().empty(), "{}", probe.failure());
+  return pass;
+}
+
+}  // namespace
+
+struct Judge::State {
+  State(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
+        JudgeOptions options);
+
+  std::vector<Flag> judge(const Pass& pass);
+  Result finish(const std::vector<RequestInfo>& requests, bool complete);
+
+  void look_for_strays(const Pass& pass);
+  void run_models(const PassInfo& info);
+  void remember_cache(const SeenPass& seen);
+  void judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags);
+  int source_of(size_t place, int32_t request) const;
+  std::map<std::string, double> limits() const;
+
+  Manifest manifest;
+  Oracle& oracle;
+  ReferenceModel* exact;
+  ReferenceModel* rounded;
+  JudgeOptions options;
+  OpJudge op_judge;
+  Ledger ledger;
+  std::vector<std::vector<Place>> inputs;          // by place
+  std::vector<std::vector<size_t>> input_indices;  // the same as indices of places
+  KvHistory history;
+  TokenFlow flow;
+  LogitsComparison logits;
+  RunFacts facts;
+  Pass exact_pass, rounded_pass;
+  // Number of the first finding that a request's tensor at a place stems from, in this pass; and,
+  // for what attention reads of earlier passes, by the place of attn.kv.
+  std::map<std::pair<size_t, int32_t>, int> sources, cache_sources;
+};
+
+Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* exact_,
+                    ReferenceModel* rounded_, JudgeOptions options_)
+    : manifest(manifest_),
+      oracle(oracle_),
+      exact(exact_),
+      rounded(rounded_),
+      options(std::move(options_)),
+      op_judge(oracle_, {.dtype = manifest_.dtype,
+                         .page_size = page_size_of(manifest_),
+                         .limit_scale = options.limit_scale,
+                         .partial = !manifest_.selection.empty()}),
+      ledger(manifest_.graph),
+      logits(manifest_.dtype) {
+  const Graph wanted = oracle.graph();
+  check(wanted.layers == manifest.graph.layers && wanted.qk_norm == manifest.graph.qk_norm,
+        "the trace is of a model with {} layers{}, the checkpoint has {}{}: give the --model that "
+        "the trace was made with",
+        manifest.graph.layers, manifest.graph.qk_norm ? " and QK-norm" : "", wanted.layers,
+        wanted.qk_norm ? " and QK-norm" : "");
+  check(
+      (exact == nullptr) == (rounded == nullptr),
+      "the models in fp64 and in the run's dtype are compared with each other: give both or none");
+  const std::vector<Place>& places = ledger.places();
+  for (const Place& place : places) {
+    inputs.push_back(inputs_of(manifest.graph, place));
+    std::vector<size_t>& indices = input_indices.emplace_back();
+    for (const Place& input : inputs.back())
+      indices.push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+  }
+}
+
+void Judge::State::look_for_strays(const Pass& pass) {
+  for (const KeptTensor& tensor : pass.tensors) {
+    const Place place{tensor.point, tensor.layer};
+    if (std::ranges::count(ledger.places(), place) > 0) continue;
+    ledger.stray({.pass = pass.info.pass,
+                  .place = place,
+                  .verdict = Verdict::structural,
+                  .rule = "the model has no such place"});
+  }
+}
+
+void Judge::State::run_models(const PassInfo& info) {
+  exact_pass = rounded_pass = {};
+  if (!exact) return;
+  if (flow.continues()) {
+    exact_pass = pass_of(*exact, info);
+    rounded_pass = pass_of(*rounded, info);
+    return;
+  }
+  exact = rounded = nullptr;
+  ledger.note(
+      fmt::format("the reference models stop at pass {}, whose positions do not continue "
+                  "those before it: nothing later is found to be propagated",
+                  info.pass));
+}
+
+void Judge::State::remember_cache(const SeenPass& seen) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Place& place = ledger.places()[i];
+    if (place.point->op != OpKind::cache) continue;
+    const KeptTensor* k = seen.tensor(inputs[i].at(0), -1);
+    const KeptTensor* v = seen.tensor(inputs[i].at(1), -1);
+    const bool fit = k && v && !k->data.view().empty() && !v->data.view().empty() &&
+                     k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
+                     k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
+    if (fit) history.write(place.layer, k->rows, k->data, v->data);
+  }
+}
+
+int Judge::State::source_of(size_t place, int32_t request) const {
+  int first = -1;
+  const auto take = [&](const auto& map, size_t at) {
+    const auto found = map.find({at, request});
+    if (found == map.end() || found->second < 0) return;
+    if (first < 0 || found->second < first) first = found->second;
+  };
+  for (size_t input : input_indices[place]) take(sources, input);
+  take(cache_sources, place);
+  return first;
+}
+
+void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags) {
+  const Place& place = ledger.places()[index];
+  const std::vector<NodeRows>& nodes = judged.seen.nodes_of(*place.point);
+  const bool selected = options.selection.has(*place.point, place.layer);
+  std::vector<NodeOutcome> outcomes;
+  if (selected) outcomes = op_judge.judge(place, inputs[index], judged);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    const int32_t request = nodes[n].request;
+    int source = source_of(index, request);
+    if (selected) {
+      NodeOutcome& outcome = outcomes[n];
+      outcome.place = static_cast<int>(index);
+      outcome.pass = judged.seen.info().pass;
+      outcome.request = request;
+      if (place.point->op == OpKind::gather) flow.check_order(nodes[n], outcome);
+      const ErrorSums& sums = outcome.sums;
+      const bool fine = outcome.verdict == Verdict::bitwise || outcome.verdict == Verdict::rounding;
+      if (fine && source >= 0 && sums.compared > 0 &&
+          !within(root_mean(sums.total, sums.compared),
+                  kOverFloor * root_mean(sums.floor, sums.compared))) {
+        outcome.verdict = Verdict::propagated;
+        outcome.ancestor = source;
+      }
+      const int finding = ledger.enter(outcome);
+      if (finding >= 0) {
+        source = finding;
+        flags.push_back({place, request});
+      }
+    }
+    sources[{index, request}] = source;
+    if (place.point->op == OpKind::cache) cache_sources[{index, request}] = source;
+  }
+}
+
+std::vector<Flag> Judge::State::judge(const Pass& pass) {
+  const SeenPass seen(pass, options.selection);
+  facts.add(pass);
+  flow.begin(pass);
+  look_for_strays(pass);
+  run_models(pass.info);
+  remember_cache(seen);
+  op_judge.begin_pass();
+  sources.clear();
+  std::vector<Flag> flags;
+  const bool models = !exact_pass.tensors.empty();
+  const JudgedPass judged{seen, history, models ? &exact_pass : nullptr,
+                          models ? &rounded_pass : nullptr};
+  for (size_t i = 0; i < ledger.places().size(); ++i) judge_place(i, judged, flags);
+  const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
+  logits.add(logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
+  return flags;
+}
+
+std::map<std::string, double> Judge::State::limits() const {
+  const double scale = options.limit_scale;
+  return {{"T0", 0},
+          {"T1", scale},
+          {"T2_least", 1.10 * scale},
+          {"T2_over_quantile", 1.05 * scale},
+          {"T2_false_alarm", kFalseAlarm},
+          {"T4_false_alarm", kFalseAlarm},
+          {"lambda", kLambda},
+          {"propagated_over_floor", kOverFloor}};
+}
+
+Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
+  const auto embed = std::ranges::find(ledger.places(), Place{&point("embed"), -1});
+  if (options.selection.has(point("embed"), -1)) {
+    const auto place = static_cast<int>(embed - ledger.places().begin());
+    for (const Finding& finding : flow.wrong_tokens(requests))
+      ledger.regrade(place, finding.pass, finding.request, finding);
+  }
+  Result result = ledger.result();
+  result.logits = logits.summary();
+  for (const RequestInfo& info : requests)
+    result.requests.push_back({.id = info.id,
+                               .name = info.name,
+                               .prompt = info.prompt,
+                               .tokens = info.tokens,
+                               .argmax = info.argmax,
+                               .flips = logits.flips(info.id)});
+  result.provenance = manifest.provenance;
+  result.limits = limits();
+  result.blind = facts.blind_to();
+  if (!complete) result.notes.push_back("the trace is incomplete");
+  tell(result, complete, ledger.main_reason());
+  return result;
+}
+
+Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
+             ReferenceModel* rounded, JudgeOptions options)
+    : state_(std::make_unique<State>(manifest, oracle, exact, rounded, std::move(options))) {}
+Judge::~Judge() = default;
+
+std::vector<Flag> Judge::judge(const Pass& pass) { return state_->judge(pass); }
+
+Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
+  return state_->finish(requests, complete);
+}
+
+}  // namespace lockstep

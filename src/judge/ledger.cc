@@ -1,0 +1,136 @@
+#include "src/judge/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+namespace lockstep {
+namespace {
+
+double rms(double sum, int64_t count) {
+  return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
+}
+
+bool judged(Verdict verdict) {
+  return verdict != Verdict::inconclusive && verdict != Verdict::structural;
+}
+
+}  // namespace
+
+std::string text_of(const Place& place) {
+  if (place.layer < 0) return std::string(place.point->name);
+  return fmt::format("layer {} {}", place.layer, place.point->name);
+}
+
+int gravity_of(Verdict verdict) {
+  static constexpr int kGravity[kVerdicts] = {0, 1, 2, 6, 5, 4, 3};
+  return kGravity[static_cast<size_t>(verdict)];
+}
+
+void ErrorSums::add(const ErrorSums& other) {
+  elements += other.elements;
+  introduced += other.introduced;
+  compared += other.compared;
+  propagated += other.propagated;
+  total += other.total;
+  floor += other.floor;
+}
+
+Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.size()) {
+  for (size_t i = 0; i < places_.size(); ++i) sums_[i].summary.place = places_[i];
+}
+
+int Ledger::enter(NodeOutcome outcome) {
+  entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict});
+  Sums& sums = sums_[static_cast<size_t>(outcome.place)];
+  PlaceSummary& summary = sums.summary;
+  const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
+  const bool graver = gravity_of(outcome.verdict) > gravity_of(summary.verdict);
+  const bool equal = outcome.verdict == summary.verdict;
+  const bool larger = worst(outcome.t1, outcome.t2) > worst(summary.worst_t1, summary.worst_t2);
+  if (summary.expected == 0 || graver || (equal && larger)) {
+    summary.worst_request = outcome.request;
+    summary.worst_position = outcome.position;
+    summary.worst_pass = outcome.pass;
+  }
+  ++summary.expected;
+  if (graver) summary.verdict = outcome.verdict;
+  summary.worst_t1 = std::max(summary.worst_t1, outcome.t1);
+  summary.worst_t2 = std::max(summary.worst_t2, outcome.t2);
+  if (outcome.ancestor >= 0 && summary.ancestor.empty())
+    summary.ancestor = text_of(place_of_finding(outcome.ancestor));
+  sums.errors.add(outcome.sums);
+  if (outcome.verdict == Verdict::inconclusive) ++reasons_[outcome.reason];
+  if (!is_finding(outcome.verdict)) return -1;
+
+  Finding& finding = findings_.emplace_back(std::move(outcome.finding));
+  finding.verdict = outcome.verdict;
+  finding.place = places_[static_cast<size_t>(outcome.place)];
+  finding.pass = outcome.pass;
+  finding.request = outcome.request;
+  return static_cast<int>(findings_.size()) - 1;
+}
+
+void Ledger::stray(const Finding& finding) { findings_.push_back(finding); }
+
+void Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
+  for (Entry& entry : entries_) {
+    if (entry.place != place || entry.pass != pass || entry.request != request) continue;
+    if (is_finding(entry.verdict)) return;  // it is a finding already
+    entry.verdict = finding.verdict;
+    PlaceSummary& summary = sums_[static_cast<size_t>(place)].summary;
+    if (gravity_of(finding.verdict) > gravity_of(summary.verdict))
+      summary.verdict = finding.verdict;
+    findings_.push_back(finding);
+    return;
+  }
+}
+
+const Place& Ledger::place_of_finding(int number) const {
+  return findings_[static_cast<size_t>(number)].place;
+}
+
+std::string Ledger::main_reason() const {
+  std::string reason;
+  int64_t most = 0;
+  for (const auto& [text, count] : reasons_)
+    if (count > most) most = count, reason = text;
+  return reason;
+}
+
+Result Ledger::result() const {
+  Result result;
+  result.notes = notes_;
+  for (const auto& [reason, count] : reasons_)
+    result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
+  result.findings = findings_;
+  const auto order = [this](const Finding& f) {
+    const auto place = std::ranges::find(places_, f.place) - places_.begin();
+    return std::tuple(f.pass, place, f.request);
+  };
+  std::ranges::stable_sort(result.findings, {}, order);
+  if (!result.findings.empty()) result.first = result.findings.front();
+
+  std::vector<int64_t> judged_at(places_.size());
+  for (const Entry& entry : entries_) {
+    ++result.expected;
+    ++result.counts[static_cast<size_t>(entry.verdict)];
+    if (!judged(entry.verdict)) continue;
+    ++result.judged;
+    ++judged_at[static_cast<size_t>(entry.place)];
+  }
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (sums_[i].summary.expected == 0) continue;
+    PlaceSummary& summary = result.places.emplace_back(sums_[i].summary);
+    const ErrorSums& errors = sums_[i].errors;
+    summary.judged = judged_at[i];
+    summary.introduced_rms = rms(errors.introduced, errors.elements);
+    summary.propagated_rms = rms(errors.propagated, errors.compared);
+    summary.total_rms = rms(errors.total, errors.compared);
+  }
+  return result;
+}
+
+}  // namespace lockstep

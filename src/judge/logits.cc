@@ -1,0 +1,117 @@
+#include "src/judge/logits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "src/judge/seen.h"
+#include "src/judge/statistics.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kBest = 50;
+
+size_t argmax(std::span<const double> logits) {
+  return static_cast<size_t>(std::ranges::max_element(logits) - logits.begin());
+}
+
+// log(sum(exp(logits))).
+double log_sum(std::span<const double> logits) {
+  const double top = logits[argmax(logits)];
+  double sum = 0;
+  for (double x : logits) sum += std::exp(x - top);
+  return top + std::log(sum);
+}
+
+// Kullback-Leibler divergence of softmax(got) from softmax(exact), in nats.
+double divergence(std::span<const double> exact, std::span<const double> got) {
+  const double exact_norm = log_sum(exact), got_norm = log_sum(got);
+  double sum = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double log_p = exact[i] - exact_norm;
+    sum += std::exp(log_p) * (log_p - (got[i] - got_norm));
+  }
+  return sum;
+}
+
+// rms of (rounded - exact) over the largest of exact.
+double noise(std::span<const double> exact, std::span<const double> rounded) {
+  std::vector<size_t> order(exact.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t best = std::min(kBest, order.size());
+  std::ranges::partial_sort(order, order.begin() + static_cast<std::ptrdiff_t>(best), {},
+                            [&](size_t i) { return -exact[i]; });
+  double sum = 0;
+  for (size_t i = 0; i < best; ++i) {
+    const double difference = rounded[order[i]] - exact[order[i]];
+    sum += difference * difference;
+  }
+  return std::sqrt(sum / static_cast<double>(best));
+}
+
+double second_best(std::span<const double> logits, size_t best) {
+  double second = -std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (i != best) second = std::max(second, logits[i]);
+  return second;
+}
+
+}  // namespace
+
+void LogitsComparison::add(const KeptTensor* got, const KeptTensor* exact,
+                           const KeptTensor* rounded) {
+  if (!got) return;
+  for (const Row& row : got->rows) {
+    std::vector<double> values[3];
+    const KeptTensor* tensors[] = {got, exact, rounded};
+    for (size_t i = 0; i < 3; ++i) {
+      const PickedRows picked(tensors[i], {&row, 1});
+      if (picked.view().empty()) return;
+      values[i].resize(static_cast<size_t>(picked.view().count()));
+      widen(picked.view(), 0, values[i]);
+    }
+    if (values[0].empty() || values[0].size() != values[1].size() ||
+        values[0].size() != values[2].size())
+      continue;
+    add_row(row, values[0], values[1], values[2]);
+  }
+}
+
+void LogitsComparison::add_row(const Row& row, std::span<const double> got,
+                               std::span<const double> exact, std::span<const double> rounded) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double difference = std::fabs(got[i] - exact[i]);
+    if (!within(difference, summary_.max_abs)) summary_.max_abs = difference;
+  }
+  kl_sum_ += divergence(exact, got);
+  const size_t reference = argmax(exact), engine = argmax(got);
+  const double unit = ulp(exact[reference], dtype_);
+  const double margin = (exact[reference] - second_best(exact, reference)) / unit;
+  summary_.least_margin_ulp =
+      summary_.compared == 0 ? margin : std::min(summary_.least_margin_ulp, margin);
+  ++summary_.compared;
+  const double preferred = exact[reference] - exact[engine];
+  if (preferred == 0) {  // the same token, or a tie
+    ++summary_.argmax_equal;
+    return;
+  }
+  const bool explained = within(preferred, 6 * std::sqrt(2.0) * noise(exact, rounded));
+  if (explained) ++summary_.explained_flips;
+  flips_[row.request].push_back({row.position, static_cast<int32_t>(engine),
+                                 static_cast<int32_t>(reference), preferred / unit, explained});
+}
+
+std::optional<LogitsSummary> LogitsComparison::summary() const {
+  if (summary_.compared == 0) return {};
+  LogitsSummary summary = summary_;
+  summary.kl_mean = kl_sum_ / static_cast<double>(summary_.compared);
+  return summary;
+}
+
+std::vector<Flip> LogitsComparison::flips(int32_t request) const {
+  const auto found = flips_.find(request);
+  return found == flips_.end() ? std::vector<Flip>{} : found->second;
+}
+
+}  // namespace lockstep

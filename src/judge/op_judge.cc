@@ -1,0 +1,256 @@
+#include "src/judge/op_judge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/judge/budget.h"
+#include "src/judge/cache_read.h"
+
+namespace lockstep {
+namespace {
+
+// What the oracle may hold at once: the head of a large vocabulary is asked for in blocks of rows.
+constexpr int64_t kBlockBytes = 512 << 20;
+// About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
+constexpr int64_t kBytesPerElement = 100;
+
+std::pair<int, int> key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+
+Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
+
+NodeOutcome inconclusive(std::string reason) {
+  NodeOutcome outcome;
+  outcome.verdict = Verdict::inconclusive;
+  outcome.reason = std::move(reason);
+  return outcome;
+}
+
+NodeOutcome structural(std::string rule, const NodeRows& node) {
+  NodeOutcome outcome;
+  outcome.verdict = Verdict::structural;
+  outcome.finding.rule = std::move(rule);
+  outcome.finding.position = node.rows.front().position;
+  return outcome;
+}
+
+bool one_request_at_a_time(OpKind op) { return op == OpKind::attention || op == OpKind::rope; }
+
+// One row of a tensor as fp64, or nothing.
+std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
+  if (tensor.empty()) return {};
+  into.resize(static_cast<size_t>(tensor.row_size()));
+  widen(tensor, row * tensor.row_size(), into);
+  return into;
+}
+
+// The parts of a row's error that need the reference models.
+void add_errors(ErrorSums& sums, std::span<const double> got, std::span<const double> want,
+                std::span<const double> exact, std::span<const double> rounded) {
+  if (exact.size() != got.size() || rounded.size() != got.size()) return;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double total = got[i] - exact[i], propagated = want[i] - exact[i];
+    const double floor = rounded[i] - exact[i];
+    if (!std::isfinite(total) || !std::isfinite(propagated) || !std::isfinite(floor)) continue;
+    ++sums.compared;
+    sums.total += total * total;
+    sums.propagated += propagated * propagated;
+    sums.floor += floor * floor;
+  }
+}
+
+}  // namespace
+
+struct OpJudge::Group {
+  struct Member {
+    const NodeRows* node;
+    NodeOutcome* outcome;
+    Meter meter;
+    ErrorSums sums;
+  };
+  std::vector<Member> members;
+  std::vector<Row> rows;        // of all members
+  std::vector<int32_t> tokens;  // fed at the rows
+  std::vector<size_t> owner;    // member of each row
+  CacheRead cache;              // attention: what its one request reads
+  const KeptTensor* tensor = nullptr;
+};
+
+OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options) : oracle_(oracle), options_(options) {}
+
+bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                       const NodeRows& node, DType dtype, NodeOutcome& outcome) const {
+  const Trouble trouble = pass.seen.trouble(place, dtype, node);
+  if (trouble.absent && options_.partial)
+    outcome = inconclusive("the trace was taken of a selection that leaves them out");
+  else if (!trouble.text.empty())
+    outcome = structural(trouble.text, node);
+  else if (place.point->op != OpKind::cache &&
+           pass.seen.tensor(place, node.request)->data.view().empty())
+    outcome = inconclusive("their tensors were kept as digests only");
+  else
+    for (const Place& input : inputs) {
+      if (input.point->op == OpKind::cache || place.point->op == OpKind::cache) continue;
+      const KeptTensor* tensor = pass.seen.tensor(input, node.request);
+      if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != options_.dtype ||
+          PickedRows(tensor, node.rows).view().empty())
+        outcome = inconclusive("an input of the op was not captured, or not as the model has it");
+    }
+  return outcome.verdict != Verdict::bitwise;
+}
+
+std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
+                                        const JudgedPass& pass) {
+  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  std::vector<NodeOutcome> outcomes(nodes.size());
+  const OpKind op = place.point->op;
+  const DType dtype = op == OpKind::argmax ? DType::i32 : options_.dtype;
+  Group group;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const NodeRows& node = nodes[i];
+    if (rejected(place, inputs, pass, node, dtype, outcomes[i])) continue;
+    if (op == OpKind::cache) {
+      outcomes[i] = judge_cache(place, inputs, pass, node);
+      continue;
+    }
+    if (op == OpKind::argmax) {
+      outcomes[i] = judge_token(place, inputs, pass, node);
+      continue;
+    }
+    group.tensor = pass.seen.tensor(place, node.request);
+    if (op == OpKind::attention) {
+      const Place& kv = inputs.at(1);
+      group.cache = CacheRead(pass.seen.tensor(kv, node.request), place.layer, pass.history);
+      std::string trouble = group.cache.trouble();
+      if (misshapen_.contains(key_of(kv)) || !pass.seen.trouble(kv, dtype, node).text.empty())
+        trouble = "attn.kv, which the op reads, was not captured, or not as the model has it";
+      if (!trouble.empty()) {
+        outcomes[i] = inconclusive(trouble);
+        continue;
+      }
+    }
+    group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
+    group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
+    group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
+    group.members.push_back(
+        {&node,
+         &outcomes[i],
+         Meter(options_.dtype, place.point->node_class, without_rows(group.tensor->shape),
+               std::ssize(node.rows), options_.page_size),
+         {}});
+    if (!one_request_at_a_time(op)) continue;
+    judge_numbers(place, inputs, pass, group);
+    group = {};
+  }
+  if (!group.members.empty()) judge_numbers(place, inputs, pass, group);
+  return outcomes;
+}
+
+void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs,
+                            const JudgedPass& pass, Group& group) {
+  const Shape& shape = group.tensor->shape;
+  int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
+  if (place.point->op == OpKind::attention)  // and its scores, of every head and key
+    row_bytes += (shape.rank() > 1 ? shape[1] : 1) *
+                 pass.seen.length_of(group.rows.front().request) * kBytesPerElement;
+  const auto block = static_cast<size_t>(std::max<int64_t>(1, kBlockBytes / (row_bytes + 1)));
+  for (size_t first = 0; first < group.rows.size(); first += block)
+    if (!judge_block(place, inputs, pass, group, first, std::min(block, group.rows.size() - first)))
+      return;
+  for (Group::Member& member : group.members) {
+    *member.outcome = outcome_of(member.meter.finish(), without_rows(shape), options_.limit_scale);
+    member.sums.elements = member.outcome->sums.elements;
+    member.sums.introduced = member.outcome->sums.introduced;
+    member.outcome->sums = member.sums;
+  }
+}
+
+bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
+                          const JudgedPass& pass, Group& group, size_t first, size_t count) {
+  const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
+  OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
+  call.tokens = std::span(group.tokens).subspan(first, count);
+  call.length = pass.seen.length_of(rows.front().request);
+  if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
+  std::vector<PickedRows> picked;
+  for (const Place& input : inputs)
+    if (input.point->op != OpKind::cache)
+      picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
+  for (const PickedRows& input : picked) call.inputs.push_back(input.view());
+
+  const Exact exact = oracle_.evaluate(call);
+  const PickedRows got(group.tensor, rows);
+  if (exact.shape != got.view().shape) {
+    for (Group::Member& member : group.members)
+      *member.outcome = structural(
+          fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
+          *member.node);
+    misshapen_.insert(key_of(place));
+    return false;
+  }
+  const Budget budget = budget_of(place.point->op, exact, options_.dtype);
+  const auto reference = [&](const Pass* model) {
+    return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
+  };
+  const PickedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
+  const auto size = static_cast<size_t>(got.view().row_size());
+  std::vector<double> seen, of_exact, of_rounded;
+  for (size_t i = 0; i < count; ++i) {
+    const auto part = [&](const std::vector<double>& all) {
+      return std::span(all).subspan(i * size, size);
+    };
+    const auto row = static_cast<int64_t>(i);
+    Group::Member& member = group.members[group.owner[first + i]];
+    row_of(got.view(), row, seen);
+    member.meter.add(rows[i].position,
+                     {seen, part(exact.want), part(budget.limit), part(budget.variance)});
+    add_errors(member.sums, seen, part(exact.want), row_of(exact_model.view(), row, of_exact),
+               row_of(rounded_model.view(), row, of_rounded));
+  }
+  return true;
+}
+
+NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& inputs,
+                                 const JudgedPass& pass, const NodeRows& node) {
+  const KeptTensor& kv = *pass.seen.tensor(place, node.request);
+  const KeptTensor* k = pass.seen.tensor(inputs.at(0), node.request);
+  const Shape wanted =
+      k && k->shape.rank() == 3 ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
+  if (kv.shape != wanted || kv.shape.rank() != 4) {
+    misshapen_.insert(key_of(place));
+    return structural(fmt::format("shape {} was wanted, found {}", wanted.text(), kv.shape.text()),
+                      node);
+  }
+  return compare_cache(kv, place.layer, pass.history);
+}
+
+NodeOutcome OpJudge::judge_token(const Place& place, const std::vector<Place>& inputs,
+                                 const JudgedPass& pass, const NodeRows& node) {
+  const PickedRows logits(pass.seen.tensor(inputs.at(0), node.request), node.rows);
+  const PickedRows tokens(pass.seen.tensor(place, node.request), node.rows);
+  NodeOutcome outcome;
+  std::vector<double> row;
+  for (size_t i = 0; i < node.rows.size(); ++i) {
+    row_of(logits.view(), static_cast<int64_t>(i), row);
+    const double token = value_at(tokens.view(), static_cast<int64_t>(i));
+    const auto best = std::ranges::max_element(row);
+    const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
+    const bool known = token >= 0 && token < static_cast<double>(row.size());
+    // By value: which of several equal logits is taken is not a matter of right or wrong.
+    if (!nan && known && row[static_cast<size_t>(token)] == *best) continue;
+    Finding& finding = outcome.finding;
+    outcome.verdict = nan ? Verdict::nonfinite : Verdict::introduced;
+    outcome.position = finding.position = node.rows[i].position;
+    finding.index = {finding.position};
+    finding.want = static_cast<double>(best - row.begin());
+    finding.got = token;
+    finding.budgets = std::numeric_limits<double>::infinity();
+    finding.rule = nan ? "propagated: the logits hold NaN" : "the token is not the largest logit";
+    if (!nan) finding.statistic = "T0", finding.value = 1;
+    break;
+  }
+  return outcome;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "src/judge/kv_history.h"
+#include "src/judge/ledger.h"
+#include "src/judge/oracle.h"
+#include "src/judge/seen.h"
+#include "src/judge/statistics.h"
+
+namespace lockstep {
+
+// What judging one pass stands on.
+struct JudgedPass {
+  const SeenPass& seen;
+  const KvHistory& history;
+  // The same pass of the model in fp64 and of the model in the run's dtype; null: not known.
+  const Pass* exact = nullptr;
+  const Pass* rounded = nullptr;
+};
+
+struct OpJudgeOptions {
+  DType dtype = DType::bf16;
+  int64_t page_size = 0;  // 0: not known
+  double limit_scale = 1;
+  bool partial = false;  // the trace was not meant to hold every tensor
+};
+
+// Judges the nodes of one place of a pass, each on its own recorded inputs.
+class OpJudge {
+ public:
+  OpJudge(Oracle& oracle, OpJudgeOptions options);
+
+  void begin_pass() { misshapen_.clear(); }
+  // One outcome for each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
+  std::vector<NodeOutcome> judge(const Place& place, const std::vector<Place>& inputs,
+                                 const JudgedPass& pass);
+
+ private:
+  struct Group;  // nodes that the oracle is asked for together
+
+  bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
+  void judge_numbers(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                     Group& group);
+  // False when the oracle's shape is another: the nodes are structural then.
+  bool judge_block(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                   Group& group, size_t first, size_t count);
+  NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
+                          const JudgedPass& pass, const NodeRows& node);
+  NodeOutcome judge_token(const Place& place, const std::vector<Place>& inputs,
+                          const JudgedPass& pass, const NodeRows& node);
+
+  Oracle& oracle_;
+  OpJudgeOptions options_;
+  std::set<std::pair<int, int>> misshapen_;  // (order of the point, layer) in this pass
+};
+
+// What a node's measure comes to. row_shape: the axes after the rows.
+NodeOutcome outcome_of(const Measure& measure, const Shape& row_shape, double limit_scale);
+
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "src/judge/op_judge.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<int64_t> index_of(const Element& element, const Shape& row_shape) {
+  std::vector<int64_t> index(static_cast<size_t>(row_shape.rank()) + 1);
+  int64_t rest = element.offset;
+  for (int axis = row_shape.rank() - 1; axis >= 0; --axis) {
+    index[static_cast<size_t>(axis) + 1] = rest % row_shape[axis];
+    rest /= row_shape[axis];
+  }
+  index[0] = element.position;
+  return index;
+}
+
+void show(Finding& finding, const Element& element, const Shape& row_shape) {
+  finding.position = static_cast<int32_t>(element.position);
+  finding.index = index_of(element, row_shape);
+  finding.want = element.want;
+  finding.got = element.got;
+  finding.budgets = element.budgets;
+}
+
+void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& row_shape) {
+  static constexpr const char* kRules[] = {
+      "", "expected: the exact result overflows the dtype too",
+      "propagated: an input of the op is not finite",
+      "introduced: the exact result is a number, or the op hides that it is none"};
+  outcome.verdict = Verdict::nonfinite;
+  show(outcome.finding, measure.nonfinite_at, row_shape);
+  outcome.finding.budgets = std::numeric_limits<double>::infinity();
+  outcome.finding.rule =
+      fmt::format("{} ({} of {} elements)", kRules[static_cast<size_t>(measure.nonfinite)],
+                  measure.nonfinite_count, measure.elements);
+  outcome.position = outcome.finding.position;
+}
+
+void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statistic& statistic,
+                     double scale, const Shape& row_shape) {
+  const std::string name = statistic.name;
+  outcome.verdict = Verdict::introduced;
+  Finding& finding = outcome.finding;
+  show(finding, measure.worst, row_shape);
+  finding.statistic = name;
+  finding.value = statistic.value;
+  finding.limit = statistic.limit * scale;
+  if (name == "T2" || name == "T4") finding.budgets = statistic.value / statistic.limit;
+  finding.rule = statistic.slice;
+}
+
+}  // namespace
+
+NodeOutcome outcome_of(const Measure& measure, const Shape& row_shape, double limit_scale) {
+  NodeOutcome outcome;
+  outcome.position = static_cast<int32_t>(measure.worst.position);
+  outcome.sums.elements = measure.elements - measure.excluded;
+  outcome.sums.introduced = measure.sum_squares;
+  outcome.t1 = measure.worst.budgets;
+  const Statistic* failing = nullptr;
+  for (const Statistic& statistic : measure.statistics) {
+    if (std::string(statistic.name) == "T2") outcome.t2 = statistic.value / statistic.limit;
+    if (!failing && !statistic.passes(limit_scale)) failing = &statistic;
+  }
+  if (measure.elements == 0) {
+    outcome.verdict = Verdict::inconclusive;
+    outcome.reason = "the tensor has no elements";
+  } else if (measure.nonfinite == NonFinite::introduced) {
+    make_nonfinite(outcome, measure, row_shape);
+  } else if (failing) {
+    make_introduced(outcome, measure, *failing, limit_scale, row_shape);
+  } else if (measure.nonfinite != NonFinite::none) {
+    make_nonfinite(outcome, measure, row_shape);
+  } else {
+    outcome.verdict = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
+  }
+  return outcome;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "src/judge/report.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no non-finite numbers; as strings they survive, as null they would look like nothing.
+Json number(double x) {
+  if (std::isnan(x)) return "NaN";
+  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
+  return x;
+}
+
+Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
+
+Json of_finding(const Finding& f) {
+  return {{"request", f.request},
+          {"position", f.position},
+          {"pass", f.pass},
+          {"layer", layer_of(f.place)},
+          {"point", f.place.point->name},
+          {"verdict", name_of(f.verdict)},
+          {"statistic", f.statistic},
+          {"value", number(f.value)},
+          {"limit", number(f.limit)},
+          {"index", f.index},
+          {"want", number(f.want)},
+          {"got", number(f.got)},
+          {"budgets", number(f.budgets)},
+          {"rule", f.rule}};
+}
+
+Json of_place(const PlaceSummary& p) {
+  return {{"layer", layer_of(p.place)},
+          {"point", p.place.point->name},
+          {"expected", p.expected},
+          {"judged", p.judged},
+          {"worst",
+           {{"t1", number(p.worst_t1)},
+            {"t2", number(p.worst_t2)},
+            {"request", p.worst_request},
+            {"position", p.worst_position},
+            {"pass", p.worst_pass}}},
+          {"verdict", name_of(p.verdict)},
+          {"introduced_rms", number(p.introduced_rms)},
+          {"propagated_rms", number(p.propagated_rms)},
+          {"total_rms", number(p.total_rms)},
+          {"ancestor", p.ancestor}};
+}
+
+Json of_request(const RequestResult& r) {
+  Json flips = Json::array();
+  for (const Flip& f : r.flips)
+    flips.push_back({{"position", f.position},
+                     {"engine", f.engine},
+                     {"reference", f.reference},
+                     {"margin_ulp", number(f.margin_ulp)},
+                     {"explained", f.explained}});
+  return {{"id", r.id},         {"name", r.name},     {"prompt_tokens", r.prompt},
+          {"tokens", r.tokens}, {"argmax", r.argmax}, {"text", r.text},
+          {"flips", flips}};
+}
+
+Json of_logits(const LogitsSummary& l) {
+  return {{"max_abs", number(l.max_abs)},
+          {"kl_mean", number(l.kl_mean)},
+          {"argmax_equal", std::to_string(l.argmax_equal) + "/" + std::to_string(l.compared)},
+          {"explained_flips", l.explained_flips},
+          {"least_margin_ulp", number(l.least_margin_ulp)}};
+}
+
+Json of_nodes(const Result& result) {
+  Json nodes = {{"expected", result.expected}, {"judged", result.judged}};
+  for (int i = 0; i < kVerdicts; ++i)
+    nodes[name_of(static_cast<Verdict>(i))] = result.counts[static_cast<size_t>(i)];
+  return nodes;
+}
+
+}  // namespace
+
+std::string report_json(const Result& result) {
+  Json findings = Json::array(), points = Json::array(), requests = Json::array();
+  for (const Finding& f : result.findings) findings.push_back(of_finding(f));
+  for (const PlaceSummary& p : result.places) points.push_back(of_place(p));
+  for (const RequestResult& r : result.requests) requests.push_back(of_request(r));
+  Json limits = Json::object();
+  for (const auto& [name, value] : result.limits) limits[name] = number(value);
+  Json json = {{"format", "lockstep-result"},
+               {"format_version", "1.0"},
+               {"verdict", result.verdict},
+               {"story", result.story},
+               {"nodes", of_nodes(result)},
+               {"first", result.first ? of_finding(*result.first) : Json(nullptr)},
+               {"findings", findings},
+               {"points", points},
+               {"requests", requests},
+               {"logits", result.logits ? of_logits(*result.logits) : Json(nullptr)},
+               {"provenance", result.provenance},
+               {"limits", limits},
+               {"blind", result.blind},
+               {"notes", result.notes}};
+  // A prompt's name may hold bytes that are no UTF-8: shown as replacement characters.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace lockstep

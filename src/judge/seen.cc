@@ -1,0 +1,116 @@
+#include "src/judge/seen.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
+
+std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection& selection) {
+  std::vector<NodeRows> nodes;
+  for (const PassRow& r : rows) {
+    if (!selection.has(r.row)) continue;
+    if (nodes.empty() || nodes.back().request != r.row.request)
+      nodes.push_back({.request = r.row.request});
+    nodes.back().rows.push_back(r.row);
+    nodes.back().tokens.push_back(r.token);
+  }
+  return nodes;
+}
+
+}  // namespace
+
+SeenPass::SeenPass(const Pass& pass, const Selection& selection)
+    : pass_(pass), selection_(selection) {
+  const std::vector<PassRow>& rows = pass.info.rows;
+  std::vector<PassRow> with_logits;
+  for (int32_t i : pass.info.logit_rows) with_logits.push_back(rows.at(static_cast<size_t>(i)));
+  token_nodes_ = grouped(rows, selection);
+  logit_nodes_ = grouped(with_logits, selection);
+  for (const PassRow& r : rows) {
+    int64_t& length = lengths_[r.row.request];
+    length = std::max<int64_t>(length, r.row.position + 1);
+  }
+  for (const KeptTensor& tensor : pass.tensors)
+    tensors_[{order_of(*tensor.point), tensor.layer}].push_back(&tensor);
+}
+
+const std::vector<NodeRows>& SeenPass::nodes_of(const Point& point) const {
+  return of_logits(point) ? logit_nodes_ : token_nodes_;
+}
+
+const std::vector<const KeptTensor*>& SeenPass::all(const Place& place) const {
+  static const std::vector<const KeptTensor*> none;
+  const auto found = tensors_.find({order_of(*place.point), place.layer});
+  return found == tensors_.end() ? none : found->second;
+}
+
+const KeptTensor* SeenPass::tensor(const Place& place, int32_t request) const {
+  for (const KeptTensor* tensor : all(place)) {
+    if (place.point->op != OpKind::cache) return tensor;
+    if (!tensor->rows.empty() && tensor->rows[0].request == request) return tensor;
+  }
+  return nullptr;
+}
+
+Trouble SeenPass::trouble(const Place& place, DType dtype, const NodeRows& node) const {
+  const bool cache = place.point->op == OpKind::cache;
+  const KeptTensor* found = tensor(place, node.request);
+  if (!found) return {"the tensor is missing", true};
+  const auto twins = std::ranges::count_if(all(place), [&](const KeptTensor* t) {
+    return !cache || (!t->rows.empty() && t->rows[0].request == node.request);
+  });
+  if (twins > 1) return {fmt::format("the tensor is there {} times", twins)};
+  if (found->dtype != dtype)
+    return {fmt::format("dtype {} was wanted, found {}", name_of(dtype), name_of(found->dtype))};
+  const Shape& shape = found->shape;
+  const bool other_data = !found->data.view().empty() && found->data.view().shape != shape;
+  if (shape.rank() == 0 || shape[0] != std::ssize(found->rows) || other_data)
+    return {fmt::format("shape {} does not fit its {} rows", shape.text(), found->rows.size())};
+
+  std::vector<Row> wanted = node.rows;
+  if (cache) {
+    wanted.clear();
+    for (int32_t p = 0; p < length_of(node.request); ++p) wanted.push_back({node.request, p});
+  }
+  std::vector<Row> got;
+  bool strangers = false;
+  for (const Row& row : found->rows) {
+    strangers = strangers || !lengths_.contains(row.request);
+    if (row.request == node.request && (cache || selection_.has(row))) got.push_back(row);
+  }
+  if (!strangers && got == wanted) return {};
+  return {
+      fmt::format("its rows are not those of the pass: {} rows of request {} were wanted, found "
+                  "{} of it, or others",
+                  wanted.size(), node.request, got.size()),
+      !strangers && got.size() < wanted.size()};
+}
+
+PickedRows::PickedRows(const KeptTensor* tensor, std::span<const Row> rows) {
+  if (!tensor || tensor->data.view().empty() || rows.empty()) return;
+  const TensorView& all = tensor->data;
+  const auto first = std::ranges::find(tensor->rows, rows[0]);
+  const auto count = static_cast<std::ptrdiff_t>(rows.size());
+  if (tensor->rows.end() - first >= count && std::equal(rows.begin(), rows.end(), first)) {
+    view_ = all.slice(first - tensor->rows.begin(), count);
+    return;
+  }
+  std::vector<int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());
+  extents[0] = count;
+  copy_ = Tensor(Shape(extents), all.dtype);
+  const auto bytes = static_cast<size_t>(all.row_size() * size_of(all.dtype));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = std::ranges::find(tensor->rows, rows[i]);
+    if (row == tensor->rows.end()) return;
+    const auto from = static_cast<size_t>(row - tensor->rows.begin());
+    std::memcpy(copy_.as<char>() + i * bytes, all.as<const char>() + from * bytes, bytes);
+  }
+  view_ = copy_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/memory.h"
+#include "probes/graph.h"
+#include "probes/recorder.h"
+#include "probes/selection.h"
+
+namespace lockstep {
+
+// The rows of one request among the rows of a place.
+struct NodeRows {
+  int32_t request = 0;
+  std::vector<Row> rows;        // expected, in the order of their positions
+  std::vector<int32_t> tokens;  // the ids that were fed there
+};
+
+// What keeps a tensor from being judged, in a sentence's words. Empty: nothing.
+struct Trouble {
+  std::string text;
+  bool absent = false;  // the tensor or some of its rows are not there
+};
+
+// What a pass should have shown and what it did, by place.
+class SeenPass {
+ public:
+  // Both are borrowed. Rows outside `selection` are not expected.
+  SeenPass(const Pass& pass, const Selection& selection);
+
+  const PassInfo& info() const { return pass_.info; }
+  // One entry per request that the place has rows of: all of the pass, or those with logits.
+  const std::vector<NodeRows>& nodes_of(const Point& point) const;
+  // Positions of the request up to the last one that the pass computes.
+  int64_t length_of(int32_t request) const { return lengths_.at(request); }
+
+  // The only tensor of that place (of attn.kv: of that request). Null when there is none.
+  const KeptTensor* tensor(const Place& place, int32_t request) const;
+  // Whether that tensor is there once, is of `dtype`, and has the rows of the pass.
+  Trouble trouble(const Place& place, DType dtype, const NodeRows& node) const;
+
+ private:
+  using Key = std::pair<int, int>;  // order of the point, layer
+  const std::vector<const KeptTensor*>& all(const Place& place) const;
+
+  const Pass& pass_;
+  const Selection& selection_;
+  std::vector<NodeRows> token_nodes_, logit_nodes_;
+  std::map<int32_t, int64_t> lengths_;
+  std::map<Key, std::vector<const KeptTensor*>> tensors_;
+};
+
+// Rows of a CPU tensor by name. Where they lie together nothing is copied.
+class PickedRows {
+ public:
+  // An empty view when the tensor is null, was kept without data, or lacks one of the rows.
+  PickedRows(const KeptTensor* tensor, std::span<const Row> rows);
+  const TensorView& view() const { return view_; }
+
+ private:
+  Tensor copy_;
+  TensorView view_;
+};
+
+}  // namespace lockstep

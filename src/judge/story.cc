@@ -1,0 +1,88 @@
+#include "src/judge/story.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#include "src/judge/ledger.h"
+
+namespace lockstep {
+namespace {
+
+int64_t count_of(const Result& result, Verdict verdict) {
+  return result.counts[static_cast<size_t>(verdict)];
+}
+
+std::string tokens_story(const Result& result) {
+  if (!result.logits) return "";
+  const LogitsSummary& logits = *result.logits;
+  const int64_t flips = logits.compared - logits.argmax_equal;
+  std::string text =
+      fmt::format("; smallest top-2 logit margin {:.3g} ulp", logits.least_margin_ulp);
+  if (flips == 0) return text + ", no token differs from the fp64 model's";
+  if (flips == logits.explained_flips)
+    return text +
+           fmt::format(", so {} of {} tokens differ as rounding allows", flips, logits.compared);
+  return text + fmt::format(", {} of {} tokens differ, {} by more than rounding explains", flips,
+                            logits.compared, flips - logits.explained_flips);
+}
+
+std::string diverged_story(const Result& result) {
+  const Finding& first = *result.first;
+  std::string text = fmt::format("{} {}: {}", text_of(first.place),
+                                 first.verdict == Verdict::introduced
+                                     ? "introduces the first error"
+                                     : fmt::format("is the first {} node", name_of(first.verdict)),
+                                 text_of(first));
+  if (const size_t more = result.findings.size() - 1; more > 0)
+    text += fmt::format("; {} more finding{}", more, more > 1 ? "s" : "");
+  if (const int64_t passed_on = count_of(result, Verdict::propagated); passed_on > 0)
+    text += fmt::format("; {} nodes after it only pass an error on", passed_on);
+  return text;
+}
+
+std::string inconclusive_story(const Result& result, bool complete, const std::string& reason) {
+  if (result.expected == 0)
+    return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
+           "passes";
+  if (result.judged == 0)
+    return fmt::format("Nothing was judged: 0 of {} nodes could be{}", result.expected,
+                       reason.empty() ? "" : ", because " + reason);
+  if (result.judged < result.expected)
+    return fmt::format("No bug among {} of {} nodes; the others could not be judged: {}",
+                       result.judged, result.expected, reason);
+  return fmt::format("No bug among {} nodes, but the trace {}", result.judged,
+                     complete ? "is damaged" : "lacks a part of its run");
+}
+
+}  // namespace
+
+std::string text_of(const Finding& f) {
+  std::string text = fmt::format("request {}, position {}", f.request, f.position);
+  if (!f.index.empty()) text += fmt::format(", index [{}]", fmt::join(f.index, ", "));
+  if (f.index.size() > 1 || !f.statistic.empty())
+    text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
+  if (!f.statistic.empty() && std::isfinite(f.budgets))
+    text += fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic);
+  if (!f.rule.empty()) text += "; " + f.rule;
+  return text;
+}
+
+void tell(Result& result, bool complete, const std::string& reason) {
+  if (result.judged > 0 && !result.findings.empty()) {
+    result.verdict = "diverged";
+    result.story = diverged_story(result);
+    return;
+  }
+  if (result.judged == 0 || result.judged < result.expected || !complete) {
+    result.verdict = "inconclusive";
+    result.story = inconclusive_story(result, complete, reason);
+    return;
+  }
+  result.verdict = "clean";
+  result.story = fmt::format("No bug: {} of {} nodes within rounding{}", result.judged,
+                             result.expected, tokens_story(result));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "src/judge/verdict.h"
+
+namespace lockstep {
+
+// Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
+// complete: the trace holds every pass of its run. reason: why nodes are inconclusive; may be
+// empty.
+void tell(Result& result, bool complete, const std::string& reason);
+
+// A finding in words: place, request, position, what was wanted and found.
+std::string text_of(const Finding& finding);
+
+}  // namespace lockstep
