@@ -2,8 +2,8 @@
 //
 // To add one: add a row here, then write `probe(point("name"), layer, tensor)` where the tensor
 // exists in src/model and in reference/, and say in reference/oracle.cc what it should be if its
-// `op` is a new one. tests/probes/points_test.cc names any point that one of the two models does not
-// emit.
+// `op` is a new one. tests/probes/points_test.cc names any point that one of the two models does
+// not emit.
 #pragma once
 
 #include <array>
@@ -107,6 +107,8 @@ consteval const Point& point(std::string_view name) {
 const Point* find_point(std::string_view name);
 
 // Place in graph order, and index into kPoints.
-inline int order_of(const Point& p) { return static_cast<int>(find_point(p.name) - kPoints.data()); }
+inline int order_of(const Point& p) {
+  return static_cast<int>(find_point(p.name) - kPoints.data());
+}
 
 }  // namespace lockstep

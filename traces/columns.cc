@@ -7,6 +7,7 @@
 namespace lockstep {
 namespace {
 
+// Column by column in the order of columns.h; digest_at reads the same back.
 void append_digest(const Digest& digest, Columns::Index& index) {
   index.xxh3.push_back(digest.hash);
   index.n.push_back(digest.count);
@@ -95,6 +96,7 @@ KeptTensor tensor_at(const Columns::Index& index, size_t i) {
   return tensor;
 }
 
+// Everything that pass_at indexes by is checked first: a file is not trusted to be ours.
 void check_edges(const std::string& file, const char* name, const std::vector<int64_t>& edges,
                  size_t parts, size_t flat) {
   check(
@@ -203,6 +205,7 @@ Pass Columns::pass_at(size_t i) const {
        ++j)
     out.tensors.push_back(tensor_at(index, j));
   const int64_t rows = std::ssize(logits.request);
+  // ids and values are rectangles: every row of logits has the same vocabulary.
   const int64_t k = rows == 0 ? 0 : std::ssize(logits.ids) / rows;
   for (int64_t j = logits.edges[i]; j < logits.edges[i + 1]; ++j) {
     const auto at = static_cast<size_t>(j);

@@ -121,6 +121,7 @@ Id opened(hid_t file, const std::string& object) {
   return Id(H5Oopen(file, object.c_str(), H5P_DEFAULT));
 }
 
+// Attributes are made, never replaced: a name that is there already is trouble.
 bool set_attribute(hid_t file, const std::string& object, const char* name, hid_t type, hid_t space,
                    const void* value) {
   const Id owner = opened(file, object);
@@ -151,6 +152,7 @@ Hdf5File Hdf5File::create(const std::string& path) {
   prepare_library();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
+  // Closing the file closes what is open in it, or a failed write would keep it open.
   H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
   // Columns never fill the gaps between tensors, where the seal would not cover them.
   H5Pset_small_data_block_size(access, 0);
@@ -193,6 +195,7 @@ void Hdf5File::seal_from_here() {
 }
 
 void Hdf5File::close() {
+  // Flushed first: of a close that fails, HDF5 does not tell the cause.
   if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0) trouble("cannot be written");
   if (H5Fclose(std::exchange(id_, -1)) < 0) trouble("cannot be closed");
   write_seal(path_, seal_from_);
@@ -340,6 +343,7 @@ void Hdf5File::attach_scale(const std::string& dataset, unsigned axis, const std
   if (H5DSattach_scale(of, with, axis) < 0) trouble(dataset + " cannot get the scale " + scale);
 }
 
+// The types that traces use; another one is a row here and in type_of.
 template void Hdf5File::write(const std::string&, const std::vector<int32_t>&,
                               std::vector<int64_t>);
 template void Hdf5File::write(const std::string&, const std::vector<int64_t>&,

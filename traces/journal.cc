@@ -69,6 +69,7 @@ ordered_json pass_object(const Pass& pass) {
           {"logits", logits}};
 }
 
+// The inverse of pass_object; what is missing or of another type throws JSON's own exception.
 Pass pass_from(const json& object) {
   Pass pass;
   pass.info.pass = object.at("pass");
@@ -184,6 +185,7 @@ Journal read_journal(const std::string& path) {
   try {
     while (std::getline(text, line)) {
       ++number;
+      // A line without its line break was cut, even where what is left of it is JSON.
       check(!text.eof(), "it has no end");
       const json object = json::parse(line);
       const auto kind = object.at("kind").get<std::string>();

@@ -11,6 +11,7 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+// In the order of the enumerations in trace.h.
 constexpr std::array<const char*, 4> kKeeps = {"off", "digest", "flagged", "full"};
 constexpr std::array<const char*, 3> kSchemas = {"fused", "hf", "eager"};
 

@@ -33,6 +33,7 @@ class SavedTrace final : public TraceReader {
 
   void problem(std::string sentence) { problems_.push_back(std::move(sentence)); }
 
+  // A number that is here already is not replaced: the first that was closed counts.
   void add(SegmentReader segment) {
     const SegmentReader& kept = segments_.emplace_back(std::move(segment));
     for (size_t i = 0; i < kept.columns().passes(); ++i)
@@ -150,6 +151,7 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
   const SavedManifest saved = manifest_from(read_file(file), file);
   auto trace = std::make_unique<SavedTrace>(saved.manifest, path);
   add_segments(path, *trace);
+  // The journal is large: it is read only when something is missing.
   if (!saved.ended() || !trace->complete() || trace->passes() != saved.passes)
     add_journal(path + "/journal.jsonl", *trace);
   check_whole(saved, path, *trace);

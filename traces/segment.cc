@@ -16,6 +16,7 @@ void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
   edges.push_back(std::ssize(flat));
 }
 
+// Requests are few and known late: their columns are made when a file ends.
 struct RequestColumns {
   std::vector<int32_t> id, prompt, forced, tokens, argmax;
   std::vector<int64_t> prompt_edges{0}, forced_edges{0}, tokens_edges{0}, argmax_edges{0};
@@ -75,6 +76,7 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
   return requests;
 }
 
+// Columns of one length share the scale seq, so that viewers draw them against each other.
 void write_columns(const Columns& columns, Hdf5File& file) {
   visit_columns(columns, [&](const std::string& path, const auto& column, Per per) {
     std::vector<int64_t> dims = {std::ssize(column)};
@@ -135,6 +137,7 @@ void SegmentWriter::add(const Pass& pass) {
 
 void SegmentWriter::finish(const Manifest& manifest) {
   // Tensors are checked one by one as they are read; the rest is small and checked as a whole.
+  // Their attributes are texts, which HDF5 keeps in a heap: they too must come after this.
   file_.seal_from_here();
   const Columns::Index& index = columns_.index;
   for (size_t i = 0; i < index.seq.size(); ++i) {

@@ -1,4 +1,4 @@
-"""A trace opens in h5py: 16-bit floats are floats, columns are columns, attributes say what is what.
+"""A trace opens in h5py: 16-bit floats are floats, columns are columns, attributes are texts.
 
 python h5py_test.py WRITE_TRACE, the program that writes the trace which is read here.
 """
