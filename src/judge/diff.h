@@ -1,0 +1,64 @@
+// Two traces against each other, without a checkpoint: what differs in structure, in bits, and by
+// how much.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "probes/graph.h"
+#include "probes/selection.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+struct DiffOptions {
+  Selection selection;  // nodes outside are not compared
+};
+
+// A node of `a` and how far `b` is from it.
+struct DiffNode {
+  Place place;
+  int32_t pass = 0;  // of a
+  int32_t request = 0;
+  int32_t position = 0;   // the first row that differs
+  double relative = 0;    // rms of the difference / rms of a; a lower bound from digests
+  double limit = 0;       // what noise explains: kDiffGrowth times the inputs', and own noise
+  bool measured = false;  // by the numbers themselves
+};
+
+// All rows of one place that both traces have.
+struct DiffPlace {
+  Place place;
+  int64_t rows = 0, equal = 0;         // of equal bits
+  int64_t measured = 0;                // elements compared as numbers
+  double difference_rms = 0, rms = 0;  // over those; rms of a
+  double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
+};
+
+struct DiffResult {
+  std::string verdict;  // "identical" "noise" "different" "inconclusive"
+  std::string story;    // one sentence
+  int64_t rows = 0, equal = 0;
+  int64_t only_a = 0, only_b = 0;      // rows that the other trace lacks
+  int64_t unmeasured = 0;              // rows of other bits whose numbers were not kept
+  std::optional<DiffNode> first_bits;  // first node in graph order with other bits
+  std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
+  std::vector<DiffPlace> places;
+  std::vector<std::string> structure;  // what makes the two no runs of the same thing, in sentences
+};
+
+// Noise is judged without an oracle: an op passes on its inputs' relative difference at most
+// kDiffGrowth-fold and adds some roundings of its own. That is a screen: it names a suspect, and
+// only a judgement against the oracle tells which of the two is wrong.
+inline constexpr double kDiffGrowth = 8;
+
+// Rows are compared by (request, position, layer, point), so that another chunking or batching
+// makes no difference. A request is followed until the two were fed different tokens. Throws Error
+// when a trace cannot be read.
+DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
+
+// 0 identical or noise, 1 different, 2 inconclusive.
+int exit_status(const DiffResult& result);
+
+}  // namespace lockstep
