@@ -24,16 +24,17 @@ std::string table_text(const Table& table);
 std::string table_json(const Table& table);
 std::string table_csv(const Table& table);
 
-// The formats. To add one: its name, and how it writes a judgement and a table.
+// The formats. To add one: its name, and how it writes a judgement, a difference and a table.
 struct Format {
   const char* name;
   std::string (*of_result)(const Result&);
+  std::string (*of_diff)(const DiffResult&);
   std::string (*of_table)(const Table&);
 };
 constexpr Format kFormats[] = {
-    {"table", report_table, table_text},
-    {"json", report_json, table_json},
-    {"csv", report_csv, table_csv},
+    {"table", report_table, report_table, table_text},
+    {"json", report_json, report_json, table_json},
+    {"csv", report_csv, report_csv, table_csv},
 };
 
 const Format& format_of(const std::string& name) {
@@ -142,6 +143,11 @@ void put_result(const Result& result, const ReportOptions& options) {
   // The file first: a reader of stdout that goes away must not take the file with it.
   if (!options.json.empty()) write_file(options.json, report_json(result));
   print(format_of(options.format).of_result(result));
+}
+
+void put_result(const DiffResult& result, const ReportOptions& options) {
+  if (!options.json.empty()) write_file(options.json, report_json(result));
+  print(format_of(options.format).of_diff(result));
 }
 
 std::string text_of(const Table& table, const std::string& format) {

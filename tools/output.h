@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "src/judge/diff.h"
 #include "src/judge/verdict.h"
 #include "tools/options.h"
 
@@ -20,8 +21,9 @@ void write_file(const std::string& path, const std::string& text);
 // Names for --format.
 std::vector<std::string> format_names();
 
-// Prints a judgement as --format says and writes --json.
+// Prints a judgement, or a difference of two traces, as --format says and writes --json.
 void put_result(const Result& result, const ReportOptions& options);
+void put_result(const DiffResult& result, const ReportOptions& options);
 
 // A result that is a table: columns by name, cells as text or numbers.
 using Cell = std::variant<std::string, int64_t, double>;
