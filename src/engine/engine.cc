@@ -57,17 +57,29 @@ int32_t Engine::submit(Request request) {
       check(token >= 0 && token < model_.config().vocab,
             "request {} has token {}, but the model's vocabulary is 0..{}", id, token,
             model_.config().vocab - 1);
-  Sequence sequence{.id = id, .request = std::move(request)};
+  check_sampling(request.sampling, fmt::format("request {}", id));
+  check(request.samples >= 1, "request {} asks for {} samples: ask for at least 1", id,
+        request.samples);
+  check(request.samples == 1 || request.forced.empty(),
+        "request {} asks for {} samples of tokens that are forced: leave out one of both", id,
+        request.samples);
+  check(request.stop.empty() || options_.text_of,
+        "request {} has stop texts, but the checkpoint has no tokenizer: give token ids that end "
+        "it instead",
+        id);
+  Sequence sequence{.id = id, .asked = id, .request = std::move(request)};
   sequence.tokens = sequence.request.prompt;
   scheduler_.add(sequences_.emplace_back(std::move(sequence)));
   return id;
 }
 
 int32_t Engine::fork(int32_t parent, int64_t max_new) {
-  Sequence child{.id = requests(), .request = sequence(parent).request};
-  child.request.prompt = sequence(parent).tokens;
+  const Sequence& from = sequence(parent);
+  Sequence child{.id = requests(), .asked = from.asked, .request = from.request};
+  child.sample = static_cast<int32_t>(std::ranges::count(sequences_, from.asked, &Sequence::asked));
+  child.request.prompt = from.tokens;
   child.request.max_new = max_new;
-  scheduler_.fork(sequence(parent), sequences_.emplace_back(std::move(child)));
+  scheduler_.fork(from, sequences_.emplace_back(std::move(child)));
   return requests() - 1;
 }
 
@@ -79,7 +91,7 @@ bool Engine::step(Probe& probe) {
   Batch batch = make_batch(describe(plan.shares), tables_);
   if (before_pass_) before_pass_(batch);
   const Forward forward = model_.forward(batch, caches_, probe);
-  advance(plan.shares, forward.tokens);
+  advance(plan.shares, forward);
   return true;
 }
 
@@ -130,26 +142,58 @@ PassInfo Engine::describe(const std::vector<Share>& shares) {
   return info;
 }
 
-void Engine::advance(const std::vector<Share>& shares, const TensorView& chosen) {
-  int64_t next = 0;  // rows of `chosen` are the shares that reach the end of their tokens
+void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
+  int64_t row = 0;  // of the logits: the shares that reach the end of their tokens
   for (const Share& share : shares) {
     Sequence& s = *share.sequence;
     s.computed += share.tokens;
     scheduler_.computed(s);
     if (s.computed < s.length()) continue;
-    const int32_t token = chosen.as<int32_t>()[next++];
-    const auto made = s.argmax.size();
-    s.argmax.push_back(token);
-    const bool forced = made < s.request.forced.size();
-    s.tokens.push_back(forced ? s.request.forced[made] : token);
-    const bool ended = s.request.forced.empty() && std::ranges::count(s.request.eos, token) > 0;
-    if (ended || std::ssize(s.argmax) == s.request.choices()) scheduler_.end(s);
+    // The samples part before the first choice, so that they share all of the prompt's pages.
+    std::vector<Sequence*> choosing = {&s};
+    if (s.argmax.empty() && s.sample == 0)
+      for (int32_t i = 1; i < s.request.samples; ++i)
+        choosing.push_back(&sequences_[static_cast<size_t>(fork(s.id, s.request.max_new))]);
+    for (Sequence* sequence : choosing) choose_next(*sequence, forward, row);
+    ++row;
   }
+}
+
+void Engine::choose_next(Sequence& s, const Forward& forward, int64_t row) {
+  const auto made = s.argmax.size();
+  const Sampling& sampling = s.request.sampling;
+  const TensorView logits = forward.logits.slice(row, 1);
+  int32_t token = forward.tokens.as<int32_t>()[row];
+  s.argmax.push_back(token);
+  if (made < s.request.forced.size())
+    token = s.request.forced[made];
+  else if (!sampling.argmax())
+    token = choose(logits, sampling, s.tokens, {made, static_cast<uint32_t>(s.sample)});
+  if (sampling.logprobs > 0) s.logprobs.push_back(logprobs_of(logits, token, sampling.logprobs));
+  s.tokens.push_back(token);
+  s.ending = ending_of(s);
+  if (s.ending != Ending::none) scheduler_.end(s);
+}
+
+Ending Engine::ending_of(const Sequence& s) const {
+  if (s.request.forced.empty()) {
+    if (std::ranges::count(s.request.eos, s.tokens.back()) > 0) return Ending::eos;
+    if (!s.request.stop.empty()) {
+      const std::string text =
+          options_.text_of(std::span(s.tokens).subspan(s.request.prompt.size()));
+      const auto in_text = [&](const std::string& stop) {
+        return text.find(stop) != std::string::npos;
+      };
+      if (std::ranges::any_of(s.request.stop, in_text)) return Ending::stop;
+    }
+  }
+  return std::ssize(s.argmax) == s.request.choices() ? Ending::length : Ending::none;
 }
 
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
-  for (const Request& r : requests) pages += (r.most_positions() + page_size - 1) / page_size;
+  for (const Request& r : requests)
+    pages += r.samples * ((r.most_positions() + page_size - 1) / page_size);
   return pages + std::max<int64_t>(4, pages / 8);
 }
 

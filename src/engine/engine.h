@@ -4,6 +4,8 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/thread_pool.h"
@@ -27,9 +29,11 @@ struct EngineOptions {
   // What a page is filled with when it is handed out: whoever reads a slot that nobody wrote shows
   // it.
   float poison = std::numeric_limits<float>::quiet_NaN();
+  // The text of tokens, in which the requests' stop texts are sought; only those need it.
+  std::function<std::string(std::span<const int32_t>)> text_of;
 };
 
-// Serves many requests at once over one pool of K/V pages: continuous batching, greedy choice.
+// Serves many requests at once over one pool of K/V pages by continuous batching.
 class Engine {
  public:
   // before_pass sees (and, for seeded faults, changes) the arguments of every pass.
@@ -39,8 +43,9 @@ class Engine {
   Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options,
          PassHook before_pass = {});
 
-  // Queues a request and returns its id: 0, 1, ... Throws Error when the prompt is empty, a token
-  // is outside the vocabulary, or the request can never fit.
+  // Queues a request and returns its id: 0, 1, ... Once its prompt is computed, its further samples
+  // are forked off under new ids. Throws Error when the prompt is empty, a token is outside the
+  // vocabulary, a number of its sampling is out of range, or the request can never fit.
   int32_t submit(Request request);
 
   // A second request that goes on from where `parent` stands, sharing its pages, and has `max_new`
@@ -58,7 +63,9 @@ class Engine {
  private:
   void prepare_cache(const Plan& plan);
   PassInfo describe(const std::vector<Share>& shares);
-  void advance(const std::vector<Share>& shares, const TensorView& chosen);
+  void advance(const std::vector<Share>& shares, const Forward& forward);
+  void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
+  Ending ending_of(const Sequence& sequence) const;
 
   ThreadPool threads_;
   EngineOptions options_;

@@ -108,6 +108,8 @@ bool Scheduler::make_room(Sequence& sequence, int64_t pages, Plan& plan) {
 
 void Scheduler::serve_running(int64_t& left, Plan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
+    // Forks run from the start, and may be more than a batch takes: the later ones wait.
+    if (options_.max_batch > 0 && std::ssize(plan.shares) >= options_.max_batch) return;
     Sequence& sequence = *running_[i];
     if (i > 0 && by_chance(10)) {
       preempt(sequence, plan);
