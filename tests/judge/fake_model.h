@@ -1,0 +1,405 @@
+// A small model in plain fp64 loops: the oracle that the judge is tested with, and passes whose
+// every tensor is that oracle's answer, rounded, until a test spoils it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/check.h"
+#include "src/judge/oracle.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+inline constexpr int64_t kHidden = 32, kHeads = 4, kKvHeads = 2, kDim = 8, kInner = 48, kVocab = 40;
+
+inline Tensor rounded_tensor(std::span<const double> values, const Shape& shape, DType dtype) {
+  Tensor tensor(shape, dtype);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double x = is_float(dtype) ? round_to(values[i], dtype) : values[i];
+    if (dtype == DType::f64) tensor.as<double>()[i] = x;
+    if (dtype == DType::f32) tensor.as<float>()[i] = static_cast<float>(x);
+    if (dtype == DType::f16) tensor.as<Float16>()[i] = from_float<Float16>(static_cast<float>(x));
+    if (dtype == DType::bf16)
+      tensor.as<BFloat16>()[i] = from_float<BFloat16>(static_cast<float>(x));
+    if (dtype == DType::i32) tensor.as<int32_t>()[i] = static_cast<int32_t>(x);
+  }
+  return tensor;
+}
+
+inline std::vector<double> values_of(const TensorView& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.count()));
+  widen(tensor, 0, values);
+  return values;
+}
+
+class FakeOracle : public Oracle {
+ public:
+  Graph graph() const override { return {2, true}; }
+
+  Exact evaluate(const OracleCall& call) override {
+    ++calls;
+    largest_call = std::max(largest_call, call.rows.size());
+    switch (call.place.point->op) {
+      case OpKind::gather:
+        return gather(call);
+      case OpKind::norm:
+        return norm(call);
+      case OpKind::linear:
+        return linear(call);
+      case OpKind::rope:
+        return rope(call);
+      case OpKind::attention:
+        return attention(call);
+      case OpKind::silu_mul:
+        return silu_mul(call);
+      case OpKind::add:
+        return add(call);
+      default:
+        fail("the oracle was asked for an op that copies");
+    }
+  }
+
+  int calls = 0;
+  size_t largest_call = 0;  // rows
+
+ private:
+  // Weight number i of a place: fixed, of either sign, in bf16 so that every dtype holds it.
+  static double weight(const Place& place, size_t i, double scale) {
+    std::minstd_rand random(static_cast<unsigned>(
+        1 + order_of(*place.point) * 1009 + (place.layer + 1) * 104729 + static_cast<int>(i) * 31));
+    random.discard(3);
+    const double unit = static_cast<double>(random()) / static_cast<double>(random.max());
+    return round_to((2 * unit - 1) * scale, DType::bf16);
+  }
+
+  static Exact gather(const OracleCall& call) {
+    Exact e{.shape = {std::ssize(call.rows), kHidden}};
+    for (int32_t token : call.tokens)
+      for (size_t i = 0; i < kHidden; ++i)
+        e.want.push_back(weight(call.place, static_cast<size_t>(token) * kHidden + i, 1));
+    return e;
+  }
+
+  static Exact norm(const OracleCall& call) {
+    const std::vector<double> x = values_of(call.inputs.at(0));
+    const auto width = static_cast<size_t>(call.inputs[0].shape.last());
+    Exact e{.shape = call.inputs[0].shape, .want = x, .terms = static_cast<int64_t>(width)};
+    for (size_t row = 0; row < x.size(); row += width) {
+      double sum = 0;
+      for (size_t i = 0; i < width; ++i) sum += x[row + i] * x[row + i];
+      const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + 1e-6);
+      for (size_t i = 0; i < width; ++i)
+        e.want[row + i] = x[row + i] * scale * (1 + weight(call.place, i, 0.25));
+    }
+    return e;
+  }
+
+  static Shape row_shape(const Point& p) {
+    if (p == point("attn.q")) return {kHeads, kDim};
+    if (p == point("attn.k") || p == point("attn.v")) return {kKvHeads, kDim};
+    if (p == point("mlp.gate") || p == point("mlp.up")) return {kInner};
+    return {p == point("logits") ? kVocab : kHidden};
+  }
+
+  static Exact linear(const OracleCall& call) {
+    const std::vector<double> x = values_of(call.inputs.at(0));
+    const auto k = static_cast<size_t>(call.inputs[0].row_size());
+    const Shape row = row_shape(*call.place.point);
+    const auto n = static_cast<size_t>(row.count());
+    std::vector<int64_t> extents{std::ssize(call.rows)};
+    extents.insert(extents.end(), row.extents().begin(), row.extents().end());
+    Exact e{.shape = Shape(extents), .terms = static_cast<int64_t>(k)};
+    std::vector<double> w(n * k);
+    for (size_t i = 0; i < w.size(); ++i) w[i] = weight(call.place, i, 0.5);
+    for (size_t t = 0; t < call.rows.size(); ++t)
+      for (size_t j = 0; j < n; ++j) {
+        double sum = 0, size = 0;
+        for (size_t i = 0; i < k; ++i) {
+          sum += x[t * k + i] * w[j * k + i];
+          size += std::fabs(x[t * k + i] * w[j * k + i]);
+        }
+        e.want.push_back(sum);
+        e.magnitude.push_back(size);
+      }
+    return e;
+  }
+
+  static Exact rope(const OracleCall& call) {
+    const std::vector<double> x = values_of(call.inputs.at(0));
+    Exact e{.shape = call.inputs[0].shape, .want = x, .magnitude = x, .angle = x, .x1c_x2s = x};
+    const auto heads = static_cast<size_t>(e.shape[1]);
+    const size_t half = kDim / 2;
+    for (size_t t = 0; t < call.rows.size(); ++t)
+      for (size_t h = 0; h < heads; ++h)
+        for (size_t i = 0; i < kDim; ++i) {
+          const size_t at = (t * heads + h) * kDim, j = i % half;
+          const double angle =
+              call.rows[t].position * std::pow(100.0, -static_cast<double>(j) / half);
+          // The tables are fp32 data.
+          const double c = round_to(std::cos(angle), DType::f32);
+          const double s = round_to(std::sin(angle), DType::f32);
+          const double other = i < half ? -x[at + i + half] : x[at + i - half];
+          e.want[at + i] = x[at + i] * c + other * s;
+          e.magnitude[at + i] = std::fabs(x[at + i]) + std::fabs(other);
+          e.angle[at + i] = angle;
+          e.x1c_x2s[at + i] = std::hypot(x[at + i] * c, other * s);
+        }
+    return e;
+  }
+
+  static Exact attention(const OracleCall& call) {
+    const std::vector<double> q = values_of(call.inputs.at(0)), k = values_of(call.keys_values.k),
+                              v = values_of(call.keys_values.v);
+    Exact e{.shape = call.inputs[0].shape};
+    for (size_t t = 0; t < call.rows.size(); ++t) {
+      const auto keys = static_cast<size_t>(call.rows[t].position) + 1;
+      check(static_cast<int64_t>(keys) <= call.keys_values.k.rows(), "too few keys for a test");
+      e.row_terms.push_back(static_cast<double>(keys));
+      for (size_t h = 0; h < kHeads; ++h) head(e, q, k, v, (t * kHeads + h) * kDim, h / 2, keys);
+    }
+    return e;
+  }
+
+  static void head(Exact& e, const std::vector<double>& q, const std::vector<double>& k,
+                   const std::vector<double>& v, size_t at, size_t kv_head, size_t keys) {
+    const double scale = 1 / std::sqrt(static_cast<double>(kDim));
+    std::vector<double> p(keys);
+    double total = 0, score = 0;
+    for (size_t j = 0; j < keys; ++j) {
+      double dot = 0, size = 0;
+      for (size_t i = 0; i < kDim; ++i) {
+        const double product = q[at + i] * k[(j * kKvHeads + kv_head) * kDim + i];
+        dot += product;
+        size += std::fabs(product);
+      }
+      score = std::max(score, scale * size);
+      total += p[j] = std::exp(scale * dot);
+    }
+    e.score.push_back(score);
+    for (size_t i = 0; i < kDim; ++i) {
+      const auto value = [&](size_t j) { return v[(j * kKvHeads + kv_head) * kDim + i]; };
+      double o = 0, size = 0, spread = 0;
+      for (size_t j = 0; j < keys; ++j) o += p[j] / total * value(j);
+      for (size_t j = 0; j < keys; ++j) {
+        size += p[j] / total * std::fabs(value(j));
+        spread += p[j] / total * std::fabs(value(j) - o);
+      }
+      e.want.push_back(o);
+      e.magnitude.push_back(size);
+      e.spread.push_back(spread);
+    }
+  }
+
+  static Exact silu_mul(const OracleCall& call) {
+    const std::vector<double> up = values_of(call.inputs.at(1));
+    Exact e{.shape = call.inputs[0].shape, .want = values_of(call.inputs[0])};
+    for (size_t i = 0; i < up.size(); ++i) e.want[i] *= up[i] / (1 + std::exp(-e.want[i]));
+    return e;
+  }
+
+  static Exact add(const OracleCall& call) {
+    const std::vector<double> b = values_of(call.inputs.at(1));
+    Exact e{.shape = call.inputs[0].shape, .want = values_of(call.inputs[0])};
+    for (size_t i = 0; i < b.size(); ++i) e.want[i] += b[i];
+    return e;
+  }
+};
+
+// What a test does to the tensor of a node before anyone sees it: [rows of the pass, ...].
+using Spoil = std::function<void(const Place&, const PassInfo&, std::vector<double>&)>;
+
+// The model made of the oracle: every op's exact result on what came before, rounded to `dtype`.
+class FakeModel : public ReferenceModel {
+ public:
+  explicit FakeModel(DType dtype, Spoil spoil = {}) : dtype_(dtype), spoil_(std::move(spoil)) {}
+
+  void run(const PassInfo& pass, Probe& probe) override {
+    probe.begin(pass);
+    std::map<std::pair<int, int>, Tensor> made;
+    const auto key = [](const Place& p) { return std::pair(order_of(*p.point), p.layer); };
+    std::vector<Row> rows;
+    std::vector<int32_t> tokens;
+    for (const PassRow& r : pass.rows) rows.push_back(r.row), tokens.push_back(r.token);
+    for (const Place& place : places_of(oracle_.graph())) {
+      const Point& p = *place.point;
+      std::vector<Tensor> inputs;
+      for (const Place& input : inputs_of(oracle_.graph(), place))
+        if (input.point->op != OpKind::cache) inputs.push_back(made.at(key(input)));
+      if (p.op == OpKind::cache) {
+        show_cache(place, inputs[0], inputs[1], rows, probe);
+        continue;
+      }
+      std::vector<Row> own = rows;
+      if (p == point("logits")) {
+        own = logit_rows(pass, rows);
+        inputs[0] = picked(inputs[0], pass.logit_rows);
+      }
+      if (p == point("logits") && own.empty()) break;
+      if (p.op == OpKind::argmax) {
+        made[key(place)] = argmax(inputs[0]);
+        probe.logits(p, made[key(place)]);
+        continue;
+      }
+      std::vector<double> values;
+      Shape shape;
+      evaluate(place, inputs, own, tokens, values, shape);
+      if (spoil_) spoil_(place, pass, values);
+      Tensor& tensor = made[key(place)] = rounded_tensor(values, shape, dtype_);
+      if (p == point("logits"))
+        probe.logits(p, tensor);
+      else
+        probe(p, place.layer, tensor);
+    }
+    probe.end();
+  }
+
+  // What lies in the cache, for tests that put something else there: [position][2 halves].
+  using Lane = std::vector<std::array<std::vector<double>, 2>>;
+  Lane& lane(int layer, int32_t request) { return cache_[{layer, request}]; }
+  // Called after the pass's K and V are written and before they are read.
+  std::function<void(FakeModel&, int layer)> before_reading;
+
+ private:
+  static std::vector<Row> logit_rows(const PassInfo& pass, const std::vector<Row>& rows) {
+    std::vector<Row> own;
+    for (int32_t i : pass.logit_rows) own.push_back(rows[static_cast<size_t>(i)]);
+    return own;
+  }
+  Tensor picked(const TensorView& from, const std::vector<int32_t>& rows) const {
+    std::vector<double> values;
+    for (int32_t i : rows) {
+      const std::vector<double> row = values_of(from.slice(i, 1));
+      values.insert(values.end(), row.begin(), row.end());
+    }
+    return rounded_tensor(values, {std::ssize(rows), from.shape[1]}, dtype_);
+  }
+  static Tensor argmax(const TensorView& logits) {
+    std::vector<double> best;
+    for (int64_t i = 0; i < logits.rows(); ++i) {
+      const std::vector<double> row = values_of(logits.slice(i, 1));
+      best.push_back(static_cast<double>(std::ranges::max_element(row) - row.begin()));
+    }
+    return rounded_tensor(best, {logits.rows()}, DType::i32);
+  }
+
+  void evaluate(const Place& place, const std::vector<Tensor>& inputs, const std::vector<Row>& rows,
+                const std::vector<int32_t>& tokens, std::vector<double>& values, Shape& shape) {
+    OracleCall call{.place = place, .dtype = dtype_, .rows = rows, .tokens = tokens};
+    for (const Tensor& input : inputs) call.inputs.push_back(input);
+    if (place.point->op != OpKind::attention) {
+      const Exact e = oracle_.evaluate(call);
+      values = e.want, shape = e.shape;
+      return;
+    }
+    shape = inputs[0].view().shape;
+    for (size_t first = 0; first < rows.size();) {
+      size_t last = first;
+      while (last < rows.size() && rows[last].request == rows[first].request) ++last;
+      const auto count = static_cast<int64_t>(last - first);
+      const Lane& kv = lane(place.layer, rows[first].request);
+      const Tensor k = half(kv, 0), v = half(kv, 1);
+      call.rows = std::span(rows).subspan(first, last - first);
+      call.inputs = {inputs[0].view().slice(static_cast<int64_t>(first), count)};
+      call.keys_values = {k, v};
+      const Exact e = oracle_.evaluate(call);
+      values.insert(values.end(), e.want.begin(), e.want.end());
+      first = last;
+    }
+  }
+
+  Tensor half(const Lane& kv, size_t which) const {
+    std::vector<double> values;
+    for (const auto& row : kv) values.insert(values.end(), row[which].begin(), row[which].end());
+    return rounded_tensor(values, {std::ssize(kv), kKvHeads, kDim}, dtype_);
+  }
+
+  void show_cache(const Place& place, const TensorView& k, const TensorView& v,
+                  const std::vector<Row>& rows, Probe& probe) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Lane& kv = lane(place.layer, rows[i].request);
+      kv.resize(static_cast<size_t>(rows[i].position) + 1);
+      kv.back() = {values_of(k.slice(static_cast<int64_t>(i), 1)),
+                   values_of(v.slice(static_cast<int64_t>(i), 1))};
+    }
+    if (before_reading) before_reading(*this, place.layer);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i + 1 < rows.size() && rows[i + 1].request == rows[i].request) continue;
+      std::vector<double> values;
+      std::vector<Row> positions;
+      const Lane& kv = lane(place.layer, rows[i].request);
+      for (const auto& row : kv) {
+        positions.push_back({rows[i].request, static_cast<int32_t>(positions.size())});
+        for (const auto& part : row) values.insert(values.end(), part.begin(), part.end());
+      }
+      const Shape shape{std::ssize(kv), 2, kKvHeads, kDim};
+      probe(*place.point, place.layer, positions, rounded_tensor(values, shape, dtype_));
+    }
+  }
+
+  FakeOracle oracle_;
+  DType dtype_;
+  Spoil spoil_;
+  std::map<std::pair<int, int32_t>, Lane> cache_;
+};
+
+inline Pass pass_of(ReferenceModel& model, const PassInfo& info) {
+  Pass pass;
+  Recorder recorder({}, true, [&](Pass seen) { pass = std::move(seen); });
+  Probe probe(&recorder);
+  model.run(info, probe);
+  check(probe.failure().empty(), "{}", probe.failure());
+  return pass;
+}
+
+// Two requests: a prompt each, then `steps` tokens that the model chooses.
+struct FakeRun {
+  Manifest manifest{.provenance = {{"page_size", "4"}}, .graph = {2, true}};
+  std::vector<Pass> passes;
+  std::vector<RequestInfo> requests;
+};
+
+inline FakeRun fake_run(ReferenceModel& model, DType dtype, int steps = 2,
+                        std::vector<int> prompts = {13, 9}) {
+  FakeRun run;
+  run.manifest.dtype = dtype;
+  PassInfo info;
+  for (int32_t r = 0; r < std::ssize(prompts); ++r) {
+    RequestInfo request{.id = r};
+    for (int32_t p = 0; p < prompts[static_cast<size_t>(r)]; ++p)
+      request.prompt.push_back((p * 7 + r * 11 + 3) % static_cast<int32_t>(kVocab));
+    run.requests.push_back(request);
+  }
+  for (int step = 0; step <= steps; ++step) {
+    info = {.pass = step};
+    for (RequestInfo& request : run.requests) {
+      const auto length = static_cast<int32_t>(request.prompt.size() + request.tokens.size());
+      const int32_t first = step == 0 ? 0 : length - 1;
+      for (int32_t p = first; p < length; ++p) {
+        const auto at = static_cast<size_t>(p);
+        const int32_t token = at < request.prompt.size()
+                                  ? request.prompt[at]
+                                  : request.tokens[at - request.prompt.size()];
+        info.rows.push_back({{request.id, p}, token, p, step ? Phase::decode : Phase::prefill});
+      }
+      info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
+    }
+    run.passes.push_back(pass_of(model, info));
+    const KeptTensor* token = run.passes.back().find(point("token"), -1);
+    for (size_t r = 0; r < run.requests.size(); ++r) {
+      const auto id = static_cast<int32_t>(value_at(token->data, static_cast<int64_t>(r)));
+      run.requests[r].tokens.push_back(id);
+      run.requests[r].argmax.push_back(id);
+    }
+  }
+  run.manifest.requests = run.requests;
+  return run;
+}
+
+}  // namespace lockstep

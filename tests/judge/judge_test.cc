@@ -1,0 +1,458 @@
+#include "src/judge/judge.h"
+
+#include <gtest/gtest.h>
+
+#include "src/judge/ledger.h"
+#include "tests/helpers.h"
+#include "tests/judge/fake_model.h"
+
+namespace lockstep {
+namespace {
+
+class JudgeTest : public testing::Test {
+ protected:
+  // All passes of the run judged; with the models beside it when `models`.
+  Result judged(const FakeRun& run, bool models = true, JudgeOptions options = {},
+                bool complete = true) {
+    FakeModel exact(DType::f64), rounded(run.manifest.dtype);
+    Judge judge(run.manifest, oracle_, models ? &exact : nullptr, models ? &rounded : nullptr,
+                std::move(options));
+    flags_.clear();
+    for (const Pass& pass : run.passes)
+      for (const Flag& flag : judge.judge(pass)) flags_.push_back(flag);
+    return judge.finish(run.requests, complete);
+  }
+
+  // A clean run in bf16, as the fake model makes it.
+  static FakeRun clean(DType dtype = DType::bf16) {
+    FakeModel model(dtype);
+    return fake_run(model, dtype);
+  }
+
+  // A run in which that place of that pass is spoilt.
+  static FakeRun spoilt(std::string_view name, int layer, int pass,
+                        std::function<void(std::vector<double>&)> how, DType dtype = DType::bf16) {
+    FakeModel model(dtype, [=](const Place& place, const PassInfo& info, std::vector<double>& v) {
+      if (place.point->name == name && place.layer == layer && info.pass == pass) how(v);
+    });
+    return fake_run(model, dtype);
+  }
+
+  static KeptTensor& tensor(Pass& pass, std::string_view name, int layer) {
+    return const_cast<KeptTensor&>(*pass.find(*find_point(name), layer));
+  }
+
+  static int64_t count(const Result& result, Verdict verdict) {
+    return result.counts[static_cast<size_t>(verdict)];
+  }
+
+  static void expect_first(const Result& result, const std::string& place, int pass,
+                           int32_t request, Verdict verdict) {
+    EXPECT_EQ(result.verdict, "diverged");
+    EXPECT_EQ(exit_status(result), 1);
+    ASSERT_TRUE(result.first);
+    EXPECT_EQ(text_of(result.first->place), place) << result.story;
+    EXPECT_EQ(result.first->pass, pass);
+    EXPECT_EQ(result.first->request, request);
+    EXPECT_EQ(result.first->verdict, verdict) << result.story;
+    EXPECT_NE(result.story.find(place), std::string::npos) << result.story;
+  }
+
+  FakeOracle oracle_;
+  std::vector<Flag> flags_;
+};
+
+// 3 passes x 2 requests x (embed + 2 layers of 18 + final.norm, logits, token).
+constexpr int64_t kNodes = 3 * 2 * (1 + 2 * 18 + 3);
+
+TEST_F(JudgeTest, TheOracleRoundedIsBitwiseInEveryDtype) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const Result result = judged(clean(dtype));
+    EXPECT_EQ(result.verdict, "clean") << result.story;
+    EXPECT_EQ(exit_status(result), 0);
+    EXPECT_EQ(result.expected, kNodes);
+    EXPECT_EQ(result.judged, kNodes);
+    EXPECT_EQ(count(result, Verdict::bitwise), kNodes);
+    EXPECT_NE(result.story.find("240 of 240"), std::string::npos) << result.story;
+    EXPECT_TRUE(flags_.empty());
+    EXPECT_FALSE(result.blind.empty());
+    ASSERT_TRUE(result.logits);
+    EXPECT_EQ(result.logits->compared, 6);
+    EXPECT_EQ(result.requests.size(), 2u);
+    EXPECT_EQ(result.requests[1].prompt.size(), 9u);
+  }
+}
+
+TEST_F(JudgeTest, OneRoundingTheOtherWayIsRounding) {
+  // To the next number: within budget only where the exact result lies near the middle.
+  const Result result = judged(spoilt("mlp.gate", 1, 0, [](std::vector<double>& v) {
+    for (double& x : v) {
+      const double near = round_to(x, DType::bf16), unit = ulp(x, DType::bf16);
+      const double other = x > near ? near + unit : near - unit;
+      if (std::abs(other - x) < 0.5001 * unit) x = other;
+    }
+  }));
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+}
+
+TEST_F(JudgeTest, AnElementOffByTwoUlpIsFoundWithItsPlace) {
+  const Result result = judged(spoilt("attn.q_rope", 1, 0, [](std::vector<double>& v) {
+    v[32 * 5 + 8 * 3 + 2] += 2 * ulp(v[32 * 5 + 8 * 3 + 2], DType::bf16);
+  }));
+  expect_first(result, "layer 1 attn.q_rope", 0, 0, Verdict::introduced);
+  EXPECT_EQ(result.findings.size(), 1u);
+  EXPECT_EQ(result.first->position, 5);
+  EXPECT_EQ(result.first->index, (std::vector<int64_t>{5, 3, 2}));
+  EXPECT_EQ(result.first->statistic, "T1");
+  EXPECT_GT(result.first->budgets, 2);
+  ASSERT_EQ(flags_.size(), 1u);
+  EXPECT_EQ(flags_[0].request, 0);
+}
+
+TEST_F(JudgeTest, EveryPlaceNamesItself) {
+  for (const Place& place : places_of(oracle_.graph())) {
+    if (place.point->op == OpKind::cache || place.point->op == OpKind::argmax) continue;
+    const Result result =
+        judged(spoilt(place.point->name, place.layer, 1,
+                      [](std::vector<double>& v) { v.back() += std::abs(v.back()) + 1; }));
+    expect_first(result, text_of(place), 1, 1, Verdict::introduced);
+    EXPECT_EQ(result.findings.size(), 1u) << result.story;
+  }
+}
+
+TEST_F(JudgeTest, AChangedBitOfACopyIsT0) {
+  for (const char* name : {"attn.residual", "mlp.residual"}) {
+    const Result result = judged(
+        spoilt(name, 0, 2, [](std::vector<double>& v) { v[3] += 2 * ulp(v[3], DType::bf16); }));
+    expect_first(result, std::string("layer 0 ") + name, 2, 0, Verdict::introduced);
+    EXPECT_EQ(result.first->statistic, "T0");
+    EXPECT_EQ(result.first->value, 1);
+  }
+}
+
+TEST_F(JudgeTest, WhatComesAfterIsPropagatedAndNamesItsAncestor) {
+  const Result result = judged(spoilt("attn.v", 0, 0, [](std::vector<double>& v) {
+    for (double& x : v) x = -2 * x;
+  }));
+  expect_first(result, "layer 0 attn.v", 0, 0, Verdict::introduced);
+  EXPECT_EQ(result.findings.size(), 2u);  // of both requests
+  EXPECT_GT(count(result, Verdict::propagated), 20);
+  EXPECT_EQ(result.judged, result.expected);
+  bool later = false;
+  for (const PlaceSummary& p : result.places) {
+    if (p.place.layer == 0 && p.place.point->name == "attn.q") {
+      EXPECT_EQ(p.verdict, Verdict::bitwise);
+    }
+    if (p.verdict != Verdict::propagated) continue;
+    EXPECT_EQ(p.ancestor, "layer 0 attn.v");
+    EXPECT_GT(p.propagated_rms, 0);
+    later = later || p.place.layer == 1;
+  }
+  EXPECT_TRUE(later);
+  // Of a later pass only through what the cache holds.
+  EXPECT_NE(result.story.find("pass an error on"), std::string::npos) << result.story;
+}
+
+TEST_F(JudgeTest, WithoutModelsNothingIsPropagated) {
+  const FakeRun run = spoilt("attn.v", 0, 0, [](std::vector<double>& v) { v[0] += 9; });
+  const Result result = judged(run, false);
+  expect_first(result, "layer 0 attn.v", 0, 0, Verdict::introduced);
+  EXPECT_EQ(count(result, Verdict::propagated), 0);
+  EXPECT_FALSE(result.logits);
+}
+
+TEST_F(JudgeTest, SeveralBugsAreAllFoundInGraphOrder) {
+  FakeModel model(DType::bf16, [](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    if (p.point->name == "mlp.up" && p.layer == 1) v[1] += 8;
+    if (p.point->name == "attn.k_norm" && p.layer == 0 && info.pass == 1) v[0] += 4;
+    if (p.point->name == "logits") v[kVocab - 1] += 3;
+  });
+  const Result result = judged(fake_run(model, DType::bf16));
+  ASSERT_EQ(result.findings.size(), 7u) << result.story;
+  expect_first(result, "layer 1 mlp.up", 0, 0, Verdict::introduced);
+  EXPECT_EQ(text_of(result.findings[1].place), "logits");
+  EXPECT_EQ(text_of(result.findings[2].place), "layer 0 attn.k_norm");
+  EXPECT_EQ(result.findings[2].pass, 1);
+}
+
+TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
+  FakeModel model(DType::bf16);
+  model.before_reading = [](FakeModel& m, int layer) {
+    if (layer == 1) m.lane(1, 1)[7] = m.lane(1, 0)[5];
+  };
+  FakeRun run = fake_run(model, DType::bf16);
+  for (int hashes_only = 0; hashes_only < 2; ++hashes_only) {
+    if (hashes_only)
+      for (Pass& pass : run.passes)
+        for (KeptTensor& t : pass.tensors)
+          if (t.point->op == OpKind::cache) t.data = {};
+    const Result result = judged(run);
+    expect_first(result, "layer 1 attn.kv", 0, 1, Verdict::introduced);
+    EXPECT_NE(result.story.find("position 7 of request 1 reads what request 0 position 5 wrote"),
+              std::string::npos)
+        << result.story;
+    // Attention is judged on what was read, so it is not to blame.
+    for (const Finding& f : result.findings) EXPECT_EQ(f.place.point->op, OpKind::cache);
+    EXPECT_EQ(count(result, Verdict::inconclusive), 0);
+  }
+}
+
+TEST_F(JudgeTest, RowsThatNobodyWroteAreSaidSo) {
+  FakeModel model(DType::bf16);
+  model.before_reading = [](FakeModel& m, int layer) {
+    if (layer == 0) m.lane(0, 0)[2][1][0] = 77;
+  };
+  FakeRun run = fake_run(model, DType::bf16);
+  Result result = judged(run);
+  expect_first(result, "layer 0 attn.kv", 0, 0, Verdict::introduced);
+  EXPECT_NE(result.story.find("nobody wrote"), std::string::npos) << result.story;
+  EXPECT_EQ(result.first->index, (std::vector<int64_t>{2, 1, 0, 0}));
+  EXPECT_EQ(result.first->got, 77);
+  // By hashes alone the input of attention is lost.
+  for (Pass& pass : run.passes)
+    for (KeptTensor& t : pass.tensors)
+      if (t.point->op == OpKind::cache) t.data = {};
+  result = judged(run);
+  expect_first(result, "layer 0 attn.kv", 0, 0, Verdict::introduced);
+  EXPECT_GT(count(result, Verdict::inconclusive), 0);
+}
+
+TEST_F(JudgeTest, AWrongTokenIsIntroducedAndATieIsNot) {
+  FakeRun run = clean();
+  KeptTensor& token = tensor(run.passes[2], "token", -1);
+  const KeptTensor& logits = tensor(run.passes[2], "logits", -1);
+  auto* ids = token.data.as<int32_t>();
+  const int32_t right = ids[0];
+  ids[0] = (right + 1) % static_cast<int32_t>(kVocab);
+  expect_first(judged(run), "token", 2, 0, Verdict::introduced);
+  ids[0] = -1;
+  expect_first(judged(run), "token", 2, 0, Verdict::introduced);
+  ids[0] = static_cast<int32_t>(kVocab);
+  expect_first(judged(run), "token", 2, 0, Verdict::introduced);
+  // Two equal largest logits: either is right.
+  ids[0] = (right + 1) % static_cast<int32_t>(kVocab);
+  auto* values = logits.data.as<BFloat16>();
+  values[ids[0]] = values[right];
+  const Result tie = judged(run);
+  for (const Finding& f : tie.findings) EXPECT_NE(text_of(f.place), "token") << tie.story;
+}
+
+TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Result result =
+      judged(spoilt("mlp.down", 0, 1, [&](std::vector<double>& v) { v[4] = nan; }));
+  expect_first(result, "layer 0 mlp.down", 1, 0, Verdict::nonfinite);
+  EXPECT_NE(result.first->rule.find("introduced"), std::string::npos);
+  ASSERT_GT(result.findings.size(), 10u);
+  for (size_t i = 1; i < result.findings.size(); ++i) {
+    EXPECT_EQ(result.findings[i].verdict, Verdict::nonfinite);
+    EXPECT_NE(result.findings[i].rule.find("propagated"), std::string::npos);
+  }
+}
+
+TEST_F(JudgeTest, OverflowOfTheExactResultIsExpected) {
+  const Result result = judged(spoilt(
+      "mlp.up", 0, 0, [](std::vector<double>& v) { v[0] = 6e4; }, DType::f16));
+  bool expected = false;
+  for (const Finding& f : result.findings)
+    expected = expected || f.rule.find("expected: the exact") != std::string::npos ||
+               f.place.point->name == "mlp.up";
+  EXPECT_TRUE(expected);
+  expect_first(result, "layer 0 mlp.up", 0, 0, Verdict::introduced);
+}
+
+TEST_F(JudgeTest, LimitsTimesZeroFailEveryInexactNode) {
+  const Result result = judged(clean(), true, {.limit_scale = 0});
+  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(exit_status(result), 1);
+  // All but embed, attn.kv, two residuals a layer and the token.
+  EXPECT_EQ(count(result, Verdict::introduced), kNodes - 3 * 2 * (1 + 2 * 3 + 1));
+}
+
+TEST_F(JudgeTest, AnotherDtypeThanDeclaredIsStructural) {
+  FakeRun run = clean(DType::f16);
+  run.manifest.dtype = DType::bf16;
+  const Result result = judged(run);
+  EXPECT_NE(exit_status(result), 0);
+  EXPECT_GT(count(result, Verdict::structural), 0);
+  EXPECT_NE(result.findings.at(0).rule.find("dtype bf16 was wanted, found fp16"),
+            std::string::npos);
+
+  // And numbers of one dtype in the clothes of another.
+  run = clean(DType::bf16);
+  run.manifest.dtype = DType::f32;
+  for (Pass& pass : run.passes)
+    for (KeptTensor& t : pass.tensors) {
+      if (t.dtype != DType::bf16) continue;
+      t.data = rounded_tensor(values_of(t.data), t.shape, DType::f32);
+      t.dtype = DType::f32;
+      t.row_hashes = row_hashes_of(t.data);
+    }
+  const Result worse = judged(run);
+  EXPECT_EQ(worse.verdict, "diverged");
+  EXPECT_EQ(text_of(worse.first->place), "layer 0 attn.norm") << worse.story;
+}
+
+TEST_F(JudgeTest, MissingDuplicateRenamedAndMisshapenTensorsAreStructural) {
+  FakeRun run = clean();
+  std::erase_if(run.passes[1].tensors,
+                [](const KeptTensor& t) { return t.point->name == "mlp.act" && t.layer == 1; });
+  Result result = judged(run);
+  expect_first(result, "layer 1 mlp.act", 1, 0, Verdict::structural);
+  EXPECT_EQ(count(result, Verdict::structural), 2);
+  EXPECT_EQ(count(result, Verdict::inconclusive), 2);  // mlp.down, which reads it
+  EXPECT_EQ(result.judged, kNodes - 4);
+
+  run = clean();
+  run.passes[0].tensors.push_back(tensor(run.passes[0], "attn.q", 0));
+  expect_first(judged(run), "layer 0 attn.q", 0, 0, Verdict::structural);
+
+  run = clean();  // a renamed point: one place has none, another two
+  tensor(run.passes[0], "attn.o", 0).point = &point("mlp.norm");
+  result = judged(run);
+  expect_first(result, "layer 0 attn.o", 0, 0, Verdict::structural);
+  EXPECT_EQ(count(result, Verdict::structural), 4);
+
+  run = clean();  // a layer that the model does not have
+  tensor(run.passes[0], "mlp.down", 1).layer = 7;
+  result = judged(run);
+  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(count(result, Verdict::structural), 2);
+  EXPECT_EQ(result.findings.size(), 3u);  // and the stray one
+
+  run = clean();
+  KeptTensor& up = tensor(run.passes[0], "mlp.up", 0);
+  up.data = rounded_tensor(std::vector<double>(22 * 40, 1.0), {22, 40}, DType::bf16);
+  up.shape = {22, 40};
+  result = judged(run);
+  expect_first(result, "layer 0 mlp.up", 0, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("[22, 48]"), std::string::npos) << result.story;
+}
+
+TEST_F(JudgeTest, RowsOfAnotherPassAreStructural) {
+  FakeRun run = clean();
+  tensor(run.passes[1], "mlp.gate", 0).rows[0].position += 1;
+  expect_first(judged(run), "layer 0 mlp.gate", 1, 0, Verdict::structural);
+  run = clean();
+  tensor(run.passes[1], "mlp.gate", 0).rows[1].request = 5;
+  expect_first(judged(run), "layer 0 mlp.gate", 1, 0, Verdict::structural);
+}
+
+TEST_F(JudgeTest, TokensMustBeThosePromptedForcedOrChosen) {
+  FakeRun run = clean();
+  run.requests[1].prompt[2] += 1;
+  Result result = judged(run);
+  expect_first(result, "embed", 0, 1, Verdict::structural);
+  EXPECT_EQ(result.first->position, 2);
+  EXPECT_EQ(count(result, Verdict::structural), 1);
+
+  // The token of pass 0 changes after the fact: what pass 1 was fed is not what was chosen.
+  run = clean();
+  const int32_t fed = run.passes[1].info.rows[0].token;
+  tensor(run.passes[0], "token", -1).data.as<int32_t>()[0] = fed == 0 ? 1 : 0;
+  result = judged(run);
+  bool found = false;
+  for (const Finding& f : result.findings)
+    found = found || (f.place.point->name == "embed" && f.pass == 1 && f.position == 13);
+  EXPECT_TRUE(found) << result.story;
+
+  // Unless it was forced.
+  run.requests[0].forced = {fed};
+  result = judged(run);
+  for (const Finding& f : result.findings) EXPECT_NE(f.place.point->name, "embed");
+}
+
+TEST_F(JudgeTest, DrawnTokensAreThoseTheEngineSaysItDrew) {
+  FakeRun run = clean();
+  const int32_t fed = run.passes[1].info.rows[0].token;
+  tensor(run.passes[0], "token", -1).data.as<int32_t>()[0] = fed == 0 ? 1 : 0;
+  run.requests[0].sampled = true;
+  for (const Finding& f : judged(run).findings) EXPECT_NE(f.place.point->name, "embed");
+
+  run.requests[0].tokens[0] = fed + 1;
+  bool found = false;
+  for (const Finding& f : judged(run).findings)
+    found = found || (f.place.point->name == "embed" && f.pass == 1 && f.position == 13);
+  EXPECT_TRUE(found);
+
+  // Of a run that was cut off it is not known what was drawn.
+  run.requests[0].tokens.clear();
+  for (const Finding& f : judged(run).findings) EXPECT_NE(f.place.point->name, "embed");
+}
+
+TEST_F(JudgeTest, PositionsMustContinue) {
+  FakeRun run = clean();
+  run.passes.erase(run.passes.begin() + 1);
+  const Result result = judged(run);
+  expect_first(result, "embed", 2, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("position 13 of request 0 was next, found 14"), std::string::npos)
+      << result.story;
+}
+
+TEST_F(JudgeTest, DigestsOnlyAreInconclusive) {
+  FakeRun run = clean();
+  for (Pass& pass : run.passes)
+    for (KeptTensor& t : pass.tensors) t.data = {};
+  const Result nothing = judged(run);
+  EXPECT_EQ(nothing.verdict, "inconclusive");
+  EXPECT_EQ(exit_status(nothing), 2);
+  EXPECT_EQ(nothing.judged, 0);
+
+  run = clean();
+  tensor(run.passes[0], "mlp.norm", 1).data = {};
+  const Result some = judged(run);
+  EXPECT_EQ(some.verdict, "inconclusive");
+  EXPECT_EQ(count(some, Verdict::inconclusive), 2 * 3);  // it, and gate and up, which read it
+  EXPECT_EQ(some.judged, kNodes - 6);
+}
+
+TEST_F(JudgeTest, AnIncompleteTraceIsInconclusiveAtBest) {
+  const Result result = judged(clean(), true, {}, false);
+  EXPECT_EQ(result.verdict, "inconclusive");
+  EXPECT_EQ(exit_status(result), 2);
+  const FakeRun bad = spoilt("mlp.up", 0, 0, [](std::vector<double>& v) { v[0] += 8; });
+  EXPECT_EQ(judged(bad, true, {}, false).verdict, "diverged");
+}
+
+TEST_F(JudgeTest, NothingComparedIsTrouble) {
+  FakeRun run = clean();
+  const Result none = judged(run, true, {.selection = Selection("", "", "", "9")});
+  EXPECT_EQ(none.expected, 0);
+  EXPECT_EQ(none.verdict, "inconclusive");
+  EXPECT_EQ(exit_status(none), 2);
+  EXPECT_NE(none.story.find("0 nodes"), std::string::npos);
+  run.passes.clear();
+  EXPECT_EQ(exit_status(judged(run)), 2);
+}
+
+TEST_F(JudgeTest, ASelectionLimitsWhatIsExpected) {
+  const FakeRun run = spoilt("mlp.up", 0, 0, [](std::vector<double>& v) { v[0] += 8; });
+  const Result attn = judged(run, true, {.selection = Selection("attn.*", "1", "", "")});
+  EXPECT_EQ(attn.expected, 3 * 2 * 12);
+  EXPECT_EQ(attn.judged, attn.expected);
+  EXPECT_EQ(attn.verdict, "clean") << attn.story;
+  const Result rows = judged(run, true, {.selection = Selection("", "", "3-5", "0")});
+  EXPECT_EQ(rows.expected, 1 + 2 * 18 + 1);  // prefill only, and no row with logits
+  EXPECT_EQ(rows.judged, rows.expected);
+}
+
+TEST_F(JudgeTest, ATraceOfAnotherModelIsRefused) {
+  FakeRun run = clean();
+  run.manifest.graph.layers = 3;
+  EXPECT_NE(error_of([&] { judged(run); }).find("3 layers"), std::string::npos);
+}
+
+TEST_F(JudgeTest, OneRequestAloneIsJudgedAsInABatch) {
+  FakeModel model(DType::bf16);
+  const FakeRun run = fake_run(model, DType::bf16, 0, {1});
+  const Result result = judged(run);
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.expected, kNodes / 6);
+  bool blind = false;
+  for (const std::string& text : result.blind)
+    blind = blind || text.find("position 0") != std::string::npos;
+  EXPECT_TRUE(blind);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,199 @@
+#include "src/judge/statistics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "kernels/dtype.h"
+#include "src/judge/op_judge.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+TEST(Quantile, AgreesWithTables) {
+  // sqrt(chi-square at 1 - 1e-6, over n): scipy.stats.chi2.isf(1e-6, n).
+  const auto root = [](int64_t n) {
+    return std::sqrt(chi_square_quantile(n, 1e-6) / static_cast<double>(n));
+  };
+  EXPECT_NEAR(root(16), 1.91, 0.03);
+  EXPECT_NEAR(root(64), 1.44, 0.01);
+  EXPECT_NEAR(root(1024), 1.11, 0.005);
+  EXPECT_NEAR(root(1000000), 1.0034, 0.0005);
+  EXPECT_NEAR(chi_square_quantile(10, 0.05), 18.307, 0.1);
+  EXPECT_NEAR(chi_square_quantile(100, 0.01), 135.807, 0.2);
+  EXPECT_GT(chi_square_quantile(100, 1e-11), chi_square_quantile(100, 1e-6));
+}
+
+TEST(Quantile, TheLimitHasAFloor) {
+  EXPECT_EQ(rms_limit(100000000, 1e-6), 1.10);
+  EXPECT_NEAR(rms_limit(64, 1e-6), 1.05 * 1.44, 0.01);
+}
+
+TEST(Within, NanNeverPasses) {
+  EXPECT_TRUE(within(1, 1));
+  EXPECT_FALSE(within(kNan, 1));
+  EXPECT_FALSE(within(1, kNan));
+  EXPECT_FALSE(within(kInf, 1));
+}
+
+// A node of one row, each element with the budget of one rounding.
+Measure measure(std::vector<double> want, std::vector<double> got, DType dtype = DType::bf16,
+                NodeClass node_class = NodeClass::elementwise) {
+  std::vector<double> limit, variance;
+  for (double x : want) {
+    limit.push_back(ulp(x, dtype) / 2);
+    variance.push_back(ulp(x, dtype) * ulp(x, dtype) / 12);
+  }
+  Meter meter(dtype, node_class, {std::ssize(want)}, 1, 0);
+  meter.add(0, {got, want, limit, variance});
+  return meter.finish();
+}
+
+Verdict verdict(std::vector<double> want, std::vector<double> got, DType dtype = DType::bf16,
+                NodeClass node_class = NodeClass::elementwise) {
+  const Shape row{std::ssize(want)};
+  return outcome_of(measure(std::move(want), std::move(got), dtype, node_class), row, 1).verdict;
+}
+
+TEST(Adversarial, NanIsNeverAlike) {
+  EXPECT_EQ(verdict({1, 1}, {kNan, 1}), Verdict::nonfinite);
+  EXPECT_EQ(measure({1, 1}, {kNan, 1}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({kNan, 1}, {1, 1}).nonfinite, NonFinite::introduced);  // it hides a NaN
+  EXPECT_EQ(measure({kNan, 1}, {kNan, 1}).nonfinite, NonFinite::propagated);
+  EXPECT_EQ(verdict({kNan, 1}, {kNan, 1}), Verdict::nonfinite);
+  EXPECT_EQ(verdict({1, kNan}, {1, kNan}, DType::f32, NodeClass::exact), Verdict::nonfinite);
+  EXPECT_EQ(measure({1, 1, 1}, {1, 1, kNan}).excluded, 1);
+}
+
+TEST(Adversarial, Infinities) {
+  EXPECT_EQ(measure({1, 2}, {kInf, 2}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({1, 2}, {-kInf, 2}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({kInf}, {kInf}).nonfinite, NonFinite::propagated);
+  EXPECT_EQ(measure({kInf}, {-kInf}).nonfinite, NonFinite::propagated);  // wrong, but not here
+  EXPECT_EQ(measure({kInf}, {3}).nonfinite, NonFinite::introduced);
+  // The exact result is above what fp16 holds: Inf and the largest number are what is expected.
+  EXPECT_EQ(measure({70000}, {kInf}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {65504}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({-70000}, {-65504}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {-kInf}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({70000}, {kNan}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({65504}, {kInf}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(verdict({70000}, {65000}, DType::f16), Verdict::introduced);
+}
+
+TEST(Adversarial, SignsAndZeros) {
+  EXPECT_EQ(verdict({-1, -2}, {-1, -2}), Verdict::bitwise);
+  EXPECT_EQ(verdict({-1}, {1}), Verdict::introduced);
+  EXPECT_EQ(verdict({0, 0}, {0, 0}), Verdict::bitwise);
+  EXPECT_EQ(verdict({0.0}, {-0.0}), Verdict::bitwise);
+  EXPECT_EQ(verdict({0.0}, {-0.0}, DType::f32, NodeClass::exact), Verdict::introduced);
+  EXPECT_EQ(verdict({-0.0}, {-0.0}, DType::f32, NodeClass::exact), Verdict::bitwise);
+  EXPECT_EQ(verdict({0}, {1}), Verdict::introduced);
+  EXPECT_EQ(verdict({1}, {0}), Verdict::introduced);
+}
+
+TEST(Adversarial, SubnormalsAndHugeGaps) {
+  const double tiny = 0x1p-149;
+  EXPECT_EQ(verdict({tiny}, {tiny}, DType::f32), Verdict::bitwise);
+  EXPECT_EQ(verdict({tiny}, {0}, DType::f32), Verdict::introduced);  // flushed to zero
+  EXPECT_EQ(verdict({tiny / 4}, {0}, DType::f32), Verdict::bitwise);
+  EXPECT_EQ(verdict({0}, {tiny}, DType::f32), Verdict::introduced);
+  EXPECT_EQ(verdict({1e-40}, {3e38}, DType::f32), Verdict::introduced);
+  EXPECT_EQ(verdict({3e38}, {-3e38}, DType::f32), Verdict::introduced);
+}
+
+TEST(Adversarial, LastElementOneElementNone) {
+  std::vector<double> want(1000, 1.0), got = want;
+  got.back() = 1 + 0x1p-7;
+  const Measure last = measure(want, got);
+  EXPECT_EQ(last.worst.offset, 999);
+  EXPECT_EQ(last.worst.budgets, 2);
+  EXPECT_EQ(last.over, 1);
+  EXPECT_EQ(verdict(want, got), Verdict::introduced);
+  EXPECT_EQ(verdict({2}, {2}), Verdict::bitwise);
+  EXPECT_EQ(verdict({}, {}), Verdict::inconclusive);
+}
+
+TEST(Adversarial, ABudgetThatIsNoNumberVouchesForNothing) {
+  for (double bad : {kNan, kInf, 0.0, -1.0}) {
+    const std::vector<double> want{1}, got{1}, limit{bad}, variance{1};
+    Meter meter(DType::bf16, NodeClass::elementwise, {1}, 1, 0);
+    meter.add(0, {got, want, limit, variance});
+    EXPECT_EQ(outcome_of(meter.finish(), {1}, 1).verdict, Verdict::introduced) << bad;
+  }
+}
+
+TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {
+  // +-0.9 budgets everywhere: no element is over, the mean is 0, sum and norm hardly move.
+  std::vector<double> want(4096, 1.0), got = want;
+  for (size_t i = 0; i < got.size(); ++i) got[i] += (i % 2 ? 0.9 : -0.9) * 0x1p-8;
+  const Measure m = measure(want, got);
+  EXPECT_TRUE(m.statistics.at(0).passes(1));
+  EXPECT_FALSE(m.statistics.at(1).passes(1));
+  EXPECT_STREQ(m.statistics[1].name, "T2");
+}
+
+TEST(Adversarial, APermutationOfTheRightNumbersIsSeen) {
+  std::vector<double> want, got;
+  for (int i = 0; i < 256; ++i) want.push_back(round_to(1 + i / 64.0, DType::bf16));
+  got.assign(want.rbegin(), want.rend());
+  EXPECT_EQ(verdict(want, got), Verdict::introduced);
+}
+
+// Random numbers with heads and several rows, rounded: what a perfect kernel gives.
+Measure rounded_node(DType dtype, uint64_t seed, double worse_head = 1) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  Meter meter(dtype, NodeClass::elementwise, {4, 32}, 40, 16);
+  for (int64_t row = 0; row < 40; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 128; ++i) {
+      want.push_back(normal(random) * std::exp2(static_cast<double>(i % 7)));
+      const double unit = ulp(want.back(), dtype);
+      got.push_back(round_to(want.back(), dtype));
+      if (i / 32 == 2) got.back() = want.back() + (got.back() - want.back()) * worse_head;
+      limit.push_back(unit / 2);
+      variance.push_back(unit * unit / 12);
+    }
+    meter.add(row, {got, want, limit, variance});
+  }
+  return meter.finish();
+}
+
+TEST(Noise, OfOneRoundingRaisesNoAlarm) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (uint64_t seed = 0; seed < 200; ++seed)
+      for (const Statistic& s : rounded_node(dtype, seed).statistics)
+        EXPECT_TRUE(s.passes(1)) << name_of(dtype) << ' ' << s.name << ' ' << s.value << ' '
+                                 << s.slice;
+}
+
+TEST(Noise, AHeadThatIsWorseIsNamed) {
+  const Measure m = rounded_node(DType::bf16, 1, 1.6);
+  const Statistic& t4 = m.statistics.at(2);
+  EXPECT_STREQ(t4.name, "T4");
+  EXPECT_FALSE(t4.passes(1));
+  EXPECT_EQ(t4.slice, "head 2");
+}
+
+TEST(Noise, LimitsTimesZeroFail) {
+  const NodeOutcome outcome = outcome_of(rounded_node(DType::bf16, 1), {4, 32}, 0);
+  EXPECT_EQ(outcome.verdict, Verdict::introduced);
+  EXPECT_EQ(outcome.finding.limit, 0);
+  EXPECT_TRUE(std::isfinite(outcome.finding.budgets));
+}
+
+TEST(Noise, FewElementsAreHeldToT1Only) {
+  const std::vector<double> want(63, 1.0);
+  EXPECT_EQ(measure(want, want).statistics.size(), 1u);
+  const std::vector<double> enough(64, 1.0);
+  EXPECT_EQ(measure(enough, enough).statistics.size(), 3u);
+}
+
+}  // namespace
+}  // namespace lockstep
