@@ -15,7 +15,8 @@ RequestInfo info_of(const Sequence& s) {
           .prompt = s.request.prompt,
           .forced = s.request.forced,
           .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
-          .argmax = s.argmax};
+          .argmax = s.argmax,
+          .sampled = !s.request.sampling.argmax()};
 }
 
 std::vector<RequestInfo> infos_of(const Engine& engine) {

@@ -34,8 +34,9 @@ std::map<std::string, Schema> schemas_from(const json& object) {
 }
 
 ordered_json request_object(const RequestInfo& request) {
-  return {{"id", request.id},         {"name", request.name},     {"prompt", request.prompt},
-          {"forced", request.forced}, {"tokens", request.tokens}, {"argmax", request.argmax}};
+  return {{"id", request.id},          {"name", request.name},     {"prompt", request.prompt},
+          {"forced", request.forced},  {"tokens", request.tokens}, {"argmax", request.argmax},
+          {"sampled", request.sampled}};
 }
 
 RequestInfo request_from(const json& object) {
@@ -44,7 +45,8 @@ RequestInfo request_from(const json& object) {
           .prompt = object.at("prompt"),
           .forced = object.at("forced"),
           .tokens = object.at("tokens"),
-          .argmax = object.at("argmax")};
+          .argmax = object.at("argmax"),
+          .sampled = object.at("sampled")};
 }
 
 // Runs `read`; what JSON complains of becomes a sentence about the file.

@@ -18,7 +18,7 @@ void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
 
 // Requests are few and known late: their columns are made when a file ends.
 struct RequestColumns {
-  std::vector<int32_t> id, prompt, forced, tokens, argmax;
+  std::vector<int32_t> id, sampled, prompt, forced, tokens, argmax;
   std::vector<int64_t> prompt_edges{0}, forced_edges{0}, tokens_edges{0}, argmax_edges{0};
   std::vector<std::string> name;
 };
@@ -27,6 +27,7 @@ template <typename C, typename Visit>
 void visit_requests(C& c, Visit visit) {
   visit("requests/id", c.id);
   visit("requests/name", c.name);
+  visit("requests/sampled", c.sampled);
   visit("requests/prompt", c.prompt);
   visit("requests/prompt_edges", c.prompt_edges);
   visit("requests/forced", c.forced);
@@ -42,6 +43,7 @@ void write_requests(const std::vector<RequestInfo>& requests, Hdf5File& file) {
   for (const RequestInfo& request : requests) {
     columns.id.push_back(request.id);
     columns.name.push_back(request.name);
+    columns.sampled.push_back(request.sampled ? 1 : 0);
     append(request.prompt, columns.prompt, columns.prompt_edges);
     append(request.forced, columns.forced, columns.forced_edges);
     append(request.tokens, columns.tokens, columns.tokens_edges);
@@ -63,7 +65,7 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
           file.path());
     return std::vector<int32_t>(flat.begin() + edges[i], flat.begin() + edges[i + 1]);
   };
-  check(columns.name.size() == columns.id.size(),
+  check(columns.name.size() == columns.id.size() && columns.sampled.size() == columns.id.size(),
         "{}: the columns of its requests do not fit each other: it is damaged", file.path());
   std::vector<RequestInfo> requests;
   for (size_t i = 0; i < columns.id.size(); ++i)
@@ -72,7 +74,8 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
                         .prompt = part(columns.prompt, columns.prompt_edges, i),
                         .forced = part(columns.forced, columns.forced_edges, i),
                         .tokens = part(columns.tokens, columns.tokens_edges, i),
-                        .argmax = part(columns.argmax, columns.argmax_edges, i)});
+                        .argmax = part(columns.argmax, columns.argmax_edges, i),
+                        .sampled = columns.sampled[i] != 0});
   return requests;
 }
 

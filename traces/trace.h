@@ -26,7 +26,8 @@ struct RequestInfo {
   std::vector<int32_t> prompt;  // token ids
   std::vector<int32_t> forced;  // ids that were fed instead of the engine's choices; may be empty
   std::vector<int32_t> tokens;  // what was fed back and, last, what was chosen at the end
-  std::vector<int32_t> argmax;  // the engine's own choice at each step
+  std::vector<int32_t> argmax;  // the most likely token at each step, as the engine has it
+  bool sampled = false;         // what it chose was drawn, and need not be the most likely
 };
 
 // Everything about a trace that is not a tensor.

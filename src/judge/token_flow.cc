@@ -47,6 +47,11 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
       } else if (p - info.prompt.size() < info.forced.size()) {
         wanted = info.forced[p - info.prompt.size()];
         from = "was forced";
+      } else if (info.sampled) {
+        // The draw is the engine's to state, and is known once the run has ended.
+        if (p - info.prompt.size() < info.tokens.size())
+          wanted = info.tokens[p - info.prompt.size()];
+        from = "the engine drew";
       } else if (const auto chosen = chosen_.find({info.id, f.position - 1});
                  chosen != chosen_.end()) {
         wanted = chosen->second;

@@ -53,6 +53,7 @@ inline Manifest test_manifest(Keep keep = Keep::full) {
     m.requests.back().prompt.assign(static_cast<size_t>(kPrompts[r]), 100 + r);
   }
   m.requests[2].forced = {7, 8};
+  m.requests[1].sampled = true;
   return m;
 }
 
@@ -205,6 +206,7 @@ inline void expect_equal(const std::vector<RequestInfo>& got,
     EXPECT_EQ(got[i].forced, want[i].forced);
     EXPECT_EQ(got[i].tokens, want[i].tokens);
     EXPECT_EQ(got[i].argmax, want[i].argmax);
+    EXPECT_EQ(got[i].sampled, want[i].sampled);
   }
 }
 
