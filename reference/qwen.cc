@@ -24,6 +24,7 @@ struct Name {
 struct Span {
   int32_t request = 0;
   int64_t first = 0, count = 0;  // rows of the pass
+  int64_t start = 0;             // position of its first row
 };
 
 // What a request has cached, by layer: [length, kv heads, head_dim] in the dtype that is shown.
@@ -42,10 +43,14 @@ class Qwen final : public ReferenceModel {
         rotary_(config_, options.fp64_tables) {}
 
   void run(const PassInfo& pass, Probe& probe) override {
-    in_torch([&] { run_in_torch(pass, probe); });
+    in_torch([&] {
+      for (const Inherited& inherited : pass.inherited) inherit(inherited);
+      run_in_torch(pass, probe);
+    });
   }
 
  private:
+  void inherit(const Inherited& inherited);
   void run_in_torch(const PassInfo& pass, Probe& probe);
   void prepare(const PassInfo& pass);
   void forward(const PassInfo& pass);
@@ -92,9 +97,13 @@ void Qwen::prepare(const PassInfo& pass) {
         check(span.request != request,
               "the rows of request {} should be consecutive in pass {} and are not: sort them",
               request, pass.pass);
-      spans_.push_back({request, static_cast<int64_t>(i), 0});
+      spans_.push_back({request, static_cast<int64_t>(i), 0, position});
+      check(position <= caches_[request].length,
+            "pass {} should go on at position {} of request {} or start again before it, found "
+            "position {}: give every pass of a request, in order",
+            pass.pass, caches_[request].length, request, position);
     }
-    const int64_t expected = caches_[request].length + spans_.back().count++;
+    const int64_t expected = spans_.back().start + spans_.back().count++;
     check(position == expected,
           "pass {} should go on at position {} of request {}, found position {}: give every pass "
           "of a request, in order",
@@ -106,8 +115,8 @@ void Qwen::prepare(const PassInfo& pass) {
 
   Angles angles;
   for (const Span& span : spans_)
-    for (int64_t i = 0, start = caches_[span.request].length; i < span.count; ++i)
-      rotary_.append(angles, start + i, start + span.count);
+    for (int64_t i = 0; i < span.count; ++i)
+      rotary_.append(angles, span.start + i, span.start + span.count);
   const std::vector<int64_t> shape = {std::ssize(pass.rows), 1, config_.head_dim / 2};
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
   cos_ = wide(at::from_blob(angles.cos.data(), shape, fp64)).clone();
@@ -147,7 +156,7 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
     cache.v.resize(static_cast<size_t>(config_.layers));
     const auto append = [&](at::Tensor& to, const at::Tensor& from) {
       const at::Tensor rows = from.narrow(0, span.first, span.count);
-      to = to.defined() ? at::cat({to, rows}) : rows.clone();
+      to = to.defined() ? at::cat({to.narrow(0, 0, cache.length), rows}) : rows.clone();
     };
     append(cache.k[layer()], k);
     append(cache.v[layer()], v);
@@ -229,11 +238,24 @@ void Qwen::forward(const PassInfo& pass) {
 }
 // clang-format on
 
+// What another request computed with the same tokens, this model computes too, unseen.
+void Qwen::inherit(const Inherited& inherited) {
+  PassInfo pass;
+  for (const int32_t token : inherited.tokens) {
+    const auto position = static_cast<int32_t>(pass.rows.size());
+    pass.rows.push_back({{inherited.request, position}, token});
+  }
+  Probe unseen;
+  if (!pass.rows.empty()) run_in_torch(pass, unseen);
+}
+
 void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
   std::vector<int32_t> tokens;
   for (const PassRow& row : pass.rows) tokens.push_back(row.token);
   prepare(pass);
   stream_ = rounded(weights_.embedding(tokens));
+  // What a request had beyond the position at which it starts again is forgotten.
+  for (const Span& span : spans_) caches_[span.request].length = span.start;
   probe_ = &probe;
   layer_ = -1;
   probe.begin(pass);

@@ -20,7 +20,7 @@ std::string provenance(const KeptTensor& kv, size_t i, uint64_t hash, int layer,
   const Row& row = kv.rows[i];
   const std::string reads =
       fmt::format("position {} of request {} reads", row.position, row.request);
-  const KvHistory::Place* writer = history.writer_of(hash);
+  const KvHistory::Writer* writer = history.writer_of(hash);
   if (!writer) return fmt::format("{} what nobody wrote", reads);
   const std::string where =
       writer->layer == layer ? "" : fmt::format(" in layer {}", writer->layer);
@@ -32,8 +32,8 @@ std::string provenance(const KeptTensor& kv, size_t i, uint64_t hash, int layer,
 void show_element(Finding& finding, const KeptTensor& kv, size_t i, int layer,
                   const KvHistory& history) {
   const TensorView& data = kv.data;
-  const std::span<const char> parts[] = {history.k(layer, kv.rows[i]),
-                                         history.v(layer, kv.rows[i])};
+  const uint64_t wanted = history.latest(layer, kv.rows[i]);
+  const std::span<const char> parts[] = {history.k(wanted), history.v(wanted)};
   if (data.empty()) return;
   const int64_t half = data.row_size() / 2;
   for (int64_t part = 0; part < 2; ++part) {
@@ -58,34 +58,29 @@ void show_element(Finding& finding, const KeptTensor& kv, size_t i, int layer,
 NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& history) {
   NodeOutcome outcome;
   const std::vector<uint64_t> hashes = hashes_of(kv);
-  int64_t wrong = 0, unknown = 0;
-  for (size_t i = 0; i < kv.rows.size(); ++i) {
-    const auto written = history.hash(layer, kv.rows[i]);
-    if (!written || hashes.size() != kv.rows.size()) {
-      ++unknown;
-    } else if (hashes[i] != *written) {
-      if (wrong++ > 0) continue;
-      outcome.position = outcome.finding.position = kv.rows[i].position;
-      outcome.finding.index = {kv.rows[i].position};
-      outcome.finding.rule = provenance(kv, i, hashes[i], layer, history);
-      show_element(outcome.finding, kv, i, layer, history);
-    }
-  }
-  if (wrong > 0) {
+  const WrongRows found = hashes.size() == kv.rows.size()
+                              ? wrong_rows(kv.rows, hashes, layer, history)
+                              : WrongRows{.unknown = std::ssize(kv.rows)};
+  if (found.wrong > 0) {
+    const auto i = static_cast<size_t>(found.first);
     outcome.verdict = Verdict::introduced;
+    outcome.position = outcome.finding.position = kv.rows[i].position;
+    outcome.finding.index = {kv.rows[i].position};
     outcome.finding.statistic = "T0";
-    outcome.finding.value = static_cast<double>(wrong);
+    outcome.finding.value = static_cast<double>(found.wrong);
     outcome.finding.budgets = std::numeric_limits<double>::infinity();
-    outcome.finding.rule +=
-        fmt::format(" ({} of {} positions are not what was written)", wrong, kv.rows.size());
-  } else if (unknown > 0) {
+    outcome.finding.rule =
+        fmt::format("{} ({} of {} positions are not what was written)",
+                    provenance(kv, i, hashes[i], layer, history), found.wrong, kv.rows.size());
+    show_element(outcome.finding, kv, i, layer, history);
+  } else if (found.unknown > 0) {
     outcome.verdict = Verdict::inconclusive;
     outcome.reason = "what was written to the K/V cache was not captured";
   }
   return outcome;
 }
 
-CacheRead::CacheRead(const KeptTensor* kv, int layer, const KvHistory& history) {
+CacheRead::CacheRead(const KeptTensor* kv, const KvHistory& history) {
   if (!kv || kv->shape.rank() != 4 || kv->shape[1] != 2) {
     trouble_ = "attn.kv, which the op reads, was not captured, or not as the model has it";
     return;
@@ -103,18 +98,12 @@ CacheRead::CacheRead(const KeptTensor* kv, int layer, const KvHistory& history) 
       put(v_, i, data.as<const char>() + (2 * i + 1) * bytes);
       continue;
     }
-    // Its own row when that is what was read; else whoever wrote those bits.
-    KvHistory::Place from{layer, kv->rows[i]};
-    const std::optional<uint64_t> hash =
-        i < kv->row_hashes.size() ? std::optional(kv->row_hashes[i]) : std::nullopt;
-    if (const auto* writer = hash ? history.writer_of(*hash) : nullptr;
-        writer && history.hash(layer, from.row) != hash)
-      from = *writer;
-    if (!hash || history.hash(from.layer, from.row) != hash) {
+    const auto hash = i < kv->row_hashes.size() ? kv->row_hashes[i] : 0;
+    if (!history.writer_of(hash)) {
       trouble_ = "K and V that the op reads were kept as hashes that nothing known has";
       return;
     }
-    const auto k = history.k(from.layer, from.row), v = history.v(from.layer, from.row);
+    const auto k = history.k(hash), v = history.v(hash);
     if (k.size() != bytes || v.size() != bytes) {
       trouble_ = "attn.kv, which the op reads, is not of the shape that was written";
       return;

@@ -16,7 +16,7 @@ namespace lockstep {
 class CacheRead {
  public:
   CacheRead() = default;
-  CacheRead(const KeptTensor* kv, int layer, const KvHistory& history);
+  CacheRead(const KeptTensor* kv, const KvHistory& history);
 
   const std::string& trouble() const { return trouble_; }  // empty: none
   KeysValues keys_values() const { return {k_, v_}; }

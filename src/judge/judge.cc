@@ -69,7 +69,7 @@ struct Judge::State {
   Ledger ledger;
   std::vector<std::vector<Place>> inputs;          // by place
   std::vector<std::vector<size_t>> input_indices;  // the same as indices of places
-  KvHistory history;
+  KvHistory history{/*keep_bytes=*/true};
   TokenFlow flow;
   LogitsComparison logits;
   RunFacts facts;
@@ -199,6 +199,7 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   const SeenPass seen(pass, options.selection);
   facts.add(pass);
   flow.begin(pass);
+  history.begin(pass.info);
   look_for_strays(pass);
   run_models(pass.info);
   remember_cache(seen);

@@ -1,63 +1,117 @@
 #include "src/judge/kv_history.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "probes/digest.h"
 
 namespace lockstep {
+namespace {
+
+uint64_t linked(uint64_t a, uint64_t b) {
+  const uint64_t both[] = {a, b};
+  return hash_of(both, sizeof(both));
+}
+
+uint64_t key_of(int layer, uint64_t prefix) { return linked(static_cast<uint64_t>(layer), prefix); }
+
+}  // namespace
+
+void KvHistory::begin(const PassInfo& pass) {
+  pass_ = pass.pass;
+  rows_ = pass.rows;
+  const auto put = [this](int32_t request, size_t position, int32_t token) {
+    std::vector<uint64_t>& chain = prefixes_[request];
+    if (chain.size() <= position) chain.resize(position + 1);
+    uint64_t before = position == 0 ? 1 : chain[position - 1];
+    // Where a trace lacks the passes before, a position stands for itself alone.
+    if (before == 0) before = linked(~static_cast<uint64_t>(request), position);
+    chain[position] = linked(before, static_cast<uint64_t>(token));
+  };
+  for (const Inherited& inherited : pass.inherited)
+    for (size_t p = 0; p < inherited.tokens.size(); ++p)
+      put(inherited.request, p, inherited.tokens[p]);
+  for (const PassRow& r : pass.rows)
+    put(r.row.request, static_cast<size_t>(r.row.position), r.token);
+}
 
 void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
                       const TensorView& v) {
   const auto bytes = static_cast<size_t>(k.row_size() * size_of(k.dtype));
   std::vector<char> both(2 * bytes);
+  auto next = rows_.begin();  // rows come in the order of the pass, or some of them do
   for (size_t i = 0; i < rows.size(); ++i) {
     std::memcpy(both.data(), k.as<const char>() + i * bytes, bytes);
     std::memcpy(both.data() + bytes, v.as<const char>() + i * bytes, bytes);
     const uint64_t hash = hash_of(both.data(), both.size());
 
-    Lane& lane = lanes_[{layer, rows[i].request}];
-    lane.row_bytes = bytes;
-    const auto position = static_cast<size_t>(rows[i].position);
-    if (lane.hashes.size() <= position) {
-      lane.hashes.resize(position + 1);
-      lane.k.resize((position + 1) * bytes);
-      lane.v.resize((position + 1) * bytes);
-    }
-    std::memcpy(lane.k.data() + position * bytes, both.data(), bytes);
-    std::memcpy(lane.v.data() + position * bytes, both.data() + bytes, bytes);
-    lane.hashes[position] = hash;
-    writers_.try_emplace(hash, Place{layer, rows[i]});
+    std::vector<uint64_t>& hashes = written_[key_of(layer, prefix(rows[i]))];
+    std::erase(hashes, hash);
+    hashes.push_back(hash);
+    next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
+    const int64_t slot = next == rows_.end() ? -1 : next->slot;
+    const auto [content, fresh] =
+        contents_.try_emplace(hash, Content{{layer, rows[i], pass_, slot}, {}});
+    if (fresh && keep_bytes_) content->second.bytes = both;
   }
 }
 
-const KvHistory::Lane* KvHistory::lane(int layer, const Row& row) const {
-  const auto found = lanes_.find({layer, row.request});
-  if (found == lanes_.end()) return nullptr;
+const std::vector<uint64_t>* KvHistory::versions(int layer, const Row& row) const {
+  const auto found = written_.find(key_of(layer, prefix(row)));
+  return found == written_.end() ? nullptr : &found->second;
+}
+
+bool KvHistory::holds(int layer, const Row& row, uint64_t hash) const {
+  const std::vector<uint64_t>* hashes = versions(layer, row);
+  return hashes && std::ranges::count(*hashes, hash) > 0;
+}
+
+bool KvHistory::knows(int layer, const Row& row) const { return versions(layer, row) != nullptr; }
+
+uint64_t KvHistory::latest(int layer, const Row& row) const {
+  const std::vector<uint64_t>* hashes = versions(layer, row);
+  return hashes ? hashes->back() : 0;
+}
+
+const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {
+  const auto found = contents_.find(hash);
+  return found == contents_.end() ? nullptr : &found->second.writer;
+}
+
+uint64_t KvHistory::prefix(const Row& row) const {
+  const auto found = prefixes_.find(row.request);
   const auto position = static_cast<size_t>(row.position);
-  return position < found->second.hashes.size() && found->second.hashes[position] ? &found->second
-                                                                                  : nullptr;
+  return found == prefixes_.end() || position >= found->second.size() ? 0 : found->second[position];
 }
 
-std::optional<uint64_t> KvHistory::hash(int layer, const Row& row) const {
-  const Lane* found = lane(layer, row);
-  return found ? found->hashes[static_cast<size_t>(row.position)] : std::nullopt;
+std::span<const char> KvHistory::k(uint64_t hash) const {
+  const auto found = contents_.find(hash);
+  if (found == contents_.end()) return {};
+  const std::vector<char>& bytes = found->second.bytes;
+  return {bytes.data(), bytes.size() / 2};
 }
 
-const KvHistory::Place* KvHistory::writer_of(uint64_t hash) const {
-  const auto found = writers_.find(hash);
-  return found == writers_.end() ? nullptr : &found->second;
+std::span<const char> KvHistory::v(uint64_t hash) const {
+  const auto found = contents_.find(hash);
+  if (found == contents_.end()) return {};
+  const std::vector<char>& bytes = found->second.bytes;
+  return {bytes.data() + bytes.size() / 2, bytes.size() / 2};
 }
 
-std::span<const char> KvHistory::k(int layer, const Row& row) const {
-  const Lane* found = lane(layer, row);
-  if (!found) return {};
-  return {found->k.data() + static_cast<size_t>(row.position) * found->row_bytes, found->row_bytes};
-}
-
-std::span<const char> KvHistory::v(int layer, const Row& row) const {
-  const Lane* found = lane(layer, row);
-  if (!found) return {};
-  return {found->v.data() + static_cast<size_t>(row.position) * found->row_bytes, found->row_bytes};
+WrongRows wrong_rows(std::span<const Row> rows, std::span<const uint64_t> hashes, int layer,
+                     const KvHistory& history) {
+  WrongRows found;
+  int64_t first_unknown = -1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    if (!history.knows(layer, rows[i])) {
+      if (found.unknown++ == 0) first_unknown = index;
+    } else if (!history.holds(layer, rows[i], hashes[i])) {
+      if (found.wrong++ == 0) found.first = index;
+    }
+  }
+  if (found.first < 0) found.first = first_unknown;
+  return found;
 }
 
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -13,39 +12,68 @@
 
 namespace lockstep {
 
-// Every K/V row that the model has written, by (layer, request, position), in the bytes of its
-// dtype: what attention must find again through its page table, and where a row that it found
-// instead came from.
+// Every K/V row that the model has written, by what it stands for: the layer, and all tokens up to
+// its own. Whoever has the same tokens may read it, because shared prefixes, forks and computing
+// again are legal; nobody else may. Also where a row that was found instead came from.
 class KvHistory {
  public:
-  struct Place {
+  // Who wrote a row first.
+  struct Writer {
     int layer = -1;
     Row row;
+    int32_t pass = 0;
+    int64_t slot = -1;
   };
 
-  // Row i of k and v belongs to rows[i]. Both [rows, kv_heads, head_dim], CPU, of one shape and
-  // dtype. A position that is written again replaces what it held.
+  // keep_bytes: k() and v() can be asked for, at the price of a copy of all that was written.
+  explicit KvHistory(bool keep_bytes) : keep_bytes_(keep_bytes) {}
+
+  // Before the writes of each pass: which tokens its rows stand for.
+  void begin(const PassInfo& pass);
+  // Row i of k and v belongs to rows[i], a row of the pass. Both [rows, kv_heads, head_dim], CPU,
+  // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
 
-  // xxh3 over the bytes of K, then V, of that position; nothing when it was never seen.
-  std::optional<uint64_t> hash(int layer, const Row& row) const;
-  // Who wrote a row of that hash first; null: nobody.
-  const Place* writer_of(uint64_t hash) const;
+  // Whether K and V of that hash (xxh3 over the bytes of K, then V) were written for the tokens of
+  // the request up to that position.
+  bool holds(int layer, const Row& row, uint64_t hash) const;
+  // Whether anything was.
+  bool knows(int layer, const Row& row) const;
+  // The first writer of that hash; null: nobody.
+  const Writer* writer_of(uint64_t hash) const;
+  // Stands for all tokens of the request up to that position; 0: never seen.
+  uint64_t prefix(const Row& row) const;
 
-  // Bytes of one position's K or V; empty when it was never seen.
-  std::span<const char> k(int layer, const Row& row) const;
-  std::span<const char> v(int layer, const Row& row) const;
+  // Bytes of K or V by hash; empty when they are not kept.
+  std::span<const char> k(uint64_t hash) const;
+  std::span<const char> v(uint64_t hash) const;
+  // What was written last for the tokens up to there; 0 when nothing was.
+  uint64_t latest(int layer, const Row& row) const;
 
  private:
-  struct Lane {
-    size_t row_bytes = 0;  // of K, and of V
-    std::vector<char> k, v;
-    std::vector<std::optional<uint64_t>> hashes;  // by position
+  struct Content {
+    Writer writer;
+    std::vector<char> bytes;  // K, then V
   };
-  const Lane* lane(int layer, const Row& row) const;
+  // The last of `hashes` was written last.
+  const std::vector<uint64_t>* versions(int layer, const Row& row) const;
 
-  std::map<std::pair<int, int32_t>, Lane> lanes_;  // by (layer, request)
-  std::unordered_map<uint64_t, Place> writers_;
+  bool keep_bytes_;
+  std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
+  std::vector<PassRow> rows_;                          // of the pass
+  int32_t pass_ = 0;
+  std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)
+  std::unordered_map<uint64_t, Content> contents_;               // by hash
 };
+
+// Rows of attn.kv that are not what was written for their request's tokens.
+struct WrongRows {
+  int64_t wrong = 0;    // rows that hold something else
+  int64_t unknown = 0;  // rows for whose tokens nothing was written
+  int64_t first = -1;   // the first that is wrong, or else the first unknown one
+};
+// Row i has hash hashes[i].
+WrongRows wrong_rows(std::span<const Row> rows, std::span<const uint64_t> hashes, int layer,
+                     const KvHistory& history);
 
 }  // namespace lockstep

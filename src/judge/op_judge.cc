@@ -121,7 +121,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
     group.tensor = pass.seen.tensor(place, node.request);
     if (op == OpKind::attention) {
       const Place& kv = inputs.at(1);
-      group.cache = CacheRead(pass.seen.tensor(kv, node.request), place.layer, pass.history);
+      group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
       std::string trouble = group.cache.trouble();
       if (misshapen_.contains(key_of(kv)) || !pass.seen.trouble(kv, dtype, node).text.empty())
         trouble = "attn.kv, which the op reads, was not captured, or not as the model has it";

@@ -60,7 +60,9 @@ class Oracle {
 class ReferenceModel {
  public:
   virtual ~ReferenceModel() = default;
-  // Slots and pages are ignored. Positions of a request must continue where its last pass ended.
+  // Slots and pages are ignored. Inherited tokens are computed first and not shown. Positions of a
+  // request must continue where its last pass or its inherited tokens end, or start again earlier,
+  // which forgets what came after.
   virtual void run(const PassInfo& pass, Probe& probe) = 0;
 };
 

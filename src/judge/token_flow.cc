@@ -3,14 +3,20 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <set>
 
 namespace lockstep {
 
 void TokenFlow::begin(const Pass& pass) {
   trouble_.clear();
+  for (const Inherited& inherited : pass.info.inherited)
+    next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
+  std::set<int32_t> entered;
   for (const PassRow& r : pass.info.rows) {
     int32_t& next = next_[r.row.request];
-    if (r.row.position != next) {
+    // A request may enter a pass at an earlier position: what came after is computed again.
+    const bool again = entered.insert(r.row.request).second && r.row.position < next;
+    if (r.row.position != next && !again) {
       continues_ = false;
       trouble_.try_emplace(r.row.request,
                            fmt::format("position {} of request {} was next, found {}", next,

@@ -16,7 +16,8 @@ namespace lockstep {
 class TokenFlow {
  public:
   void begin(const Pass& pass);
-  // Whether every request of this pass, and of all before it, went on where it had stopped.
+  // Whether every request of this pass, and of all before it, went on where it had stopped or its
+  // inherited tokens end, or started again earlier.
   bool continues() const { return continues_; }
   // Makes the outcome of embed structural where this pass's positions do not follow.
   void check_order(const NodeRows& node, NodeOutcome& outcome) const;

@@ -155,6 +155,35 @@ TEST_P(ServedOtherwise, StrangersInTheBatchChangeNothing) {
   expect_same(rows_of(together, 2), rows_of(together, 7), 9 * 10 * 3);
 }
 
+TEST_P(ServedOtherwise, StartingAgainForgetsWhatCameAfter) {
+  const std::vector<int32_t> t = tokens(12), other = tokens(12, 2);
+  const auto part = [&t](int from, int to) {
+    return Chunk{0, from, {t.begin() + from, t.begin() + to}};
+  };
+  const auto once = run_passes(*model(), {pass_over(0, {part(0, 12)})});
+  const auto twice = model();
+  run_passes(*twice, {pass_over(0, {part(0, 5), {1, 0, other}}),
+                      pass_over(1, {{0, 5, {other.begin(), other.begin() + 4}}})});
+  const auto again = run_passes(*twice, {pass_over(2, {part(3, 12)})});
+  const auto middle =
+      run_passes(*model(), {pass_over(0, {part(0, 3)}), pass_over(1, {part(3, 12)})});
+  expect_same(rows_of({middle[1]}, 0), rows_of(again, 0), 9 * 10 * 3);
+  expect_same(rows_of(once, 0), rows_of(middle, 0), 12 * 10 * 3);
+}
+
+TEST_P(ServedOtherwise, InheritedTokensAreComputedUnseen) {
+  const std::vector<int32_t> t = tokens(12);
+  const auto part = [&t](int from, int to) {
+    return Chunk{3, from, {t.begin() + from, t.begin() + to}};
+  };
+  const auto own = run_passes(*model(), {pass_over(0, {part(0, 8)}), pass_over(1, {part(8, 12)})});
+  PassInfo pass = pass_over(0, {part(8, 12)});
+  pass.inherited = {{3, {t.begin(), t.begin() + 8}}};
+  const auto inherits = run_passes(*model(), {pass});
+  ASSERT_EQ(inherits.size(), 1u);
+  expect_same(rows_of({own[1]}, 3), rows_of(inherits, 3), 4 * 10 * 3);
+}
+
 TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
   const auto passes = run_passes(*model(), {pass_over(0, {{0, 0, tokens(5)}, {1, 0, tokens(3)}}),
                                             pass_over(1, {{1, 3, {9}}})});
@@ -207,7 +236,7 @@ TEST(BadPass, IsOneSentenceAndLeavesTheCacheAlone) {
   far.logit_rows = {1};
   EXPECT_NE(error(far).find("logits of row 1"), std::string::npos);
   EXPECT_EQ(run_passes(*model, {pass_over(0, {{0, 0, {5, 6}}})}).size(), 1u);
-  EXPECT_NE(error(pass_over(1, {{0, 0, {5}}})).find("go on at position 2"), std::string::npos);
+  EXPECT_NE(error(pass_over(1, {{0, 3, {5}}})).find("go on at position 2"), std::string::npos);
 }
 
 }  // namespace
