@@ -1,5 +1,6 @@
 // The commands as a user meets them: help, misspellings, bad values, missing files.
-#include <chrono>
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -30,7 +31,7 @@ TEST(Lockstep, ExplainsItselfToAStranger) {
 TEST(Lockstep, ExplainsEveryCommandWithExamples) {
   const std::string help = call_lockstep("--help").out;
   for (const std::string name :
-       {"run", "judge", "diff", "inspect", "generate", "model", "points", "faults"}) {
+       {"run", "judge", "diff", "inspect", "generate", "model", "bench", "points", "faults"}) {
     expect_has(help, "\n  " + name + " ");
     const Outcome outcome = call_lockstep(name + " --help");
     EXPECT_EQ(outcome.status, 0) << name;
@@ -88,15 +89,26 @@ TEST(Lockstep, SaysThatStdoutIsFull) {
   expect_has(trouble_of("points >/dev/full"), "cannot be written to stdout: No space left");
 }
 
+// Processor time of the children that have ended: unlike the clock, it does not run while others
+// have the machine.
+double children_ms() {
+  rusage usage{};
+  getrusage(RUSAGE_CHILDREN, &usage);
+  const auto ms = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_usec) * 1e-3;
+  };
+  return ms(usage.ru_utime) + ms(usage.ru_stime);
+}
+
 TEST(Lockstep, StartsInMilliseconds) {
   double best = 1e9;
   for (int i = 0; i < 15; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const double before = children_ms();
     ASSERT_EQ(call_lockstep(i % 2 ? "--help" : "points").status, 0);
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-    best = std::min(best, took.count());
+    best = std::min(best, children_ms() - before);
   }
-  std::printf("starts in %.1f ms, shell included\n", best);
+  std::printf("starts in %.1f ms of processor time, shell included\n", best);
+  EXPECT_GT(best, 0);
   EXPECT_LE(best, 20);
 }
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/lockstep_binary.h"
-#include "traces/trace.h"
+#include "tests/tools/written_trace.h"
 
 namespace lockstep {
 namespace {
@@ -21,24 +21,7 @@ class Inspect : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(path_); }
 
-  // Writes what was served; without numbers of `digest_only`; the last `cut` passes are missing.
-  void write(const Point* digest_only = nullptr, size_t cut = 0) {
-    Manifest manifest{.provenance = {{"engine", "lockstep"}, {"model", "bard"}},
-                      .graph = {.layers = 6, .qk_norm = true},
-                      .dtype = DType::bf16,
-                      .keep = Keep::full};
-    for (const Sequence& s : served_.sequences)
-      manifest.requests.push_back(
-          {.id = s.id, .name = s.request.name, .prompt = s.request.prompt, .argmax = s.argmax});
-    const auto writer = create_trace(path_, manifest);
-    for (size_t i = 0; i + cut < served_.passes.size(); ++i) {
-      Pass pass = served_.passes[i];
-      for (KeptTensor& t : pass.tensors)
-        if (digest_only && *t.point == *digest_only) t.data = {};
-      writer->write(pass);
-    }
-    if (cut == 0) writer->finish(manifest.requests);
-  }
+  void write(LeftOut left_out = {}) { write_trace(path_, served_, left_out); }
 
   json table(const std::string& arguments) {
     const Outcome outcome = call_lockstep("inspect " + path_ + " --format json " + arguments);
@@ -113,7 +96,7 @@ TEST_F(Inspect, ShowsTheLargestFirst) {
 }
 
 TEST_F(Inspect, SaysThatItHasDigestsOnly) {
-  write(&point("attn.k"));
+  write({.numbers_of = &point("attn.k")});
   const std::string selected = "inspect " + path_ + " --point attn.k --layer 0";
   EXPECT_NE(call_lockstep(selected).out.find("digests of these tensors, no numbers"),
             std::string::npos);
@@ -128,7 +111,7 @@ TEST_F(Inspect, RefusesASelectionOfNothing) {
 }
 
 TEST_F(Inspect, ShowsWhatIsLeftOfATraceThatWasCut) {
-  write(nullptr, 1);
+  write({.passes = 1});
   const Outcome outcome = call_lockstep("inspect " + path_);
   EXPECT_EQ(outcome.status, 2);
   EXPECT_NE(outcome.out.find("\nincomplete: "), std::string::npos) << outcome.out;

@@ -1,0 +1,86 @@
+// lockstep diff as a user meets it; what it computes is tested beside src/judge/diff.cc.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/lockstep_binary.h"
+#include "tests/tools/written_trace.h"
+
+namespace lockstep {
+namespace {
+
+class Diff : public testing::Test {
+ protected:
+  void SetUp() override {
+    TearDown();
+    write_trace(a_, serve_with(cpu_ops()));
+  }
+  void TearDown() override {
+    for (const std::string& path : {a_, b_}) std::filesystem::remove_all(path);
+  }
+
+  static Served serve_with(Ops ops) {
+    const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+    return serve(checkpoint, {.dtype = DType::bf16}, {{.prompt = {5, 6, 7}, .forced = {9, 10}}},
+                 std::move(ops));
+  }
+  // The CPU's ops, with the SiLU of one layer doubled.
+  static Ops wrong_in(int layer) {
+    Ops ops = cpu_ops();
+    ops.silu_mul = [layer, right = ops.silu_mul](const OpContext& context, TensorView out,
+                                                 TensorView gate, TensorView up) {
+      right(context, out, gate, up);
+      for (int64_t i = 0; context.layer == layer && i < out.count(); ++i) {
+        BFloat16& x = out.as<BFloat16>()[i];
+        x = from_float<BFloat16>(2 * to_float(x));
+      }
+    };
+    return ops;
+  }
+
+  const std::string a_ = testing::TempDir() + "lockstep_diff_a.trace";
+  const std::string b_ = testing::TempDir() + "lockstep_diff_b.trace";
+  const std::string both_ = "diff " + a_ + " " + b_;
+};
+
+TEST_F(Diff, OfTheSameRunIsNothing) {
+  write_trace(b_, serve_with(cpu_ops()));
+  const Outcome outcome = call_lockstep(both_);
+  EXPECT_EQ(outcome.status, 0) << outcome.out;
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(Diff, NamesTheFirstPlaceThatNoiseDoesNotExplain) {
+  write_trace(b_, serve_with(wrong_in(3)));
+  const std::string file = testing::TempDir() + "lockstep_diff.json";
+  const Outcome outcome = call_lockstep(both_ + " --format json --json " + file);
+  EXPECT_EQ(outcome.status, 1) << outcome.out;
+  const auto result = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(result["verdict"], "different");
+  for (const char* first : {"first_bits", "first_kind"}) {
+    EXPECT_EQ(result[first]["point"], "mlp.act") << first;
+    EXPECT_EQ(result[first]["layer"], 3) << first;
+  }
+  std::ifstream kept(file);
+  EXPECT_EQ(nlohmann::json::parse(kept), result);
+  std::filesystem::remove(file);
+}
+
+TEST_F(Diff, LooksWhereItIsTold) {
+  write_trace(b_, serve_with(wrong_in(3)));
+  const std::string in_layers = both_ + " --points 'attn.*,mlp.*' --layers ";
+  EXPECT_EQ(call_lockstep(in_layers + "0-2").status, 0);
+  EXPECT_EQ(call_lockstep(in_layers + "3").status, 1);
+}
+
+TEST_F(Diff, RefusesWhatItCannotCompare) {
+  EXPECT_NE(trouble_of(both_).find(b_), std::string::npos);
+  EXPECT_NE(trouble_of("diff " + a_).find("B is required"), std::string::npos);
+}
+
+TEST_F(Diff, OfNothingIsTrouble) {
+  write_trace(b_, serve_with(cpu_ops()));
+  EXPECT_EQ(call_lockstep(both_ + " --layers 77 --points 'attn.*'").status, 2);
+}
+
+}  // namespace
+}  // namespace lockstep
