@@ -124,7 +124,7 @@ class Readme(Rule):
     def setUp(self):
         super().setUp()
         self.binary = self.write("build/lockstep", """#!/bin/sh
-                                 case "$1" in run) echo "  --model DIR";; *) exit 2;; esac
+                                 case "$1" in run|--help) echo "  --model DIR";; *) exit 2;; esac
                                  """)
         self.binary.chmod(self.binary.stat().st_mode | stat.S_IXUSR)
 
@@ -132,13 +132,15 @@ class Readme(Rule):
         self.write("tests/run", "").chmod(0o755)
         self.write("README.md", "```sh\nlockstep run --model X  # --note\nlockstep fly\n"
                    "build/lockstep run \\\n  --mode X | head --lines 3\n"
-                   "tests/run\ntools/none\n```\n")
+                   "tests/run\ntools/none\n```\n"
+                   "    lockstep --modl\n\nSee `lockstep COMMAND --x` or `lockstep\nwalk; x`.\n")
         self.expect(readme.problems, "no command fly", "no option --mode:",
-                    "tools/none is no script", binary=self.binary)
+                    "there is no tools/none", "no option --modl:",
+                    "no command walk", binary=self.binary)
 
     def test_a_readme_without_commands_is_no_proof(self):
         self.expect(readme.problems, "is missing", binary=self.binary)
-        self.write("README.md", "lockstep run\n")
+        self.write("README.md", "No command.\n")
         self.expect(readme.problems, "shows no lockstep command", binary=self.binary)
 
 

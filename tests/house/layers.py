@@ -27,7 +27,7 @@ MAY_INCLUDE = {
 FOREIGN = [
     (r"cuda|cublas|cub/|cooperative_groups|mma\.h", {"kernels"}),
     (r"dnnl|oneapi/|omp\.h", {"kernels"}),
-    (r"(imm|x86|avx\w*)intrin\.h", {"kernels"}),
+    (r"(imm|x86)intrin\.h|cpuid\.h", {"kernels"}),
     (r"hdf5|H5", {"traces"}),
     (r"zlib\.h", {"traces"}),
     (r"xxhash\.h", {"probes", "traces", "src/weights"}),
