@@ -11,6 +11,7 @@ namespace {
 struct Inner {
   double limit = 0;
   double deviation_squared = 0;
+  double shared = 0;  // of deviation_squared
 };
 
 double squared(double x) { return x * x; }
@@ -46,8 +47,10 @@ Inner attention(const Exact& e, size_t i) {
   const double ds =
       std::sqrt(static_cast<double>(dim)) * kAccumulatorRoundoff * score + 4 * kAccumulatorRoundoff;
   const double walk = std::sqrt(n) * kAccumulatorRoundoff * e.magnitude[i];
-  return {2 * kLambda * ds * e.spread[i] + kLambda * walk,
-          squared(ds * e.spread[i]) + squared(0.3 * walk)};
+  // One wrong score moves a whole head, and so do the two roundings of its division by the sum.
+  const double shared =
+      squared(ds * e.spread[i]) + squared(kAccumulatorRoundoff * std::fabs(e.want[i]));
+  return {2 * kLambda * ds * e.spread[i] + kLambda * walk, shared + squared(0.3 * walk), shared};
 }
 
 Inner nothing(const Exact&, size_t) { return {}; }
@@ -73,6 +76,7 @@ void check_sizes(OpKind op, const Exact& e) {
 template <typename InnerOf>
 Budget fill(const Exact& exact, DType dtype, InnerOf inner_of) {
   Budget budget;
+  if (!exact.spread.empty()) budget.shared.resize(exact.want.size());
   budget.limit.resize(exact.want.size());
   budget.variance.resize(exact.want.size());
   for (size_t i = 0; i < exact.want.size(); ++i) {
@@ -80,6 +84,7 @@ Budget fill(const Exact& exact, DType dtype, InnerOf inner_of) {
     const Inner inner = inner_of(exact, i);
     budget.limit[i] = spacing / 2 + inner.limit;
     budget.variance[i] = spacing * spacing / 12 + inner.deviation_squared;
+    if (!budget.shared.empty()) budget.shared[i] = inner.shared;
   }
   return budget;
 }

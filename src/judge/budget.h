@@ -13,6 +13,9 @@ namespace lockstep {
 struct Budget {
   std::vector<double> limit;     // B: no correct kernel is further away
   std::vector<double> variance;  // V: expected square of the difference, uniform rounding included
+  // The part of V that all elements of one head and row have in common, because one wrong score
+  // moves them together. Empty: the elements are independent.
+  std::vector<double> shared;
 };
 
 // B is exceeded by chance about once in 1e15 correct elements per kLambda = 8 standard deviations
@@ -31,7 +34,8 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 //   silu_mul   B = out + 16 u |o|                      V = ulp^2/12 + (3 u o)^2
 //   attention  B = out + 2 lambda ds sum p|v-o| + lambda sqrt(n) u sum p|v|,
 //              ds = sqrt(head_dim) u max_j scale sum|q k_j| + 4 u
-//              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2
+//              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2, the second term
+//              shared
 //   gather, add  B = out, V = ulp^2/12 (held to the bits; B says how far off one is)
 // Throws Error when `exact` lacks a magnitude that `op` needs.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype);

@@ -198,13 +198,13 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   std::vector<double> seen, of_exact, of_rounded;
   for (size_t i = 0; i < count; ++i) {
     const auto part = [&](const std::vector<double>& all) {
-      return std::span(all).subspan(i * size, size);
+      return all.empty() ? std::span<const double>() : std::span(all).subspan(i * size, size);
     };
     const auto row = static_cast<int64_t>(i);
     Group::Member& member = group.members[group.owner[first + i]];
     row_of(got.view(), row, seen);
-    member.meter.add(rows[i].position,
-                     {seen, part(exact.want), part(budget.limit), part(budget.variance)});
+    member.meter.add(rows[i].position, {seen, part(exact.want), part(budget.limit),
+                                        part(budget.variance), part(budget.shared)});
     add_errors(member.sums, seen, part(exact.want), row_of(exact_model.view(), row, of_exact),
                row_of(rounded_model.view(), row, of_rounded));
   }

@@ -54,6 +54,17 @@ Meter::Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t 
   if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_shape.count()));
 }
 
+void Meter::Slice::add(const Slice& other) {
+  sum += other.sum;
+  count += other.count;
+  pairs += other.pairs;
+}
+
+int64_t Meter::Slice::degrees() const {
+  const auto n = static_cast<double>(count);
+  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
+}
+
 bool Meter::differs(double got, double want) const {
   const double rounded = round_to(want, dtype_);
   if (got != rounded) return !(std::isnan(got) && std::isnan(rounded));
@@ -87,7 +98,7 @@ bool Meter::numeric(const Element& e, double limit) {
 }
 
 void Meter::add(int64_t position, const RowNumbers& row) {
-  Slice& row_slice = rows_[position];
+  Slice row_slice;
   const int64_t size = static_cast<int64_t>(row.got.size());
   for (int64_t offset = 0; offset < size; ++offset) {
     const auto i = static_cast<size_t>(offset);
@@ -105,22 +116,29 @@ void Meter::add(int64_t position, const RowNumbers& row) {
       any_worst_ = true;
     }
     const double unit = in_budgets(eta * eta, row.variance[i]);
-    row_slice.sum += unit;
-    ++row_slice.count;
-    if (head_size_ > 0) {
-      Slice& head = heads_[static_cast<size_t>(offset / head_size_)];
-      head.sum += unit;
-      ++head.count;
-    }
-    if (!columns_.empty()) {
-      columns_[i].sum += unit;
-      ++columns_[i].count;
-    }
+    row_slice.add({unit, 1, 0});
+    if (head_size_ > 0) heads_[static_cast<size_t>(offset / head_size_)].add({unit, 1, 0});
+    if (!columns_.empty()) columns_[i].add({unit, 1, 0});
   }
-  if (page_size_ > 0) {
-    Slice& page = pages_[position / page_size_];
-    page.sum += row_slice.sum;
-    page.count += row_slice.count;
+  add_pairs(row, row_slice);
+  rows_[position].add(row_slice);
+  if (page_size_ > 0) pages_[position / page_size_].add(row_slice);
+}
+
+// The elements of a head that share a part of their variance count as fewer.
+void Meter::add_pairs(const RowNumbers& row, Slice& row_slice) {
+  if (row.shared.empty() || head_size_ == 0) return;
+  for (size_t h = 0; h < heads_.size(); ++h) {
+    double sum = 0, squares = 0;
+    for (size_t i = h * static_cast<size_t>(head_size_);
+         i < (h + 1) * static_cast<size_t>(head_size_); ++i) {
+      const double f = row.variance[i] > 0 ? row.shared[i] / row.variance[i] : 0;
+      sum += f;
+      squares += f * f;
+    }
+    const double pairs = std::max(0.0, sum * sum - squares);
+    heads_[h].pairs += pairs;
+    row_slice.pairs += pairs;
   }
 }
 
@@ -145,8 +163,8 @@ Statistic Meter::worst_slice(const Slice& all) const {
   const double tail = kFalseAlarm / std::max(1.0, static_cast<double>(slices.size()));
   std::map<int64_t, double> limits;  // slices come in few sizes
   for (const auto& [axis, key, slice] : slices) {
-    double& limit = limits[slice->count];
-    if (limit == 0) limit = rms_limit(slice->count, tail);
+    double& limit = limits[slice->degrees()];
+    if (limit == 0) limit = rms_limit(slice->degrees(), tail);
     const double value = std::sqrt(slice->sum / static_cast<double>(slice->count));
     if (value / limit > worst.value / worst.limit)
       worst = {"T4", value, limit, fmt::format("{} {}", axis, key)};
@@ -166,13 +184,10 @@ Measure Meter::finish() const {
       {"T1", measure.worst.budgets, 1,
        fmt::format("{} of {} elements over their budget", measure.over, measure.elements)});
   Slice all;
-  for (const auto& [position, slice] : rows_) {
-    all.sum += slice.sum;
-    all.count += slice.count;
-  }
+  for (const auto& [position, slice] : rows_) all.add(slice);
   if (all.count < kLeastElements) return measure;
   measure.statistics.push_back({"T2", std::sqrt(all.sum / static_cast<double>(all.count)),
-                                rms_limit(all.count, kFalseAlarm), "the whole node"});
+                                rms_limit(all.degrees(), kFalseAlarm), "the whole node"});
   measure.statistics.push_back(worst_slice(all));
   return measure;
 }

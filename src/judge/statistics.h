@@ -65,9 +65,9 @@ struct Measure {
   std::vector<Statistic> statistics;      // those that this node is held to, in the order T0 .. T4
 };
 
-// One row of a node, all of one length.
+// One row of a node, all of one length. `shared` may be empty: see Budget.
 struct RowNumbers {
-  std::span<const double> got, want, limit, variance;
+  std::span<const double> got, want, limit, variance, shared;
 };
 
 // Measures one node in one pass over its rows.
@@ -84,11 +84,18 @@ class Meter {
   struct Slice {
     double sum = 0;  // of eta^2 / V
     int64_t count = 0;
+    double pairs = 0;  // sum of f_i f_j over ordered pairs of elements that share f of their V
+
+    void add(const Slice& other);
+    // How many independent elements would scatter as much: with squares of Gaussians that share f
+    // of their variance, the variance of the sum is 2 (count + pairs).
+    int64_t degrees() const;
   };
 
   // Whether the element's numbers count; a non-finite one is classified instead.
   bool numeric(const Element& element, double limit);
   bool differs(double got, double want) const;
+  void add_pairs(const RowNumbers& row, Slice& row_slice);
   Statistic worst_slice(const Slice& all) const;
 
   DType dtype_;

@@ -70,7 +70,7 @@ std::string text_of(const Finding& f) {
 }
 
 void tell(Result& result, bool complete, const std::string& reason) {
-  if (result.judged > 0 && !result.findings.empty()) {
+  if (!result.findings.empty()) {
     result.verdict = "diverged";
     result.story = diverged_story(result);
     return;
