@@ -1,8 +1,10 @@
 // The table of commands, the only catch, the only exit.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <new>
 #include <string>
 #include <string_view>
@@ -29,6 +31,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"generate", "run the engine alone and print the text", generate_command},
     {"model", "show what was understood of a checkpoint", model_command},
+    {"bench", "measure the engine as shares of what this machine can give", bench_command},
     {"points", "list the places in a model where a tensor can be seen", points_command},
     {"faults", "list the bugs that --fault can seed", faults_command},
 });
@@ -77,6 +80,15 @@ int dispatch(Args args) {
        nearest(name, names));
 }
 
+// OpenMP's threads (LibTorch's and oneDNN's) spin while they wait, which costs tenfold as soon as
+// another process shares the cores. They can only be told before they are loaded: by starting
+// again.
+void wait_passively(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
+  execv("/proc/self/exe", argv);  // returns only when it cannot: then it is slow, not wrong
+}
+
 int trouble(std::string_view sentence) {
   fmt::print(stderr, "error: {}\n", sentence);
   return 2;
@@ -86,6 +98,7 @@ int trouble(std::string_view sentence) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) try {
+  lockstep::wait_passively(argv);
   return lockstep::dispatch(lockstep::Args(argv, static_cast<size_t>(argc)).subspan(1));
 } catch (const std::bad_alloc&) {
   return lockstep::trouble(

@@ -2,6 +2,8 @@
 // both checkpoints; and where it cannot show, the verdict is clean.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
 

@@ -1,6 +1,8 @@
 // Clean runs must come out clean, whatever serves them; and what must fail, fails.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
 
