@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "kernels/check.h"
+#include "probes/tee.h"
+#include "src/judge/audit.h"
 
 namespace lockstep {
 namespace {
@@ -38,22 +40,17 @@ Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
   return manifest;
 }
 
-// A bug table and the hooks that go with it, on top of the CPU's ops.
-struct Seeded {
-  Ops ops = cpu_ops();
-  std::vector<Engine::PassHook> hooks;
-
-  Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config) {
-    for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
-  }
-  Engine::PassHook hook() const {
-    return [hooks = hooks](Batch& batch) {
-      for (const Engine::PassHook& each : hooks) each(batch);
-    };
-  }
-};
-
 }  // namespace
+
+Seeded::Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config) {
+  for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+}
+
+Engine::PassHook Seeded::hook() const {
+  return [hooks = hooks](Batch& batch) {
+    for (const Engine::PassHook& each : hooks) each(batch);
+  };
+}
 
 void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
   const auto flagged = [&](const KeptTensor& tensor) {
@@ -93,7 +90,9 @@ Result judge_run(const JudgedRun& run) {
     keep_only(pass, run.keep, flags, manifest.graph);
     writer->write(pass);
   });
-  Probe probe(&recorder);
+  Auditor auditor(run.engine.page_size);
+  Tee both(recorder, auditor);
+  Probe probe(run.audit ? static_cast<Sink*>(&both) : &recorder);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     done = 0;
@@ -105,6 +104,7 @@ Result judge_run(const JudgedRun& run) {
   if (writer) writer->finish(requests);
   Result result = judge.finish(requests, true);
   result.provenance = run.provenance;
+  if (run.audit) add_audit(result, auditor);
   return result;
 }
 

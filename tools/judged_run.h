@@ -20,11 +20,21 @@ struct JudgedRun {
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;
+  bool audit = true;  // of the K/V cache too
   std::string trace;  // where to keep what was seen; empty: nowhere
   Keep keep = Keep::flagged;
   std::map<std::string, std::string> provenance;
   // Called after every pass with the tokens chosen so far and all that can be chosen.
   std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// The CPU's ops with bugs seeded into them, and the hooks that go with these.
+struct Seeded {
+  Ops ops = cpu_ops();
+  std::vector<Engine::PassHook> hooks;
+
+  Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config);
+  Engine::PassHook hook() const;
 };
 
 // Throws Error when the run or the writing of its trace cannot go on.

@@ -19,6 +19,7 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
+  bool audit = true;
 };
 
 Result run(const RunOptions& options, const std::vector<std::string>& command_line) {
@@ -34,6 +35,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
                              .requests = session.requests,
                              .faults = faults,
                              .judge = {.selection = selection},
+                             .audit = options.audit,
                              .trace = options.observe.trace,
                              .keep = keep_from(options.observe.keep),
                              .provenance = provenance_of(session.checkpoint, session.engine,
@@ -57,6 +59,7 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
+  app.add_flag("!--no-audit", options.audit, "do not check what is read from the K/V cache");
   add_report_options(app, options.report);
   if (!parse(
           app, args,

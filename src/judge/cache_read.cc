@@ -59,7 +59,7 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
   NodeOutcome outcome;
   const std::vector<uint64_t> hashes = hashes_of(kv);
   const WrongRows found = hashes.size() == kv.rows.size()
-                              ? wrong_rows(kv.rows, hashes, layer, history)
+                              ? history.compare(layer, kv.rows, hashes)
                               : WrongRows{.unknown = std::ssize(kv.rows)};
   if (found.wrong > 0) {
     const auto i = static_cast<size_t>(found.first);

@@ -61,13 +61,6 @@ const std::vector<uint64_t>* KvHistory::versions(int layer, const Row& row) cons
   return found == written_.end() ? nullptr : &found->second;
 }
 
-bool KvHistory::holds(int layer, const Row& row, uint64_t hash) const {
-  const std::vector<uint64_t>* hashes = versions(layer, row);
-  return hashes && std::ranges::count(*hashes, hash) > 0;
-}
-
-bool KvHistory::knows(int layer, const Row& row) const { return versions(layer, row) != nullptr; }
-
 uint64_t KvHistory::latest(int layer, const Row& row) const {
   const std::vector<uint64_t>* hashes = versions(layer, row);
   return hashes ? hashes->back() : 0;
@@ -98,15 +91,16 @@ std::span<const char> KvHistory::v(uint64_t hash) const {
   return {bytes.data() + bytes.size() / 2, bytes.size() / 2};
 }
 
-WrongRows wrong_rows(std::span<const Row> rows, std::span<const uint64_t> hashes, int layer,
-                     const KvHistory& history) {
+WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
+                             std::span<const uint64_t> hashes) const {
   WrongRows found;
   int64_t first_unknown = -1;
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    if (!history.knows(layer, rows[i])) {
+    const std::vector<uint64_t>* legal = versions(layer, rows[i]);
+    if (!legal) {
       if (found.unknown++ == 0) first_unknown = index;
-    } else if (!history.holds(layer, rows[i], hashes[i])) {
+    } else if (std::ranges::count(*legal, hashes[i]) == 0) {
       if (found.wrong++ == 0) found.first = index;
     }
   }

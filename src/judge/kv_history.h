@@ -12,6 +12,13 @@
 
 namespace lockstep {
 
+// Rows of attn.kv that are not what was written for their request's tokens.
+struct WrongRows {
+  int64_t wrong = 0;    // rows that hold something else
+  int64_t unknown = 0;  // rows for whose tokens nothing was written
+  int64_t first = -1;   // the first that is wrong, or else the first unknown one
+};
+
 // Every K/V row that the model has written, by what it stands for: the layer, and all tokens up to
 // its own. Whoever has the same tokens may read it, because shared prefixes, forks and computing
 // again are legal; nobody else may. Also where a row that was found instead came from.
@@ -34,11 +41,9 @@ class KvHistory {
   // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
 
-  // Whether K and V of that hash (xxh3 over the bytes of K, then V) were written for the tokens of
-  // the request up to that position.
-  bool holds(int layer, const Row& row, uint64_t hash) const;
-  // Whether anything was.
-  bool knows(int layer, const Row& row) const;
+  // Whether what was read at rows[i], whose hash (xxh3 over the bytes of K, then V) is hashes[i],
+  // was written for the tokens of that request up to that position.
+  WrongRows compare(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes) const;
   // The first writer of that hash; null: nobody.
   const Writer* writer_of(uint64_t hash) const;
   // Stands for all tokens of the request up to that position; 0: never seen.
@@ -65,15 +70,5 @@ class KvHistory {
   std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)
   std::unordered_map<uint64_t, Content> contents_;               // by hash
 };
-
-// Rows of attn.kv that are not what was written for their request's tokens.
-struct WrongRows {
-  int64_t wrong = 0;    // rows that hold something else
-  int64_t unknown = 0;  // rows for whose tokens nothing was written
-  int64_t first = -1;   // the first that is wrong, or else the first unknown one
-};
-// Row i has hash hashes[i].
-WrongRows wrong_rows(std::span<const Row> rows, std::span<const uint64_t> hashes, int layer,
-                     const KvHistory& history);
 
 }  // namespace lockstep

@@ -78,9 +78,9 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, ServedRun,
-                         testing::Values(Case{"bard-qwen3", DType::f32},
+                         testing::Values(Case{"bard-qwen3", DType::f16},
                                          Case{"bard-qwen3", DType::bf16},
-                                         Case{"bard-qwen2.5", DType::f32},
+                                         Case{"bard-qwen2.5", DType::f16},
                                          Case{"bard-qwen2.5", DType::bf16}),
                          name_of_case);
 
