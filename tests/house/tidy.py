@@ -14,7 +14,8 @@ SKIPPED = 77
 
 def trouble_with(root, path, build):
     checks = (root / ".clang-tidy").read_text()
-    command = ["clang-tidy", "--quiet", "-p", build, root / path]
+    # Clang's own warnings are about g++'s options as often as about the code: g++ warns itself.
+    command = ["clang-tidy", "--quiet", "--extra-arg=-Wno-everything", "-p", build, root / path]
     said = house.checked(root, path, build, checks, command)
     return said and f"{path}:\n{said}"
 
