@@ -1,8 +1,11 @@
 #include "kernels/paged_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/arguments.h"
@@ -15,8 +18,9 @@ namespace {
 // Keys are taken in blocks [0, 32), [32, 64), .. of positions, whatever the page size: the order of
 // summation, and so every bit, depends on the position of the query alone.
 constexpr int64_t kBlock = 32;
-constexpr int64_t kQueries = 4;  // of one request, which read K and V together
-constexpr int64_t kWidest = 16;  // lanes of the widest instance
+constexpr int64_t kQueries = 16;  // of one request, which read K and V together
+constexpr int64_t kFewRows = 4;   // up to here K and V are read where they lie, not widened first
+constexpr int64_t kWidest = 16;   // lanes of the widest instance
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Up to kQueries consecutive queries of a request.
@@ -58,16 +62,19 @@ struct Scratch {
         v(block(p)),
         p(static_cast<size_t>(kQueries * p.group() * kBlock)),
         most(static_cast<size_t>(kQueries * p.group())),
-        total(most.size()) {}
+        total(most.size()) {
+    next.fill(0);
+  }
   static size_t rows(const Problem& p) {
     return static_cast<size_t>(kQueries * p.group() * p.stride());
   }
   static size_t block(const Problem& p) { return static_cast<size_t>(kBlock * p.stride()); }
 
-  std::vector<float> q, o;         // [query, head of the group, stride]
-  std::vector<float> k, v;         // [kBlock, stride]
-  std::vector<float> p;            // [query, head, kBlock]: scores, then probabilities
-  std::vector<float> most, total;  // [query, head]: running maximum, and sum of probabilities
+  std::vector<float> q, o;           // [query, head of the group, stride]
+  std::vector<float> k, v;           // [kBlock, stride]
+  std::vector<float> p;              // [query, head, kBlock]: scores, then probabilities
+  std::vector<float> most, total;    // [query, head]: running maximum, and sum of probabilities
+  std::array<int64_t, kBlock> next;  // elements of the cache where the next block's rows begin
 };
 
 template <typename T>
@@ -79,21 +86,32 @@ struct AttentionKernel {
 
   template <int N>
   [[gnu::always_inline]] void operator()() const {
-    const int64_t group = problem.group();
     begin<N>();
+    // Both give the same bits: a widened number is the number.
+    if (task.queries * problem.group() <= kFewRows && problem.head_dim() == problem.stride())
+      take_blocks<N, T>();
+    else
+      take_blocks<N, float>();
+    finish<N>();
+  }
+
+  // With K and V as they lie (E is T) or widened into the scratch (float).
+  template <int N, typename E>
+  [[gnu::always_inline]] void take_blocks() const {
+    const int64_t group = problem.group();
     const Keys first = problem.seen_from(task.position);
     const Keys last = problem.seen_from(task.position + task.queries - 1);
+    const E *k[kBlock], *v[kBlock];
     for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
-      read_block<N>(block, {std::max(first.begin, block), last.end});
+      read_block<N>(block, {std::max(first.begin, block), last.end}, k, v);
       for (int64_t i = 0; i < task.queries;) {
         const Keys keys = seen_in(block, i);
         int64_t next = i + 1;  // queries that see the same keys of the block are taken together
         while (next < task.queries && seen_in(block, next) == keys) ++next;
-        if (keys.begin < keys.end) attend_rows<N>(i * group, next * group, keys);
+        if (keys.begin < keys.end) attend_rows<N>(i * group, next * group, keys, k, v);
         i = next;
       }
     }
-    finish<N>();
   }
 
   int64_t element(int64_t query, int64_t head) const {
@@ -127,75 +145,99 @@ struct AttentionKernel {
 
   // Element of the cache where the key of a position begins.
   int64_t place_of(int64_t position) const {
-    const int64_t size = problem.cache.page_size();
-    const int64_t slot = task.pages[position / size] * size + position % size;
+    // Unsigned and short, because a division of 64 bits takes as long as a row.
+    const auto size = static_cast<uint32_t>(problem.cache.page_size());
+    const auto at = static_cast<uint32_t>(position);
+    const int64_t slot = int64_t{task.pages[at / size]} * size + at % size;
     return (slot * problem.kv_heads() + kv_head) * problem.head_dim();
   }
 
-  // Only keys that some query of the task sees are read: other slots may hold anything.
-  template <int N>
-  [[gnu::always_inline]] void read_block(int64_t block, Keys keys) const {
+  // Points k and v to the rows of the keys of the block. Only keys that some query of the task sees
+  // are read: other slots may hold anything, and their places in k and v repeat one that is seen.
+  template <int N, typename E>
+  [[gnu::always_inline]] void read_block(int64_t block, Keys keys, const E** k, const E** v) const {
     const int64_t d = problem.head_dim(), stride = problem.stride();
-    const T* k = problem.cache.k.as<const T>();
-    const T* v = problem.cache.v.as<const T>();
-    for (int64_t j = keys.begin; j < std::min(keys.end, block + kBlock); ++j) {
-      const int64_t from = place_of(j);
-      // Rows of one head lie apart, and pages anywhere: the CPU cannot see them coming.
-      if (j + kBlock < keys.end) {
-        prefetch(k + place_of(j + kBlock), d);
-        prefetch(v + place_of(j + kBlock), d);
+    const T* cache_k = problem.cache.k.as<const T>();
+    const T* cache_v = problem.cache.v.as<const T>();
+    const int64_t end = std::min(keys.end, block + kBlock);
+    for (int64_t j = keys.begin; j < end; ++j) {
+      const int64_t from = place_of(j), at = j - block;
+      const int64_t next = j + kBlock < keys.end ? place_of(j + kBlock) : from;
+      scratch.next[static_cast<size_t>(at)] = next;
+      if constexpr (std::is_same_v<E, float>) {
+        float* to_k = &scratch.k[static_cast<size_t>(at * stride)];
+        float* to_v = &scratch.v[static_cast<size_t>(at * stride)];
+        widen<N>(to_k, cache_k + from, d, stride);
+        widen<N>(to_v, cache_v + from, d, stride);
+        k[at] = to_k;
+        v[at] = to_v;
+        prefetch(problem.cache.k, at);
+        prefetch(problem.cache.v, at);
+      } else {
+        k[at] = cache_k + from;
+        v[at] = cache_v + from;
       }
-      const auto to = static_cast<size_t>((j - block) * stride);
-      widen<N>(&scratch.k[to], k + from, d, stride);
-      widen<N>(&scratch.v[to], v + from, d, stride);
     }
+    std::fill(k, k + (keys.begin - block), k[keys.begin - block]);
+    std::fill(k + (end - block), k + kBlock, k[keys.begin - block]);
   }
 
-  [[gnu::always_inline]] static void prefetch(const T* row, int64_t n) {
+  // Asks for the row that takes the place `at` in the block to come: rows of one head lie apart,
+  // and pages anywhere, so that the CPU cannot see them coming.
+  [[gnu::always_inline]] void prefetch(const TensorView& cache, int64_t at) const {
     constexpr int64_t kLine = 64 / sizeof(T);
-    for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
+    const T* row = cache.as<const T>() + scratch.next[static_cast<size_t>(at)];
+    for (int64_t i = 0; i < problem.head_dim(); i += kLine) __builtin_prefetch(row + i);
   }
 
-  template <int N>
-  [[gnu::always_inline]] void attend_rows(int64_t row, int64_t end, Keys keys) const {
-    const int64_t stride = problem.stride();
-    for (; row + 4 <= end; row += 4) attend<N, 4>(row, keys.begin, keys.end, stride);
+  // k and v point to the rows of the block's keys.
+  template <int N, typename E>
+  [[gnu::always_inline]] void attend_rows(int64_t row, int64_t end, Keys keys, const E* const* k,
+                                          const E* const* v) const {
+    for (; row + 4 <= end; row += 4) attend<N, 4>(row, keys, k, v);
     if (row + 2 <= end) {
-      attend<N, 2>(row, keys.begin, keys.end, stride);
+      attend<N, 2>(row, keys, k, v);
       row += 2;
     }
-    if (row < end) attend<N, 1>(row, keys.begin, keys.end, stride);
+    if (row < end) attend<N, 1>(row, keys, k, v);
   }
 
-  // Takes keys [from, to) of the block into `Rows` rows, all of which see them.
-  template <int N, int Rows>
-  [[gnu::always_inline]] void attend(int64_t row, int64_t from, int64_t to, int64_t stride) const {
-    score<N, Rows>(row, from, to, stride);
-    for (int r = 0; r < Rows; ++r) soften<N>(row + r, from, to, stride);
-    weigh<N, Rows>(row, from, to, stride);
+  // Takes keys of the block into `Rows` rows, all of which see them.
+  template <int N, int Rows, typename E>
+  [[gnu::always_inline]] void attend(int64_t row, Keys keys, const E* const* k,
+                                     const E* const* v) const {
+    const int64_t stride = problem.stride();
+    score<N, Rows>(row, keys.begin, keys.end, k, stride);
+    for (int r = 0; r < Rows; ++r) soften<N>(row + r, keys.begin, keys.end, stride);
+    weigh<N, Rows>(row, keys.begin, keys.end, v, stride);
   }
 
-  template <int N, int Rows>
-  [[gnu::always_inline]] void score(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+  // Sixteen sums in flight, whatever the rows. Keys outside [from, to) are overwritten.
+  template <int N, int Rows, typename E>
+  [[gnu::always_inline]] void score(int64_t row, int64_t from, int64_t to, const E* const* k,
+                                    int64_t stride) const {
+    constexpr int kKeys = kWidest / Rows;
     const float* q = &scratch.q[static_cast<size_t>(row * stride)];
     float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
-    // Whole quads of keys keep enough sums in flight; those outside [from, to) are overwritten.
-    for (int64_t j = from / 4 * 4; j < to; j += 4) {
-      const float* k = &scratch.k[static_cast<size_t>(j * stride)];
-      simd::F<N> sums[Rows][4];
-      for (auto& row_sums : sums)
-        for (simd::F<N>& sum : row_sums) sum = simd::F<N>{};
+    for (int64_t j = from / kKeys * kKeys; j < to; j += kKeys) {
+      simd::F<N> sums[kWidest];
+      for (simd::F<N>& sum : sums) sum = simd::F<N>{};
       for (int64_t i = 0; i < stride; i += N) {
-        simd::F<N> keys[4];
-        for (int c = 0; c < 4; ++c) keys[c] = simd::load<N>(k + c * stride + i);
+        simd::F<N> keys[kKeys];
+        for (int c = 0; c < kKeys; ++c) keys[c] = simd::load<N>(k[j + c] + i);
         for (int r = 0; r < Rows; ++r) {
           const simd::F<N> query = simd::load<N>(q + r * stride + i);
-          for (int c = 0; c < 4; ++c) sums[r][c] += query * keys[c];
+          for (int c = 0; c < kKeys; ++c) sums[r * kKeys + c] += query * keys[c];
         }
       }
+      // Between the sums, because a burst of requests fills the queue to memory and waits.
+      if constexpr (!std::is_same_v<E, float>)
+        for (int c = 0; c < kKeys; ++c) prefetch(problem.cache.k, j + c);
+      float scores[kWidest];
+      for (int i = 0; i < kWidest; i += N)
+        simd::store<N>(scores + i, simd::sum_each<N>(sums + i) * problem.scale);
       for (int r = 0; r < Rows; ++r)
-        for (int c = 0; c < 4; ++c)
-          p[r * kBlock + j + c] = simd::sum<N>(sums[r][c]) * problem.scale;
+        std::memcpy(p + r * kBlock + j, scores + r * kKeys, sizeof(float) * kKeys);
     }
   }
 
@@ -234,27 +276,30 @@ struct AttentionKernel {
     for (int64_t i = 0; i < stride; i += N) simd::store<N>(o + i, simd::load<N>(o + i) * shrink);
   }
 
-  template <int N, int Rows>
-  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+  template <int N, int Rows, typename E>
+  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, const E* const* v,
+                                    int64_t stride) const {
     constexpr int kWide = N == 16 ? 4 : 2;  // as many sums as registers hold
     int64_t i = 0;
-    for (; i + kWide * N <= stride; i += kWide * N) weigh<N, Rows, kWide>(row, from, to, i, stride);
-    for (; i < stride; i += N) weigh<N, Rows, 1>(row, from, to, i, stride);
+    for (; i + kWide * N <= stride; i += kWide * N)
+      weigh<N, Rows, kWide>(row, from, to, v, i, stride);
+    for (; i < stride; i += N) weigh<N, Rows, 1>(row, from, to, v, i, stride);
   }
 
   // Elements [i, i + Wide * N) of `Rows` outputs.
-  template <int N, int Rows, int Wide>
-  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, int64_t i,
-                                    int64_t stride) const {
+  template <int N, int Rows, int Wide, typename E>
+  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, const E* const* v,
+                                    int64_t i, int64_t stride) const {
     float* o = &scratch.o[static_cast<size_t>(row * stride + i)];
     const float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
-    const float* v = &scratch.v[static_cast<size_t>(i)];
     simd::F<N> sums[Rows][Wide];
     for (int r = 0; r < Rows; ++r)
       for (int w = 0; w < Wide; ++w) sums[r][w] = simd::load<N>(o + r * stride + w * N);
     for (int64_t j = from; j < to; ++j) {
+      if constexpr (!std::is_same_v<E, float>)
+        if (i == 0) prefetch(problem.cache.v, j);
       simd::F<N> values[Wide];
-      for (int w = 0; w < Wide; ++w) values[w] = simd::load<N>(v + j * stride + w * N);
+      for (int w = 0; w < Wide; ++w) values[w] = simd::load<N>(v[j] + i + w * N);
       for (int r = 0; r < Rows; ++r)
         for (int w = 0; w < Wide; ++w) sums[r][w] += values[w] * p[r * kBlock + j];
     }

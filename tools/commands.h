@@ -18,5 +18,6 @@ int inspect_command(Args args);
 int points_command(Args args);
 int model_command(Args args);
 int faults_command(Args args);
+int bench_command(Args args);
 
 }  // namespace lockstep

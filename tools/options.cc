@@ -43,18 +43,6 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int6
   });
 }
 
-CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
-                        std::vector<std::string> choices, const std::string& help) {
-  const std::string all = CLI::detail::join(choices, "|");
-  return app.add_option(name, value, help)
-      ->type_name(all)
-      ->check([choices = std::move(choices), all](const std::string& text) {
-        return std::ranges::find(choices, text) != choices.end()
-                   ? std::string()
-                   : fmt::format("one of {} is wanted, found \"{}\"", all, text);
-      });
-}
-
 }  // namespace
 
 bool parse(CLI::App& app, Args args, const std::string& examples) {
@@ -75,6 +63,22 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
     if (app.remaining_size() > 0) fail_on_extras(app);
     fail("{}: {}; `{} --help` says what it takes", app.get_name(), error.what(), app.get_name());
   }
+}
+
+void add_choice(CLI::App& app, const std::string& name, std::string& value,
+                std::vector<std::string> choices, const std::string& help) {
+  const std::string all = CLI::detail::join(choices, "|");
+  app.add_option(name, value, help)
+      ->type_name(all)
+      ->check([choices = std::move(choices), all](const std::string& text) {
+        return std::ranges::find(choices, text) != choices.end()
+                   ? std::string()
+                   : fmt::format("one of {} is wanted, found \"{}\"", all, text);
+      });
+}
+
+void add_threads_option(CLI::App& app, int& threads) {
+  add_count(app, "--threads", threads, 0, "threads that compute (0: one a core)");
 }
 
 void add_model_folder(CLI::App& app, std::string& model) {
@@ -111,7 +115,7 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
             "seed of the order in which pages are handed out (0: ascending)");
   add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
   add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
-  add_count(app, "--threads", options.threads, 0, "threads that compute (0: one a core)");
+  add_threads_option(app, options.threads);
 }
 
 DType dtype_of(const ModelOptions& options, const ModelConfig& config) {

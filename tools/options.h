@@ -20,6 +20,11 @@ namespace lockstep {
 // cannot take. `examples` end the help, a line each.
 bool parse(CLI::App& app, Args args, const std::string& examples);
 
+// An option whose value is one of `choices`; `value` is what it is bound to, and its default.
+void add_choice(CLI::App& app, const std::string& name, std::string& value,
+                std::vector<std::string> choices, const std::string& help);
+void add_threads_option(CLI::App& app, int& threads);  // --threads
+
 // Of everything that runs a model.
 struct ModelOptions {
   std::string model;  // folder of the checkpoint

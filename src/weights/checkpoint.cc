@@ -46,16 +46,6 @@ void add_layer(const ModelConfig& c, int64_t layer, std::map<std::string, Shape>
   }
 }
 
-// Every tensor that the model reads, by the names that Hugging Face gives them.
-std::map<std::string, Shape> needed_tensors(const ModelConfig& config) {
-  std::map<std::string, Shape> needed;
-  needed[std::string(kEmbedding)] = {config.vocab, config.hidden};
-  needed["model.norm.weight"] = {config.hidden};
-  if (!config.tied) needed[std::string(kHead)] = {config.vocab, config.hidden};
-  for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(config, layer, needed);
-  return needed;
-}
-
 // Tensors that published checkpoints carry along and nobody reads: the head that is the embedding
 // anyway, and rotary frequencies, which follow from the configuration.
 bool is_ballast(const std::string& name, const ModelConfig& config) {
@@ -153,6 +143,15 @@ struct Rounded {
 };
 
 }  // namespace
+
+std::map<std::string, Shape> needed_tensors(const ModelConfig& config) {
+  std::map<std::string, Shape> needed;
+  needed[std::string(kEmbedding)] = {config.vocab, config.hidden};
+  needed["model.norm.weight"] = {config.hidden};
+  if (!config.tied) needed[std::string(kHead)] = {config.vocab, config.hidden};
+  for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(config, layer, needed);
+  return needed;
+}
 
 Checkpoint Checkpoint::open(const std::string& dir) {
   check(std::filesystem::is_directory(dir),

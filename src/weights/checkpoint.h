@@ -10,6 +10,9 @@
 
 namespace lockstep {
 
+// Every tensor that a model of that configuration reads, by the name that Hugging Face gives it.
+std::map<std::string, Shape> needed_tensors(const ModelConfig& config);
+
 // A folder in the published Hugging Face layout: config.json and safetensors, single or sharded.
 // Files are memory-mapped: a tensor costs nothing until it is read, and is only dtype-aligned.
 class Checkpoint {

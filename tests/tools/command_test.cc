@@ -85,6 +85,11 @@ TEST(Lockstep, RefusesWhatItCannotRun) {
   expect_has(trouble_of("generate --model nowhere --prompt x"), "nowhere");
 }
 
+TEST(Lockstep, BenchNamesTheShapesThatItHas) {
+  expect_has(trouble_of("bench --shape qwen9"), "one of all|qwen3-0.6b|qwen2.5-0.5b is wanted");
+  expect_has(trouble_of("bench --threads two"), "found \"two\"");
+}
+
 TEST(Lockstep, SaysThatStdoutIsFull) {
   expect_has(trouble_of("points >/dev/full"), "cannot be written to stdout: No space left");
 }

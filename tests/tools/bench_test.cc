@@ -1,0 +1,110 @@
+// What lockstep bench stands on: random checkpoints, the meter around the ops, the roofs.
+#include <cmath>
+#include <filesystem>
+#include <vector>
+
+#include "tests/fixtures.h"
+#include "tools/meter.h"
+#include "tools/synthetic.h"
+
+namespace lockstep {
+namespace {
+
+constexpr auto kConfig = R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+  "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-06, "rope_theta": 10000, "tie_word_embeddings": true, "hidden_act": "silu",
+  "eos_token_id": 0, "torch_dtype": "bfloat16"})";
+
+// Mean and standard deviation of a bf16 tensor.
+std::pair<double, double> moments_of(const TensorView& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.count()));
+  widen(tensor, 0, values);
+  double sum = 0, squares = 0;
+  for (double v : values) sum += v, squares += v * v;
+  const double n = static_cast<double>(values.size()), mean = sum / n;
+  return {mean, std::sqrt(squares / n - mean * mean)};
+}
+
+TEST(SyntheticCheckpoint, IsWholeAndHasTheSpreadThatItSays) {
+  std::string dir;
+  {
+    const SyntheticCheckpoint files(kConfig);
+    dir = files.dir();
+    const Checkpoint checkpoint = Checkpoint::open(dir);
+    const auto [mean, deviation] = moments_of(checkpoint.tensor("model.embed_tokens.weight"));
+    EXPECT_NEAR(mean, 0, 0.005);
+    EXPECT_NEAR(deviation, 1.0 / 8, 0.005);
+    const auto [norm, spread] = moments_of(checkpoint.tensor("model.norm.weight"));
+    EXPECT_NEAR(norm, 1, 0.02);
+    EXPECT_NEAR(spread, 0.02, 0.01);
+    const auto [bias, size] = moments_of(checkpoint.tensor("model.layers.1.self_attn.q_proj.bias"));
+    EXPECT_NEAR(bias, 0, 0.02);
+    EXPECT_NEAR(size, 0.02, 0.01);
+    const SyntheticCheckpoint again(kConfig);
+    EXPECT_NE(again.dir(), dir);
+    EXPECT_EQ(Checkpoint::open(again.dir()).fingerprint(), checkpoint.fingerprint());
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir));
+}
+
+TEST(SyntheticCheckpoint, RefusesAConfigurationThatCannotBe) {
+  EXPECT_NE(error_of([] { SyntheticCheckpoint files("{}"); }), "");
+  EXPECT_NE(error_of([] { SyntheticCheckpoint files("no JSON"); }), "");
+}
+
+// What a meter saw of each pass of one request.
+std::vector<Meter::Pass> passes_of(const Ops& ops) {
+  const SyntheticCheckpoint files(kConfig);
+  const Checkpoint checkpoint = Checkpoint::open(files.dir());
+  Meter meter(ops);
+  EngineOptions options{.dtype = DType::bf16, .pages = 8, .threads = 1};
+  Engine engine(checkpoint, meter.ops(), options, [&](Batch&) { meter.before_pass(); });
+  engine.submit({.prompt = {5, 6, 7}, .max_new = 4});
+  std::vector<Meter::Pass> passes;
+  Probe off;
+  while (engine.step(off)) passes.push_back(meter.pass());
+  return passes;
+}
+
+TEST(Meter, SeesTheTimeAndTheSameLogitsTwice) {
+  const auto first = passes_of(cpu_ops()), second = passes_of(cpu_ops());
+  ASSERT_EQ(first.size(), 4u);
+  ASSERT_EQ(second.size(), 4u);
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_GT(first[i].matmul, 0);
+    EXPECT_GT(first[i].attention, 0);
+    EXPECT_GT(first[i].checking, 0);
+    EXPECT_TRUE(first[i].finite);
+    EXPECT_EQ(first[i].logits, second[i].logits);
+    if (i > 0) {
+      EXPECT_NE(first[i].logits, first[i - 1].logits);
+    }
+  }
+}
+
+TEST(Meter, TellsOtherLogits) {
+  Ops ops = cpu_ops();
+  ops.matmul = [inner = ops.matmul](const OpContext& context, TensorView out, TensorView x,
+                                    TensorView weight, TensorView bias) {
+    inner(context, out, x, weight, bias);
+    if (context.point == "logits") out.as<BFloat16>()[319] = from_float<BFloat16>(-40);
+  };
+  EXPECT_NE(passes_of(ops)[0].logits, passes_of(cpu_ops())[0].logits);
+}
+
+// Without the poison the buffer would still hold the pass before, which is as finite as any.
+TEST(Meter, ShowsAnOpThatLeavesItsOutputUnwritten) {
+  Ops ops = cpu_ops();
+  int calls = 0;
+  ops.silu_mul = [&, inner = ops.silu_mul](const OpContext& context, TensorView out,
+                                           TensorView gate, TensorView up) {
+    if (++calls <= 2) inner(context, out, gate, up);
+  };
+  const auto passes = passes_of(ops);
+  EXPECT_TRUE(passes[0].finite);
+  EXPECT_FALSE(passes[1].finite);
+}
+
+}  // namespace
+}  // namespace lockstep

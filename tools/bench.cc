@@ -1,0 +1,364 @@
+// lockstep bench: what this machine can do, and how much of it the engine uses.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "kernels/check.h"
+#include "kernels/roofs.h"
+#include "probes/recorder.h"
+#include "src/engine/engine.h"
+#include "tools/meter.h"
+#include "tools/options.h"
+#include "tools/output.h"
+#include "tools/synthetic.h"
+
+namespace lockstep {
+namespace {
+
+// A published model whose shape is measured. To add one: its name and what of its config.json says
+// how much there is to compute.
+struct BenchShape {
+  const char* name;
+  const char* config;
+};
+constexpr auto kShapes = std::to_array<BenchShape>({
+    {"qwen3-0.6b", R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+      "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+      "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+      "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
+      "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false,
+      "eos_token_id": 151645, "torch_dtype": "bfloat16"})"},
+    {"qwen2.5-0.5b", R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+      "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+      "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
+      "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000,
+      "tie_word_embeddings": true, "hidden_act": "silu", "use_sliding_window": false,
+      "eos_token_id": 151645, "torch_dtype": "bfloat16"})"},
+});
+
+constexpr int64_t kPrompt = 512;
+constexpr int64_t kContexts[] = {128, 1024};
+constexpr int kPrefills = 5;
+constexpr int64_t kDecodes = 22;  // passes a run; the first kWarmUp of them do not count
+constexpr int64_t kWarmUp = 2;
+constexpr int kRuns = 2;
+constexpr double kSpare = 200e6;  // bytes beside weights and K/V that the engine may take
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t n = values.size();
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+// What a figure is a share of. Of a roof: the time that `work` takes at the roof, by the median.
+// Else: the median by `work`.
+enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit };
+
+struct Figure {
+  std::string shape, what, unit;
+  double scale = 1;             // from SI to the unit
+  std::vector<double> samples;  // in SI
+  Whole whole = Whole::none;
+  double work = 0;
+};
+
+// The machine, measured before and after each shape, because it drifts.
+class Roofs {
+ public:
+  explicit Roofs(int threads) : all_(threads) {}
+
+  void sample() {
+    Tensor buffer({uncached_bytes()}, DType::u8);
+    std::memset(buffer.view().data, 1, static_cast<size_t>(buffer.view().bytes()));
+    const auto read = [&](ThreadPool& threads) {
+      return read_roof(threads, buffer.view().data, buffer.view().bytes());
+    };
+    read_one_.push_back(read(one_));
+    read_all_.push_back(read(all_));
+    dot_one_.push_back(dot_roof(one_).flops);
+    dot_all_.push_back(dot_roof(all_).flops);
+  }
+  double read() const { return std::ranges::max(read_all_); }
+  double dot() const { return std::ranges::max(dot_all_); }
+
+  std::vector<Figure> figures() {
+    const auto name = [](const std::string& what, int threads) {
+      return fmt::format("{}, {} thread{}", what, threads, threads == 1 ? "" : "s");
+    };
+    const std::string path(dot_roof(one_).path);
+    std::vector<Figure> list = {{"machine", name("read", 1), "GB/s", 1e-9, read_one_},
+                                {"machine", name(path, 1), "GFLOP/s", 1e-9, dot_one_}};
+    if (all_.size() == 1) return list;
+    list.push_back({"machine", name("read", all_.size()), "GB/s", 1e-9, read_all_});
+    list.push_back({"machine", name(path, all_.size()), "GFLOP/s", 1e-9, dot_all_});
+    return list;
+  }
+
+ private:
+  ThreadPool one_{1}, all_;
+  std::vector<double> read_one_, read_all_, dot_one_, dot_all_;
+};
+
+// The most memory that this process has had resident, in bytes; reset() begins anew where the
+// system can.
+struct PeakMemory {
+  static void reset() { std::ofstream("/proc/self/clear_refs") << "5" << std::flush; }
+  static double bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
+    fail("lockstep bench wants VmHWM in /proc/self/status, found none: run it on Linux");
+  }
+};
+
+// Where the time of some passes went, in seconds.
+struct Times {
+  std::vector<double> total, matmul, attention, rest;
+  std::vector<double> observed;  // total of the passes with every point digested
+};
+
+std::vector<int32_t> some_tokens(int64_t count, int64_t vocab) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<int32_t>((i * 7919 + 13) % vocab));
+  return tokens;
+}
+
+// One shape in an engine.
+class ShapeBench {
+ public:
+  ShapeBench(const Checkpoint& checkpoint, int threads)
+      : config_(checkpoint.config()),
+        pages_(pages_for({request(kContexts[1], kDecodes + 1)}, EngineOptions().page_size)),
+        meter_(cpu_ops()),
+        engine_(checkpoint, meter_.ops(),
+                {.dtype = DType::bf16, .pages = pages_, .threads = threads},
+                [this](Batch&) { meter_.before_pass(); }) {}
+
+  double kv_bytes() const {
+    return static_cast<double>(pages_ * EngineOptions().page_size *
+                               config_.kv_bytes_per_token(DType::bf16));
+  }
+
+  // The first of them warms up: it maps the weights and makes the library's primitives.
+  Times prefill() {
+    Times times;
+    for (int i = 0; i <= kPrefills; ++i) {
+      const auto hashes = serve(kPrompt, 1, [&](double seconds) {
+        if (i > 0) add(times, seconds);
+        return false;
+      });
+      check_equal(hashes, i == 0);
+    }
+    return times;
+  }
+
+  // `observe`: every second pass shows all its points to a recorder that digests them.
+  Times decode(int64_t context, bool observe) {
+    Times times;
+    for (int run = 0; run < kRuns; ++run) {
+      int64_t pass = 0;
+      bool observed = false;
+      const auto hashes = serve(context, kDecodes + 1, [&](double seconds) {
+        if (pass > kWarmUp && observed) times.observed.push_back(seconds);
+        if (pass > kWarmUp && !observed) add(times, seconds);
+        ++pass;
+        observed = observe && (pass + run) % 2 == 0;
+        return observed;
+      });
+      check_equal(hashes, run == 0);
+    }
+    return times;
+  }
+
+ private:
+  Request request(int64_t prompt, int64_t choices) const {
+    return {.prompt = some_tokens(prompt, config_.vocab), .max_new = choices};
+  }
+
+  // Serves one request; `after` takes each pass's seconds and says whether the next is observed.
+  // Returns the hashes of the logits.
+  std::vector<uint64_t> serve(int64_t prompt, int64_t choices, const auto& after) {
+    engine_.submit(request(prompt, choices));
+    Recorder recorder({}, true, [](Pass) {});
+    std::vector<uint64_t> hashes;
+    for (bool more = true, observed = false; more;) {
+      Probe probe = observed ? Probe(&recorder) : Probe();
+      const double seconds = seconds_of([&] { more = engine_.step(probe); });
+      if (!more) break;
+      check(meter_.pass().finite,
+            "bench wants finite logits, found NaN or infinity in a pass of a prompt of {} tokens: "
+            "an op leaves output unwritten or overflows; `lockstep run` finds it",
+            prompt);
+      hashes.push_back(meter_.pass().logits);
+      observed = after(seconds - meter_.pass().checking);
+    }
+    return hashes;
+  }
+
+  void add(Times& times, double seconds) const {
+    const Meter::Pass& pass = meter_.pass();
+    times.total.push_back(seconds);
+    times.matmul.push_back(pass.matmul);
+    times.attention.push_back(pass.attention);
+    times.rest.push_back(seconds - pass.matmul - pass.attention);
+  }
+
+  void check_equal(const std::vector<uint64_t>& hashes, bool first) {
+    if (first) wanted_ = hashes;
+    check(hashes == wanted_,
+          "bench wants the same logits from the same request, found others the second time: an op "
+          "depends on more than its inputs; `lockstep run` finds it");
+  }
+
+  const ModelConfig& config_;
+  int64_t pages_;
+  Meter meter_;
+  Engine engine_;
+  std::vector<uint64_t> wanted_;
+};
+
+// Numbers in the matrices of the layers: each is multiplied once a token.
+double matrix_numbers(const ModelConfig& config) {
+  double numbers = 0;
+  for (const auto& [name, shape] : needed_tensors(config))
+    if (shape.rank() == 2 && name.starts_with("model.layers."))
+      numbers += static_cast<double>(shape.count());
+  return numbers;
+}
+
+// Multiplications and additions of a prompt, whose last token alone gets logits.
+double prefill_flops(const ModelConfig& c, int64_t tokens) {
+  const auto pairs = static_cast<double>(tokens * (tokens + 1) / 2);  // of a query and a key
+  return 2 * static_cast<double>(tokens) * matrix_numbers(c) +
+         2 * static_cast<double>(c.vocab * c.hidden) +
+         4 * pairs * static_cast<double>(c.layers * c.heads * c.head_dim);
+}
+
+// Bytes that the passes of decode() read: all weights once (of an untied embedding, nothing worth
+// counting) and the K and V of every position before.
+double decode_bytes(const Checkpoint& checkpoint, int64_t context) {
+  const ModelConfig& c = checkpoint.config();
+  const int64_t embedding = c.tied ? 0 : c.vocab * c.hidden * size_of(DType::bf16);
+  const int64_t middle = context + (kDecodes + kWarmUp) / 2;
+  return static_cast<double>(checkpoint.bytes() - embedding +
+                             middle * c.kv_bytes_per_token(DType::bf16));
+}
+
+void add_times(std::vector<Figure>& list, const std::string& shape, const std::string& what,
+               const Times& times, Whole whole, double work) {
+  const double step = median_of(times.total);
+  list.push_back({shape, what, "ms", 1e3, times.total, whole, work});
+  list.push_back({shape, "  matrix products", "ms", 1e3, times.matmul, Whole::step, step});
+  list.push_back({shape, "  attention", "ms", 1e3, times.attention, Whole::step, step});
+  list.push_back({shape, "  rest", "ms", 1e3, times.rest, Whole::step, step});
+}
+
+std::vector<Figure> measure(const BenchShape& shape, int threads, Progress& progress) {
+  const auto show = [&](const char* what) {
+    progress.show(fmt::format("{}: {}", shape.name, what));
+  };
+  show("making weights");
+  const SyntheticCheckpoint files(shape.config);
+  const Checkpoint checkpoint = Checkpoint::open(files.dir());
+  PeakMemory::reset();
+  ShapeBench bench(checkpoint, threads);
+  std::vector<Figure> list;
+  show("prefill");
+  add_times(list, shape.name, fmt::format("prefill, {} tokens", kPrompt), bench.prefill(),
+            Whole::dot_roof, prefill_flops(checkpoint.config(), kPrompt));
+  for (const int64_t context : kContexts) {
+    show("decode");
+    add_times(list, shape.name, fmt::format("decode, context {}", context),
+              bench.decode(context, false), Whole::read_roof, decode_bytes(checkpoint, context));
+  }
+  const double limit = static_cast<double>(checkpoint.bytes()) + bench.kv_bytes() + kSpare;
+  list.push_back(
+      {shape.name, "peak memory", "MB", 1e-6, {PeakMemory::bytes()}, Whole::limit, limit});
+  show("probes");
+  const Times probed = bench.decode(kContexts[0], true);
+  list.push_back({shape.name, "decode with every point digested", "ms", 1e3, probed.observed,
+                  Whole::step, median_of(probed.total)});
+  return list;
+}
+
+std::vector<Cell> row_of(const Figure& figure, const Roofs& roofs) {
+  const double median = median_of(figure.samples);
+  const auto numbers = [&](double share, const char* of) {
+    return std::vector<Cell>{figure.shape,
+                             figure.what,
+                             figure.unit,
+                             std::ranges::min(figure.samples) * figure.scale,
+                             median * figure.scale,
+                             std::ranges::max(figure.samples) * figure.scale,
+                             share,
+                             std::string(of)};
+  };
+  switch (figure.whole) {
+    case Whole::read_roof:
+      return numbers(figure.work / roofs.read() / median, "the best read");
+    case Whole::dot_roof:
+      return numbers(figure.work / roofs.dot() / median, "the best products");
+    case Whole::step:
+      return numbers(median / figure.work, "the pass without");
+    case Whole::limit:
+      return numbers(median / figure.work, "weights + K/V + 200 MB");
+    case Whole::none:
+      break;
+  }
+  return numbers(median / std::ranges::max(figure.samples), "its best");
+}
+
+}  // namespace
+
+int bench_command(Args args) {
+  CLI::App app{
+      "Measure how fast the engine is on this machine, as shares of what memory and CPU can give.\n"
+      "Weights are random, in the shape of a published model. Every figure is the minimum, median\n"
+      "and maximum of repeats; a share is of the median. On a machine that does other work too,\n"
+      "believe the minimum.",
+      "lockstep bench"};
+  std::string shape = "all", format = "table";
+  int threads = 0;
+  add_choice(app, "--shape", shape, {"all", kShapes[0].name, kShapes[1].name},
+             "which model's shape (all)");
+  add_threads_option(app, threads);
+  add_format_option(app, format);
+  if (!parse(app, args,
+             "  lockstep bench\n"
+             "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
+    return 0;
+  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::vector<Figure> figures;
+  Roofs roofs(threads);
+  {
+    Progress progress;
+    progress.show("measuring the machine");
+    roofs.sample();
+    for (const BenchShape& s : kShapes) {
+      if (shape != "all" && shape != s.name) continue;
+      std::ranges::move(measure(s, threads, progress), std::back_inserter(figures));
+      roofs.sample();
+    }
+  }
+  Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
+  for (const Figure& figure : roofs.figures()) table.rows.push_back(row_of(figure, roofs));
+  for (const Figure& figure : figures) table.rows.push_back(row_of(figure, roofs));
+  print(text_of(table, format));
+  return 0;
+}
+
+}  // namespace lockstep
