@@ -1,67 +1,107 @@
 // lockstep generate: the engine alone.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <iostream>
 
 #include "kernels/check.h"
 #include "tools/options.h"
 #include "tools/output.h"
+#include "tools/printer.h"
+#include "tools/requests.h"
 #include "tools/session.h"
 
 namespace lockstep {
 namespace {
 
-// Prints what each request made since the last call, as soon as its characters are whole. Requests
-// after the first wait for their turn, so that texts do not mix.
-class Printer {
- public:
-  Printer(const Engine& engine, const Tokenizer& tokenizer)
-      : engine_(engine), tokenizer_(tokenizer), decoder_(tokenizer) {}
+constexpr int64_t kChatPositions = 4096;  // that a conversation may take when no --pages say more
 
-  void print_new() {
-    while (current_ < engine_.requests()) {
-      const Sequence& sequence = engine_.sequence(current_);
-      const auto made = static_cast<size_t>(sequence.length()) - sequence.request.prompt.size();
-      for (; printed_ < made; ++printed_)
-        print(decoder_.push(sequence.tokens[sequence.request.prompt.size() + printed_]));
-      if (!sequence.finished) return;
-      print(decoder_.finish() + "\n");
-      ++current_;
-      printed_ = 0;
-    }
-  }
-
- private:
-  const Engine& engine_;
-  const Tokenizer& tokenizer_;
-  StreamDecoder decoder_;
-  int32_t current_ = 0;
-  size_t printed_ = 0;
-};
-
-void generate(const ModelOptions& options) {
-  const Session session = open_session(options);
+const Tokenizer& tokenizer_of(const Session& session) {
   check(session.tokenizer.has_value(), "generate prints text, but {} has no tokenizer.json: add it",
-        options.model);
+        session.checkpoint.dir());
+  return *session.tokenizer;
+}
+
+void generate(const ModelOptions& options, TextFormat format) {
+  const Session session = open_session(options);
   Engine engine(session.checkpoint, cpu_ops(), session.engine);
   for (const Request& request : session.requests) engine.submit(request);
-  Printer printer(engine, *session.tokenizer);
+  Printer printer(engine, engine.requests(), tokenizer_of(session), format);
   Probe off;
   while (engine.step(off)) printer.print_new();
+}
+
+// Prints the answer as it comes, and returns it.
+std::string answer(Engine& engine, Request request, const Tokenizer& tokenizer) {
+  const int32_t id = engine.submit(std::move(request));
+  SequenceText text(engine.sequence(id), tokenizer);
+  Probe off;
+  std::string all;
+  while (engine.step(off)) {
+    const std::string part = text.take_new();
+    print(part);
+    all += part;
+  }
+  print("\n");
+  return all;
+}
+
+// A conversation, a line of the terminal a turn, until its end (Ctrl-D).
+void converse(const ModelOptions& options) {
+  Session session = open_model(options);
+  const Tokenizer& tokenizer = tokenizer_of(session);
+  EngineOptions& settings = session.engine;
+  // The next turn begins with all that was said: the cache has most of it.
+  settings.prefix_cache = true;
+  const ModelConfig& config = session.checkpoint.config();
+  if (settings.pages == 0)
+    settings.pages = (std::min(kChatPositions, config.max_positions) + settings.page_size - 1) /
+                     settings.page_size;
+  Engine engine(session.checkpoint, cpu_ops(), settings);
+  Request request = request_pattern(options, config);
+  std::vector<Message> messages;
+  std::string line;
+  while (fmt::print(stderr, "> "), std::getline(std::cin, line)) {
+    if (line.empty()) continue;
+    messages.push_back({"user", line});
+    request.eos = request_pattern(options, config).eos;
+    put_chat(request, messages, options, tokenizer);
+    messages.push_back({"assistant", answer(engine, request, tokenizer)});
+    ++request.sampling.seed;  // so that a question asked again is not answered by the same draws
+  }
+  fmt::print(stderr, "\n");
 }
 
 }  // namespace
 
 int generate_command(Args args) {
   CLI::App app{
-      "Generate text with the engine alone, as it comes: one paragraph a request, in the order of\n"
-      "the options. Greedy: always the most likely token.",
+      "Generate text with the engine alone, as it comes: one paragraph a request and sample, in\n"
+      "the order of the options. Greedy unless --temperature says otherwise. Without a request, "
+      "on\n"
+      "a terminal, it holds a conversation: a line is what you say, Ctrl-D ends it.",
       "lockstep generate"};
   ModelOptions options;
+  std::string format = "text";
   add_model_options(app, options);
+  add_logprobs_option(app, options);
+  add_choice(app, "--format", format, {"text", "json"},
+             "text as it comes, or a JSON object a line for each text (text)");
   if (!parse(app, args,
              "  lockstep generate --model Qwen3-0.6B --prompt 'To be, or' --max-new 40\n"
-             "  lockstep generate --model Qwen3-0.6B --requests chat.jsonl --dtype fp32\n"))
+             "  lockstep generate --model Qwen3-0.6B --chat --prompt 'Why?' --temperature 0.7 "
+             "--top-p 0.8\n"
+             "  lockstep generate --model Qwen3-0.6B --requests chat.jsonl --format json\n"
+             "  lockstep generate --model Qwen3-0.6B --max-new 500\n"))
     return 0;
-  generate(options);
+  const bool json = format == "json";
+  check(json || options.sampling.logprobs == 0,
+        "--logprobs are shown with --format json, found --format {}: add it or leave them out",
+        format);
+  if (options.asks_for_nothing() && isatty(STDIN_FILENO) && !json)
+    converse(options);
+  else
+    generate(options, json ? TextFormat::json : TextFormat::text);
   return 0;
 }
 

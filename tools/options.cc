@@ -87,19 +87,68 @@ void add_model_folder(CLI::App& app, std::string& model) {
       ->required();
 }
 
-void add_model_options(CLI::App& app, ModelOptions& options) {
+namespace {
+
+// What is asked of the model.
+void add_request_options(CLI::App& app, ModelOptions& options) {
   const auto repeatable = [&](const char* name, auto& value, const char* help, const char* type) {
     app.add_option(name, value, help)->type_name(type)->allow_extra_args(false);
   };
-  add_model_folder(app, options.model);
   repeatable("--prompt", options.prompts, "a request with this text (repeatable)", "TEXT");
   repeatable("--tokens", options.tokens, "a request with these token ids (repeatable)", "1,2,3");
   app.add_option("--requests", options.requests,
-                 "requests, a JSON object a line: \"prompt\" or \"tokens\", \"id\", \"max_new\"")
+                 "requests, a JSON object a line: \"prompt\", \"tokens\" or \"messages\", and "
+                 "\"id\", \"max_new\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", "
+                 "\"repetition_penalty\", \"seed\", \"stop\", \"n\" (samples), \"arrival\" "
+                 "(a step)")
       ->type_name("FILE.jsonl");
+  app.add_flag("--chat", options.chat, "prompts are what a user says to a chat model (ChatML)");
   add_count(app, "--max-new", options.max_new, 1, "tokens to generate for a request (16)");
   app.add_option("--force", options.force, "decode exactly these token ids instead of its choices")
       ->type_name("5,6,7");
+  repeatable("--stop", options.stop, "a text ends before this in it (repeatable)", "TEXT");
+  app.add_flag("--ignore-eos", options.ignore_eos, "go on after a token that ends the text");
+}
+
+// How a token is chosen.
+void add_sampling_options(CLI::App& app, ModelOptions& options) {
+  Sampling& sampling = options.sampling;
+  const auto number = [&](const char* name, double& value, const char* help) {
+    app.add_option(name, value, help)->type_name("X");
+  };
+  number("--temperature", sampling.temperature,
+         "draw tokens, the logits divided by this (0: take the most likely)");
+  add_count(app, "--top-k", sampling.top_k, 0, "draw among that many tokens (0: all)");
+  number("--top-p", sampling.top_p, "draw among the fewest that together are that likely (1)");
+  number("--min-p", sampling.min_p, "and at least that likely, in units of the most likely (0)");
+  number("--repetition-penalty", sampling.repetition_penalty,
+         "over 1: tokens that the text has already become less likely (1)");
+  add_count(app, "--seed", sampling.seed, 0, "of what is drawn (0)");
+  add_count(app, "--samples", options.samples, 1, "texts to make of each request (1)");
+}
+
+// How the engine goes about it, whatever it is asked.
+void add_engine_options(CLI::App& app, ModelOptions& options) {
+  add_count(app, "--page-size", options.page_size, 1, "positions in a page of the K/V cache (16)");
+  add_count(app, "--pages", options.pages, 0, "pages of the K/V cache (0: as many as it takes)");
+  add_count(app, "--page-order", options.page_order, 0,
+            "seed of the order in which pages are handed out (0: ascending)");
+  add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
+  add_count(app, "--budget", options.budget, 0, "most tokens in one pass (0: all)");
+  add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
+  app.add_flag("--prefix-cache", options.prefix_cache, "requests share what they begin with");
+  add_choice(app, "--preempt", options.preempt, {"recompute", "swap"},
+             "what becomes of a request whose pages an earlier one needs (recompute)");
+  add_count(app, "--schedule", options.schedule, 0, "seed of a random legal schedule (0: none)");
+  add_threads_option(app, options.threads);
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& app, ModelOptions& options) {
+  add_model_folder(app, options.model);
+  add_request_options(app, options);
+  add_sampling_options(app, options);
   app.add_option("--device", options.device, "where the engine runs (cpu)")
       ->type_name("cpu")
       ->check([](const std::string& device) {
@@ -109,13 +158,12 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
       });
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
-  add_count(app, "--page-size", options.page_size, 1, "positions in a page of the K/V cache (16)");
-  add_count(app, "--pages", options.pages, 0, "pages of the K/V cache (0: as many as it takes)");
-  add_count(app, "--page-order", options.page_order, 0,
-            "seed of the order in which pages are handed out (0: ascending)");
-  add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
-  add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
-  add_threads_option(app, options.threads);
+  add_engine_options(app, options);
+}
+
+void add_logprobs_option(CLI::App& app, ModelOptions& options) {
+  add_count(app, "--logprobs", options.sampling.logprobs, 0,
+            "show that many of the most likely tokens at each choice (0)");
 }
 
 DType dtype_of(const ModelOptions& options, const ModelConfig& config) {
@@ -130,6 +178,10 @@ EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& 
   engine.page_order = options.page_order;
   engine.chunk = options.chunk;
   engine.max_batch = options.max_batch;
+  engine.budget = options.budget;
+  engine.prefix_cache = options.prefix_cache;
+  engine.preempt = options.preempt == "swap" ? Preempt::swap : Preempt::recompute;
+  engine.schedule = options.schedule;
   engine.threads = options.threads;
   return engine;
 }

@@ -31,8 +31,13 @@ struct ModelOptions {
   std::vector<std::string> prompts;
   std::vector<std::string> tokens;  // "1,2,3", one request each
   std::string requests;             // path of a JSONL file
+  bool chat = false;                // a prompt of text is what a user says
   int64_t max_new = 16;
   std::string force;  // "5,6,7"
+  Sampling sampling;
+  int32_t samples = 1;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
   std::string device = "cpu";
   std::string dtype = "auto";
   int64_t page_size = 16;
@@ -40,10 +45,17 @@ struct ModelOptions {
   uint64_t page_order = 0;
   int64_t chunk = 0;
   int64_t max_batch = 0;
+  int64_t budget = 0;
+  bool prefix_cache = false;
+  std::string preempt = "recompute";
+  uint64_t schedule = 0;
   int threads = 0;
+
+  bool asks_for_nothing() const { return prompts.empty() && tokens.empty() && requests.empty(); }
 };
 void add_model_folder(CLI::App& app, std::string& model);  // --model alone
 void add_model_options(CLI::App& app, ModelOptions& options);
+void add_logprobs_option(CLI::App& app, ModelOptions& options);
 
 // The dtype of a run: the one asked for, or the checkpoint's own.
 DType dtype_of(const ModelOptions& options, const ModelConfig& config);

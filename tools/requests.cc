@@ -1,5 +1,6 @@
 #include "tools/requests.h"
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -13,30 +14,98 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::vector<int32_t> encode(const std::string& text, const Tokenizer* tokenizer,
-                            const std::string& model) {
+const Tokenizer& needed(const Tokenizer* tokenizer, const std::string& model) {
   check(tokenizer != nullptr,
         "a prompt of text needs {}/tokenizer.json, which is not there: give --tokens 1,2,3 instead",
         model);
-  return tokenizer->encode(text);
+  return *tokenizer;
+}
+
+void put_text(Request& request, const std::string& text, const ModelOptions& options,
+              const Tokenizer* tokenizer) {
+  if (options.chat)
+    put_chat(request, {{"user", text}}, options, needed(tokenizer, options.model));
+  else
+    request.prompt = needed(tokenizer, options.model).encode(text);
 }
 
 void check_fields(const Json& line, const std::string& where) {
-  constexpr auto kFields = std::to_array<std::string_view>({"id", "prompt", "tokens", "max_new"});
+  constexpr auto kFields = std::to_array<std::string_view>(
+      {"id", "prompt", "tokens", "messages", "max_new", "temperature", "top_k", "top_p", "min_p",
+       "repetition_penalty", "seed", "stop", "n", "arrival"});
   for (const auto& [name, value] : line.items())
     check(std::ranges::find(kFields, name) != kFields.end(),
           "{}: a request has no \"{}\"; did you mean \"{}\"?", where, name, nearest(name, kFields));
-  check(line.contains("prompt") != line.contains("tokens"),
-        "{}: a request has either \"prompt\" or \"tokens\"", where);
+  check(line.contains("prompt") + line.contains("tokens") + line.contains("messages") == 1,
+        "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", where);
 }
 
-void read_tokens(const Json& tokens, const std::string& where, Request& request) {
+std::vector<int32_t> tokens_from(const Json& tokens, const std::string& where) {
   check(tokens.is_array(), "{}: \"tokens\" must be a list of token ids, found {}", where,
         tokens.dump());
+  std::vector<int32_t> ids;
   for (const Json& id : tokens) {
     check(id.is_number_integer() && std::in_range<int32_t>(id.get<int64_t>()),
           "{}: \"tokens\" must be a list of token ids, found {} in it", where, id.dump());
-    request.prompt.push_back(id.get<int32_t>());
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+std::vector<Message> messages_from(const Json& list, const std::string& where) {
+  check(list.is_array() && !list.empty(),
+        "{}: \"messages\" must be a list of {{\"role\", \"content\"}}, found {}", where,
+        list.dump());
+  std::vector<Message> messages;
+  for (const Json& m : list) {
+    check(m.is_object() && m.size() == 2 && m.contains("role") && m.contains("content") &&
+              m["role"].is_string() && m["content"].is_string(),
+          "{}: a message must be {{\"role\": TEXT, \"content\": TEXT}}, found {}", where, m.dump());
+    messages.push_back({m["role"], m["content"]});
+    constexpr auto kRoles = std::to_array<std::string_view>({"system", "user", "assistant"});
+    check(std::ranges::find(kRoles, messages.back().role) != kRoles.end(),
+          "{}: a message is of the system, the user or the assistant, found {}", where,
+          m["role"].dump());
+  }
+  return messages;
+}
+
+void read_whole(const Json& line, const char* name, const std::string& where, int64_t least,
+                auto& value) {
+  if (!line.contains(name)) return;
+  const Json& number = line[name];
+  // Of more than 63 bits a number is unsigned, and would come out negative.
+  check(number.is_number_integer() && number.get<int64_t>() >= least &&
+            std::in_range<std::remove_reference_t<decltype(value)>>(number.get<int64_t>()),
+        "{}: \"{}\" must be a whole number of at least {}, found {}", where, name, least,
+        number.dump());
+  value = number.get<std::remove_reference_t<decltype(value)>>();
+}
+
+void read_sampling(const Json& line, const std::string& where, Sampling& sampling) {
+  const auto number = [&](const char* name, double& value) {
+    if (!line.contains(name)) return;
+    check(line[name].is_number(), "{}: \"{}\" must be a number, found {}", where, name,
+          line[name].dump());
+    value = line[name];
+  };
+  number("temperature", sampling.temperature);
+  number("top_p", sampling.top_p);
+  number("min_p", sampling.min_p);
+  number("repetition_penalty", sampling.repetition_penalty);
+  read_whole(line, "top_k", where, 0, sampling.top_k);
+  read_whole(line, "seed", where, 0, sampling.seed);
+  check_sampling(sampling, where + ": a request");
+}
+
+void read_stop(const Json& stop, const std::string& where, std::vector<std::string>& texts) {
+  const Json list = stop.is_array() ? stop : Json::array({stop});
+  texts.clear();
+  for (const Json& text : list) {
+    check(text.is_string() && text != "",
+          "{}: \"stop\" must be a text or a list of texts, none empty, found {}", where,
+          stop.dump());
+    texts.push_back(text);
   }
 }
 
@@ -47,18 +116,20 @@ void read_request(const Json& line, const std::string& where, const ModelOptions
   if (line.contains("prompt")) {
     check(line["prompt"].is_string(), "{}: \"prompt\" must be a text, found {}", where,
           line["prompt"].dump());
-    request.prompt = encode(line["prompt"].get<std::string>(), tokenizer, options.model);
+    put_text(request, line["prompt"], options, tokenizer);
+  } else if (line.contains("messages")) {
+    const std::vector<Message> messages = messages_from(line["messages"], where);
+    put_chat(request, messages, options, needed(tokenizer, options.model));
   } else {
-    read_tokens(line["tokens"], where, request);
+    request.prompt = tokens_from(line["tokens"], where);
   }
   if (line.contains("id"))
     request.name = line["id"].is_string() ? line["id"].get<std::string>() : line["id"].dump();
-  if (line.contains("max_new")) {
-    const Json& max_new = line["max_new"];
-    check(max_new.is_number_integer() && max_new.get<int64_t>() >= 1,
-          "{}: \"max_new\" must be a whole number of at least 1, found {}", where, max_new.dump());
-    request.max_new = max_new.get<int64_t>();
-  }
+  if (line.contains("stop")) read_stop(line["stop"], where, request.stop);
+  read_whole(line, "max_new", where, 1, request.max_new);
+  read_whole(line, "n", where, 1, request.samples);
+  read_whole(line, "arrival", where, 0, request.arrival);
+  read_sampling(line, where, request.sampling);
 }
 
 // Requests of a JSONL file, each starting as a copy of `pattern`.
@@ -94,16 +165,31 @@ std::vector<int32_t> ids_from(const std::string& text, const std::string& option
   }
 }
 
-std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
-                                   const Tokenizer* tokenizer) {
+Request request_pattern(const ModelOptions& options, const ModelConfig& config) {
   Request pattern;
   pattern.max_new = options.max_new;
-  pattern.eos = config.eos;
+  if (!options.ignore_eos) pattern.eos = config.eos;
   if (!options.force.empty()) pattern.forced = ids_from(options.force, "--force");
+  check(std::ranges::count(options.stop, "") == 0, "--stop wants a text, found an empty one");
+  pattern.stop = options.stop;
+  pattern.sampling = options.sampling;
+  pattern.samples = options.samples;
+  return pattern;
+}
 
+void put_chat(Request& request, const std::vector<Message>& messages, const ModelOptions& options,
+              const Tokenizer& tokenizer) {
+  const int32_t end = end_of_turn(tokenizer);
+  request.prompt = tokenizer.encode(chat_text(messages));
+  if (!options.ignore_eos) request.eos.push_back(end);
+}
+
+std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
+                                   const Tokenizer* tokenizer) {
+  const Request pattern = request_pattern(options, config);
   std::vector<Request> requests;
   for (const std::string& text : options.prompts)
-    requests.emplace_back(pattern).prompt = encode(text, tokenizer, options.model);
+    put_text(requests.emplace_back(pattern), text, options, tokenizer);
   for (const std::string& text : options.tokens)
     requests.emplace_back(pattern).prompt = ids_from(text, "--tokens");
   if (!options.requests.empty()) read_file(options, tokenizer, pattern, requests);

@@ -6,6 +6,7 @@
 #include "src/engine/request.h"
 #include "src/weights/config.h"
 #include "src/weights/tokenizer.h"
+#include "tools/chat.h"
 #include "tools/options.h"
 
 namespace lockstep {
@@ -13,9 +14,17 @@ namespace lockstep {
 // Token ids from "1,2,3". `option` is named in the Error on anything else.
 std::vector<int32_t> ids_from(const std::string& text, const std::string& option);
 
-// What --prompt, --tokens and --requests ask for, in this order, with --max-new and --force where a
-// request does not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error.
-// Throws Error too when nothing was asked for, and on a malformed file, naming its line.
+// What the options say of every request; it has no prompt yet.
+Request request_pattern(const ModelOptions& options, const ModelConfig& config);
+
+// Makes a conversation the request's prompt. The end of the assistant's turn ends its text, unless
+// the options say to ignore that.
+void put_chat(Request& request, const std::vector<Message>& messages, const ModelOptions& options,
+              const Tokenizer& tokenizer);
+
+// What --prompt, --tokens and --requests ask for, in this order, each as the pattern where it does
+// not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws Error
+// too when nothing was asked for, and on a malformed file, naming its line.
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer);
 

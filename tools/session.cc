@@ -10,14 +10,22 @@ std::string Session::text_of(const std::vector<int32_t>& tokens) const {
   return tokenizer ? tokenizer->decode(tokens) : "";
 }
 
-Session open_session(const ModelOptions& options) {
+Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
-  if (std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
-    session.tokenizer = Tokenizer::open(options.model);
-  const ModelConfig& config = session.checkpoint.config();
-  session.requests =
-      requests_from(options, config, session.tokenizer ? &*session.tokenizer : nullptr);
-  session.engine = engine_options_of(options, config);
+  session.engine = engine_options_of(options, session.checkpoint.config());
+  if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
+    return session;
+  session.tokenizer = Tokenizer::open(options.model);
+  session.engine.text_of = [tokenizer = *session.tokenizer](std::span<const int32_t> tokens) {
+    return tokenizer.decode(tokens);
+  };
+  return session;
+}
+
+Session open_session(const ModelOptions& options) {
+  Session session = open_model(options);
+  session.requests = requests_from(options, session.checkpoint.config(),
+                                   session.tokenizer ? &*session.tokenizer : nullptr);
   if (session.engine.pages == 0)
     session.engine.pages = pages_for(session.requests, session.engine.page_size);
   return session;

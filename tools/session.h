@@ -14,7 +14,7 @@ namespace lockstep {
 struct Session {
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
-  std::vector<Request> requests;       // at least one
+  std::vector<Request> requests;
   EngineOptions engine;
 
   // The text of token ids; empty without a tokenizer.
@@ -23,5 +23,7 @@ struct Session {
 
 // Throws Error when a file is not what it should be or the options name no request.
 Session open_session(const ModelOptions& options);
+// The same without requests, and with the pages that were asked for, which may be none.
+Session open_model(const ModelOptions& options);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "tests/fixtures.h"
@@ -80,9 +81,10 @@ TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
   EXPECT_EQ(error_in("[1]"), ", line 1: a request must be a JSON object, found [1]");
   EXPECT_EQ(error_in("{\"promt\": \"x\"}"),
             ", line 1: a request has no \"promt\"; did you mean \"prompt\"?");
-  EXPECT_EQ(error_in("{\"id\": 1}"), ", line 1: a request has either \"prompt\" or \"tokens\"");
+  EXPECT_EQ(error_in("{\"id\": 1}"),
+            ", line 1: a request has one of \"prompt\", \"tokens\" and \"messages\"");
   EXPECT_EQ(error_in("{\"tokens\": [1], \"prompt\": \"x\"}"),
-            ", line 1: a request has either \"prompt\" or \"tokens\"");
+            ", line 1: a request has one of \"prompt\", \"tokens\" and \"messages\"");
   EXPECT_EQ(error_in("{\"prompt\": 3}"), ", line 1: \"prompt\" must be a text, found 3");
   EXPECT_EQ(error_in("{\"tokens\": [1, 2.5]}"),
             ", line 1: \"tokens\" must be a list of token ids, found 2.5 in it");
@@ -92,6 +94,98 @@ TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
             ", line 1: \"tokens\" must be a list of token ids, found 3");
   EXPECT_EQ(error_in("{\"tokens\": [1], \"max_new\": 0}"),
             ", line 1: \"max_new\" must be a whole number of at least 1, found 0");
+}
+
+TEST_F(Requests, SayHowTheirTokensAreChosen) {
+  options_.sampling = {.temperature = 0.5, .top_k = 4, .top_p = 0.9, .seed = 8};
+  options_.samples = 2;
+  options_.stop = {"x"};
+  const auto requests = read(
+      "{\"tokens\": [1]}\n"
+      "{\"tokens\": [1], \"temperature\": 1, \"top_k\": 0, \"top_p\": 0.25, \"min_p\": 0.125, "
+      "\"repetition_penalty\": 1.5, \"seed\": 9007199254740993, \"stop\": [\"a\", \"b\"], \"n\": "
+      "3, "
+      "\"arrival\": 7}\n"
+      "{\"tokens\": [1], \"stop\": \"c\"}\n");
+  ASSERT_EQ(requests.size(), 3u);
+  const Sampling& as_options = requests[0].sampling;
+  EXPECT_EQ(as_options.temperature, 0.5);
+  EXPECT_EQ(as_options.top_k, 4);
+  EXPECT_EQ(as_options.top_p, 0.9);
+  EXPECT_EQ(as_options.seed, 8u);
+  EXPECT_EQ(requests[0].samples, 2);
+  EXPECT_EQ(requests[0].stop, std::vector<std::string>{"x"});
+  const Sampling& own = requests[1].sampling;
+  EXPECT_EQ(own.temperature, 1);
+  EXPECT_EQ(own.top_k, 0);
+  EXPECT_EQ(own.top_p, 0.25);
+  EXPECT_EQ(own.min_p, 0.125);
+  EXPECT_EQ(own.repetition_penalty, 1.5);
+  EXPECT_EQ(own.seed, 9007199254740993u) << "no double in between";
+  EXPECT_EQ(requests[1].samples, 3);
+  EXPECT_EQ(requests[1].arrival, 7);
+  EXPECT_EQ(requests[1].stop, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(requests[2].stop, std::vector<std::string>{"c"});
+}
+
+TEST_F(Requests, OfAChatAreRenderedAndEndWithTheTurn) {
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
+  const int32_t end = end_of_turn(tokenizer);
+  options_.requests = file_;
+  std::ofstream(file_) << "{\"messages\": [{\"role\": \"system\", \"content\": \"Be brief.\"}, "
+                          "{\"content\": \"Why?\", \"role\": \"user\"}]}\n{\"prompt\": \"Why?\"}\n";
+  auto requests = requests_from(options_, config_, &tokenizer);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(tokenizer.decode(requests[0].prompt),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
+            "<|im_start|>assistant\n");
+  EXPECT_EQ(std::ranges::count(requests[0].prompt, end), 2) << "a mark is one token";
+  EXPECT_EQ(requests[0].eos, (Ids{9, end}));
+  EXPECT_EQ(tokenizer.decode(requests[1].prompt), "Why?") << "as it is without --chat";
+  EXPECT_EQ(requests[1].eos, Ids{9});
+
+  options_.chat = options_.ignore_eos = true;
+  requests = requests_from(options_, config_, &tokenizer);
+  EXPECT_EQ(tokenizer.decode(requests[1].prompt),
+            "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(requests[0].eos, Ids{});
+  EXPECT_EQ(requests[1].eos, Ids{});
+}
+
+TEST_F(Requests, WithBadNumbersOrMessagesAreRefusedByLine) {
+  const auto with = [&](const std::string& field) {
+    return error_in("{\"tokens\": [1], " + field + "}");
+  };
+  EXPECT_EQ(with("\"temperature\": \"hot\""),
+            ", line 1: \"temperature\" must be a number, found \"hot\"");
+  EXPECT_EQ(with("\"temperature\": -1"),
+            ", line 1: a request asks for the temperature -1, but it must be 0 (greedy) to 1e6");
+  EXPECT_EQ(with("\"top_k\": 1.5"),
+            ", line 1: \"top_k\" must be a whole number of at least 0, found 1.5");
+  EXPECT_EQ(with("\"top_p\": 0"),
+            ", line 1: a request asks for the top_p 0, but it must be over 0, at most 1");
+  EXPECT_EQ(with("\"seed\": -1"),
+            ", line 1: \"seed\" must be a whole number of at least 0, found -1");
+  EXPECT_EQ(with("\"seed\": 18446744073709551615"),
+            ", line 1: \"seed\" must be a whole number of at least 0, found 18446744073709551615");
+  EXPECT_EQ(with("\"n\": 0"), ", line 1: \"n\" must be a whole number of at least 1, found 0");
+  EXPECT_EQ(with("\"n\": 4294967296"),
+            ", line 1: \"n\" must be a whole number of at least 1, found 4294967296");
+  EXPECT_EQ(with("\"arrival\": -1"),
+            ", line 1: \"arrival\" must be a whole number of at least 0, found -1");
+  const std::string stop =
+      ", line 1: \"stop\" must be a text or a list of texts, none empty, found ";
+  for (const std::string bad : {"3", "\"\"", "[\"a\",\"\"]", "[[\"a\"]]", "null"})
+    EXPECT_EQ(with("\"stop\": " + bad), stop + bad);
+  EXPECT_NE(error_in("{\"messages\": []}").find("must be a list of"), std::string::npos);
+  EXPECT_NE(error_in("{\"messages\": [3]}").find("a message must be"), std::string::npos);
+  EXPECT_NE(error_in("{\"messages\": [{\"role\": \"user\"}]}").find("a message must be"),
+            std::string::npos);
+  EXPECT_EQ(error_in("{\"messages\": [{\"role\": \"tool\", \"content\": \"\"}]}"),
+            ", line 1: a message is of the system, the user or the assistant, found \"tool\"");
+  options_.stop = {""};
+  EXPECT_EQ(error_of([&] { request_pattern(options_, config_); }),
+            "--stop wants a text, found an empty one");
 }
 
 TEST_F(Requests, ThatAreNoneAreRefused) {
