@@ -42,7 +42,8 @@ Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
 
 }  // namespace
 
-Seeded::Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config) {
+Seeded::Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config)
+    : ops(std::move(clean)) {
   for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
 }
 
@@ -68,7 +69,7 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
 }
 
 Result judge_run(const JudgedRun& run) {
-  const Seeded seeded(run.faults, run.checkpoint.config());
+  const Seeded seeded(cpu_ops(), run.faults, run.checkpoint.config());
   Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hook());
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {

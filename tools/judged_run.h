@@ -28,12 +28,12 @@ struct JudgedRun {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// The CPU's ops with bugs seeded into them, and the hooks that go with these.
+// Ops with bugs seeded into them, and the hooks that go with these.
 struct Seeded {
-  Ops ops = cpu_ops();
+  Ops ops;
   std::vector<Engine::PassHook> hooks;
 
-  Seeded(const std::vector<FaultRequest>& faults, const ModelConfig& config);
+  Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config);
   Engine::PassHook hook() const;
 };
 

@@ -5,6 +5,7 @@
 
 #include "src/judge/report.h"
 #include "tools/judged_run.h"
+#include "tools/modes.h"
 #include "tools/options.h"
 #include "tools/output.h"
 #include "tools/provenance.h"
@@ -19,32 +20,66 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
-  bool audit = true;
+  bool no_audit = false;
+  std::string modes;  // empty: beside the reference
 };
 
-Result run(const RunOptions& options, const std::vector<std::string>& command_line) {
-  const Session session = open_session(options.model);
+std::vector<FaultRequest> faults_of(const RunOptions& options) {
   std::vector<FaultRequest> faults;
   for (const std::string& text : options.faults) faults.push_back(parse_fault(text));
-  const Selection selection = selection_of(options.observe);
-  Progress progress;
+  return faults;
+}
+
+// The engine beside the reference.
+Result run(const RunOptions& options, const Session& session, Progress& progress,
+           const std::map<std::string, std::string>& provenance) {
   progress.show("opening the reference");
-  Result result = judge_run({.checkpoint = session.checkpoint,
-                             .reference = open_reference(),
-                             .engine = session.engine,
-                             .requests = session.requests,
-                             .faults = faults,
-                             .judge = {.selection = selection},
-                             .audit = options.audit,
-                             .trace = options.observe.trace,
-                             .keep = keep_from(options.observe.keep),
-                             .provenance = provenance_of(session.checkpoint, session.engine,
-                                                         session.requests, command_line),
-                             .progress = [&](int64_t done, int64_t total) {
-                               progress.show(fmt::format("{} of {} tokens judged", done, total));
-                             }});
+  return judge_run({.checkpoint = session.checkpoint,
+                    .reference = open_reference(),
+                    .engine = session.engine,
+                    .requests = session.requests,
+                    .faults = faults_of(options),
+                    .judge = {.selection = selection_of(options.observe)},
+                    .audit = !options.no_audit,
+                    .trace = options.observe.trace,
+                    .keep = keep_from(options.observe.keep),
+                    .provenance = provenance,
+                    .progress = [&](int64_t done, int64_t total) {
+                      progress.show(fmt::format("{} of {} tokens judged", done, total));
+                    }});
+}
+
+// The engine against itself, served in other ways.
+Result run_in_modes(const RunOptions& options, const Session& session, Progress& progress,
+                    const std::map<std::string, std::string>& provenance) {
+  return run_modes({.checkpoint = session.checkpoint,
+                    .engine = session.engine,
+                    .requests = session.requests,
+                    .faults = faults_of(options),
+                    .modes = modes_from(options.modes),
+                    .provenance = provenance,
+                    .progress = [&](std::string_view mode) {
+                      progress.show(fmt::format("serving: {}", mode));
+                    }});
+}
+
+Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
+  const Session session = open_session(options.model);
+  const auto provenance =
+      provenance_of(session.checkpoint, session.engine, session.requests, command_line);
+  Progress progress;
+  Result result =
+      (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
   for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
   return result;
+}
+
+std::string modes_help() {
+  std::string names;
+  for (const Mode& mode : modes()) names += fmt::format("\n{}: {}", mode.name, mode.says);
+  return "no reference: serve whole prompts, then in these ways, and compare op by op on equal "
+         "inputs" +
+         names;
 }
 
 }  // namespace
@@ -59,15 +94,20 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
-  app.add_flag("!--no-audit", options.audit, "do not check what is read from the K/V cache");
+  app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
+  CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
+  modes->type_name("NAME,...|all");
+  for (const char* of_reference :
+       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit"})
+    modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
-  if (!parse(
-          app, args,
-          "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
-          "  lockstep run --model Qwen3-0.6B --prompt 'Once' --trace once.trace --keep full\n"
-          "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"))
+  if (!parse(app, args,
+             "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --trace once.trace --keep full\n"
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
     return 0;
-  const Result result = run(options, command_line_of("run", args));
+  const Result result = result_of(options, command_line_of("run", args));
   put_result(result, options.report);
   return exit_status(result);
 }

@@ -1,0 +1,235 @@
+#include "src/judge/lineup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/judge/budget.h"
+
+namespace lockstep {
+namespace {
+
+uint64_t key_of(const Row& row) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(row.request)) << 32 |
+         static_cast<uint32_t>(row.position);
+}
+
+size_t index_of(const std::vector<Place>& places, const Place& place) {
+  return static_cast<size_t>(std::ranges::find(places, place) - places.begin());
+}
+
+bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
+
+bool sums_in_any_order(const Point& p) {
+  return p.node_class == NodeClass::reduction && p.op != OpKind::attention;
+}
+
+// [position, axes of the row ...] of element i of a row [1, axes ...].
+std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
+  std::vector<int64_t> index(static_cast<size_t>(row.rank()), position);
+  for (int axis = row.rank() - 1; axis > 0; --axis) {
+    index[static_cast<size_t>(axis)] = i % row[axis];
+    i /= row[axis];
+  }
+  return index;
+}
+
+}  // namespace
+
+BaseRows::BaseRows(const Graph& graph)
+    : graph_(graph), places_(places_of(graph)), spots_(places_.size()) {}
+
+void BaseRows::add(Pass pass) {
+  std::erase_if(pass.tensors, [](const KeptTensor& t) { return t.point->op == OpKind::cache; });
+  for (const KeptTensor& tensor : passes_.emplace_back(std::move(pass)).tensors) {
+    const size_t place = index_of(places_, {tensor.point, tensor.layer});
+    if (place == places_.size() || tensor.data.view().empty()) continue;
+    for (size_t i = 0; i < tensor.rows.size(); ++i)
+      spots_[place][key_of(tensor.rows[i])] = {&tensor, static_cast<int64_t>(i)};
+  }
+}
+
+TensorView BaseRows::find(size_t place, const Row& row) const {
+  const auto found = spots_[place].find(key_of(row));
+  if (found == spots_[place].end()) return {};
+  return found->second.tensor->data.view().slice(found->second.row, 1);
+}
+
+Lineup::Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger)
+    : base_(base), pairing_(std::move(pairing)), ledger_(ledger) {
+  for (const Place& place : ledger.places()) {
+    std::vector<size_t>& inputs = inputs_.emplace_back();
+    for (const Place& input : inputs_of(base.graph(), place))
+      inputs.push_back(index_of(ledger.places(), input));
+  }
+}
+
+void Lineup::begin(const PassInfo& pass) {
+  pass_ = pass;
+  entered_.clear();
+  wrong_reads_.clear();
+}
+
+int32_t Lineup::base_of(int32_t request) const {
+  const auto i = static_cast<size_t>(request);
+  return request >= 0 && i < pairing_.base_of.size() ? pairing_.base_of[i] : -1;
+}
+
+std::vector<Lineup::Group> Lineup::groups_of(std::span<const Row> rows) const {
+  std::vector<Group> groups;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int32_t request = rows[i].request;
+    if (i == 0 || rows[i - 1].request != request)
+      groups.push_back({request, base_of(request), i, 0});
+    ++groups.back().count;
+  }
+  std::erase_if(groups, [](const Group& group) { return group.base < 0; });
+  return groups;
+}
+
+// The base's row; of attn.kv what the base had to write: K, then V, in `joined`.
+TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& joined) const {
+  if (ledger_.places()[place].point->op != OpKind::cache) return base_.find(place, base_row);
+  joined.clear();
+  Shape shape;
+  DType dtype = DType::f32;
+  for (size_t input : inputs_[place]) {
+    const TensorView part = base_.find(input, base_row);
+    if (part.empty() || part.shape.rank() != 3) return {};
+    shape = {1, 2, part.shape[1], part.shape[2]};
+    dtype = part.dtype;
+    joined.insert(joined.end(), part.as<const char>(), part.as<const char>() + part.bytes());
+  }
+  return {joined.data(), dtype, Device::cpu, shape};
+}
+
+// What accumulating in another order may do to both sides together, without the two half ulps.
+double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) const {
+  const TensorView input = base_.find(inputs_[place].at(0), base_row);
+  double squares = 0;
+  for (int64_t i = 0; i < want.count(); ++i) squares += value_at(want, i) * value_at(want, i);
+  const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, want.count())));
+  const auto terms = static_cast<double>(input.empty() ? 0 : input.count());
+  return 2 * kLambda * terms * kAccumulatorRoundoff * rms;
+}
+
+void Lineup::compare_row(size_t place, const TensorView& want, const TensorView& got,
+                         int32_t position, NodeOutcome& outcome) const {
+  if (std::memcmp(want.data, got.data, static_cast<size_t>(want.bytes())) == 0) return;
+  if (outcome.verdict == Verdict::bitwise) outcome.verdict = Verdict::rounding;
+  const bool tolerant = sums_in_any_order(*ledger_.places()[place].point);
+  const Row base_row{base_of(outcome.request), position};
+  const double sums = tolerant ? limit(place, want, base_row) : 0;
+  for (int64_t i = 0; i < want.count(); ++i) {
+    const double w = value_at(want, i), g = value_at(got, i);
+    if (w == g && std::signbit(w) == std::signbit(g)) continue;
+    const double apart = std::fabs(w - g);
+    const double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
+    // Not a number when one of them is none: over any limit.
+    const double budgets = allowed > 0 ? apart / allowed : std::numeric_limits<double>::infinity();
+    if (apart <= allowed && budgets <= outcome.t1) continue;
+    Finding& finding = outcome.finding;
+    if (apart <= allowed) {
+      outcome.t1 = budgets;
+      outcome.position = position;
+      continue;
+    }
+    ++finding.value;
+    if (outcome.verdict == Verdict::introduced && !(budgets > finding.budgets)) continue;
+    outcome.verdict = Verdict::introduced;
+    outcome.position = finding.position = position;
+    finding.index = index_in(want.shape, position, i);
+    finding.want = w;
+    finding.got = g;
+    finding.budgets = std::isnan(budgets) ? std::numeric_limits<double>::infinity() : budgets;
+  }
+}
+
+NodeOutcome Lineup::compare(size_t place, const Record& record, const Group& group) const {
+  NodeOutcome outcome;
+  outcome.place = static_cast<int>(place);
+  outcome.pass = pass_.pass;
+  outcome.request = group.request;
+  const auto structural = [&](const Row& row, std::string rule) {
+    outcome.verdict = Verdict::structural;
+    outcome.finding = {.position = row.position, .rule = std::move(rule)};
+    return outcome;
+  };
+  std::vector<char> joined;
+  for (size_t i = group.first; i < group.first + group.count; ++i) {
+    const Row& row = record.rows[i];
+    const TensorView want = wanted(place, {group.base, row.position}, joined);
+    if (want.empty())
+      return structural(
+          row, fmt::format("{} computed no such row, {} did", pairing_.base, pairing_.mode));
+    const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
+    if (want.shape != got.shape || want.dtype != got.dtype)
+      return structural(row, fmt::format("a row {} of {} has {} in {}", want.shape.text(),
+                                         pairing_.base, got.shape.text(), pairing_.mode));
+    compare_row(place, want, got, row.position, outcome);
+  }
+  if (outcome.verdict == Verdict::introduced) {
+    outcome.finding.statistic = std::isfinite(outcome.finding.budgets) ? "T1" : "T0";
+    const auto wrong = static_cast<int64_t>(outcome.finding.value);
+    if (outcome.finding.statistic == "T1")
+      outcome.finding.value = outcome.t1 = outcome.finding.budgets, outcome.finding.limit = 1;
+    outcome.finding.rule = fmt::format(
+        "{} (its request {}) has one and {} the other, from equal inputs ({} elements "
+        "differ)",
+        pairing_.base, group.base, pairing_.mode, wrong);
+  }
+  return outcome;
+}
+
+void Lineup::substitute(size_t place, const Record& record, const Group& group) const {
+  for (size_t i = group.first; i < group.first + group.count; ++i) {
+    const TensorView want = base_.find(place, {group.base, record.rows[i].position});
+    const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
+    if (!want.empty() && want.shape == got.shape && want.dtype == got.dtype)
+      std::memcpy(got.data, want.data, static_cast<size_t>(want.bytes()));
+  }
+}
+
+void Lineup::record(const Record& record) {
+  const size_t place = index_of(ledger_.places(), {record.point, record.layer});
+  if (place == ledger_.places().size()) return;
+  for (const Group& group : groups_of(record.rows)) {
+    NodeOutcome outcome = compare(place, record, group);
+    entered_.insert({place, group.request});
+    const std::pair wrong_read{record.layer, group.request};
+    if (const auto cause = wrong_reads_.find(wrong_read); record.point->op == OpKind::attention &&
+                                                          cause != wrong_reads_.end() &&
+                                                          outcome.verdict == Verdict::introduced) {
+      // Its inputs were not equal.
+      outcome.verdict = Verdict::propagated;
+      outcome.ancestor = cause->second;
+    }
+    const int finding = ledger_.enter(outcome);
+    if (record.point->op == OpKind::cache && finding >= 0) wrong_reads_[wrong_read] = finding;
+    substitute(place, record, group);
+  }
+}
+
+void Lineup::end() {
+  std::vector<Row> all, with_logits;
+  for (const PassRow& r : pass_.rows) all.push_back(r.row);
+  for (int32_t i : pass_.logit_rows) with_logits.push_back(all[static_cast<size_t>(i)]);
+  for (size_t place = 0; place < ledger_.places().size(); ++place) {
+    const bool logits = of_logits(*ledger_.places()[place].point);
+    for (const Group& group : groups_of(logits ? with_logits : all)) {
+      if (entered_.contains({place, group.request})) continue;
+      NodeOutcome outcome;
+      outcome.place = static_cast<int>(place);
+      outcome.pass = pass_.pass;
+      outcome.request = group.request;
+      outcome.verdict = Verdict::structural;
+      outcome.finding.rule = fmt::format("{} does not show the tensor", pairing_.mode);
+      ledger_.enter(outcome);
+    }
+  }
+}
+
+}  // namespace lockstep

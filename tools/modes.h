@@ -1,0 +1,59 @@
+// One set of requests served in several ways by the same engine, without a reference.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/engine/engine.h"
+#include "src/faults/faults.h"
+#include "src/judge/verdict.h"
+
+namespace lockstep {
+
+// An engine of its own, what it serves, and which requests of the base those are.
+struct Serving {
+  EngineOptions engine;
+  std::vector<Request> requests;
+  std::vector<int32_t> base_of;  // as Pairing::base_of
+};
+
+// Whole prompts in one batch: what every mode is held against. Its requests are forced to what they
+// chose.
+struct BaseServing {
+  EngineOptions engine;
+  std::vector<Request> requests;
+};
+
+// A way of serving. To add one: write its servings and its row in modes.cc.
+struct Mode {
+  std::string_view name;
+  std::string_view says;
+  // Passes end at other lengths than the base's: not comparable where rotary tables depend on it.
+  bool other_lengths;
+  std::vector<Serving> (*servings)(const BaseServing& base);
+};
+std::span<const Mode> modes();
+
+// "all" or names with commas between. Throws Error on an unknown name, with the nearest one.
+std::vector<const Mode*> modes_from(const std::string& list);
+
+struct ModesRun {
+  const Checkpoint& checkpoint;
+  EngineOptions engine;
+  std::vector<Request> requests;
+  std::vector<FaultRequest> faults;
+  std::vector<const Mode*> modes;
+  Ops ops = cpu_ops();  // under test; faults are seeded on top
+  std::map<std::string, std::string> provenance;
+  std::function<void(std::string_view)> progress;  // called before each mode, with its name
+};
+
+// Serves the base and then every mode, compares op by op on equal inputs (see Lineup), and audits
+// the K/V cache of each. The finding's rule names the pair of modes. Throws Error when a run cannot
+// go on or no mode is left.
+Result run_modes(const ModesRun& run);
+
+}  // namespace lockstep
