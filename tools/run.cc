@@ -33,13 +33,16 @@ std::vector<FaultRequest> faults_of(const RunOptions& options) {
 // The engine beside the reference.
 Result run(const RunOptions& options, const Session& session, Progress& progress,
            const std::map<std::string, std::string>& provenance) {
+  // Bad options are said first: opening the reference takes a while, and a build may have none.
+  const std::vector<FaultRequest> faults = faults_of(options);
+  const Selection selection = selection_of(options.observe);
   progress.show("opening the reference");
   return judge_run({.checkpoint = session.checkpoint,
                     .reference = open_reference(),
                     .engine = session.engine,
                     .requests = session.requests,
-                    .faults = faults_of(options),
-                    .judge = {.selection = selection_of(options.observe)},
+                    .faults = faults,
+                    .judge = {.selection = selection},
                     .audit = !options.no_audit,
                     .trace = options.observe.trace,
                     .keep = keep_from(options.observe.keep),

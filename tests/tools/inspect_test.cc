@@ -55,8 +55,8 @@ TEST_F(Inspect, TellsPeopleWhereATraceComesFrom) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* part : {"bard", "request 0 (first): 3 tokens in", "request 1 (second)", "bf16"})
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in " << outcome.out;
-  const std::string end = "complete: " + std::to_string(served_.passes.size()) + " passes\n";
-  EXPECT_TRUE(outcome.out.ends_with("\n" + end)) << outcome.out;
+  const std::string end = fmt::format("\ncomplete: {} passes\n", served_.passes.size());
+  EXPECT_TRUE(outcome.out.ends_with(end)) << outcome.out;
 }
 
 TEST_F(Inspect, PrintsTheNumbersOfTheSelectedRow) {
@@ -91,7 +91,7 @@ TEST_F(Inspect, ShowsTheLargestFirst) {
   ASSERT_NE(title, std::string::npos) << out;
   const size_t first = out.find('\n', out.find('\n', title) + 1) + 1;  // below the columns' names
   const std::string line = out.substr(first, out.find('\n', first) - first);
-  EXPECT_TRUE(line.ends_with(" " + fmt::format("{:.9g}", largest))) << line;
+  EXPECT_TRUE(line.ends_with(fmt::format(" {:.9g}", largest))) << line;
   EXPECT_NE(out.find("2^"), std::string::npos) << "the histogram is missing";
 }
 
