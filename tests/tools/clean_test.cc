@@ -14,6 +14,9 @@ void expect_clean(const Result& result, const std::string& what) {
   EXPECT_EQ(exit_status(result), 0) << what;
   EXPECT_GT(result.judged, 0) << what;
   EXPECT_EQ(result.judged, result.expected) << what;
+  if (!result.logits) return;
+  const LogitsSummary& logits = *result.logits;
+  EXPECT_EQ(logits.argmax_equal + logits.explained_flips, logits.compared) << what;
 }
 
 struct Case {
