@@ -1,6 +1,8 @@
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -14,8 +16,18 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kPiecesPerThread = 4;  // so that a thread that was kept waiting can be helped
+// The ops of one token follow each other within this time, and waking a thread takes about as long.
+constexpr std::chrono::microseconds kSpin{50};
 // The pool whose loop this thread is inside of: a loop within that loop runs on the thread itself.
 thread_local const void* inside = nullptr;
+
+// Waits actively until ready(), but not longer than kSpin: whoever has to wait on then sleeps.
+template <typename Ready>
+void spin_until(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  while (!ready() && std::chrono::steady_clock::now() < end)
+    for (int i = 0; i < 8 && !ready(); ++i) __builtin_ia32_pause();
+}
 
 }  // namespace
 
@@ -26,7 +38,8 @@ struct ThreadPool::State {
   std::vector<std::thread> workers;
   const std::function<void(int64_t, int64_t)>* body = nullptr;
   int64_t count = 0, piece = 0, next = 0;
-  int running = 0;  // pieces in hand
+  std::atomic<int> running = 0;    // pieces in hand; written under the lock
+  std::atomic<int64_t> loops = 0;  // begun, and one more at the end; likewise
   std::exception_ptr trouble;
   bool stop = false;
 
@@ -58,7 +71,14 @@ struct ThreadPool::State {
   void serve() {
     std::unique_lock lock(mutex);
     while (true) {
-      work.wait(lock, [&] { return stop || next < count; });
+      const auto wanted = [&] { return stop || next < count; };
+      if (!wanted()) {
+        const int64_t seen = loops;
+        lock.unlock();
+        spin_until([&] { return loops != seen; });
+        lock.lock();
+      }
+      work.wait(lock, wanted);
       if (stop) return;
       take_pieces(lock);
       if (running == 0) done.notify_one();
@@ -69,6 +89,7 @@ struct ThreadPool::State {
     {
       const std::scoped_lock lock(mutex);
       stop = true;
+      ++loops;
     }
     work.notify_all();
     for (std::thread& worker : workers) worker.join();
@@ -108,9 +129,13 @@ void ThreadPool::run(int64_t count, int64_t grain,
   s.piece = (grains + shares - 1) / shares * grain;
   s.next = 0;
   s.trouble = nullptr;
+  ++s.loops;
   const int64_t helpers = std::min<int64_t>(size(), (count + s.piece - 1) / s.piece) - 1;
   for (int64_t i = 0; i < helpers; ++i) s.work.notify_one();
   s.take_pieces(lock);
+  lock.unlock();
+  spin_until([&] { return s.running == 0; });
+  lock.lock();
   s.done.wait(lock, [&] { return s.running == 0; });
   s.count = 0;
   s.next = 0;

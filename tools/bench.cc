@@ -63,8 +63,8 @@ double median_of(std::vector<double> values) {
   return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
-// What a figure is a share of. Of a roof: the time that `work` takes at the roof, by the median.
-// Else: the median by `work`.
+// What a figure is a share of: of a roof, the time that it would take there, by the median. Else
+// the median by that.
 enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit };
 
 struct Figure {
@@ -72,27 +72,28 @@ struct Figure {
   double scale = 1;             // from SI to the unit
   std::vector<double> samples;  // in SI
   Whole whole = Whole::none;
-  double work = 0;
+  double best = 0;  // what the median is held against, in SI
 };
 
-// The machine, measured before and after each shape, because it drifts.
+// The machine, measured before and after each figure, because it drifts: what it gives can change
+// by half within a minute when others share it.
 class Roofs {
  public:
-  explicit Roofs(int threads) : all_(threads) {}
+  explicit Roofs(int threads) : all_(threads), buffer_({uncached_bytes()}, DType::u8) {
+    std::memset(buffer_.view().data, 1, static_cast<size_t>(buffer_.view().bytes()));
+    sample();
+  }
 
+  // Measures again; from here on `read` and `dot` are the better of this time and the last.
   void sample() {
-    Tensor buffer({uncached_bytes()}, DType::u8);
-    std::memset(buffer.view().data, 1, static_cast<size_t>(buffer.view().bytes()));
-    const auto read = [&](ThreadPool& threads) {
-      return read_roof(threads, buffer.view().data, buffer.view().bytes());
-    };
-    read_one_.push_back(read(one_));
-    read_all_.push_back(read(all_));
+    read_one_.push_back(read_roof(one_, buffer_.view().data, buffer_.view().bytes()));
+    read_all_.push_back(read_roof(all_, buffer_.view().data, buffer_.view().bytes()));
     dot_one_.push_back(dot_roof(one_).flops);
     dot_all_.push_back(dot_roof(all_).flops);
   }
-  double read() const { return std::ranges::max(read_all_); }
-  double dot() const { return std::ranges::max(dot_all_); }
+  double read() const { return better_of_last(read_all_); }
+  double dot() const { return better_of_last(dot_all_); }
+  double bytes() const { return static_cast<double>(buffer_.view().bytes()); }  // resident
 
   std::vector<Figure> figures() {
     const auto name = [](const std::string& what, int threads) {
@@ -108,7 +109,13 @@ class Roofs {
   }
 
  private:
+  static double better_of_last(const std::vector<double>& samples) {
+    const size_t n = samples.size();
+    return n > 1 ? std::max(samples[n - 1], samples[n - 2]) : samples.back();
+  }
+
   ThreadPool one_{1}, all_;
+  Tensor buffer_;
   std::vector<double> read_one_, read_all_, dot_one_, dot_all_;
 };
 
@@ -259,15 +266,16 @@ double decode_bytes(const Checkpoint& checkpoint, int64_t context) {
 }
 
 void add_times(std::vector<Figure>& list, const std::string& shape, const std::string& what,
-               const Times& times, Whole whole, double work) {
+               const Times& times, Whole whole, double best) {
   const double step = median_of(times.total);
-  list.push_back({shape, what, "ms", 1e3, times.total, whole, work});
+  list.push_back({shape, what, "ms", 1e3, times.total, whole, best});
   list.push_back({shape, "  matrix products", "ms", 1e3, times.matmul, Whole::step, step});
   list.push_back({shape, "  attention", "ms", 1e3, times.attention, Whole::step, step});
   list.push_back({shape, "  rest", "ms", 1e3, times.rest, Whole::step, step});
 }
 
-std::vector<Figure> measure(const BenchShape& shape, int threads, Progress& progress) {
+std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
+                            Progress& progress) {
   const auto show = [&](const char* what) {
     progress.show(fmt::format("{}: {}", shape.name, what));
   };
@@ -278,16 +286,26 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Progress& prog
   ShapeBench bench(checkpoint, threads);
   std::vector<Figure> list;
   show("prefill");
-  add_times(list, shape.name, fmt::format("prefill, {} tokens", kPrompt), bench.prefill(),
-            Whole::dot_roof, prefill_flops(checkpoint.config(), kPrompt));
+  roofs.sample();
+  const Times prefill = bench.prefill();
+  roofs.sample();
+  add_times(list, shape.name, fmt::format("prefill, {} tokens", kPrompt), prefill, Whole::dot_roof,
+            prefill_flops(checkpoint.config(), kPrompt) / roofs.dot());
   for (const int64_t context : kContexts) {
     show("decode");
-    add_times(list, shape.name, fmt::format("decode, context {}", context),
-              bench.decode(context, false), Whole::read_roof, decode_bytes(checkpoint, context));
+    const Times decode = bench.decode(context, false);
+    roofs.sample();
+    add_times(list, shape.name, fmt::format("decode, context {}", context), decode,
+              Whole::read_roof, decode_bytes(checkpoint, context) / roofs.read());
   }
   const double limit = static_cast<double>(checkpoint.bytes()) + bench.kv_bytes() + kSpare;
-  list.push_back(
-      {shape.name, "peak memory", "MB", 1e-6, {PeakMemory::bytes()}, Whole::limit, limit});
+  list.push_back({shape.name,
+                  "peak memory",
+                  "MB",
+                  1e-6,
+                  {PeakMemory::bytes() - roofs.bytes()},
+                  Whole::limit,
+                  limit});
   show("probes");
   const Times probed = bench.decode(kContexts[0], true);
   list.push_back({shape.name, "decode with every point digested", "ms", 1e3, probed.observed,
@@ -295,31 +313,31 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Progress& prog
   return list;
 }
 
-std::vector<Cell> row_of(const Figure& figure, const Roofs& roofs) {
-  const double median = median_of(figure.samples);
-  const auto numbers = [&](double share, const char* of) {
+std::vector<Cell> row_of(const Figure& figure) {
+  const double median = median_of(figure.samples), most = std::ranges::max(figure.samples);
+  const auto row = [&](double share, const char* of) {
     return std::vector<Cell>{figure.shape,
                              figure.what,
                              figure.unit,
                              std::ranges::min(figure.samples) * figure.scale,
                              median * figure.scale,
-                             std::ranges::max(figure.samples) * figure.scale,
+                             most * figure.scale,
                              share,
                              std::string(of)};
   };
   switch (figure.whole) {
     case Whole::read_roof:
-      return numbers(figure.work / roofs.read() / median, "the best read");
+      return row(figure.best / median, "the read roof");
     case Whole::dot_roof:
-      return numbers(figure.work / roofs.dot() / median, "the best products");
+      return row(figure.best / median, "the products' roof");
     case Whole::step:
-      return numbers(median / figure.work, "the pass without");
+      return row(median / figure.best, "the pass");
     case Whole::limit:
-      return numbers(median / figure.work, "weights + K/V + 200 MB");
+      return row(median / figure.best, "weights + K/V + 200 MB");
     case Whole::none:
       break;
   }
-  return numbers(median / std::ranges::max(figure.samples), "its best");
+  return row(median / most, "its best");
 }
 
 }  // namespace
@@ -328,8 +346,9 @@ int bench_command(Args args) {
   CLI::App app{
       "Measure how fast the engine is on this machine, as shares of what memory and CPU can give.\n"
       "Weights are random, in the shape of a published model. Every figure is the minimum, median\n"
-      "and maximum of repeats; a share is of the median. On a machine that does other work too,\n"
-      "believe the minimum.",
+      "and maximum of repeats. A share is of the median, against what the machine gave just "
+      "before\n"
+      "and after; on a machine that does other work too, repeat until it holds still.",
       "lockstep bench"};
   std::string shape = "all", format = "table";
   int threads = 0;
@@ -346,17 +365,14 @@ int bench_command(Args args) {
   Roofs roofs(threads);
   {
     Progress progress;
-    progress.show("measuring the machine");
-    roofs.sample();
     for (const BenchShape& s : kShapes) {
       if (shape != "all" && shape != s.name) continue;
-      std::ranges::move(measure(s, threads, progress), std::back_inserter(figures));
-      roofs.sample();
+      std::ranges::move(measure(s, threads, roofs, progress), std::back_inserter(figures));
     }
   }
   Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
-  for (const Figure& figure : roofs.figures()) table.rows.push_back(row_of(figure, roofs));
-  for (const Figure& figure : figures) table.rows.push_back(row_of(figure, roofs));
+  for (const Figure& figure : roofs.figures()) table.rows.push_back(row_of(figure));
+  for (const Figure& figure : figures) table.rows.push_back(row_of(figure));
   print(text_of(table, format));
   return 0;
 }

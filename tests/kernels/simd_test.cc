@@ -111,5 +111,31 @@ TEST(Simd, ConversionsAreThoseOfTheDtypes) {
   });
 }
 
+// The sums of N rows of N numbers, in both ways.
+struct Sums {
+  const float* rows;
+  float *one, *each;
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    simd::F<N> v[N];
+    for (int i = 0; i < N; ++i) {
+      v[i] = simd::load<N>(rows + i * N);
+      one[i] = simd::sum<N>(v[i]);
+    }
+    simd::store<N>(each, simd::sum_each<N>(v));
+  }
+};
+
+TEST(Simd, SumsOfManyVectorsAreThoseOfEach) {
+  on_every_isa([] {
+    Sample rows({16, 16}, DType::f32);
+    rows.fill_normal(7);
+    std::vector<float> one(16), each(16);
+    on_best_isa(Sums{rows.view().as<float>(), one.data(), each.data()});
+    EXPECT_NE(one[0], one[1]);
+    EXPECT_EQ(one, each);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
