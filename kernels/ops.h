@@ -4,8 +4,8 @@
 // kernel, a seeded fault and a substitution are each a copy of a table in which one entry wraps the
 // entry that was there.
 //
-// Every op but matmul is batch-invariant: the bits of a row depend on the row's own inputs alone, not
-// on what else is in the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
+// Every op but matmul is batch-invariant: the bits of a row depend on the row's own inputs alone,
+// not on what else is in the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
 // its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here and in
