@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
@@ -13,6 +14,11 @@ namespace lockstep {
 
 inline std::string data_path(const std::string& name) {
   return std::string(LOCKSTEP_TEST_DATA) + "/" + name;
+}
+
+// A path for a test's own file: tests run side by side, each in a process of its own.
+inline std::string temp_path(const std::string& name) {
+  return testing::TempDir() + "lockstep_" + std::to_string(getpid()) + "_" + name;
 }
 
 // The sentence of the Error that `body` throws; fails the test when it throws none.

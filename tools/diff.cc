@@ -1,12 +1,26 @@
-// lockstep diff: two traces against each other, without a checkpoint.
+// lockstep diff: two traces against each other; with a checkpoint, each is judged too.
 #include "src/judge/diff.h"
 
 #include <CLI/CLI.hpp>
 
+#include "tools/judged_trace.h"
 #include "tools/options.h"
 #include "tools/output.h"
 
 namespace lockstep {
+namespace {
+
+// Only the oracle can tell which of two traces is wrong.
+void judge_both(DiffResult& result, const std::string& model, const std::string& a,
+                const std::string& b, const Selection& selection) {
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  for (const std::string& path : {a, b}) {
+    const Result judged = judge_trace(path, checkpoint, {.selection = selection});
+    result.judged.push_back({path, judged.verdict, judged.story});
+  }
+}
+
+}  // namespace
 
 int diff_command(Args args) {
   CLI::App app{
@@ -15,22 +29,26 @@ int diff_command(Args args) {
       "request, position, layer and point, so other batches, chunks or pages make no difference.\n"
       "Names the first place that differs and the first that noise does not explain: a suspect, "
       "for\n"
-      "only `lockstep judge` knows which trace is wrong.\n"
+      "only a judgement knows which trace is wrong: with --model both are judged, which needs the\n"
+      "tensors (--keep full).\n"
       "Exit status: 0 identical or noise, 1 different, 2 trouble or inconclusive.",
       "lockstep diff"};
-  std::string a, b;
+  std::string a, b, model;
   ObserveOptions observe;
   ReportOptions report;
   app.add_option("A", a, "the trace to compare with")->type_name("")->required();
   app.add_option("B", b, "the trace to compare")->type_name("")->required();
+  app.add_option("--model", model, "judge both traces against this checkpoint")->type_name("DIR");
   add_selection_options(app, observe);
   add_report_options(app, report);
   if (!parse(app, args,
              "  lockstep diff before.trace after.trace\n"
-             "  lockstep diff before.trace after.trace --points 'attn.*' --layers 0-3\n"))
+             "  lockstep diff before.trace after.trace --points 'attn.*' --layers 0-3\n"
+             "  lockstep diff before.trace after.trace --model Qwen3-0.6B\n"))
     return 0;
   const DiffOptions options{.selection = selection_of(observe)};
-  const DiffResult result = diff(*open_trace(a), *open_trace(b), options);
+  DiffResult result = diff(*open_trace(a), *open_trace(b), options);
+  if (!model.empty()) judge_both(result, model, a, b, options.selection);
   put_result(result, report);
   return exit_status(result);
 }

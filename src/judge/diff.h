@@ -36,6 +36,13 @@ struct DiffPlace {
   double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
 };
 
+// What a judgement against the oracle says of one of the two.
+struct DiffJudgement {
+  std::string trace;    // its path
+  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string story;
+};
+
 struct DiffResult {
   std::string verdict;  // "identical" "noise" "different" "inconclusive"
   std::string story;    // one sentence
@@ -46,6 +53,7 @@ struct DiffResult {
   std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
   std::vector<DiffPlace> places;
   std::vector<std::string> structure;  // what makes the two no runs of the same thing, in sentences
+  std::vector<DiffJudgement> judged;   // both, when a checkpoint was at hand; else empty
 };
 
 // Noise is judged without an oracle: an op passes on its inputs' relative difference at most

@@ -42,6 +42,9 @@ std::string report_json(const DiffResult& result) {
                       {"difference_rms", number(p.difference_rms)},
                       {"rms", number(p.rms)},
                       {"ulps", number(p.ulps)}});
+  Json judged = Json::array();
+  for (const DiffJudgement& j : result.judged)
+    judged.push_back({{"trace", j.trace}, {"verdict", j.verdict}, {"story", j.story}});
   const Json json = {{"format", "lockstep-diff"},
                      {"format_version", "1.0"},
                      {"verdict", result.verdict},
@@ -55,7 +58,8 @@ std::string report_json(const DiffResult& result) {
                      {"first_bits", of_node(result.first_bits)},
                      {"first_kind", of_node(result.first_kind)},
                      {"points", points},
-                     {"structure", result.structure}};
+                     {"structure", result.structure},
+                     {"judged", judged}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -83,6 +87,8 @@ std::string report_table(const DiffResult& result) {
   if (result.only_a + result.only_b > 0)
     text += fmt::format("rows that only the first trace has: {}, only the second: {}\n",
                         result.only_a, result.only_b);
+  for (const DiffJudgement& j : result.judged)
+    text += fmt::format("{} is {}: {}\n", j.trace, j.verdict, j.story);
   return text + result.verdict + ": " + result.story + "\n";
 }
 

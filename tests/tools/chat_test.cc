@@ -21,7 +21,7 @@ TEST(EndOfTurn, IsTheTokenOfTheTokenizer) {
 }
 
 TEST(EndOfTurn, IsMissedInATokenizerWithoutChat) {
-  const std::string dir = testing::TempDir() + "lockstep_no_chat";
+  const std::string dir = temp_path("no_chat");
   std::filesystem::create_directories(dir);
   nlohmann::json tokenizer;
   std::ifstream(data_path("bard-qwen3/tokenizer.json")) >> tokenizer;

@@ -145,7 +145,7 @@ TEST(ModelCommand, CountsTheParametersThatAreThere) {
 }
 
 TEST(ModelCommand, DescribesAConfigurationWithoutWeights) {
-  const std::string dir = testing::TempDir() + "lockstep_config_only";
+  const std::string dir = temp_path("config_only");
   std::filesystem::create_directory(dir);
   std::filesystem::copy_file(data_path("bard-qwen3/config.json"), dir + "/config.json",
                              std::filesystem::copy_options::overwrite_existing);

@@ -37,8 +37,8 @@ class Diff : public testing::Test {
     return ops;
   }
 
-  const std::string a_ = testing::TempDir() + "lockstep_diff_a.trace";
-  const std::string b_ = testing::TempDir() + "lockstep_diff_b.trace";
+  const std::string a_ = temp_path("diff_a.trace");
+  const std::string b_ = temp_path("diff_b.trace");
   const std::string both_ = "diff " + a_ + " " + b_;
 };
 
@@ -51,7 +51,7 @@ TEST_F(Diff, OfTheSameRunIsNothing) {
 
 TEST_F(Diff, NamesTheFirstPlaceThatNoiseDoesNotExplain) {
   write_trace(b_, serve_with(wrong_in(3)));
-  const std::string file = testing::TempDir() + "lockstep_diff.json";
+  const std::string file = temp_path("diff.json");
   const Outcome outcome = call_lockstep(both_ + " --format json --json " + file);
   EXPECT_EQ(outcome.status, 1) << outcome.out;
   const auto result = nlohmann::json::parse(outcome.out);
@@ -80,6 +80,20 @@ TEST_F(Diff, RefusesWhatItCannotCompare) {
 TEST_F(Diff, OfNothingIsTrouble) {
   write_trace(b_, serve_with(cpu_ops()));
   EXPECT_EQ(call_lockstep(both_ + " --layers 77 --points 'attn.*'").status, 2);
+}
+
+TEST_F(Diff, WithACheckpointSaysWhichOfTheTwoIsWrong) {
+  if (!std::filesystem::exists(std::string(LOCKSTEP_BINARY_DIR) + "/liblockstep_reference.so"))
+    GTEST_SKIP() << "this build has no reference (LOCKSTEP_TORCH=OFF)";
+  write_trace(b_, serve_with(wrong_in(3)));
+  const Outcome outcome =
+      call_lockstep(both_ + " --format json --model " + data_path("bard-qwen3"));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const auto judged = nlohmann::json::parse(outcome.out)["judged"];
+  ASSERT_EQ(judged.size(), 2u);
+  EXPECT_EQ(judged[0]["verdict"], "clean") << judged;
+  EXPECT_EQ(judged[1]["verdict"], "diverged") << judged;
+  EXPECT_TRUE(judged[1]["story"].get<std::string>().starts_with("layer 3 mlp.act")) << judged;
 }
 
 }  // namespace

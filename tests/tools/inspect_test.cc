@@ -32,7 +32,7 @@ class Inspect : public testing::Test {
     return *served_.passes[pass].find(p, layer);
   }
 
-  const std::string path_ = testing::TempDir() + "lockstep_inspect.trace";
+  const std::string path_ = temp_path("inspect.trace");
   Served served_;
 };
 

@@ -43,7 +43,7 @@ TEST(TextOf, AnUnknownFormatIsRefused) {
 class WriteFile : public testing::Test {
  protected:
   void SetUp() override {
-    dir_ = std::filesystem::path(testing::TempDir()) / "lockstep_write_file";
+    dir_ = temp_path("write_file");
     std::filesystem::remove_all(dir_);
     std::filesystem::create_directory(dir_);
   }

@@ -36,7 +36,7 @@ class Requests : public testing::Test {
   }
   void TearDown() override { std::remove(file_.c_str()); }
 
-  const std::string file_ = testing::TempDir() + "lockstep_requests.jsonl";
+  const std::string file_ = temp_path("requests.jsonl");
   ModelOptions options_{.model = "DIR", .max_new = 5};
   const ModelConfig config_{.eos = {9}};
 };

@@ -22,6 +22,7 @@ inline void write_trace(const std::string& path, const Served& served, LeftOut l
         {.id = s.id,
          .name = s.request.name,
          .prompt = s.request.prompt,
+         .forced = s.request.forced,
          .tokens = {s.tokens.begin() + std::ssize(s.request.prompt), s.tokens.end()},
          .argmax = s.argmax});
   const auto writer = create_trace(path, manifest);
