@@ -2,8 +2,8 @@
 //
 // To add one: add a row here, then write `probe(point("name"), layer, tensor)` where the tensor
 // exists in src/model and in reference/, and say in reference/oracle.cc what it should be if its
-// `op` is a new one. tests/probes/points_test.cc names any point that one of the two models does
-// not emit.
+// `op` is a new one. tests/engine/engine_test.cc and
+// tests/reference/model_test.cc fail for a point that their model does not show.
 #pragma once
 
 #include <array>
