@@ -249,7 +249,7 @@ double matrix_numbers(const ModelConfig& config) {
 
 // Multiplications and additions of a prompt, whose last token alone gets logits.
 double prefill_flops(const ModelConfig& c, int64_t tokens) {
-  const auto pairs = static_cast<double>(tokens * (tokens + 1) / 2);  // of a query and a key
+  const auto pairs = 0.5 * static_cast<double>(tokens * (tokens + 1));  // of a query and a key
   return 2 * static_cast<double>(tokens) * matrix_numbers(c) +
          2 * static_cast<double>(c.vocab * c.hidden) +
          4 * pairs * static_cast<double>(c.layers * c.heads * c.head_dim);
