@@ -65,6 +65,10 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"pages", std::to_string(options.pages)},
       {"page_order", std::to_string(options.page_order)},
       {"chunk", std::to_string(options.chunk)},
+      {"budget", std::to_string(options.budget)},
+      {"prefix_cache", options.prefix_cache ? "1" : "0"},
+      {"preempt", options.preempt == Preempt::swap ? "swap" : "recompute"},
+      {"schedule", std::to_string(options.schedule)},
       {"path", "eager"},
   };
 }

@@ -70,6 +70,16 @@ TEST_P(ServedRun, OfASharedPrefixIsClean) {
                {first, second}, "prefix");
 }
 
+TEST_P(ServedRun, OfDrawnTokensAndSamplesIsClean) {
+  std::vector<Request> requests = family(9);
+  for (Request& r : requests) {
+    r.sampling = {.temperature = 1.5, .repetition_penalty = 1.2, .seed = r.prompt.size()};
+    r.samples = 2;
+  }
+  expect_clean({.dtype = GetParam().dtype, .page_size = 4, .pages = 24, .prefix_cache = true},
+               requests, "drawn");
+}
+
 std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   std::string name = info.param.model + "_" + std::string(name_of(info.param.dtype));
   for (char& c : name)
