@@ -1,5 +1,7 @@
 #include "kernels/kv_cache.h"
 
+#include "kernels/memory.h"
+#include "kernels/paged_attention.h"
 #include "kernels/thread_pool.h"
 #include "tests/kernels/samples.h"
 
@@ -40,6 +42,33 @@ TEST(KvCache, WhatIsWrittenBySlotIsGatheredByPage) {
       EXPECT_EQ(pool.k.bits().substr(0, row), std::string(row, '\xff'));
     }
   }
+}
+
+// A pool whose element offsets pass 2^31: its memory is asked for and, but for a few pages, never
+// touched. An offset in 32 bits would land elsewhere, or crash.
+TEST(KvCache, OffsetsPast32BitsAreWhereTheyShouldBe) {
+  const int64_t pages = (int64_t{1} << 19) + 3, page_size = 16, width = 256;
+  const Tensor k({pages, page_size, 1, width}, DType::bf16), v(k.view().shape, DType::bf16);
+  const KvCache cache{k, v};
+  ASSERT_GT(k.view().count(), int64_t{1} << 31);
+  Sample rows({2, 1, width}, DType::bf16), slots({2}, DType::i64), table({1}, DType::i32);
+  rows.fill_normal(5);
+  kv_write({}, cache, rows, rows,
+           slots.fill({static_cast<double>((pages - 1) * page_size),
+                       static_cast<double>((pages - 1) * page_size + 1)}));
+  Tensor seen({2, 2, 1, width}, DType::bf16), out({2, 1, width}, DType::bf16);
+  kv_gather({}, seen, cache, table.fill({static_cast<double>(pages - 1)}));
+  const auto bytes = static_cast<size_t>(width * 2);
+  EXPECT_EQ(std::string(seen.as<char>(), bytes), rows.bits().substr(0, bytes));
+  EXPECT_EQ(std::string(seen.as<char>() + 2 * bytes, bytes), rows.bits().substr(bytes, bytes));
+  // A query that sees one key alone gets its value back, bit for bit.
+  Sample start({2}, DType::i32), length({1}, DType::i32), query({1, 1, width}, DType::bf16);
+  query.fill_normal(6);
+  paged_attention({}, out.view().slice(0, 1), query, cache,
+                  {start.fill({0, 1}), length.fill({1}),
+                   table.fill({static_cast<double>(pages - 1)}).view().reshaped({1, 1})},
+                  1.0f, 0);
+  EXPECT_EQ(std::string(out.as<char>(), bytes), rows.bits().substr(0, bytes));
 }
 
 TEST(KvCache, APaddedRowWritesNowhereAndTheLaterOfTwoRowsStays) {
