@@ -14,6 +14,10 @@ Ops cpu_ops() {
       .silu_mul = silu_mul,
       .add = add,
       .argmax = argmax,
+      .top_k = top_k,
+      .softmax_of = softmax_of,
+      .expert_matmul = expert_matmul,
+      .weighted_sum = weighted_sum,
   };
 }
 

@@ -4,8 +4,8 @@
 // kernel, a seeded fault and a substitution are each a copy of a table in which one entry wraps the
 // entry that was there.
 //
-// Every op but matmul is batch-invariant: the bits of a row depend on the row's own inputs alone,
-// not on what else is in the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
+// Every op but matmul and expert_matmul is batch-invariant: a row's bits depend on its own inputs
+// alone, not on the rest of the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
 // its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here and in
@@ -16,12 +16,14 @@
 
 #include "kernels/add.h"
 #include "kernels/argmax.h"
+#include "kernels/experts.h"
 #include "kernels/gather_rows.h"
 #include "kernels/kv_cache.h"
 #include "kernels/matmul.h"
 #include "kernels/paged_attention.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/routing.h"
 #include "kernels/silu_mul.h"
 
 namespace lockstep {
@@ -37,6 +39,10 @@ struct Ops {
   std::function<decltype(lockstep::silu_mul)> silu_mul;
   std::function<decltype(lockstep::add)> add;
   std::function<decltype(lockstep::argmax)> argmax;
+  std::function<decltype(lockstep::top_k)> top_k;
+  std::function<decltype(lockstep::softmax_of)> softmax_of;
+  std::function<decltype(lockstep::expert_matmul)> expert_matmul;
+  std::function<decltype(lockstep::weighted_sum)> weighted_sum;
 };
 
 Ops cpu_ops();

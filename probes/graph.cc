@@ -1,12 +1,25 @@
 #include "probes/graph.h"
 
+#include <algorithm>
+
 #include "kernels/check.h"
 
 namespace lockstep {
 namespace {
 
-bool has(const Graph& graph, const Point& p) {
-  return p.presence == Presence::always || (p.presence == Presence::qk_norm && graph.qk_norm);
+bool has(const Graph& graph, const Point& p, int layer) {
+  const bool experts = std::ranges::binary_search(graph.expert_layers, layer);
+  switch (p.presence) {
+    case Presence::always:
+      break;
+    case Presence::qk_norm:
+      return graph.qk_norm;
+    case Presence::dense:
+      return !experts;
+    case Presence::experts:
+      return experts;
+  }
+  return true;
 }
 
 Place resolve(const Graph& graph, std::string_view name, int layer) {
@@ -14,13 +27,22 @@ Place resolve(const Graph& graph, std::string_view name, int layer) {
     if (layer == 0 || graph.layers == 0) return {&point("embed"), -1};
     return {&point("mlp.residual"), (layer < 0 ? graph.layers : layer) - 1};
   }
+  if (name == "mlp.combine" && !has(graph, point("mlp.combine"), layer)) name = "mlp.down";
   const Point* p = find_point(name);
   check(p != nullptr, "the table of points names '{}' as an input, but has no such point", name);
-  while (!has(graph, *p)) p = find_point(p->inputs[0]);
+  while (!has(graph, *p, layer)) p = find_point(p->inputs[0]);
   return {p, p->per_layer ? layer : -1};
 }
 
 }  // namespace
+
+std::string text_of(const Graph& graph) {
+  std::string text = fmt::format("{} layers", graph.layers);
+  if (graph.qk_norm) text += " with QK-norm";
+  if (!graph.expert_layers.empty())
+    text += fmt::format(", {} of them with experts", graph.expert_layers.size());
+  return text;
+}
 
 const Point* find_point(std::string_view name) {
   for (const Point& p : kPoints)
@@ -36,7 +58,7 @@ std::vector<Place> places_of(const Graph& graph) {
   while (last < kPoints.size() && kPoints[last].per_layer) ++last;
   for (int layer = 0; layer < graph.layers; ++layer)
     for (size_t i = first; i < last; ++i)
-      if (has(graph, kPoints[i])) places.push_back({&kPoints[i], layer});
+      if (has(graph, kPoints[i], layer)) places.push_back({&kPoints[i], layer});
   for (size_t i = last; i < kPoints.size(); ++i) places.push_back({&kPoints[i]});
   return places;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "probes/points.h"
@@ -10,7 +11,13 @@ namespace lockstep {
 struct Graph {
   int layers = 0;
   bool qk_norm = false;
+  std::vector<int> expert_layers;  // that have experts, ascending; the others have one MLP
+
+  bool operator==(const Graph&) const = default;
 };
+
+// "3 layers with QK-norm, 2 of them with experts", for people.
+std::string text_of(const Graph& graph);
 
 // A point of one layer (layer is -1 for the points that are not of a layer).
 struct Place {

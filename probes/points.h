@@ -14,16 +14,23 @@ namespace lockstep {
 
 // What kind of op makes the tensor: it decides the oracle and the error budget.
 enum class OpKind : uint8_t {
-  gather,     // rows copied by index
-  norm,       // RMSNorm over the last axis
-  linear,     // x W^T (+ b)
-  rope,       // rotary embedding
-  cache,      // K and V as read back through the page table
-  attention,  // softmax(q K^T) V
-  silu_mul,   // silu(gate) * up
-  add,        // residual addition
-  argmax,     // index of the largest logit
+  gather,         // rows copied by index
+  norm,           // RMSNorm over the last axis
+  linear,         // x W^T (+ b)
+  rope,           // rotary embedding
+  cache,          // K and V as read back through the page table
+  attention,      // softmax(q K^T) V
+  silu_mul,       // silu(gate) * up
+  add,            // residual addition
+  argmax,         // index of the largest logit
+  top_k,          // indices of the k largest logits of a router
+  softmax,        // weights of the chosen experts
+  expert_linear,  // x W^T with the weight of each chosen expert
+  weighted_sum,   // of what the chosen experts made
 };
+
+// Whether the op's result is indices (int32), which are exact by the op's inputs alone.
+constexpr bool makes_indices(OpKind op) { return op == OpKind::argmax || op == OpKind::top_k; }
 
 // How strictly the op's result is held to the exact one.
 enum class NodeClass : uint8_t {
@@ -32,8 +39,9 @@ enum class NodeClass : uint8_t {
   reduction,    // one rounding and an accumulation over n products
 };
 
-// Which models have the point.
-enum class Presence : uint8_t { always, qk_norm };
+// Which models have the point: those with QK-norm, or, of a layer, those whose layer has one MLP
+// for every token (dense) or experts that a router chooses from.
+enum class Presence : uint8_t { always, qk_norm, dense, experts };
 
 struct Point {
   std::string_view name;   // stable: it is the dataset's name in traces
@@ -43,15 +51,17 @@ struct Point {
   bool per_layer;
   Presence presence;
   // Names of the points whose tensors the op reads. "stream" is the residual stream that enters the
-  // layer: mlp.residual of the layer before, or embed. A name that this model lacks stands for that
-  // point's own first input (no QK-norm: attn.q_norm means attn.q).
+  // layer: mlp.residual of the layer before, or embed. A name that this layer lacks stands for that
+  // point's own first input (no QK-norm: attn.q_norm means attn.q), and mlp.combine for mlp.down.
   std::array<std::string_view, 2> inputs;
-  // The checkpoint's tensor, after "model.layers.<i>." for points of a layer, without ".weight".
+  // The checkpoint's tensor, after "model.layers.<i>." for points of a layer and after
+  // "mlp.experts.<e>." for those of an expert, without ".weight".
   std::string_view weight;
 
   bool operator==(const Point& other) const { return name == other.name; }
 };
 
+// clang-format off
 inline constexpr auto kPoints = [] {
   using enum OpKind;
   using enum NodeClass;
@@ -81,20 +91,35 @@ inline constexpr auto kPoints = [] {
       {"attn.residual", "token, hidden", add, exact, true, always, {"stream", "attn.o"}, ""},
       {"mlp.norm", "token, hidden", norm, elementwise, true, always, {"attn.residual"},
        "post_attention_layernorm"},
-      {"mlp.gate", "token, intermediate", linear, reduction, true, always, {"mlp.norm"},
+      {"mlp.gate", "token, intermediate", linear, reduction, true, dense, {"mlp.norm"},
        "mlp.gate_proj"},
-      {"mlp.up", "token, intermediate", linear, reduction, true, always, {"mlp.norm"},
+      {"mlp.up", "token, intermediate", linear, reduction, true, dense, {"mlp.norm"},
        "mlp.up_proj"},
-      {"mlp.act", "token, intermediate", silu_mul, elementwise, true, always,
+      {"mlp.act", "token, intermediate", silu_mul, elementwise, true, dense,
        {"mlp.gate", "mlp.up"}, ""},
-      {"mlp.down", "token, hidden", linear, reduction, true, always, {"mlp.act"}, "mlp.down_proj"},
-      {"mlp.residual", "token, hidden", add, exact, true, always, {"attn.residual", "mlp.down"},
+      {"mlp.down", "token, hidden", linear, reduction, true, dense, {"mlp.act"}, "mlp.down_proj"},
+      {"mlp.router", "token, expert", linear, reduction, true, experts, {"mlp.norm"}, "mlp.gate"},
+      {"mlp.experts", "token, choice", top_k, exact, true, experts, {"mlp.router"}, ""},
+      {"mlp.weights", "token, choice", softmax, elementwise, true, experts,
+       {"mlp.router", "mlp.experts"}, ""},
+      {"mlp.expert_gate", "token, choice, intermediate", expert_linear, reduction, true, experts,
+       {"mlp.norm", "mlp.experts"}, "gate_proj"},
+      {"mlp.expert_up", "token, choice, intermediate", expert_linear, reduction, true, experts,
+       {"mlp.norm", "mlp.experts"}, "up_proj"},
+      {"mlp.expert_act", "token, choice, intermediate", silu_mul, elementwise, true, experts,
+       {"mlp.expert_gate", "mlp.expert_up"}, ""},
+      {"mlp.expert_down", "token, choice, hidden", expert_linear, reduction, true, experts,
+       {"mlp.expert_act", "mlp.experts"}, "down_proj"},
+      {"mlp.combine", "token, hidden", weighted_sum, reduction, true, experts,
+       {"mlp.expert_down", "mlp.weights"}, ""},
+      {"mlp.residual", "token, hidden", add, exact, true, always, {"attn.residual", "mlp.combine"},
        ""},
       {"final.norm", "token, hidden", norm, elementwise, false, always, {"stream"}, "model.norm"},
       {"logits", "token, vocab", linear, reduction, false, always, {"final.norm"}, "lm_head"},
       {"token", "token", argmax, exact, false, always, {"logits"}, ""},
   });
 }();
+// clang-format on
 
 // The point of that name; a name that is not in the table does not compile.
 consteval const Point& point(std::string_view name) {

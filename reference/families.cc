@@ -11,6 +11,7 @@ namespace {
 constexpr Family kFamilies[] = {
     {"Qwen2ForCausalLM", qwen_reference},
     {"Qwen3ForCausalLM", qwen_reference},
+    {"Qwen3MoeForCausalLM", qwen_reference},
 };
 
 }  // namespace
@@ -19,7 +20,8 @@ const Family& family_of(const ModelConfig& config) {
   for (const Family& family : kFamilies)
     if (family.architecture == config.architecture) return family;
   fail(
-      "a reference is there for the families Qwen2 and Qwen3, found architecture {}: use a "
+      "a reference is there for the families Qwen2, Qwen3 and Qwen3-MoE, found architecture {}: "
+      "use a "
       "checkpoint of one of these",
       config.architecture);
 }

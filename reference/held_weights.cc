@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -55,14 +56,13 @@ at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
   return widened(table.index_select(0, ids));
 }
 
-at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
-                               at::Tensor* magnitude) const {
-  const at::Tensor weight = to_torch(checkpoint_.tensor(name_at(place, ".weight")));
+// x W^T, and sum |x||W|.
+at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x,
+                                at::Tensor* magnitude) const {
+  const at::Tensor weight = to_torch(checkpoint_.tensor(name));
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
-        place.point->name, inputs, shape_of(x).text());
-  const bool biased = has_bias(config(), *place.point);
-  const at::Tensor bias = biased ? whole(name_at(place, ".bias")) : at::Tensor();
+        name, inputs, shape_of(x).text());
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
   const at::Tensor x_abs = magnitude ? x.abs() : at::Tensor();
@@ -79,9 +79,42 @@ at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
       if (magnitude) magnitude->narrow(1, first, count).copy_(at::mm(x_abs, block.abs().t()));
     }
   });
-  if (biased) y.add_(bias);
-  if (biased && magnitude) magnitude->add_(bias.abs());
   return y;
+}
+
+at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
+                               at::Tensor* magnitude) const {
+  const at::Tensor y = product(name_at(place, ".weight"), x, magnitude);
+  if (!has_bias(config(), *place.point)) return y;
+  const at::Tensor bias = whole(name_at(place, ".bias"));
+  if (magnitude) magnitude->add_(bias.abs());
+  return y + bias;
+}
+
+at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
+                                at::Tensor* magnitude) const {
+  const int64_t tokens = chosen.size(0), k = chosen.size(1);
+  const at::Tensor flat = chosen.flatten(), outside = (flat < 0) | (flat >= config().experts.count);
+  check(!outside.any().item<bool>(),
+        "{} reads choices among {} experts, found another: record mlp.experts as it was made",
+        place.point->name, config().experts.count);
+  const at::Tensor rows = x.dim() == 3 ? x.flatten(0, 1) : x.repeat_interleave(k, 0);
+  at::Tensor y;
+  for (int64_t e = 0; e < config().experts.count; ++e) {
+    const at::Tensor those = at::nonzero(flat == e).flatten();
+    if (those.size(0) == 0) continue;
+    at::Tensor size;
+    const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, e,
+                                         place.point->weight);
+    const at::Tensor part = product(name, rows.index_select(0, those), magnitude ? &size : nullptr);
+    if (!y.defined()) {
+      y = at::empty({tokens * k, part.size(1)}, part.options());
+      if (magnitude) *magnitude = at::empty_like(y).view({tokens, k, -1});
+    }
+    y.index_copy_(0, those, part);
+    if (magnitude) magnitude->view(y.sizes()).index_copy_(0, those, size);
+  }
+  return y.view({tokens, k, -1});
 }
 
 }  // namespace lockstep

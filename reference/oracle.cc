@@ -26,7 +26,9 @@ class OpOracle final : public Oracle {
         threads_(options.threads),
         rotary_(config_, options.fp64_tables) {}
 
-  Graph graph() const override { return {static_cast<int>(config_.layers), config_.qk_norm}; }
+  Graph graph() const override {
+    return {static_cast<int>(config_.layers), config_.qk_norm, config_.experts.layers};
+  }
   Exact evaluate(const OracleCall& call) override {
     Exact result;
     in_torch([&] { result = evaluate_in_torch(call); });
@@ -42,6 +44,10 @@ class OpOracle final : public Oracle {
   Exact attention(const OracleCall& call) const;
   Exact silu_mul(const OracleCall& call) const;
   Exact add(const OracleCall& call) const;
+  Exact softmax(const OracleCall& call) const;
+  Exact expert_linear(const OracleCall& call) const;
+  Exact weighted_sum(const OracleCall& call) const;
+  at::Tensor chosen(const OracleCall& call) const;
 
   const ModelConfig& config_;
   HeldWeights weights_;
@@ -61,7 +67,8 @@ void check_inputs(const OracleCall& call, size_t wanted) {
     check(!input.empty() && input.shape.rank() > 0 && input.rows() == std::ssize(call.rows),
           "an input of {} should have the output's {} rows, found a tensor {}", name,
           call.rows.size(), input.shape.text());
-  if (wanted < 2) return;
+  const OpKind op = call.place.point->op;
+  if (op != OpKind::silu_mul && op != OpKind::add) return;
   const Shape &a = call.inputs[0].shape, &b = call.inputs[1].shape;
   check(a == b, "{} reads two tensors of one shape, found {} and {}", name, a.text(), b.text());
 }
@@ -199,6 +206,57 @@ Exact OpOracle::add(const OracleCall& call) const {
   return exact(widened(call.inputs[0]) + widened(call.inputs[1]));
 }
 
+// The experts of each row: [tokens, k] int32, the second input of an op that reads them.
+at::Tensor OpOracle::chosen(const OracleCall& call) const {
+  const TensorView& index = call.inputs[1];
+  const Shape wanted = {std::ssize(call.rows), config_.experts.chosen};
+  check(index.dtype == DType::i32 && index.shape == wanted,
+        "{} reads the experts of each row as int32 {}, found {} {}: record mlp.experts whole",
+        call.place.point->name, wanted.text(), name_of(index.dtype), index.shape.text());
+  return to_torch(index);
+}
+
+Exact OpOracle::softmax(const OracleCall& call) const {
+  check_inputs(call, 2);
+  const at::Tensor logits = widened(call.inputs[0]), index = chosen(call).to(at::kLong);
+  const int64_t experts = config_.experts.count;
+  const bool known = logits.dim() == 2 && logits.size(1) == experts &&
+                     !((index < 0) | (index >= experts)).any().item<bool>();
+  check(known, "{} reads {} logits a row and choices among them, found others: record both whole",
+        call.place.point->name, experts);
+  const at::Tensor x = logits - logits.amax(-1, /*keepdim=*/true), of_chosen = x.gather(-1, index);
+  const at::Tensor& summed = config_.experts.normalised ? of_chosen : x;
+  const at::Tensor sum = summed.exp().sum(-1, /*keepdim=*/true);
+  Exact result = exact(of_chosen.exp() / sum);
+  const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
+  result.magnitude = to_doubles(of_chosen.abs() + mean);
+  result.terms = summed.size(1);
+  return result;
+}
+
+Exact OpOracle::expert_linear(const OracleCall& call) const {
+  check_inputs(call, 2);
+  const at::Tensor x = widened(call.inputs[0]);
+  at::Tensor magnitude;
+  Exact result = exact(weights_.experts(call.place, x, chosen(call), &magnitude));
+  result.magnitude = to_doubles(magnitude);
+  result.terms = x.size(-1);
+  return result;
+}
+
+Exact OpOracle::weighted_sum(const OracleCall& call) const {
+  check_inputs(call, 2);
+  const at::Tensor x = widened(call.inputs[0]), weights = widened(call.inputs[1]);
+  check(x.dim() == 3 && weights.dim() == 2 && weights.size(1) == x.size(1),
+        "{} reads a row and a weight for each choice, found tensors {} and {}",
+        call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
+  const at::Tensor terms = x * weights.unsqueeze(-1);
+  Exact result = exact(terms.sum(1));
+  result.magnitude = to_doubles(terms.abs().sum(1));
+  result.terms = x.size(1);
+  return result;
+}
+
 Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
   const auto& [p, layer] = call.place;
   check(p != nullptr && (p->per_layer ? layer >= 0 && layer < config_.layers : layer == -1),
@@ -222,8 +280,15 @@ Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
       return silu_mul(call);
     case OpKind::add:
       return add(call);
+    case OpKind::softmax:
+      return softmax(call);
+    case OpKind::expert_linear:
+      return expert_linear(call);
+    case OpKind::weighted_sum:
+      return weighted_sum(call);
     case OpKind::cache:
     case OpKind::argmax:
+    case OpKind::top_k:
       break;
   }
   fail("{} is exact by its inputs alone, and the oracle has nothing to say about it", p->name);

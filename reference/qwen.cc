@@ -56,12 +56,17 @@ class Qwen final : public ReferenceModel {
   void forward(const PassInfo& pass);
   void attention();
   void mlp();
+  at::Tensor experts(const at::Tensor& h);
 
   // Each reads and returns tensors in the dtype that is shown, and rounds once.
   at::Tensor rms_norm(Name name, const at::Tensor& x) const;
   at::Tensor linear(Name name, const at::Tensor& x) const;
   at::Tensor rope(const at::Tensor& x) const;
   at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) const;
+  at::Tensor top_k(const at::Tensor& logits) const;  // int32
+  at::Tensor softmax(const at::Tensor& logits, const at::Tensor& chosen) const;
+  at::Tensor expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const;
+  at::Tensor weighted_sum(const at::Tensor& x, const at::Tensor& weights) const;
   at::Tensor sdpa(const at::Tensor& q);
   void cache(const at::Tensor& k, const at::Tensor& v);
 
@@ -148,6 +153,25 @@ at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
   return rounded(at::silu(wide(gate)) * wide(up));
 }
 
+at::Tensor Qwen::top_k(const at::Tensor& logits) const {
+  return std::get<1>(at::topk(wide(logits), config_.experts.chosen)).to(at::kInt);
+}
+
+at::Tensor Qwen::softmax(const at::Tensor& logits, const at::Tensor& chosen) const {
+  const at::Tensor x = wide(logits), index = chosen.to(at::kLong);
+  // Dividing by the sum of the chosen is the same as a softmax over them.
+  return rounded(config_.experts.normalised ? at::softmax(x.gather(-1, index), -1)
+                                            : at::softmax(x, -1).gather(-1, index));
+}
+
+at::Tensor Qwen::expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const {
+  return rounded(weights_.experts({&name.point, layer_}, wide(x), chosen));
+}
+
+at::Tensor Qwen::weighted_sum(const at::Tensor& x, const at::Tensor& weights) const {
+  return rounded((wide(x) * wide(weights).unsqueeze(-1)).sum(1));
+}
+
 // Adds the pass's K and V to what each request has, and shows all that its queries can read.
 void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   for (const Span& span : spans_) {
@@ -216,11 +240,28 @@ void Qwen::attention() {
 
 void Qwen::mlp() {
   at::Tensor h = rms_norm("mlp.norm", stream_);      show("mlp.norm", h);
-  at::Tensor gate = linear("mlp.gate", h);           show("mlp.gate", gate);
-  at::Tensor up = linear("mlp.up", h);               show("mlp.up", up);
-  at::Tensor act = silu_mul(gate, up);               show("mlp.act", act);
-  at::Tensor down = linear("mlp.down", act);         show("mlp.down", down);
-  stream_ = stream_ + down;                          show("mlp.residual", stream_);
+  if (config_.experts.in(layer_)) {
+    stream_ = stream_ + experts(h);
+  } else {
+    at::Tensor gate = linear("mlp.gate", h);         show("mlp.gate", gate);
+    at::Tensor up = linear("mlp.up", h);             show("mlp.up", up);
+    at::Tensor act = silu_mul(gate, up);             show("mlp.act", act);
+    at::Tensor down = linear("mlp.down", act);       show("mlp.down", down);
+    stream_ = stream_ + down;
+  }
+                                                     show("mlp.residual", stream_);
+}
+
+at::Tensor Qwen::experts(const at::Tensor& h) {
+  at::Tensor router = linear("mlp.router", h);       show("mlp.router", router);
+  at::Tensor chosen = top_k(router);                 show("mlp.experts", chosen);
+  at::Tensor weights = softmax(router, chosen);      show("mlp.weights", weights);
+  at::Tensor gate = expert("mlp.expert_gate", h, chosen);    show("mlp.expert_gate", gate);
+  at::Tensor up = expert("mlp.expert_up", h, chosen);        show("mlp.expert_up", up);
+  at::Tensor act = silu_mul(gate, up);                       show("mlp.expert_act", act);
+  at::Tensor down = expert("mlp.expert_down", act, chosen);  show("mlp.expert_down", down);
+  at::Tensor sum = weighted_sum(down, weights);      show("mlp.combine", sum);
+  return sum;
 }
 
 void Qwen::forward(const PassInfo& pass) {

@@ -17,11 +17,15 @@ namespace {
 // Numbers that the weights hold, as the configuration says; a tied lm_head counts once.
 int64_t parameters_of(const ModelConfig& c) {
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  int64_t layer = c.hidden * (2 * q + 2 * kv) + 3 * c.hidden * c.intermediate + 2 * c.hidden;
+  int64_t layer = c.hidden * (2 * q + 2 * kv) + 2 * c.hidden;
   if (c.qkv_bias) layer += q + 2 * kv;
   if (c.o_bias) layer += c.hidden;
   if (c.qk_norm) layer += 2 * c.head_dim;
-  return (c.tied ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + c.hidden;
+  const int64_t mlp = 3 * c.hidden * c.intermediate;
+  const int64_t experts = c.experts.count * c.hidden * (1 + 3 * c.experts.intermediate);
+  const auto with_experts = std::ssize(c.experts.layers);
+  return (c.tied ? 1 : 2) * c.vocab * c.hidden + c.layers * layer +
+         (c.layers - with_experts) * mlp + with_experts * experts + c.hidden;
 }
 
 std::string rope_text(const RopeConfig& rope) {
@@ -38,6 +42,13 @@ std::string window_text(const std::vector<int64_t>& window) {
   if (limited == 0) return "every query sees all keys before it";
   return fmt::format("{} of {} layers see the last {} keys only", limited, window.size(),
                      *std::ranges::max_element(window));
+}
+
+std::string experts_text(const ExpertsConfig& experts) {
+  if (experts.layers.empty()) return "none";
+  return fmt::format("{} of {} wide in {} layers, {} a token, weights {}", experts.count,
+                     experts.intermediate, experts.layers.size(), experts.chosen,
+                     experts.normalised ? "normalised" : "not normalised");
 }
 
 std::string norm_and_bias_text(const ModelConfig& c) {
@@ -67,6 +78,7 @@ Table describe(const std::string& dir) {
   row("layers", std::to_string(c.layers));
   row("hidden", std::to_string(c.hidden));
   row("intermediate", std::to_string(c.intermediate));
+  row("experts", experts_text(c.experts));
   row("heads", fmt::format("{} of queries, {} of keys and values, of {} numbers each", c.heads,
                            c.kv_heads, c.head_dim));
   row("vocabulary", fmt::format("{}{}", c.vocab, c.tied ? ", lm_head is the embedding" : ""));

@@ -10,17 +10,19 @@ namespace lockstep {
 namespace {
 
 Table table_of_points() {
-  constexpr const char* kOps[] = {"gather",    "norm",     "linear", "rope",  "cache",
-                                  "attention", "silu_mul", "add",    "argmax"};
+  constexpr const char* kOps[] = {"gather",    "norm",          "linear",      "rope",   "cache",
+                                  "attention", "silu_mul",      "add",         "argmax", "top_k",
+                                  "softmax",   "expert_linear", "weighted_sum"};
   constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
+  constexpr const char* kPresences[] = {"layer", "layer, with QK-norm", "layer without experts",
+                                        "layer with experts"};
   Table table{{"point", "of", "op", "reads", "held to", "axes"}, {}};
   for (const Point& p : kPoints) {
     std::string reads(p.inputs[0].empty() ? "tokens" : p.inputs[0]);
     if (!p.inputs[1].empty()) reads += ", " + std::string(p.inputs[1]);
-    const bool sometimes = p.presence == Presence::qk_norm;
-    const char* of = !p.per_layer ? "model" : sometimes ? "layer, with QK-norm" : "layer";
     table.rows.push_back(
-        {std::string(p.name), std::string(of), std::string(kOps[static_cast<size_t>(p.op)]), reads,
+        {std::string(p.name), p.per_layer ? kPresences[static_cast<size_t>(p.presence)] : "model",
+         std::string(kOps[static_cast<size_t>(p.op)]), reads,
          std::string(kClasses[static_cast<size_t>(p.node_class)]), std::string(p.shape)});
   }
   return table;

@@ -98,6 +98,7 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
                          {"level", name_of(m.keep)},
                          {"layers", m.graph.layers},
                          {"qk_norm", m.graph.qk_norm},
+                         {"expert_layers", m.graph.expert_layers},
                          {"dtype", name_of(m.dtype)},
                          {"selection", m.selection},
                          {"schema", schema_object(m)},
@@ -118,6 +119,7 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     m.keep = keep_from(object.at("level"));
     m.graph.layers = object.at("layers");
     m.graph.qk_norm = object.at("qk_norm");
+    m.graph.expert_layers = object.at("expert_layers").get<std::vector<int>>();
     m.dtype = dtype_from(object.at("dtype").get<std::string>());
     m.selection = object.at("selection");
     m.schema = schemas_from(object.at("schema"));

@@ -1,6 +1,9 @@
 #include "traces/segment.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <sstream>
 
 #include "kernels/check.h"
 #include "traces/manifest.h"
@@ -109,6 +112,7 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
   file.set("/", "world_size", 1);
   file.set("/", "layers", manifest.graph.layers);
   file.set("/", "qk_norm", manifest.graph.qk_norm ? 1 : 0);
+  file.set("/", "expert_layers", fmt::format("{}", fmt::join(manifest.graph.expert_layers, " ")));
   file.set("/", "dtype", std::string(name_of(manifest.dtype)));
   file.set("/", "selection", manifest.selection);
   file.set("/", "complete", 1);
@@ -174,6 +178,8 @@ Manifest SegmentReader::manifest() const {
   manifest.provenance.erase("schema_json");
   manifest.graph.layers = static_cast<int>(file_.number("/", "layers"));
   manifest.graph.qk_norm = file_.number("/", "qk_norm") == 1;
+  std::istringstream expert_layers(file_.text("/", "expert_layers"));
+  for (int layer; expert_layers >> layer;) manifest.graph.expert_layers.push_back(layer);
   manifest.dtype = dtype_from(file_.text("/", "dtype"));
   manifest.keep = keep_from(file_.text("/", "level"));
   manifest.selection = file_.text("/", "selection");

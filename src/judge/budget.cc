@@ -39,6 +39,15 @@ Inner silu_mul(const Exact& e, size_t i) {
   return {16 * size, squared(3 * size)};
 }
 
+// An exp of x is off by |x| u for the rounding of x and some ulp of its own, both in the numerator
+// and, by their mean, in the sum of n.
+Inner softmax(const Exact& e, size_t i) {
+  const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
+  const double walk = std::sqrt(static_cast<double>(e.terms));
+  return {(16 + 2 * e.magnitude[i] + kLambda * walk) * size,
+          squared((3 + 0.3 * (e.magnitude[i] + walk)) * size)};
+}
+
 Inner attention(const Exact& e, size_t i) {
   const auto dim = static_cast<size_t>(e.shape.last());
   const auto heads = static_cast<size_t>(e.shape[1]);
@@ -58,7 +67,9 @@ Inner nothing(const Exact&, size_t) { return {}; }
 void check_sizes(OpKind op, const Exact& e) {
   const size_t n = e.want.size();
   bool ok = static_cast<int64_t>(n) == e.shape.count();
-  if (op == OpKind::linear) ok = ok && e.magnitude.size() == n;
+  const bool reduces = op == OpKind::linear || op == OpKind::expert_linear ||
+                       op == OpKind::weighted_sum || op == OpKind::softmax;
+  if (reduces) ok = ok && e.magnitude.size() == n;
   if (op == OpKind::rope)
     ok = ok && e.magnitude.size() == n && e.angle.size() == n && e.x1c_x2s.size() == n;
   if (op == OpKind::attention) {
@@ -95,6 +106,8 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
   check_sizes(op, exact);
   switch (op) {
     case OpKind::linear:
+    case OpKind::expert_linear:
+    case OpKind::weighted_sum:
       return fill(exact, dtype, linear);
     case OpKind::norm:
       return fill(exact, dtype, norm);
@@ -102,6 +115,8 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
       return fill(exact, dtype, rope);
     case OpKind::silu_mul:
       return fill(exact, dtype, silu_mul);
+    case OpKind::softmax:
+      return fill(exact, dtype, softmax);
     case OpKind::attention:
       return fill(exact, dtype, attention);
     case OpKind::gather:
@@ -109,6 +124,7 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
       return fill(exact, dtype, nothing);
     case OpKind::cache:
     case OpKind::argmax:
+    case OpKind::top_k:
       break;
   }
   fail("a budget was asked for an op that copies or compares: such ops are exact by their inputs");

@@ -30,6 +30,9 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 //   out = ulp(want) / 2, u = kAccumulatorRoundoff
 //   linear     B = out + lambda sqrt(n) u S            V = ulp^2/12 + (0.3 sqrt(n) u S)^2
 //   norm       B = out + (lambda sqrt(n)/2 + 8) u |o|  V = ulp^2/12 + (sqrt(n)/2 u o)^2
+//   expert_linear, weighted_sum  as linear
+//   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o|
+//              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2
 //   rope       B = out + (4 + 2 angle) u (|x1|+|x2|)   V = ulp^2/12 + (0.6 u)^2 ((x1 c)^2+(x2 s)^2)
 //   silu_mul   B = out + 16 u |o|                      V = ulp^2/12 + (3 u o)^2
 //   attention  B = out + 2 lambda ds sum p|v-o| + lambda sqrt(n) u sum p|v|,

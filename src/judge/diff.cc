@@ -124,10 +124,8 @@ class Comparison {
 void Comparison::compare_manifests() {
   const Manifest &a = a_.manifest(), &b = b_.manifest();
   const auto say = [&](std::string text) { result_.structure.push_back(std::move(text)); };
-  if (a.graph.layers != b.graph.layers || a.graph.qk_norm != b.graph.qk_norm)
-    say(fmt::format("the models differ: {} layers{} and {} layers{}", a.graph.layers,
-                    a.graph.qk_norm ? " with QK-norm" : "", b.graph.layers,
-                    b.graph.qk_norm ? " with QK-norm" : ""));
+  if (a.graph != b.graph)
+    say(fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
   for (TraceReader* trace : {&a_, &b_})
     for (const std::string& problem : trace->problems()) say(problem);
 }

@@ -93,11 +93,10 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       ledger(manifest_.graph),
       logits(manifest_.dtype) {
   const Graph wanted = oracle.graph();
-  check(wanted.layers == manifest.graph.layers && wanted.qk_norm == manifest.graph.qk_norm,
-        "the trace is of a model with {} layers{}, the checkpoint has {}{}: give the --model that "
-        "the trace was made with",
-        manifest.graph.layers, manifest.graph.qk_norm ? " and QK-norm" : "", wanted.layers,
-        wanted.qk_norm ? " and QK-norm" : "");
+  check(wanted == manifest.graph,
+        "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
+        "made with",
+        text_of(manifest.graph), text_of(wanted));
   check(
       (exact == nullptr) == (rounded == nullptr),
       "the models in fp64 and in the run's dtype are compared with each other: give both or none");

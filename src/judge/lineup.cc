@@ -24,7 +24,7 @@ size_t index_of(const std::vector<Place>& places, const Place& place) {
 bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 bool sums_in_any_order(const Point& p) {
-  return p.node_class == NodeClass::reduction && p.op != OpKind::attention;
+  return p.op == OpKind::linear || p.op == OpKind::expert_linear;
 }
 
 // [position, axes of the row ...] of element i of a row [1, axes ...].

@@ -47,9 +47,9 @@ struct Pairing {
 // rows are overwritten by the base's, so that every op of the mode has exactly the inputs of the
 // base and each is held to its own promise, however far a difference would have spread: a
 // substitution, and the only sink that writes. Lined up by (request, position, layer, point).
-//   exact and elementwise ops, attention   equal bits: ops.h promises that a row's bits depend on
+//   all but the products with weights      equal bits: ops.h promises that a row's bits depend on
 //                                          the row's own inputs alone
-//   other reductions                       at most two budgets apart: the half ulp that each of
+//   linear, expert_linear                  at most two budgets apart: the half ulp that each of
 //                                          the two may be off, and 8 K 2^-24 rms(row) for each sum
 //                                          of K products. The weights are not known here; for
 //                                          inputs and weights without structure sum |a||w| is

@@ -60,6 +60,39 @@ void add_errors(ErrorSums& sums, std::span<const double> got, std::span<const do
   }
 }
 
+// An index that is not among those of the row's largest values, beside one that should be there.
+struct WrongIndex {
+  bool found = false;
+  bool unknown = false;  // it is the index of nothing
+  double want = 0, got = 0;
+};
+
+// By value: which of several equal values are taken is not a matter of right or wrong, nor is their
+// order.
+WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>& indices) {
+  std::vector<bool> taken(row.size(), false);
+  WrongIndex wrong;
+  for (const double index : indices) {
+    const bool known = index >= 0 && index < static_cast<double>(row.size());
+    if (!known || taken[static_cast<size_t>(index)])
+      wrong = {.found = true, .unknown = !known, .got = index};
+    if (wrong.found) break;
+    taken[static_cast<size_t>(index)] = true;
+  }
+  // The largest of those left out must not be above the smallest of those taken.
+  const auto out = [&](size_t i) { return !taken[i]; };
+  size_t best = row.size(), least = row.size();
+  for (size_t i = 0; i < row.size(); ++i) {
+    size_t& at = out(i) ? best : least;
+    if (at == row.size() || (out(i) ? row[i] > row[at] : row[i] < row[at])) at = i;
+  }
+  if (best < row.size()) wrong.want = static_cast<double>(best);
+  if (wrong.found || best == row.size() || least == row.size()) return wrong;
+  wrong.found = row[best] > row[least];
+  wrong.got = static_cast<double>(least);
+  return wrong;
+}
+
 }  // namespace
 
 struct OpJudge::Group {
@@ -79,6 +112,10 @@ struct OpJudge::Group {
 
 OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options) : oracle_(oracle), options_(options) {}
 
+DType OpJudge::dtype_at(const Place& place) const {
+  return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
+}
+
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                        const NodeRows& node, DType dtype, NodeOutcome& outcome) const {
   const Trouble trouble = pass.seen.trouble(place, dtype, node);
@@ -93,7 +130,7 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     for (const Place& input : inputs) {
       if (input.point->op == OpKind::cache || place.point->op == OpKind::cache) continue;
       const KeptTensor* tensor = pass.seen.tensor(input, node.request);
-      if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != options_.dtype ||
+      if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != dtype_at(input) ||
           PickedRows(tensor, node.rows).view().empty())
         outcome = inconclusive("an input of the op was not captured, or not as the model has it");
     }
@@ -105,7 +142,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
   std::vector<NodeOutcome> outcomes(nodes.size());
   const OpKind op = place.point->op;
-  const DType dtype = op == OpKind::argmax ? DType::i32 : options_.dtype;
+  const DType dtype = dtype_at(place);
   Group group;
   for (size_t i = 0; i < nodes.size(); ++i) {
     const NodeRows& node = nodes[i];
@@ -114,8 +151,8 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
       outcomes[i] = judge_cache(place, inputs, pass, node);
       continue;
     }
-    if (op == OpKind::argmax) {
-      outcomes[i] = judge_token(place, inputs, pass, node);
+    if (makes_indices(op)) {
+      outcomes[i] = judge_indices(place, inputs, pass, node);
       continue;
     }
     group.tensor = pass.seen.tensor(place, node.request);
@@ -225,30 +262,33 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
   return compare_cache(kv, place.layer, pass.history);
 }
 
-NodeOutcome OpJudge::judge_token(const Place& place, const std::vector<Place>& inputs,
-                                 const JudgedPass& pass, const NodeRows& node) {
+NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
+                                   const JudgedPass& pass, const NodeRows& node) {
   const PickedRows logits(pass.seen.tensor(inputs.at(0), node.request), node.rows);
-  const PickedRows tokens(pass.seen.tensor(place, node.request), node.rows);
+  const PickedRows chosen(pass.seen.tensor(place, node.request), node.rows);
+  const bool one = place.point->op == OpKind::argmax;
   NodeOutcome outcome;
-  std::vector<double> row;
+  std::vector<double> row, indices;
   for (size_t i = 0; i < node.rows.size(); ++i) {
     row_of(logits.view(), static_cast<int64_t>(i), row);
-    const double token = value_at(tokens.view(), static_cast<int64_t>(i));
-    const auto best = std::ranges::max_element(row);
+    row_of(chosen.view(), static_cast<int64_t>(i), indices);
     const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
-    const bool known = token >= 0 && token < static_cast<double>(row.size());
-    // By value: which of several equal logits is taken is not a matter of right or wrong.
-    if (!nan && known && row[static_cast<size_t>(token)] == *best) continue;
+    const WrongIndex wrong = wrong_index(row, indices);
+    // What reads indices of nothing cannot be computed, and is not judged.
+    if (wrong.unknown) misshapen_.insert(key_of(place));
+    const bool fine = !nan && !wrong.found;
+    if (fine || outcome.verdict != Verdict::bitwise) continue;
     Finding& finding = outcome.finding;
     outcome.verdict = nan ? Verdict::nonfinite : Verdict::introduced;
     outcome.position = finding.position = node.rows[i].position;
     finding.index = {finding.position};
-    finding.want = static_cast<double>(best - row.begin());
-    finding.got = token;
+    finding.want = wrong.want;
+    finding.got = wrong.got;
     finding.budgets = std::numeric_limits<double>::infinity();
-    finding.rule = nan ? "propagated: the logits hold NaN" : "the token is not the largest logit";
+    finding.rule = nan   ? "propagated: the logits hold NaN"
+                   : one ? "the token is not the largest logit"
+                         : "the experts chosen are not those of the largest logits";
     if (!nan) finding.statistic = "T0", finding.value = 1;
-    break;
   }
   return outcome;
 }

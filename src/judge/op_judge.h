@@ -49,8 +49,9 @@ class OpJudge {
                    Group& group, size_t first, size_t count);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
                           const JudgedPass& pass, const NodeRows& node);
-  NodeOutcome judge_token(const Place& place, const std::vector<Place>& inputs,
-                          const JudgedPass& pass, const NodeRows& node);
+  NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
+                            const JudgedPass& pass, const NodeRows& node);
+  DType dtype_at(const Place& place) const;
 
   Oracle& oracle_;
   OpJudgeOptions options_;

@@ -18,9 +18,11 @@ struct Exact {
   Shape shape;
   std::vector<double> want;
   int64_t terms =
-      0;  // n: products summed per element (K of a linear op, D of a norm, keys: per row)
+      0;  // n: products summed per element (K of a linear op, D of a norm, experts of a softmax)
   std::vector<double> row_terms;  // attention: n of each row, instead of `terms`
-  // linear: S = sum |a||w| + |bias|          norm: empty (the budget uses |want|)
+  // linear, expert_linear, weighted_sum: S = sum |a||w| + |bias|
+  // softmax: |x| + the mean of |x| under the weights, x = logit - largest
+  // norm: empty (the budget uses |want|)
   // rope: |x1| + |x2|                        silu_mul: empty
   // attention: sum p|v|
   std::vector<double> magnitude;
@@ -50,8 +52,9 @@ class Oracle {
   virtual ~Oracle() = default;
   virtual Graph graph() const = 0;
   // Rows of several requests may be mixed, except for attention and, with tables that depend on the
-  // length, rope. Ops: gather, norm, linear, rope, attention, silu_mul, add. cache and argmax are
-  // exact by their inputs alone and are never asked for.
+  // length, rope. Ops: gather, norm, linear, rope, attention, silu_mul, add,
+  // softmax, expert_linear, weighted_sum. cache, argmax and top_k are exact by their inputs alone
+  // and are never asked for.
   virtual Exact evaluate(const OracleCall& call) = 0;
 };
 

@@ -29,7 +29,8 @@ void Activations::resize(int64_t tokens, int64_t logit_rows) {
     for (const Buffer& b : buffers) *b.view = storage[i++].view().slice(0, rows);
   };
   const Shape hidden = {c.hidden}, heads = {c.heads, c.head_dim}, kv = {c.kv_heads, c.head_dim};
-  const Shape inner = {c.intermediate};
+  const Shape inner = {c.intermediate}, chosen = {c.experts.chosen};
+  const Shape expert_inner = {c.experts.chosen, c.experts.intermediate};
   fit({{&stream, hidden, dtype_},
        {&norm, hidden, dtype_},
        {&q, heads, dtype_},
@@ -43,7 +44,14 @@ void Activations::resize(int64_t tokens, int64_t logit_rows) {
        {&branch, hidden, dtype_},
        {&gate, inner, dtype_},
        {&up, inner, dtype_},
-       {&act, inner, dtype_}},
+       {&act, inner, dtype_},
+       {&router, {c.experts.count}, dtype_},
+       {&experts, chosen, DType::i32},
+       {&weights, chosen, dtype_},
+       {&expert_gate, expert_inner, dtype_},
+       {&expert_up, expert_inner, dtype_},
+       {&expert_act, expert_inner, dtype_},
+       {&expert_down, {c.experts.chosen, c.hidden}, dtype_}},
       tokens, capacity_, storage_);
   fit({{&last, hidden, dtype_}, {&logits, {c.vocab}, dtype_}, {&token, {}, DType::i32}}, logit_rows,
       logit_capacity_, logit_storage_);

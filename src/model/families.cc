@@ -17,19 +17,20 @@ struct Family {
 constexpr Family kFamilies[] = {
     {"Qwen2ForCausalLM", qwen_forward},
     {"Qwen3ForCausalLM", qwen_forward},
+    {"Qwen3MoeForCausalLM", qwen_forward},
 };
 
 const Family& family_of(const ModelConfig& config) {
   for (const Family& family : kFamilies)
     if (family.architecture == config.architecture) return family;
-  fail("a model of the families Qwen2 or Qwen3 was wanted, found architecture {}",
+  fail("a model of the families Qwen2, Qwen3 or Qwen3-MoE was wanted, found architecture {}",
        config.architecture);
 }
 
 }  // namespace
 
 Graph graph_of(const ModelConfig& config) {
-  return {static_cast<int>(config.layers), config.qk_norm};
+  return {static_cast<int>(config.layers), config.qk_norm, config.experts.layers};
 }
 
 Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement)

@@ -33,6 +33,7 @@ class QwenPass {
  private:
   void attention(const LayerWeights& w, const KvCache& cache);
   void mlp(const LayerWeights& w);
+  void experts(const LayerWeights& w);
   void show_kv(const KvCache& cache);
 
   OpContext at(Name name) const { return model_.context(name.point, layer_); }
@@ -96,11 +97,36 @@ void QwenPass::mlp(const LayerWeights& w) {
   Activations& a = a_;
 
   ops.rms_norm(at("mlp.norm"), a.norm, a.stream, w.mlp_norm, eps);    show("mlp.norm", a.norm);
-  ops.matmul(at("mlp.gate"), a.gate, a.norm, w.gate, {});             show("mlp.gate", a.gate);
-  ops.matmul(at("mlp.up"), a.up, a.norm, w.up, {});                   show("mlp.up", a.up);
-  ops.silu_mul(at("mlp.act"), a.act, a.gate, a.up);                   show("mlp.act", a.act);
-  ops.matmul(at("mlp.down"), a.branch, a.act, w.down, {});            show("mlp.down", a.branch);
+  if (config_.experts.in(layer_)) {
+    experts(w);
+  } else {
+    ops.matmul(at("mlp.gate"), a.gate, a.norm, w.gate, {});           show("mlp.gate", a.gate);
+    ops.matmul(at("mlp.up"), a.up, a.norm, w.up, {});                 show("mlp.up", a.up);
+    ops.silu_mul(at("mlp.act"), a.act, a.gate, a.up);                 show("mlp.act", a.act);
+    ops.matmul(at("mlp.down"), a.branch, a.act, w.down, {});          show("mlp.down", a.branch);
+  }
   ops.add(at("mlp.residual"), a.stream, a.stream, a.branch);       show("mlp.residual", a.stream);
+}
+
+void QwenPass::experts(const LayerWeights& w) {
+  const bool normalised = config_.experts.normalised;
+  const Ops& ops = ops_;
+  Activations& a = a_;
+  const auto linear = [&](Name name, TensorView out, TensorView x, const auto& weights) {
+    ops.expert_matmul(at(name), out, x, a.experts, weights);  show(name, out);
+  };
+
+  ops.matmul(at("mlp.router"), a.router, a.norm, w.router, {});     show("mlp.router", a.router);
+  ops.top_k(at("mlp.experts"), a.experts, a.router);                show("mlp.experts", a.experts);
+  ops.softmax_of(at("mlp.weights"), a.weights, a.router, a.experts,
+                 normalised);                                       show("mlp.weights", a.weights);
+  linear("mlp.expert_gate", a.expert_gate, a.norm, w.expert_gate);
+  linear("mlp.expert_up", a.expert_up, a.norm, w.expert_up);
+  ops.silu_mul(at("mlp.expert_act"), a.expert_act, a.expert_gate,
+               a.expert_up);                                   show("mlp.expert_act", a.expert_act);
+  linear("mlp.expert_down", a.expert_down, a.expert_act, w.expert_down);
+  ops.weighted_sum(at("mlp.combine"), a.branch, a.expert_down,
+                   a.weights);                                      show("mlp.combine", a.branch);
 }
 
 Forward QwenPass::run(const std::vector<KvCache>& caches) {

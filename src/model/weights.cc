@@ -29,6 +29,16 @@ Weights::Weights(const Checkpoint& checkpoint, DType dtype) {
       layer.k_norm = get(at + "self_attn.k_norm.weight");
     }
     layer.mlp_norm = get(at + "post_attention_layernorm.weight");
+    if (config.experts.in(i)) {
+      layer.router = get(at + "mlp.gate.weight");
+      for (int64_t e = 0; e < config.experts.count; ++e) {
+        const std::string expert = at + "mlp.experts." + std::to_string(e) + ".";
+        layer.expert_gate.push_back(get(expert + "gate_proj.weight"));
+        layer.expert_up.push_back(get(expert + "up_proj.weight"));
+        layer.expert_down.push_back(get(expert + "down_proj.weight"));
+      }
+      continue;
+    }
     layer.gate = get(at + "mlp.gate_proj.weight");
     layer.up = get(at + "mlp.up_proj.weight");
     layer.down = get(at + "mlp.down_proj.weight");

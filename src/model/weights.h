@@ -19,6 +19,10 @@ struct LayerWeights {
   TensorView mlp_norm;        // [hidden]
   TensorView gate, up;        // [intermediate, hidden]
   TensorView down;            // [hidden, intermediate]
+  // In place of gate, up and down, in a layer of experts: one entry an expert.
+  TensorView router;                               // [experts, hidden]
+  std::vector<TensorView> expert_gate, expert_up;  // [intermediate, hidden]
+  std::vector<TensorView> expert_down;             // [hidden, intermediate]
 };
 
 // A checkpoint's tensors by meaning. Mapped memory where the dtype already fits, else converted

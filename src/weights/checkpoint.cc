@@ -19,6 +19,18 @@ using nlohmann::json;
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 
+// One tensor a matrix of an expert, as published checkpoints have it.
+void add_experts(const ModelConfig& c, const std::string& prefix,
+                 std::map<std::string, Shape>& needed) {
+  needed[prefix + "mlp.gate.weight"] = {c.experts.count, c.hidden};
+  for (int64_t e = 0; e < c.experts.count; ++e) {
+    const std::string expert = fmt::format("{}mlp.experts.{}.", prefix, e);
+    needed[expert + "gate_proj.weight"] = {c.experts.intermediate, c.hidden};
+    needed[expert + "up_proj.weight"] = {c.experts.intermediate, c.hidden};
+    needed[expert + "down_proj.weight"] = {c.hidden, c.experts.intermediate};
+  }
+}
+
 void add_layer(const ModelConfig& c, int64_t layer, std::map<std::string, Shape>& needed) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
@@ -31,9 +43,13 @@ void add_layer(const ModelConfig& c, int64_t layer, std::map<std::string, Shape>
   add("self_attn.k_proj.weight", {kv, c.hidden});
   add("self_attn.v_proj.weight", {kv, c.hidden});
   add("self_attn.o_proj.weight", {c.hidden, q});
-  add("mlp.gate_proj.weight", {c.intermediate, c.hidden});
-  add("mlp.up_proj.weight", {c.intermediate, c.hidden});
-  add("mlp.down_proj.weight", {c.hidden, c.intermediate});
+  if (c.experts.in(layer)) {
+    add_experts(c, prefix, needed);
+  } else {
+    add("mlp.gate_proj.weight", {c.intermediate, c.hidden});
+    add("mlp.up_proj.weight", {c.intermediate, c.hidden});
+    add("mlp.down_proj.weight", {c.hidden, c.intermediate});
+  }
   if (c.qkv_bias) {
     add("self_attn.q_proj.bias", {q});
     add("self_attn.k_proj.bias", {kv});

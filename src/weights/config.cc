@@ -22,10 +22,12 @@ struct Family {
   bool qkv_bias;  // always; else as attention_bias says, and then o has one too
   bool qk_norm;
   int64_t default_head_dim;  // 0: hidden / heads
+  bool experts;
 };
-constexpr std::array<Family, 2> kFamilies = {{
-    {"Qwen2ForCausalLM", "qwen2", true, false, 0},
-    {"Qwen3ForCausalLM", "qwen3", false, true, 128},
+constexpr std::array<Family, 3> kFamilies = {{
+    {"Qwen2ForCausalLM", "qwen2", true, false, 0, false},
+    {"Qwen3ForCausalLM", "qwen3", false, true, 128, false},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", false, true, 0, true},
 }};
 
 constexpr std::array<std::pair<std::string_view, RopeType>, 6> kRopeTypes = {{
@@ -121,15 +123,11 @@ const Family& family_of(const Fields& fields) {
   check(list != nullptr && list->is_array() && list->size() == 1 && list->front().is_string(),
         "{} should name one model in \"architectures\"; fetch the file again", fields.where());
   const auto name = list->front().get<std::string>();
-  check(name != "Qwen3MoeForCausalLM" && name != "Qwen2MoeForCausalLM",
-        "{} is of {}, a mixture of experts, which is not supported; use a dense Qwen2, Qwen2.5 or "
-        "Qwen3 checkpoint",
-        fields.where(), name);
   const auto* family = std::find_if(kFamilies.begin(), kFamilies.end(),
                                     [&](const Family& row) { return row.architecture == name; });
   check(family != kFamilies.end(),
-        "{} is of the architecture \"{}\", and Qwen2ForCausalLM and Qwen3ForCausalLM are read; use "
-        "such a checkpoint",
+        "{} is of the architecture \"{}\", and Qwen2ForCausalLM, Qwen3ForCausalLM and "
+        "Qwen3MoeForCausalLM are read; use such a checkpoint",
         fields.where(), name);
   const std::string type = fields.text("model_type", family->model_type);
   check(type == family->model_type, "{} has the model_type \"{}\" and {} is \"{}\"; correct it",
@@ -273,6 +271,41 @@ std::vector<int32_t> eos_of(const Fields& fields, int64_t vocab) {
   return ids;
 }
 
+// The layers of experts: every decoder_sparse_step-th one that mlp_only_layers does not name.
+std::vector<int> expert_layers_of(const Fields& fields, int64_t layers) {
+  const int64_t step = fields.integer("decoder_sparse_step", 1);
+  const json* dense = fields.find("mlp_only_layers");
+  const json none = json::array();
+  const json& list = dense == nullptr ? none : *dense;
+  check(list.is_array() &&
+            std::ranges::all_of(list, [](const json& entry) { return entry.is_number_unsigned(); }),
+        "\"mlp_only_layers\" of {} should be a list of layers and is {}; correct it",
+        fields.where(), list.dump());
+  std::vector<int> found;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    if ((layer + 1) % step == 0 && std::ranges::count(list, json(layer)) == 0)
+      found.push_back(static_cast<int>(layer));
+  return found;
+}
+
+ExpertsConfig experts_of(const Fields& fields, const ModelConfig& config) {
+  ExpertsConfig experts;
+  experts.count = fields.find("num_experts") != nullptr ? fields.integer("num_experts")
+                                                        : fields.integer("num_local_experts");
+  experts.chosen = fields.integer("num_experts_per_tok");
+  check(experts.chosen <= experts.count,
+        "{} chooses {} of {} experts a token, and there are not so many; correct it",
+        fields.where(), experts.chosen, experts.count);
+  experts.intermediate = fields.integer("moe_intermediate_size");
+  experts.normalised = fields.flag("norm_topk_prob", false);
+  experts.layers = expert_layers_of(fields, config.layers);
+  // Hugging Face lets all layers of this family slide, whatever max_window_layers says.
+  check(!fields.flag("use_sliding_window", false),
+        "{} slides a window beside experts, which is not supported; use another checkpoint",
+        fields.where());
+  return experts;
+}
+
 void read_sizes(const Fields& fields, const Family& family, ModelConfig& config) {
   config.hidden = fields.integer("hidden_size");
   config.layers = fields.integer("num_hidden_layers");
@@ -298,6 +331,8 @@ void read_sizes(const Fields& fields, const Family& family, ModelConfig& config)
 }
 
 }  // namespace
+
+bool ExpertsConfig::in(int64_t layer) const { return std::ranges::binary_search(layers, layer); }
 
 std::string_view name_of(RopeType type) {
   for (const auto& [name, known] : kRopeTypes)
@@ -325,6 +360,7 @@ ModelConfig read_config(const std::string& dir) {
   config.qk_norm = family.qk_norm;
   config.dtype = dtype_of(fields);
   config.rope = rope_of(fields, config);
+  if (family.experts) config.experts = experts_of(fields, config);
   config.window = windows_of(fields, config.layers);
   config.eos = eos_of(fields, config.vocab);
   const std::string generation = dir + "/generation_config.json";

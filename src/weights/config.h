@@ -27,16 +27,27 @@ struct RopeConfig {
   std::vector<double> short_factor, long_factor;     // longrope
 };
 
+// A mixture of experts in place of the MLP: a router gives each token `chosen` of `count` experts.
+struct ExpertsConfig {
+  int64_t count = 0;  // 0: the model has none
+  int64_t chosen = 0;
+  int64_t intermediate = 0;  // of one expert
+  bool normalised = false;   // the weights of the chosen ones are divided by their sum
+  std::vector<int> layers;   // that have experts, ascending
+
+  bool in(int64_t layer) const;
+};
+
 // What config.json says, in one spelling.
 struct ModelConfig {
-  std::string architecture;  // "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-  std::string model_type;    // "qwen2", "qwen3"
+  std::string architecture;  // "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
+  std::string model_type;    // "qwen2", "qwen3", "qwen3_moe"
   int64_t hidden = 0;
   int64_t layers = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t intermediate = 0;
+  int64_t intermediate = 0;  // of a layer with one MLP
   int64_t vocab = 0;
   int64_t max_positions = 0;
   double norm_eps = 1e-6;
@@ -46,6 +57,7 @@ struct ModelConfig {
   bool qk_norm = false;       // RMSNorm over head_dim on q and k, before RoPE
   DType dtype = DType::bf16;  // of the stored weights, as declared
   RopeConfig rope;
+  ExpertsConfig experts;
   std::vector<int64_t> window;  // by layer: keys that a query sees, itself included; 0: all
   std::vector<int32_t> eos;     // ids that end a text, from config and generation_config
 

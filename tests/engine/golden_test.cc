@@ -99,9 +99,9 @@ std::vector<Case> all_cases() {
   for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
     for (const char* prompt : {"o", "romeo", "tobe"})
       cases.push_back({model, model, std::string("float32/") + prompt});
-  for (const char* model :
-       {"qwen2-default", "qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa", "qwen3-default",
-        "qwen3-dynamic", "qwen3-linear", "qwen3-llama3", "qwen3-untied-sharded", "qwen3-yarn"})
+  for (const char* model : {"qwen2-default", "qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa",
+                            "qwen3-default", "qwen3-dynamic", "qwen3-linear", "qwen3-llama3",
+                            "qwen3-moe", "qwen3-untied-sharded", "qwen3-yarn"})
     cases.push_back({std::string("tiny/") + model, "tiny", std::string(model) + "/float32/p"});
   return cases;
 }

@@ -44,6 +44,22 @@ TEST(Budget, OfSilu) {
   EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-42 / 12 + std::pow(15 * kU, 2));
 }
 
+TEST(Budget, OfWeightsOfExperts) {
+  const Exact exact{.shape = {1, 1}, .want = {0.75}, .terms = 16, .magnitude = {3}};
+  const Budget b = budget_of(OpKind::softmax, exact, DType::f32);
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-25 + (16 + 2 * 3 + 8 * 4) * kU * 0.75);
+  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + std::pow((3 + 0.3 * (3 + 4)) * kU * 0.75, 2));
+}
+
+TEST(Budget, OfExpertsIsThatOfALinearOp) {
+  const Exact exact{.shape = {1, 2}, .want = {1.0, -2.0}, .terms = 9, .magnitude = {10, 3}};
+  const Budget linear = budget_of(OpKind::linear, exact, DType::bf16);
+  for (const OpKind op : {OpKind::expert_linear, OpKind::weighted_sum}) {
+    EXPECT_EQ(budget_of(op, exact, DType::bf16).limit, linear.limit);
+    EXPECT_EQ(budget_of(op, exact, DType::bf16).variance, linear.variance);
+  }
+}
+
 TEST(Budget, OfAttentionTakesItsScoresByRowAndHead) {
   Exact exact{.shape = {2, 2, 4}, .want = std::vector<double>(16, 1.0)};
   exact.row_terms = {4, 9};
@@ -73,6 +89,8 @@ TEST(Budget, IsRefusedWithoutItsMagnitudes) {
             std::string::npos);
   EXPECT_THROW(budget_of(OpKind::rope, exact, DType::bf16), Error);
   EXPECT_THROW(budget_of(OpKind::attention, exact, DType::bf16), Error);
+  EXPECT_THROW(budget_of(OpKind::softmax, exact, DType::bf16), Error);
+  EXPECT_THROW(budget_of(OpKind::top_k, exact, DType::bf16), Error);
   EXPECT_THROW(budget_of(OpKind::cache, exact, DType::bf16), Error);
 }
 

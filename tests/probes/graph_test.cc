@@ -9,8 +9,9 @@
 namespace lockstep {
 namespace {
 
-constexpr Graph kQwen3{.layers = 2, .qk_norm = true};
-constexpr Graph kQwen2{.layers = 2, .qk_norm = false};
+const Graph kQwen3{.layers = 2, .qk_norm = true};
+const Graph kQwen2{.layers = 2, .qk_norm = false};
+const Graph kMixed{.layers = 3, .qk_norm = true, .expert_layers = {1}};
 
 std::string text_of(const std::vector<Place>& places) {
   std::string text;
@@ -37,7 +38,7 @@ TEST(Graph, PlacesAreInTheOrderInWhichTheModelComputes) {
 }
 
 TEST(Graph, InputsComeBeforeTheirPlaceAndExist) {
-  for (const Graph& graph : {kQwen3, kQwen2}) {
+  for (const Graph& graph : {kQwen3, kQwen2, kMixed}) {
     std::set<std::string> seen;
     for (const Place& place : places_of(graph)) {
       for (const Place& input : inputs_of(graph, place))
@@ -60,6 +61,26 @@ TEST(Graph, TheStreamComesFromTheLayerBefore) {
   EXPECT_EQ(inputs(kQwen3, point("attn.residual"), 1), "mlp.residual@0 attn.o@1");
   EXPECT_EQ(inputs(kQwen3, point("final.norm"), -1), "mlp.residual@1");
   EXPECT_EQ(inputs(kQwen3, point("token"), -1), "logits");
+}
+
+TEST(Graph, ALayerHasOneMlpOrExperts) {
+  const std::string places = text_of(places_of(kMixed));
+  EXPECT_NE(places.find("mlp.norm@1 mlp.router@1 mlp.experts@1 mlp.weights@1 mlp.expert_gate@1 "
+                        "mlp.expert_up@1 mlp.expert_act@1 mlp.expert_down@1 mlp.combine@1 "
+                        "mlp.residual@1"),
+            std::string::npos);
+  EXPECT_NE(places.find("mlp.norm@2 mlp.gate@2 mlp.up@2 mlp.act@2 mlp.down@2 mlp.residual@2"),
+            std::string::npos);
+  EXPECT_EQ(places.find("mlp.router@0"), std::string::npos);
+  EXPECT_EQ(inputs(kMixed, point("mlp.residual"), 0), "attn.residual@0 mlp.down@0");
+  EXPECT_EQ(inputs(kMixed, point("mlp.residual"), 1), "attn.residual@1 mlp.combine@1");
+  EXPECT_EQ(inputs(kMixed, point("mlp.expert_up"), 1), "mlp.norm@1 mlp.experts@1");
+  EXPECT_EQ(inputs(kMixed, point("mlp.combine"), 1), "mlp.expert_down@1 mlp.weights@1");
+}
+
+TEST(Graph, IsToldToPeople) {
+  EXPECT_EQ(text_of(kQwen2), "2 layers");
+  EXPECT_EQ(text_of(kMixed), "3 layers with QK-norm, 1 of them with experts");
 }
 
 TEST(Graph, NamesFromFilesAreFoundOrNot) {

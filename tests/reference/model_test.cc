@@ -189,7 +189,8 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
                                             pass_over(1, {{1, 3, {9}}})});
   const ModelConfig& config = checkpoint_.config();
   std::vector<std::string> expected;
-  for (const Place& place : places_of({static_cast<int>(config.layers), config.qk_norm}))
+  for (const Place& place :
+       places_of({static_cast<int>(config.layers), config.qk_norm, config.experts.layers}))
     for (int times = place.point->op == OpKind::cache ? 2 : 1; times > 0; --times)
       expected.push_back(std::to_string(place.layer) + " " + std::string(place.point->name));
   std::vector<std::string> shown;
@@ -211,7 +212,8 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ServedOtherwise,
                          testing::Values("tiny/qwen2-mha", "tiny/qwen2-sliding",
-                                         "tiny/qwen3-bias-mqa", "tiny/qwen3-default"),
+                                         "tiny/qwen3-bias-mqa", "tiny/qwen3-default",
+                                         "tiny/qwen3-moe"),
                          [](const testing::TestParamInfo<std::string>& info) {
                            std::string name = info.param;
                            std::ranges::replace_if(

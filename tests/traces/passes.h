@@ -43,7 +43,7 @@ inline constexpr int kPrompts[] = {5, 1, 3};
 inline Manifest test_manifest(Keep keep = Keep::full) {
   Manifest m;
   m.provenance = {{"model", "tests/bard"}, {"engine", "lockstep"}, {"command_line", "run \u00fc"}};
-  m.graph = {.layers = 2, .qk_norm = true};
+  m.graph = {.layers = 2, .qk_norm = true, .expert_layers = {0, 1}};
   m.dtype = DType::bf16;
   m.keep = keep;
   m.selection = "--layers 0-1";

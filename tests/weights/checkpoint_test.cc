@@ -92,6 +92,23 @@ TEST(Checkpoint, opens_every_tiny_one_with_what_its_kind_has) {
   EXPECT_TRUE(has("qwen3-yarn", "k_norm.weight"));
 }
 
+TEST(Checkpoint, a_layer_has_one_mlp_or_its_experts) {
+  const Checkpoint experts = Checkpoint::open(test_data("tiny/qwen3-moe"));
+  EXPECT_TRUE(experts.has("model.layers.2.mlp.gate.weight"));
+  EXPECT_TRUE(experts.has("model.layers.2.mlp.experts.7.down_proj.weight"));
+  expect_trouble("mlp.experts.5.up_proj.weight", [] {
+    open_changed("qwen3-moe", [](Weights& weights) {
+      weights.erase("model.layers.1.mlp.experts.5.up_proj.weight");
+    });
+  });
+  expect_trouble("no tensor \"model.layers.1.mlp.down_proj.weight\"", [] {
+    open_changed("qwen3-moe", unchanged, {{"mlp_only_layers", {1}}});
+  });
+  expect_trouble("config.json asks for [7, 64]", [] {
+    open_changed("qwen3-moe", unchanged, {{"num_local_experts", 7}});
+  });
+}
+
 TEST(Checkpoint, a_tied_head_is_the_embedding_stored_or_not) {
   const Checkpoint without = open_changed("qwen3-default", unchanged);
   ASSERT_TRUE(without.config().tied);

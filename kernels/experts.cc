@@ -1,0 +1,107 @@
+#include "kernels/experts.h"
+
+#include <cstring>
+
+#include "kernels/arguments.h"
+#include "kernels/matmul.h"
+#include "kernels/memory.h"
+#include "kernels/simd.h"
+#include "kernels/thread_pool.h"
+
+namespace lockstep {
+namespace {
+
+void check_experts(const TensorView& out, const TensorView& x, const TensorView& index,
+                   const std::vector<TensorView>& weights) {
+  constexpr auto kOp = "expert_matmul";
+  check_storage(kOp, x.dtype);
+  check_rank(kOp, "index", index, 2);
+  check(!weights.empty(), "{} wants the weight of at least one expert, found none", kOp);
+  check_rank(kOp, "weights", weights[0], 2);
+  const int64_t tokens = index.rows(), k = index.shape[1];
+  const int64_t n = weights[0].rows(), in = weights[0].shape[1];
+  check_tensor(kOp, "index", index, DType::i32, index.shape);
+  check_tensor(kOp, "x", x, x.dtype,
+               x.shape.rank() == 2 ? Shape{tokens, in} : Shape{tokens, k, in});
+  check_tensor(kOp, "out", out, x.dtype, {tokens, k, n});
+  for (const TensorView& weight : weights) check_tensor(kOp, "weights", weight, x.dtype, {n, in});
+}
+
+// The rows of `out` that each expert makes.
+std::vector<std::vector<int64_t>> rows_by_expert(const TensorView& index, int64_t experts) {
+  std::vector<std::vector<int64_t>> rows(static_cast<size_t>(experts));
+  for (int64_t i = 0; i < index.count(); ++i) {
+    const int32_t expert = index.as<const int32_t>()[i];
+    check(expert >= 0 && expert < experts,
+          "expert_matmul wants indices below its {} experts, found {} at {}: take them from top_k",
+          experts, expert, i);
+    rows[static_cast<size_t>(expert)].push_back(i);
+  }
+  return rows;
+}
+
+template <typename T>
+struct WeightedSumKernel {
+  T* out;
+  const T* x;
+  const T* weights;
+  int64_t k, width, begin, end;  // tokens [begin, end)
+
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t i = 0; i < width; i += N) {
+        simd::F<N> sum = {};
+        for (int64_t c = 0; c < k; ++c) {
+          const simd::F<N> weight = simd::all<N>(to_float(weights[t * k + c]));
+          sum += weight * simd::load<N>(x + (t * k + c) * width + i, width - i);
+        }
+        simd::store<N>(out + t * width + i, sum, width - i);
+      }
+  }
+};
+
+}  // namespace
+
+void expert_matmul(const OpContext& context, TensorView out, TensorView x, TensorView index,
+                   const std::vector<TensorView>& weights) {
+  check_experts(out, x, index, weights);
+  if (out.count() == 0) return;
+  const int64_t n = out.shape[2], in = weights[0].shape[1], item = size_of(x.dtype);
+  // Row i of out reads row i of x, or row i / k where x has one for all choices of a token.
+  const int64_t shared = x.shape.rank() == 2 ? index.shape[1] : 1;
+  const auto by_expert = rows_by_expert(index, std::ssize(weights));
+  for (size_t e = 0; e < weights.size(); ++e) {
+    const std::vector<int64_t>& rows = by_expert[e];
+    if (rows.empty()) continue;
+    const int64_t count = std::ssize(rows);
+    const Tensor from({count, in}, x.dtype), to({count, n}, x.dtype);
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(from.as<char>() + i * in * item,
+                  x.as<const char>() + rows[static_cast<size_t>(i)] / shared * in * item,
+                  static_cast<size_t>(in * item));
+    matmul(context, to, from, weights[e], {});
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(out.as<char>() + rows[static_cast<size_t>(i)] * n * item,
+                  to.as<const char>() + i * n * item, static_cast<size_t>(n * item));
+  }
+}
+
+void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights) {
+  constexpr auto kOp = "weighted_sum";
+  check_storage(kOp, x.dtype);
+  check_rank(kOp, "x", x, 3);
+  const int64_t tokens = x.rows(), k = x.shape[1], width = x.shape[2];
+  check_tensor(kOp, "x", x, x.dtype, x.shape);
+  check_tensor(kOp, "weights", weights, x.dtype, {tokens, k});
+  check_tensor(kOp, "out", out, x.dtype, {tokens, width});
+  dispatch(kOp, x.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, tokens, 16384 / (k * width + 1) + 1,
+                 [&](int64_t begin, int64_t end) {
+                   on_best_isa(WeightedSumKernel<T>{out.as<T>(), x.as<const T>(),
+                                                    weights.as<const T>(), k, width, begin, end});
+                 });
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "kernels/routing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "kernels/arguments.h"
+#include "kernels/thread_pool.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kGrain = 4096;  // logits: fewer are not worth waking a thread
+
+void check_routing(std::string_view op, const TensorView& logits, const TensorView& index,
+                   std::string_view index_name) {
+  check_storage(op, logits.dtype);
+  check_rank(op, "logits", logits, 2);
+  check_rank(op, index_name, index, 2);
+  const int64_t tokens = logits.rows(), experts = logits.shape[1], k = index.shape[1];
+  check(k >= 1 && k <= experts && experts <= INT32_MAX,
+        "{} wants at least one choice and no more than there are logits, found {} of {}: correct "
+        "the model's numbers of experts",
+        op, k, experts);
+  check_tensor(op, "logits", logits, logits.dtype, logits.shape);
+  check_tensor(op, index_name, index, DType::i32, {tokens, k});
+}
+
+// Whether logit a goes before logit b.
+bool before(const std::vector<float>& logits, int32_t a, int32_t b) {
+  const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+  if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
+  return x == y || std::isnan(x) ? a < b : x > y;
+}
+
+// e^(x - largest) of every logit. That of a NaN is NaN, and so is every sum it is in.
+void exponentials(std::vector<float>& logits) {
+  float largest = -INFINITY;
+  for (const float x : logits) largest = x <= largest ? largest : x;
+  for (float& x : logits) x = std::exp(x - largest);
+}
+
+template <typename T>
+void widen_row(const T* from, std::vector<float>& to) {
+  for (size_t i = 0; i < to.size(); ++i) to[i] = to_float(from[i]);
+}
+
+}  // namespace
+
+void top_k(const OpContext& context, TensorView out, TensorView logits) {
+  check_routing("top_k", logits, out, "out");
+  const int64_t tokens = logits.rows(), experts = logits.shape[1], k = out.shape[1];
+  dispatch("top_k", logits.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
+      std::vector<float> row(static_cast<size_t>(experts));
+      std::vector<int32_t> order(row.size());
+      for (int64_t t = begin; t < end; ++t) {
+        widen_row(logits.as<const T>() + t * experts, row);
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + k, order.end(),
+                          [&row](int32_t a, int32_t b) { return before(row, a, b); });
+        std::copy_n(order.begin(), k, out.as<int32_t>() + t * k);
+      }
+    });
+  });
+}
+
+void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
+                bool normalised) {
+  constexpr auto kOp = "softmax_of";
+  check_routing(kOp, logits, index, "index");
+  const int64_t tokens = logits.rows(), experts = logits.shape[1], k = index.shape[1];
+  check_tensor(kOp, "out", out, logits.dtype, index.shape);
+  const auto* which = index.as<const int32_t>();
+  for (int64_t i = 0; i < index.count(); ++i)
+    check(which[i] >= 0 && which[i] < experts,
+          "softmax_of wants indices below the {} logits of a row, found {} at {}: take them from "
+          "top_k",
+          experts, which[i], i);
+  dispatch(kOp, logits.dtype, [&]<typename T>(T*) {
+    parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
+      std::vector<float> row(static_cast<size_t>(experts));
+      for (int64_t t = begin; t < end; ++t) {
+        widen_row(logits.as<const T>() + t * experts, row);
+        exponentials(row);
+        float sum = 0;
+        if (normalised)
+          for (int64_t c = 0; c < k; ++c) sum += row[static_cast<size_t>(which[t * k + c])];
+        else
+          for (const float x : row) sum += x;
+        for (int64_t c = 0; c < k; ++c)
+          out.as<T>()[t * k + c] = from_float<T>(row[static_cast<size_t>(which[t * k + c])] / sum);
+      }
+    });
+  });
+}
+
+}  // namespace lockstep

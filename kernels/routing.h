@@ -1,0 +1,26 @@
+#pragma once
+
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+// out[t, :] = the indices of the k largest values of logits[t, :], largest first; of equal values
+// the smaller index is taken first. A NaN is larger than any number, so that it is seen.
+//   out     [tokens, k]        int32
+//   logits  [tokens, experts]  fp32, fp16 or bf16; experts >= k
+// Batch-invariant.
+void top_k(const OpContext& context, TensorView out, TensorView logits);
+
+// out[t, c] = softmax(logits[t, :])[index[t, c]], over all logits of the row; `normalised`: then
+// divided by the sum of the row's k, which is the softmax over the chosen logits alone.
+//   out     [tokens, k]        of logits' dtype
+//   logits  [tokens, experts]  fp32, fp16 or bf16
+//   index   [tokens, k]        int32
+// Works in fp32, sums in the order of the logits or of the choices, rounds once, at the store.
+// Batch-invariant. Throws Error when an index is no expert.
+// Source: Shazeer et al. 2017 (sparsely gated experts); Qwen3-MoE's norm_topk_prob.
+void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
+                bool normalised);
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+#include "kernels/routing.h"
+
+#include "kernels/thread_pool.h"
+#include "tests/kernels/samples.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<double> chosen(const std::vector<double>& logits, int64_t k) {
+  Sample in({1, static_cast<int64_t>(logits.size())}, DType::f32), out({1, k}, DType::i32);
+  top_k({}, out, in.fill(logits));
+  return out.values();
+}
+
+TEST(TopK, TakesTheLargestFirstAndTheSmallerIndexOfEqualOnes) {
+  using List = std::vector<double>;
+  EXPECT_EQ(chosen({3, 1, 4, 1, 5}, 3), (List{4, 2, 0}));
+  EXPECT_EQ(chosen({-3, -1, -4, -1, -5}, 3), (List{1, 3, 0}));
+  EXPECT_EQ(chosen({2, 2, 2}, 2), (List{0, 1}));
+  EXPECT_EQ(chosen({-0.0, 0.0}, 2), (List{0, 1}));
+  EXPECT_EQ(chosen({7}, 1), (List{0}));
+  EXPECT_EQ(chosen({-INFINITY, 0, INFINITY}, 2), (List{2, 1}));
+}
+
+TEST(TopK, ShowsANaN) { EXPECT_EQ(chosen({1, 2, NAN, 3, NAN}, 3), (std::vector<double>{2, 4, 3})); }
+
+TEST(TopK, IsTheSameForAnyThreadsAndBatch) {
+  for (const DType dtype : kFloats) {
+    Sample logits({200, 33}, dtype, 1), all({200, 5}, DType::i32), one({1, 5}, DType::i32);
+    logits.fill_normal(3);
+    ThreadPool pool(3);
+    top_k({.threads = &pool}, all, logits);
+    top_k({}, one, logits.view().slice(150, 1));
+    EXPECT_EQ(one.bits(), all.bits().substr(150 * one.bits().size(), one.bits().size()));
+  }
+}
+
+// Over all logits or over the chosen ones, in fp64.
+std::vector<double> softmax(const std::vector<double>& logits, const std::vector<double>& index,
+                            size_t experts, bool normalised) {
+  const size_t k = index.size() / (logits.size() / experts);
+  std::vector<double> want;
+  for (size_t i = 0; i < index.size(); ++i) {
+    const size_t row = i / k;
+    double sum = 0;
+    for (size_t e = 0; e < experts; ++e) {
+      bool counts = !normalised;
+      for (size_t c = 0; c < k; ++c)
+        counts = counts || index[row * k + c] == static_cast<double>(e);
+      if (counts) sum += std::exp(logits[row * experts + e]);
+    }
+    want.push_back(std::exp(logits[row * experts + static_cast<size_t>(index[i])]) / sum);
+  }
+  return want;
+}
+
+TEST(SoftmaxOf, RoundsOnce) {
+  for (const DType dtype : kFloats)
+    for (const bool normalised : {false, true}) {
+      Sample logits({20, 17}, dtype, 1), index({20, 3}, DType::i32), out({20, 3}, dtype, 3);
+      logits.fill_normal(5, 3);
+      top_k({}, index, logits);
+      softmax_of({}, out, logits, index, normalised);
+      const auto want = softmax(logits.values(), index.values(), 17, normalised);
+      std::vector<double> arithmetic;
+      // Logits less the largest are below 20 here: exp within (20 + 2) units, twice, and a sum.
+      for (const double w : want) arithmetic.push_back(64 * kUnit * w);
+      expect_rounded(out, want, arithmetic);
+    }
+}
+
+TEST(SoftmaxOf, HoldsAtTheEndsOfTheRange) {
+  Sample logits({1, 3}, DType::f32), index({1, 2}, DType::i32), out({1, 2}, DType::f32);
+  index.fill({0, 2});
+  softmax_of({}, out, logits.fill({1e30, 0, -1e30}), index, true);
+  EXPECT_EQ(out.values(), (std::vector<double>{1, 0}));
+  softmax_of({}, out, logits.fill({-1e30, -1e30, -1e30}), index, true);
+  EXPECT_EQ(out.values(), (std::vector<double>{0.5, 0.5}));
+  softmax_of({}, out, logits.fill({1, NAN, 1}), index, false);
+  EXPECT_TRUE(std::isnan(out.values()[0]));
+}
+
+TEST(SoftmaxOf, WeightsSumToOneOnlyWhenNormalised) {
+  Sample logits({1, 8}, DType::f32), index({1, 2}, DType::i32), out({1, 2}, DType::f32);
+  logits.fill_normal(1);
+  index.fill({6, 1});
+  softmax_of({}, out, logits, index, true);
+  EXPECT_NEAR(out.values()[0] + out.values()[1], 1, 1e-6);
+  softmax_of({}, out, logits, index, false);
+  EXPECT_LT(out.values()[0] + out.values()[1], 0.9);
+}
+
+TEST(Routing, RefusesWhatDoesNotFit) {
+  Sample logits({2, 4}, DType::f32), index({2, 2}, DType::i32), many({2, 5}, DType::i32);
+  Sample out({2, 2}, DType::f32), floats({2, 2}, DType::f32), rows({3, 2}, DType::i32);
+  logits.fill_normal(1);
+  expect_refused([&] { top_k({}, many, logits); }, {"top_k", "5 of 4"});
+  expect_refused([&] { top_k({}, floats, logits); }, {"out", "int32", "fp32"});
+  expect_refused([&] { top_k({}, rows, logits); }, {"out", "[2, 2]", "[3, 2]"});
+  expect_refused(
+      [&] {
+        softmax_of({}, out, logits, index.fill({0, 1, 4, 0}), true);
+      },
+      {"below the 4", "found 4"});
+  expect_refused(
+      [&] {
+        softmax_of({}, out, logits, index.fill({0, 1, -1, 0}), true);
+      },
+      {"found -1"});
+}
+
+}  // namespace
+}  // namespace lockstep
