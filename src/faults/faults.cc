@@ -16,6 +16,11 @@ bool has_qk_norm(const ModelConfig& c) { return c.qk_norm; }
 bool has_wide_qk_norm(const ModelConfig& c) {
   return c.qk_norm && c.head_dim > 16 && c.head_dim % 16 == 0;
 }
+bool has_experts(const ModelConfig& c) { return !c.experts.layers.empty(); }
+bool mixes_experts(const ModelConfig& c) { return has_experts(c) && c.experts.chosen > 1; }
+bool normalises_experts(const ModelConfig& c) {
+  return has_experts(c) && c.experts.normalised && c.experts.chosen < c.experts.count;
+}
 bool has_groups(const ModelConfig& c) { return c.kv_heads > 1 && c.heads > c.kv_heads; }
 
 constexpr Fault kFaults[] = {
@@ -43,6 +48,13 @@ constexpr Fault kFaults[] = {
     {"wrong-page", "attn.kv",
      "the second request of a pass reads through the first one's page table",
      "two requests in one pass", 0, always, seed_wrong_page},
+    {"moe-expert-order", "mlp.combine",
+     "the weights of a token's experts are applied in the opposite order",
+     "a mixture of two experts or more", 0, mixes_experts, seed_moe_expert_order},
+    {"moe-router-not-normalised", "mlp.weights",
+     "the weights of the chosen experts are not divided by their sum",
+     "experts whose weights are normalised (norm_topk_prob)", 0, normalises_experts,
+     seed_moe_router_not_normalised},
     {"rms-norm-eps", "attn.norm", "RMSNorm adds another eps (its size) to the mean square",
      "rows of small norm, as at the first layer, or fp32", 1e-5, always, seed_rms_norm_eps},
 };

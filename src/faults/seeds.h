@@ -14,6 +14,8 @@ void seed_gqa_map_modulo(const Seams& seams, const FaultRequest& request);
 void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request);
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request);
 void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& request);
+void seed_moe_expert_order(const Seams& seams, const FaultRequest& request);
+void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request);
 void seed_wrong_page(const Seams& seams, const FaultRequest& request);
 
 // Whether an op that runs now is the one to break.

@@ -67,12 +67,16 @@ std::vector<Case> all_cases() {
         const bool small = fault.name == "rms-norm-eps";
         cases.push_back({model, std::string(fault.name), small ? DType::f32 : DType::bf16, layer});
       }
+  for (const char* fault : {"moe-expert-order", "moe-router-not-normalised"})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (int layer : {0, 1, 2}) cases.push_back({"tiny/qwen3-moe", fault, dtype, layer});
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryFault, Seeded, testing::ValuesIn(all_cases()), [](const auto& info) {
-  std::string name =
-      info.param.model + "_" + info.param.fault + "_layer" + std::to_string(info.param.layer);
+  std::string name = info.param.model + "_" + info.param.fault + "_" +
+                     std::string(name_of(info.param.dtype)) + "_layer" +
+                     std::to_string(info.param.layer);
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
   return name;

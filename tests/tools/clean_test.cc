@@ -88,8 +88,8 @@ TEST_P(TinyCleanRun, InEveryDtype) {
 INSTANTIATE_TEST_SUITE_P(Variants, TinyCleanRun,
                          testing::Values("qwen2-default", "qwen2-mha", "qwen2-sliding",
                                          "qwen3-bias-mqa", "qwen3-default", "qwen3-dynamic",
-                                         "qwen3-linear", "qwen3-llama3", "qwen3-untied-sharded",
-                                         "qwen3-yarn"),
+                                         "qwen3-linear", "qwen3-llama3", "qwen3-moe",
+                                         "qwen3-untied-sharded", "qwen3-yarn"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace(name, '-', '_');
