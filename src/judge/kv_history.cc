@@ -20,19 +20,24 @@ uint64_t key_of(int layer, uint64_t prefix) { return linked(static_cast<uint64_t
 void KvHistory::begin(const PassInfo& pass) {
   pass_ = pass.pass;
   rows_ = pass.rows;
-  const auto put = [this](int32_t request, size_t position, int32_t token) {
-    std::vector<uint64_t>& chain = prefixes_[request];
-    if (chain.size() <= position) chain.resize(position + 1);
-    uint64_t before = position == 0 ? 1 : chain[position - 1];
-    // Where a trace lacks the passes before, a position stands for itself alone.
-    if (before == 0) before = linked(~static_cast<uint64_t>(request), position);
-    chain[position] = linked(before, static_cast<uint64_t>(token));
-  };
   for (const Inherited& inherited : pass.inherited)
     for (size_t p = 0; p < inherited.tokens.size(); ++p)
-      put(inherited.request, p, inherited.tokens[p]);
+      put_token(inherited.request, p, inherited.tokens[p]);
   for (const PassRow& r : pass.rows)
-    put(r.row.request, static_cast<size_t>(r.row.position), r.token);
+    put_token(r.row.request, static_cast<size_t>(r.row.position), r.token);
+}
+
+void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
+  std::vector<uint64_t>& chain = prefixes_[request];
+  if (chain.size() <= position) chain.resize(position + 1);
+  uint64_t before = position == 0 ? 1 : chain[position - 1];
+  // Where a trace lacks the passes before, a position stands for itself alone.
+  if (before == 0) before = linked(~static_cast<uint64_t>(request), position);
+  const uint64_t now = linked(before, static_cast<uint64_t>(token));
+  if (const uint64_t old = std::exchange(chain[position], now); old == 0 || old == now) return;
+  // Other tokens than before: what the request wrote there is not its own any more.
+  for (auto& [of, hashes] : own_)
+    if (of.second == request) hashes.resize(std::min(hashes.size(), position));
 }
 
 void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
@@ -48,6 +53,10 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     std::vector<uint64_t>& hashes = written_[key_of(layer, prefix(rows[i]))];
     std::erase(hashes, hash);
     hashes.push_back(hash);
+    std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
+    const auto position = static_cast<size_t>(rows[i].position);
+    if (own.size() <= position) own.resize(position + 1);
+    own[position] = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
     const auto [content, fresh] =
@@ -95,7 +104,14 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
                              std::span<const uint64_t> hashes) const {
   WrongRows found;
   int64_t first_unknown = -1;
+  std::span<const uint64_t> own;  // of the request of this row
   for (size_t i = 0; i < rows.size(); ++i) {
+    if (i == 0 || rows[i].request != rows[i - 1].request) {
+      const auto lane = own_.find({layer, rows[i].request});
+      own = lane == own_.end() ? std::span<const uint64_t>() : lane->second;
+    }
+    const auto position = static_cast<size_t>(rows[i].position);
+    if (position < own.size() && own[position] == hashes[i] && hashes[i] != 0) continue;
     const auto index = static_cast<int64_t>(i);
     const std::vector<uint64_t>* legal = versions(layer, rows[i]);
     if (!legal) {

@@ -60,8 +60,9 @@ class KvHistory {
     Writer writer;
     std::vector<char> bytes;  // K, then V
   };
-  // The last of `hashes` was written last.
+  // All that is legal there; the last one was written last. Null: nothing was written.
   const std::vector<uint64_t>* versions(int layer, const Row& row) const;
+  void put_token(int32_t request, size_t position, int32_t token);
 
   bool keep_bytes_;
   std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
@@ -69,6 +70,9 @@ class KvHistory {
   int32_t pass_ = 0;
   std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)
   std::unordered_map<uint64_t, Content> contents_;               // by hash
+  // By (layer, request), by position: what the request itself wrote last, 0: nothing. Nearly all
+  // that is read is that, and this finds it without a lookup for each row.
+  std::map<std::pair<int, int32_t>, std::vector<uint64_t>> own_;
 };
 
 }  // namespace lockstep

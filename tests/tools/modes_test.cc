@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tests/fixtures.h"
+#include "tests/lockstep_binary.h"
 
 namespace lockstep {
 namespace {
@@ -172,6 +173,19 @@ TEST(Modes, ReallyHitThePrefixCache) {
   const std::vector<Pass> second = passes_with(serving, 1);
   ASSERT_EQ(second[0].info.inherited.size(), 1u);
   EXPECT_EQ(second[0].info.inherited[0].tokens.size(), 32u);
+}
+
+TEST(RunWithModes, TellsByItsExitStatusAndNeedsNoReference) {
+  const std::string run = "run --model " + data_path("bard-qwen3") +
+                          " --tokens 5,6,7,8,9,10,11,12,13,14,15,16,17 --max-new 3 --modes ";
+  const Outcome clean = call_lockstep(run + "all --format json");
+  EXPECT_EQ(clean.status, 0) << clean.err;
+  EXPECT_NE(clean.out.find("\"verdict\": \"clean\""), std::string::npos) << clean.out;
+  const Outcome wrong = call_lockstep(run + "poison --fault last-page-tail-unmasked@layer=1");
+  EXPECT_EQ(wrong.status, 1) << wrong.err;
+  EXPECT_NE(wrong.out.find("diverged: layer 1 attn.out"), std::string::npos) << wrong.out;
+  EXPECT_NE(trouble_of(run + "swapp").find("did you mean \"swap\""), std::string::npos);
+  EXPECT_NE(trouble_of(run + "all --trace x.trace").find("excludes"), std::string::npos);
 }
 
 TEST(ModesFrom, TakesAllOrNames) {

@@ -87,12 +87,12 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, ServedRun,
-                         testing::Values(Case{"bard-qwen3", DType::f16},
-                                         Case{"bard-qwen3", DType::bf16},
-                                         Case{"bard-qwen2.5", DType::f16},
-                                         Case{"bard-qwen2.5", DType::bf16}),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, ServedRun,
+    testing::Values(Case{"bard-qwen3", DType::f32}, Case{"bard-qwen2.5", DType::f32},
+                    Case{"bard-qwen3", DType::f16}, Case{"bard-qwen3", DType::bf16},
+                    Case{"bard-qwen2.5", DType::f16}, Case{"bard-qwen2.5", DType::bf16}),
+    name_of_case);
 
 }  // namespace
 }  // namespace lockstep
