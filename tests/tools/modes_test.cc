@@ -48,7 +48,8 @@ TEST(Modes, AllAgreeOnAnEngineThatIsRight) {
 }
 
 TEST(Modes, AgreeOnEveryVariantOfTheModel) {
-  for (const char* tiny : {"qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa", "qwen3-yarn"})
+  for (const char* tiny :
+       {"qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa", "qwen3-yarn", "qwen3-moe"})
     expect_clean(run_modes(run_of(checkpoint_of(std::string("tiny/") + tiny), DType::bf16)), tiny);
 }
 
