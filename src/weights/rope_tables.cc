@@ -28,7 +28,9 @@ std::vector<T> inverted(std::vector<T> values, double divisor) {
 }
 
 // base ((factor s / max) - (factor - 1))^(dim / (dim - 2)), s = max(length, max): the base grows
-// with the request, and up to the trained length it is the plain one.
+// with the request, and up to the trained length it is the plain one. In fp32 steps whatever the
+// dtype of the tables: Hugging Face makes it of the length, which is a tensor, and so in fp32 even
+// where its model is in fp64; only the power's exponent is not rounded.
 double dynamic_base(const ModelConfig& config, int64_t length) {
   const RopeConfig& rope = config.rope;
   check(config.head_dim > 2,
@@ -36,9 +38,12 @@ double dynamic_base(const ModelConfig& config, int64_t length) {
         "checkpoint",
         config.head_dim);
   const auto dim = static_cast<double>(config.head_dim);
-  const auto trained = static_cast<double>(config.max_positions);
-  const double seen = std::max(static_cast<double>(length), trained);
-  return rope.theta * std::pow(rope.factor * seen / trained - (rope.factor - 1), dim / (dim - 2));
+  const auto trained = static_cast<float>(config.max_positions);
+  const float seen = std::max(static_cast<float>(length), trained);
+  const float grown =
+      static_cast<float>(rope.factor) * seen / trained - static_cast<float>(rope.factor - 1);
+  const auto power = static_cast<float>(std::pow(static_cast<double>(grown), dim / (dim - 2)));
+  return static_cast<float>(rope.theta) * power;
 }
 
 // The pair of dimensions that turns `turns` times over the trained positions:
