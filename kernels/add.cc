@@ -24,12 +24,17 @@ struct AddKernel {
 
 }  // namespace
 
-void add(const OpContext& context, TensorView out, TensorView a, TensorView b) {
+void check_add(TensorView out, TensorView a, TensorView b, Device device) {
   constexpr auto kOp = "add";
-  check_tensor(kOp, "a", a, a.dtype, a.shape);
-  check_tensor(kOp, "b", b, a.dtype, a.shape);
-  check_tensor(kOp, "out", out, a.dtype, a.shape);
-  dispatch(kOp, a.dtype, [&]<typename T>(T*) {
+  check_storage(kOp, a.dtype);
+  check_tensor(kOp, "a", a, a.dtype, a.shape, device);
+  check_tensor(kOp, "b", b, a.dtype, a.shape, device);
+  check_tensor(kOp, "out", out, a.dtype, a.shape, device);
+}
+
+void add(const OpContext& context, TensorView out, TensorView a, TensorView b) {
+  check_add(out, a, b, Device::cpu);
+  dispatch("add", a.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, a.count(), 16384, [&](int64_t begin, int64_t end) {
       on_best_isa(AddKernel<T>{out.as<T>(), a.as<const T>(), b.as<const T>(), begin, end});
     });

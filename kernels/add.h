@@ -9,4 +9,7 @@ namespace lockstep {
 // `b`. One rounding of an exact sum: class exact. Batch-invariant.
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b);
 
+// Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
+void check_add(TensorView out, TensorView a, TensorView b, Device device);
+
 }  // namespace lockstep

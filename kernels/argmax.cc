@@ -25,17 +25,22 @@ int32_t argmax_of(const T* logits, int64_t n) {
 
 }  // namespace
 
-void argmax(const OpContext& context, TensorView out, TensorView logits) {
+void check_argmax(TensorView out, TensorView logits, Device device) {
   constexpr auto kOp = "argmax";
   check_storage(kOp, logits.dtype);
   check_rank(kOp, "logits", logits, 2);
-  const int64_t tokens = logits.rows(), vocab = logits.shape[1];
+  const int64_t vocab = logits.shape[1];
   check(vocab > 0 && vocab <= INT32_MAX,
         "argmax wants between 1 and {} logits a token, found the shape {}", INT32_MAX,
         logits.shape.text());
-  check_tensor(kOp, "logits", logits, logits.dtype, logits.shape);
-  check_tensor(kOp, "out", out, DType::i32, {tokens});
-  dispatch(kOp, logits.dtype, [&]<typename T>(T*) {
+  check_tensor(kOp, "logits", logits, logits.dtype, logits.shape, device);
+  check_tensor(kOp, "out", out, DType::i32, {logits.rows()}, device);
+}
+
+void argmax(const OpContext& context, TensorView out, TensorView logits) {
+  check_argmax(out, logits, Device::cpu);
+  const int64_t tokens = logits.rows(), vocab = logits.shape[1];
+  dispatch("argmax", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
         out.as<int32_t>()[t] = argmax_of(logits.as<const T>() + t * vocab, vocab);

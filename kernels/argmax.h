@@ -12,4 +12,7 @@ namespace lockstep {
 // Batch-invariant.
 void argmax(const OpContext& context, TensorView out, TensorView logits);
 
+// Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
+void check_argmax(TensorView out, TensorView logits, Device device);
+
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/arguments.h"
+#include "kernels/bad_index.h"
 #include "kernels/matmul.h"
 #include "kernels/memory.h"
 #include "kernels/simd.h"
@@ -11,30 +12,12 @@
 namespace lockstep {
 namespace {
 
-void check_experts(const TensorView& out, const TensorView& x, const TensorView& index,
-                   const std::vector<TensorView>& weights) {
-  constexpr auto kOp = "expert_matmul";
-  check_storage(kOp, x.dtype);
-  check_rank(kOp, "index", index, 2);
-  check(!weights.empty(), "{} wants the weight of at least one expert, found none", kOp);
-  check_rank(kOp, "weights", weights[0], 2);
-  const int64_t tokens = index.rows(), k = index.shape[1];
-  const int64_t n = weights[0].rows(), in = weights[0].shape[1];
-  check_tensor(kOp, "index", index, DType::i32, index.shape);
-  check_tensor(kOp, "x", x, x.dtype,
-               x.shape.rank() == 2 ? Shape{tokens, in} : Shape{tokens, k, in});
-  check_tensor(kOp, "out", out, x.dtype, {tokens, k, n});
-  for (const TensorView& weight : weights) check_tensor(kOp, "weights", weight, x.dtype, {n, in});
-}
-
 // The rows of `out` that each expert makes.
 std::vector<std::vector<int64_t>> rows_by_expert(const TensorView& index, int64_t experts) {
   std::vector<std::vector<int64_t>> rows(static_cast<size_t>(experts));
   for (int64_t i = 0; i < index.count(); ++i) {
     const int32_t expert = index.as<const int32_t>()[i];
-    check(expert >= 0 && expert < experts,
-          "expert_matmul wants indices below its {} experts, found {} at {}: take them from top_k",
-          experts, expert, i);
+    if (expert < 0 || expert >= experts) refuse({BadIndex::Of::used_expert, experts, expert, i});
     rows[static_cast<size_t>(expert)].push_back(i);
   }
   return rows;
@@ -63,9 +46,26 @@ struct WeightedSumKernel {
 
 }  // namespace
 
+void check_expert_matmul(TensorView out, TensorView x, TensorView index,
+                         const std::vector<TensorView>& weights, Device device) {
+  constexpr auto kOp = "expert_matmul";
+  check_storage(kOp, x.dtype);
+  check_rank(kOp, "index", index, 2);
+  check(!weights.empty(), "{} wants the weight of at least one expert, found none", kOp);
+  check_rank(kOp, "weights", weights[0], 2);
+  const int64_t tokens = index.rows(), k = index.shape[1];
+  const int64_t n = weights[0].rows(), in = weights[0].shape[1];
+  check_tensor(kOp, "index", index, DType::i32, index.shape, device);
+  check_tensor(kOp, "x", x, x.dtype, x.shape.rank() == 2 ? Shape{tokens, in} : Shape{tokens, k, in},
+               device);
+  check_tensor(kOp, "out", out, x.dtype, {tokens, k, n}, device);
+  for (const TensorView& weight : weights)
+    check_tensor(kOp, "weights", weight, x.dtype, {n, in}, device);
+}
+
 void expert_matmul(const OpContext& context, TensorView out, TensorView x, TensorView index,
                    const std::vector<TensorView>& weights) {
-  check_experts(out, x, index, weights);
+  check_expert_matmul(out, x, index, weights, Device::cpu);
   if (out.count() == 0) return;
   const int64_t n = out.shape[2], in = weights[0].shape[1], item = size_of(x.dtype);
   // Row i of out reads row i of x, or row i / k where x has one for all choices of a token.
@@ -87,15 +87,20 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
   }
 }
 
-void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights) {
+void check_weighted_sum(TensorView out, TensorView x, TensorView weights, Device device) {
   constexpr auto kOp = "weighted_sum";
   check_storage(kOp, x.dtype);
   check_rank(kOp, "x", x, 3);
   const int64_t tokens = x.rows(), k = x.shape[1], width = x.shape[2];
-  check_tensor(kOp, "x", x, x.dtype, x.shape);
-  check_tensor(kOp, "weights", weights, x.dtype, {tokens, k});
-  check_tensor(kOp, "out", out, x.dtype, {tokens, width});
-  dispatch(kOp, x.dtype, [&]<typename T>(T*) {
+  check_tensor(kOp, "x", x, x.dtype, x.shape, device);
+  check_tensor(kOp, "weights", weights, x.dtype, {tokens, k}, device);
+  check_tensor(kOp, "out", out, x.dtype, {tokens, width}, device);
+}
+
+void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights) {
+  check_weighted_sum(out, x, weights, Device::cpu);
+  const int64_t tokens = x.rows(), k = x.shape[1], width = x.shape[2];
+  dispatch("weighted_sum", x.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, 16384 / (k * width + 1) + 1,
                  [&](int64_t begin, int64_t end) {
                    on_best_isa(WeightedSumKernel<T>{out.as<T>(), x.as<const T>(),

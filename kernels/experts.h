@@ -26,4 +26,9 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
 // Batch-invariant.
 void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights);
 
+// Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
+void check_expert_matmul(TensorView out, TensorView x, TensorView index,
+                         const std::vector<TensorView>& weights, Device device);
+void check_weighted_sum(TensorView out, TensorView x, TensorView weights, Device device);
+
 }  // namespace lockstep

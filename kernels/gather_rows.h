@@ -13,4 +13,7 @@ namespace lockstep {
 // Batch-invariant. Throws Error when an index is outside the table.
 void gather_rows(const OpContext& context, TensorView out, TensorView index, TensorView table);
 
+// Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
+void check_gather_rows(TensorView out, TensorView index, TensorView table, Device device);
+
 }  // namespace lockstep

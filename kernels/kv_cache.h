@@ -31,10 +31,12 @@ void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView 
 // Throws Error when the table is too short or names a page outside the pool.
 void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table);
 
-// For ops that read the cache. Throws Error unless it is a cache on the CPU ...
-void check_kv_cache(std::string_view op, const KvCache& cache);
-// ... and entries [first, last) of a page table exist and name pages of the pool.
-void check_pages(std::string_view op, const KvCache& cache, const TensorView& page_table,
-                 int64_t first, int64_t last);
+// Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
+// The values of `slots` and `page_table` are not looked at.
+void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, Device device);
+void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Device device);
+
+// For ops that read the cache. Throws Error unless it is a cache on that device.
+void check_kv_cache(std::string_view op, const KvCache& cache, Device device);
 
 }  // namespace lockstep

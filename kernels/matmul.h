@@ -18,6 +18,9 @@ namespace lockstep {
 void matmul(const OpContext& context, TensorView out, TensorView x, TensorView weight,
             TensorView bias);
 
+// Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
+void check_matmul(TensorView out, TensorView x, TensorView weight, TensorView bias, Device device);
+
 // Which code serves matrix-matrix products of that dtype on this CPU, for people: "oneDNN" or
 // "built-in (this CPU has no bf16 products)".
 std::string_view matmul_path(DType dtype);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/arguments.h"
+#include "kernels/bad_index.h"
 #include "kernels/simd.h"
 #include "kernels/thread_pool.h"
 
@@ -325,36 +326,27 @@ struct AttentionKernel {
   }
 };
 
-void check_arguments(const Problem& p, const AttentionBatch& batch) {
-  constexpr auto kOp = "paged_attention";
-  check_kv_cache(kOp, p.cache);
-  check_rank(kOp, "q", p.q, 3);
-  const int64_t heads = p.heads(), kv_heads = p.kv_heads();
-  check(heads % kv_heads == 0 && heads > 0,
-        "paged_attention wants a number of heads that {} K/V heads divide, found {}", kv_heads,
-        heads);
-  check_tensor(kOp, "q", p.q, p.cache.k.dtype, {p.q.rows(), heads, p.cache.k.shape[3]});
-  check_tensor(kOp, "out", p.out, p.cache.k.dtype, p.q.shape);
-  check(p.window >= 0, "paged_attention wants a window of 0 (none) or more keys, found {}",
-        p.window);
-  check_rank(kOp, "context_length", batch.context_length, 1);
-  check_rank(kOp, "page_table", batch.page_table, 2);
+// Throws unless the batch's values describe requests that share these queries.
+void check_batch(const Problem& p, const AttentionBatch& batch) {
   const int64_t requests = batch.context_length.rows();
-  check_tensor(kOp, "query_start", batch.query_start, DType::i32, {requests + 1});
-  check_tensor(kOp, "context_length", batch.context_length, DType::i32, {requests});
-  check_tensor(kOp, "page_table", batch.page_table, DType::i32,
-               {requests, batch.page_table.shape[1]});
   const auto* start = batch.query_start.as<const int32_t>();
-  check(start[0] == 0 && start[requests] == p.q.rows(),
-        "paged_attention wants query_start to run from 0 to the {} queries, found {} to {}",
-        p.q.rows(), start[0], start[requests]);
+  const auto* length = batch.context_length.as<const int32_t>();
+  if (start[0] != 0 || start[requests] != p.q.rows())
+    refuse({BadIndex::Of::query_start, p.q.rows(), start[0], start[requests]});
   for (int64_t r = 0; r < requests; ++r) {
-    check(start[r] <= start[r + 1],
-          "paged_attention wants query_start not to fall, found {} after {} for request {}",
-          start[r + 1], start[r], r);
-    check(batch.context_length.as<const int32_t>()[r] >= 0,
-          "paged_attention wants context lengths of 0 or more, found {} for request {}",
-          batch.context_length.as<const int32_t>()[r], r);
+    if (start[r] > start[r + 1]) refuse({BadIndex::Of::query_order, start[r], start[r + 1], r});
+    if (length[r] < 0) refuse({BadIndex::Of::context_length, 0, length[r], r});
+  }
+}
+
+// Throws unless entries [first, last) of a page table exist and name pages of the pool.
+void check_pages(const Problem& p, const TensorView& table, int64_t first, int64_t last) {
+  const int64_t pages = p.cache.pages();
+  if (table.count() < last)
+    refuse({BadIndex::Of::attended_table, last, table.count(), p.cache.page_size()});
+  for (int64_t i = first; i < last; ++i) {
+    const int32_t page = table.as<const int32_t>()[i];
+    if (page < 0 || page >= pages) refuse({BadIndex::Of::attended_page, pages, page, i});
   }
 }
 
@@ -369,7 +361,7 @@ std::vector<Task> tasks_of(const Problem& problem, const AttentionBatch& batch) 
     const TensorView row = batch.page_table.slice(r, 1);
     const TensorView pages = row.reshaped({row.count()});
     const int64_t oldest = problem.seen_from(length - (end - first)).begin;
-    check_pages("paged_attention", problem.cache, pages, oldest / size, (length + size - 1) / size);
+    check_pages(problem, pages, oldest / size, (length + size - 1) / size);
     for (int64_t t = first; t < end; t += kQueries)
       tasks.push_back(
           {t, std::min(kQueries, end - t), length - (end - t), pages.as<const int32_t>()});
@@ -379,10 +371,32 @@ std::vector<Task> tasks_of(const Problem& problem, const AttentionBatch& batch) 
 
 }  // namespace
 
+void check_paged_attention(TensorView out, TensorView q, KvCache cache, AttentionBatch batch,
+                           int64_t window, Device device) {
+  constexpr auto kOp = "paged_attention";
+  check_kv_cache(kOp, cache, device);
+  check_rank(kOp, "q", q, 3);
+  const int64_t heads = q.shape[1], kv_heads = cache.k.shape[2];
+  check(heads % kv_heads == 0 && heads > 0,
+        "paged_attention wants a number of heads that {} K/V heads divide, found {}", kv_heads,
+        heads);
+  check_tensor(kOp, "q", q, cache.k.dtype, {q.rows(), heads, cache.k.shape[3]}, device);
+  check_tensor(kOp, "out", out, cache.k.dtype, q.shape, device);
+  check(window >= 0, "paged_attention wants a window of 0 (none) or more keys, found {}", window);
+  const auto& [query_start, context_length, page_table] = batch;
+  check_rank(kOp, "context_length", context_length, 1);
+  check_rank(kOp, "page_table", page_table, 2);
+  const int64_t requests = context_length.rows();
+  check_tensor(kOp, "query_start", query_start, DType::i32, {requests + 1}, device);
+  check_tensor(kOp, "context_length", context_length, DType::i32, {requests}, device);
+  check_tensor(kOp, "page_table", page_table, DType::i32, {requests, page_table.shape[1]}, device);
+}
+
 void paged_attention(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                      AttentionBatch batch, float scale, int64_t window) {
   const Problem problem = {out, q, cache, scale, window};
-  check_arguments(problem, batch);
+  check_paged_attention(out, q, cache, batch, window, Device::cpu);
+  check_batch(problem, batch);
   const std::vector<Task> tasks = tasks_of(problem, batch);
   const int64_t kv_heads = problem.kv_heads();
   dispatch("paged_attention", q.dtype, [&]<typename T>(T*) {

@@ -1,6 +1,7 @@
 #include "kernels/rope.h"
 
 #include "kernels/arguments.h"
+#include "kernels/bad_index.h"
 #include "kernels/simd.h"
 #include "kernels/thread_pool.h"
 
@@ -38,33 +39,29 @@ struct RopeKernel {
   }
 };
 
-void check_rope(const TensorView& out, const TensorView& x, const TensorView& cos,
-                const TensorView& sin, const TensorView& positions) {
+}  // namespace
+
+void check_rope(TensorView out, TensorView x, TensorView cos, TensorView sin, TensorView positions,
+                Device device) {
   constexpr auto kOp = "rope";
   check_storage(kOp, x.dtype);
   check_rank(kOp, "x", x, 3);
   check_rank(kOp, "cos", cos, 2);
   check(x.shape.last() % 2 == 0, "rope wants an even head_dim, found {}: it rotates halves",
         x.shape.last());
-  check_tensor(kOp, "x", x, x.dtype, x.shape);
-  check_tensor(kOp, "out", out, x.dtype, x.shape);
-  const int64_t entries = cos.rows();
-  check_tensor(kOp, "cos", cos, DType::f32, {entries, x.shape.last() / 2});
-  check_tensor(kOp, "sin", sin, DType::f32, cos.shape);
-  check_tensor(kOp, "positions", positions, DType::i32, {x.rows()});
-  const auto* p = positions.as<const int32_t>();
-  for (int64_t t = 0; t < x.rows(); ++t)
-    check(p[t] >= 0 && p[t] < entries,
-          "rope wants positions below the {} rows of cos and sin, found {} for token {}: make the "
-          "tables longer",
-          entries, p[t], t);
+  check_tensor(kOp, "x", x, x.dtype, x.shape, device);
+  check_tensor(kOp, "out", out, x.dtype, x.shape, device);
+  check_tensor(kOp, "cos", cos, DType::f32, {cos.rows(), x.shape.last() / 2}, device);
+  check_tensor(kOp, "sin", sin, DType::f32, cos.shape, device);
+  check_tensor(kOp, "positions", positions, DType::i32, {x.rows()}, device);
 }
-
-}  // namespace
 
 void rope(const OpContext& context, TensorView out, TensorView x, TensorView cos, TensorView sin,
           TensorView positions) {
-  check_rope(out, x, cos, sin, positions);
+  check_rope(out, x, cos, sin, positions, Device::cpu);
+  const auto* p = positions.as<const int32_t>();
+  for (int64_t t = 0; t < x.rows(); ++t)
+    if (p[t] < 0 || p[t] >= cos.rows()) refuse({BadIndex::Of::position, cos.rows(), p[t], t});
   dispatch("rope", x.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, x.rows(), 16384 / (x.row_size() + 1) + 1,
                  [&](int64_t begin, int64_t end) {

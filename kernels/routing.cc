@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/arguments.h"
+#include "kernels/bad_index.h"
 #include "kernels/thread_pool.h"
 
 namespace lockstep {
@@ -14,7 +15,7 @@ namespace {
 constexpr int64_t kGrain = 4096;  // logits: fewer are not worth waking a thread
 
 void check_routing(std::string_view op, const TensorView& logits, const TensorView& index,
-                   std::string_view index_name) {
+                   std::string_view index_name, Device device) {
   check_storage(op, logits.dtype);
   check_rank(op, "logits", logits, 2);
   check_rank(op, index_name, index, 2);
@@ -23,8 +24,8 @@ void check_routing(std::string_view op, const TensorView& logits, const TensorVi
         "{} wants at least one choice and no more than there are logits, found {} of {}: correct "
         "the model's numbers of experts",
         op, k, experts);
-  check_tensor(op, "logits", logits, logits.dtype, logits.shape);
-  check_tensor(op, index_name, index, DType::i32, {tokens, k});
+  check_tensor(op, "logits", logits, logits.dtype, logits.shape, device);
+  check_tensor(op, index_name, index, DType::i32, {tokens, k}, device);
 }
 
 // Whether logit a goes before logit b.
@@ -48,8 +49,17 @@ void widen_row(const T* from, std::vector<float>& to) {
 
 }  // namespace
 
+void check_top_k(TensorView out, TensorView logits, Device device) {
+  check_routing("top_k", logits, out, "out", device);
+}
+
+void check_softmax_of(TensorView out, TensorView logits, TensorView index, Device device) {
+  check_routing("softmax_of", logits, index, "index", device);
+  check_tensor("softmax_of", "out", out, logits.dtype, index.shape, device);
+}
+
 void top_k(const OpContext& context, TensorView out, TensorView logits) {
-  check_routing("top_k", logits, out, "out");
+  check_top_k(out, logits, Device::cpu);
   const int64_t tokens = logits.rows(), experts = logits.shape[1], k = out.shape[1];
   dispatch("top_k", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
@@ -68,17 +78,13 @@ void top_k(const OpContext& context, TensorView out, TensorView logits) {
 
 void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
                 bool normalised) {
-  constexpr auto kOp = "softmax_of";
-  check_routing(kOp, logits, index, "index");
+  check_softmax_of(out, logits, index, Device::cpu);
   const int64_t tokens = logits.rows(), experts = logits.shape[1], k = index.shape[1];
-  check_tensor(kOp, "out", out, logits.dtype, index.shape);
   const auto* which = index.as<const int32_t>();
   for (int64_t i = 0; i < index.count(); ++i)
-    check(which[i] >= 0 && which[i] < experts,
-          "softmax_of wants indices below the {} logits of a row, found {} at {}: take them from "
-          "top_k",
-          experts, which[i], i);
-  dispatch(kOp, logits.dtype, [&]<typename T>(T*) {
+    if (which[i] < 0 || which[i] >= experts)
+      refuse({BadIndex::Of::weighed_expert, experts, which[i], i});
+  dispatch("softmax_of", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
       std::vector<float> row(static_cast<size_t>(experts));
       for (int64_t t = begin; t < end; ++t) {

@@ -23,4 +23,8 @@ void top_k(const OpContext& context, TensorView out, TensorView logits);
 void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
                 bool normalised);
 
+// Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
+void check_top_k(TensorView out, TensorView logits, Device device);
+void check_softmax_of(TensorView out, TensorView logits, TensorView index, Device device);
+
 }  // namespace lockstep

@@ -26,12 +26,17 @@ struct SiluMulKernel {
 
 }  // namespace
 
-void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up) {
+void check_silu_mul(TensorView out, TensorView gate, TensorView up, Device device) {
   constexpr auto kOp = "silu_mul";
-  check_tensor(kOp, "gate", gate, gate.dtype, gate.shape);
-  check_tensor(kOp, "up", up, gate.dtype, gate.shape);
-  check_tensor(kOp, "out", out, gate.dtype, gate.shape);
-  dispatch(kOp, gate.dtype, [&]<typename T>(T*) {
+  check_storage(kOp, gate.dtype);
+  check_tensor(kOp, "gate", gate, gate.dtype, gate.shape, device);
+  check_tensor(kOp, "up", up, gate.dtype, gate.shape, device);
+  check_tensor(kOp, "out", out, gate.dtype, gate.shape, device);
+}
+
+void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up) {
+  check_silu_mul(out, gate, up, Device::cpu);
+  dispatch("silu_mul", gate.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, gate.count(), 8192, [&](int64_t begin, int64_t end) {
       on_best_isa(SiluMulKernel<T>{out.as<T>(), gate.as<const T>(), up.as<const T>(), begin, end});
     });
