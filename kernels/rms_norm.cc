@@ -30,8 +30,9 @@ struct RmsNormKernel {
       const simd::F<N> v = simd::load<N>(from + i, width - i);
       squares += v * v;
     }
-    const float mean = simd::sum<N>(squares) / static_cast<float>(width);
-    const float scale = 1.0f / std::sqrt(mean + eps);
+    // One rounding instead of four of a number that the whole row is multiplied with.
+    const double mean = static_cast<double>(simd::sum<N>(squares)) / static_cast<double>(width);
+    const auto scale = static_cast<float>(1 / std::sqrt(mean + static_cast<double>(eps)));
     for (int64_t i = 0; i < width; i += N) {
       const simd::F<N> v = simd::load<N>(from + i, width - i);
       const simd::F<N> w = simd::load<N>(weight + i, width - i);

@@ -9,8 +9,9 @@ namespace lockstep {
 // norms of the residual stream, head_dim for QK-norm ([tokens, heads, head_dim]).
 //   out, x  [.., width]  fp32, fp16 or bf16, all three of one dtype
 //   weight  [width]
-// Accumulates in fp32, rounds once, at the store. Batch-invariant: a row's bits depend on that row
-// alone. Source: Zhang and Sennrich 2019, as in Hugging Face's Qwen3RMSNorm.
+// Accumulates in fp32, takes the root in fp64, rounds to the dtype once, at the store.
+// Batch-invariant: a row's bits depend on that row alone. Source: Zhang and Sennrich 2019, as in
+// Hugging Face's Qwen3RMSNorm.
 void rms_norm(const OpContext& context, TensorView out, TensorView x, TensorView weight, float eps);
 
 // Throws Error unless the arguments fit the contract above. Both twins call it.
