@@ -1,29 +1,27 @@
 #include "kernels/cuda_ops.h"
-#include "kernels/device.cuh"
+#include "kernels/device_memory.cuh"
 
 namespace lockstep {
-namespace {
-
-// Null when the device has not that much left: Tensor says so in a sentence. Other trouble throws.
-void* allocate(int64_t bytes) {
-  void* memory = nullptr;
-  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // else the next launch would report this
-    return nullptr;
-  }
-  cuda_check(status, "memory");
-  return memory;
-}
-
-// Called by destructors, also after the driver has gone: there is nobody to tell.
-void release(void* memory) { cudaFree(memory); }
-
-}  // namespace
 
 extern "C" const Ops* lockstep_cuda_ops(DeviceMemory* memory) {
-  static const Ops ops = {.rms_norm = rms_norm_cuda};
-  *memory = {allocate, release};
+  static const Ops ops = {
+      .gather_rows = gather_rows_cuda,
+      .rms_norm = rms_norm_cuda,
+      .matmul = matmul_cuda,
+      .rope = rope_cuda,
+      .kv_write = kv_write_cuda,
+      .kv_gather = kv_gather_cuda,
+      .silu_mul = silu_mul_cuda,
+      .add = add_cuda,
+      .argmax = argmax_cuda,
+      .top_k = top_k_cuda,
+      .softmax_of = softmax_of_cuda,
+      .expert_matmul = expert_matmul_cuda,
+      .weighted_sum = weighted_sum_cuda,
+  };
+  *memory = device_memory();
+  set_cuda_memory(*memory);  // the library's own copy, for what its ops work in
+  bad_index_report();        // so that no step is the first to allocate it
   return &ops;
 }
 

@@ -7,13 +7,26 @@
 namespace lockstep {
 
 // The one symbol that the shared library liblockstep_cuda exports, which is opened for --device
-// cuda only. Returns the table of the twins that exist (an op without one is an empty entry) and
-// says where device memory comes from, which the host passes on to set_cuda_memory: the library's
-// own copy of that setting is not the host's.
+// cuda only. Returns the table of the twins, for tensors on the current CUDA device, and says where
+// device memory comes from, which the host passes on to set_cuda_memory: the library's own copy of
+// that setting is not the host's. Throws Error when there is no such device.
 extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(DeviceMemory* memory);
 
-// The twins, within the library. rms_norm on the stream of `context`, for tensors on the device.
-void rms_norm_cuda(const OpContext& context, TensorView out, TensorView x, TensorView weight,
-                   float eps);
+// The twins, within the library: each keeps the contract of its op on the stream of `context`, and
+// returns before the work is done. Indices in tensors are looked at on the device (bad_index.h).
+decltype(gather_rows) gather_rows_cuda;
+decltype(rms_norm) rms_norm_cuda;
+decltype(matmul) matmul_cuda;
+decltype(rope) rope_cuda;
+decltype(kv_write) kv_write_cuda;
+decltype(kv_gather) kv_gather_cuda;
+decltype(paged_attention) paged_attention_cuda;
+decltype(silu_mul) silu_mul_cuda;
+decltype(add) add_cuda;
+decltype(argmax) argmax_cuda;
+decltype(top_k) top_k_cuda;
+decltype(softmax_of) softmax_of_cuda;
+decltype(expert_matmul) expert_matmul_cuda;
+decltype(weighted_sum) weighted_sum_cuda;
 
 }  // namespace lockstep

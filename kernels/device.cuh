@@ -4,15 +4,65 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/bad_index.h"
 #include "kernels/check.h"
+#include "kernels/dtype.h"
 
 namespace lockstep {
+
+constexpr int kWarp = 32;
 
 // Throws Error, with what was tried and CUDA's own words, unless `status` is success. Every call
 // and every launch is followed by it.
 inline void cuda_check(cudaError_t status, const char* what) {
   check(status == cudaSuccess, "{} was wanted of the CUDA device, but it said: {} ({})", what,
         cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+// Blocks of `threads` for `items` of work, no more than fill a device a few times over: kernels
+// that are launched with it stride over the rest.
+inline unsigned blocks_for(int64_t items, int threads) {
+  constexpr int64_t kMost = 4096;
+  return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
+}
+
+// Calls body with a null pointer of the device's element type of a dtype that was checked.
+template <typename Body>
+void dispatch_cuda(DType dtype, Body&& body) {
+  if (dtype == DType::f32)
+    body(static_cast<float*>(nullptr));
+  else if (dtype == DType::f16)
+    body(static_cast<__half*>(nullptr));
+  else
+    body(static_cast<__nv_bfloat16*>(nullptr));
+}
+
+// Where ops leave the first bad index that they meet, on the device; see DeviceMemory::wait.
+BadIndex* bad_index_report();
+
+__device__ inline void report(BadIndex* to, BadIndex::Of of, int64_t limit, int64_t found,
+                              int64_t at) {
+  if (atomicCAS(reinterpret_cast<int*>(&to->of), 0, static_cast<int>(of)) != 0) return;
+  to->limit = limit;
+  to->found = found;
+  to->at = at;
+}
+
+// 16 bytes of elements, which one instruction reads or writes; its address is a multiple of 16.
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T e[kSize];
+};
+
+// Whether rows of that many bytes at these addresses can be read 16 bytes at a time.
+template <typename... Elements>
+bool aligned_16(int64_t row_bytes, const Elements*... rows) {
+  return row_bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(rows) % 16 == 0) && ...);
 }
 
 __device__ inline float widen(float x) { return x; }
@@ -33,6 +83,36 @@ __device__ inline __half narrow<__half>(float x) {
 template <>
 __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
+}
+
+// The sum over the warp, for all its lanes, in an order that is always the same.
+__device__ inline float warp_sum(float x) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+// A number at its place in a row.
+struct Place {
+  float value;
+  int64_t index;
+};
+
+// Whether `a` is larger than `b`, or stands before it where they are alike; a NaN is larger than
+// any number.
+__device__ inline bool before(const Place& a, const Place& b) {
+  const bool a_nan = isnan(a.value), b_nan = isnan(b.value);
+  if (a_nan != b_nan) return a_nan;
+  return a_nan || a.value == b.value ? a.index < b.index : a.value > b.value;
+}
+
+// The first of the warp's places, for all its lanes.
+__device__ inline Place warp_first(Place best) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const Place other = {__shfl_xor_sync(~0u, best.value, offset),
+                         __shfl_xor_sync(~0u, best.index, offset)};
+    if (before(other, best)) best = other;
+  }
+  return best;
 }
 
 }  // namespace lockstep

@@ -46,23 +46,6 @@ struct WeightedSumKernel {
 
 }  // namespace
 
-void check_expert_matmul(TensorView out, TensorView x, TensorView index,
-                         const std::vector<TensorView>& weights, Device device) {
-  constexpr auto kOp = "expert_matmul";
-  check_storage(kOp, x.dtype);
-  check_rank(kOp, "index", index, 2);
-  check(!weights.empty(), "{} wants the weight of at least one expert, found none", kOp);
-  check_rank(kOp, "weights", weights[0], 2);
-  const int64_t tokens = index.rows(), k = index.shape[1];
-  const int64_t n = weights[0].rows(), in = weights[0].shape[1];
-  check_tensor(kOp, "index", index, DType::i32, index.shape, device);
-  check_tensor(kOp, "x", x, x.dtype, x.shape.rank() == 2 ? Shape{tokens, in} : Shape{tokens, k, in},
-               device);
-  check_tensor(kOp, "out", out, x.dtype, {tokens, k, n}, device);
-  for (const TensorView& weight : weights)
-    check_tensor(kOp, "weights", weight, x.dtype, {n, in}, device);
-}
-
 void expert_matmul(const OpContext& context, TensorView out, TensorView x, TensorView index,
                    const std::vector<TensorView>& weights) {
   check_expert_matmul(out, x, index, weights, Device::cpu);
@@ -85,16 +68,6 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
       std::memcpy(out.as<char>() + rows[static_cast<size_t>(i)] * n * item,
                   to.as<const char>() + i * n * item, static_cast<size_t>(n * item));
   }
-}
-
-void check_weighted_sum(TensorView out, TensorView x, TensorView weights, Device device) {
-  constexpr auto kOp = "weighted_sum";
-  check_storage(kOp, x.dtype);
-  check_rank(kOp, "x", x, 3);
-  const int64_t tokens = x.rows(), k = x.shape[1], width = x.shape[2];
-  check_tensor(kOp, "x", x, x.dtype, x.shape, device);
-  check_tensor(kOp, "weights", weights, x.dtype, {tokens, k}, device);
-  check_tensor(kOp, "out", out, x.dtype, {tokens, width}, device);
 }
 
 void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights) {

@@ -11,20 +11,6 @@ constexpr int64_t kFewTokens = 8;  // up to here the time is that of reading the
 
 }  // namespace
 
-void check_matmul(TensorView out, TensorView x, TensorView weight, TensorView bias, Device device) {
-  constexpr auto kOp = "matmul";
-  check_storage(kOp, x.dtype);
-  check_rank(kOp, "x", x, 2);
-  check_rank(kOp, "weight", weight, 2);
-  const int64_t tokens = x.rows(), n = weight.rows(), k = x.shape[1];
-  check(k > 0, "matmul wants x with a last axis of at least 1 element, found the shape {}",
-        x.shape.text());
-  check_tensor(kOp, "x", x, x.dtype, x.shape, device);
-  check_tensor(kOp, "weight", weight, x.dtype, {n, k}, device);
-  check_tensor(kOp, "out", out, x.dtype, {tokens, n}, device);
-  if (!bias.empty()) check_tensor(kOp, "bias", bias, x.dtype, {n}, device);
-}
-
 void matmul(const OpContext& context, TensorView out, TensorView x, TensorView weight,
             TensorView bias) {
   check_matmul(out, x, weight, bias, Device::cpu);

@@ -32,10 +32,12 @@ Tensor::Tensor(const Shape& shape, DType dtype, Device device)
   for (int64_t extent : shape.extents())
     check(extent >= 0, "a tensor of shape {} was wanted: extents cannot be negative", shape.text());
   memory_ = allocate(view_.bytes(), device);
-  check(memory_ != nullptr,
-        "{} bytes for a tensor {} were wanted and the {} has not that much memory left: use fewer "
-        "or smaller --pages, or a shorter prompt",
-        view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device");
+  check(
+      memory_ != nullptr,
+      "{} bytes for a tensor {} were wanted and the {} has not that much memory left{}: use fewer "
+      "or smaller --pages, or a shorter prompt",
+      view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
+      device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory.available()));
   view_.data = memory_.get();
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "kernels/stream.h"
 #include "kernels/tensor.h"
 
 namespace lockstep {
@@ -34,11 +35,20 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   return tensor;
 }
 
-// Where device memory comes from. The library of CUDA ops puts its own here when it is opened;
-// until then asking for Device::cuda is an error.
+// What a device does besides its ops. The library of CUDA ops puts its own here when it is opened;
+// until then asking for Device::cuda is an error. A null stream is the device's default one.
 struct DeviceMemory {
-  void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not enough
+  // Null when there is not enough. What was released is handed out again without asking the device,
+  // so that no step allocates; work on it that was queued before is done before on the same stream.
+  void* (*allocate)(int64_t bytes) = nullptr;
   void (*release)(void* memory) = nullptr;
+  int64_t (*available)() = nullptr;  // bytes that allocate could still find
+  // Copies to or from the device, after all that the stream has queued; has read `from` when it
+  // returns. `to` on the host is filled once `wait` returns.
+  void (*copy)(void* to, const void* from, int64_t bytes, CUstream_st* stream) = nullptr;
+  // Returns when all of the stream's work is done. Throws Error when it failed, or with the first
+  // bad index that an op met since the last call (see bad_index.h).
+  void (*wait)(CUstream_st* stream) = nullptr;
 };
 void set_cuda_memory(const DeviceMemory& memory);
 

@@ -6,12 +6,11 @@ namespace lockstep {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarp = 32;
 
 // The sum over the block, for all its threads, in an order that depends on kThreads alone.
 __device__ float block_sum(float x) {
   __shared__ float warps[kThreads / kWarp];
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  x = warp_sum(x);
   if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = x;
   __syncthreads();
   float sum = 0;
@@ -51,12 +50,7 @@ void rms_norm_cuda(const OpContext& context, TensorView out, TensorView x, Tenso
   check(x.device == Device::cuda,
         "rms_norm on the CUDA device wants its tensors there, found them "
         "on the CPU: copy them first");
-  if (x.dtype == DType::f32)
-    launch<float>(context, out, x, weight, eps);
-  else if (x.dtype == DType::f16)
-    launch<__half>(context, out, x, weight, eps);
-  else
-    launch<__nv_bfloat16>(context, out, x, weight, eps);
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) { launch<T>(context, out, x, weight, eps); });
 }
 
 }  // namespace lockstep

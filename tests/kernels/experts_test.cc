@@ -4,7 +4,7 @@
 
 #include "kernels/matmul.h"
 #include "kernels/thread_pool.h"
-#include "tests/kernels/samples.h"
+#include "tests/kernels/expected.h"
 
 namespace lockstep {
 namespace {
@@ -42,22 +42,8 @@ TEST(ExpertMatmul, IsTheProductOfTheExpertThatEachChoiceNames) {
       x.fill_normal(1);
       choose(index);
       expert_matmul({}, out, x, index, experts.views);
-      const std::vector<double> in = x.values(), which = index.values();
-      std::vector<double> want, arithmetic;
-      for (size_t i = 0; i < which.size(); ++i)
-        for (int64_t j = 0; j < kOut; ++j) {
-          double sum = 0, size = 0;
-          for (int64_t d = 0; d < kIn; ++d) {
-            const size_t row = shared ? i / kChoices : i;
-            const double a = in[row * kIn + static_cast<size_t>(d)];
-            const double w = value_at(experts.views[static_cast<size_t>(which[i])], j * kIn + d);
-            sum += a * w;
-            size += std::fabs(a * w);
-          }
-          want.push_back(sum);
-          arithmetic.push_back(kIn * kUnit * size);
-        }
-      expect_rounded(out, want, arithmetic);
+      const Expected want = expert_product(x, index, experts.views);
+      expect_rounded(out, want.values, want.arithmetic);
     }
 }
 
@@ -86,21 +72,8 @@ TEST(WeightedSum, RoundsOnce) {
         x.fill_normal(1);
         weights.fill_normal(2);
         weighted_sum({}, out, x, weights);
-        const std::vector<double> in = x.values(), w = weights.values();
-        std::vector<double> want, arithmetic;
-        for (int64_t i = 0; i < 5 * width; ++i) {
-          double sum = 0, size = 0;
-          for (int64_t c = 0; c < 3; ++c) {
-            const int64_t row = i / width * 3 + c;
-            const double term =
-                w[static_cast<size_t>(row)] * in[static_cast<size_t>(row * width + i % width)];
-            sum += term;
-            size += std::fabs(term);
-          }
-          want.push_back(sum);
-          arithmetic.push_back(4 * kUnit * size);
-        }
-        expect_rounded(out, want, arithmetic);
+        const Expected want = weighted(x, weights);
+        expect_rounded(out, want.values, want.arithmetic);
       }
   });
 }

@@ -3,34 +3,10 @@
 #include "kernels/matmul_onednn.h"
 #include "kernels/matmul_rows.h"
 #include "kernels/thread_pool.h"
-#include "tests/kernels/samples.h"
+#include "tests/kernels/expected.h"
 
 namespace lockstep {
 namespace {
-
-struct Product {
-  std::vector<double> values, arithmetic;
-};
-
-Product product(const Sample& x, const Sample& weight, const Sample* bias) {
-  const int64_t tokens = x.view().rows(), n = weight.view().rows(), k = x.view().shape[1];
-  const std::vector<double> a = x.values(), w = weight.values();
-  const std::vector<double> b = bias ? bias->values() : std::vector<double>(static_cast<size_t>(n));
-  Product out;
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t j = 0; j < n; ++j) {
-      double sum = b[static_cast<size_t>(j)], size = std::fabs(sum);
-      for (int64_t i = 0; i < k; ++i) {
-        const double term = a[static_cast<size_t>(t * k + i)] * w[static_cast<size_t>(j * k + i)];
-        sum += term;
-        size += std::fabs(term);
-      }
-      out.values.push_back(sum);
-      out.arithmetic.push_back(static_cast<double>(k + 2) * kUnit * size);
-    }
-  }
-  return out;
-}
 
 struct Size {
   int64_t tokens, n, k;
@@ -47,7 +23,7 @@ void expect_product(Size size, DType dtype, bool with_bias, ThreadPool* threads)
   weight.fill_normal(2, spread);
   bias.fill_normal(3, 1);
   matmul({.threads = threads}, out, x, weight, with_bias ? bias.view() : TensorView{});
-  const Product want = product(x, weight, with_bias ? &bias : nullptr);
+  const Expected want = product(x, weight, with_bias ? &bias : nullptr);
   expect_rounded(out, want.values, want.arithmetic);
 }
 
@@ -101,7 +77,7 @@ TEST(Matmul, BothPathsGiveTheSameProduct) {
     weight.fill_normal(2, 0.1);
     matmul_rows({}, a, x, weight, {});
     matmul_onednn({}, b, x, weight, {});
-    const Product want = product(x, weight, nullptr);
+    const Expected want = product(x, weight, nullptr);
     expect_rounded(a, want.values, want.arithmetic);
     expect_rounded(b, want.values, want.arithmetic);
   }

@@ -1,7 +1,7 @@
 #include "kernels/rope.h"
 
 #include "kernels/thread_pool.h"
-#include "tests/kernels/samples.h"
+#include "tests/kernels/expected.h"
 
 namespace lockstep {
 namespace {
@@ -21,30 +21,15 @@ TEST(Rope, RotatesTheHalvesAndRoundsOnce) {
     for (const DType dtype : kFloats) {
       for (const int64_t dim : {2, 16, 24, 64, 128}) {
         for (const int64_t tokens : {1, 2, 7, 33}) {
-          const int64_t heads = 3, half = dim / 2;
-          Tables tables(40, half);
+          const int64_t heads = 3;
+          Tables tables(40, dim / 2);
           Sample x({tokens, heads, dim}, dtype, 1), out({tokens, heads, dim}, dtype, 3);
           Sample positions({tokens}, DType::i32);
           x.fill_normal(static_cast<unsigned>(dim));
           for (int64_t t = 0; t < tokens; ++t) positions.set(t, static_cast<double>(t * 17 % 40));
           rope({}, out, x, tables.cos, tables.sin, positions);
-          const std::vector<double> in = x.values(), c = tables.cos.values(),
-                                    s = tables.sin.values();
-          std::vector<double> want(in.size()), arithmetic(in.size());
-          for (int64_t row = 0; row < tokens * heads; ++row) {
-            for (int64_t j = 0; j < half; ++j) {
-              const auto low = static_cast<size_t>(row * dim + j),
-                         high = low + static_cast<size_t>(half);
-              const auto angle = static_cast<size_t>(row / heads * 17 % 40 * half + j);
-              want[low] = in[low] * c[angle] - in[high] * s[angle];
-              want[high] = in[high] * c[angle] + in[low] * s[angle];
-              arithmetic[low] =
-                  2 * kUnit * (std::fabs(in[low] * c[angle]) + std::fabs(in[high] * s[angle]));
-              arithmetic[high] =
-                  2 * kUnit * (std::fabs(in[high] * c[angle]) + std::fabs(in[low] * s[angle]));
-            }
-          }
-          expect_rounded(out, want, arithmetic);
+          const Expected want = rotated(x, tables.cos, tables.sin, positions);
+          expect_rounded(out, want.values, want.arithmetic);
         }
       }
     }

@@ -1,7 +1,7 @@
 #include "kernels/routing.h"
 
 #include "kernels/thread_pool.h"
-#include "tests/kernels/samples.h"
+#include "tests/kernels/expected.h"
 
 namespace lockstep {
 namespace {
@@ -35,25 +35,6 @@ TEST(TopK, IsTheSameForAnyThreadsAndBatch) {
   }
 }
 
-// Over all logits or over the chosen ones, in fp64.
-std::vector<double> softmax(const std::vector<double>& logits, const std::vector<double>& index,
-                            size_t experts, bool normalised) {
-  const size_t k = index.size() / (logits.size() / experts);
-  std::vector<double> want;
-  for (size_t i = 0; i < index.size(); ++i) {
-    const size_t row = i / k;
-    double sum = 0;
-    for (size_t e = 0; e < experts; ++e) {
-      bool counts = !normalised;
-      for (size_t c = 0; c < k; ++c)
-        counts = counts || index[row * k + c] == static_cast<double>(e);
-      if (counts) sum += std::exp(logits[row * experts + e]);
-    }
-    want.push_back(std::exp(logits[row * experts + static_cast<size_t>(index[i])]) / sum);
-  }
-  return want;
-}
-
 TEST(SoftmaxOf, RoundsOnce) {
   for (const DType dtype : kFloats)
     for (const bool normalised : {false, true}) {
@@ -61,7 +42,7 @@ TEST(SoftmaxOf, RoundsOnce) {
       logits.fill_normal(5, 3);
       top_k({}, index, logits);
       softmax_of({}, out, logits, index, normalised);
-      const auto want = softmax(logits.values(), index.values(), 17, normalised);
+      const std::vector<double> want = softmax(logits, index, normalised);
       std::vector<double> arithmetic;
       // Logits less the largest are below 20 here: exp within (20 + 2) units, twice, and a sum.
       for (const double w : want) arithmetic.push_back(64 * kUnit * w);

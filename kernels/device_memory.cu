@@ -1,0 +1,132 @@
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "kernels/device_memory.cuh"
+
+namespace lockstep {
+namespace {
+
+// Keeps what is released, by size, for the next who wants that much.
+class Arena {
+ public:
+  void* allocate(int64_t wanted);
+  void release(void* memory);
+  int64_t available();
+
+ private:
+  void* ask_device(int64_t bytes);
+  void give_back_all();
+
+  std::mutex mutex_;
+  std::multimap<int64_t, void*> free_;           // by bytes
+  std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the device gave
+};
+
+// So that alike wants can share memory, and none wastes much: a multiple of an eighth of its size.
+int64_t rounded(int64_t bytes) {
+  int64_t unit = 512;
+  while (unit * 16 <= bytes) unit *= 2;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+void* Arena::allocate(int64_t wanted) {
+  const std::lock_guard lock(mutex_);
+  const int64_t bytes = rounded(wanted);
+  const auto kept = free_.find(bytes);
+  if (kept != free_.end()) {
+    void* memory = kept->second;
+    free_.erase(kept);
+    return memory;
+  }
+  void* memory = ask_device(bytes);
+  if (memory == nullptr && !free_.empty()) {
+    give_back_all();
+    memory = ask_device(bytes);
+  }
+  if (memory != nullptr) bytes_of_[memory] = bytes;
+  return memory;
+}
+
+// Null when the device has not that much left. Other trouble throws.
+void* Arena::ask_device(int64_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // else the next launch would report this
+    return nullptr;
+  }
+  cuda_check(status, "memory");
+  return memory;
+}
+
+// Called by destructors, also after the driver has gone: there is nobody to tell.
+void Arena::release(void* memory) {
+  const std::lock_guard lock(mutex_);
+  free_.emplace(bytes_of_.at(memory), memory);
+}
+
+void Arena::give_back_all() {
+  for (const auto& [bytes, memory] : free_) {
+    cuda_check(cudaFree(memory), "to take memory back");
+    bytes_of_.erase(memory);
+  }
+  free_.clear();
+}
+
+int64_t Arena::available() {
+  const std::lock_guard lock(mutex_);
+  size_t free_bytes = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free_bytes, &total), "how much memory is free");
+  auto bytes = static_cast<int64_t>(free_bytes);
+  for (const auto& kept : free_) bytes += kept.first;
+  return bytes;
+}
+
+// Never destroyed: tensors of static storage may be released after it.
+Arena& arena() {
+  static auto* the_arena = new Arena;
+  return *the_arena;
+}
+
+void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+             "a copy");
+}
+
+void wait(CUstream_st* stream) {
+  static auto* seen = [] {
+    void* pinned = nullptr;
+    cuda_check(cudaMallocHost(&pinned, sizeof(BadIndex)), "pinned memory of the host");
+    return static_cast<BadIndex*>(pinned);
+  }();
+  copy(seen, bad_index_report(), sizeof(BadIndex), stream);
+  cuda_check(cudaStreamSynchronize(stream), "the end of the work of a stream");
+  if (seen->of == BadIndex::Of::none) return;
+  const BadIndex bad = *seen;
+  cuda_check(cudaMemsetAsync(bad_index_report(), 0, sizeof(BadIndex), stream), "to clear a report");
+  refuse(bad);
+}
+
+}  // namespace
+
+BadIndex* bad_index_report() {
+  static auto* place = [] {
+    void* memory = arena().allocate(sizeof(BadIndex));
+    check(memory != nullptr, "{} bytes were wanted of a CUDA device that is full: use another one",
+          sizeof(BadIndex));
+    cuda_check(cudaMemset(memory, 0, sizeof(BadIndex)), "to clear a report");
+    return static_cast<BadIndex*>(memory);
+  }();
+  return place;
+}
+
+DeviceMemory device_memory() {
+  return {.allocate = [](int64_t bytes) { return arena().allocate(bytes); },
+          .release = [](void* memory) { arena().release(memory); },
+          .available = [] { return arena().available(); },
+          .copy = copy,
+          .wait = wait};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/device.cuh"
+#include "kernels/memory.h"
+
+namespace lockstep {
+
+// Memory of the current device, from an arena that keeps what is released. Work is taken to be on
+// one stream at a time.
+DeviceMemory device_memory();
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#include "kernels/cuda_ops.h"
+#include "kernels/gather_rows.h"
+#include "kernels/rows.cuh"
+
+namespace lockstep {
+namespace {
+
+// One block a row.
+template <typename Unit>
+__global__ void gather(Unit* out, const int32_t* index, const Unit* table, int64_t entries,
+                       int64_t units, BadIndex* bad) {
+  const int64_t row = blockIdx.x, from = index[row];
+  const bool known = from >= 0 && from < entries;
+  if (!known && threadIdx.x == 0) report(bad, BadIndex::Of::table_row, entries, from, row);
+  copy_row(out + row * units, known ? table + from * units : nullptr, units);
+}
+
+}  // namespace
+
+void gather_rows_cuda(const OpContext& context, TensorView out, TensorView index,
+                      TensorView table) {
+  check_gather_rows(out, index, table, Device::cuda);
+  if (out.count() == 0) return;
+  const int64_t bytes = table.shape[1] * size_of(table.dtype);
+  dispatch_copy(
+      bytes,
+      [&]<typename Unit>(Unit*) {
+        gather<Unit><<<static_cast<unsigned>(index.rows()), kCopyThreads, 0, context.stream>>>(
+            out.as<Unit>(), index.as<const int32_t>(), table.as<const Unit>(), table.rows(),
+            bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+      },
+      out.data, table.data);
+  cuda_check(cudaGetLastError(), "the launch of gather_rows");
+}
+
+}  // namespace lockstep

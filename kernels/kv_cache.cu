@@ -1,0 +1,68 @@
+#include "kernels/cuda_ops.h"
+#include "kernels/kv_cache.h"
+#include "kernels/rows.cuh"
+
+namespace lockstep {
+namespace {
+
+// One block a token. A slot that several tokens name gets the row of any one of them.
+template <typename Unit>
+__global__ void write(Unit* cache_k, Unit* cache_v, const Unit* k, const Unit* v,
+                      const int64_t* slots, int64_t pool, int64_t units, BadIndex* bad) {
+  const int64_t token = blockIdx.x, slot = slots[token];
+  if (slot >= pool && threadIdx.x == 0) report(bad, BadIndex::Of::slot, pool, slot, token);
+  if (slot < 0 || slot >= pool) return;
+  copy_row(cache_k + slot * units, k + token * units, units);
+  copy_row(cache_v + slot * units, v + token * units, units);
+}
+
+// One block a position.
+template <typename Unit>
+__global__ void gather(Unit* out, const Unit* cache_k, const Unit* cache_v, const int32_t* table,
+                       int64_t pages, int64_t page_size, int64_t units, BadIndex* bad) {
+  const int64_t position = blockIdx.x, entry = position / page_size, page = table[entry];
+  const bool known = page >= 0 && page < pages;
+  if (!known && threadIdx.x == 0) report(bad, BadIndex::Of::gathered_page, pages, page, entry);
+  const int64_t from = (page * page_size + position % page_size) * units;
+  Unit* to = out + 2 * position * units;
+  copy_row(to, known ? cache_k + from : nullptr, units);
+  copy_row(to + units, known ? cache_v + from : nullptr, units);
+}
+
+}  // namespace
+
+void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, TensorView v,
+                   TensorView slots) {
+  check_kv_write(cache, k, v, slots, Device::cuda);
+  if (slots.rows() == 0) return;
+  const int64_t bytes = k.row_size() * size_of(k.dtype);
+  dispatch_copy(
+      bytes,
+      [&]<typename Unit>(Unit*) {
+        write<Unit><<<static_cast<unsigned>(slots.rows()), kCopyThreads, 0, context.stream>>>(
+            cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(), v.as<const Unit>(),
+            slots.as<const int64_t>(), cache.pages() * cache.page_size(),
+            bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+      },
+      cache.k.data, cache.v.data, k.data, v.data);
+  cuda_check(cudaGetLastError(), "the launch of kv_write");
+}
+
+void kv_gather_cuda(const OpContext& context, TensorView out, KvCache cache,
+                    TensorView page_table) {
+  check_kv_gather(out, cache, page_table, Device::cuda);
+  if (out.rows() == 0) return;
+  const int64_t bytes = cache.k.shape[2] * cache.k.shape[3] * size_of(out.dtype);
+  dispatch_copy(
+      bytes,
+      [&]<typename Unit>(Unit*) {
+        gather<Unit><<<static_cast<unsigned>(out.rows()), kCopyThreads, 0, context.stream>>>(
+            out.as<Unit>(), cache.k.as<const Unit>(), cache.v.as<const Unit>(),
+            page_table.as<const int32_t>(), cache.pages(), cache.page_size(),
+            bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+      },
+      cache.k.data, cache.v.data, out.data);
+  cuda_check(cudaGetLastError(), "the launch of kv_gather");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+#include "kernels/matmul_rows.cuh"
+
+namespace lockstep {
+namespace {
+
+constexpr int kWarps = 8;  // of a block
+
+template <typename T>
+struct RowsArguments {
+  T* out;
+  const T* x;
+  const T* weight;
+  const T* bias;  // or null
+  int64_t tokens, n, k;
+};
+
+// kParts warps share a row of weights, so that few rows keep a whole device reading; a block takes
+// kWarps / kParts rows, and kTokens tokens.
+template <typename T, int kTokens, int kVector, int kParts>
+__global__ void __launch_bounds__(kWarps* kWarp) multiply(RowsArguments<T> a) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = warp % kParts;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kWarps / kParts) + warp / kParts;
+  const int64_t token = static_cast<int64_t>(blockIdx.y) * kTokens;
+  float sums[kTokens] = {};
+  if (row < a.n) {
+    const T* x[kTokens];
+    for (int t = 0; t < kTokens; ++t)  // those that there are not repeat the last one
+      x[t] = a.x + min(token + t, a.tokens - 1) * a.k;
+    dot_rows<T, kTokens, kVector>(sums, a.weight + row * a.k, x, a.k,
+                                  static_cast<int64_t>(part * kWarp + lane) * kVector,
+                                  int64_t{kParts} * kWarp * kVector);
+  }
+  __shared__ float parts[kWarps][kTokens];
+  for (int t = 0; t < kTokens; ++t) {
+    const float sum = warp_sum(sums[t]);
+    if (lane == 0) parts[warp][t] = sum;
+  }
+  __syncthreads();
+  if (part != 0 || row >= a.n || lane >= min(a.tokens - token, int64_t{kTokens})) return;
+  float sum = parts[warp][lane];
+  for (int p = 1; p < kParts; ++p) sum += parts[warp + p][lane];
+  if (a.bias != nullptr) sum += widen(a.bias[row]);
+  a.out[(token + lane) * a.n + row] = narrow<T>(sum);
+}
+
+template <typename T, int kTokens, int kVector, int kParts>
+void launch(const OpContext& context, const RowsArguments<T>& a) {
+  const dim3 blocks(static_cast<unsigned>((a.n * kParts + kWarps - 1) / kWarps),
+                    static_cast<unsigned>((a.tokens + kTokens - 1) / kTokens));
+  multiply<T, kTokens, kVector, kParts><<<blocks, kWarps * kWarp, 0, context.stream>>>(a);
+}
+
+// How many warps share a row: until there are enough of them to keep a large device reading, as
+// long as each finds something to read.
+template <typename T, int kTokens, int kVector>
+void launch_parts(const OpContext& context, const RowsArguments<T>& a) {
+  constexpr int64_t kEnough = 2048;
+  const auto enough = [&](int64_t parts) {
+    return a.n * parts >= kEnough || a.k < 2 * parts * kWarp * kVector;
+  };
+  if (enough(1))
+    launch<T, kTokens, kVector, 1>(context, a);
+  else if (enough(2))
+    launch<T, kTokens, kVector, 2>(context, a);
+  else
+    launch<T, kTokens, kVector, 4>(context, a);
+}
+
+template <typename T, int kVector>
+void launch_tokens(const OpContext& context, const RowsArguments<T>& a) {
+  if (a.tokens == 1)
+    launch_parts<T, 1, kVector>(context, a);
+  else if (a.tokens <= 4)
+    launch_parts<T, 4, kVector>(context, a);
+  else
+    launch_parts<T, 8, kVector>(context, a);
+}
+
+}  // namespace
+
+void matmul_rows_cuda(const OpContext& context, const TensorView& out, const TensorView& x,
+                      const TensorView& weight, const TensorView& bias) {
+  const int64_t k = x.shape[1];
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) {
+    const RowsArguments<T> a = {out.as<T>(),
+                                x.as<const T>(),
+                                weight.as<const T>(),
+                                bias.as<const T>(),
+                                x.rows(),
+                                weight.rows(),
+                                k};
+    if (aligned_16(k * size_of(x.dtype), x.data, weight.data))
+      launch_tokens<T, Vector<T>::kSize>(context, a);
+    else
+      launch_tokens<T, 1>(context, a);
+  });
+  cuda_check(cudaGetLastError(), "the launch of matmul's own kernel");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#include "tests/kernels/cuda_samples.h"
+
+namespace lockstep {
+namespace {
+
+using CudaMemory = CudaTest;
+
+TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgain) {
+  const void* first = nullptr;
+  {
+    const Tensor tensor({12345}, DType::f32, Device::cuda);
+    first = tensor.view().data;
+  }
+  const int64_t before = memory_.available();
+  const Tensor again({12345}, DType::f32, Device::cuda);
+  EXPECT_EQ(again.view().data, first);
+  EXPECT_LT(memory_.available(), before);
+  const Tensor other({12345}, DType::f32, Device::cuda);
+  EXPECT_NE(other.view().data, first);
+}
+
+TEST_F(CudaMemory, IsAlignedAndHoldsWhatIsCopiedThere) {
+  for (const int64_t bytes : {1, 511, 512, 513, 100000, 5000000}) {
+    const Tensor tensor({bytes}, DType::u8, Device::cuda);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.view().data) % 256, 0u);
+    std::vector<char> out(static_cast<size_t>(bytes)), back(out.size());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<char>(i * 31);
+    memory_.copy(tensor.view().data, out.data(), bytes, nullptr);
+    memory_.copy(back.data(), tensor.view().data, bytes, nullptr);
+    memory_.wait(nullptr);
+    EXPECT_EQ(back, out);
+  }
+}
+
+TEST_F(CudaMemory, MoreThanTheDeviceHasIsASentence) {
+  expect_refused([] { Tensor({int64_t{1} << 45}, DType::f32, Device::cuda); },
+                 {"140737488355328 bytes", "device has not that much", "but", "--pages"});
+  // And the error is not left behind for the next call, nor is what had been kept.
+  Sample x({2, 8}, DType::f32), out({2, 8}, DType::f32);
+  x.fill_normal(1);
+  run(ops_->add, out, x, x);
+}
+
+TEST_F(CudaMemory, KeptMemoryIsGivenUpWhenADifferentSizeIsWanted) {
+  const int64_t most = memory_.available() / 10 * 8;
+  { const Tensor large({most}, DType::u8, Device::cuda); }
+  const Tensor larger({most / 16 * 17}, DType::u8, Device::cuda);
+  EXPECT_NE(larger.view().data, nullptr);
+}
+
+}  // namespace
+}  // namespace lockstep

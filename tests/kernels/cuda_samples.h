@@ -1,0 +1,117 @@
+// What tests of the CUDA twins share: samples that travel to the device and back.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <exception>
+#include <map>
+#include <memory>
+
+#include "kernels/cuda_ops.h"
+#include "tests/kernels/samples.h"
+
+namespace lockstep {
+
+// The arguments of one call, on the device. A tensor stands there as far from a 16-byte border as
+// at home, between guards that no op may touch.
+class Away {
+ public:
+  explicit Away(const DeviceMemory& memory) : memory_(memory) {}
+
+  TensorView operator()(const TensorView& home) {
+    TensorView away = home;
+    away.device = Device::cuda;
+    if (home.data == nullptr) return away;
+    auto& trip = trips_[home.data];
+    if (trip == nullptr) trip = std::make_unique<Trip>(home, memory_);
+    away.data = trip->far.as<char>() + trip->begin;
+    return away;
+  }
+  TensorView operator()(const Sample& home) { return (*this)(home.view()); }
+  KvCache operator()(const KvCache& home) { return {(*this)(home.k), (*this)(home.v)}; }
+  AttentionBatch operator()(const AttentionBatch& home) {
+    return {(*this)(home.query_start), (*this)(home.context_length), (*this)(home.page_table)};
+  }
+  std::vector<TensorView> operator()(const std::vector<TensorView>& home) {
+    std::vector<TensorView> away;
+    for (const TensorView& tensor : home) away.push_back((*this)(tensor));
+    return away;
+  }
+  template <typename Number>
+  Number operator()(Number number) {
+    return number;
+  }
+
+  // Brings every tensor home. What an op only reads comes back as it went.
+  void return_home() {
+    for (const auto& [home, trip] : trips_) trip->return_home(memory_);
+  }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  static constexpr char kMark = 0x3c;
+
+  struct Trip {
+    Trip(const TensorView& view, const DeviceMemory& memory)
+        : home(view.as<char>()),
+          bytes(static_cast<size_t>(view.bytes())),
+          begin(kGuard + reinterpret_cast<uintptr_t>(view.data) % 16),
+          luggage(begin + bytes + kGuard, kMark),
+          far({std::ssize(luggage)}, DType::u8, Device::cuda) {
+      std::copy_n(home, bytes, luggage.data() + begin);
+      memory.copy(far.view().data, luggage.data(), std::ssize(luggage), nullptr);
+    }
+    void return_home(const DeviceMemory& memory) {
+      memory.copy(luggage.data(), far.view().data, std::ssize(luggage), nullptr);
+      for (size_t i = 0; i < luggage.size(); ++i)
+        if (i - begin >= bytes && luggage[i] != kMark) {
+          ADD_FAILURE() << "byte " << static_cast<int64_t>(i) - static_cast<int64_t>(begin)
+                        << " outside a tensor of " << bytes << " on the device was written";
+          break;
+        }
+      std::copy_n(luggage.data() + begin, bytes, home);
+    }
+    char* home;
+    size_t bytes, begin;
+    std::vector<char> luggage;
+    Tensor far;
+  };
+
+  const DeviceMemory& memory_;
+  std::map<const void*, std::unique_ptr<Trip>> trips_;
+};
+
+// Skips, by name and with the reason, where there is no device.
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    const cudaError_t status = cudaGetDeviceCount(&devices);
+    if (status != cudaSuccess || devices == 0)
+      GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(status);
+    ops_ = lockstep_cuda_ops(&memory_);
+    set_cuda_memory(memory_);
+  }
+  void TearDown() override { set_cuda_memory({}); }
+
+  // Calls an op with copies of its arguments on the device, and brings them back. Throws what the
+  // op throws, or what it reports; `out` is back then too.
+  template <typename Op, typename... Arguments>
+  void run(const Op& op, const Arguments&... arguments) const {
+    Away away(memory_);
+    op({}, away(arguments)...);
+    std::exception_ptr trouble;
+    try {
+      memory_.wait(nullptr);
+    } catch (const Error&) {
+      trouble = std::current_exception();
+    }
+    away.return_home();
+    if (trouble) std::rethrow_exception(trouble);
+  }
+
+  DeviceMemory memory_;
+  const Ops* ops_ = nullptr;
+};
+
+}  // namespace lockstep
