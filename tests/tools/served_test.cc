@@ -2,10 +2,11 @@
 // engine is judged clean.
 #include <gtest/gtest.h>
 
-#include <random>
+#include <cstdlib>
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
+#include "tests/schedules.h"
 
 namespace lockstep {
 namespace {
@@ -18,21 +19,6 @@ struct Case {
 class ServedRun : public testing::TestWithParam<Case> {
  protected:
   Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam().model));
-
-  std::vector<Request> family(uint64_t seed) {
-    const int64_t vocab = checkpoint_.config().vocab;
-    std::mt19937_64 random(seed);
-    std::vector<Request> requests;
-    for (int i = 0; i < 5; ++i) {
-      Request r{.prompt = some_tokens(static_cast<int64_t>(random() % 3) * 9, vocab, i % 2),
-                .max_new = 1 + static_cast<int64_t>(random() % 5),
-                .arrival = static_cast<int64_t>(random() % 6)};
-      for (int32_t token : some_tokens(1 + static_cast<int64_t>(random() % 12), vocab, 50 + i % 3))
-        r.prompt.push_back(token);
-      requests.push_back(std::move(r));
-    }
-    return requests;
-  }
 
   void expect_clean(const EngineOptions& engine, std::vector<Request> requests,
                     const std::string& what) {
@@ -48,17 +34,19 @@ class ServedRun : public testing::TestWithParam<Case> {
   }
 };
 
+// A judged schedule costs a second: all 200 are run with LOCKSTEP_SCHEDULES=200 in the environment,
+// and otherwise as many as this, spread over the 200.
+constexpr uint64_t kSchedules = 200, kSpread = 6;
+
 TEST_P(ServedRun, OfRandomSchedulesIsClean) {
-  for (uint64_t seed = 1; seed <= 6; ++seed)
-    expect_clean({.dtype = GetParam().dtype,
-                  .page_size = 4,
-                  .pages = 18,
-                  .page_order = seed,
-                  .budget = seed % 2 == 0 ? 9 : 0,
-                  .prefix_cache = seed % 3 != 0,
-                  .preempt = seed % 2 == 0 ? Preempt::swap : Preempt::recompute,
-                  .schedule = seed},
-                 family(seed), "schedule " + std::to_string(seed));
+  const char* wanted = std::getenv("LOCKSTEP_SCHEDULES");
+  const uint64_t count = wanted != nullptr ? std::stoul(wanted) : kSpread;
+  for (uint64_t i = 1; i <= count; ++i) {
+    const uint64_t seed = i * kSchedules / count;
+    expect_clean(random_options(seed, GetParam().dtype),
+                 family_of_eight(seed % 20, checkpoint_.config().vocab),
+                 text_of_schedule(GetParam().model, seed));
+  }
 }
 
 TEST_P(ServedRun, OfASharedPrefixIsClean) {
@@ -71,12 +59,12 @@ TEST_P(ServedRun, OfASharedPrefixIsClean) {
 }
 
 TEST_P(ServedRun, OfDrawnTokensAndSamplesIsClean) {
-  std::vector<Request> requests = family(9);
+  std::vector<Request> requests = family_of_eight(9, checkpoint_.config().vocab);
   for (Request& r : requests) {
     r.sampling = {.temperature = 1.5, .repetition_penalty = 1.2, .seed = r.prompt.size()};
     r.samples = 2;
   }
-  expect_clean({.dtype = GetParam().dtype, .page_size = 4, .pages = 24, .prefix_cache = true},
+  expect_clean({.dtype = GetParam().dtype, .page_size = 4, .pages = 30, .prefix_cache = true},
                requests, "drawn");
 }
 
