@@ -1,6 +1,7 @@
 // lockstep model: what was understood of a checkpoint.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -68,6 +69,21 @@ std::string weights_text(const std::string& dir) {
                      checkpoint.bytes(), checkpoint.fingerprint());
 }
 
+// What the model takes in that dtype, and how much of it this machine could serve.
+std::string memory_text(const ModelConfig& c, DType dtype) {
+  constexpr double kGigabyte = 1e9;
+  const int64_t machine = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  const int64_t weights = parameters_of(c) * size_of(dtype), token = c.kv_bytes_per_token(dtype);
+  std::string text = fmt::format("{:.3g} GB of weights, {} bytes of K/V a token; ",
+                                 static_cast<double>(weights) / kGigabyte, token);
+  const double has = static_cast<double>(machine) / kGigabyte;
+  const int64_t tokens = (machine - weights) / token;
+  text += tokens < 1
+              ? fmt::format("does not fit into this machine's {:.3g} GB", has)
+              : fmt::format("runs in this machine's {:.3g} GB with up to {} tokens", has, tokens);
+  return text + fmt::format("; matrix products: {}", matmul_path(dtype));
+}
+
 Table describe(const std::string& dir) {
   const ModelConfig c = read_config(dir);
   Table table{{"what", "is"}, {}};
@@ -91,9 +107,7 @@ Table describe(const std::string& dir) {
   row("stored as", name_of(c.dtype));
   row("weights", weights_text(dir));
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
-    table.rows.push_back({fmt::format("in {}", name_of(dtype)),
-                          fmt::format("{} bytes of K/V a token; matrix products: {}",
-                                      c.kv_bytes_per_token(dtype), matmul_path(dtype))});
+    table.rows.push_back({fmt::format("in {}", name_of(dtype)), memory_text(c, dtype)});
   return table;
 }
 
