@@ -1,5 +1,6 @@
 #include "src/judge/budget.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/check.h"
@@ -84,9 +85,26 @@ void check_sizes(OpKind op, const Exact& e) {
       e.shape.text());
 }
 
+double gain_of(OpKind op, int64_t terms) {
+  switch (op) {
+    case OpKind::attention:
+      return 1e-4;
+    case OpKind::silu_mul:
+    case OpKind::softmax:
+      return 0x1p-22;
+    default:
+      return std::max(1.0, static_cast<double>(terms) / 16) * 0x1p-23;
+  }
+}
+
+double misrounds_of(DType dtype) {
+  if (dtype == DType::bf16) return 0.02;
+  return dtype == DType::f16 ? 0.10 : 1;
+}
+
 template <typename InnerOf>
-Budget fill(const Exact& exact, DType dtype, InnerOf inner_of) {
-  Budget budget;
+Budget fill(OpKind op, const Exact& exact, DType dtype, InnerOf inner_of) {
+  Budget budget{.gain = gain_of(op, exact.terms), .misrounds = misrounds_of(dtype)};
   if (!exact.spread.empty()) budget.shared.resize(exact.want.size());
   budget.limit.resize(exact.want.size());
   budget.variance.resize(exact.want.size());
@@ -108,20 +126,20 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
     case OpKind::linear:
     case OpKind::expert_linear:
     case OpKind::weighted_sum:
-      return fill(exact, dtype, linear);
+      return fill(op, exact, dtype, linear);
     case OpKind::norm:
-      return fill(exact, dtype, norm);
+      return fill(op, exact, dtype, norm);
     case OpKind::rope:
-      return fill(exact, dtype, rope);
+      return fill(op, exact, dtype, rope);
     case OpKind::silu_mul:
-      return fill(exact, dtype, silu_mul);
+      return fill(op, exact, dtype, silu_mul);
     case OpKind::softmax:
-      return fill(exact, dtype, softmax);
+      return fill(op, exact, dtype, softmax);
     case OpKind::attention:
-      return fill(exact, dtype, attention);
+      return fill(op, exact, dtype, attention);
     case OpKind::gather:
     case OpKind::add:
-      return fill(exact, dtype, nothing);
+      return fill(op, exact, dtype, nothing);
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

@@ -16,6 +16,8 @@ struct Budget {
   // The part of V that all elements of one head and row have in common, because one wrong score
   // moves them together. Empty: the elements are independent.
   std::vector<double> shared;
+  double gain = 0;       // relative error that all elements may have in common
+  double misrounds = 1;  // share of elements that may be another than the exact result rounded
 };
 
 // B is exceeded by chance about once in 1e15 correct elements per kLambda = 8 standard deviations
@@ -40,7 +42,10 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 //              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2, the second term
 //              shared
 //   gather, add  B = out, V = ulp^2/12 (held to the bits; B says how far off one is)
-// Throws Error when `exact` lacks a magnitude that `op` needs.
+// An accumulator that truncates 16 products at a time is 2^-23 too small with each: gain = max(1,
+// n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope
+// 2^-23. misrounds: bf16 .02, fp16 .10, twice and more of what matrix products on CPUs and GPUs
+// have; no limit in fp32. Throws Error when `exact` lacks a magnitude that `op` needs.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype);
 
 }  // namespace lockstep

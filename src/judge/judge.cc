@@ -58,6 +58,7 @@ struct Judge::State {
   void remember_cache(const SeenPass& seen);
   void judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags);
   int source_of(size_t place, int32_t request) const;
+  void judge_pool(size_t index);
   std::map<std::string, double> limits() const;
 
   Manifest manifest;
@@ -214,6 +215,29 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   return flags;
 }
 
+// What no single node shows: the nodes of a place together.
+void Judge::State::judge_pool(size_t index) {
+  const Moments pool = op_judge.pooled(ledger.places()[index]);
+  const double scale = options.limit_scale;
+  for (const Statistic& statistic : pool.statistics(manifest.dtype)) {
+    if (statistic.passes(scale)) continue;
+    ledger.regrade_all(static_cast<int>(index),
+                       {.verdict = Verdict::introduced,
+                        .statistic = statistic.name,
+                        .value = statistic.value,
+                        .limit = statistic.limit * scale,
+                        .budgets = statistic.value / statistic.limit,
+                        .rule = "all passes together: " + statistic.slice});
+    return;
+  }
+  if (!within(std::fabs(pool.offset_deviations()), kGainDeviations))
+    ledger.note(
+        fmt::format("{} is on average {:.3g} standard deviations of its {} elements too {} "
+                    "(T6), as by truncation; no limit minds",
+                    text_of(ledger.places()[index]), std::fabs(pool.offset_deviations()),
+                    pool.elements, pool.offset > 0 ? "large" : "small"));
+}
+
 std::map<std::string, double> Judge::State::limits() const {
   const double scale = options.limit_scale;
   return {{"T0", 0},
@@ -221,7 +245,12 @@ std::map<std::string, double> Judge::State::limits() const {
           {"T2_least", 1.10 * scale},
           {"T2_over_quantile", 1.05 * scale},
           {"T2_false_alarm", kFalseAlarm},
+          {"T3_bf16", 0.02 * scale},
+          {"T3_fp16", 0.10 * scale},
           {"T4_false_alarm", kFalseAlarm},
+          {"T5_deviations", kGainDeviations * scale},
+          {"T5_fp32_standard_errors", kGainStudent * scale},
+          {"T6_notice", kGainDeviations},
           {"lambda", kLambda},
           {"propagated_over_floor", kOverFloor}};
 }
@@ -233,6 +262,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
     for (const Finding& finding : flow.wrong_tokens(requests))
       ledger.regrade(place, finding.pass, finding.request, finding);
   }
+  for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   Result result = ledger.result();
   result.logits = logits.summary();
   for (const RequestInfo& info : requests)

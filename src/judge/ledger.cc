@@ -43,7 +43,8 @@ Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.si
 }
 
 int Ledger::enter(NodeOutcome outcome) {
-  entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict});
+  entries_.push_back(
+      {outcome.pass, outcome.request, outcome.place, outcome.verdict, outcome.position});
   Sums& sums = sums_[static_cast<size_t>(outcome.place)];
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
@@ -75,17 +76,35 @@ int Ledger::enter(NodeOutcome outcome) {
 
 void Ledger::stray(const Finding& finding) { findings_.push_back(finding); }
 
+void Ledger::regrade(Entry& entry, const Finding& finding) {
+  entry.verdict = finding.verdict;
+  PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
+  if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
+  findings_.push_back(finding);
+}
+
 void Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
   for (Entry& entry : entries_) {
     if (entry.place != place || entry.pass != pass || entry.request != request) continue;
-    if (is_finding(entry.verdict)) return;  // it is a finding already
-    entry.verdict = finding.verdict;
-    PlaceSummary& summary = sums_[static_cast<size_t>(place)].summary;
-    if (gravity_of(finding.verdict) > gravity_of(summary.verdict))
-      summary.verdict = finding.verdict;
-    findings_.push_back(finding);
+    if (!is_finding(entry.verdict)) regrade(entry, finding);
     return;
   }
+}
+
+bool Ledger::regrade_all(int place, Finding finding) {
+  Entry* first = nullptr;
+  for (Entry& entry : entries_) {
+    if (entry.place != place || entry.verdict == Verdict::inconclusive) continue;
+    if (is_finding(entry.verdict)) return false;
+    if (!first) first = &entry;
+  }
+  if (!first) return false;
+  finding.place = places_[static_cast<size_t>(place)];
+  finding.pass = first->pass;
+  finding.request = first->request;
+  finding.position = first->position;
+  regrade(*first, finding);
+  return true;
 }
 
 const Place& Ledger::place_of_finding(int number) const {

@@ -45,6 +45,9 @@ class Ledger {
   void stray(const Finding& finding);
   // Turns a node that was entered into a finding that only showed later.
   void regrade(int place, int32_t pass, int32_t request, const Finding& finding);
+  // Turns the first node of a place into a finding of all of them together; false when one of them
+  // is a finding of its own or none was judged.
+  bool regrade_all(int place, Finding finding);
   const Place& place_of_finding(int number) const;
   void note(const std::string& sentence) { notes_.push_back(sentence); }
 
@@ -58,7 +61,9 @@ class Ledger {
     int32_t pass, request;
     int place;
     Verdict verdict;
+    int32_t position;
   };
+  void regrade(Entry& entry, const Finding& finding);
   struct Sums {
     PlaceSummary summary;
     ErrorSums errors;

@@ -112,6 +112,11 @@ struct OpJudge::Group {
 
 OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options) : oracle_(oracle), options_(options) {}
 
+Moments OpJudge::pooled(const Place& place) const {
+  const auto pool = pools_.find(key_of(place));
+  return pool == pools_.end() ? Moments{} : pool->second.sum();
+}
+
 DType OpJudge::dtype_at(const Place& place) const {
   return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
 }
@@ -174,7 +179,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
         {&node,
          &outcomes[i],
          Meter(options_.dtype, place.point->node_class, without_rows(group.tensor->shape),
-               std::ssize(node.rows), options_.page_size),
+               std::ssize(node.rows), options_.page_size, &pools_[key_of(place)]),
          {}});
     if (!one_request_at_a_time(op)) continue;
     judge_numbers(place, inputs, pass, group);
@@ -240,8 +245,9 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     const auto row = static_cast<int64_t>(i);
     Group::Member& member = group.members[group.owner[first + i]];
     row_of(got.view(), row, seen);
-    member.meter.add(rows[i].position, {seen, part(exact.want), part(budget.limit),
-                                        part(budget.variance), part(budget.shared)});
+    member.meter.add(rows[i].position,
+                     {seen, part(exact.want), part(budget.limit), part(budget.variance),
+                      part(budget.shared), budget.gain, budget.misrounds});
     add_errors(member.sums, seen, part(exact.want), row_of(exact_model.view(), row, of_exact),
                row_of(rounded_model.view(), row, of_rounded));
   }

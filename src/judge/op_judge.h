@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <set>
 #include <vector>
 
@@ -36,6 +37,8 @@ class OpJudge {
   // One outcome for each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcome> judge(const Place& place, const std::vector<Place>& inputs,
                                  const JudgedPass& pass);
+  // Of all rows of the place that were judged by numbers so far, whatever their pass and request.
+  Moments pooled(const Place& place) const;
 
  private:
   struct Group;  // nodes that the oracle is asked for together
@@ -55,7 +58,9 @@ class OpJudge {
 
   Oracle& oracle_;
   OpJudgeOptions options_;
-  std::set<std::pair<int, int>> misshapen_;  // (order of the point, layer) in this pass
+  using Key = std::pair<int, int>;  // order of the point, layer
+  std::set<Key> misshapen_;         // in this pass
+  std::map<Key, DistinctMoments> pools_;
 };
 
 // What a node's measure comes to. row_shape: the axes after the rows.

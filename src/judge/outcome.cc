@@ -49,7 +49,7 @@ void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statist
   finding.statistic = name;
   finding.value = statistic.value;
   finding.limit = statistic.limit * scale;
-  if (name == "T2" || name == "T4") finding.budgets = statistic.value / statistic.limit;
+  if (name != "T0" && name != "T1") finding.budgets = statistic.value / statistic.limit;
   finding.rule = statistic.slice;
 }
 

@@ -2,28 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels/dtype.h"
+#include "probes/digest.h"
 
 namespace lockstep {
 namespace {
-
-// z with P(standard normal > z) = tail, by Newton steps on the logarithm of the tail.
-double normal_quantile(double tail) {
-  double z = std::sqrt(-2 * std::log(tail));
-  for (int i = 0; i < 30; ++i) {
-    const double upper = 0.5 * std::erfc(z / std::sqrt(2.0));
-    const double density = std::exp(-0.5 * z * z) / std::sqrt(2 * M_PI);
-    if (!(density > 0) || !(upper > 0)) {
-      z *= 0.9;  // the start lies beyond what fp64 can show
-      continue;
-    }
-    z += upper / density * std::log(upper / tail);
-  }
-  return z;
-}
 
 // A budget that is not a positive number can vouch for nothing.
 double in_budgets(double difference, double limit) {
@@ -31,54 +18,56 @@ double in_budgets(double difference, double limit) {
   return std::fabs(difference) / limit;
 }
 
+// Of what the row came to. The exact result as fp32: what a row holds besides does not depend on
+// which rows it was computed with, the last bits of fp64 do.
+uint64_t hash_of_row(const RowNumbers& row) {
+  std::vector<float> want(row.want.begin(), row.want.end());
+  return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
+         hash_of(row.got.data(), row.got.size_bytes());
+}
+
 }  // namespace
 
-double chi_square_quantile(int64_t n, double tail) {
-  const double k = 2.0 / (9.0 * static_cast<double>(n));
-  const double cube_root = 1 - k + normal_quantile(tail) * std::sqrt(k);
-  return static_cast<double>(n) * cube_root * cube_root * cube_root;
-}
-
-double rms_limit(int64_t n, double tail) {
-  return std::max(1.10, 1.05 * std::sqrt(chi_square_quantile(n, tail) / static_cast<double>(n)));
-}
-
 Meter::Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t rows,
-             int64_t page_size)
+             int64_t page_size, DistinctMoments* pool)
     : dtype_(dtype),
       node_class_(node_class),
       page_size_(page_size),
       head_size_(row_shape.rank() == 2 ? row_shape[1] : 0),
-      largest_(format_of(dtype).max) {
+      largest_(format_of(dtype).max),
+      pool_(pool) {
   if (head_size_ > 0) heads_.resize(static_cast<size_t>(row_shape[0]));
   if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_shape.count()));
 }
 
-void Meter::Slice::add(const Slice& other) {
-  sum += other.sum;
-  count += other.count;
-  pairs += other.pairs;
+void Meter::Slice::add(double unit) {
+  squares += unit;
+  ++count;
 }
 
 int64_t Meter::Slice::degrees() const {
-  const auto n = static_cast<double>(count);
-  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
+  return Moments{.elements = count, .pairs = pairs}.degrees();
 }
 
-bool Meter::differs(double got, double want) const {
+Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
+  const auto i = static_cast<size_t>(offset);
+  const double got = row.got[i], want = row.want[i];
+  const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
   const double rounded = round_to(want, dtype_);
-  if (got != rounded) return !(std::isnan(got) && std::isnan(rounded));
-  return node_class_ == NodeClass::exact && std::signbit(got) != std::signbit(rounded);
+  bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
+  if (node_class_ == NodeClass::exact)
+    different = different || std::signbit(got) != std::signbit(rounded);
+  return {element, rounded, ulp(want, dtype_), different};
 }
 
-bool Meter::numeric(const Element& e, double limit) {
-  const double rounded = round_to(e.want, dtype_);
+bool Meter::numeric(const Stored& stored, double limit) {
+  const Element& e = stored.element;
   NonFinite kind = NonFinite::introduced;
   if (std::isfinite(e.want)) {
     // Rounding up across the border needs no more than what the op may be off before it rounds.
-    const double inner = std::max(0.0, limit - ulp(e.want, dtype_) / 2);
+    const double inner = std::max(0.0, limit - stored.spacing / 2);
     const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, dtype_));
-    const bool saturated = std::isinf(rounded) && std::fabs(e.got) == largest_;
+    const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
     const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
     if (overflows && same_sign && (std::isinf(e.got) || saturated))
       kind = NonFinite::expected;
@@ -97,52 +86,79 @@ bool Meter::numeric(const Element& e, double limit) {
   return false;
 }
 
+void Meter::compare(const Stored& stored) {
+  const Element& e = stored.element;
+  const double eta = e.got - e.want;
+  measure_.sum_squares += eta * eta;
+  if (!within(e.budgets, 1)) ++measure_.over;
+  const bool candidate = stored.different || node_class_ != NodeClass::exact;
+  if (!candidate || (any_worst_ && !(e.budgets > measure_.worst.budgets))) return;
+  measure_.worst = e;
+  any_worst_ = true;
+}
+
 void Meter::add(int64_t position, const RowNumbers& row) {
-  Slice row_slice;
-  const int64_t size = static_cast<int64_t>(row.got.size());
-  for (int64_t offset = 0; offset < size; ++offset) {
-    const auto i = static_cast<size_t>(offset);
-    const double eta = row.got[i] - row.want[i];
-    const Element element{position, offset, row.want[i], row.got[i], in_budgets(eta, row.limit[i])};
+  Moments sum{.gain = row.gain, .misrounds = row.misrounds};
+  units_.assign(row.got.size(), -1);
+  for (size_t i = 0; i < row.got.size(); ++i) {
+    const Stored element = stored(position, static_cast<int64_t>(i), row);
     ++measure_.elements;
-    const bool different = differs(element.got, element.want);
-    if (different) ++measure_.different;
+    if (element.different) ++measure_.different;
     if (!numeric(element, row.limit[i])) continue;
-    measure_.sum_squares += eta * eta;
-    if (!within(element.budgets, 1)) ++measure_.over;
-    const bool candidate = different || node_class_ != NodeClass::exact;
-    if (candidate && (!any_worst_ || element.budgets > measure_.worst.budgets)) {
-      measure_.worst = element;
-      any_worst_ = true;
-    }
-    const double unit = in_budgets(eta * eta, row.variance[i]);
-    row_slice.add({unit, 1, 0});
-    if (head_size_ > 0) heads_[static_cast<size_t>(offset / head_size_)].add({unit, 1, 0});
-    if (!columns_.empty()) columns_[i].add({unit, 1, 0});
+    compare(element);
+    const double variance = row.variance[i], eta = row.got[i] - row.want[i];
+    units_[i] = in_budgets(eta * eta, variance);
+    ++sum.elements;
+    sum.squares += units_[i];
+    if (element.different) ++sum.misrounded;
+    sum.may_misround += std::clamp(row.limit[i] / element.spacing - 0.5, 0.0, 1.0);
+    if (!std::isfinite(units_[i])) continue;
+    const double delta = row.got[i] - element.rounded, term = delta * row.want[i] / variance;
+    if (!std::isfinite(delta)) continue;  // finite where an overflow was due: T1 says so
+    sum.offset += delta / std::sqrt(variance);
+    sum.cross += term;
+    sum.cross_scatter += term * term;
+    sum.power += row.want[i] * row.want[i] / variance;
   }
-  add_pairs(row, row_slice);
-  rows_[position].add(row_slice);
-  if (page_size_ > 0) pages_[position / page_size_].add(row_slice);
+  if (node_class_ == NodeClass::exact) return;
+  if (!row.shared.empty())
+    for (size_t head = 0; head < heads_.size(); ++head) sum.pairs += pairs_of(head, row);
+  sum.end_row();
+  const uint64_t hash = hash_of_row(row);
+  if (moments_.add(hash, sum)) add_slices(position, row, sum);
+  if (pool_) pool_->add(hash, sum);
+}
+
+void Meter::add_slices(int64_t position, const RowNumbers& row, const Moments& sum) {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i] < 0) continue;
+    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(units_[i]);
+    if (!columns_.empty()) columns_[i].add(units_[i]);
+  }
+  if (!row.shared.empty())
+    for (size_t head = 0; head < heads_.size(); ++head) heads_[head].pairs += pairs_of(head, row);
+  const auto add_row = [&](Slice& slice) {
+    slice.squares += sum.squares;
+    slice.count += sum.elements;
+    slice.pairs += sum.pairs;
+  };
+  add_row(rows_[position]);
+  if (page_size_ > 0) add_row(pages_[position / page_size_]);
 }
 
 // The elements of a head that share a part of their variance count as fewer.
-void Meter::add_pairs(const RowNumbers& row, Slice& row_slice) {
-  if (row.shared.empty() || head_size_ == 0) return;
-  for (size_t h = 0; h < heads_.size(); ++h) {
-    double sum = 0, squares = 0;
-    for (size_t i = h * static_cast<size_t>(head_size_);
-         i < (h + 1) * static_cast<size_t>(head_size_); ++i) {
-      const double f = row.variance[i] > 0 ? row.shared[i] / row.variance[i] : 0;
-      sum += f;
-      squares += f * f;
-    }
-    const double pairs = std::max(0.0, sum * sum - squares);
-    heads_[h].pairs += pairs;
-    row_slice.pairs += pairs;
+double Meter::pairs_of(size_t head, const RowNumbers& row) const {
+  double sum = 0, squares = 0;
+  const auto size = static_cast<size_t>(head_size_);
+  for (size_t i = head * size; i < (head + 1) * size; ++i) {
+    const double f = row.variance[i] > 0 ? row.shared[i] / row.variance[i] : 0;
+    sum += f;
+    squares += f * f;
   }
+  return std::max(0.0, sum * sum - squares);
 }
 
-Statistic Meter::worst_slice(const Slice& all) const {
+Statistic Meter::worst_slice() const {
   struct Named {
     const char* axis;
     int64_t key;
@@ -151,7 +167,7 @@ Statistic Meter::worst_slice(const Slice& all) const {
   std::vector<Named> slices;
   const auto take = [&](const char* axis, int64_t key, const Slice& slice) {
     // A slice that is the whole node is T2 again.
-    if (slice.count >= kLeastSlice && slice.count < all.count)
+    if (slice.count >= kLeastSlice && slice.count < moments_.sum().elements)
       slices.push_back({axis, key, &slice});
   };
   for (const auto& [position, slice] : rows_) take("position", position, slice);
@@ -165,7 +181,7 @@ Statistic Meter::worst_slice(const Slice& all) const {
   for (const auto& [axis, key, slice] : slices) {
     double& limit = limits[slice->degrees()];
     if (limit == 0) limit = rms_limit(slice->degrees(), tail);
-    const double value = std::sqrt(slice->sum / static_cast<double>(slice->count));
+    const double value = std::sqrt(slice->squares / static_cast<double>(slice->count));
     if (value / limit > worst.value / worst.limit)
       worst = {"T4", value, limit, fmt::format("{} {}", axis, key)};
   }
@@ -183,12 +199,10 @@ Measure Meter::finish() const {
   measure.statistics.push_back(
       {"T1", measure.worst.budgets, 1,
        fmt::format("{} of {} elements over their budget", measure.over, measure.elements)});
-  Slice all;
-  for (const auto& [position, slice] : rows_) all.add(slice);
-  if (all.count < kLeastElements) return measure;
-  measure.statistics.push_back({"T2", std::sqrt(all.sum / static_cast<double>(all.count)),
-                                rms_limit(all.degrees(), kFalseAlarm), "the whole node"});
-  measure.statistics.push_back(worst_slice(all));
+  for (Statistic& statistic : moments_.sum().statistics(dtype_))
+    measure.statistics.push_back(std::move(statistic));
+  if (measure.statistics.size() > 1)  // T4 tells where, so it goes before what T3 and T5 say
+    measure.statistics.insert(measure.statistics.begin() + 2, worst_slice());
   return measure;
 }
 

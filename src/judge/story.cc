@@ -61,7 +61,7 @@ std::string inconclusive_story(const Result& result, bool complete, const std::s
 std::string text_of(const Finding& f) {
   std::string text = fmt::format("request {}, position {}", f.request, f.position);
   if (!f.index.empty()) text += fmt::format(", index [{}]", fmt::join(f.index, ", "));
-  if (f.index.size() > 1 || !f.statistic.empty())
+  if (f.index.size() > 1 || (!f.index.empty() && !f.statistic.empty()))
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
   if (!f.statistic.empty() && std::isfinite(f.budgets))
     text += fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic);

@@ -39,11 +39,13 @@ struct Finding {
   int32_t pass = 0;
   Place place;
   Verdict verdict = Verdict::introduced;
-  std::string statistic;  // "T0" "T1" "T2" "T4"; empty for structural and nonfinite
+  std::string statistic;  // "T0" .. "T5"; empty for structural and nonfinite
   double value = 0, limit = 0;
-  std::vector<int64_t> index;  // worst element: [position, axes of the point ...]
+  // Worst element: [position, axes of the point ...]. Empty when the finding is that of all nodes
+  // of the place together, of which `pass` and `request` are the first.
+  std::vector<int64_t> index;
   double want = 0, got = 0;
-  // How many budgets B the worst element is away; for T2 and T4 value / limit. Infinity where there
+  // How many budgets B the worst element is away; for T2 to T5 value / limit. Infinity where there
   // is no B: hashes, tokens.
   double budgets = 0;
   std::string rule;  // which part of the tensor, and for structural what is wrong, for people

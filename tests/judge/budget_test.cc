@@ -83,6 +83,17 @@ TEST(Budget, OfACopyIsHalfASpacing) {
   EXPECT_EQ(b.limit[2], 0x1p-25);
 }
 
+TEST(Budget, SaysWhatElementsMayHaveInCommon) {
+  const Exact exact{.shape = {1, 1}, .want = {1}, .terms = 192, .magnitude = {1}};
+  EXPECT_EQ(budget_of(OpKind::linear, exact, DType::bf16).gain, 12 * 0x1p-23);
+  EXPECT_EQ(budget_of(OpKind::norm, {.shape = {1}, .want = {1}, .terms = 4}, DType::f32).gain,
+            0x1p-23);
+  EXPECT_EQ(budget_of(OpKind::silu_mul, {.shape = {1}, .want = {1}}, DType::f32).gain, 0x1p-22);
+  EXPECT_EQ(budget_of(OpKind::linear, exact, DType::bf16).misrounds, 0.02);
+  EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f16).misrounds, 0.10);
+  EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f32).misrounds, 1);
+}
+
 TEST(Budget, IsRefusedWithoutItsMagnitudes) {
   const Exact exact{.shape = {2}, .want = {1, 2}, .terms = 3, .magnitude = {1}};
   EXPECT_NE(error_of([&] { budget_of(OpKind::linear, exact, DType::bf16); }).find("oracle"),

@@ -161,6 +161,45 @@ TEST_F(JudgeTest, WithoutModelsNothingIsPropagated) {
   EXPECT_FALSE(result.logits);
 }
 
+// A product that is 2.5e-6 too large, as much as the budget of its accumulation allows at least,
+// makes a few elements of a node a neighbour of what they should be, and hundreds of a run.
+FakeRun slightly_large(const Spoil& more = {}) {
+  FakeModel model(DType::f16, [=](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    if (p.point->name == "mlp.gate" && p.layer == 1)
+      for (double& x : v) x *= 1 + 2.5e-6;
+    if (more) more(p, info, v);
+  });
+  return fake_run(model, DType::f16, 1, {220, 210, 200});
+}
+
+TEST_F(JudgeTest, WhatNoNodeShowsTheNodesOfAPlaceShowTogether) {
+  const Result result = judged(slightly_large(), false);
+  expect_first(result, "layer 1 mlp.gate", 0, 0, Verdict::introduced);
+  ASSERT_EQ(result.findings.size(), 1u) << result.story;
+  EXPECT_EQ(result.first->statistic, "T5");
+  EXPECT_TRUE(result.first->index.empty());
+  EXPECT_NE(result.story.find("all passes together"), std::string::npos) << result.story;
+  EXPECT_EQ(count(result, Verdict::introduced), 1);
+  EXPECT_EQ(result.judged, result.expected);
+}
+
+TEST_F(JudgeTest, APooledFindingDoesNotDisplaceOneThatCameEarlier) {
+  const auto spoilt_at = [](const char* name, int layer, int pass) -> Spoil {
+    return [=](const Place& p, const PassInfo& info, std::vector<double>& v) {
+      if (p.point->name == name && p.layer == layer && info.pass == pass) v[0] += 8;
+    };
+  };
+  const Result result = judged(slightly_large(spoilt_at("mlp.up", 0, 0)), false);
+  expect_first(result, "layer 0 mlp.up", 0, 0, Verdict::introduced);
+  ASSERT_EQ(result.findings.size(), 2u);
+  EXPECT_EQ(text_of(result.findings[1].place), "layer 1 mlp.gate");
+
+  // A place that has a finding of its own gets no second one.
+  const Result one = judged(slightly_large(spoilt_at("mlp.gate", 1, 1)), false);
+  expect_first(one, "layer 1 mlp.gate", 1, 0, Verdict::introduced);
+  EXPECT_EQ(one.findings.size(), 1u);
+}
+
 TEST_F(JudgeTest, SeveralBugsAreAllFoundInGraphOrder) {
   FakeModel model(DType::bf16, [](const Place& p, const PassInfo& info, std::vector<double>& v) {
     if (p.point->name == "mlp.up" && p.layer == 1) v[1] += 8;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -192,7 +193,126 @@ TEST(Noise, FewElementsAreHeldToT1Only) {
   const std::vector<double> want(63, 1.0);
   EXPECT_EQ(measure(want, want).statistics.size(), 1u);
   const std::vector<double> enough(64, 1.0);
-  EXPECT_EQ(measure(enough, enough).statistics.size(), 3u);
+  std::string names;
+  for (const Statistic& s : measure(enough, enough).statistics) names += s.name;
+  EXPECT_EQ(names, "T1T2T4T3");  // and no gain: a budget without one was given
+}
+
+const Statistic* find(const std::vector<Statistic>& statistics, std::string_view name) {
+  const auto found = std::ranges::find(statistics, name, &Statistic::name);
+  return found == statistics.end() ? nullptr : &*found;
+}
+
+TEST(Share, LimitIsThatOfARareBinomial) {
+  // scipy.stats.binom.isf(1e-6, n, p) + 1 is at most the limit, and not far from it.
+  EXPECT_GE(share_limit(64, 0.02, 1e-6) * 64, 9);
+  EXPECT_LE(share_limit(64, 0.02, 1e-6) * 64, 14);
+  EXPECT_GE(share_limit(10000, 0.02, 1e-6) * 10000, 270);
+  EXPECT_LE(share_limit(10000, 0.02, 1e-6) * 10000, 285);
+  EXPECT_GT(share_limit(1, 0, 1e-6), 1);  // one element tells nothing
+}
+
+// Rows of `width` numbers as a kernel gives them whose every result is off by `gain` before it is
+// rounded, and by noise of `noise` ulp.
+Moments pooled(DType dtype, int64_t rows, double gain, double noise, bool repeated = false,
+               uint64_t seed = 3) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  DistinctMoments pool;
+  constexpr size_t kWidth = 192;
+  std::vector<double> want(kWidth), got(kWidth), limit(kWidth), variance(kWidth);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < kWidth; ++i) {
+      if (!repeated || row == 0) want[i] = normal(random);
+      const double unit = ulp(want[i], dtype);
+      if (!repeated || row == 0)
+        got[i] = round_to(want[i] * (1 + gain) + noise * unit * normal(random), dtype);
+      limit[i] = unit / 2 + 1e-3 * unit;
+      variance[i] = unit * unit / 12;
+    }
+    Meter meter(dtype, NodeClass::elementwise, {std::ssize(want)}, 1, 0, &pool);
+    meter.add(row, {got, want, limit, variance, {}, 1.4e-6, 0.02});
+  }
+  return pool.sum();
+}
+
+TEST(Misrounds, OfMoreThanTheBudgetAllowsAreSeen) {
+  const Moments good = pooled(DType::bf16, 100, 0, 3e-4);
+  EXPECT_LE(good.misrounded, 40);
+  EXPECT_NEAR(good.may_misround, 19.2, 0.1);
+  EXPECT_TRUE(find(good.statistics(DType::bf16), "T3")->passes(1));
+  const Moments bad = pooled(DType::bf16, 100, 0, 1e-2);
+  EXPECT_NEAR(static_cast<double>(bad.misrounded), 19200 * 0.8e-2, 60);
+  const auto statistics = bad.statistics(DType::bf16);
+  EXPECT_FALSE(find(statistics, "T3")->passes(1));
+  EXPECT_TRUE(find(statistics, "T2")->passes(1));  // which a hundredth of an ulp does not move
+  EXPECT_EQ(find(pooled(DType::f32, 100, 0, 1e-2).statistics(DType::f32), "T3"), nullptr);
+}
+
+TEST(Gain, OfAFewMillionthsIsSeenInManyRows) {
+  for (const double gain : {4e-6, -4e-6}) {
+    const Moments many = pooled(DType::bf16, 1500, gain, 3e-4);
+    const auto statistics = many.statistics(DType::bf16);
+    EXPECT_FALSE(find(statistics, "T5")->passes(1)) << find(statistics, "T5")->slice;
+    EXPECT_NEAR(many.cross / many.power, gain, 1e-6);
+    EXPECT_NE(find(statistics, "T5")->slice.find(gain > 0 ? "large" : "small"), std::string::npos);
+    EXPECT_TRUE(find(pooled(DType::bf16, 5, gain, 3e-4).statistics(DType::bf16), "T5")->passes(1));
+  }
+  const Moments none = pooled(DType::bf16, 1500, 0, 3e-4);
+  EXPECT_TRUE(find(none.statistics(DType::bf16), "T5")->passes(1));
+}
+
+TEST(Gain, OfFp32IsHeldToWhatRowsHaveInCommon) {
+  EXPECT_FALSE(find(pooled(DType::f32, 256, 4e-6, 2).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_TRUE(find(pooled(DType::f32, 256, 0, 2).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_TRUE(find(pooled(DType::f32, 256, 1e-7, 0.1).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_EQ(find(pooled(DType::f32, 255, 4e-6, 2).statistics(DType::f32), "T5"), nullptr);
+}
+
+TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {
+  // Exact results a tenth of an ulp under the numbers of the dtype: all round up, and should.
+  std::vector<double> want, got, limit, variance;
+  for (int i = 0; i < 4096; ++i) {
+    const double number = 1 + (i % 128) * 0x1p-7;
+    want.push_back(number - 0.1 * 0x1p-7);
+    got.push_back(number);
+    limit.push_back(0x1p-8);
+    variance.push_back(0x1p-14 / 12);
+  }
+  Meter meter(DType::bf16, NodeClass::elementwise, {4096}, 1, 0);
+  meter.add(0, {got, want, limit, variance, {}, 0x1p-23, 0.02});
+  EXPECT_EQ(find(meter.finish().statistics, "T5")->value, 0);
+}
+
+TEST(Repeated, RowsAreOneObservation) {
+  const Moments once = pooled(DType::bf16, 1, 0, 0.02, true);
+  const Moments often = pooled(DType::bf16, 500, 0, 0.02, true);
+  EXPECT_EQ(often.rows, 1);
+  EXPECT_EQ(often.elements, once.elements);
+  EXPECT_EQ(often.misrounded, once.misrounded);
+  Meter meter(DType::bf16, NodeClass::elementwise, {64}, 40, 16);
+  const std::vector<double> row(64, 1.0), limit(64, 0x1p-8), variance(64, 1e-5);
+  std::vector<double> last = row;
+  last[3] += 0x1p-7;
+  for (int64_t i = 0; i < 40; ++i)
+    meter.add(i, {i == 39 ? last : row, row, limit, variance, {}, 0, 1});
+  EXPECT_EQ(meter.finish().over, 1);  // T1 sees every row all the same
+  EXPECT_EQ(meter.finish().elements, 40 * 64);
+}
+
+TEST(Offset, OfATruncationIsManyDeviations) {
+  std::vector<double> want, got, limit, variance;
+  for (int i = 0; i < 4096; ++i) {
+    want.push_back(1.5 + i * 1e-5);
+    got.push_back(std::floor(want.back() * 128) / 128);
+    limit.push_back(0x1p-7);
+    variance.push_back(0x1p-14 / 12);
+  }
+  DistinctMoments pool;
+  Meter meter(DType::bf16, NodeClass::elementwise, {4096}, 1, 0, &pool);
+  meter.add(0, {got, want, limit, variance, {}, 0x1p-23, 0.02});
+  EXPECT_LT(pool.sum().offset_deviations(), -kGainDeviations);
+  EXPECT_EQ(Moments{}.offset_deviations(), 0);
 }
 
 }  // namespace

@@ -1,0 +1,98 @@
+// What many elements have in common, told from the rounding of each.
+//
+// A value passes only by `value <= limit`, so that NaN fails.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/dtype.h"
+
+namespace lockstep {
+
+constexpr bool within(double value, double limit) { return value <= limit; }
+
+inline constexpr double kFalseAlarm = 1e-6;    // of one statistic, and of all slices of a T4
+inline constexpr int64_t kLeastElements = 64;  // under it only T0 and T1 are made
+inline constexpr double kGainDeviations = 8;   // T5 and T6, in standard deviations
+inline constexpr double kGainStudent = 6;      // T5 of fp32, in standard errors between rows
+inline constexpr int64_t kGainRows = 256;      // that fp32 needs for them
+
+// x with P(chi-square of n degrees > x) = tail. Wilson and Hilferty 1931: within 1.5 % above the
+// true quantile for n >= 16 and tails down to 1e-12. n >= 1, 0 < tail < 0.5.
+double chi_square_quantile(int64_t n, double tail);
+// The limit of sqrt(mean eta^2/V) over n elements: max(1.10, 1.05 sqrt(quantile / n)). Rounding
+// errors are not quite independent, which the 5 % are for.
+double rms_limit(int64_t n, double tail);
+// The most of n elements that do what each does with a chance of `share` at most, but for a risk of
+// `tail`, as a share of n (Bernstein 1924). n >= 1.
+double share_limit(int64_t n, double share, double tail);
+
+struct Statistic {
+  const char* name = "";  // "T0" .. "T5"
+  double value = 0;
+  double limit = 0;
+  std::string slice;  // T4: which part of the node; else what is counted
+  bool passes(double scale) const { return within(value, limit * scale); }
+};
+
+// Sums over elements. eta = got - want; delta = got - want rounded, which is what a kernel adds to
+// the rounding that is due, and 0 for nearly all elements of a 16-bit result. They add up: over the
+// rows of a node, and over all nodes of a place, so that what is too small to show in one node
+// shows in many.
+struct Moments {
+  int64_t elements = 0;
+  double squares = 0;        // of eta^2 / V
+  double pairs = 0;          // sum of f_i f_j over ordered pairs that share f of their V
+  int64_t misrounded = 0;    // delta is not 0
+  double may_misround = 0;   // how many of them a correct kernel has at most, on average
+  double offset = 0;         // sum delta / sqrt V
+  double cross = 0;          // sum delta want / V
+  double cross_scatter = 0;  // sum (delta want / V)^2
+  double power = 0;          // sum want^2 / V
+  double gain = 0;           // Budget::gain, the largest
+  double misrounds = 0;      // Budget::misrounds, the largest
+  int64_t rows = 0;
+  double cross_squares = 0, cross_power = 0, power_squares = 0;  // sums over rows of products
+
+  void add(const Moments& other);
+  // One row is complete: fills in the sums over rows.
+  void end_row();
+  // How many independent elements would scatter as much: with squares of Gaussians that share f of
+  // their variance, the variance of the sum is 2 (elements + pairs).
+  int64_t degrees() const;
+
+  // Those that the elements are held to, none when there are fewer than kLeastElements:
+  //   T2  sqrt(mean eta^2/V), limit rms_limit
+  //   T3  share that is not the exact result rounded. An inner error e moves an element across the
+  //       border of a rounding with a chance of |e| / ulp, so B allows a share of mean min(1,
+  //       (B - ulp/2) / ulp); no more than Budget::misrounds. Limit share_limit. Not in fp32, where
+  //       an accumulation alone moves most elements.
+  //   T5  gain g = sum(delta o/V) / sum(o^2/V), o = want: the lesser of |g| / Budget::gain and |z|
+  //       / 8, limit 1, z = sum(delta o/V) / sqrt(sum (delta o/V)^2). Of delta and not of eta:
+  //       where exact results lie just above what the dtype holds (a weight near 1, a slow dim of a
+  //       rope) all of them round the same way, and what is left of chance is small enough to see
+  //       gains of a few 1e-6 in bf16. In fp32 the errors of a row are not independent: there z is
+  //       t, clustered by rows, over at least 256 of them, limit 6.
+  std::vector<Statistic> statistics(DType dtype) const;
+  // T6: sum(delta/sqrt V) / sqrt N. Over kGainDeviations it is a notice and no finding: a
+  // truncation is one by T1 or T5 too, and what no other limit minds need not be a bug.
+  double offset_deviations() const;
+};
+
+// Moments of rows that differ from each other. A prompt of one token repeated has the same row many
+// times, and its one rounding is one observation.
+class DistinctMoments {
+ public:
+  // row_hash: of the row's results, got and want. False: there was such a row already.
+  bool add(uint64_t row_hash, const Moments& row);
+  const Moments& sum() const { return sum_; }
+
+ private:
+  std::unordered_set<uint64_t> rows_;
+  Moments sum_;
+};
+
+}  // namespace lockstep
