@@ -20,9 +20,9 @@ struct Served {
 // Serves the requests with a probe on, on as many pages as they need.
 inline Served serve(const Checkpoint& checkpoint, EngineOptions options,
                     const std::vector<Request>& requests, Ops ops = cpu_ops(),
-                    Engine::PassHook hook = {}) {
+                    Engine::Hooks hooks = {}) {
   if (options.pages == 0) options.pages = pages_for(requests, options.page_size);
-  Engine engine(checkpoint, std::move(ops), options, std::move(hook));
+  Engine engine(checkpoint, std::move(ops), options, std::move(hooks));
   for (const Request& request : requests) engine.submit(request);
   Served served;
   Recorder recorder({}, true, [&](Pass pass) { served.passes.push_back(std::move(pass)); });

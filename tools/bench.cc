@@ -153,7 +153,7 @@ class ShapeBench {
         meter_(cpu_ops()),
         engine_(checkpoint, meter_.ops(),
                 {.dtype = DType::bf16, .pages = pages_, .threads = threads},
-                [this](Batch&) { meter_.before_pass(); }) {}
+                {.before_pass = [this](Batch&) { meter_.before_pass(); }}) {}
 
   double kv_bytes() const {
     return static_cast<double>(pages_ * EngineOptions().page_size *

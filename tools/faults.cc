@@ -16,11 +16,12 @@ int faults_command(Args args) {
   std::string format = "table";
   add_format_option(app, format);
   if (!parse(app, args, "  lockstep faults\n  lockstep faults --format json\n")) return 0;
-  Table table{{"fault", "first seen at", "size", "what is wrong", "needs"}, {}};
+  Table table{{"fault", "first seen at", "size", "layers", "what is wrong", "needs"}, {}};
   for (const Fault& fault : faults())
     table.rows.push_back({std::string(fault.name), std::string(fault.point),
                           fault.size == 0 ? Cell(std::string("-")) : Cell(fault.size),
-                          std::string(fault.says), std::string(fault.needs)});
+                          fault.one_layer ? "one or all" : "all", std::string(fault.says),
+                          std::string(fault.needs)});
   print(text_of(table, format));
   return 0;
 }

@@ -47,12 +47,6 @@ Seeded::Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelCo
   for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
 }
 
-Engine::PassHook Seeded::hook() const {
-  return [hooks = hooks](Batch& batch) {
-    for (const Engine::PassHook& each : hooks) each(batch);
-  };
-}
-
 void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
   const auto flagged = [&](const KeptTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
@@ -70,7 +64,7 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
 
 Result judge_run(const JudgedRun& run) {
   const Seeded seeded(cpu_ops(), run.faults, run.checkpoint.config());
-  Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hook());
+  Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hooks);
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {
     engine.submit(request);

@@ -28,13 +28,13 @@ struct JudgedRun {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// Ops with bugs seeded into them, and the hooks that go with these.
+// Ops with bugs seeded into them, and the hooks that go with these. They remember what they have
+// seen of an engine: one engine each.
 struct Seeded {
   Ops ops;
-  std::vector<Engine::PassHook> hooks;
+  Engine::Hooks hooks;
 
   Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config);
-  Engine::PassHook hook() const;
 };
 
 // Throws Error when the run or the writing of its trace cannot go on.

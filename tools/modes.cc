@@ -66,7 +66,8 @@ std::vector<Serving> with_strangers(const BaseServing& base) {
   return {serving};
 }
 
-// Each request twice: the second one comes when the first one's pages are all published.
+// Each request twice: the second one comes when the first one's pages are all published, and so is
+// one of a stranger, which must not be taken for the request's own.
 std::vector<Serving> prefix_hit(const BaseServing& base) {
   std::vector<Serving> servings;
   for (size_t i = 0; i < base.requests.size(); ++i) {
@@ -74,6 +75,8 @@ std::vector<Serving> prefix_hit(const BaseServing& base) {
     Serving& twice =
         servings.emplace_back(Serving{base.engine, {base.requests[i], base.requests[i]}, {id, id}});
     twice.requests[1].arrival = twice.requests[0].choices();
+    twice.requests.push_back(stranger(base, twice.engine.page_size + 1, 1));
+    twice.base_of.push_back(-1);
     twice.engine.prefix_cache = true;
     twice.engine.pages =
         std::max(twice.engine.pages, pages_for(twice.requests, twice.engine.page_size));
@@ -142,7 +145,7 @@ constexpr Mode kModes[] = {
 std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
                             const std::vector<Request>& requests, Sink& sink) {
   const Seeded seeded(run.ops, run.faults, run.checkpoint.config());
-  Engine engine(run.checkpoint, seeded.ops, options, seeded.hook());
+  Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   for (const Request& request : requests) engine.submit(request);
   Probe probe(&sink);
   while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());

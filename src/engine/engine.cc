@@ -26,11 +26,10 @@ void fill(const TensorView& tensor, float value) {
 
 }  // namespace
 
-Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options,
-               PassHook before_pass)
+Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options, Hooks hooks)
     : threads_(threads_from(options.threads)),
       options_(options),
-      before_pass_(std::move(before_pass)),
+      hooks_(std::move(hooks)),
       model_(checkpoint, options.dtype, std::move(ops), {.threads = &threads_}),
       tables_(model_.config()),
       pool_(options.pages, options.page_order),
@@ -85,11 +84,12 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
 
 bool Engine::step(Probe& probe) {
   if (!scheduler_.pending()) return false;
-  const Plan plan = scheduler_.next(steps_++);
+  Plan plan = scheduler_.next(steps_++);
+  if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
   prepare_cache(plan);
   if (plan.shares.empty()) return true;  // the next request has not arrived yet
   Batch batch = make_batch(describe(plan.shares), tables_);
-  if (before_pass_) before_pass_(batch);
+  if (hooks_.before_pass) hooks_.before_pass(batch);
   const Forward forward = model_.forward(batch, caches_, probe);
   advance(plan.shares, forward);
   return true;

@@ -36,12 +36,18 @@ struct EngineOptions {
 // Serves many requests at once over one pool of K/V pages by continuous batching.
 class Engine {
  public:
-  // before_pass sees (and, for seeded faults, changes) the arguments of every pass.
-  using PassHook = std::function<void(Batch&)>;
+  // Sees a step as it comes into being, and may change it: how meters and seeded faults look in.
+  // Each may be empty, and then costs a branch a step.
+  struct Hooks {
+    // What was planned, before the cache is prepared for it. Whoever moves a page in a sequence's
+    // table must move its holder in the pool too.
+    std::function<void(Plan&, PagePool&)> after_plan;
+    // The arguments of the pass.
+    std::function<void(Batch&)> before_pass;
+  };
 
   // The checkpoint must outlive the engine. Throws Error when memory for the pool is missing.
-  Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options,
-         PassHook before_pass = {});
+  Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options, Hooks hooks = {});
 
   // Queues a request and returns its id: 0, 1, ... Once its prompt is computed, its further samples
   // are forked off under new ids. Throws Error when the prompt is empty, a token is outside the
@@ -69,7 +75,7 @@ class Engine {
 
   ThreadPool threads_;
   EngineOptions options_;
-  PassHook before_pass_;
+  Hooks hooks_;
   Model model_;
   RopeCache tables_;
   std::vector<Tensor> cache_storage_;

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <vector>
 
+#include "kernels/check.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {
@@ -119,37 +119,43 @@ void seed_gqa_map_modulo(const Seams& seams, const FaultRequest& request) {
   };
 }
 
-void seed_wrong_page(const Seams& seams, const FaultRequest& request) {
-  const auto pages = std::make_shared<std::vector<RequestPages>>();  // of the pass
-  seams.before_pass.push_back([pages](Batch& batch) { *pages = batch.info.pages; });
-  // The second request's table with the first one's pages, as far as that one has any.
-  const auto confuse = [pages](const TensorView& table) {
-    const auto* right = table.as<const int32_t>();
-    Tensor wrong = tensor_of<int32_t>({right, right + table.count()}, table.shape, DType::i32);
-    const std::vector<int32_t>& first = (*pages)[0].pages;
-    for (size_t i = 0; i < std::min(first.size(), (*pages)[1].pages.size()); ++i)
-      wrong.as<int32_t>()[i] = first[i];
-    return wrong;
-  };
-  seams.ops.kv_gather = [inner = seams.ops.kv_gather, request, pages, confuse](
-                            const OpContext& context, TensorView out, KvCache cache,
-                            TensorView table) {
-    const bool second = pages->size() > 1 && table.as<int32_t>()[0] == (*pages)[1].pages[0];
-    if (!hits(request, context) || !second) return inner(context, out, cache, table);
-    inner(context, out, cache, confuse(table));
-  };
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, pages, confuse](
+void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& request) {
+  const auto& windows = seams.config.window;
+  const auto by = static_cast<int64_t>(request.size);
+  check(request.size == 1 || request.size == -1,
+        "fault {} has the size 1 (a key more) or -1 (a key less), found {}", request.name,
+        request.size);
+  check(request.layer < 0 || windows[static_cast<size_t>(request.layer)] > 0,
+        "fault {} needs a layer with a sliding window, which layer {} has not", request.name,
+        request.layer);
+  // 0 would not be a window of no key, but none at all.
+  check(std::ranges::count(windows, -by) == 0, "fault {} needs windows of more than one key",
+        request.name);
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, by](
                                   const OpContext& context, TensorView out, TensorView q,
                                   KvCache cache, AttentionBatch batch, float scale,
                                   int64_t window) {
-    if (!hits(request, context) || pages->size() < 2)
-      return inner(context, out, q, cache, batch, scale, window);
-    const TensorView table = batch.page_table;
-    Tensor wrong = tensor_of<int32_t>({table.as<int32_t>(), table.as<int32_t>() + table.count()},
-                                      table.shape, DType::i32);
-    const Tensor second = confuse(table.slice(1, 1));
-    std::copy_n(second.as<int32_t>(), table.row_size(), wrong.as<int32_t>() + table.row_size());
-    batch.page_table = wrong;
+    const bool hit = hits(request, context) && window > 0;
+    inner(context, out, q, cache, batch, scale, hit ? window + by : window);
+  };
+}
+
+void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& request) {
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
+                                  const OpContext& context, TensorView out, TensorView q,
+                                  KvCache cache, AttentionBatch batch, float scale,
+                                  int64_t window) {
+    if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
+    const Tensor wrong = copy_of(batch.context_length);
+    const auto* right = batch.context_length.as<const int32_t>();
+    for (int64_t r = 1; r < wrong.view().count(); ++r) {
+      // As far as the row's own pages go: past them is memory that is not the cache.
+      const auto* pages = batch.page_table.as<const int32_t>() + r * batch.page_table.row_size();
+      const auto held = std::find(pages, pages + batch.page_table.row_size(), -1) - pages;
+      const int64_t most = held * cache.page_size();
+      wrong.as<int32_t>()[r] = static_cast<int32_t>(std::min<int64_t>(right[r - 1], most));
+    }
+    batch.context_length = wrong;
     inner(context, out, q, cache, batch, scale, window);
   };
 }

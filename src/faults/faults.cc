@@ -21,6 +21,13 @@ bool mixes_experts(const ModelConfig& c) { return has_experts(c) && c.experts.ch
 bool normalises_experts(const ModelConfig& c) {
   return has_experts(c) && c.experts.normalised && c.experts.chosen < c.experts.count;
 }
+bool has_window(const ModelConfig& c) {
+  return std::ranges::any_of(c.window, [](int64_t keys) { return keys > 0; });
+}
+bool has_yarn(const ModelConfig& c) { return c.rope.type == RopeType::yarn && c.rope.factor > 1; }
+bool has_own_theta(const ModelConfig& c) {
+  return fixed_tables(c) && c.rope.theta != RopeConfig().theta;
+}
 bool has_groups(const ModelConfig& c) { return c.kv_heads > 1 && c.heads > c.kv_heads; }
 
 constexpr Fault kFaults[] = {
@@ -30,6 +37,11 @@ constexpr Fault kFaults[] = {
     {"rope-position-off-by-one-in-decode", "attn.q_rope",
      "RoPE gets the position before the token's own, in decode passes only", "a decode pass", 0,
      fixed_tables, seed_rope_position_off_by_one_in_decode},
+    {"rope-theta-ignored", "attn.q_rope", "RoPE turns by the base 10000 instead of the model's own",
+     "a rope_theta other than 10000; a position after the first", 0, has_own_theta,
+     seed_rope_theta_ignored},
+    {"yarn-factor-twice", "attn.q_rope", "positions are stretched by the factor of YaRN twice",
+     "a model with YaRN; a position after the first", 0, has_yarn, seed_yarn_factor_twice},
     {"qk-norm-missing", "attn.q_norm", "q and k are not normed", "QK-norm (Qwen3)", 0, has_qk_norm,
      seed_qk_norm_missing},
     {"qk-norm-over-16-wide-blocks", "attn.q_norm",
@@ -42,12 +54,44 @@ constexpr Fault kFaults[] = {
      "a query that sees two keys", 0, always, seed_softmax_scale_missing},
     {"causal-mask-off-by-one", "attn.out", "a query also sees the key after its own",
      "a pass with two queries of one request", 0, always, seed_causal_mask_off_by_one},
+    {"sliding-window-off-by-one", "attn.out",
+     "a query sees a key more (size 1) or less (size -1) than its sliding window has",
+     "a model with a sliding window, and a position past it", 1, has_window,
+     seed_sliding_window_off_by_one},
+    {"chunk-lengths-of-another-row", "attn.out",
+     "a request's context is as long as that of the request before it in the pass",
+     "two requests of different lengths in one pass", 0, always, seed_chunk_lengths_of_another_row},
     {"last-page-tail-unmasked", "attn.out",
      "the unused slots of a request's last page are attended",
      "a length that is no multiple of the page size", 0, always, seed_last_page_tail_unmasked},
     {"wrong-page", "attn.kv",
      "the second request of a pass reads through the first one's page table",
      "two requests in one pass", 0, always, seed_wrong_page},
+    {"page-table-stride", "attn.kv",
+     "rows of the page table are taken to be one page narrower than they are",
+     "two requests in one pass", 0, always, seed_page_table_stride},
+    {"slot-offset-32-bit", "attn.kv",
+     "K and V are written to an offset of which only the low bits (size: how many) are kept",
+     "a pool of more than 2^size elements", 31, always, seed_slot_offset_32_bit},
+    {"token-cached-twice", "attn.kv",
+     "in a decode pass the token before is cached once more in place of the new one",
+     "a decode pass", 0, always, seed_token_cached_twice},
+    {"new-token-never-cached", "attn.kv", "in a decode pass the new token is not cached",
+     "a decode pass", 0, always, seed_new_token_never_cached},
+    {"stale-prefix-page", "attn.kv",
+     "the first page found for a prefix is one that holds an older request's tokens",
+     "a prefix cache that is hit after another prompt of a page or more", 0, always,
+     seed_stale_prefix_page, false},
+    {"page-freed-too-early", "attn.kv",
+     "the first page of a request that still runs is handed to another one",
+     "a request that needs a new page while another one runs", 0, always, seed_page_freed_too_early,
+     false},
+    {"written-while-shared", "attn.kv", "a shared page is written without making a copy first",
+     "samples of one prompt that part inside a page", 0, always, seed_written_while_shared, false},
+    {"swap-restores-another-page", "attn.kv",
+     "pages that come back from host memory are each filled with what the page before held",
+     "a request of two pages or more that is preempted by swap", 0, always,
+     seed_swap_restores_another_page, false},
     {"moe-expert-order", "mlp.combine",
      "the weights of a token's experts are applied in the opposite order",
      "a mixture of two experts or more", 0, mixes_experts, seed_moe_expert_order},
@@ -109,6 +153,9 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
   check(request.layer >= -1 && request.layer < seams.config.layers,
         "--fault {} names layer {}, but the model's layers are 0..{}", request.name, request.layer,
         seams.config.layers - 1);
+  check(request.layer < 0 || fault.one_layer,
+        "fault {} is one of pages, which are the same in every layer: leave out layer={}",
+        fault.name, request.layer);
   check(fault.applies(seams.config), "fault {} cannot be seeded into this model: it needs {}",
         fault.name, fault.needs);
   check(request.size == 0 || fault.size != 0, "fault {} has no size: leave out size={}", fault.name,

@@ -6,11 +6,9 @@
 // reference.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "src/engine/engine.h"
 
@@ -23,10 +21,11 @@ struct FaultRequest {
   double size = 0;  // of faults that have a size; 0: the fault's own default
 };
 
-// What a fault may change. Every fault wraps what it finds, so several can be seeded at once.
+// What a fault may change. Every fault wraps what it finds, so several can be seeded at once. Hooks
+// remember what they have seen of an engine: one engine each.
 struct Seams {
   Ops& ops;
-  std::vector<Engine::PassHook>& before_pass;
+  Engine::Hooks& hooks;
   const ModelConfig& config;
 };
 
@@ -38,6 +37,7 @@ struct Fault {
   double size;             // default size; 0: it has none
   bool (*applies)(const ModelConfig& config);
   void (*seed)(const Seams& seams, const FaultRequest& request);
+  bool one_layer = true;  // false: a bug of pages, which are the same in every layer
 };
 
 std::span<const Fault> faults();
@@ -46,7 +46,8 @@ std::span<const Fault> faults();
 // nearest one), an unknown key, or a value that is no number.
 FaultRequest parse_fault(std::string_view text);
 
-// Seeds it. Throws Error when the model has no such layer or nothing that the fault could break.
+// Seeds it. Throws Error when the model or the fault has no such layer, the model has nothing that
+// the fault could break, or the size makes no sense.
 void seed_fault(const Seams& seams, const FaultRequest& request);
 
 }  // namespace lockstep

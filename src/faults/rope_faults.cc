@@ -1,6 +1,3 @@
-#include <memory>
-#include <vector>
-
 #include "src/faults/seeds.h"
 
 namespace lockstep {
@@ -21,6 +18,28 @@ void rotate_interleaved(TensorView out, const TensorView& x, const TensorView& c
       }
 }
 
+// Tables that are made of another configuration, as the positions are needed.
+struct OtherTables {
+  explicit OtherTables(ModelConfig wrong) : config(std::move(wrong)), cache(config) {}
+  ModelConfig config;
+  RopeCache cache;
+  Batch batch;
+};
+
+void seed_config(const Seams& seams, const FaultRequest& request, ModelConfig wrong) {
+  const auto other = std::make_shared<OtherTables>(std::move(wrong));
+  add_to(seams.hooks.before_pass, [other](Batch& batch) {
+    other->batch.info = batch.info;
+    other->cache.prepare(other->batch);
+  });
+  seams.ops.rope = [inner = seams.ops.rope, request, other](
+                       const OpContext& context, TensorView out, TensorView x, TensorView cos,
+                       TensorView sin, TensorView positions) {
+    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
+    inner(context, out, x, other->batch.cos, other->batch.sin, positions);
+  };
+}
+
 }  // namespace
 
 void seed_rope_interleaved(const Seams& seams, const FaultRequest& request) {
@@ -33,22 +52,29 @@ void seed_rope_interleaved(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_rope_position_off_by_one_in_decode(const Seams& seams, const FaultRequest& request) {
-  const auto decoding = std::make_shared<std::vector<bool>>();  // by row of the pass
-  seams.before_pass.push_back([decoding](Batch& batch) {
-    decoding->clear();
-    for (const PassRow& row : batch.info.rows) decoding->push_back(row.phase == Phase::decode);
-  });
-  seams.ops.rope = [inner = seams.ops.rope, request, decoding](
+  seams.ops.rope = [inner = seams.ops.rope, request, pass = pass_of(seams)](
                        const OpContext& context, TensorView out, TensorView x, TensorView cos,
                        TensorView sin, TensorView positions) {
     if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    const auto* right = positions.as<const int32_t>();
-    Tensor wrong =
-        tensor_of<int32_t>({right, right + positions.count()}, positions.shape, DType::i32);
-    for (size_t t = 0; t < decoding->size(); ++t)
-      if ((*decoding)[t]) --wrong.as<int32_t>()[t];
+    const Tensor wrong = copy_of(positions);
+    for (size_t t = 0; t < pass->rows.size(); ++t)
+      if (pass->rows[t].phase == Phase::decode) --wrong.as<int32_t>()[t];
     inner(context, out, x, cos, sin, wrong);
   };
+}
+
+void seed_rope_theta_ignored(const Seams& seams, const FaultRequest& request) {
+  ModelConfig wrong = seams.config;
+  wrong.rope.theta = RopeConfig().theta;
+  seed_config(seams, request, std::move(wrong));
+}
+
+void seed_yarn_factor_twice(const Seams& seams, const FaultRequest& request) {
+  ModelConfig wrong = seams.config;
+  wrong.rope.factor *= wrong.rope.factor;
+  // The factor on cos and sin stays the right one: positions are stretched twice, nothing else.
+  wrong.rope.attention_factor = rope_frequencies(seams.config, 1).attention_factor;
+  seed_config(seams, request, std::move(wrong));
 }
 
 }  // namespace lockstep

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
 #include "src/faults/faults.h"
 
 namespace lockstep {
@@ -16,11 +20,47 @@ void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request
 void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& request);
 void seed_moe_expert_order(const Seams& seams, const FaultRequest& request);
 void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request);
+void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& request);
+void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& request);
+void seed_rope_theta_ignored(const Seams& seams, const FaultRequest& request);
+void seed_yarn_factor_twice(const Seams& seams, const FaultRequest& request);
 void seed_wrong_page(const Seams& seams, const FaultRequest& request);
+void seed_page_table_stride(const Seams& seams, const FaultRequest& request);
+void seed_slot_offset_32_bit(const Seams& seams, const FaultRequest& request);
+void seed_token_cached_twice(const Seams& seams, const FaultRequest& request);
+void seed_new_token_never_cached(const Seams& seams, const FaultRequest& request);
+void seed_stale_prefix_page(const Seams& seams, const FaultRequest& request);
+void seed_page_freed_too_early(const Seams& seams, const FaultRequest& request);
+void seed_written_while_shared(const Seams& seams, const FaultRequest& request);
+void seed_swap_restores_another_page(const Seams& seams, const FaultRequest& request);
 
 // Whether an op that runs now is the one to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {
   return request.layer < 0 || request.layer == context.layer;
+}
+
+// Has a hook do `more` after what it does already.
+template <typename... Args>
+void add_to(std::function<void(Args...)>& hook,
+            std::type_identity_t<std::function<void(Args...)>> more) {
+  hook = [inner = std::move(hook), more = std::move(more)](Args... args) {
+    if (inner) inner(args...);
+    more(args...);
+  };
+}
+
+// What the engine says of the pass that it computes now, for ops, which are not told.
+inline std::shared_ptr<const PassInfo> pass_of(const Seams& seams) {
+  auto pass = std::make_shared<PassInfo>();
+  add_to(seams.hooks.before_pass, [pass](Batch& batch) { *pass = batch.info; });
+  return pass;
+}
+
+// A CPU tensor of its own, to be made wrong.
+inline Tensor copy_of(const TensorView& right) {
+  Tensor copy(right.shape, right.dtype);
+  std::memcpy(copy.as<char>(), right.data, static_cast<size_t>(right.bytes()));
+  return copy;
 }
 
 // CPU elements of a float tensor, whatever its dtype. Faults are slow and plain on purpose.

@@ -50,8 +50,10 @@ TEST_P(Seeded, IsNamed) {
                  Error);
     return;
   }
+  // So few bits that the small pool of these requests passes them.
+  const std::string size = name == "slot-offset-32-bit" ? ",size=12" : "";
   const Result result = run_with(checkpoint, dtype, good_requests(checkpoint.config().vocab),
-                                 name + "@layer=" + std::to_string(layer));
+                                 name + "@layer=" + std::to_string(layer) + size);
   EXPECT_EQ(exit_status(result), 1) << result.story;
   ASSERT_TRUE(result.first) << result.story;
   EXPECT_EQ(result.first->place.point->name, fault->point) << result.story;
@@ -63,6 +65,7 @@ std::vector<Case> all_cases() {
   for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
     for (const Fault& fault : faults())
       for (int layer : {0, 2, 5}) {
+        if (!fault.one_layer) continue;  // they need other requests: who_sees_test.cc
         // An eps of 1e-5 moves bf16 by a thousandth of its budget in all layers but the first:
         // SmallGain has what it takes to see that.
         const bool small = fault.name == "rms-norm-eps" && layer > 0;
@@ -71,6 +74,12 @@ std::vector<Case> all_cases() {
   for (const char* fault : {"moe-expert-order", "moe-router-not-normalised"})
     for (DType dtype : {DType::f32, DType::bf16, DType::f16})
       for (int layer : {0, 1, 2}) cases.push_back({"tiny/qwen3-moe", fault, dtype, layer});
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (int layer : {0, 1, 2}) {
+      cases.push_back({"tiny/qwen3-yarn", "yarn-factor-twice", dtype, layer});
+      if (layer > 0)  // the first one sees all keys
+        cases.push_back({"tiny/qwen2-sliding", "sliding-window-off-by-one", dtype, layer});
+    }
   return cases;
 }
 

@@ -42,13 +42,38 @@ TEST(Faults, BadRequestsAreRefusedWithASentence) {
 TEST(Faults, AFaultThatTheModelCannotHaveIsRefused) {
   const Checkpoint qwen2 = Checkpoint::open(data_path("bard-qwen2.5"));
   Ops ops = cpu_ops();
-  std::vector<Engine::PassHook> hooks;
+  Engine::Hooks hooks;
   const auto seed = [&](const std::string& text) {
     return error_of([&] { seed_fault({ops, hooks, qwen2.config()}, parse_fault(text)); });
   };
   EXPECT_NE(seed("qk-norm-missing@layer=1").find("it needs QK-norm"), std::string::npos);
   EXPECT_NE(seed("wrong-page@layer=6").find("layers are 0..5"), std::string::npos);
   EXPECT_NE(seed("wrong-page@layer=1,size=2").find("has no size"), std::string::npos);
+}
+
+TEST(Faults, ALayerOrASizeThatMakesNoSenseIsRefused) {
+  const auto seed = [](const std::string& model, const std::string& text) {
+    const Checkpoint checkpoint = Checkpoint::open(data_path(model));
+    Ops ops = cpu_ops();
+    Engine::Hooks hooks;
+    return error_of([&] { seed_fault({ops, hooks, checkpoint.config()}, parse_fault(text)); });
+  };
+  const auto says = [](const std::string& error, const std::string& part) {
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  };
+  for (const Fault& fault : faults())
+    if (!fault.one_layer)
+      says(seed("bard-qwen3", std::string(fault.name) + "@layer=0"), "leave out layer=0");
+  const std::string sliding = "sliding-window-off-by-one@";
+  says(seed("tiny/qwen2-sliding", sliding + "size=2"), "found 2");
+  says(seed("tiny/qwen2-sliding", sliding + "size=0.5"), "found 0.5");
+  says(seed("tiny/qwen2-sliding", sliding + "layer=0"), "which layer 0 has not");
+  says(seed("bard-qwen3", sliding + "size=1"), "it needs a model with a sliding window");
+  says(seed("bard-qwen3", "slot-offset-32-bit@size=12.5"), "found 12.5");
+  says(seed("bard-qwen3", "slot-offset-32-bit@size=63"), "from 1 to 62");
+  says(seed("bard-qwen3", "slot-offset-32-bit@size=-1"), "found -1");
+  says(seed("bard-qwen3", "yarn-factor-twice"), "it needs a model with YaRN");
+  says(seed("tiny/qwen3-yarn", "rope-theta-ignored"), "it needs a rope_theta other than 10000");
 }
 
 }  // namespace

@@ -244,8 +244,8 @@ const Checkpoint& bard() {
 }
 
 std::vector<Finding> audited(const EngineOptions& options, const std::vector<Request>& requests,
-                             Engine::PassHook hook = {}, int forks = 0) {
-  Engine engine(bard(), cpu_ops(), options, std::move(hook));
+                             Engine::Hooks hooks = {}, int forks = 0) {
+  Engine engine(bard(), cpu_ops(), options, std::move(hooks));
   for (const Request& request : requests) engine.submit(request);
   Auditor auditor(options.page_size);
   Probe probe(&auditor);
@@ -295,9 +295,9 @@ const std::vector<Request>& two_requests() {
   return requests;
 }
 
-std::string first_rule(Engine::PassHook hook) {
+std::string first_rule(std::function<void(Batch&)> before_pass) {
   const auto findings = audited({.dtype = DType::bf16, .page_size = 4, .pages = 16, .threads = 1},
-                                two_requests(), std::move(hook));
+                                two_requests(), {.before_pass = std::move(before_pass)});
   return findings.empty() ? "" : findings[0].rule;
 }
 

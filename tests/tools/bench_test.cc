@@ -59,7 +59,8 @@ std::vector<Meter::Pass> passes_of(const Ops& ops) {
   const Checkpoint checkpoint = Checkpoint::open(files.dir());
   Meter meter(ops);
   EngineOptions options{.dtype = DType::bf16, .pages = 8, .threads = 1};
-  Engine engine(checkpoint, meter.ops(), options, [&](Batch&) { meter.before_pass(); });
+  Engine engine(checkpoint, meter.ops(), options,
+                {.before_pass = [&](Batch&) { meter.before_pass(); }});
   engine.submit({.prompt = {5, 6, 7}, .max_new = 4});
   std::vector<Meter::Pass> passes;
   Probe off;

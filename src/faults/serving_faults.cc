@@ -1,0 +1,89 @@
+// Bugs of who holds which page. What is planned and what the pool counts stay in step, as in an
+// engine whose own checks do not notice: only K and V are wrong.
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "src/faults/seeds.h"
+
+namespace lockstep {
+namespace {
+
+// A shared prefix was found for it, and not by a fork, which never looks for one.
+bool found_prefix(const Sequence& s) { return s.resumes && s.id == s.asked && !s.keys.empty(); }
+
+// Puts `page`, which somebody holds, in place of the page at that index of the sequence's table.
+void replace_page(Sequence& sequence, size_t index, int32_t page, PagePool& pool) {
+  pool.share(page);
+  pool.give_back(std::exchange(sequence.pages[index], page));
+}
+
+}  // namespace
+
+void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
+  // Page 0 of a prefix is looked for by its tokens: those of an older prompt find the wrong one.
+  using Tokens = std::vector<int32_t>;
+  const auto older = std::make_shared<std::set<Tokens>>();
+  add_to(seams.hooks.after_plan, [older](Plan& plan, PagePool& pool) {
+    for (const Share& share : plan.shares) {
+      Sequence& s = *share.sequence;
+      if (!found_prefix(s)) continue;
+      const auto size = s.computed / std::ssize(s.keys);  // of a page
+      const Tokens right(s.tokens.begin(), s.tokens.begin() + size);
+      for (const Tokens& tokens : *older) {
+        if (std::ssize(tokens) < size || std::equal(right.begin(), right.end(), tokens.begin()))
+          continue;
+        const auto stale = pool.find(0, std::span(tokens).first(static_cast<size_t>(size)));
+        if (!stale) continue;
+        pool.give_back(std::exchange(s.pages[0], *stale));
+        break;
+      }
+    }
+    for (const Share& share : plan.shares) older->insert(share.sequence->request.prompt);
+  });
+}
+
+void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
+  const auto freed = std::make_shared<std::set<int32_t>>();  // requests that lost a page
+  add_to(seams.hooks.after_plan, [freed](Plan& plan, PagePool& pool) {
+    const auto lives = [&](const Share& share) {
+      return share.sequence->computed > 0 && !freed->contains(share.sequence->id);
+    };
+    const auto victim = std::ranges::find_if(plan.shares, lives);
+    if (victim == plan.shares.end()) return;
+    for (const Share& share : plan.shares) {
+      if (share.sequence == victim->sequence) continue;
+      std::vector<int32_t>& pages = share.sequence->pages;
+      const auto handed = std::ranges::find_first_of(pages, plan.fresh);
+      if (handed == pages.end()) continue;
+      const int32_t page = victim->sequence->pages[0];
+      std::ranges::replace(plan.fresh, *handed, page);
+      replace_page(*share.sequence, static_cast<size_t>(handed - pages.begin()), page, pool);
+      freed->insert(victim->sequence->id);
+      return;
+    }
+  });
+}
+
+void seed_written_while_shared(const Seams& seams, const FaultRequest&) {
+  add_to(seams.hooks.after_plan, [](Plan& plan, PagePool& pool) {
+    for (const Plan::Copy& copy : plan.copies)
+      for (const Share& share : plan.shares) {
+        std::vector<int32_t>& pages = share.sequence->pages;
+        const auto own = std::ranges::find(pages, copy.to);
+        if (own == pages.end()) continue;
+        replace_page(*share.sequence, static_cast<size_t>(own - pages.begin()), copy.from, pool);
+      }
+    plan.copies.clear();
+  });
+}
+
+void seed_swap_restores_another_page(const Seams& seams, const FaultRequest&) {
+  add_to(seams.hooks.after_plan, [](Plan& plan, PagePool&) {
+    for (Plan::Swap& swap : plan.in)
+      if (!swap.pages.empty()) std::ranges::rotate(swap.pages, swap.pages.begin() + 1);
+  });
+}
+
+}  // namespace lockstep
