@@ -85,8 +85,11 @@ Exact OpOracle::norm(const OracleCall& call) const {
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
-  Exact result = exact(x / (mean_square + config_.norm_eps).sqrt() * weight);
+  const at::Tensor normalised = x / (mean_square + config_.norm_eps).sqrt();
+  Exact result = exact(normalised * weight);
   result.terms = weight.size(0);
+  result.inner = to_doubles(normalised);
+  result.factor = to_doubles(weight.expand_as(x));
   return result;
 }
 
@@ -124,13 +127,17 @@ Exact OpOracle::rope(const OracleCall& call) {
   result.magnitude = to_doubles(at::cat({sum, sum}, -1));
   result.angle = to_doubles(at::cat({angle, angle}, -1).expand_as(x));
   result.x1c_x2s = to_doubles(at::cat({at::hypot(x1 * c, x2 * s), at::hypot(x2 * c, x1 * s)}, -1));
+  result.x1 = to_doubles(x);
+  result.x2 = to_doubles(at::cat({-x2, x1}, -1));
+  result.cos = to_doubles(at::cat({c, c}, -1).expand_as(x));
+  result.sin = to_doubles(at::cat({s, s}, -1).expand_as(x));
   return result;
 }
 
 // One query at a time over just the keys that it sees: no mask, so that what is not finite in a key
 // that it does not see cannot reach it. [kv heads, group, ...] throughout.
 struct Query {
-  at::Tensor out, magnitude, spread, score;
+  at::Tensor out, magnitude, spread, score, weighted_squares;
 };
 
 Query attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
@@ -139,6 +146,7 @@ Query attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, doub
   Query result;
   result.out = at::bmm(p, v);
   result.magnitude = at::bmm(p, v.abs());
+  result.weighted_squares = at::bmm(p.square(), v.square());
   result.score = at::bmm(q.abs(), keys.abs()).amax(-1) * scale;
   result.spread = at::empty_like(result.out);
   for (int64_t g = 0; g < q.size(1); ++g) {
@@ -167,8 +175,8 @@ Exact OpOracle::attention(const OracleCall& call) const {
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
   const at::Tensor out = at::empty_like(q), magnitude = at::empty_like(q);
-  const at::Tensor spread = at::empty_like(q),
-                   score = at::empty({tokens, kv, heads / kv}, q.options());
+  const at::Tensor spread = at::empty_like(q), squares = at::empty_like(q);
+  const at::Tensor score = at::empty({tokens, kv, heads / kv}, q.options());
   const double scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
   const int64_t window = config_.window[static_cast<size_t>(call.place.layer)];
   Exact result{.shape = queries};
@@ -184,6 +192,7 @@ Exact OpOracle::attention(const OracleCall& call) const {
       out[t].copy_(row.out);
       magnitude[t].copy_(row.magnitude);
       spread[t].copy_(row.spread);
+      squares[t].copy_(row.weighted_squares);
       score[t].copy_(row.score);
       result.row_terms[static_cast<size_t>(t)] = static_cast<double>(count);
     }
@@ -192,13 +201,18 @@ Exact OpOracle::attention(const OracleCall& call) const {
   result.magnitude = to_doubles(magnitude);
   result.spread = to_doubles(spread);
   result.score = to_doubles(score);
+  result.weighted_squares = to_doubles(squares);
   return result;
 }
 
 Exact OpOracle::silu_mul(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
-  return exact(gate / (1 + (-gate).exp()) * up);
+  const at::Tensor silu = gate / (1 + (-gate).exp());
+  Exact result = exact(silu * up);
+  result.inner = to_doubles(silu);
+  result.factor = to_doubles(up);
+  return result;
 }
 
 Exact OpOracle::add(const OracleCall& call) const {

@@ -1,6 +1,7 @@
 #include "src/judge/budget.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/check.h"
@@ -65,7 +66,60 @@ Inner attention(const Exact& e, size_t i) {
 
 Inner nothing(const Exact&, size_t) { return {}; }
 
-void check_sizes(OpKind op, const Exact& e) {
+// Roundings on the way: half an ulp each in B, ulp^2/12 each in V.
+class Roundings {
+ public:
+  explicit Roundings(DType dtype) : dtype_(dtype) {}
+  // Of x, which is then multiplied with `factor`.
+  void add(double x, double factor = 1) {
+    const double half = std::fabs(factor) * ulp(x, dtype_) / 2;
+    sum_.limit += half;
+    sum_.deviation_squared += squared(half) / 3;
+  }
+  void add(const Inner& other) {
+    sum_.limit += other.limit;
+    sum_.deviation_squared += other.deviation_squared;
+    sum_.shared += other.shared;
+  }
+  const Inner& sum() const { return sum_; }
+
+ private:
+  DType dtype_;
+  Inner sum_;
+};
+
+// What a chain of ops adds.
+Inner chain(OpKind op, const Exact& e, size_t i, DType dtype, Schema schema) {
+  Roundings roundings(dtype);
+  if (op == OpKind::norm || op == OpKind::silu_mul) roundings.add(e.inner[i], e.factor[i]);
+  if (op == OpKind::rope) {
+    roundings.add(e.x1[i] * e.cos[i]);
+    roundings.add(e.x2[i] * e.sin[i]);
+    roundings.add(e.cos[i], e.x1[i]);
+    roundings.add(e.sin[i], e.x2[i]);
+  }
+  if (op == OpKind::weighted_sum)
+    for (int64_t k = 0; k < 2 * e.terms; ++k) roundings.add(e.magnitude[i]);
+  if (op == OpKind::attention) {
+    const double u = unit_roundoff(dtype), weights = std::sqrt(e.weighted_squares[i]);
+    roundings.add(Inner{0.6 * kLambda * u * weights, squared(u * weights) / 4, 0});
+    if (schema == Schema::eager) {
+      const double off = ulp(e.score[i / static_cast<size_t>(e.shape.last())], dtype) * e.spread[i];
+      roundings.add(Inner{2 * kLambda * off, squared(off), squared(off)});
+    }
+  }
+  return roundings.sum();
+}
+
+bool fits_chain(OpKind op, const Exact& e) {
+  const size_t n = e.want.size();
+  const auto full = [n](const std::vector<double>& values) { return values.size() == n; };
+  if (op == OpKind::norm || op == OpKind::silu_mul) return full(e.inner) && full(e.factor);
+  if (op == OpKind::rope) return full(e.x1) && full(e.x2) && full(e.cos) && full(e.sin);
+  return op != OpKind::attention || full(e.weighted_squares);
+}
+
+void check_sizes(OpKind op, const Exact& e, Schema schema) {
   const size_t n = e.want.size();
   bool ok = static_cast<int64_t>(n) == e.shape.count();
   const bool reduces = op == OpKind::linear || op == OpKind::expert_linear ||
@@ -79,7 +133,7 @@ void check_sizes(OpKind op, const Exact& e) {
     ok = ok && static_cast<int64_t>(e.score.size()) == e.shape[0] * e.shape[1];
   }
   check(
-      ok,
+      ok && (schema == Schema::fused || fits_chain(op, e)),
       "the oracle's answer of shape {} lacks magnitudes that its budget needs: fill the fields of "
       "Exact that oracle.h lists for the op",
       e.shape.text());
@@ -103,14 +157,21 @@ double misrounds_of(DType dtype) {
 }
 
 template <typename InnerOf>
-Budget fill(OpKind op, const Exact& exact, DType dtype, InnerOf inner_of) {
+Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, InnerOf inner_of) {
+  const bool chained = schema != Schema::fused && schemas_of(op).size() > 1;
   Budget budget{.gain = gain_of(op, exact.terms), .misrounds = misrounds_of(dtype)};
+  if (chained) budget.gain += 2 * unit_roundoff(dtype), budget.misrounds = 1;
   if (!exact.spread.empty()) budget.shared.resize(exact.want.size());
   budget.limit.resize(exact.want.size());
   budget.variance.resize(exact.want.size());
   for (size_t i = 0; i < exact.want.size(); ++i) {
     const double spacing = ulp(exact.want[i], dtype);
-    const Inner inner = inner_of(exact, i);
+    Inner inner = inner_of(exact, i);
+    if (chained) {
+      const Inner more = chain(op, exact, i, dtype, schema);
+      inner = {inner.limit + more.limit, inner.deviation_squared + more.deviation_squared,
+               inner.shared + more.shared};
+    }
     budget.limit[i] = spacing / 2 + inner.limit;
     budget.variance[i] = spacing * spacing / 12 + inner.deviation_squared;
     if (!budget.shared.empty()) budget.shared[i] = inner.shared;
@@ -120,26 +181,34 @@ Budget fill(OpKind op, const Exact& exact, DType dtype, InnerOf inner_of) {
 
 }  // namespace
 
-Budget budget_of(OpKind op, const Exact& exact, DType dtype) {
-  check_sizes(op, exact);
+std::span<const Schema> schemas_of(OpKind op) {
+  static constexpr std::array kAll = {Schema::fused, Schema::hf, Schema::eager};
+  const bool chain = op == OpKind::norm || op == OpKind::rope || op == OpKind::silu_mul ||
+                     op == OpKind::weighted_sum;
+  const size_t count = op == OpKind::attention ? 3 : chain ? 2 : 1;
+  return std::span(kAll).first(count);
+}
+
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema) {
+  check_sizes(op, exact, schema);
   switch (op) {
     case OpKind::linear:
     case OpKind::expert_linear:
     case OpKind::weighted_sum:
-      return fill(op, exact, dtype, linear);
+      return fill(op, exact, dtype, schema, linear);
     case OpKind::norm:
-      return fill(op, exact, dtype, norm);
+      return fill(op, exact, dtype, schema, norm);
     case OpKind::rope:
-      return fill(op, exact, dtype, rope);
+      return fill(op, exact, dtype, schema, rope);
     case OpKind::silu_mul:
-      return fill(op, exact, dtype, silu_mul);
+      return fill(op, exact, dtype, schema, silu_mul);
     case OpKind::softmax:
-      return fill(op, exact, dtype, softmax);
+      return fill(op, exact, dtype, schema, softmax);
     case OpKind::attention:
-      return fill(op, exact, dtype, attention);
+      return fill(op, exact, dtype, schema, attention);
     case OpKind::gather:
     case OpKind::add:
-      return fill(op, exact, dtype, nothing);
+      return fill(op, exact, dtype, schema, nothing);
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

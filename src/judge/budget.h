@@ -1,10 +1,12 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "kernels/dtype.h"
 #include "probes/points.h"
 #include "src/judge/oracle.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 
@@ -26,9 +28,9 @@ inline constexpr double kLambda = 8;
 // Unit roundoff of the accumulators: every op here sums in fp32.
 inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 
-// The budget of a result that is rounded once, at the store (Schema::fused), to `dtype`. Formulas
-// after Higham and Mary 2019 (probabilistic bounds); measured on CPU and GPU libraries the largest
-// difference stays under B in every dtype.
+// The budget of a result in `dtype` of a kernel that rounds as `schema` says: fused, once at the
+// store, or to `dtype` on the way too. Formulas after Higham and Mary 2019 (probabilistic bounds);
+// measured on CPU and GPU libraries the largest difference stays under B in every dtype.
 //   out = ulp(want) / 2, u = kAccumulatorRoundoff
 //   linear     B = out + lambda sqrt(n) u S            V = ulp^2/12 + (0.3 sqrt(n) u S)^2
 //   norm       B = out + (lambda sqrt(n)/2 + 8) u |o|  V = ulp^2/12 + (sqrt(n)/2 u o)^2
@@ -46,6 +48,9 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 // n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope
 // 2^-23. misrounds: bf16 .02, fp16 .10, twice and more of what matrix products on CPUs and GPUs
 // have; no limit in fp32. Throws Error when `exact` lacks a magnitude that `op` needs.
-Budget budget_of(OpKind op, const Exact& exact, DType dtype);
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema = Schema::fused);
+
+// The schemas that differ for the op, strictest first; {fused} when all are the same.
+std::span<const Schema> schemas_of(OpKind op);
 
 }  // namespace lockstep

@@ -59,6 +59,7 @@ struct Judge::State {
   void judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags);
   int source_of(size_t place, int32_t request) const;
   void judge_pool(size_t index);
+  void judge_schemas();
   std::map<std::string, double> limits() const;
 
   Manifest manifest;
@@ -90,7 +91,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       op_judge(oracle_, {.dtype = manifest_.dtype,
                          .page_size = page_size_of(manifest_),
                          .limit_scale = options.limit_scale,
-                         .partial = !manifest_.selection.empty()}),
+                         .partial = !manifest_.selection.empty(),
+                         .schema = manifest_.schema}),
       ledger(manifest_.graph),
       logits(manifest_.dtype) {
   const Graph wanted = oracle.graph();
@@ -230,12 +232,20 @@ void Judge::State::judge_pool(size_t index) {
                         .rule = "all passes together: " + statistic.slice});
     return;
   }
-  if (!within(std::fabs(pool.offset_deviations()), kGainDeviations))
+  if (pool.misrounds < 1 && !within(std::fabs(pool.offset_deviations()), kGainDeviations))
     ledger.note(
         fmt::format("{} is on average {:.3g} standard deviations of its {} elements too {} "
                     "(T6), as by truncation; no limit minds",
                     text_of(ledger.places()[index]), std::fabs(pool.offset_deviations()),
                     pool.elements, pool.offset > 0 ? "large" : "small"));
+}
+
+void Judge::State::judge_schemas() {
+  for (const auto& [place, sentence] : op_judge.schemas().strangers()) {
+    const auto at = std::ranges::find(ledger.places(), place) - ledger.places().begin();
+    ledger.regrade_all(static_cast<int>(at), {.verdict = Verdict::introduced, .rule = sentence});
+  }
+  for (const std::string& note : op_judge.schemas().notes()) ledger.note(note);
 }
 
 std::map<std::string, double> Judge::State::limits() const {
@@ -263,6 +273,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
       ledger.regrade(place, finding.pass, finding.request, finding);
   }
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
+  judge_schemas();
   Result result = ledger.result();
   result.logits = logits.summary();
   for (const RequestInfo& info : requests)

@@ -77,7 +77,8 @@ struct Moments {
   //       gains of a few 1e-6 in bf16. In fp32 the errors of a row are not independent: there z is
   //       t, clustered by rows, over at least 256 of them, limit 6.
   std::vector<Statistic> statistics(DType dtype) const;
-  // T6: sum(delta/sqrt V) / sqrt N. Over kGainDeviations it is a notice and no finding: a
+  // T6: sum(delta/sqrt V) / sqrt N. Over kGainDeviations it is a notice and no finding (and not
+  // even that in fp32 and for chains of ops, where delta is theory or due): a
   // truncation is one by T1 or T5 too, and what no other limit minds need not be a bug.
   double offset_deviations() const;
 };

@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kBlockBytes = 512 << 20;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
+// A node of fewer may have nothing that a chain of ops rounds otherwise than one kernel.
+constexpr int64_t kTellingRows = 4, kTellingElements = 256;
 
 std::pair<int, int> key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
 
@@ -97,9 +99,10 @@ WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>
 
 struct OpJudge::Group {
   struct Member {
+    Member(const NodeRows* node_, NodeOutcome* outcome_) : node(node_), outcome(outcome_) {}
     const NodeRows* node;
     NodeOutcome* outcome;
-    Meter meter;
+    std::vector<Meter> meters;  // one a schema
     ErrorSums sums;
   };
   std::vector<Member> members;
@@ -108,12 +111,14 @@ struct OpJudge::Group {
   std::vector<size_t> owner;    // member of each row
   CacheRead cache;              // attention: what its one request reads
   const KeptTensor* tensor = nullptr;
+  std::span<const Schema> schemas;  // that the place is judged under
 };
 
-OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options) : oracle_(oracle), options_(options) {}
+OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options)
+    : oracle_(oracle), options_(std::move(options)), schemas_(options_.schema) {}
 
 Moments OpJudge::pooled(const Place& place) const {
-  const auto pool = pools_.find(key_of(place));
+  const auto pool = pools_.find({key_of(place), schemas_.of(*place.point)});
   return pool == pools_.end() ? Moments{} : pool->second.sum();
 }
 
@@ -175,12 +180,12 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
     group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
     group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
     group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
-    group.members.push_back(
-        {&node,
-         &outcomes[i],
-         Meter(options_.dtype, place.point->node_class, without_rows(group.tensor->shape),
-               std::ssize(node.rows), options_.page_size, &pools_[key_of(place)]),
-         {}});
+    Group::Member& member = group.members.emplace_back(&node, &outcomes[i]);
+    group.schemas = schemas_.candidates(*place.point);
+    for (const Schema schema : group.schemas)
+      member.meters.emplace_back(options_.dtype, place.point->node_class,
+                                 without_rows(group.tensor->shape), std::ssize(node.rows),
+                                 options_.page_size, &pools_[{key_of(place), schema}]);
     if (!one_request_at_a_time(op)) continue;
     judge_numbers(place, inputs, pass, group);
     group = {};
@@ -200,12 +205,21 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
   for (size_t first = 0; first < group.rows.size(); first += block)
     if (!judge_block(place, inputs, pass, group, first, std::min(block, group.rows.size() - first)))
       return;
-  for (Group::Member& member : group.members) {
-    *member.outcome = outcome_of(member.meter.finish(), without_rows(shape), options_.limit_scale);
-    member.sums.elements = member.outcome->sums.elements;
-    member.sums.introduced = member.outcome->sums.introduced;
-    member.outcome->sums = member.sums;
-  }
+  for (size_t i = 0; i < group.members.size(); ++i)
+    judge_member(place, without_rows(shape), group, i);
+}
+
+void OpJudge::judge_member(const Place& place, const Shape& row_shape, Group& group, size_t i) {
+  Group::Member& member = group.members[i];
+  std::vector<NodeOutcome> outcomes;
+  for (const Meter& meter : member.meters)
+    outcomes.push_back(outcome_of(meter.finish(), row_shape, options_.limit_scale));
+  const bool telling = std::ssize(member.node->rows) >= kTellingRows &&
+                       outcomes.front().sums.elements >= kTellingElements;
+  *member.outcome = std::move(outcomes[schemas_.choose(place, outcomes, telling)]);
+  member.sums.elements = member.outcome->sums.elements;
+  member.sums.introduced = member.outcome->sums.introduced;
+  member.outcome->sums = member.sums;
 }
 
 bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
@@ -231,7 +245,9 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     misshapen_.insert(key_of(place));
     return false;
   }
-  const Budget budget = budget_of(place.point->op, exact, options_.dtype);
+  std::vector<Budget> budgets;
+  for (const Schema schema : group.schemas)
+    budgets.push_back(budget_of(place.point->op, exact, options_.dtype, schema));
   const auto reference = [&](const Pass* model) {
     return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
   };
@@ -245,9 +261,12 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     const auto row = static_cast<int64_t>(i);
     Group::Member& member = group.members[group.owner[first + i]];
     row_of(got.view(), row, seen);
-    member.meter.add(rows[i].position,
-                     {seen, part(exact.want), part(budget.limit), part(budget.variance),
-                      part(budget.shared), budget.gain, budget.misrounds});
+    for (size_t s = 0; s < budgets.size(); ++s) {
+      const Budget& budget = budgets[s];
+      member.meters[s].add(rows[i].position,
+                           {seen, part(exact.want), part(budget.limit), part(budget.variance),
+                            part(budget.shared), budget.gain, budget.misrounds});
+    }
     add_errors(member.sums, seen, part(exact.want), row_of(exact_model.view(), row, of_exact),
                row_of(rounded_model.view(), row, of_rounded));
   }

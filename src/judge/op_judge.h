@@ -7,6 +7,7 @@
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
 #include "src/judge/oracle.h"
+#include "src/judge/schemas.h"
 #include "src/judge/seen.h"
 #include "src/judge/statistics.h"
 
@@ -25,7 +26,8 @@ struct OpJudgeOptions {
   DType dtype = DType::bf16;
   int64_t page_size = 0;  // 0: not known
   double limit_scale = 1;
-  bool partial = false;  // the trace was not meant to hold every tensor
+  bool partial = false;                  // the trace was not meant to hold every tensor
+  std::map<std::string, Schema> schema;  // declared, by point name
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
@@ -39,6 +41,7 @@ class OpJudge {
                                  const JudgedPass& pass);
   // Of all rows of the place that were judged by numbers so far, whatever their pass and request.
   Moments pooled(const Place& place) const;
+  const Schemas& schemas() const { return schemas_; }
 
  private:
   struct Group;  // nodes that the oracle is asked for together
@@ -50,6 +53,7 @@ class OpJudge {
   // False when the oracle's shape is another: the nodes are structural then.
   bool judge_block(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                    Group& group, size_t first, size_t count);
+  void judge_member(const Place& place, const Shape& row_shape, Group& group, size_t member);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
                           const JudgedPass& pass, const NodeRows& node);
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
@@ -60,7 +64,8 @@ class OpJudge {
   OpJudgeOptions options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
-  std::map<Key, DistinctMoments> pools_;
+  Schemas schemas_;
+  std::map<std::pair<Key, Schema>, DistinctMoments> pools_;
 };
 
 // What a node's measure comes to. row_shape: the axes after the rows.

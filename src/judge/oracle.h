@@ -30,6 +30,11 @@ struct Exact {
   std::vector<double> score;    // attention, per (row, head): max over j of scale * sum |q k_j|
   std::vector<double> angle;    // rope: position * inv_freq of the element's pair
   std::vector<double> x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
+  // What kernels that are chains of ops round on the way. inner: norm, the normalised x; silu_mul,
+  // silu(gate). factor: what it is multiplied with, norm the weight, silu_mul up.
+  std::vector<double> inner, factor;
+  std::vector<double> x1, x2, cos, sin;  // rope: of want = x1 cos + x2 sin, of either sign
+  std::vector<double> weighted_squares;  // attention: sum p^2 v^2
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.

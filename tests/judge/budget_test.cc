@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 #include "tests/helpers.h"
 
@@ -92,6 +93,80 @@ TEST(Budget, SaysWhatElementsMayHaveInCommon) {
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::bf16).misrounds, 0.02);
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f16).misrounds, 0.10);
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f32).misrounds, 1);
+}
+
+// What an independent chain of roundings does, beside the exact result.
+struct Chain {
+  Exact exact;
+  std::vector<double> got;
+};
+
+Chain chain_of(OpKind op, DType dtype, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  constexpr int64_t kCount = 20000;
+  Chain c{.exact = {.shape = {1, 1, kCount}, .terms = 16}};
+  Exact& e = c.exact;
+  const auto r = [dtype](double x) { return round_to(x, dtype); };
+  for (int64_t i = 0; i < kCount; ++i) {
+    const double x1 = r(normal(random)), x2 = r(normal(random)), angle = 100 * normal(random);
+    if (op == OpKind::rope) {
+      const double cos = std::cos(angle), sin = std::sin(angle);
+      e.want.push_back(x1 * cos + x2 * sin);
+      e.magnitude.push_back(std::fabs(x1) + std::fabs(x2));
+      e.angle.push_back(0);
+      e.x1c_x2s.push_back(std::hypot(x1 * cos, x2 * sin));
+      e.x1.push_back(x1), e.x2.push_back(x2), e.cos.push_back(cos), e.sin.push_back(sin);
+      c.got.push_back(r(r(x1 * r(cos)) + r(x2 * r(sin))));
+    } else {  // an inner value times a factor
+      const double inner = normal(random);
+      e.want.push_back(inner * x1);
+      e.inner.push_back(inner), e.factor.push_back(x1);
+      c.got.push_back(r(r(inner) * x1));
+    }
+  }
+  return c;
+}
+
+TEST(Schemas, OfAChainOfOpsAllowWhatItRoundsOnTheWay) {
+  for (const OpKind op : {OpKind::norm, OpKind::silu_mul, OpKind::rope})
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const auto [exact, got] = chain_of(op, dtype, 5);
+      const Budget fused = budget_of(op, exact, dtype),
+                   hf = budget_of(op, exact, dtype, Schema::hf);
+      double over_fused = 0, squares = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        const double eta = std::fabs(got[i] - exact.want[i]);
+        EXPECT_LE(eta, hf.limit[i]) << static_cast<int>(op) << ' ' << exact.want[i];
+        over_fused += eta > fused.limit[i];
+        squares += eta * eta / hf.variance[i];
+      }
+      const auto n = static_cast<double>(got.size());
+      EXPECT_GT(over_fused / n, 0.05);
+      EXPECT_NEAR(std::sqrt(squares / n), 1, 0.12) << static_cast<int>(op);
+      EXPECT_EQ(hf.misrounds, 1);
+      EXPECT_GT(hf.gain, unit_roundoff(dtype));
+      EXPECT_EQ(budget_of(op, exact, dtype, Schema::eager).limit, hf.limit);
+    }
+}
+
+TEST(Schemas, OfAttentionRoundItsWeightsAndItsScores) {
+  Exact exact{.shape = {1, 1, 2}, .want = {1, 1}, .row_terms = {4}, .magnitude = {2, 2}};
+  exact.spread = {0.5, 0.5}, exact.score = {3}, exact.weighted_squares = {0.25, 0.25};
+  const double fused = budget_of(OpKind::attention, exact, DType::bf16).limit[0];
+  const double hf = budget_of(OpKind::attention, exact, DType::bf16, Schema::hf).limit[0];
+  const double eager = budget_of(OpKind::attention, exact, DType::bf16, Schema::eager).limit[0];
+  EXPECT_NEAR(hf - fused, 0.6 * 8 * 0x1p-8 * 0.5, 1e-12);
+  EXPECT_NEAR(eager - hf, 16 * 0x1p-6 * 0.5, 1e-12);  // ulp of 3 in bf16 is 2^-6
+}
+
+TEST(Schemas, AreOfOpsThatCanBeChains) {
+  EXPECT_EQ(schemas_of(OpKind::linear).size(), 1u);
+  EXPECT_EQ(schemas_of(OpKind::norm).size(), 2u);
+  EXPECT_EQ(schemas_of(OpKind::attention).back(), Schema::eager);
+  const Exact exact{.shape = {1, 1}, .want = {1}, .terms = 4};
+  EXPECT_THROW(budget_of(OpKind::norm, exact, DType::bf16, Schema::hf), Error);
+  EXPECT_NO_THROW(budget_of(OpKind::norm, exact, DType::bf16));
 }
 
 TEST(Budget, IsRefusedWithoutItsMagnitudes) {

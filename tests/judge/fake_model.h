@@ -95,8 +95,11 @@ class FakeOracle : public Oracle {
       double sum = 0;
       for (size_t i = 0; i < width; ++i) sum += x[row + i] * x[row + i];
       const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + 1e-6);
-      for (size_t i = 0; i < width; ++i)
-        e.want[row + i] = x[row + i] * scale * (1 + weight(call.place, i, 0.25));
+      for (size_t i = 0; i < width; ++i) {
+        e.inner.push_back(x[row + i] * scale);
+        e.factor.push_back(1 + weight(call.place, i, 0.25));
+        e.want[row + i] = e.inner.back() * e.factor.back();
+      }
     }
     return e;
   }
@@ -134,6 +137,8 @@ class FakeOracle : public Oracle {
   static Exact rope(const OracleCall& call) {
     const std::vector<double> x = values_of(call.inputs.at(0));
     Exact e{.shape = call.inputs[0].shape, .want = x, .magnitude = x, .angle = x, .x1c_x2s = x};
+    e.x1 = x;
+    for (std::vector<double>* more : {&e.x2, &e.cos, &e.sin}) *more = x;
     const auto heads = static_cast<size_t>(e.shape[1]);
     const size_t half = kDim / 2;
     for (size_t t = 0; t < call.rows.size(); ++t)
@@ -147,6 +152,7 @@ class FakeOracle : public Oracle {
           const double s = round_to(std::sin(angle), DType::f32);
           const double other = i < half ? -x[at + i + half] : x[at + i - half];
           e.want[at + i] = x[at + i] * c + other * s;
+          e.x2[at + i] = other, e.cos[at + i] = c, e.sin[at + i] = s;
           e.magnitude[at + i] = std::fabs(x[at + i]) + std::fabs(other);
           e.angle[at + i] = angle;
           e.x1c_x2s[at + i] = std::hypot(x[at + i] * c, other * s);
@@ -185,22 +191,28 @@ class FakeOracle : public Oracle {
     e.score.push_back(score);
     for (size_t i = 0; i < kDim; ++i) {
       const auto value = [&](size_t j) { return v[(j * kKvHeads + kv_head) * kDim + i]; };
-      double o = 0, size = 0, spread = 0;
+      double o = 0, size = 0, spread = 0, squares = 0;
       for (size_t j = 0; j < keys; ++j) o += p[j] / total * value(j);
       for (size_t j = 0; j < keys; ++j) {
         size += p[j] / total * std::fabs(value(j));
+        squares += std::pow(p[j] / total * value(j), 2);
         spread += p[j] / total * std::fabs(value(j) - o);
       }
       e.want.push_back(o);
       e.magnitude.push_back(size);
       e.spread.push_back(spread);
+      e.weighted_squares.push_back(squares);
     }
   }
 
   static Exact silu_mul(const OracleCall& call) {
     const std::vector<double> up = values_of(call.inputs.at(1));
     Exact e{.shape = call.inputs[0].shape, .want = values_of(call.inputs[0])};
-    for (size_t i = 0; i < up.size(); ++i) e.want[i] *= up[i] / (1 + std::exp(-e.want[i]));
+    e.factor = up;
+    for (size_t i = 0; i < up.size(); ++i) {
+      e.inner.push_back(e.want[i] / (1 + std::exp(-e.want[i])));
+      e.want[i] = e.inner.back() * up[i];
+    }
     return e;
   }
 
@@ -369,6 +381,7 @@ inline FakeRun fake_run(ReferenceModel& model, DType dtype, int steps = 2,
                         std::vector<int> prompts = {13, 9}) {
   FakeRun run;
   run.manifest.dtype = dtype;
+  for (const Point& p : kPoints) run.manifest.schema[std::string(p.name)] = Schema::fused;
   PassInfo info;
   for (int32_t r = 0; r < std::ssize(prompts); ++r) {
     RequestInfo request{.id = r};
