@@ -82,7 +82,8 @@ void seed_written_while_shared(const Seams& seams, const FaultRequest&) {
 void seed_swap_restores_another_page(const Seams& seams, const FaultRequest&) {
   add_to(seams.hooks.after_plan, [](Plan& plan, PagePool&) {
     for (Plan::Swap& swap : plan.in)
-      if (!swap.pages.empty()) std::ranges::rotate(swap.pages, swap.pages.begin() + 1);
+      if (!swap.pages.empty())
+        std::rotate(swap.pages.begin(), swap.pages.begin() + 1, swap.pages.end());
   });
 }
 
