@@ -1,34 +1,49 @@
 #include "kernels/argmax.h"
 #include "kernels/cuda_ops.h"
 #include "kernels/device.cuh"
+#include "kernels/memory.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 256;
+constexpr int kMostSlices = 32;  // blocks that share a row
 
-// One block a row.
+// The first of the block's places, for its first warp.
+__device__ Place block_first(Place best) {
+  __shared__ Place warps[kThreads / kWarp];
+  best = warp_first(best);
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = best;
+  __syncthreads();
+  return warp_first(warps[threadIdx.x % (kThreads / kWarp)]);
+}
+
+// One block a slice of a row (blockIdx.y).
 template <typename T, int kSize>
-__global__ void first_of_largest(int32_t* out, const T* logits, int64_t vocab) {
+__global__ void first_of_slice(Place* slices, const T* logits, int64_t vocab) {
   struct alignas(sizeof(T) * kSize) Some {
     T e[kSize];
   };
   const T* row = logits + static_cast<int64_t>(blockIdx.x) * vocab;
   Place best = {-INFINITY, INT32_MAX};  // which every number of the row stands before
-#pragma unroll 4
-  for (int64_t i = threadIdx.x; i < vocab / kSize; i += kThreads) {
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+#pragma unroll 2
+  for (int64_t i = first; i < vocab / kSize; i += static_cast<int64_t>(gridDim.y) * kThreads) {
     const Some some = reinterpret_cast<const Some*>(row)[i];
     for (int c = 0; c < kSize; ++c) {
       const Place place = {widen(some.e[c]), i * kSize + c};
       if (before(place, best)) best = place;
     }
   }
-  __shared__ Place warps[kThreads / kWarp];
-  best = warp_first(best);
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = best;
-  __syncthreads();
-  if (threadIdx.x >= kWarp) return;
-  best = warp_first(warps[threadIdx.x]);
+  best = block_first(best);
+  if (threadIdx.x == 0) slices[blockIdx.x * gridDim.y + blockIdx.y] = best;
+}
+
+// One warp a row, a lane a slice.
+__global__ void first_of_row(int32_t* out, const Place* slices, int count) {
+  static_assert(kMostSlices <= kWarp);
+  const int slice = min(static_cast<int>(threadIdx.x), count - 1);
+  const Place best = warp_first(slices[static_cast<int64_t>(blockIdx.x) * count + slice]);
   if (threadIdx.x == 0) out[blockIdx.x] = static_cast<int32_t>(best.index);
 }
 
@@ -38,13 +53,21 @@ void argmax_cuda(const OpContext& context, TensorView out, TensorView logits) {
   check_argmax(out, logits, Device::cuda);
   if (out.rows() == 0) return;
   const int64_t vocab = logits.shape[1];
+  const auto rows = static_cast<unsigned>(out.rows());
+  const auto count =
+      static_cast<unsigned>(std::clamp<int64_t>(vocab / (16 * kThreads), 1, kMostSlices));
+  const Tensor slices({out.rows() * count * static_cast<int64_t>(sizeof(Place))}, DType::u8,
+                      Device::cuda);
   const bool wide = aligned_16(vocab * size_of(logits.dtype), logits.data);
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
-    const auto kernel = wide ? first_of_largest<T, Vector<T>::kSize> : first_of_largest<T, 1>;
-    kernel<<<static_cast<unsigned>(out.rows()), kThreads, 0, context.stream>>>(
-        out.as<int32_t>(), logits.as<const T>(), vocab);
+    const auto kernel = wide ? first_of_slice<T, Vector<T>::kSize> : first_of_slice<T, 1>;
+    kernel<<<dim3(rows, count), kThreads, 0, context.stream>>>(slices.as<Place>(),
+                                                               logits.as<const T>(), vocab);
   });
   cuda_check(cudaGetLastError(), "the launch of argmax");
+  first_of_row<<<rows, kWarp, 0, context.stream>>>(out.as<int32_t>(), slices.as<Place>(),
+                                                   static_cast<int>(count));
+  cuda_check(cudaGetLastError(), "the launch of argmax's second half");
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@ extern "C" const Ops* lockstep_cuda_ops(DeviceMemory* memory) {
       .rope = rope_cuda,
       .kv_write = kv_write_cuda,
       .kv_gather = kv_gather_cuda,
+      .paged_attention = paged_attention_cuda,
       .silu_mul = silu_mul_cuda,
       .add = add_cuda,
       .argmax = argmax_cuda,

@@ -72,12 +72,12 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       to[t] = a.sorted.order[min(first + t, end - 1)];
       x[t] = a.x + to[t] / a.shared * a.k;
     }
-    float sums[kRows] = {};
+    float sums[1][kRows] = {};
     if (expert < a.experts)
-      dot_rows<T, kRows, kVector>(sums, a.weights[expert] + row * a.k, x, a.k,
-                                  int64_t{lane} * kVector, int64_t{kWarp} * kVector);
+      dot_rows<T, 1, kRows, kVector>(sums, {a.weights[expert] + row * a.k}, x, a.k,
+                                     int64_t{lane} * kVector, int64_t{kWarp} * kVector);
     for (int t = 0; t < kRows; ++t) {
-      const float sum = expert < a.experts ? warp_sum(sums[t]) : NAN;
+      const float sum = expert < a.experts ? warp_sum(sums[0][t]) : NAN;
       if (lane == 0 && first + t < end) a.out[to[t] * a.n + row] = narrow<T>(sum);
     }
   }

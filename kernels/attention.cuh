@@ -1,0 +1,175 @@
+// What the CUDA kernels of paged_attention share.
+//
+// Keys are taken in chunks [0, 256), [256, 512), .. of positions and, within a chunk, in blocks of
+// 32, each relative to a running maximum; the chunks are then joined in their order. Where there
+// are few queries the chunks of one are taken by different warps and joined by another kernel,
+// else one warp takes them all: the arithmetic is the same, and so is every bit. Source: Dao 2023
+// (FlashAttention-2) and Dao et al. 2023 (Flash-Decoding).
+#pragma once
+
+#include "kernels/device.cuh"
+#include "kernels/paged_attention.h"
+
+namespace lockstep {
+
+constexpr int kChunkKeys = 256;
+constexpr int kBlockKeys = kWarp;  // a lane a key, where they are looked up
+constexpr float kNothing = -INFINITY;
+
+template <typename T>
+struct AttentionArguments {
+  T* out;
+  const T* q;
+  const T* k;
+  const T* v;
+  const int32_t* query_start;
+  const int32_t* context_length;
+  const int32_t* page_table;
+  int64_t tokens, requests, pages, page_size, table_pages;
+  int heads, kv_heads, head_dim;
+  float scale;
+  int window;
+  BadIndex* bad;
+  float* parts;  // [tokens, heads, chunks, 2 + head_dim]: see Part; null: no chunks apart
+  int chunks;    // that the page table has room for
+
+  __device__ int group() const { return heads / kv_heads; }
+  // What a chunk gives a row: the largest score, the sum of e^(score - largest), and as many
+  // numbers as head_dim, each the sum of e^(score - largest) v.
+  __device__ float* part(int64_t token, int head, int64_t chunk) const {
+    return parts + ((token * heads + head) * chunks + chunk) * (2 + head_dim);
+  }
+};
+
+// The queries of one request.
+struct Queries {
+  int64_t request = -1;  // -1: there is none
+  int64_t first = 0, end = 0;
+  int length = 0;  // of its context
+  __device__ int position(int64_t token) const { return length - static_cast<int>(end - token); }
+};
+
+// Positions [begin, end) of keys. In 32 bits, as the lengths of contexts, to save registers.
+struct KeyRange {
+  int begin, end;
+};
+
+template <typename T>
+__device__ KeyRange seen_from(const AttentionArguments<T>& a, int position) {
+  const int begin = a.window > 0 ? max(position - a.window + 1, 0) : 0;
+  return {begin, max(position + 1, begin)};
+}
+
+// Never outside the pass, whatever query_start says; that it says nothing else is looked at once.
+template <typename T>
+__device__ Queries queries_of(const AttentionArguments<T>& a, int64_t request) {
+  const int64_t first = min(max(int64_t{a.query_start[request]}, int64_t{0}), a.tokens);
+  const int64_t end = min(max(int64_t{a.query_start[request + 1]}, first), a.tokens);
+  return {request, first, end, max(a.context_length[request], 0)};
+}
+
+// Of all requests' runs of `per` rows of a group, by one warp: the queries whose run is the one
+// with that number, which becomes its number within them.
+template <typename T>
+__device__ Queries find_run(const AttentionArguments<T>& a, int64_t group, int64_t per,
+                            int64_t& run) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int64_t base = 0; base < a.requests; base += kWarp) {
+    int64_t runs = 0;
+    if (base + lane < a.requests) {
+      const Queries queries = queries_of(a, base + lane);
+      runs = ((queries.end - queries.first) * group + per - 1) / per;
+    }
+    int64_t sum = runs;  // up to and with this lane's
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const int64_t other = __shfl_up_sync(~0u, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    const unsigned after = __ballot_sync(~0u, run < sum);
+    if (after != 0) {
+      const int found = __ffs(static_cast<int>(after)) - 1;
+      run -= __shfl_sync(~0u, sum - runs, found);
+      return queries_of(a, base + found);
+    }
+    run -= __shfl_sync(~0u, sum, kWarp - 1);
+  }
+  return {};
+}
+
+// Reports what of the batch is not as it should be, by one warp.
+template <typename T>
+__device__ void look_at_batch(const AttentionArguments<T>& a) {
+  using Of = BadIndex::Of;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int32_t* start = a.query_start;
+  if (lane == 0 && (start[0] != 0 || start[a.requests] != a.tokens))
+    report(a.bad, Of::query_start, a.tokens, start[0], start[a.requests]);
+  for (int64_t r = lane; r < a.requests; r += kWarp) {
+    if (start[r] > start[r + 1]) report(a.bad, Of::query_order, start[r], start[r + 1], r);
+    if (a.context_length[r] < 0) report(a.bad, Of::context_length, 0, a.context_length[r], r);
+  }
+}
+
+// The element of the cache where the key at a position begins; -1, and a report, where the page
+// table names no page of the pool.
+template <typename T>
+__device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
+                            int position) {
+  // Unsigned and short, because a division of 64 bits takes long.
+  const auto size = static_cast<uint32_t>(a.page_size), at = static_cast<uint32_t>(position);
+  const int64_t entry = at / size;
+  if (entry >= a.table_pages) {
+    report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
+           a.table_pages, a.page_size);
+    return -1;
+  }
+  const int64_t page = a.page_table[queries.request * a.table_pages + entry];
+  if (page < 0 || page >= a.pages) {
+    report(a.bad, BadIndex::Of::attended_page, a.pages, page, entry);
+    return -1;
+  }
+  return ((page * a.page_size + at % size) * a.kv_heads + kv_head) * a.head_dim;
+}
+
+// A largest score from which exponents can be taken: as long as every score is -Inf there is none.
+__device__ inline float base_of(float most) { return most == kNothing ? 0.0f : most; }
+
+// What is known of the softmax of a row: the largest score and the sum relative to it.
+struct Softmax {
+  float most = kNothing, total = 0;
+};
+
+// How two weighted sums are scaled when they are joined. Every product and sum is spelt out,
+// because compilers may fuse them otherwise in one kernel and not in another.
+struct Join {
+  float old_scale, new_scale;
+  __device__ float operator()(float old_sum, float new_sum) const {
+    return __fmaf_rn(new_sum, new_scale, __fmul_rn(old_sum, old_scale));
+  }
+};
+
+__device__ inline Join join(Softmax& to, const Softmax& chunk) {
+  const float most = fmaxf(to.most, chunk.most), base = base_of(most);
+  const Join join = {expf(to.most - base), expf(chunk.most - base)};
+  to = {most, join(to.total, chunk.total)};
+  return join;
+}
+
+// What a row's sums are multiplied with at the end. Scores that are all -Inf have no softmax; a
+// query that sees no key has an empty sum.
+__device__ inline float unit_of(const Softmax& softmax, int position) {
+  if (position < 0) return 0;
+  return softmax.total == 0 ? NAN : 1.0f / softmax.total;
+}
+
+// The kernels, for arguments that were checked; chunks apart where `parts` has memory.
+// Of 16-bit dtypes whose head_dim and addresses suit the tensor cores (false, with nothing done,
+// where they do not).
+template <typename T>
+bool attend_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
+// Of any dtype and any head_dim up to kWidestHead, a warp a row.
+constexpr int kWidestHead = 256;
+template <typename T>
+void attend_by_rows(const OpContext& context, const AttentionArguments<T>& a);
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "kernels/attention.cuh"
+#include "kernels/cuda_ops.h"
+#include "kernels/memory.h"
+#include "kernels/paged_attention.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is no decoding
+
+// One block a row: joins what its chunks gave, in their order.
+template <typename T>
+__global__ void join_parts(AttentionArguments<T> a) {
+  const int64_t token = blockIdx.x / a.heads;
+  const int head = static_cast<int>(blockIdx.x % a.heads);
+  int64_t run = token;
+  const Queries queries = find_run(a, 1, 1, run);
+  if (queries.request < 0) return;
+  const int position = queries.position(token);
+  const KeyRange seen = seen_from(a, position);
+  const int element = min(static_cast<int>(threadIdx.x), a.head_dim - 1);
+  Softmax softmax;
+  float sum = 0;
+#pragma unroll 4
+  for (int chunk = seen.begin / kChunkKeys; chunk * kChunkKeys < seen.end; ++chunk) {
+    float most = NAN, total = NAN, part = NAN;
+    if (chunk < a.chunks) {  // else a page table that is too short, which was reported
+      const float* from = a.part(token, head, chunk);
+      most = from[0], total = from[1], part = from[2 + element];
+    }
+    const Join joined = join(softmax, {most, total});
+    sum = joined(sum, part);
+  }
+  if (threadIdx.x < a.head_dim)
+    a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
+        narrow<T>(sum * unit_of(softmax, position));
+}
+
+template <typename T>
+AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, const KvCache& cache,
+                                   const AttentionBatch& batch, float scale, int64_t window) {
+  const int64_t table_pages = batch.page_table.shape[1];
+  return {
+      .out = out.as<T>(),
+      .q = q.as<const T>(),
+      .k = cache.k.as<const T>(),
+      .v = cache.v.as<const T>(),
+      .query_start = batch.query_start.as<const int32_t>(),
+      .context_length = batch.context_length.as<const int32_t>(),
+      .page_table = batch.page_table.as<const int32_t>(),
+      .tokens = q.rows(),
+      .requests = batch.context_length.rows(),
+      .pages = cache.pages(),
+      .page_size = cache.page_size(),
+      .table_pages = table_pages,
+      .heads = static_cast<int>(q.shape[1]),
+      .kv_heads = static_cast<int>(cache.k.shape[2]),
+      .head_dim = static_cast<int>(q.shape[2]),
+      .scale = scale,
+      .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
+      .bad = bad_index_report(),
+      .parts = nullptr,
+      .chunks = static_cast<int>((table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys)};
+}
+
+template <typename T>
+void attend(const OpContext& context, AttentionArguments<T> a) {
+  // Few queries a request do not fill a device, but their chunks do.
+  const int64_t parts = a.tokens * a.heads * a.chunks * (2 + a.head_dim);
+  const bool apart =
+      a.chunks > 1 && parts <= kMostParts && a.tokens * (a.heads / a.kv_heads) <= 64 * a.requests;
+  Tensor memory;
+  if (apart) {
+    memory = Tensor({parts}, DType::f32, Device::cuda);
+    a.parts = memory.as<float>();
+  }
+  if (!attend_on_tensor_cores(context, a)) attend_by_rows(context, a);
+  if (!apart) return;
+  const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;
+  join_parts<<<static_cast<unsigned>(a.tokens * a.heads), threads, 0, context.stream>>>(a);
+  cuda_check(cudaGetLastError(), "the launch of paged_attention's join");
+}
+
+}  // namespace
+
+void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q, KvCache cache,
+                          AttentionBatch batch, float scale, int64_t window) {
+  check_paged_attention(out, q, cache, batch, window, Device::cuda);
+  check(q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
+        "paged_attention on the CUDA device wants heads of at most {} elements and pages of at "
+        "most {} positions, found {} and {}: use --device cpu",
+        kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
+  if (out.count() == 0) return;
+  dispatch_cuda(q.dtype, [&]<typename T>(T*) {
+    attend(context, arguments_of<T>(out, q, cache, batch, scale, window));
+  });
+}
+
+}  // namespace lockstep
