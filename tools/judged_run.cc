@@ -63,15 +63,16 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
 }
 
 Result judge_run(const JudgedRun& run) {
-  const Seeded seeded(cpu_ops(), run.faults, run.checkpoint.config());
+  const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
+  const auto oracle = run.reference.oracle(run.checkpoint, reference);
+  Seeded seeded(cpu_ops(), run.faults, run.checkpoint.config());
+  if (run.watch) run.watch->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hooks);
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {
     engine.submit(request);
     total += request.choices();
   }
-  const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
-  const auto oracle = run.reference.oracle(run.checkpoint, reference);
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
@@ -86,8 +87,10 @@ Result judge_run(const JudgedRun& run) {
     writer->write(pass);
   });
   Auditor auditor(run.engine.page_size);
-  Tee both(recorder, auditor);
-  Probe probe(run.audit ? static_cast<Sink*>(&both) : &recorder);
+  Tee audited(recorder, auditor);
+  Sink& seen = run.audit ? static_cast<Sink&>(audited) : recorder;
+  Tee watched(run.watch ? *run.watch : seen, seen);
+  Probe probe(run.watch ? &watched : &seen);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     done = 0;

@@ -9,6 +9,7 @@
 #include "src/engine/engine.h"
 #include "src/faults/faults.h"
 #include "src/judge/judge.h"
+#include "tools/op_watch.h"
 
 namespace lockstep {
 
@@ -20,8 +21,9 @@ struct JudgedRun {
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;
-  bool audit = true;  // of the K/V cache too
-  std::string trace;  // where to keep what was seen; empty: nowhere
+  OpWatch* watch = nullptr;  // borrowed; around the ops under test
+  bool audit = true;         // of the K/V cache too
+  std::string trace;         // where to keep what was seen; empty: nowhere
   Keep keep = Keep::flagged;
   std::map<std::string, std::string> provenance;
   // Called after every pass with the tokens chosen so far and all that can be chosen.

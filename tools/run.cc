@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/judge/report.h"
+#include "tools/confirm.h"
 #include "tools/judged_run.h"
 #include "tools/modes.h"
 #include "tools/options.h"
@@ -21,6 +22,7 @@ struct RunOptions {
   ReportOptions report;
   std::vector<std::string> faults;
   bool no_audit = false;
+  bool confirm = false;
   std::string modes;  // empty: beside the reference
 };
 
@@ -37,19 +39,25 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
   const std::vector<FaultRequest> faults = faults_of(options);
   const Selection selection = selection_of(options.observe);
   progress.show("opening the reference");
-  return judge_run({.checkpoint = session.checkpoint,
-                    .reference = open_reference(),
-                    .engine = session.engine,
-                    .requests = session.requests,
-                    .faults = faults,
-                    .judge = {.selection = selection},
-                    .audit = !options.no_audit,
-                    .trace = options.observe.trace,
-                    .keep = keep_from(options.observe.keep),
-                    .provenance = provenance,
-                    .progress = [&](int64_t done, int64_t total) {
-                      progress.show(fmt::format("{} of {} tokens judged", done, total));
-                    }});
+  const JudgedRun run{.checkpoint = session.checkpoint,
+                      .reference = open_reference(),
+                      .engine = session.engine,
+                      .requests = session.requests,
+                      .faults = faults,
+                      .judge = {.selection = selection},
+                      .audit = !options.no_audit,
+                      .trace = options.observe.trace,
+                      .keep = keep_from(options.observe.keep),
+                      .provenance = provenance,
+                      .progress = [&](int64_t done, int64_t total) {
+                        progress.show(fmt::format("{} of {} tokens judged", done, total));
+                      }};
+  Result result = judge_run(run);
+  if (options.confirm) {
+    progress.show("running again with ops put right");
+    result.confirmations = confirm(run, result);
+  }
+  return result;
 }
 
 // The engine against itself, served in other ways.
@@ -98,10 +106,13 @@ int run_command(Args args) {
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
+  app.add_flag("--confirm", options.confirm,
+               "run again with what was found wrong put right, all of it and all but one: proves "
+               "each finding");
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
   for (const char* of_reference :
-       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit"})
+       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

@@ -34,6 +34,13 @@ Json of_finding(const Finding& f) {
           {"rule", f.rule}};
 }
 
+Json of_confirmation(const Confirmation& c) {
+  return {{"layer", layer_of(c.place)},
+          {"point", c.place.point->name},
+          {"confirmed", c.confirmed},
+          {"says", c.says}};
+}
+
 Json of_place(const PlaceSummary& p) {
   return {{"layer", layer_of(p.place)},
           {"point", p.place.point->name},
@@ -83,8 +90,10 @@ Json of_nodes(const Result& result) {
 }  // namespace
 
 std::string report_json(const Result& result) {
-  Json findings = Json::array(), points = Json::array(), requests = Json::array();
+  Json findings = Json::array(), confirmations = Json::array(), points = Json::array(),
+       requests = Json::array();
   for (const Finding& f : result.findings) findings.push_back(of_finding(f));
+  for (const Confirmation& c : result.confirmations) confirmations.push_back(of_confirmation(c));
   for (const PlaceSummary& p : result.places) points.push_back(of_place(p));
   for (const RequestResult& r : result.requests) requests.push_back(of_request(r));
   Json limits = Json::object();
@@ -96,6 +105,7 @@ std::string report_json(const Result& result) {
                {"nodes", of_nodes(result)},
                {"first", result.first ? of_finding(*result.first) : Json(nullptr)},
                {"findings", findings},
+               {"confirmations", confirmations},
                {"points", points},
                {"requests", requests},
                {"logits", result.logits ? of_logits(*result.logits) : Json(nullptr)},

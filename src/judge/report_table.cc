@@ -49,6 +49,14 @@ std::string findings_list(const Result& result) {
   return text;
 }
 
+std::string confirmations_list(const Result& result) {
+  if (result.confirmations.empty()) return "";
+  std::string text = "\nconfirmed by running again with ops put right\n";
+  for (const Confirmation& c : result.confirmations)
+    text += fmt::format("  {} {}: {}\n", c.confirmed ? "yes" : "no ", text_of(c.place), c.says);
+  return text;
+}
+
 std::string listed(const char* title, const std::vector<std::string>& lines) {
   if (lines.empty()) return "";
   std::string text = fmt::format("\n{}\n", title);
@@ -77,9 +85,9 @@ std::string logits_line(const Result& result) {
 }  // namespace
 
 std::string report_table(const Result& result) {
-  return places_table(result) + findings_list(result) + listed("blind to", result.blind) +
-         listed("notes", result.notes) + counts_line(result) + logits_line(result) + "\n" +
-         result.verdict + ": " + result.story + "\n";
+  return places_table(result) + findings_list(result) + confirmations_list(result) +
+         listed("blind to", result.blind) + listed("notes", result.notes) + counts_line(result) +
+         logits_line(result) + "\n" + result.verdict + ": " + result.story + "\n";
 }
 
 }  // namespace lockstep

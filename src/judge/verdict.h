@@ -85,6 +85,13 @@ struct LogitsSummary {
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };
 
+// What became of one place that was found wrong when the run was made again with ops put right.
+struct Confirmation {
+  Place place;
+  bool confirmed = false;
+  std::string says;  // what was seen; where it is not confirmed, why not
+};
+
 struct Result {
   std::string verdict;  // "clean" "diverged" "inconclusive"
   std::string story;    // one sentence a person can act on
@@ -92,6 +99,7 @@ struct Result {
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)
   std::vector<Finding> findings;
+  std::vector<Confirmation> confirmations;  // empty: none was asked for
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;
   std::optional<LogitsSummary> logits;

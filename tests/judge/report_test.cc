@@ -133,6 +133,8 @@ Result diverged_result() {
                  .verdict = Verdict::nonfinite,
                  .got = std::numeric_limits<double>::quiet_NaN(),
                  .budgets = std::numeric_limits<double>::infinity()}};
+  r.confirmations = {{{&point("attn.q_rope"), 2}, true, "confirmed: found again"},
+                     {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
   r.first = r.findings[0];
   r.counts = {130, 200, 80, 1, 1, 0, 0};
   tell(r, true, "");

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "tools/judged_run.h"
+
+namespace lockstep {
+
+// Proves findings by serving the same requests again, forced to the tokens that `result`, the
+// result of `run`, chose:
+// - with every place that was found wrong put right (see Substitution), nothing may be wrong any
+//   more: they were all there was. What only shows then, because a greater error hid it, is a
+//   finding of its own and is put right too.
+// - with every one but one put right, that one alone must be found again, on inputs that are right.
+// Places are in the order of the computation. Costs one run and one for each place, of which the
+// first `most` are tried alone; the rest are said not to have been.
+std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most = 8);
+
+}  // namespace lockstep

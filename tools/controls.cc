@@ -1,0 +1,139 @@
+#include "tools/controls.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "kernels/check.h"
+#include "src/judge/budget.h"
+#include "src/judge/judge.h"
+
+namespace lockstep {
+namespace {
+
+// What a clean engine showed, as a judge takes it.
+struct Seen {
+  Manifest manifest;
+  std::vector<Pass> passes;
+};
+
+Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
+           const std::vector<Request>& requests) {
+  Engine engine(checkpoint, cpu_ops(), options);
+  Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
+  for (const Request& request : requests) {
+    const int32_t id = engine.submit(request);
+    seen.manifest.requests.push_back({.id = id, .prompt = request.prompt});
+  }
+  Recorder recorder({}, false, [&](Pass pass) { seen.passes.push_back(std::move(pass)); });
+  Probe probe(&recorder);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  return seen;
+}
+
+// An oracle that is two budgets off at one element of one place.
+class OffByTwoBudgets final : public Oracle {
+ public:
+  OffByTwoBudgets(Oracle& right, Place place) : right_(right), place_(place) {}
+  Graph graph() const override { return right_.graph(); }
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = right_.evaluate(call);
+    if (!(call.place == place_) || exact.want.empty()) return exact;
+    const size_t last = exact.want.size() - 1;
+    exact.want[last] += 2 * budget_of(place_.point->op, exact, call.dtype).limit[last];
+    return exact;
+  }
+
+ private:
+  Oracle& right_;
+  Place place_;
+};
+
+class Controls {
+ public:
+  Controls(const Checkpoint& checkpoint, ReferenceLibrary& reference, Seen seen)
+      : checkpoint_(checkpoint), reference_(reference), seen_(std::move(seen)) {}
+
+  // Judges a changed copy of what was seen.
+  void add(const std::string& name, const std::function<void(Seen&)>& change,
+           const JudgeOptions& options = {}, bool complete = true) {
+    Seen seen = seen_;
+    change(seen);
+    const auto oracle = reference_.oracle(checkpoint_, {.dtype = seen.manifest.dtype});
+    add(name, seen, *oracle, options, complete);
+  }
+
+  void add_wrong_oracle(const std::string& name, const Place& place) {
+    const auto oracle = reference_.oracle(checkpoint_, {.dtype = seen_.manifest.dtype});
+    OffByTwoBudgets wrong(*oracle, place);
+    add(name, seen_, wrong, {}, true);
+  }
+
+  const std::vector<Control>& all() const { return controls_; }
+
+ private:
+  void add(const std::string& name, const Seen& seen, Oracle& oracle, const JudgeOptions& options,
+           bool complete) {
+    Judge judge(seen.manifest, oracle, nullptr, nullptr, options);
+    for (const Pass& pass : seen.passes) judge.judge(pass);
+    const Result result = judge.finish(seen.manifest.requests, complete);
+    controls_.push_back({name, result.verdict, exit_status(result) != 0});
+  }
+
+  const Checkpoint& checkpoint_;
+  ReferenceLibrary& reference_;
+  Seen seen_;
+  std::vector<Control> controls_;
+};
+
+KeptTensor& tensor_at(Seen& seen, const Point& point, int layer) {
+  for (KeptTensor& tensor : seen.passes.front().tensors)
+    if (*tensor.point == point && tensor.layer == layer) return tensor;
+  fail("a tensor of {} was wanted, but the engine did not show it", point.name);
+}
+
+void swap_layers(Seen& seen, int a, int b) {
+  for (Pass& pass : seen.passes)
+    for (KeptTensor& tensor : pass.tensors) {
+      if (tensor.layer == a)
+        tensor.layer = b;
+      else if (tensor.layer == b)
+        tensor.layer = a;
+    }
+}
+
+}  // namespace
+
+std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLibrary& reference,
+                                       const EngineOptions& engine,
+                                       const std::vector<Request>& requests) {
+  check(checkpoint.config().layers > 1,
+        "a model of two layers or more was wanted, because two are to be swapped, found {}",
+        checkpoint.config().layers);
+  Controls controls(checkpoint, reference, serve(checkpoint, engine, requests));
+  const auto unchanged = [](Seen&) {};
+  controls.add("nothing wrong", unchanged);
+  check(!controls.all().front().failed,
+        "a clean run was wanted to put something wrong in, but it comes out {}: run `lockstep run` "
+        "on this model first",
+        controls.all().front().verdict);
+  controls.add("limits times 0", unchanged, {.limit_scale = 0});
+  controls.add("another dtype declared", [](Seen& seen) {
+    seen.manifest.dtype = seen.manifest.dtype == DType::f16 ? DType::bf16 : DType::f16;
+  });
+  controls.add(
+      "the last pass missing", [](Seen& seen) { seen.passes.pop_back(); }, {}, false);
+  controls.add("the last tensor missing",
+               [](Seen& seen) { seen.passes.back().tensors.pop_back(); });
+  controls.add("a point renamed", [](Seen& seen) {
+    tensor_at(seen, point("attn.residual"), 0).point = &point("mlp.residual");
+  });
+  controls.add("two layers swapped", [](Seen& seen) { swap_layers(seen, 0, 1); });
+  for (const Point* place : {&point("attn.norm"), &point("attn.q_rope"), &point("attn.out"),
+                             &point("attn.o"), &point("attn.residual")})
+    controls.add_wrong_oracle("the exact result of one element of layer 0 " +
+                                  std::string(place->name) + " two budgets off",
+                              {place, 0});
+  return {controls.all().begin() + 1, controls.all().end()};
+}
+
+}  // namespace lockstep

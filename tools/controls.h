@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "reference/reference.h"
+#include "src/engine/engine.h"
+
+namespace lockstep {
+
+// A judgement that must not come out clean: a judge that passes it has proved nothing by passing
+// anything else.
+struct Control {
+  std::string name;
+  std::string verdict;  // what came out
+  bool failed = false;  // as it must
+};
+
+// Serves the requests once with a clean engine and judges what was seen with something put wrong on
+// the way to the judge: the limits times 0, another dtype declared, a part of the run missing, a
+// point renamed, two layers swapped, and the exact result of one element two budgets off.
+// Throws Error when the model has a single layer, or the clean run itself is not clean.
+std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLibrary& reference,
+                                       const EngineOptions& engine,
+                                       const std::vector<Request>& requests);
+
+}  // namespace lockstep
