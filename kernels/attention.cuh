@@ -1,6 +1,6 @@
 // What the CUDA kernels of paged_attention share.
 //
-// Keys are taken in chunks [0, 256), [256, 512), .. of positions and, within a chunk, in blocks of
+// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a chunk, in blocks of
 // 32, each relative to a running maximum; the chunks are then joined in their order. Where there
 // are few queries the chunks of one are taken by different warps and joined by another kernel,
 // else one warp takes them all: the arithmetic is the same, and so is every bit. Source: Dao 2023
@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-constexpr int kChunkKeys = 256;
+constexpr int kChunkKeys = 128;
 constexpr int kBlockKeys = kWarp;  // a lane a key, where they are looked up
 constexpr float kNothing = -INFINITY;
 
@@ -161,6 +161,9 @@ __device__ inline float unit_of(const Softmax& softmax, int position) {
   if (position < 0) return 0;
   return softmax.total == 0 ? NAN : 1.0f / softmax.total;
 }
+
+// A sum times that unit; never -0, which depends on how many empty chunks a row was joined with.
+__device__ inline float scaled(float sum, float unit) { return __fmaf_rn(sum, unit, 0.0f); }
 
 // The kernels, for arguments that were checked; chunks apart where `parts` has memory.
 // Of 16-bit dtypes whose head_dim and addresses suit the tensor cores (false, with nothing done,

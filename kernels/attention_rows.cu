@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
 #pragma unroll
   for (int i = 0; i < kShare; ++i)
     if (lane + i * kWarp < a.head_dim)
-      a.out[at * a.head_dim + lane + i * kWarp] = narrow<T>(row.sums[i] * unit);
+      a.out[at * a.head_dim + lane + i * kWarp] = narrow<T>(scaled(row.sums[i], unit));
 }
 
 }  // namespace

@@ -1,84 +1,11 @@
-#include <type_traits>
-
 #include "kernels/attention.cuh"
+#include "kernels/tensor_cores.cuh"
 
 namespace lockstep {
 namespace {
 
 constexpr int kTileRows = 16;  // rows of one product of the tensor cores: queries and heads
 constexpr int kStages = 2;     // blocks of keys in shared memory: one worked on, one on its way
-
-// out += a b in fp32 for a 16 x 16 and b 16 x 8. A lane holds of out the elements (lane / 4,
-// 2 (lane % 4)), the next one, and those 8 rows further; of a pairs at the same places and 8
-// columns further; of b the pairs (2 (lane % 4), lane / 4), and 8 rows further.
-template <typename T>
-__device__ void multiply_add(float (&out)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (std::is_same_v<T, __half>)
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(out[0]), "+f"(out[1]), "+f"(out[2]), "+f"(out[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(out[0]), "+f"(out[1]), "+f"(out[2]), "+f"(out[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Four 8 x 8 matrices whose rows' addresses the lanes give, eight a matrix, as they lie or
-// transposed.
-template <bool kTransposed>
-__device__ void load_matrices(uint32_t (&to)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  if constexpr (kTransposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// Starts to copy 16 bytes, or as many zeros, into shared memory.
-__device__ void begin_copy(void* to, const void* from, bool zeros) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from),
-                 "r"(zeros ? 0 : 16)
-               : "memory");
-}
-__device__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until only the newest group is still on its way.
-__device__ void wait_for_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-
-template <typename T>
-__device__ uint32_t pair_of(T low, T high) {
-  const T both[2] = {low, high};
-  uint32_t bits;
-  memcpy(&bits, both, sizeof(bits));
-  return bits;
-}
-
-// Probabilities are never rounded: each is the exact sum of up to kParts numbers of the dtype, to
-// the last bit or two of fp32.
-template <typename T>
-constexpr int kParts = std::is_same_v<T, __half> ? 2 : 3;
-
-template <typename T>
-__device__ void split(float low, float high, uint32_t (&parts)[kParts<T>]) {
-#pragma unroll
-  for (int i = 0; i < kParts<T>; ++i) {
-    const T l = narrow<T>(low), h = narrow<T>(high);
-    parts[i] = pair_of(l, h);
-    low -= widen(l);
-    high -= widen(h);
-  }
-}
 
 // Whether one of two numbers of a dtype is Inf or NaN.
 template <typename T>
@@ -198,23 +125,30 @@ __device__ void Tile<T, kDim>::score(const AttentionArguments<T>& a, const Block
                                      int first, float (&p)[kBlockKeys / 8][4]) const {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
-  for (int j = 0; j < kBlockKeys / 8; ++j) {
-    for (float& score : p[j]) score = 0;
+  for (auto& four : p)
+    for (float& score : four) score = 0;
+      // Keys in the inner loop: the products of one key wait for each other.
 #pragma unroll
-    for (int step = 0; step < kDim / 16; step += 2) {
-      uint32_t k[4];  // of 8 keys, 32 elements; of the last 16 twice where there are no more
-      const int column = min(step * 16 + lane / 8 * 8, kDim - 8);
-      load_matrices<false>(k, &block.k[j * 8 + lane % 8][column]);
-      multiply_add<T>(p[j], q[step], {k[0], k[1]});
-      if (step + 1 < kDim / 16) multiply_add<T>(p[j], q[step + 1], {k[2], k[3]});
-    }
+  for (int step = 0; step < kDim / 16; step += 2) {
+    uint32_t k[kBlockKeys / 8][4];  // 32 elements each; the last 16 twice where there are no more
+    const int column = min(step * 16 + lane / 8 * 8, kDim - 8);
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; ++j)
+      load_matrices<false>(k[j], &block.k[j * 8 + lane % 8][column]);
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; ++j) multiply_add<T>(p[j], q[step], {k[j][0], k[j][1]});
+    if (step + 1 == kDim / 16) continue;
+#pragma unroll
+    for (int j = 0; j < kBlockKeys / 8; ++j) multiply_add<T>(p[j], q[step + 1], {k[j][2], k[j][3]});
+  }
+#pragma unroll
+  for (int j = 0; j < kBlockKeys / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first + j * 8 + lane % 4 * 2 + i % 2;
       const KeyRange& range = seen[i / 2];
       p[j][i] = key >= range.begin && key < range.end ? __fmul_rn(p[j][i], a.scale) : kNothing;
     }
-  }
 }
 
 // Turns the scores into probabilities relative to the running maxima, and rescales what was summed
@@ -278,15 +212,21 @@ __device__ void Tile<T, kDim>::weigh(const Block<T, kDim>& block,
 #pragma unroll
       for (int part = 0; part < kParts<T>; ++part) weights[part][i] = parts[part];
     }
+    // Several columns at a time: the parts of one sum wait for each other.
+    constexpr int kTogether = kDim % 64 == 0 ? 4 : 1;
 #pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
-      uint32_t v[4];
-      load_matrices<true>(v, &block.v[step * 16 + lane % 16][n * 16 + lane / 16 * 8]);
+    for (int n = 0; n < kDim / 16; n += kTogether) {
+      uint32_t v[kTogether][4];
 #pragma unroll
-      for (int part = 0; part < kParts<T>; ++part) {
-        multiply_add<T>(sums[n * 2], weights[part], {v[0], v[1]});
-        multiply_add<T>(sums[n * 2 + 1], weights[part], {v[2], v[3]});
-      }
+      for (int c = 0; c < kTogether; ++c)
+        load_matrices<true>(v[c], &block.v[step * 16 + lane % 16][(n + c) * 16 + lane / 16 * 8]);
+#pragma unroll
+      for (int part = 0; part < kParts<T>; ++part)
+#pragma unroll
+        for (int c = 0; c < kTogether; ++c) {
+          multiply_add<T>(sums[(n + c) * 2], weights[part], {v[c][0], v[c][1]});
+          multiply_add<T>(sums[(n + c) * 2 + 1], weights[part], {v[c][2], v[c][3]});
+        }
     }
   }
 }
@@ -330,20 +270,25 @@ __device__ void Tile<T, kDim>::weigh_row_by_row(const Block<T, kDim>& block, int
   }
 }
 
-// Begins to bring the keys from position `first` on that are in `wanted`; the others are zeros.
-template <typename T, int kDim, int kThreads>
-__device__ void bring(const AttentionArguments<T>& a, Block<T, kDim>& block, const Queries& queries,
-                      int kv_head, int first, KeyRange wanted) {
-  constexpr int kPerRow = kDim * 2 / 16, kPieces = kBlockKeys * kPerRow;
-  constexpr int64_t kZeros = -2;
+constexpr int64_t kZeros = -2;  // the place of a key that nobody wants
+
+// Where the key of this lane lies, in a block that begins at position `first`.
+template <typename T>
+__device__ int64_t look_up(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
+                           int first, KeyRange wanted) {
   const int key = first + static_cast<int>(threadIdx.x % kWarp);
-  const int64_t mine =
-      key >= wanted.begin && key < wanted.end ? place_of(a, queries, kv_head, key) : kZeros;
+  if (key < wanted.begin || key >= wanted.end) return kZeros;
+  return place_of(a, queries, kv_head, key);
+}
+
+// Begins to bring the keys of a block that lie at the lanes' places.
+template <typename T, int kDim, int kThreads>
+__device__ void bring(const AttentionArguments<T>& a, Block<T, kDim>& block, int64_t mine) {
+  constexpr int kPerRow = kDim * 2 / 16, kPieces = kBlockKeys * kPerRow;
 #pragma unroll
   for (int base = 0; base < kPieces; base += kThreads) {
-    const int piece = base + static_cast<int>(threadIdx.x),
-              row = min(piece / kPerRow, kBlockKeys - 1);
-    const int column = piece % kPerRow * 8;
+    const int piece = base + static_cast<int>(threadIdx.x);
+    const int row = min(piece / kPerRow, kBlockKeys - 1), column = piece % kPerRow * 8;
     const int64_t place = __shfl_sync(~0u, mine, row);
     if (piece >= kPieces) break;
     if (place == -1) {  // NaN, for a page that there is not
@@ -392,7 +337,8 @@ __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim>& t
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n)
       *reinterpret_cast<uint32_t*>(to + n * 8) =
-          pair_of(narrow<T>(sums[n][2 * half] * unit), narrow<T>(sums[n][2 * half + 1] * unit));
+          pair_of(narrow<T>(scaled(sums[n][2 * half], unit)),
+                  narrow<T>(scaled(sums[n][2 * half + 1], unit)));
   }
 }
 
@@ -421,11 +367,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_tiles(AttentionArguments
   Softmax softmax[2];
   float sums[kDim / 8][4] = {};
   int at = keys.begin / kBlockKeys * kBlockKeys;
-  bring<T, kDim, kThreads>(a, blocks[0], queries, kv_head, at, keys);
+  bring<T, kDim, kThreads>(a, blocks[0], look_up(a, queries, kv_head, at, keys));
   end_group();
+  // Looked up a block before it is used, because a page table lies as far away as the keys.
+  int64_t next = look_up(a, queries, kv_head, at + kBlockKeys, keys);
   for (int stage = 0; at < keys.end; at += kBlockKeys, stage ^= 1) {
-    if (at + kBlockKeys < keys.end)
-      bring<T, kDim, kThreads>(a, blocks[stage ^ 1], queries, kv_head, at + kBlockKeys, keys);
+    if (at + kBlockKeys < keys.end) bring<T, kDim, kThreads>(a, blocks[stage ^ 1], next);
+    next = look_up(a, queries, kv_head, at + 2 * kBlockKeys, keys);
     end_group();
     wait_for_older();
     synchronise<kThreads>();

@@ -21,19 +21,26 @@ __global__ void join_parts(AttentionArguments<T> a) {
   const int element = min(static_cast<int>(threadIdx.x), a.head_dim - 1);
   Softmax softmax;
   float sum = 0;
-#pragma unroll 4
-  for (int chunk = seen.begin / kChunkKeys; chunk * kChunkKeys < seen.end; ++chunk) {
-    float most = NAN, total = NAN, part = NAN;
-    if (chunk < a.chunks) {  // else a page table that is too short, which was reported
-      const float* from = a.part(token, head, chunk);
-      most = from[0], total = from[1], part = from[2 + element];
+  constexpr int kTogether = 16;  // which are read before the first is used
+  for (int first = seen.begin / kChunkKeys; first * kChunkKeys < seen.end; first += kTogether) {
+    Softmax chunk[kTogether];
+    float part[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      part[i] = 0;  // of a chunk that is not seen, as the softmax is that of nothing
+      if ((first + i) * kChunkKeys >= seen.end) continue;
+      // Else a page table is too short, which was reported.
+      const bool there = first + i < a.chunks;
+      const float* from = a.part(token, head, there ? first + i : 0);
+      chunk[i] = {there ? from[0] : NAN, there ? from[1] : NAN};
+      part[i] = there ? from[2 + element] : NAN;
     }
-    const Join joined = join(softmax, {most, total});
-    sum = joined(sum, part);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sum = join(softmax, chunk[i])(sum, part[i]);
   }
   if (threadIdx.x < a.head_dim)
     a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
-        narrow<T>(sum * unit_of(softmax, position));
+        narrow<T>(scaled(sum, unit_of(softmax, position)));
 }
 
 template <typename T>
