@@ -18,6 +18,7 @@ int inspect_command(Args args);
 int points_command(Args args);
 int model_command(Args args);
 int faults_command(Args args);
+int selftest_command(Args args);
 int bench_command(Args args);
 
 }  // namespace lockstep

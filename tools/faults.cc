@@ -19,7 +19,7 @@ int faults_command(Args args) {
   Table table{{"fault", "first seen at", "size", "layers", "what is wrong", "needs"}, {}};
   for (const Fault& fault : faults())
     table.rows.push_back({std::string(fault.name), std::string(fault.point),
-                          fault.size == 0 ? Cell(std::string("-")) : Cell(fault.size),
+                          fault.sizes[0] == 0 ? Cell(std::string("-")) : Cell(fault.sizes[0]),
                           fault.one_layer ? "one or all" : "all", std::string(fault.says),
                           std::string(fault.needs)});
   print(text_of(table, format));

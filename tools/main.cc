@@ -29,6 +29,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"judge", "judge a saved trace: each op against its exact result", judge_command},
     {"diff", "compare two traces and name the first place where they differ", diff_command},
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
+    {"selftest", "measure whether the judge can be trusted on a model", selftest_command},
     {"generate", "run the engine alone and print the text", generate_command},
     {"model", "show what was understood of a checkpoint", model_command},
     {"bench", "measure the engine as shares of what this machine can give", bench_command},

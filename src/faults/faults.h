@@ -6,6 +6,7 @@
 // reference.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,7 +35,8 @@ struct Fault {
   std::string_view point;  // the first point that shows it
   std::string_view says;   // what is wrong, for people
   std::string_view needs;  // what a run must have, else nothing can be seen
-  double size;             // default size; 0: it has none
+  // Its default size, and others that a selftest tries too; 0: no more, and first of all none.
+  std::array<double, 3> sizes;
   bool (*applies)(const ModelConfig& config);
   void (*seed)(const Seams& seams, const FaultRequest& request);
   bool one_layer = true;  // false: a bug of pages, which are the same in every layer

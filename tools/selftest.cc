@@ -1,0 +1,80 @@
+// lockstep selftest: can the judge be trusted on this model? Clean runs, seeded bugs, controls.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "tools/options.h"
+#include "tools/output.h"
+#include "tools/reference_library.h"
+#include "tools/requests.h"
+#include "tools/selftest_report.h"
+#include "tools/session.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<DType> dtypes_of(const std::string& dtype, bool quick, const ModelConfig& config) {
+  if (dtype != "auto") return {dtype_from(dtype)};
+  if (quick) return {config.dtype};
+  return {DType::f32, DType::bf16, DType::f16};
+}
+
+// The prompts as token ids. Throws Error when text is given to a checkpoint without a tokenizer.
+std::vector<std::vector<int32_t>> prompts_of(const ModelOptions& options, const Session& session) {
+  std::vector<std::vector<int32_t>> prompts;
+  if (options.asks_for_nothing()) return prompts;
+  for (Request& request : requests_from(options, session.checkpoint.config(),
+                                        session.tokenizer ? &*session.tokenizer : nullptr))
+    prompts.push_back(std::move(request.prompt));
+  return prompts;
+}
+
+}  // namespace
+
+int selftest_command(Args args) {
+  CLI::App app{
+      "Measure whether the judge can be trusted on a model: runs that must come out clean, bugs\n"
+      "that must be found and named, and judgements that must fail. Prints false alarms, the\n"
+      "share of bugs found by how much they change, every miss, and what these prompts and this\n"
+      "model cannot show. Exit status: 0 passed, 1 failed, 2 trouble.",
+      "lockstep selftest"};
+  ModelOptions options;
+  bool quick = false;
+  std::string json, journal;
+  add_model_folder(app, options.model);
+  app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
+      ->type_name("TEXT");
+  add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
+             "of the runs (auto: all three, with --quick the checkpoint's)");
+  app.add_flag("--quick", quick, "a few runs of each kind: a minute instead of half an hour");
+  app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
+  app.add_option("--journal", journal,
+                 "keep what each run came to in this file; called again, go on from there")
+      ->type_name("FILE");
+  if (!parse(
+          app, args,
+          "  lockstep selftest --model Qwen3-0.6B --quick\n"
+          "  lockstep selftest --model Qwen3-0.6B --journal selftest.jsonl --json selftest.json\n"))
+    return 0;
+  const Session session = open_model(options);
+  const ModelConfig& config = session.checkpoint.config();
+  Progress progress;
+  const SelftestRun run{
+      .checkpoint = session.checkpoint,
+      .reference = open_reference(),
+      .plan = {.config = config, .prompts = prompts_of(options, session), .quick = quick},
+      .dtypes = dtypes_of(options.dtype, quick, config),
+      .journal = journal,
+      .progress = [&](size_t done, size_t total, const std::string& name) {
+        progress.show(fmt::format("{} of {} runs: {}", done, total, name));
+      }};
+  const std::vector<Selftest> tests = selftest(run);
+  progress.show("");
+  print(text_of(tests));
+  if (!json.empty()) write_file(json, json_of(tests));
+  return std::ranges::all_of(tests, passed) ? 0 : 1;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+#include "src/faults/faults.h"
+
+namespace lockstep {
+
+// What a selftest runs on.
+struct SelftestPlan {
+  const ModelConfig& config;
+  std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
+  bool quick = false;
+};
+
+// One judged run of a selftest.
+struct SelftestCase {
+  std::string name;  // says all of it, so that one plan has no name twice
+  EngineOptions engine;
+  std::vector<Request> requests;
+  std::vector<FaultRequest> faults;  // none: the run must come out clean
+};
+
+// Runs that must come out clean, of one dtype: prompts of 1, 15, 16, 17 and over 256 tokens,
+// repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
+// and thread counts by chance. quick: 12, else 300.
+std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
+
+// Every fault that the model can have, in a dtype: faults of a layer in the first and the last one
+// and, unless quick, in two between, where the layer can have it; faults that have sizes in each.
+std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype);
+
+// Two or three of `faults` at once, each in a layer of its own. quick: 4 draws, else 100.
+std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
+                                        const std::vector<FaultRequest>& faults);
+
+// The layers in which faults are seeded, ascending.
+std::vector<int> fault_layers(const SelftestPlan& plan);
+
+}  // namespace lockstep

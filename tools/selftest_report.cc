@@ -1,0 +1,207 @@
+#include "tools/selftest_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tools/output.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kTail = 0.025;
+constexpr double kSeveralNamed = 0.95;
+
+// P(at least k of n), each with probability p.
+double at_least(int64_t k, int64_t n, double p) {
+  if (k <= 0) return 1;
+  if (p <= 0) return 0;
+  if (p >= 1) return 1;
+  double sum = 0;
+  for (int64_t i = k; i <= n; ++i) {
+    const auto a = static_cast<double>(i), b = static_cast<double>(n - i);
+    sum += std::exp(std::lgamma(a + b + 1) - std::lgamma(a + 1) - std::lgamma(b + 1) +
+                    a * std::log(p) + b * std::log1p(-p));
+  }
+  return std::min(1.0, sum);
+}
+
+bool is_alarm(const SelftestOutcome& outcome) { return outcome.verdict != "clean"; }
+bool named_all(const SelftestOutcome& outcome) { return outcome.found == outcome.seeded; }
+bool unseeable(const SelftestOutcome& outcome) { return outcome.effect && *outcome.effect == 0; }
+
+double share(int64_t k, int64_t n) {
+  return n > 0 ? static_cast<double>(k) / static_cast<double>(n) : 0;
+}
+
+// Which row of the power table a run belongs to.
+size_t row_of(const SelftestOutcome& outcome) {
+  if (unseeable(outcome)) return 4;
+  if (!outcome.effect || outcome.nonfinite || outcome.exact_class) return 0;
+  return *outcome.effect >= 2 ? 1 : *outcome.effect >= 0.5 ? 2 : 3;
+}
+
+std::string effect_text(const SelftestOutcome& outcome) {
+  return outcome.effect ? fmt::format("e = {:.3g}", *outcome.effect) : "exact or wrong";
+}
+
+std::string bounds_text(int64_t k, int64_t n) {
+  return fmt::format("{} of {} ({:.1f} %, at least {:.1f} %)", k, n, 100 * share(k, n),
+                     100 * clopper_pearson_lower(k, n));
+}
+
+void tell_clean(const Selftest& test, std::string& text) {
+  const auto n = std::ssize(test.clean);
+  const auto alarms = std::ranges::count_if(test.clean, is_alarm);
+  text += fmt::format("false alarms      {} of {} clean runs (at most {:.2f} %)\n", alarms, n,
+                      100 * clopper_pearson_upper(alarms, n));
+  for (const SelftestOutcome& outcome : test.clean)
+    if (is_alarm(outcome)) text += fmt::format("  alarm: {}: {}\n", outcome.name, outcome.story);
+}
+
+void tell_power(const Selftest& test, std::string& text) {
+  Table table{{"one fault", "runs", "detected", "first op exact"}, {}};
+  for (const PowerRow& row : power_of(test)) {
+    if (row.runs == 0) continue;
+    table.rows.push_back({std::string(row.name), row.runs, bounds_text(row.detected, row.runs),
+                          bounds_text(row.exact, row.runs)});
+  }
+  text += text_of(table, "table");
+  for (const SelftestOutcome& outcome : test.faults)
+    if (!outcome.first_exact && !unseeable(outcome))
+      text +=
+          fmt::format("  missed: {}, {}: {}\n", outcome.name, effect_text(outcome), outcome.story);
+}
+
+void tell_several(const Selftest& test, std::string& text) {
+  if (test.several.empty()) return;
+  text += fmt::format(
+      "several faults    all named in {}\n",
+      bounds_text(std::ranges::count_if(test.several, named_all), std::ssize(test.several)));
+  for (const SelftestOutcome& outcome : test.several)
+    if (!named_all(outcome))
+      text += fmt::format("  missed: {}, found {}\n", outcome.name, fmt::join(outcome.found, ", "));
+}
+
+// What these prompts and this model cannot show, and what would.
+std::vector<std::string> blind_spots(const Selftest& test) {
+  std::vector<std::string> blind = test.left_out;
+  for (const SelftestOutcome& outcome : test.faults) {
+    if (!unseeable(outcome)) continue;
+    const std::string name = outcome.seeded[0].substr(0, outcome.seeded[0].find('@'));
+    const auto fault = std::ranges::find(faults(), std::string_view(name), &Fault::name);
+    blind.push_back(
+        fmt::format("{}: it changed nothing; it needs {}", outcome.seeded[0], fault->needs));
+  }
+  return blind;
+}
+
+}  // namespace
+
+double clopper_pearson_lower(int64_t k, int64_t n) {
+  if (k <= 0) return 0;
+  double low = 0, high = 1;
+  for (int i = 0; i < 60; ++i) {
+    const double p = (low + high) / 2;
+    (at_least(k, n, p) > kTail ? high : low) = p;
+  }
+  return low;
+}
+
+double clopper_pearson_upper(int64_t k, int64_t n) {
+  return n <= 0 ? 1 : 1 - clopper_pearson_lower(n - k, n);
+}
+
+std::vector<PowerRow> power_of(const Selftest& test) {
+  std::vector<PowerRow> rows = {{"structural, non-finite, class exact", 1, 1},
+                                {"e >= 2", 0.99, 0.97},
+                                {"0.5 <= e < 2", 0.80, 0},
+                                {"0 < e < 0.5", 0, 0},
+                                {"e = 0: cannot be seen", 0, 0}};
+  for (const SelftestOutcome& outcome : test.faults) {
+    PowerRow& row = rows[row_of(outcome)];
+    ++row.runs;
+    row.detected += outcome.verdict == "diverged" ? 1 : 0;
+    row.exact += outcome.first_exact ? 1 : 0;
+  }
+  return rows;
+}
+
+bool passed(const Selftest& test) {
+  const auto reached = [](const PowerRow& row) {
+    return row.runs == 0 || (share(row.detected, row.runs) >= row.least_detected &&
+                             share(row.exact, row.runs) >= row.least_exact);
+  };
+  const auto several = std::ssize(test.several);
+  return !test.clean.empty() && std::ranges::none_of(test.clean, is_alarm) &&
+         !test.controls.empty() && std::ranges::all_of(test.controls, &Control::failed) &&
+         std::ranges::all_of(power_of(test), reached) &&
+         (several == 0 ||
+          share(std::ranges::count_if(test.several, named_all), several) >= kSeveralNamed);
+}
+
+std::string text_of(const std::vector<Selftest>& tests) {
+  std::string text;
+  for (const Selftest& test : tests) {
+    text += fmt::format("\n{}\n", name_of(test.dtype));
+    tell_clean(test, text);
+    const auto failed = std::ranges::count_if(test.controls, &Control::failed);
+    text += fmt::format("must fail         {} of {} do\n", failed, test.controls.size());
+    for (const Control& control : test.controls)
+      if (!control.failed) text += fmt::format("  passed: {}\n", control.name);
+    tell_several(test, text);
+    tell_power(test, text);
+    text += "cannot be shown here\n";
+    for (const std::string& spot : blind_spots(test)) text += fmt::format("  {}\n", spot);
+  }
+  const auto good = std::ranges::count_if(tests, passed);
+  text += fmt::format("\n{}: {} of {} dtypes do what a judge must\n",
+                      good == std::ssize(tests) ? "passed" : "failed", good, tests.size());
+  return text;
+}
+
+std::string json_of(const std::vector<Selftest>& tests) {
+  const auto outcomes = [](const std::vector<SelftestOutcome>& all) {
+    Json list = Json::array();
+    for (const SelftestOutcome& o : all) {
+      Json one = {{"name", o.name},     {"verdict", o.verdict}, {"story", o.story},
+                  {"seeded", o.seeded}, {"found", o.found},     {"first_exact", o.first_exact}};
+      if (o.effect) one["effect"] = std::isfinite(*o.effect) ? Json(*o.effect) : Json("Infinity");
+      list.push_back(std::move(one));
+    }
+    return list;
+  };
+  Json json = Json::array();
+  for (const Selftest& test : tests) {
+    Json power = Json::array(), controls = Json::array();
+    for (const PowerRow& row : power_of(test))
+      power.push_back({{"effect", row.name},
+                       {"runs", row.runs},
+                       {"detected", row.detected},
+                       {"detected_at_least", clopper_pearson_lower(row.detected, row.runs)},
+                       {"first_op_exact", row.exact},
+                       {"first_op_exact_at_least", clopper_pearson_lower(row.exact, row.runs)}});
+    for (const Control& c : test.controls)
+      controls.push_back({{"name", c.name}, {"verdict", c.verdict}, {"failed", c.failed}});
+    const auto alarms = std::ranges::count_if(test.clean, is_alarm);
+    json.push_back({{"dtype", name_of(test.dtype)},
+                    {"passed", passed(test)},
+                    {"clean_runs", test.clean.size()},
+                    {"false_alarms", alarms},
+                    {"false_alarms_at_most", clopper_pearson_upper(alarms, std::ssize(test.clean))},
+                    {"power", power},
+                    {"controls", controls},
+                    {"cannot_be_shown", blind_spots(test)},
+                    {"clean", outcomes(test.clean)},
+                    {"faults", outcomes(test.faults)},
+                    {"several", outcomes(test.several)}});
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace lockstep

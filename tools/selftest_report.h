@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/selftest_run.h"
+
+namespace lockstep {
+
+// The bounds of a share of which k of n were seen, each missed with a probability of 2.5 %.
+// Clopper and Pearson 1934. 0 <= k <= n; nothing seen of nothing is bounded by 0 and 1.
+double clopper_pearson_lower(int64_t k, int64_t n);
+double clopper_pearson_upper(int64_t k, int64_t n);
+
+// Runs with one fault, by how much it changes at the op that it breaks.
+struct PowerRow {
+  const char* name;
+  double least_detected, least_exact;  // shares that a judge must reach; 0: only told
+  int64_t runs = 0, detected = 0, exact = 0;
+};
+std::vector<PowerRow> power_of(const Selftest& test);
+
+// Whether the judge may be trusted: no clean run alarmed, every control failed, every share of the
+// power table reached, and 95 % of the runs with several faults named each of them.
+bool passed(const Selftest& test);
+
+std::string text_of(
+    const std::vector<Selftest>& tests);  // for people; the last line is the verdict
+std::string json_of(const std::vector<Selftest>& tests);
+
+}  // namespace lockstep

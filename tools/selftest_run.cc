@@ -1,0 +1,238 @@
+#include "tools/selftest_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "kernels/check.h"
+#include "probes/digest.h"
+#include "tools/judged_run.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Infinity is a string in JSON, because it has no such number.
+Json number(double x) { return std::isfinite(x) ? Json(x) : Json("Infinity"); }
+double number_from(const Json& json) {
+  return json.is_string() ? std::numeric_limits<double>::infinity() : json.get<double>();
+}
+
+Json json_of(const SelftestOutcome& outcome) {
+  Json json = {{"name", outcome.name},
+               {"verdict", outcome.verdict},
+               {"story", outcome.story},
+               {"nonfinite", outcome.nonfinite},
+               {"seeded", outcome.seeded},
+               {"found", outcome.found},
+               {"first_exact", outcome.first_exact},
+               {"exact_class", outcome.exact_class}};
+  if (outcome.effect) json["effect"] = number(*outcome.effect);
+  return json;
+}
+
+SelftestOutcome outcome_from(const Json& json) {
+  SelftestOutcome outcome{.name = json.at("name"),
+                          .verdict = json.at("verdict"),
+                          .story = json.at("story"),
+                          .nonfinite = json.at("nonfinite"),
+                          .seeded = json.at("seeded"),
+                          .found = json.at("found"),
+                          .first_exact = json.at("first_exact"),
+                          .exact_class = json.at("exact_class")};
+  if (json.contains("effect")) outcome.effect = number_from(json.at("effect"));
+  return outcome;
+}
+
+// What was run before, and a place for what is run now.
+class Journal {
+ public:
+  Journal(const std::string& path, const std::string& model) : path_(path) {
+    if (path.empty()) return;
+    std::ifstream in(path);
+    std::string line;
+    bool first = true;
+    // A line that was cut off when its writer was killed is run again.
+    while (std::getline(in, line)) {
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (std::exchange(first, false)) {
+        check(!json.is_discarded() && json.value("model", "") == model,
+              "{} is no journal of a selftest of this model ({}): name another file", path, model);
+        continue;
+      }
+      if (!json.is_discarded()) known_[json.at("name")] = outcome_from(json);
+    }
+    out_.open(path, std::ios::app);
+    if (first) out_ << Json{{"model", model}} << std::endl;
+    check(out_.good(), "the journal {} cannot be written: name another file", path);
+  }
+
+  const SelftestOutcome* find(const std::string& name) const {
+    const auto found = known_.find(name);
+    return found == known_.end() ? nullptr : &found->second;
+  }
+  void add(const SelftestOutcome& outcome) {
+    if (path_.empty()) return;
+    out_ << json_of(outcome) << std::endl;
+    check(out_.good(), "the journal {} cannot be written any more: is the disk full?", path_);
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, SelftestOutcome> known_;
+  std::ofstream out_;
+};
+
+const Fault& fault_of(const FaultRequest& request) {
+  return *std::ranges::find(faults(), std::string_view(request.name), &Fault::name);
+}
+
+std::string text_of(const FaultRequest& fault) {
+  return fmt::format("{}@{}", fault.name, fault.layer);
+}
+
+// The place at which a fault shows first. Of all layers: in the first.
+Place first_place(const FaultRequest& request) {
+  return {find_point(fault_of(request).point), std::max(0, request.layer)};
+}
+
+// Stands for all that an engine shows.
+class Fingerprint final : public Sink {
+ public:
+  bool wants(const Point&, int) const override { return true; }
+  void begin(const PassInfo&) override {}
+  void record(const Record& record) override {
+    const uint64_t link[] = {
+        hash_, hash_of(record.tensor.data, static_cast<size_t>(record.tensor.bytes()))};
+    hash_ = hash_of(link, sizeof(link));
+  }
+  void end() override {}
+  uint64_t hash() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0;
+};
+
+uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool with_faults) {
+  const Seeded seeded(cpu_ops(), with_faults ? c.faults : std::vector<FaultRequest>(),
+                      checkpoint.config());
+  Engine engine(checkpoint, seeded.ops, c.engine, seeded.hooks);
+  for (const Request& request : c.requests) engine.submit(request);
+  Fingerprint sink;
+  Probe probe(&sink);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  return sink.hash();
+}
+
+class Runner {
+ public:
+  explicit Runner(const SelftestRun& run)
+      : run_(run), journal_(run.journal, run.checkpoint.fingerprint()) {}
+
+  void expect(size_t cases) { total_ += cases; }
+  std::vector<SelftestOutcome> all(const std::vector<SelftestCase>& cases) {
+    std::vector<SelftestOutcome> outcomes;
+    for (const SelftestCase& c : cases) {
+      ++done_;
+      if (run_.progress) run_.progress(done_, total_, c.name);
+      if (const SelftestOutcome* known = journal_.find(c.name)) {
+        outcomes.push_back(*known);
+        continue;
+      }
+      outcomes.push_back(one(c));
+      journal_.add(outcomes.back());
+    }
+    return outcomes;
+  }
+
+ private:
+  SelftestOutcome one(const SelftestCase& c) {
+    JudgedRun judged{.checkpoint = run_.checkpoint,
+                     .reference = run_.reference,
+                     .engine = c.engine,
+                     .requests = c.requests,
+                     .faults = c.faults};
+    SelftestOutcome outcome{.name = c.name};
+    for (const FaultRequest& fault : c.faults) {
+      outcome.seeded.push_back(text_of(fault));
+      outcome.exact_class = first_place(fault).point->node_class == NodeClass::exact;
+    }
+    std::unique_ptr<Oracle> oracle;
+    std::optional<EffectMeter> meter;
+    if (c.faults.size() == 1 && OpWatch::possible(first_place(c.faults[0]))) {
+      oracle = run_.reference.oracle(run_.checkpoint, {.dtype = c.engine.dtype});
+      meter.emplace(*oracle, c.engine.dtype, std::vector{first_place(c.faults[0])});
+      judged.watch = &*meter;
+    }
+    const Result result = judge_run(judged);
+    outcome.verdict = result.verdict;
+    outcome.story = result.story;
+    if (meter)
+      outcome.effect = meter->effect();
+    else if (c.faults.size() == 1 &&
+             fingerprint(run_.checkpoint, c, true) == fingerprint(run_.checkpoint, c, false))
+      outcome.effect = 0;
+    if (!result.first) return outcome;
+    outcome.nonfinite = result.first->verdict == Verdict::nonfinite;
+    for (const FaultRequest& fault : c.faults) {
+      const Place place = first_place(fault);
+      if (std::ranges::count(result.findings, place, &Finding::place) > 0)
+        outcome.found.push_back(text_of(fault));
+      outcome.first_exact = outcome.first_exact || result.first->place == place;
+    }
+    return outcome;
+  }
+
+  const SelftestRun& run_;
+  Journal journal_;
+  size_t done_ = 0, total_ = 0;
+};
+
+// Faults that were found alone, by a number that is too far off: one that makes NaN hides what
+// comes after it.
+std::vector<FaultRequest> for_several(const std::vector<SelftestCase>& cases,
+                                      const std::vector<SelftestOutcome>& outcomes) {
+  std::vector<FaultRequest> known;
+  for (size_t i = 0; i < cases.size(); ++i)
+    if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0)
+      known.push_back(cases[i].faults[0]);
+  return known;
+}
+
+std::vector<std::string> left_out(const ModelConfig& config) {
+  std::vector<std::string> names;
+  for (const Fault& fault : faults())
+    if (!fault.applies(config))
+      names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
+  return names;
+}
+
+}  // namespace
+
+std::vector<Selftest> selftest(const SelftestRun& run) {
+  Runner runner(run);
+  std::vector<Selftest> tests;
+  for (DType dtype : run.dtypes)
+    runner.expect(clean_cases(run.plan, dtype).size() + fault_cases(run.plan, dtype).size());
+  for (DType dtype : run.dtypes) {
+    Selftest& test = tests.emplace_back(Selftest{.dtype = dtype});
+    test.clean = runner.all(clean_cases(run.plan, dtype));
+    const std::vector<SelftestCase> cases = fault_cases(run.plan, dtype);
+    test.faults = runner.all(cases);
+    const auto several = several_cases(run.plan, dtype, for_several(cases, test.faults));
+    runner.expect(several.size());
+    test.several = runner.all(several);
+    SelftestCase base = clean_cases(run.plan, dtype).at(1);
+    test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
+    test.left_out = left_out(run.plan.config);
+  }
+  return tests;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/reference.h"
+#include "tools/controls.h"
+#include "tools/selftest_cases.h"
+
+namespace lockstep {
+
+// What one judged run of a selftest came to.
+struct SelftestOutcome {
+  std::string name;     // of its case
+  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string story;
+  bool nonfinite = false;           // what was found first is
+  std::vector<std::string> seeded;  // the faults of the case, as "fault@layer"
+  std::vector<std::string> found;   // those of them that have a finding at their own first place
+  bool first_exact = false;         // the first finding is at the first place of one of them
+  bool exact_class = false;         // of a run with one fault: the op it breaks is exact
+  // Of a run with one fault: max |y - right| / B of the op that it breaks, on the same inputs.
+  // Nothing: the fault is one of memory or tables, which are exact or wrong; 0: it had no occasion.
+  std::optional<double> effect;
+};
+
+struct Selftest {
+  DType dtype = DType::bf16;
+  std::vector<SelftestOutcome> clean, faults, several;
+  std::vector<Control> controls;
+  std::vector<std::string> left_out;  // faults that the model cannot have, with what they need
+};
+
+struct SelftestRun {
+  const Checkpoint& checkpoint;
+  ReferenceLibrary& reference;
+  SelftestPlan plan;
+  std::vector<DType> dtypes;
+  // A file that gets a line as each case ends; those it has already are not run again. Empty: none.
+  std::string journal;
+  std::function<void(size_t done, size_t total, const std::string& name)> progress;
+};
+
+// One Selftest a dtype. Throws Error when a run cannot go on, or the journal is another model's or
+// cannot be written.
+std::vector<Selftest> selftest(const SelftestRun& run);
+
+}  // namespace lockstep
