@@ -1,0 +1,84 @@
+// Instructions that C++ has no words for: products of 16-bit matrices, and copies that go on by
+// themselves. Source: NVIDIA, PTX ISA 8.0 (mma.sync, ldmatrix, cp.async).
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/device.cuh"
+
+namespace lockstep {
+
+// out += a b in fp32 for a 16 x 16 and b 16 x 8. A lane holds of out the elements (lane / 4,
+// 2 (lane % 4)), the next one, and those 8 rows further; of a pairs at the same places and 8
+// columns further; of b the pairs (2 (lane % 4), lane / 4), and 8 rows further.
+template <typename T>
+__device__ void multiply_add(float (&out)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (std::is_same_v<T, __half>)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(out[0]), "+f"(out[1]), "+f"(out[2]), "+f"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(out[0]), "+f"(out[1]), "+f"(out[2]), "+f"(out[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices whose rows' addresses the lanes give, eight a matrix, as they lie or
+// transposed.
+template <bool kTransposed>
+__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Starts to copy 16 bytes, or as many zeros, into shared memory.
+__device__ inline void begin_copy(void* to, const void* from, bool zeros) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from),
+                 "r"(zeros ? 0 : 16)
+               : "memory");
+}
+__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until only the newest group is still on its way.
+__device__ inline void wait_for_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+template <typename T>
+__device__ uint32_t pair_of(T low, T high) {
+  const T both[2] = {low, high};
+  uint32_t bits;
+  memcpy(&bits, both, sizeof(bits));
+  return bits;
+}
+
+// Probabilities are never rounded: each is the exact sum of up to kParts numbers of the dtype, to
+// the last bit or two of fp32.
+template <typename T>
+constexpr int kParts = std::is_same_v<T, __half> ? 2 : 3;
+
+template <typename T>
+__device__ void split(float low, float high, uint32_t (&parts)[kParts<T>]) {
+#pragma unroll
+  for (int i = 0; i < kParts<T>; ++i) {
+    const T l = narrow<T>(low), h = narrow<T>(high);
+    parts[i] = pair_of(l, h);
+    low -= widen(l);
+    high -= widen(h);
+  }
+}
+
+}  // namespace lockstep
