@@ -75,15 +75,13 @@ void launch_parts(const OpContext& context, const RowsArguments<T>& a) {
     launch<T, kTokens, kWeights, kVector, 4>(context, a);
 }
 
-// The more tokens, the more rows of weights share what is read of x: else that is the bottleneck.
+// With several tokens, two rows of weights share what is read of x, which would bound them.
 template <typename T, int kVector>
 void launch_tokens(const OpContext& context, const RowsArguments<T>& a) {
   if (a.tokens == 1)
     launch_parts<T, 1, 1, kVector>(context, a);
-  else if (a.tokens <= 4)
-    launch_parts<T, 4, 2, kVector>(context, a);
   else
-    launch_parts<T, 8, 4, kVector>(context, a);
+    launch_parts<T, 4, 2, kVector>(context, a);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ __device__ void dot_rows(float (&sums)[kWeights][kRows], const T* const (&weight
 }
 
 // matmul's own kernel, for arguments that were checked: right for any number of tokens, and the
-// quickest for few, because it reads the weights once for every eight of them. The sum of an
+// quickest for few, because it reads the weights once for every four of them. The sum of an
 // element depends on its row of x and its row of weight alone, not on the other tokens.
 void matmul_rows_cuda(const OpContext& context, const TensorView& out, const TensorView& x,
                       const TensorView& weight, const TensorView& bias);
