@@ -40,6 +40,12 @@ struct Inherited {
   std::vector<int32_t> tokens;  // of positions 0, 1, ...
 };
 
+// How many requests hold a page, as the engine counts them.
+struct PageCount {
+  int32_t page = 0;
+  int32_t holders = 0;
+};
+
 // One forward pass over the rows of one or more requests. Rows of a request are consecutive and in
 // the order of their positions. A request's positions continue where its last pass or its inherited
 // tokens end, or start again at an earlier one: then what came after has been computed again.
@@ -49,6 +55,11 @@ struct PassInfo {
   std::vector<RequestPages> pages;  // in the order of the requests' rows
   std::vector<int32_t> logit_rows;  // indices into rows: those that get logits and a token
   std::vector<Inherited> inherited;
+  // For who audits an engine while it runs; a trace does not keep them. The tables of requests that
+  // hold pages but have no row in the pass, and the count of every page that anybody holds. No
+  // counts: not known.
+  std::vector<RequestPages> idle;
+  std::vector<PageCount> page_counts;
 };
 
 // One tensor as a model made it. Row i of `tensor` (outermost axis) belongs to rows[i]. For attn.kv

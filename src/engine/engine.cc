@@ -88,7 +88,9 @@ bool Engine::step(Probe& probe) {
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
   prepare_cache(plan);
   if (plan.shares.empty()) return true;  // the next request has not arrived yet
-  Batch batch = make_batch(describe(plan.shares), tables_);
+  PassInfo info = describe(plan.shares);
+  if (probe.on()) describe_holders(info);  // it asks for every page of the pool
+  Batch batch = make_batch(std::move(info), tables_);
   if (hooks_.before_pass) hooks_.before_pass(batch);
   const Forward forward = model_.forward(batch, caches_, probe);
   advance(plan.shares, forward);
@@ -140,6 +142,15 @@ PassInfo Engine::describe(const std::vector<Share>& shares) {
     info.pages.push_back({s.id, s.pages});
   }
   return info;
+}
+
+void Engine::describe_holders(PassInfo& info) const {
+  for (const Sequence& s : sequences_)
+    if (!s.pages.empty() && std::ranges::count(info.pages, s.id, &RequestPages::request) == 0)
+      info.idle.push_back({s.id, s.pages});
+  for (int32_t page = 0; page < pool_.pages(); ++page)
+    if (const int holders = pool_.holders(page); holders > 0)
+      info.page_counts.push_back({page, holders});
 }
 
 void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {

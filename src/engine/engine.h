@@ -69,6 +69,7 @@ class Engine {
  private:
   void prepare_cache(const Plan& plan);
   PassInfo describe(const std::vector<Share>& shares);
+  void describe_holders(PassInfo& info) const;
   void advance(const std::vector<Share>& shares, const Forward& forward);
   void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
   Ending ending_of(const Sequence& sequence) const;

@@ -1,10 +1,12 @@
 #include "src/judge/audit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "kernels/check.h"
 #include "probes/digest.h"
@@ -24,6 +26,7 @@ void Auditor::begin(const PassInfo& pass) {
   history_.begin(pass);
   check_slots();
   check_tables();
+  check_counts();
   for (const PassRow& r : pass.rows) slots_[r.slot] = {r.row, pass.pass};
 }
 
@@ -93,6 +96,31 @@ void Auditor::check_tables() {
   for (size_t a = 0; a < pass_.pages.size(); ++a)
     for (size_t b = 0; b < pass_.pages.size(); ++b)
       if (a != b) check_pair(pass_.pages[a], pass_.pages[b]);
+  for (const RequestPages& a : pass_.pages)
+    for (const RequestPages& b : pass_.idle) check_pair(a, b);
+}
+
+// A count that is too low gives a page away while somebody reads it, one that is too high loses it.
+void Auditor::check_counts() {
+  if (pass_.page_counts.empty()) return;
+  std::map<int32_t, std::vector<int32_t>> holders;  // by page: the requests that have it
+  for (const auto* tables : {&pass_.pages, &pass_.idle})
+    for (const RequestPages& table : *tables)
+      for (int32_t page : table.pages) holders[page].push_back(table.request);
+  std::map<int32_t, int32_t> counts;
+  for (const PageCount& count : pass_.page_counts) counts[count.page] = count.holders;
+  for (const auto& [page, requests] : holders) counts.try_emplace(page, 0);
+  for (const auto& [page, count] : counts) {
+    const std::vector<int32_t>& held_by = holders[page];
+    if (count == std::ssize(held_by)) continue;
+    find(
+        {held_by.empty() ? -1 : held_by[0], 0}, -1, Verdict::structural,
+        held_by.empty()
+            ? fmt::format("page {} is in no request's table, but the engine counts {}", page, count)
+            : fmt::format("page {} is held by {} (requests {}), but the engine counts {}", page,
+                          held_by.size(), fmt::join(held_by, ", "), count));
+    return;  // the others follow from the same mistake
+  }
 }
 
 // What the rows of `a` do to `b`, once for each pair in each order.

@@ -21,7 +21,8 @@ namespace lockstep {
 // - two tokens of a pass that are written to one slot, or a token written to another slot than its
 //   request's page table says
 // - a page that two requests of a pass hold for different tokens
-// - a page that is written while another request of the pass holds it
+// - a page that is written while another request holds it
+// - a page that is held by more or fewer requests than the engine counts
 // What the engine copies between pages - before it writes a shared one, or from host memory - is
 // judged by what is read later. At most one finding is made of a layer, request and pass.
 class Auditor final : public Sink {
@@ -46,6 +47,7 @@ class Auditor final : public Sink {
   };
   void check_slots();
   void check_tables();
+  void check_counts();
   void check_pair(const RequestPages& a, const RequestPages& b);
   void check_read(const Record& record);
   void find(const Row& row, int layer, Verdict verdict, std::string rule);

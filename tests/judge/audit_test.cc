@@ -215,6 +215,48 @@ TEST(Auditor, AliasingAndWritingWhileSharedAreFound) {
   EXPECT_EQ(fork.rules().find("different tokens"), std::string::npos) << fork.rules();
 }
 
+// Requests 0 and 1 share page 2, as a prefix that both have; request 1 has no row in the pass.
+PassInfo shared_with_an_idle_one() {
+  PassInfo info = HandMade::info_of({{0, 0, kTokens, {2, 5}}}, 0);
+  info.idle = {{1, {2}}};
+  info.page_counts = {{2, 2}, {5, 1}};
+  return info;
+}
+
+TEST(Auditor, CountsOfPagesAddUp) {
+  const auto rules_of = [](auto change) {
+    PassInfo info = shared_with_an_idle_one();
+    // The rows that are written lie past the page that is shared.
+    info.rows.erase(info.rows.begin(), info.rows.begin() + 4);
+    info.inherited = {{0, {11, 12, 13, 14}}};
+    change(info);
+    HandMade run;
+    run.pass(HandMade::info_of({{7, 0, {11, 12, 13, 14}, {2}}}, 0));  // who wrote the prefix
+    run.pass(info);
+    return run.rules();
+  };
+  EXPECT_EQ(rules_of([](PassInfo&) {}), "");
+  EXPECT_EQ(rules_of([](PassInfo& info) { info.page_counts.clear(); }), "") << "not known";
+  EXPECT_EQ(rules_of([](PassInfo& info) { info.page_counts[0].holders = 1; }),
+            "page 2 is held by 2 (requests 0, 1), but the engine counts 1\n");
+  EXPECT_EQ(rules_of([](PassInfo& info) { info.page_counts[0].holders = 3; }),
+            "page 2 is held by 2 (requests 0, 1), but the engine counts 3\n");
+  EXPECT_EQ(rules_of([](PassInfo& info) { info.page_counts.pop_back(); }),
+            "page 5 is held by 1 (requests 0), but the engine counts 0\n");
+  EXPECT_EQ(rules_of([](PassInfo& info) {
+              info.page_counts.push_back({9, 1});
+            }),
+            "page 9 is in no request's table, but the engine counts 1\n");
+}
+
+TEST(Auditor, WritingAPageThatAnIdleRequestHoldsIsFound) {
+  HandMade run;
+  run.pass(shared_with_an_idle_one());
+  EXPECT_NE(run.rules().find("is written to page 2 slot 0 while request 1 holds that page"),
+            std::string::npos)
+      << run.rules();
+}
+
 TEST(Auditor, RefusesPagesOfNothing) {
   EXPECT_NE(error_of([] { Auditor auditor(0); }).find("found 0"), std::string::npos);
 }
@@ -299,6 +341,27 @@ std::string first_rule(std::function<void(Batch&)> before_pass) {
   const auto findings = audited({.dtype = DType::bf16, .page_size = 4, .pages = 16, .threads = 1},
                                 two_requests(), {.before_pass = std::move(before_pass)});
   return findings.empty() ? "" : findings[0].rule;
+}
+
+// A page is given away while its request still has it in its table.
+TEST(AuditedEngine, APageThatIsFreedWhileItIsHeldIsFoundBeforeItIsReused) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  Engine::Hooks hooks;
+  int plans = 0;
+  hooks.after_plan = [&](Plan& plan, PagePool& pool) {
+    if (++plans == 2) pool.give_back(plan.shares.at(0).sequence->pages.at(0));
+    if (plans == 3) pool.take();  // the same page, for the engine gives back all it holds at the end
+  };
+  Engine engine(checkpoint, cpu_ops(), {.page_size = 4, .pages = 8}, hooks);
+  engine.submit({.prompt = some_tokens(6, checkpoint.config().vocab), .max_new = 3});
+  Auditor auditor(4);
+  Probe probe(&auditor);
+  engine.step(probe);
+  EXPECT_TRUE(auditor.findings().empty());
+  engine.step(probe);
+  ASSERT_FALSE(auditor.findings().empty());
+  EXPECT_EQ(auditor.findings()[0].rule,
+            "page 0 is held by 1 (requests 0), but the engine counts 0");
 }
 
 TEST(AuditedEngine, AWrongPageTableRowIsNamed) {
