@@ -14,6 +14,7 @@
 #include "kernels/roofs.h"
 #include "probes/recorder.h"
 #include "src/engine/engine.h"
+#include "tools/judging_bench.h"
 #include "tools/meter.h"
 #include "tools/options.h"
 #include "tools/output.h"
@@ -65,7 +66,7 @@ double median_of(std::vector<double> values) {
 
 // What a figure is a share of: of a roof, the time that it would take there, by the median. Else
 // the median by that.
-enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit };
+enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit, fp64_model };
 
 struct Figure {
   std::string shape, what, unit;
@@ -274,6 +275,16 @@ void add_times(std::vector<Figure>& list, const std::string& shape, const std::s
   list.push_back({shape, "  rest", "ms", 1e3, times.rest, Whole::step, step});
 }
 
+// What judging costs: on a checkpoint of its own, because it reads the weights in other ways.
+std::vector<Figure> measure_judging(const BenchShape& shape, int threads, Progress& progress) {
+  progress.show(fmt::format("{}: judging", shape.name));
+  const SyntheticCheckpoint files(shape.config);
+  const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), threads);
+  return {{shape.name, "the fp64 model, a decode pass", "ms", 1e3, times.model},
+          {shape.name, "judging a decode pass", "ms", 1e3, times.judge, Whole::fp64_model,
+           median_of(times.model)}};
+}
+
 std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
                             Progress& progress) {
   const auto show = [&](const char* what) {
@@ -334,6 +345,8 @@ std::vector<Cell> row_of(const Figure& figure) {
       return row(median / figure.best, "the pass");
     case Whole::limit:
       return row(median / figure.best, "weights + K/V + 200 MB");
+    case Whole::fp64_model:
+      return row(median / figure.best, "the fp64 model's pass");
     case Whole::none:
       break;
   }
@@ -352,12 +365,15 @@ int bench_command(Args args) {
       "lockstep bench"};
   std::string shape = "all", format = "table";
   int threads = 0;
+  bool judging = false;
   add_choice(app, "--shape", shape, {"all", kShapes[0].name, kShapes[1].name},
              "which model's shape (all)");
   add_threads_option(app, threads);
+  app.add_flag("--judging", judging, "measure what judging a decode pass costs instead");
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep bench\n"
+             "  lockstep bench --judging --shape qwen3-0.6b\n"
              "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
     return 0;
   if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -367,7 +383,9 @@ int bench_command(Args args) {
     Progress progress;
     for (const BenchShape& s : kShapes) {
       if (shape != "all" && shape != s.name) continue;
-      std::ranges::move(measure(s, threads, roofs, progress), std::back_inserter(figures));
+      std::ranges::move(
+          judging ? measure_judging(s, threads, progress) : measure(s, threads, roofs, progress),
+          std::back_inserter(figures));
     }
   }
   Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
