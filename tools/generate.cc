@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "kernels/check.h"
+#include "src/judge/audit.h"
 #include "tools/options.h"
 #include "tools/output.h"
 #include "tools/printer.h"
@@ -22,13 +23,27 @@ const Tokenizer& tokenizer_of(const Session& session) {
   return *session.tokenizer;
 }
 
-void generate(const ModelOptions& options, TextFormat format) {
+// What an audit found, for people, on stderr: stdout is the text alone.
+void tell(const Auditor& auditor) {
+  fmt::print(stderr, "K/V audit: {} rows written, {} read back, {} findings\n",
+             auditor.rows_written(), auditor.rows_read(), auditor.findings().size());
+  for (const Finding& finding : auditor.findings()) fmt::print(stderr, "  {}\n", finding.rule);
+}
+
+// Whether all is well, as far as it was looked at.
+bool generate(const ModelOptions& options, TextFormat format, bool audit) {
   const Session session = open_session(options);
   Engine engine(session.checkpoint, cpu_ops(), session.engine);
   for (const Request& request : session.requests) engine.submit(request);
   Printer printer(engine, engine.requests(), tokenizer_of(session), format);
-  Probe off;
-  while (engine.step(off)) printer.print_new();
+  Auditor auditor(session.engine.page_size);
+  Probe probe = audit ? Probe(&auditor) : Probe();
+  while (engine.step(probe)) {
+    check(probe.failure().empty(), "{}", probe.failure());
+    printer.print_new();
+  }
+  if (audit) tell(auditor);
+  return auditor.findings().empty();
 }
 
 // Prints the answer as it comes, and returns it.
@@ -84,7 +99,11 @@ int generate_command(Args args) {
   ModelOptions options;
   std::string format = "text";
   add_model_options(app, options);
+  bool audit = false;
   add_logprobs_option(app, options);
+  app.add_flag("--audit", audit,
+               "check what is written to and read from the K/V cache; exit status 1 when it is "
+               "wrong");
   add_choice(app, "--format", format, {"text", "json"},
              "text as it comes, or a JSON object a line for each text (text)");
   if (!parse(app, args,
@@ -98,10 +117,10 @@ int generate_command(Args args) {
   check(json || options.sampling.logprobs == 0,
         "--logprobs are shown with --format json, found --format {}: add it or leave them out",
         format);
-  if (options.asks_for_nothing() && isatty(STDIN_FILENO) && !json)
-    converse(options);
-  else
-    generate(options, json ? TextFormat::json : TextFormat::text);
+  if (!(options.asks_for_nothing() && isatty(STDIN_FILENO) && !json))
+    return generate(options, json ? TextFormat::json : TextFormat::text, audit) ? 0 : 1;
+  check(!audit, "--audit goes with a request, found none: add --prompt or leave it out");
+  converse(options);
   return 0;
 }
 

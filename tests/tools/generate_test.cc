@@ -46,6 +46,16 @@ TEST(Generate, DrawsTheSameForASeedHoweverItIsServed) {
     EXPECT_EQ(text_of(kSampled + "--samples 2 " + how), text) << how;
 }
 
+TEST(Generate, AuditsItsCacheWithoutAWordOnStdout) {
+  const std::string options = kSampled + "--samples 2 --prefix-cache --page-size 4";
+  const Outcome outcome = call_lockstep(kGenerate + kBard + " " + options + " --audit");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, text_of(options));
+  EXPECT_TRUE(outcome.err.starts_with("K/V audit: ")) << outcome.err;
+  EXPECT_TRUE(outcome.err.ends_with(" read back, 0 findings\n")) << outcome.err;
+  EXPECT_EQ(outcome.err.find(" 0 rows written"), std::string::npos) << outcome.err;
+}
+
 TEST(Generate, PrintsSamplesBesideTheirRequest) {
   const std::vector<Json> lines = lines_of(kSampled + "--samples 3");
   ASSERT_EQ(lines.size(), 6u);
