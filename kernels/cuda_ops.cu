@@ -3,7 +3,14 @@
 
 namespace lockstep {
 
+extern "C" int lockstep_cuda_devices() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
 extern "C" const Ops* lockstep_cuda_ops(DeviceMemory* memory) {
+  check(lockstep_cuda_devices() > 0,
+        "a CUDA device was wanted, but this machine has none that works: use --device cpu");
   static const Ops ops = {
       .gather_rows = gather_rows_cuda,
       .rms_norm = rms_norm_cuda,

@@ -6,10 +6,14 @@
 
 namespace lockstep {
 
-// The one symbol that the shared library liblockstep_cuda exports, which is opened for --device
-// cuda only. Returns the table of the twins, for tensors on the current CUDA device, and says where
-// device memory comes from, which the host passes on to set_cuda_memory: the library's own copy of
-// that setting is not the host's. Throws Error when there is no such device.
+// What the shared library liblockstep_cuda exports, which is opened for --device cuda only.
+
+// How many CUDA devices this process can use; 0 where there is no driver too.
+extern "C" [[gnu::visibility("default")]] int lockstep_cuda_devices();
+
+// Returns the table of the twins, for tensors on the current CUDA device, and says where device
+// memory comes from, which the host passes on to set_cuda_memory: the library's own copy of that
+// setting is not the host's. Throws Error when there is no such device.
 extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(DeviceMemory* memory);
 
 // The twins, within the library: each keeps the contract of its op on the stream of `context`, and

@@ -8,8 +8,9 @@
 // alone, not on the rest of the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
-// its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here and in
-// ops.cc. tests/kernels/<op>_test.cc is its test.
+// its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here, in
+// ops.cc, in cuda_ops.h and in cuda_ops.cu. tests/kernels/<op>_test.cc is its test, and
+// cuda_<op>_test.cc that of its twin.
 #pragma once
 
 #include <functional>

@@ -17,8 +17,8 @@ void top_k(const OpContext& context, TensorView out, TensorView logits);
 //   out     [tokens, k]        of logits' dtype
 //   logits  [tokens, experts]  fp32, fp16 or bf16
 //   index   [tokens, k]        int32
-// Works in fp32, sums in the order of the logits or of the choices, rounds once, at the store.
-// Batch-invariant. Throws Error when an index is no expert.
+// Works in fp32, sums the logits or the choices in an order that they alone decide, rounds once, at
+// the store. Batch-invariant. Throws Error when an index is no expert.
 // Source: Shazeer et al. 2017 (sparsely gated experts); Qwen3-MoE's norm_topk_prob.
 void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
                 bool normalised);

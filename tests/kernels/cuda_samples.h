@@ -1,8 +1,6 @@
 // What tests of the CUDA twins share: samples that travel to the device and back.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <exception>
 #include <map>
 #include <memory>
@@ -85,10 +83,7 @@ class Away {
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
-    int devices = 0;
-    const cudaError_t status = cudaGetDeviceCount(&devices);
-    if (status != cudaSuccess || devices == 0)
-      GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(status);
+    if (lockstep_cuda_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
     ops_ = lockstep_cuda_ops(&memory_);
     set_cuda_memory(memory_);
   }
