@@ -99,7 +99,8 @@ std::string text_of(const FaultRequest& fault) {
 
 // The place at which a fault shows first. Of all layers: in the first.
 Place first_place(const FaultRequest& request) {
-  return {find_point(fault_of(request).point), std::max(0, request.layer)};
+  const Point* point = find_point(fault_of(request).point);
+  return {point, point->per_layer ? std::max(0, request.layer) : -1};
 }
 
 // Stands for all that an engine shows.
@@ -173,7 +174,8 @@ class Runner {
     const Result result = judge_run(judged);
     outcome.verdict = result.verdict;
     outcome.story = result.story;
-    if (meter)
+    // An op that is right on what it was given may have been given the wrong thing.
+    if (meter && meter->effect() > 0)
       outcome.effect = meter->effect();
     else if (c.faults.size() == 1 &&
              fingerprint(run_.checkpoint, c, true) == fingerprint(run_.checkpoint, c, false))

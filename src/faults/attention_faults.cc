@@ -1,75 +1,10 @@
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <vector>
 
 #include "kernels/check.h"
-#include "src/faults/seeds.h"
+#include "src/faults/attend.h"
 
 namespace lockstep {
 namespace {
-
-// Which keys a query at `position` attends; slots up to the end of the last page can be asked for.
-using Visible = std::function<bool(int64_t key, int64_t position, int64_t length)>;
-
-struct AttentionCall {
-  TensorView out, q;
-  KvCache cache;
-  AttentionBatch batch;
-  float scale;
-  int64_t window;
-};
-
-// One query of one request, in plain fp32 and two passes over the keys.
-void attend(const AttentionCall& call, int64_t request, int64_t t, const Visible& visible) {
-  const int64_t heads = call.q.shape[1], dim = call.q.shape[2], kv_heads = call.cache.k.shape[2];
-  const int64_t page_size = call.cache.page_size();
-  const auto* starts = call.batch.query_start.as<int32_t>();
-  const int64_t length = call.batch.context_length.as<int32_t>()[request];
-  const int64_t position = length - (starts[request + 1] - t);
-  const auto* table =
-      call.batch.page_table.as<int32_t>() + request * call.batch.page_table.row_size();
-  const auto slot = [&](int64_t key) {
-    return table[key / page_size] * page_size + key % page_size;
-  };
-  std::vector<int64_t> keys;
-  for (int64_t key = 0; key < (length + page_size - 1) / page_size * page_size; ++key)
-    if (visible(key, position, length) && (call.window == 0 || key > position - call.window))
-      keys.push_back(key);
-  for (int64_t h = 0; h < heads; ++h) {
-    const int64_t kv = h / (heads / kv_heads);
-    const auto element = [&](int64_t key, int64_t d) {
-      return (slot(key) * kv_heads + kv) * dim + d;
-    };
-    std::vector<float> p(keys.size(), 0);
-    for (size_t i = 0; i < keys.size(); ++i)
-      for (int64_t d = 0; d < dim; ++d)
-        p[i] += get(call.q, (t * heads + h) * dim + d) * get(call.cache.k, element(keys[i], d));
-    float top = -std::numeric_limits<float>::infinity(), sum = 0;
-    for (float score : p) top = std::max(top, score);
-    for (float& score : p) sum += score = std::exp((score - top) * call.scale);
-    for (int64_t d = 0; d < dim; ++d) {
-      float value = 0;
-      for (size_t i = 0; i < keys.size(); ++i)
-        value += p[i] * get(call.cache.v, element(keys[i], d));
-      put(call.out, (t * heads + h) * dim + d, value / sum);
-    }
-  }
-}
-
-void seed_mask(const Seams& seams, const FaultRequest& request, Visible visible) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, visible](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
-    const auto* starts = batch.query_start.as<int32_t>();
-    for (int64_t r = 0; r < batch.context_length.count(); ++r)
-      for (int64_t t = starts[r]; t < starts[r + 1]; ++t)
-        attend({out, q, cache, batch, scale, window}, r, t, visible);
-  };
-}
 
 // Copies head `from(h)` of every token to head h.
 template <typename From>
@@ -84,15 +19,23 @@ void permute_heads(const TensorView& to, const TensorView& x, From from) {
 }  // namespace
 
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request) {
-  seed_mask(seams, request, [](int64_t key, int64_t position, int64_t length) {
-    return key <= position + 1 && key < length;
-  });
+  seed_attention(
+      seams, request,
+      [](int64_t key, const Query& q) { return key <= q.position + 1 && key < q.length; },
+      mix_by_softmax);
+}
+
+void seed_causal_mask_top_left(const Seams& seams, const FaultRequest& request) {
+  seed_attention(
+      seams, request, [](int64_t key, const Query& q) { return key <= q.position - q.first; },
+      mix_by_softmax);
 }
 
 void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& request) {
-  seed_mask(seams, request, [](int64_t key, int64_t position, int64_t length) {
-    return key <= position || key >= length;
-  });
+  seed_attention(
+      seams, request,
+      [](int64_t key, const Query& q) { return key <= q.position || key >= q.length; },
+      mix_by_softmax);
 }
 
 void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request) {
@@ -101,6 +44,40 @@ void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request)
                                   KvCache cache, AttentionBatch batch, float scale,
                                   int64_t window) {
     inner(context, out, q, cache, batch, hits(request, context) ? 1.0f : scale, window);
+  };
+}
+
+void seed_softmax_scale_of_another_head_dim(const Seams& seams, const FaultRequest& request) {
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
+                                  const OpContext& context, TensorView out, TensorView q,
+                                  KvCache cache, AttentionBatch batch, float scale,
+                                  int64_t window) {
+    const auto factor = static_cast<float>(request.size);
+    inner(context, out, q, cache, batch, hits(request, context) ? factor * scale : scale, window);
+  };
+}
+
+void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request) {
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
+                                  const OpContext& context, TensorView out, TensorView q,
+                                  KvCache cache, AttentionBatch batch, float scale,
+                                  int64_t window) {
+    inner(context, out, q, cache, batch, hits(request, context) ? scale * scale : scale, window);
+  };
+}
+
+void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request) {
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
+                                  const OpContext& context, TensorView out, TensorView q,
+                                  KvCache cache, AttentionBatch batch, float scale,
+                                  int64_t window) {
+    inner(context, out, q, cache, batch, scale, window);
+    if (!hits(request, context)) return;
+    // The query heads of the last K/V head are the last ones.
+    const int64_t row = out.row_size(), own = row / cache.k.shape[2];
+    for (int64_t t = 0; t < out.rows(); ++t)
+      for (int64_t i = (t + 1) * row - own; i < (t + 1) * row; ++i)
+        put(out, i, static_cast<float>(request.size) * get(out, i));
   };
 }
 

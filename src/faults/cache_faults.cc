@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "kernels/check.h"
 #include "src/faults/seeds.h"
@@ -117,6 +118,15 @@ void seed_new_token_never_cached(const Seams& seams, const FaultRequest& request
     for (size_t t = 0; hits(request, context) && t < pass->rows.size(); ++t)
       if (pass->rows[t].phase == Phase::decode) wrong.as<int64_t>()[t] = -1;  // nowhere
     inner(context, cache, k, v, wrong);
+  };
+}
+
+void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request) {
+  seams.ops.kv_write = [inner = seams.ops.kv_write, request](const OpContext& context,
+                                                             KvCache cache, TensorView k,
+                                                             TensorView v, TensorView slots) {
+    if (hits(request, context)) std::swap(k, v);
+    inner(context, cache, k, v, slots);
   };
 }
 

@@ -1,8 +1,8 @@
 // Bugs that can be seeded into the engine, to see the tool see them.
 //
 // To add one: write its seeding function in the file of its kind (rope_faults.cc ...), declare it
-// in seeds.h, and add a row to the table in faults.cc. Tests and commands take them from there. A
-// fault changes the engine's arguments, tables, memory or kernels; it shares no code with the
+// in seeds.h, and add a row to the table in catalogue.cc. Tests and commands take them from there.
+// A fault changes the engine's arguments, tables, memory or kernels; it shares no code with the
 // reference.
 #pragma once
 
@@ -39,7 +39,7 @@ struct Fault {
   std::array<double, 3> sizes;
   bool (*applies)(const ModelConfig& config);
   void (*seed)(const Seams& seams, const FaultRequest& request);
-  bool one_layer = true;  // false: a bug of pages, which are the same in every layer
+  bool one_layer = true;  // false: a bug of pages or tokens, which no layer has of its own
 };
 
 std::span<const Fault> faults();

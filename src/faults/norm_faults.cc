@@ -1,5 +1,11 @@
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "src/faults/seeds.h"
 
@@ -22,6 +28,54 @@ void norm_in_blocks(TensorView out, const TensorView& x, const TensorView& weigh
     for (int64_t i = first; i < first + width; ++i)
       put(out, i, get(x, i) * scale * get(weight, i % weight.count()));
   }
+}
+
+// One row of a norm, in fp32: y of x, the gain w and eps.
+using NormRow = std::function<void(std::span<const float> x, std::span<const float> w, float eps,
+                                   std::span<float> y)>;
+
+std::vector<float> floats_of(const TensorView& t, int64_t first, int64_t count) {
+  std::vector<float> values;
+  for (int64_t i = first; i < first + count; ++i) values.push_back(get(t, i));
+  return values;
+}
+
+void norm_rows(const TensorView& out, const TensorView& x, const TensorView& weight, float eps,
+               const NormRow& norm) {
+  const int64_t width = weight.count();
+  const std::vector<float> w = floats_of(weight, 0, width);
+  std::vector<float> y(w.size());
+  for (int64_t first = 0; first < x.count(); first += width) {
+    norm(floats_of(x, first, width), w, eps, y);
+    for (int64_t i = 0; i < width; ++i) put(out, first + i, y[static_cast<size_t>(i)]);
+  }
+}
+
+// Has attn.norm made row by row of another formula.
+void seed_formula(const Seams& seams, const FaultRequest& request, NormRow norm) {
+  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request, norm = std::move(norm)](
+                           const OpContext& context, TensorView out, TensorView x,
+                           TensorView weight, float eps) {
+    if (!hits(request, context) || context.point != "attn.norm")
+      return inner(context, out, x, weight, eps);
+    norm_rows(out, x, weight, eps, norm);
+  };
+}
+
+float mean_square(std::span<const float> x) {
+  float sum = 0;
+  for (float value : x) sum += value * value;
+  return sum / static_cast<float>(x.size());
+}
+
+// The formula that is right, with a gain that `gain_of` makes of the model's.
+template <typename Gain>
+NormRow with_gain(Gain gain_of) {
+  return
+      [gain_of](std::span<const float> x, std::span<const float> w, float eps, std::span<float> y) {
+        const float scale = 1 / std::sqrt(mean_square(x) + eps);
+        for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale * gain_of(w[i]);
+      };
 }
 
 }  // namespace
@@ -51,6 +105,87 @@ void seed_rms_norm_eps(const Seams& seams, const FaultRequest& request) {
     const bool hit = hits(request, context) && context.point == "attn.norm";
     inner(context, out, x, weight, hit ? static_cast<float>(request.size) : eps);
   };
+}
+
+void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request) {
+  struct Skipped {
+    Tensor weight;
+    float eps = 0;
+  };
+  // What RoPE must do afterwards, by the point at which it was left out.
+  const auto skipped = std::make_shared<std::map<std::string_view, Skipped>>();
+  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request, skipped](
+                           const OpContext& context, TensorView out, TensorView x,
+                           TensorView weight, float eps) {
+    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
+    std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
+    (*skipped)[context.point == "attn.q_norm" ? "attn.q_rope" : "attn.k_rope"] = {copy_of(weight),
+                                                                                  eps};
+  };
+  seams.ops.rope = [inner = seams.ops.rope, request, skipped](
+                       const OpContext& context, TensorView out, TensorView x, TensorView cos,
+                       TensorView sin, TensorView positions) {
+    inner(context, out, x, cos, sin, positions);
+    if (!hits(request, context)) return;
+    const Skipped& norm = skipped->at(context.point);
+    norm_rows(out, out, norm.weight, norm.eps, with_gain([](float w) { return w; }));
+  };
+}
+
+void seed_qk_norm_gain_of_another_shard(const Seams& seams, const FaultRequest& request) {
+  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request](const OpContext& context,
+                                                             TensorView out, TensorView x,
+                                                             TensorView weight, float eps) {
+    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
+    const Tensor wrong(weight.shape, weight.dtype);
+    for (int64_t i = 0, n = weight.count(); i < n; ++i) put(wrong, i, get(weight, (i + n / 2) % n));
+    inner(context, out, x, wrong, eps);
+  };
+}
+
+void seed_norm_gain_plus_one(const Seams& seams, const FaultRequest& request) {
+  seed_formula(seams, request, with_gain([](float w) { return 1 + w; }));
+}
+
+void seed_norm_mean_subtracted(const Seams& seams, const FaultRequest& request) {
+  seed_formula(
+      seams, request,
+      [](std::span<const float> x, std::span<const float> w, float eps, std::span<float> y) {
+        float mean = 0;
+        for (float value : x) mean += value / static_cast<float>(x.size());
+        for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] - mean;
+        const float scale = 1 / std::sqrt(mean_square(y) + eps);
+        for (size_t i = 0; i < x.size(); ++i) y[i] *= scale * w[i];
+      });
+}
+
+void seed_norm_eps_outside_root(const Seams& seams, const FaultRequest& request) {
+  seed_formula(
+      seams, request,
+      [](std::span<const float> x, std::span<const float> w, float eps, std::span<float> y) {
+        const float scale = 1 / (std::sqrt(mean_square(x)) + eps);
+        for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale * w[i];
+      });
+}
+
+void seed_norm_16_bit_sum(const Seams& seams, const FaultRequest& request) {
+  seed_formula(
+      seams, request,
+      [](std::span<const float> x, std::span<const float> w, float eps, std::span<float> y) {
+        float sum = 0;
+        for (float value : x) sum = to_bf16(sum + to_bf16(value * value));
+        const float scale = 1 / std::sqrt(sum / static_cast<float>(x.size()) + eps);
+        for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale * w[i];
+      });
+}
+
+void seed_norm_gain_after_16_bit_cast(const Seams& seams, const FaultRequest& request) {
+  seed_formula(
+      seams, request,
+      [](std::span<const float> x, std::span<const float> w, float eps, std::span<float> y) {
+        const float scale = 1 / std::sqrt(mean_square(x) + eps);
+        for (size_t i = 0; i < x.size(); ++i) y[i] = to_bf16(x[i] * scale) * w[i];
+      });
 }
 
 }  // namespace lockstep

@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/check.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {
@@ -15,6 +20,24 @@ void rotate_interleaved(TensorView out, const TensorView& x, const TensorView& c
         const float x1 = get(x, i), x2 = get(x, i + 1);
         put(out, i, x1 * c - x2 * s);
         put(out, i + 1, x2 * c + x1 * s);
+      }
+}
+
+// Rotates the pairs (j, j + head_dim/2) with j < pairs, by what `as` makes of cos and sin.
+template <typename As>
+void rotate_halves(const TensorView& out, const TensorView& x, const TensorView& cos,
+                   const TensorView& sin, const TensorView& positions, int64_t pairs, As as) {
+  const int64_t heads = x.shape[1], half = x.shape[2] / 2;
+  for (int64_t t = 0; t < x.rows(); ++t)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t j = 0; j < half; ++j) {
+        const int64_t angle = positions.as<int32_t>()[t] * half + j;
+        const float c = j < pairs ? as(cos.as<float>()[angle]) : 1;
+        const float s = j < pairs ? as(sin.as<float>()[angle]) : 0;
+        const int64_t i = (t * heads + h) * 2 * half + j;
+        const float x1 = get(x, i), x2 = get(x, i + half);
+        put(out, i, x1 * c - x2 * s);
+        put(out, i + half, x2 * c + x1 * s);
       }
 }
 
@@ -75,6 +98,47 @@ void seed_yarn_factor_twice(const Seams& seams, const FaultRequest& request) {
   // The factor on cos and sin stays the right one: positions are stretched twice, nothing else.
   wrong.rope.attention_factor = rope_frequencies(seams.config, 1).attention_factor;
   seed_config(seams, request, std::move(wrong));
+}
+
+void seed_rope_tables_16_bit(const Seams& seams, const FaultRequest& request) {
+  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
+                                                     TensorView x, TensorView cos, TensorView sin,
+                                                     TensorView positions) {
+    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
+    rotate_halves(out, x, cos, sin, positions, x.shape[2] / 2, to_bf16);
+  };
+}
+
+void seed_rope_over_half_of_the_dims(const Seams& seams, const FaultRequest& request) {
+  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
+                                                     TensorView x, TensorView cos, TensorView sin,
+                                                     TensorView positions) {
+    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
+    rotate_halves(out, x, cos, sin, positions, x.shape[2] / 4, [](float angle) { return angle; });
+  };
+}
+
+void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request) {
+  check(request.size >= 1 && request.size <= 31 && request.size == std::floor(request.size),
+        "fault {} has as its size a number of bits from 1 to 31, found {}", request.name,
+        request.size);
+  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
+                                                     TensorView x, TensorView cos, TensorView sin,
+                                                     TensorView positions) {
+    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
+    const Tensor wrong = copy_of(positions);
+    for (int64_t t = 0; t < positions.count(); ++t) {
+      int32_t& position = wrong.as<int32_t>()[t];
+      const int extra =
+          std::bit_width(static_cast<uint32_t>(position)) - static_cast<int>(request.size);
+      // Past the end of the tables is memory that is no angle.
+      const auto last = static_cast<double>(cos.rows() - 1);
+      if (extra > 0)
+        position = static_cast<int32_t>(
+            std::min(std::ldexp(std::nearbyint(std::ldexp(position, -extra)), extra), last));
+    }
+    inner(context, out, x, cos, sin, wrong);
+  };
 }
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// The seeding function of every fault; what each one does is said in the table in faults.cc.
+// The seeding function of every fault; what each one does is said in the table in catalogue.cc.
 void seed_rope_interleaved(const Seams& seams, const FaultRequest& request);
 void seed_rope_position_off_by_one_in_decode(const Seams& seams, const FaultRequest& request);
 void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request);
@@ -33,6 +33,45 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest& request);
 void seed_page_freed_too_early(const Seams& seams, const FaultRequest& request);
 void seed_written_while_shared(const Seams& seams, const FaultRequest& request);
 void seed_swap_restores_another_page(const Seams& seams, const FaultRequest& request);
+
+void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request);
+void seed_qk_norm_gain_of_another_shard(const Seams& seams, const FaultRequest& request);
+void seed_norm_gain_plus_one(const Seams& seams, const FaultRequest& request);
+void seed_norm_mean_subtracted(const Seams& seams, const FaultRequest& request);
+void seed_norm_eps_outside_root(const Seams& seams, const FaultRequest& request);
+void seed_norm_16_bit_sum(const Seams& seams, const FaultRequest& request);
+void seed_norm_gain_after_16_bit_cast(const Seams& seams, const FaultRequest& request);
+void seed_rope_tables_16_bit(const Seams& seams, const FaultRequest& request);
+void seed_rope_over_half_of_the_dims(const Seams& seams, const FaultRequest& request);
+void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request);
+void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request);
+void seed_causal_mask_top_left(const Seams& seams, const FaultRequest& request);
+void seed_softmax_scale_of_another_head_dim(const Seams& seams, const FaultRequest& request);
+void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request);
+void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request);
+void seed_split_merge_log2_with_ln(const Seams& seams, const FaultRequest& request);
+void seed_split_merge_max_missing(const Seams& seams, const FaultRequest& request);
+void seed_split_partials_16_bit(const Seams& seams, const FaultRequest& request);
+void seed_split_without_keys(const Seams& seams, const FaultRequest& request);
+void seed_bias_dropped(const Seams& seams, const FaultRequest& request);
+void seed_bias_twice(const Seams& seams, const FaultRequest& request);
+void seed_projection_dead(const Seams& seams, const FaultRequest& request);
+void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& request);
+void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request);
+void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request);
+void seed_one_element_off(const Seams& seams, const FaultRequest& request);
+void seed_output_tile_never_written(const Seams& seams, const FaultRequest& request);
+void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& request);
+void seed_residual_missing(const Seams& seams, const FaultRequest& request);
+void seed_residual_twice(const Seams& seams, const FaultRequest& request);
+void seed_gate_and_up_swapped(const Seams& seams, const FaultRequest& request);
+void seed_gelu_for_silu(const Seams& seams, const FaultRequest& request);
+void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& request);
+void seed_token_repeated(const Seams& seams, const FaultRequest& request);
+void seed_embedding_of_next_id(const Seams& seams, const FaultRequest& request);
+void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request);
+void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request);
+void seed_head_is_stale(const Seams& seams, const FaultRequest& request);
 
 // Whether an op that runs now is the one to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {
@@ -73,5 +112,8 @@ inline void put(const TensorView& t, int64_t i, float value) {
   else
     t.as<float>()[i] = value;
 }
+
+// What is left of a number that passes through bf16, whatever the dtype of the run.
+inline float to_bf16(float x) { return to_float(from_float<BFloat16>(x)); }
 
 }  // namespace lockstep

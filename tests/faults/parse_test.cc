@@ -72,6 +72,15 @@ TEST(Faults, ALayerOrASizeThatMakesNoSenseIsRefused) {
   says(seed("bard-qwen3", "slot-offset-32-bit@size=12.5"), "found 12.5");
   says(seed("bard-qwen3", "slot-offset-32-bit@size=63"), "from 1 to 62");
   says(seed("bard-qwen3", "slot-offset-32-bit@size=-1"), "found -1");
+  for (const char* fault :
+       {"rope-positions-16-bit", "accumulator-16-bit", "split-merge-max-missing",
+        "split-without-keys", "activation-overflows-fp16"})
+    says(seed("bard-qwen3", std::string(fault) + "@size=-2"), "found -2");
+  says(seed("bard-qwen3", "accumulator-16-bit@size=2.5"), "found 2.5");
+  says(seed("bard-qwen3", "rope-positions-16-bit@size=32"), "from 1 to 31");
+  says(seed("bard-qwen3", "bias-dropped"), "it needs biases of q, k and v");
+  says(seed("tiny/qwen3-untied-sharded", "head-is-stale"), "it needs lm_head tied");
+  says(seed("tiny/qwen3-moe", "gelu-for-silu@layer=0"), "needs a layer with one MLP");
   says(seed("bard-qwen3", "yarn-factor-twice"), "it needs a model with YaRN");
   says(seed("tiny/qwen3-yarn", "rope-theta-ignored"), "it needs a rope_theta other than 10000");
 }

@@ -1,0 +1,87 @@
+#include "src/faults/attend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lockstep {
+namespace {
+
+struct AttentionCall {
+  TensorView out, q;
+  KvCache cache;
+  AttentionBatch batch;
+  float scale;
+  int64_t window;
+};
+
+// Row t, a query of one request.
+void attend(const AttentionCall& call, int64_t request, int64_t t, const Visible& visible,
+            const Mix& mix) {
+  const int64_t heads = call.q.shape[1], dim = call.q.shape[2], kv_heads = call.cache.k.shape[2];
+  const int64_t page_size = call.cache.page_size();
+  const auto* starts = call.batch.query_start.as<int32_t>();
+  const int64_t length = call.batch.context_length.as<int32_t>()[request];
+  const Query query{.position = length - (starts[request + 1] - t),
+                    .length = length,
+                    .first = length - (starts[request + 1] - starts[request])};
+  const auto* table =
+      call.batch.page_table.as<int32_t>() + request * call.batch.page_table.row_size();
+  std::vector<ScoredKey> keys;
+  for (int64_t key = 0; key < (length + page_size - 1) / page_size * page_size; ++key)
+    if (visible(key, query) && (call.window == 0 || key > query.position - call.window))
+      keys.push_back({.key = key});
+  std::vector<float> y(static_cast<size_t>(dim));
+  for (int64_t h = 0; h < heads; ++h) {
+    const int64_t kv = h / (heads / kv_heads);
+    const auto row_of = [&](int64_t key) {
+      const int64_t slot = table[key / page_size] * page_size + key % page_size;
+      return (slot * kv_heads + kv) * dim;
+    };
+    for (auto& [key, score] : keys) {
+      score = 0;
+      for (int64_t d = 0; d < dim; ++d)
+        score += get(call.q, (t * heads + h) * dim + d) * get(call.cache.k, row_of(key) + d);
+      score *= call.scale;
+    }
+    const auto value = [&](size_t i) {
+      std::vector<float> v;
+      for (int64_t d = 0; d < dim; ++d) v.push_back(get(call.cache.v, row_of(keys[i].key) + d));
+      return v;
+    };
+    mix(query, keys, value, y);
+    for (int64_t d = 0; d < dim; ++d)
+      put(call.out, (t * heads + h) * dim + d, y[static_cast<size_t>(d)]);
+  }
+}
+
+}  // namespace
+
+void mix_by_softmax(const Query&, std::span<const ScoredKey> keys,
+                    const std::function<std::vector<float>(size_t)>& value, std::span<float> y) {
+  float top = -std::numeric_limits<float>::infinity(), sum = 0;
+  for (const ScoredKey& key : keys) top = std::max(top, key.score);
+  std::ranges::fill(y, 0.0f);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const float p = std::exp(keys[i].score - top);
+    const std::vector<float> v = value(i);
+    sum += p;
+    for (size_t d = 0; d < y.size(); ++d) y[d] += p * v[d];
+  }
+  for (float& element : y) element /= sum;
+}
+
+void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix) {
+  seams.ops.paged_attention =
+      [inner = seams.ops.paged_attention, request, visible = std::move(visible),
+       mix = std::move(mix)](const OpContext& context, TensorView out, TensorView q, KvCache cache,
+                             AttentionBatch batch, float scale, int64_t window) {
+        if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
+        const auto* starts = batch.query_start.as<int32_t>();
+        for (int64_t r = 0; r < batch.context_length.count(); ++r)
+          for (int64_t t = starts[r]; t < starts[r + 1]; ++t)
+            attend({out, q, cache, batch, scale, window}, r, t, visible, mix);
+      };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,170 @@
+// Bugs of the projections: their weights, their sums and what they leave unwritten.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+#include "src/faults/seeds.h"
+
+namespace lockstep {
+namespace {
+
+using Product = decltype(Ops::matmul);
+
+// A product that is about to be computed; `right` computes it.
+struct Linear {
+  const Product& right;
+  const OpContext& context;
+  TensorView out, x, weight, bias;
+
+  void run() const { right(context, out, x, weight, bias); }
+};
+
+// Has the products at those points made by `wrong`.
+void seed_linear(const Seams& seams, const FaultRequest& request,
+                 std::vector<std::string_view> points, std::function<void(Linear)> wrong) {
+  seams.ops.matmul = [inner = seams.ops.matmul, request, points = std::move(points),
+                      wrong = std::move(wrong)](const OpContext& context, TensorView out,
+                                                TensorView x, TensorView weight, TensorView bias) {
+    const bool here = hits(request, context) && std::ranges::count(points, context.point) > 0;
+    if (!here) return inner(context, out, x, weight, bias);
+    wrong({inner, context, out, x, weight, bias});
+  };
+}
+
+std::vector<float> row_of(const TensorView& t, int64_t row) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < t.row_size(); ++i) values.push_back(get(t, row * t.row_size() + i));
+  return values;
+}
+
+}  // namespace
+
+void seed_bias_dropped(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](Linear linear) {
+    linear.bias = {};
+    linear.run();
+  });
+}
+
+void seed_bias_twice(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](Linear linear) {
+    const Tensor twice(linear.bias.shape, linear.bias.dtype);
+    for (int64_t i = 0; i < linear.bias.count(); ++i) put(twice, i, 2 * get(linear.bias, i));
+    linear.bias = twice;
+    linear.run();
+  });
+}
+
+void seed_projection_dead(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.o"}, [](const Linear& linear) {
+    std::memset(linear.out.data, 0, static_cast<size_t>(linear.out.bytes()));
+  });
+}
+
+void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.o"}, [](Linear linear) {
+    const int64_t n = linear.weight.shape[0], k = linear.weight.shape[1];
+    const Tensor read(linear.weight.shape, linear.weight.dtype);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < k; ++j) put(read, i * k + j, get(linear.weight, j * n + i));
+    linear.weight = read;
+    linear.run();
+  });
+}
+
+void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.q"}, [](Linear linear) {
+    const Tensor shifted = copy_of(linear.weight);
+    const int64_t row = linear.weight.row_size() * size_of(linear.weight.dtype);
+    auto* first = shifted.as<char>();
+    std::rotate(first, first + row, first + linear.weight.bytes());
+    linear.weight = shifted;
+    linear.run();
+  });
+}
+
+void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request) {
+  check(request.size >= 1 && request.size == std::floor(request.size),
+        "fault {} has as its size how many products are added between two roundings, found {}",
+        request.name, request.size);
+  const auto every = static_cast<size_t>(request.size);
+  seed_linear(seams, request, {"mlp.down"}, [every](const Linear& linear) {
+    for (int64_t n = 0; n < linear.weight.rows(); ++n) {
+      const std::vector<float> w = row_of(linear.weight, n);
+      for (int64_t t = 0; t < linear.x.rows(); ++t) {
+        const std::vector<float> x = row_of(linear.x, t);
+        float total = 0;
+        for (size_t first = 0; first < w.size(); first += every) {
+          float part = 0;
+          for (size_t k = first; k < std::min(first + every, w.size()); ++k) part += x[k] * w[k];
+          total = to_bf16(total) + part;
+        }
+        put(linear.out, t * linear.weight.rows() + n, total);
+      }
+    }
+  });
+}
+
+void seed_one_element_off(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"attn.o"}, [size = request.size](const Linear& linear) {
+    linear.run();
+    const int64_t at = (linear.out.rows() - 1) * linear.out.row_size() + linear.out.row_size() / 3;
+    const float right = get(linear.out, at);
+    const double ulp = right == 0 ? 0 : std::ldexp(1.0, std::ilogb(right) - 7);  // of bf16
+    put(linear.out, at, static_cast<float>(right + size * ulp));
+  });
+}
+
+void seed_output_tile_never_written(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"mlp.up"}, [](const Linear& linear) {
+    linear.run();
+    const int64_t width = linear.out.row_size(), tile = std::min<int64_t>(64, width / 2);
+    for (int64_t t = 0; t < linear.out.rows(); ++t)
+      for (int64_t i = width - tile; i < width; ++i) put(linear.out, t * width + i, 0);
+  });
+}
+
+void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"mlp.gate"}, [pass = pass_of(seams)](Linear linear) {
+    const Tensor x = copy_of(linear.x);
+    const auto bytes = static_cast<size_t>(linear.x.row_size() * size_of(linear.x.dtype));
+    const auto& rows = pass->rows;
+    for (size_t t = 1; t < rows.size(); ++t) {
+      const int32_t own = rows[t].row.request;
+      const bool last = t + 1 == rows.size() || rows[t + 1].row.request != own;
+      if (last && rows[t - 1].row.request == own)
+        std::memcpy(x.as<char>() + t * bytes, linear.x.as<char>() + (t - 1) * bytes, bytes);
+    }
+    linear.x = x;
+    linear.run();
+  });
+}
+
+void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"logits"}, [](Linear linear) {
+    const Tensor x = copy_of(linear.x);
+    const int64_t row = linear.x.row_size() * size_of(linear.x.dtype);
+    auto* first = x.as<char>();
+    std::rotate(first, first + row, first + linear.x.bytes());
+    linear.x = x;
+    linear.run();
+  });
+}
+
+void seed_head_is_stale(const Seams& seams, const FaultRequest& request) {
+  seed_linear(seams, request, {"logits"}, [](const Linear& linear) {
+    linear.run();
+    // Each logit is a row of weights: the last ones are what the rows before them make.
+    const int64_t vocab = linear.out.row_size(), added = std::min<int64_t>(64, vocab / 2);
+    for (int64_t t = 0; t < linear.out.rows(); ++t)
+      for (int64_t i = vocab - added; i < vocab; ++i)
+        put(linear.out, t * vocab + i, get(linear.out, t * vocab + i - added));
+  });
+}
+
+}  // namespace lockstep

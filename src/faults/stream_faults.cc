@@ -1,0 +1,63 @@
+// Bugs of what is elementwise: the residual stream and the gated activation.
+#include <cmath>
+#include <cstring>
+
+#include "kernels/check.h"
+#include "src/faults/seeds.h"
+
+namespace lockstep {
+namespace {
+
+// Has attn.residual made element by element: what `sum` makes of the stream and the branch.
+void seed_residual(const Seams& seams, const FaultRequest& request,
+                   float (*sum)(float stream, float branch)) {
+  seams.ops.add = [inner = seams.ops.add, request, sum](const OpContext& context, TensorView out,
+                                                        TensorView a, TensorView b) {
+    if (!hits(request, context) || context.point != "attn.residual")
+      return inner(context, out, a, b);
+    for (int64_t i = 0; i < out.count(); ++i) put(out, i, sum(get(a, i), get(b, i)));
+  };
+}
+
+// The same of mlp.act.
+template <typename Act>
+void seed_act(const Seams& seams, const FaultRequest& request, Act act) {
+  seams.ops.silu_mul = [inner = seams.ops.silu_mul, request, act](const OpContext& context,
+                                                                  TensorView out, TensorView gate,
+                                                                  TensorView up) {
+    if (!hits(request, context) || context.point != "mlp.act") return inner(context, out, gate, up);
+    for (int64_t i = 0; i < out.count(); ++i) put(out, i, act(get(gate, i), get(up, i)));
+  };
+}
+
+float silu(float x) { return x / (1 + std::exp(-x)); }
+
+}  // namespace
+
+void seed_residual_missing(const Seams& seams, const FaultRequest& request) {
+  seed_residual(seams, request, [](float, float branch) { return branch; });
+}
+
+void seed_residual_twice(const Seams& seams, const FaultRequest& request) {
+  seed_residual(seams, request, [](float stream, float branch) { return 2 * stream + branch; });
+}
+
+void seed_gate_and_up_swapped(const Seams& seams, const FaultRequest& request) {
+  seed_act(seams, request, [](float gate, float up) { return silu(up) * gate; });
+}
+
+void seed_gelu_for_silu(const Seams& seams, const FaultRequest& request) {
+  seed_act(seams, request, [](float gate, float up) {
+    return 0.5f * gate * (1 + std::erf(gate * 0.70710678f)) * up;
+  });
+}
+
+void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& request) {
+  check(request.size > 0, "fault {} has as its size a factor over 0, found {}", request.name,
+        request.size);
+  seed_act(seams, request, [factor = static_cast<float>(request.size)](float gate, float up) {
+    return to_float(from_float<Float16>(silu(gate) * up * factor)) / factor;
+  });
+}
+
+}  // namespace lockstep
