@@ -350,7 +350,7 @@ TEST(AuditedEngine, APageThatIsFreedWhileItIsHeldIsFoundBeforeItIsReused) {
   int plans = 0;
   hooks.after_plan = [&](Plan& plan, PagePool& pool) {
     if (++plans == 2) pool.give_back(plan.shares.at(0).sequence->pages.at(0));
-    if (plans == 3) pool.take();  // the same page, for the engine gives back all it holds at the end
+    if (plans == 3) pool.take();  // the same page: the engine gives back all it holds at the end
   };
   Engine engine(checkpoint, cpu_ops(), {.page_size = 4, .pages = 8}, hooks);
   engine.submit({.prompt = some_tokens(6, checkpoint.config().vocab), .max_new = 3});

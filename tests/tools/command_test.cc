@@ -146,52 +146,54 @@ TEST(ModelCommand, CountsTheParametersThatAreThere) {
   }
 }
 
-// The counts are those that the publisher states of the weights' files.
-TEST(ModelCommand, SaysWhatAPublishedConfigurationTakes) {
-  struct Published {
-    const char *like, *changes, *parameters, *bf16;
-  };
-  const Published kPublished[] = {
-      {"qwen2.5-0.5b-instruct", "{}", "494032768", "0.988 GB of weights, 12288 bytes"},
-      {"qwen2.5-0.5b-instruct",
-       R"({"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
+// Published configurations, most of them as changes of another one. The counts are those that the
+// publisher states of the weights' files.
+struct Published {
+  const char *like, *changes, *parameters, *bf16;
+};
+constexpr Published kPublished[] = {
+    {"qwen2.5-0.5b-instruct", "{}", "494032768", "0.988 GB of weights, 12288 bytes"},
+    {"qwen2.5-0.5b-instruct",
+     R"({"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
            "intermediate_size": 8960})",
-       "1543714304", "3.09 GB of weights, 28672 bytes"},
-      {"qwen2.5-0.5b-instruct",
-       R"({"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+     "1543714304", "3.09 GB of weights, 28672 bytes"},
+    {"qwen2.5-0.5b-instruct",
+     R"({"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
            "intermediate_size": 11008})",
-       "3085938688", "6.17 GB of weights, 36864 bytes"},
-      {"qwen2.5-7b", "{}", "7615616512", "15.2 GB of weights, 57344 bytes"},
-      {"qwen2.5-7b",
-       R"({"hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
+     "3085938688", "6.17 GB of weights, 36864 bytes"},
+    {"qwen2.5-7b", "{}", "7615616512", "15.2 GB of weights, 57344 bytes"},
+    {"qwen2.5-7b",
+     R"({"hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
            "num_key_value_heads": 8, "intermediate_size": 13824})",
-       "14770033664", "29.5 GB of weights, 196608 bytes"},
-      {"qwen2.5-7b",
-       R"({"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40,
+     "14770033664", "29.5 GB of weights, 196608 bytes"},
+    {"qwen2.5-7b",
+     R"({"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 40,
            "num_key_value_heads": 8, "intermediate_size": 27648})",
-       "32763876352", "65.5 GB of weights, 262144 bytes"},
-      {"qwen2.5-72b", "{}", "72706203648", "145 GB of weights, 327680 bytes"},
-      {"qwen3-0.6b", "{}", "596049920", "1.19 GB of weights, 114688 bytes"},
-      {"qwen3-0.6b", R"({"hidden_size": 2048, "intermediate_size": 6144})", "1720574976",
-       "3.44 GB of weights, 114688 bytes"},
-      {"qwen3-0.6b",
-       R"({"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
+     "32763876352", "65.5 GB of weights, 262144 bytes"},
+    {"qwen2.5-72b", "{}", "72706203648", "145 GB of weights, 327680 bytes"},
+    {"qwen3-0.6b", "{}", "596049920", "1.19 GB of weights, 114688 bytes"},
+    {"qwen3-0.6b", R"({"hidden_size": 2048, "intermediate_size": 6144})", "1720574976",
+     "3.44 GB of weights, 114688 bytes"},
+    {"qwen3-0.6b",
+     R"({"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
            "intermediate_size": 9728})",
-       "4022468096", "8.04 GB of weights, 147456 bytes"},
-      {"qwen3-0.6b",
-       R"({"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+     "4022468096", "8.04 GB of weights, 147456 bytes"},
+    {"qwen3-0.6b",
+     R"({"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
            "intermediate_size": 12288, "tie_word_embeddings": false})",
-       "8190735360", "16.4 GB of weights, 147456 bytes"},
-      {"qwen3-0.6b",
-       R"({"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
+     "8190735360", "16.4 GB of weights, 147456 bytes"},
+    {"qwen3-0.6b",
+     R"({"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
            "intermediate_size": 17408, "tie_word_embeddings": false})",
-       "14768307200", "29.5 GB of weights, 163840 bytes"},
-      {"qwen3-0.6b",
-       R"({"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
+     "14768307200", "29.5 GB of weights, 163840 bytes"},
+    {"qwen3-0.6b",
+     R"({"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
            "intermediate_size": 25600, "tie_word_embeddings": false})",
-       "32762123264", "65.5 GB of weights, 262144 bytes"},
-      {"qwen3-30b-a3b", "{}", "30532122624", "61.1 GB of weights, 98304 bytes"},
-  };
+     "32762123264", "65.5 GB of weights, 262144 bytes"},
+    {"qwen3-30b-a3b", "{}", "30532122624", "61.1 GB of weights, 98304 bytes"},
+};
+
+TEST(ModelCommand, SaysWhatAPublishedConfigurationTakes) {
   const std::string dir = temp_path("published");
   std::filesystem::create_directory(dir);
   for (const Published& model : kPublished) {
