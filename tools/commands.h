@@ -13,6 +13,7 @@ using Args = std::span<char*>;
 int generate_command(Args args);
 int run_command(Args args);
 int judge_command(Args args);
+int calibrate_command(Args args);
 int diff_command(Args args);
 int inspect_command(Args args);
 int points_command(Args args);

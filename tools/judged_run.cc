@@ -101,7 +101,6 @@ Result judge_run(const JudgedRun& run) {
   const std::vector<RequestInfo> requests = infos_of(engine);
   if (writer) writer->finish(requests);
   Result result = judge.finish(requests, true);
-  result.provenance = run.provenance;
   if (run.audit) add_audit(result, auditor);
   return result;
 }

@@ -30,7 +30,6 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
     progress.show(fmt::format("{} of {} passes judged", i + 1, trace->passes()));
   }
   Result result = judge.finish(manifest.requests, trace->complete());
-  result.provenance = manifest.provenance;
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   return result;
 }

@@ -27,6 +27,8 @@ struct Command {
 constexpr auto kCommands = std::to_array<Command>({
     {"run", "run the engine beside the reference and judge every op (start here)", run_command},
     {"judge", "judge a saved trace: each op against its exact result", judge_command},
+    {"calibrate", "learn from clean runs how tight the limits of this engine can be",
+     calibrate_command},
     {"diff", "compare two traces and name the first place where they differ", diff_command},
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"selftest", "measure whether the judge can be trusted on a model", selftest_command},

@@ -206,6 +206,13 @@ Selection selection_of(const ObserveOptions& options) {
   return {options.points, options.layers, options.positions, ""};
 }
 
+void add_limits_option(CLI::App& app, std::string& limits) {
+  app.add_option("--limits", limits, "limits of lockstep calibrate (those of theory alone)")
+      ->type_name("FILE");
+}
+
+Limits limits_of(const std::string& path) { return path.empty() ? Limits{} : Limits::read(path); }
+
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
   app.add_option("--fault", faults, "seed a bug into the engine (repeatable; see lockstep faults)")
       ->type_name("NAME[@layer=L]")

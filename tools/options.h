@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/engine/engine.h"
+#include "src/judge/limits.h"
 #include "tools/commands.h"
 #include "traces/trace.h"
 
@@ -70,6 +71,10 @@ struct ObserveOptions {
 void add_observe_options(CLI::App& app, ObserveOptions& options);
 void add_selection_options(CLI::App& app, ObserveOptions& options);  // --points and the like alone
 Selection selection_of(const ObserveOptions& options);
+
+// --limits: a file of Limits; "" for theory alone.
+void add_limits_option(CLI::App& app, std::string& limits);
+Limits limits_of(const std::string& path);
 
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);

@@ -21,6 +21,7 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
+  std::string limits;
   bool no_audit = false;
   bool confirm = false;
   std::string modes;  // empty: beside the reference
@@ -37,14 +38,15 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
            const std::map<std::string, std::string>& provenance) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = faults_of(options);
-  const Selection selection = selection_of(options.observe);
+  const JudgeOptions judge{.selection = selection_of(options.observe),
+                           .limits = limits_of(options.limits)};
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
                       .engine = session.engine,
                       .requests = session.requests,
                       .faults = faults,
-                      .judge = {.selection = selection},
+                      .judge = judge,
                       .audit = !options.no_audit,
                       .trace = options.observe.trace,
                       .keep = keep_from(options.observe.keep),
@@ -105,6 +107,7 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
+  add_limits_option(app, options.limits);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one: proves "
@@ -112,7 +115,8 @@ int run_command(Args args) {
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
   for (const char* of_reference :
-       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm"})
+       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm",
+        "--limits"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

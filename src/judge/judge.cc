@@ -92,7 +92,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                          .page_size = page_size_of(manifest_),
                          .limit_scale = options.limit_scale,
                          .partial = !manifest_.selection.empty(),
-                         .schema = manifest_.schema}),
+                         .schema = manifest_.schema,
+                         .limits = options.limits}),
       ledger(manifest_.graph),
       logits(manifest_.dtype) {
   const Graph wanted = oracle.graph();
@@ -219,9 +220,12 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
 
 // What no single node shows: the nodes of a place together.
 void Judge::State::judge_pool(size_t index) {
-  const Moments pool = op_judge.pooled(ledger.places()[index]);
+  const Place& place = ledger.places()[index];
+  const Moments pool = op_judge.pooled(place);
   const double scale = options.limit_scale;
-  for (const Statistic& statistic : pool.statistics(manifest.dtype)) {
+  std::vector<Statistic> statistics = pool.statistics(manifest.dtype);
+  tighten(statistics, options.limits.of(place.point->op, manifest.dtype));
+  for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
     ledger.regrade_all(static_cast<int>(index),
                        {.verdict = Verdict::introduced,
@@ -236,8 +240,8 @@ void Judge::State::judge_pool(size_t index) {
     ledger.note(
         fmt::format("{} is on average {:.3g} standard deviations of its {} elements too {} "
                     "(T6), as by truncation; no limit minds",
-                    text_of(ledger.places()[index]), std::fabs(pool.offset_deviations()),
-                    pool.elements, pool.offset > 0 ? "large" : "small"));
+                    text_of(place), std::fabs(pool.offset_deviations()), pool.elements,
+                    pool.offset > 0 ? "large" : "small"));
 }
 
 void Judge::State::judge_schemas() {
@@ -284,10 +288,14 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .argmax = info.argmax,
                                .flips = logits.flips(info.id)});
   result.provenance = manifest.provenance;
+  result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = facts.blind_to();
   if (!complete) result.notes.push_back("the trace is incomplete");
   tell(result, complete, ledger.main_reason());
+  if (options.learn && result.verdict == "clean")
+    for (const auto& [op, reached] : op_judge.reached())
+      options.learn->learn(op, manifest.dtype, reached);
   return result;
 }
 

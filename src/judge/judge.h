@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/verdict.h"
 #include "traces/trace.h"
@@ -13,6 +14,9 @@ namespace lockstep {
 struct JudgeOptions {
   Selection selection;     // nodes outside are neither expected nor judged
   double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
+  Limits limits;
+  // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
+  Limits* learn = nullptr;
 };
 
 // Judges passes one after another, live or from a saved trace: for every node whether the op at

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kBlockBytes = 512 << 20;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
+constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
 // A node of fewer may have nothing that a chain of ops rounds otherwise than one kernel.
 constexpr int64_t kTellingRows = 4, kTellingElements = 256;
 
@@ -35,6 +36,15 @@ NodeOutcome structural(std::string rule, const NodeRows& node) {
   outcome.finding.rule = std::move(rule);
   outcome.finding.position = node.rows.front().position;
   return outcome;
+}
+
+Reached reached_by(const Measure& measure) {
+  Reached reached{.inner = measure.inner};
+  for (const Statistic& statistic : measure.statistics) {
+    const std::string name = statistic.name;
+    if (name == "T2" || name == "T4") reached.rms = std::max(reached.rms, statistic.value);
+  }
+  return reached;
 }
 
 bool one_request_at_a_time(OpKind op) { return op == OpKind::attention || op == OpKind::rope; }
@@ -120,6 +130,20 @@ OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options)
 Moments OpJudge::pooled(const Place& place) const {
   const auto pool = pools_.find({key_of(place), schemas_.of(*place.point)});
   return pool == pools_.end() ? Moments{} : pool->second.sum();
+}
+
+std::map<OpKind, Reached> OpJudge::reached() const {
+  std::map<OpKind, Reached> reached = reached_;
+  for (const auto& [key, pool] : pools_) {
+    const Point& p = kPoints[static_cast<size_t>(key.first.first)];
+    const Moments& m = pool.sum();
+    // Shares and gains of few elements are chance.
+    if (key.second != Schema::fused || !reached.contains(p.op) || m.elements < kMany) continue;
+    const double gain = m.power > 0 ? std::fabs(m.cross) / m.power : 0;
+    const auto n = static_cast<double>(m.elements);
+    reached[p.op].add({.share = static_cast<double>(m.misrounded) / n, .gain = gain});
+  }
+  return reached;
 }
 
 DType OpJudge::dtype_at(const Place& place) const {
@@ -212,8 +236,14 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
 void OpJudge::judge_member(const Place& place, const Shape& row_shape, Group& group, size_t i) {
   Group::Member& member = group.members[i];
   std::vector<NodeOutcome> outcomes;
-  for (const Meter& meter : member.meters)
-    outcomes.push_back(outcome_of(meter.finish(), row_shape, options_.limit_scale));
+  const OpKind op = place.point->op;
+  for (size_t s = 0; s < member.meters.size(); ++s) {
+    Measure measure = member.meters[s].finish();
+    if (group.schemas[s] == Schema::fused && place.point->node_class != NodeClass::exact)
+      reached_[op].add(reached_by(measure));
+    tighten(measure.statistics, options_.limits.of(op, options_.dtype));
+    outcomes.push_back(outcome_of(measure, row_shape, options_.limit_scale));
+  }
   const bool telling = std::ssize(member.node->rows) >= kTellingRows &&
                        outcomes.front().sums.elements >= kTellingElements;
   *member.outcome = std::move(outcomes[schemas_.choose(place, outcomes, telling)]);
@@ -248,6 +278,10 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   std::vector<Budget> budgets;
   for (const Schema schema : group.schemas)
     budgets.push_back(budget_of(place.point->op, exact, options_.dtype, schema));
+  // Limits are measured of kernels that round once.
+  if (group.schemas.front() == Schema::fused)
+    tighten(budgets.front(), exact.want, options_.dtype,
+            options_.limits.of(place.point->op, options_.dtype));
   const auto reference = [&](const Pass* model) {
     return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
   };

@@ -6,6 +6,7 @@
 
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
+#include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/schemas.h"
 #include "src/judge/seen.h"
@@ -28,6 +29,7 @@ struct OpJudgeOptions {
   double limit_scale = 1;
   bool partial = false;                  // the trace was not meant to hold every tensor
   std::map<std::string, Schema> schema;  // declared, by point name
+  Limits limits;
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
@@ -42,6 +44,8 @@ class OpJudge {
   // Of all rows of the place that were judged by numbers so far, whatever their pass and request.
   Moments pooled(const Place& place) const;
   const Schemas& schemas() const { return schemas_; }
+  // What the nodes reached of their limits, by op; of points that round once and no others.
+  std::map<OpKind, Reached> reached() const;
 
  private:
   struct Group;  // nodes that the oracle is asked for together
@@ -65,6 +69,7 @@ class OpJudge {
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   Schemas schemas_;
+  std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, Schema>, DistinctMoments> pools_;
 };
 

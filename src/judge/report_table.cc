@@ -72,6 +72,11 @@ std::string counts_line(const Result& result) {
   return text + "\n";
 }
 
+std::string limits_line(const Result& result) {
+  const auto limits = result.provenance.find("limits");
+  return limits == result.provenance.end() ? "" : "limits: " + limits->second + "\n";
+}
+
 std::string logits_line(const Result& result) {
   if (!result.logits) return "";
   const LogitsSummary& l = *result.logits;
@@ -87,6 +92,7 @@ std::string logits_line(const Result& result) {
 std::string report_table(const Result& result) {
   return places_table(result) + findings_list(result) + confirmations_list(result) +
          listed("blind to", result.blind) + listed("notes", result.notes) + counts_line(result) +
+         limits_line(result) +
          logits_line(result) + "\n" + result.verdict + ": " + result.story + "\n";
 }
 

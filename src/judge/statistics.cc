@@ -86,9 +86,11 @@ bool Meter::numeric(const Stored& stored, double limit) {
   return false;
 }
 
-void Meter::compare(const Stored& stored) {
+void Meter::compare(const Stored& stored, double limit) {
   const Element& e = stored.element;
-  const double eta = e.got - e.want;
+  const double eta = e.got - e.want, half = stored.spacing / 2;
+  if (limit > half)
+    measure_.inner = std::max(measure_.inner, (std::fabs(eta) - half) / (limit - half));
   measure_.sum_squares += eta * eta;
   if (!within(e.budgets, 1)) ++measure_.over;
   const bool candidate = stored.different || node_class_ != NodeClass::exact;
@@ -105,7 +107,7 @@ void Meter::add(int64_t position, const RowNumbers& row) {
     ++measure_.elements;
     if (element.different) ++measure_.different;
     if (!numeric(element, row.limit[i])) continue;
-    compare(element);
+    compare(element, row.limit[i]);
     const double variance = row.variance[i], eta = row.got[i] - row.want[i];
     units_[i] = in_budgets(eta * eta, variance);
     ++sum.elements;

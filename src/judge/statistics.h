@@ -38,6 +38,7 @@ struct Measure {
   int64_t different = 0;   // got is not want rounded; for class exact: has other bits
   int64_t over = 0;        // elements with |eta| > B
   double sum_squares = 0;  // of eta = got - want
+  double inner = 0;        // largest share of B beyond ulp/2 that an element used
   Element worst;           // largest |eta| / B; for class exact, of the elements that differ
   NonFinite nonfinite = NonFinite::none;  // the gravest seen
   int64_t nonfinite_count = 0;            // of that kind
@@ -83,7 +84,7 @@ class Meter {
   // Whether the element's numbers count; a non-finite one is classified instead.
   bool numeric(const Stored& stored, double limit);
   // T0 and T1.
-  void compare(const Stored& stored);
+  void compare(const Stored& stored, double limit);
   // A row that no other row of the node equals.
   void add_slices(int64_t position, const RowNumbers& row, const Moments& sum);
   double pairs_of(size_t head, const RowNumbers& row) const;

@@ -96,6 +96,36 @@ INSTANTIATE_TEST_SUITE_P(Variants, TinyCleanRun,
                            return name;
                          });
 
+// Limits learnt from some runs hold for others, and are tighter than theory.
+class Calibrated : public testing::TestWithParam<DType> {};
+
+TEST_P(Calibrated, OtherRunsAreClean) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const auto run = [&](std::vector<int64_t> lengths, uint64_t seed, const JudgeOptions& options) {
+    std::vector<Request> requests;
+    for (const int64_t length : lengths)
+      requests.push_back(
+          {.prompt = some_tokens(length, checkpoint.config().vocab, ++seed), .max_new = 3});
+    return judged({.checkpoint = checkpoint,
+                   .reference = open_reference(),
+                   .engine = {.dtype = GetParam()},
+                   .requests = requests,
+                   .judge = options});
+  };
+  Limits limits;
+  expect_clean(run({60, 17, 1, 130}, 10, {.learn = &limits}), "learnt from");
+  expect_clean(run({33, 90, 2, 16}, 20, {.learn = &limits}), "learnt from");
+  const OpLimits norm = limits.of(OpKind::norm, GetParam());
+  EXPECT_LT(norm.gain, 12 * 0x1p-23);  // which is theory's, of 192 squares
+  if (GetParam() == DType::f32) {
+    EXPECT_LT(norm.inner, 0.5);
+  }
+  expect_clean(run({40, 1, 77, 15}, 30, {.limits = limits}), "held to them");
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Calibrated, testing::Values(DType::f32, DType::bf16, DType::f16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
 // The reference in the engine's place: passes as the engine would make them, computed by LibTorch.
 std::vector<Pass> passes_of_reference(ReferenceModel& model, const std::vector<Request>& requests) {
   std::vector<Pass> passes;

@@ -1,0 +1,146 @@
+#include "src/judge/limits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "kernels/check.h"
+#include "probes/digest.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kRoom = 1.5;  // over what clean runs reached
+
+// Those whose results are held to numbers.
+struct Named {
+  OpKind op;
+  const char* name;
+};
+constexpr std::array kOps = {Named{OpKind::norm, "norm"},
+                             Named{OpKind::linear, "linear"},
+                             Named{OpKind::rope, "rope"},
+                             Named{OpKind::attention, "attention"},
+                             Named{OpKind::silu_mul, "silu_mul"},
+                             Named{OpKind::softmax, "softmax"},
+                             Named{OpKind::expert_linear, "expert_linear"},
+                             Named{OpKind::weighted_sum, "weighted_sum"}};
+
+struct Field {
+  const char* name;
+  double OpLimits::*value;
+};
+constexpr std::array kFields = {Field{"T1_inner", &OpLimits::inner}, Field{"T2_T4", &OpLimits::rms},
+                                Field{"T3", &OpLimits::share}, Field{"T5_gain", &OpLimits::gain}};
+
+const char* name_of(OpKind op) { return std::ranges::find(kOps, op, &Named::op)->name; }
+
+double number_from(const Json& limits, const char* name, const std::string& path) {
+  const auto found = limits.find(name);
+  const bool number = found != limits.end() && found->is_number() && found->get<double>() > 0;
+  check(number,
+        "{} should give a positive number as {} of every op, found {}: make it with "
+        "lockstep calibrate",
+        path, name, found == limits.end() ? "none" : found->dump());
+  return found->get<double>();
+}
+
+}  // namespace
+
+void Reached::add(const Reached& other) {
+  inner = std::max(inner, other.inner);
+  rms = std::max(rms, other.rms);
+  share = std::max(share, other.share);
+  gain = std::max(gain, other.gain);
+}
+
+OpLimits Limits::of(OpKind op, DType dtype) const {
+  const auto found = ops_.find({op, dtype});
+  return found == ops_.end() ? OpLimits{} : found->second;
+}
+
+void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
+  // A limit of 0 would say that nothing may ever be off: one part in 1000 of theory's is the least.
+  const OpLimits learnt{
+      .inner = dtype == DType::f32 ? std::clamp(kRoom * reached.inner, 1e-3, 1.0) : 1,
+      .rms = kRoom * reached.rms + 0.02,
+      .share = std::min(1.0, kRoom * reached.share + 5e-4),
+      .gain = std::max(kRoom * reached.gain, 1e-9)};
+  OpLimits& limits = ops_.try_emplace({op, dtype}, learnt).first->second;
+  for (const Field& field : kFields)
+    limits.*field.value = std::max(limits.*field.value, learnt.*field.value);
+}
+
+std::string Limits::json() const {
+  Json dtypes = Json::object();
+  for (const auto& [key, limits] : ops_) {
+    Json& op = dtypes[std::string(lockstep::name_of(key.second))][name_of(key.first)];
+    for (const Field& field : kFields) op[field.name] = limits.*field.value;
+  }
+  return Json{{"format", "lockstep-limits"}, {"format_version", "1.0"}, {"limits", dtypes}}.dump(
+             2) +
+         "\n";
+}
+
+std::string Limits::name() const {
+  if (ops_.empty()) return "theory";
+  const std::string text = json();
+  return fmt::format("{:016x}", hash_of(text.data(), text.size()));
+}
+
+Limits Limits::read(const std::string& path) {
+  std::ifstream file(path);
+  check(file.good(),
+        "limits were wanted from {}, which cannot be read: make it with lockstep "
+        "calibrate",
+        path);
+  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const bool ours = json.is_object() && json.value("format", Json()) == "lockstep-limits" &&
+                    json.value("format_version", Json()) == "1.0" &&
+                    json.value("limits", Json()).is_object();
+  check(ours,
+        "{} should be lockstep-limits 1.0 as JSON, found something else: make it with "
+        "lockstep calibrate",
+        path);
+  Limits limits;
+  for (const auto& [dtype, ops] : json.at("limits").items()) {
+    check(ops.is_object(), "{} should give the ops of {} as an object, found {}", path, dtype,
+          ops.dump());
+    for (const auto& [name, values] : ops.items()) {
+      const auto op =
+          std::ranges::find(kOps, name, [](const Named& n) { return std::string(n.name); });
+      check(
+          op != kOps.end() && values.is_object(),
+          "{} should give limits of ops that have some, found {}: make it with lockstep calibrate",
+          path, name);
+      OpLimits& of_op = limits.ops_[{op->op, dtype_from(dtype)}];
+      for (const Field& field : kFields) of_op.*field.value = number_from(values, field.name, path);
+    }
+  }
+  return limits;
+}
+
+void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
+  budget.gain = std::min(budget.gain, limits.gain);
+  budget.misrounds = std::min(budget.misrounds, limits.share);
+  if (limits.inner >= 1) return;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double half = ulp(want[i], dtype) / 2;
+    budget.limit[i] = half + limits.inner * (budget.limit[i] - half);
+  }
+}
+
+void tighten(std::vector<Statistic>& statistics, const OpLimits& limits) {
+  for (Statistic& statistic : statistics) {
+    const std::string name = statistic.name;
+    if (name == "T2" || name == "T4") statistic.limit = std::min(statistic.limit, limits.rms);
+  }
+}
+
+}  // namespace lockstep

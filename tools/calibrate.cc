@@ -1,0 +1,67 @@
+// lockstep calibrate: what clean runs reach of the limits, so that a worse one shows.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+#include "kernels/check.h"
+#include "tools/judged_run.h"
+#include "tools/options.h"
+#include "tools/output.h"
+#include "tools/provenance.h"
+#include "tools/reference_library.h"
+#include "tools/session.h"
+
+namespace lockstep {
+namespace {
+
+// A reference that is this many budgets off is not one to learn from.
+constexpr double kSuspect = 4;
+
+// Learns from a run that is clean by theory; no other widens a limit.
+Result learn(const Session& session, const std::vector<std::string>& command_line, Limits& limits) {
+  Progress progress;
+  Result result = judge_run({.checkpoint = session.checkpoint,
+                             .reference = open_reference(),
+                             .engine = session.engine,
+                             .requests = session.requests,
+                             .judge = {.learn = &limits},
+                             .provenance = provenance_of(session.checkpoint, session.engine,
+                                                         session.requests, command_line),
+                             .progress = [&](int64_t done, int64_t total) {
+                               progress.show(fmt::format("{} of {} tokens judged", done, total));
+                             }});
+  if (!result.findings.empty())
+    fail("limits are learnt from clean runs, and this one is not{}: {}; repair it first",
+         result.first->budgets > kSuspect ? " (reference suspect)" : "", result.story);
+  check(result.verdict == "clean", "limits are learnt from clean runs, found: {}", result.story);
+  return result;
+}
+
+}  // namespace
+
+int calibrate_command(Args args) {
+  CLI::App app{
+      "Run the engine beside the reference and keep what its nodes reach of their limits, by op "
+      "and\n"
+      "dtype, with half as much room again: limits for run and judge --limits. They are never "
+      "wider\n"
+      "than those of theory, and a run that is not clean is refused. A file that is there already\n"
+      "is widened to what both runs need: give several runs, of all dtypes, the same file.",
+      "lockstep calibrate"};
+  ModelOptions options;
+  std::string out;
+  add_model_options(app, options);
+  app.add_option("--out", out, "where the limits go")->type_name("FILE")->required();
+  if (!parse(app, args,
+             "  lockstep calibrate --model Qwen3-0.6B --prompt 'To be, or not' --out cpu.json\n"
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))
+    return 0;
+  Limits limits = std::filesystem::exists(out) ? Limits::read(out) : Limits{};
+  const Result result = learn(open_session(options), command_line_of("calibrate", args), limits);
+  write_file(out, limits.json());
+  print(fmt::format("{}\nlimits {} written to {}\n", result.story, limits.name(), out));
+  return 0;
+}
+
+}  // namespace lockstep
