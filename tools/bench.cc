@@ -218,7 +218,7 @@ class ShapeBench {
   }
 
   void add(Times& times, double seconds) const {
-    const Meter::Pass& pass = meter_.pass();
+    const PassMeter::Pass& pass = meter_.pass();
     times.total.push_back(seconds);
     times.matmul.push_back(pass.matmul);
     times.attention.push_back(pass.attention);
@@ -234,7 +234,7 @@ class ShapeBench {
 
   const ModelConfig& config_;
   int64_t pages_;
-  Meter meter_;
+  PassMeter meter_;
   Engine engine_;
   std::vector<uint64_t> wanted_;
 };

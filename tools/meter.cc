@@ -26,9 +26,9 @@ class Clock {
 
 }  // namespace
 
-Meter::Meter(Ops ops) : inner_(std::move(ops)) {}
+PassMeter::PassMeter(Ops ops) : inner_(std::move(ops)) {}
 
-Ops Meter::ops() {
+Ops PassMeter::ops() {
   Ops watched = inner_;
   const auto watch = [this](auto& op, double Pass::*seconds) {
     op = [this, seconds, inner = op](const OpContext& context, TensorView out, auto... inputs) {
@@ -53,7 +53,7 @@ Ops Meter::ops() {
   return watched;
 }
 
-void Meter::before_pass() {
+void PassMeter::before_pass() {
   pass_ = {};
   const Clock clock(pass_.checking);
   // All bits set is a NaN in every float dtype, and no token.
@@ -62,7 +62,7 @@ void Meter::before_pass() {
   outputs_.clear();  // the next pass may need longer ones
 }
 
-void Meter::see_logits(const TensorView& logits) {
+void PassMeter::see_logits(const TensorView& logits) {
   const Clock clock(pass_.checking);
   const Digest digest = digest_of(logits);
   pass_.logits = digest.hash;

@@ -9,7 +9,7 @@ namespace lockstep {
 
 // Watches an engine's passes for a benchmark: where the time goes, and whether what it computed is
 // worth timing. It is a table of ops around another one, and a hook before each pass.
-class Meter {
+class PassMeter {
  public:
   // Of one pass, in seconds.
   struct Pass {
@@ -19,9 +19,9 @@ class Meter {
     bool finite = true;                // no NaN or infinity in them
   };
 
-  explicit Meter(Ops ops);
-  Meter(const Meter&) = delete;  // the tables that it gave out point to it
-  Meter& operator=(const Meter&) = delete;
+  explicit PassMeter(Ops ops);
+  PassMeter(const PassMeter&) = delete;  // the tables that it gave out point to it
+  PassMeter& operator=(const PassMeter&) = delete;
 
   // The ops, watched. Must not outlive the meter.
   Ops ops();

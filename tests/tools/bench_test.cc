@@ -54,21 +54,21 @@ TEST(SyntheticCheckpoint, RefusesAConfigurationThatCannotBe) {
 }
 
 // What a meter saw of each pass of one request.
-std::vector<Meter::Pass> passes_of(const Ops& ops) {
+std::vector<PassMeter::Pass> passes_of(const Ops& ops) {
   const SyntheticCheckpoint files(kConfig);
   const Checkpoint checkpoint = Checkpoint::open(files.dir());
-  Meter meter(ops);
+  PassMeter meter(ops);
   EngineOptions options{.dtype = DType::bf16, .pages = 8, .threads = 1};
   Engine engine(checkpoint, meter.ops(), options,
                 {.before_pass = [&](Batch&) { meter.before_pass(); }});
   engine.submit({.prompt = {5, 6, 7}, .max_new = 4});
-  std::vector<Meter::Pass> passes;
+  std::vector<PassMeter::Pass> passes;
   Probe off;
   while (engine.step(off)) passes.push_back(meter.pass());
   return passes;
 }
 
-TEST(Meter, SeesTheTimeAndTheSameLogitsTwice) {
+TEST(PassMeter, SeesTheTimeAndTheSameLogitsTwice) {
   const auto first = passes_of(cpu_ops()), second = passes_of(cpu_ops());
   ASSERT_EQ(first.size(), 4u);
   ASSERT_EQ(second.size(), 4u);
@@ -84,7 +84,7 @@ TEST(Meter, SeesTheTimeAndTheSameLogitsTwice) {
   }
 }
 
-TEST(Meter, TellsOtherLogits) {
+TEST(PassMeter, TellsOtherLogits) {
   Ops ops = cpu_ops();
   ops.matmul = [inner = ops.matmul](const OpContext& context, TensorView out, TensorView x,
                                     TensorView weight, TensorView bias) {
@@ -95,7 +95,7 @@ TEST(Meter, TellsOtherLogits) {
 }
 
 // Without the poison the buffer would still hold the pass before, which is as finite as any.
-TEST(Meter, ShowsAnOpThatLeavesItsOutputUnwritten) {
+TEST(PassMeter, ShowsAnOpThatLeavesItsOutputUnwritten) {
   Ops ops = cpu_ops();
   int calls = 0;
   ops.silu_mul = [&, inner = ops.silu_mul](const OpContext& context, TensorView out,
