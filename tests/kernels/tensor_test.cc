@@ -74,12 +74,14 @@ TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
                    [](void* memory) {
                      --held;
                      delete[] static_cast<char*>(memory);
-                   }});
+                   },
+                   [] { return int64_t{1234567}; }});
   {
     const Tensor a({100}, DType::f32, Device::cuda);
     EXPECT_EQ(held, 1);
     EXPECT_EQ(a.view().device, Device::cuda);
-    expect_refused([] { Tensor({1 << 20}, DType::f32, Device::cuda); }, {"device", "4194304"});
+    expect_refused([] { Tensor({1 << 20}, DType::f32, Device::cuda); },
+                   {"device", "4194304", "1234567"});
   }
   EXPECT_EQ(held, 0);
   set_cuda_memory({});
