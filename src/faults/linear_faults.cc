@@ -42,6 +42,14 @@ std::vector<float> row_of(const TensorView& t, int64_t row) {
   return values;
 }
 
+// Each row with what the row after it holds, the last with what the first does.
+Tensor one_row_on(const TensorView& right) {
+  Tensor shifted = copy_of(right);
+  auto* first = shifted.as<char>();
+  std::rotate(first, first + right.row_size() * size_of(right.dtype), first + right.bytes());
+  return shifted;
+}
+
 }  // namespace
 
 void seed_bias_dropped(const Seams& seams, const FaultRequest& request) {
@@ -79,10 +87,7 @@ void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& reque
 
 void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.q"}, [](Linear linear) {
-    const Tensor shifted = copy_of(linear.weight);
-    const int64_t row = linear.weight.row_size() * size_of(linear.weight.dtype);
-    auto* first = shifted.as<char>();
-    std::rotate(first, first + row, first + linear.weight.bytes());
+    const Tensor shifted = one_row_on(linear.weight);
     linear.weight = shifted;
     linear.run();
   });
@@ -147,10 +152,7 @@ void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& reque
 
 void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"logits"}, [](Linear linear) {
-    const Tensor x = copy_of(linear.x);
-    const int64_t row = linear.x.row_size() * size_of(linear.x.dtype);
-    auto* first = x.as<char>();
-    std::rotate(first, first + row, first + linear.x.bytes());
+    const Tensor x = one_row_on(linear.x);
     linear.x = x;
     linear.run();
   });

@@ -334,7 +334,9 @@ TEST(SlotOffset, ThatReallyPasses32BitsIsNamed) {
   try {
     expect_seen(judged_by_reference(checkpoint, scene, ""), "", -1, "clean");
   } catch (const Error& error) {
-    GTEST_SKIP() << error.what();  // a machine that lends no memory it has not
+    // A machine that lends no memory it has not; any other Error is the test's to find.
+    if (std::string(error.what()).find("has not that much memory") == std::string::npos) throw;
+    GTEST_SKIP() << error.what();
   }
   expect_seen(judged_by_reference(checkpoint, scene, "slot-offset-32-bit"), "attn.kv", 0, "wraps");
   EXPECT_NE(audited(checkpoint, scene, "slot-offset-32-bit").find("nobody wrote"),
