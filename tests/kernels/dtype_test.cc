@@ -80,6 +80,9 @@ TEST(DType, UlpIsTheDistanceOfNeighbours) {
   EXPECT_EQ(ulp(0, DType::f16), 0x1p-24);
   EXPECT_EQ(ulp(1.0, DType::f64), 0x1p-52);
   EXPECT_EQ(ulp(INFINITY, DType::f16), 32);
+  EXPECT_EQ(ulp(0, DType::f64), 0x1p-1074);
+  EXPECT_EQ(ulp(0x1p33, DType::f16), 0x1p23);  // as if there were such numbers
+  EXPECT_EQ(round_to(-1e300, DType::bf16), -INFINITY);
   EXPECT_EQ(unit_roundoff(DType::f32), 0x1p-24);
   EXPECT_EQ(round_to(1 + 0x1p-24, DType::f32), 1);
 }
