@@ -136,4 +136,20 @@ std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLi
   return {controls.all().begin() + 1, controls.all().end()};
 }
 
+Result reference_in_place(const Checkpoint& checkpoint, ReferenceLibrary& reference,
+                          const EngineOptions& engine, const std::vector<Request>& requests) {
+  const Seen seen = serve(checkpoint, engine, requests);
+  const ReferenceOptions options{.dtype = engine.dtype, .threads = engine.threads};
+  const auto oracle = reference.oracle(checkpoint, options);
+  const auto model = reference.model(checkpoint, options, engine.dtype);
+  Judge judge(seen.manifest, *oracle, nullptr, nullptr, {});
+  Recorder recorder({}, false, [&](Pass pass) { judge.judge(pass); });
+  Probe probe(&recorder);
+  for (const Pass& pass : seen.passes) {
+    model->run(pass.info, probe);
+    check(probe.failure().empty(), "{}", probe.failure());
+  }
+  return judge.finish(seen.manifest.requests, true);
+}
+
 }  // namespace lockstep

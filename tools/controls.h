@@ -5,6 +5,7 @@
 
 #include "reference/reference.h"
 #include "src/engine/engine.h"
+#include "src/judge/verdict.h"
 
 namespace lockstep {
 
@@ -23,5 +24,11 @@ struct Control {
 std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLibrary& reference,
                                        const EngineOptions& engine,
                                        const std::vector<Request>& requests);
+
+// The other way round: the passes that a clean engine makes of the requests, computed by the
+// reference in the dtype of the run and judged as an engine's. It must come out clean, or else the
+// reference is the suspect.
+Result reference_in_place(const Checkpoint& checkpoint, ReferenceLibrary& reference,
+                          const EngineOptions& engine, const std::vector<Request>& requests);
 
 }  // namespace lockstep

@@ -44,6 +44,7 @@ int selftest_command(Args args) {
   bool quick = false;
   std::string json, journal;
   add_model_folder(app, options.model);
+  add_threads_option(app, options.threads);
   app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
       ->type_name("TEXT");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
@@ -67,6 +68,7 @@ int selftest_command(Args args) {
       .plan = {.config = config, .prompts = prompts_of(options, session), .quick = quick},
       .dtypes = dtypes_of(options.dtype, quick, config),
       .journal = journal,
+      .threads = options.threads,
       .progress = [&](size_t done, size_t total, const std::string& name) {
         progress.show(fmt::format("{} of {} runs: {}", done, total, name));
       }};

@@ -16,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kTail = 0.025;
 constexpr double kSeveralNamed = 0.95;
+constexpr size_t kPowerRows = 5;
 
 // P(at least k of n), each with probability p.
 double at_least(int64_t k, int64_t n, double p) {
@@ -78,6 +79,31 @@ void tell_power(const Selftest& test, std::string& text) {
           fmt::format("  missed: {}, {}: {}\n", outcome.name, effect_text(outcome), outcome.story);
 }
 
+void tell_curve(const Selftest& test, std::string& text) {
+  const std::vector<PowerRow> power = power_of(test);
+  Table table{{"all limits times", "clean runs alarmed"}, {}};
+  for (const PowerRow& row : power)
+    if (row.runs > 0) table.columns.push_back(row.name);
+  for (const CurvePoint& point : curve_of(test)) {
+    std::vector<Cell> cells = {point.multiplier,
+                               fmt::format("{} of {}", point.alarms, test.clean.size())};
+    for (size_t i = 0; i < power.size(); ++i)
+      if (power[i].runs > 0)
+        cells.push_back(fmt::format("{} of {}", point.detected[i], power[i].runs));
+    table.rows.push_back(std::move(cells));
+  }
+  text += "what other limits would have found\n" + text_of(table, "table");
+}
+
+void tell_rules(const Selftest& test, std::string& text) {
+  Table table{{"rule", "clean runs alarmed", "faults detected", "first op exact"}, {}};
+  for (const RuleRow& row : rules_of(test))
+    table.rows.push_back({row.name, fmt::format("{} of {}", row.alarms, row.clean),
+                          fmt::format("{} of {}", row.detected, row.faults),
+                          fmt::format("{} of {}", row.exact, row.faults)});
+  text += "and other rules on the same runs\n" + text_of(table, "table");
+}
+
 void tell_several(const Selftest& test, std::string& text) {
   if (test.several.empty()) return;
   text += fmt::format(
@@ -86,6 +112,29 @@ void tell_several(const Selftest& test, std::string& text) {
   for (const SelftestOutcome& outcome : test.several)
     if (!named_all(outcome))
       text += fmt::format("  missed: {}, found {}\n", outcome.name, fmt::join(outcome.found, ", "));
+}
+
+Json number(double x) { return std::isfinite(x) ? Json(x) : Json("Infinity"); }
+
+Json json_of(const std::vector<CurvePoint>& curve) {
+  Json list = Json::array();
+  for (const CurvePoint& point : curve)
+    list.push_back({{"multiplier", point.multiplier},
+                    {"false_alarms", point.alarms},
+                    {"detected", point.detected}});
+  return list;
+}
+
+Json json_of(const std::vector<RuleRow>& rows) {
+  Json list = Json::array();
+  for (const RuleRow& row : rows)
+    list.push_back({{"rule", row.name},
+                    {"clean_runs", row.clean},
+                    {"false_alarms", row.alarms},
+                    {"fault_runs", row.faults},
+                    {"detected", row.detected},
+                    {"first_op_exact", row.exact}});
+  return list;
 }
 
 // What these prompts and this model cannot show, and what would.
@@ -132,6 +181,44 @@ std::vector<PowerRow> power_of(const Selftest& test) {
   return rows;
 }
 
+std::vector<CurvePoint> curve_of(const Selftest& test) {
+  std::vector<CurvePoint> curve;
+  for (const double multiplier : {0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 4.0, 10.0}) {
+    CurvePoint& point = curve.emplace_back(CurvePoint{.multiplier = multiplier});
+    const auto found = [&](const SelftestOutcome& o) { return !(o.strain <= multiplier); };
+    point.alarms = std::ranges::count_if(test.clean, found);
+    point.detected.resize(kPowerRows);
+    for (const SelftestOutcome& outcome : test.faults)
+      point.detected[row_of(outcome)] += found(outcome) ? 1 : 0;
+  }
+  return curve;
+}
+
+std::vector<RuleRow> rules_of(const Selftest& test) {
+  std::vector<RuleRow> rows = {{.name = "lockstep"}};
+  const auto each = [&](const SelftestOutcome& outcome, const auto& count) {
+    count(rows[0], outcome.verdict != "clean", outcome.first_exact);
+    for (const auto& [name, other] : outcome.others) {
+      auto row = std::ranges::find(rows, name, &RuleRow::name);
+      if (row == rows.end()) row = rows.insert(row, {.name = name});
+      count(*row, other.alarmed, other.first_exact);
+    }
+  };
+  for (const SelftestOutcome& outcome : test.clean)
+    each(outcome, [](RuleRow& row, bool alarmed, bool) {
+      ++row.clean;
+      row.alarms += alarmed ? 1 : 0;
+    });
+  for (const SelftestOutcome& outcome : test.faults)
+    if (!unseeable(outcome))
+      each(outcome, [](RuleRow& row, bool alarmed, bool exact) {
+        ++row.faults;
+        row.detected += alarmed ? 1 : 0;
+        row.exact += exact ? 1 : 0;
+      });
+  return rows;
+}
+
 bool passed(const Selftest& test) {
   const auto reached = [](const PowerRow& row) {
     return row.runs == 0 || (share(row.detected, row.runs) >= row.least_detected &&
@@ -156,6 +243,8 @@ std::string text_of(const std::vector<Selftest>& tests) {
       if (!control.failed) text += fmt::format("  passed: {}\n", control.name);
     tell_several(test, text);
     tell_power(test, text);
+    tell_curve(test, text);
+    tell_rules(test, text);
     text += "cannot be shown here\n";
     for (const std::string& spot : blind_spots(test)) text += fmt::format("  {}\n", spot);
   }
@@ -171,7 +260,8 @@ std::string json_of(const std::vector<Selftest>& tests) {
     for (const SelftestOutcome& o : all) {
       Json one = {{"name", o.name},     {"verdict", o.verdict}, {"story", o.story},
                   {"seeded", o.seeded}, {"found", o.found},     {"first_exact", o.first_exact}};
-      if (o.effect) one["effect"] = std::isfinite(*o.effect) ? Json(*o.effect) : Json("Infinity");
+      if (o.effect) one["effect"] = number(*o.effect);
+      one["strain"] = number(o.strain);
       list.push_back(std::move(one));
     }
     return list;
@@ -195,6 +285,8 @@ std::string json_of(const std::vector<Selftest>& tests) {
                     {"false_alarms", alarms},
                     {"false_alarms_at_most", clopper_pearson_upper(alarms, std::ssize(test.clean))},
                     {"power", power},
+                    {"curve", json_of(curve_of(test))},
+                    {"rules", json_of(rules_of(test))},
                     {"controls", controls},
                     {"cannot_be_shown", blind_spots(test)},
                     {"clean", outcomes(test.clean)},

@@ -20,6 +20,24 @@ struct PowerRow {
 };
 std::vector<PowerRow> power_of(const Selftest& test);
 
+// What would have come out with all limits multiplied by a number: too small alarms, too large
+// misses. detected: of the runs with one fault, by the rows of power_of().
+struct CurvePoint {
+  double multiplier;
+  int64_t alarms = 0;  // of the clean runs
+  std::vector<int64_t> detected;
+};
+std::vector<CurvePoint> curve_of(const Selftest& test);
+
+// The judge and the other rules on the same runs: the clean ones, and those with one fault that
+// changes anything.
+struct RuleRow {
+  std::string name;
+  int64_t clean = 0, alarms = 0;
+  int64_t faults = 0, detected = 0, exact = 0;
+};
+std::vector<RuleRow> rules_of(const Selftest& test);
+
 // Whether the judge may be trusted: no clean run alarmed, every control failed, every share of the
 // power table reached, and 95 % of the runs with several faults named each of them.
 bool passed(const Selftest& test);

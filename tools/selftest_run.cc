@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <exception>
 #include <fstream>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "kernels/check.h"
 #include "probes/digest.h"
@@ -34,6 +38,9 @@ Json json_of(const SelftestOutcome& outcome) {
                {"first_exact", outcome.first_exact},
                {"exact_class", outcome.exact_class}};
   if (outcome.effect) json["effect"] = number(*outcome.effect);
+  json["strain"] = number(outcome.strain);
+  for (const auto& [rule, other] : outcome.others)
+    json["others"][rule] = {{"alarmed", other.alarmed}, {"first_exact", other.first_exact}};
   return json;
 }
 
@@ -47,6 +54,10 @@ SelftestOutcome outcome_from(const Json& json) {
                           .first_exact = json.at("first_exact"),
                           .exact_class = json.at("exact_class")};
   if (json.contains("effect")) outcome.effect = number_from(json.at("effect"));
+  outcome.strain = number_from(json.at("strain"));
+  if (json.contains("others"))
+    for (const auto& [rule, other] : json.at("others").items())
+      outcome.others[rule] = {other.at("alarmed"), other.at("first_exact")};
   return outcome;
 }
 
@@ -137,22 +148,48 @@ class Runner {
       : run_(run), journal_(run.journal, run.checkpoint.fingerprint()) {}
 
   void expect(size_t cases) { total_ += cases; }
+  // In the order of the cases, whichever ends first.
   std::vector<SelftestOutcome> all(const std::vector<SelftestCase>& cases) {
-    std::vector<SelftestOutcome> outcomes;
-    for (const SelftestCase& c : cases) {
-      ++done_;
-      if (run_.progress) run_.progress(done_, total_, c.name);
-      if (const SelftestOutcome* known = journal_.find(c.name)) {
-        outcomes.push_back(*known);
-        continue;
-      }
-      outcomes.push_back(one(c));
-      journal_.add(outcomes.back());
+    std::vector<SelftestOutcome> outcomes(cases.size());
+    std::atomic<size_t> next = 0;
+    std::exception_ptr failure;
+    const auto work = [&] {
+      for (size_t i = next++; i < cases.size(); i = next++) try {
+          outcomes[i] = known_or_new(cases[i]);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!failure) failure = std::current_exception();
+          next = cases.size();
+        }
+    };
+    {
+      std::vector<std::jthread> workers;
+      for (int t = 1; t < threads(); ++t) workers.emplace_back(work);
+      work();
     }
+    if (failure) std::rethrow_exception(failure);
     return outcomes;
   }
 
  private:
+  int threads() const {
+    return run_.threads > 0 ? run_.threads
+                            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
+  SelftestOutcome known_or_new(const SelftestCase& c) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++done_;
+      if (run_.progress) run_.progress(done_, total_, c.name);
+      if (const SelftestOutcome* known = journal_.find(c.name)) return *known;
+    }
+    SelftestOutcome outcome = one(c);
+    const std::lock_guard lock(mutex_);
+    journal_.add(outcome);
+    return outcome;
+  }
+
   SelftestOutcome one(const SelftestCase& c) {
     JudgedRun judged{.checkpoint = run_.checkpoint,
                      .reference = run_.reference,
@@ -174,6 +211,13 @@ class Runner {
     const Result result = judge_run(judged);
     outcome.verdict = result.verdict;
     outcome.story = result.story;
+    outcome.strain = result.strain;
+    for (const OtherRule& rule : result.others) {
+      SelftestOutcome::Other& other = outcome.others[rule.name];
+      other.alarmed = rule.first.has_value();
+      for (const FaultRequest& fault : c.faults)
+        other.first_exact = other.first_exact || rule.first == first_place(fault);
+    }
     // An op that is right on what it was given may have been given the wrong thing.
     if (meter && meter->effect() > 0)
       outcome.effect = meter->effect();
@@ -193,6 +237,7 @@ class Runner {
 
   const SelftestRun& run_;
   Journal journal_;
+  std::mutex mutex_;  // of what follows, the journal and the progress
   size_t done_ = 0, total_ = 0;
 };
 
@@ -205,6 +250,13 @@ std::vector<FaultRequest> for_several(const std::vector<SelftestCase>& cases,
     if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0)
       known.push_back(cases[i].faults[0]);
   return known;
+}
+
+SelftestOutcome outcome_of(const Result& result) {
+  return {.name = "the reference in the engine's place",
+          .verdict = result.verdict,
+          .story = result.story,
+          .strain = result.strain};
 }
 
 std::vector<std::string> left_out(const ModelConfig& config) {
@@ -231,6 +283,8 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
     runner.expect(several.size());
     test.several = runner.all(several);
     SelftestCase base = clean_cases(run.plan, dtype).at(1);
+    test.clean.push_back(
+        outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
     test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
     test.left_out = left_out(run.plan.config);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,10 +25,17 @@ struct SelftestOutcome {
   // Of a run with one fault: max |y - right| / B of the op that it breaks, on the same inputs.
   // Nothing: the fault is one of memory or tables, which are exact or wrong; 0: it had no occasion.
   std::optional<double> effect;
+  double strain = 0;  // the least multiplier on all limits under which there is no finding
+  // What each of Result::others said, by its name.
+  struct Other {
+    bool alarmed = false, first_exact = false;
+  };
+  std::map<std::string, Other> others;
 };
 
 struct Selftest {
   DType dtype = DType::bf16;
+  // clean: of the engine, and the last of the reference in the engine's place.
   std::vector<SelftestOutcome> clean, faults, several;
   std::vector<Control> controls;
   std::vector<std::string> left_out;  // faults that the model cannot have, with what they need
@@ -40,6 +48,7 @@ struct SelftestRun {
   std::vector<DType> dtypes;
   // A file that gets a line as each case ends; those it has already are not run again. Empty: none.
   std::string journal;
+  int threads = 0;  // runs at once; 0: as many as there are cores
   std::function<void(size_t done, size_t total, const std::string& name)> progress;
 };
 

@@ -225,6 +225,7 @@ void Judge::State::judge_pool(size_t index) {
   const double scale = options.limit_scale;
   std::vector<Statistic> statistics = pool.statistics(manifest.dtype);
   tighten(statistics, options.limits.of(place.point->op, manifest.dtype));
+  for (const Statistic& statistic : statistics) ledger.strain(statistic.strain());
   for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
     ledger.regrade_all(static_cast<int>(index),

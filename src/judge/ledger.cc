@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 namespace lockstep {
@@ -12,6 +13,15 @@ namespace {
 double rms(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
+
+// Whether a finding stays one however wide the limits are.
+bool absolute(const Finding& finding) {
+  return finding.verdict != Verdict::introduced || finding.statistic.empty() ||
+         finding.statistic == "T0";
+}
+
+// How much worse than the same model in the run's dtype the three-way rule allows an engine to be.
+constexpr double kThreeWay = 3;
 
 bool judged(Verdict verdict) {
   return verdict != Verdict::inconclusive && verdict != Verdict::structural;
@@ -36,6 +46,7 @@ void ErrorSums::add(const ErrorSums& other) {
   propagated += other.propagated;
   total += other.total;
   floor += other.floor;
+  not_close += other.not_close;
 }
 
 Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.size()) {
@@ -63,6 +74,8 @@ int Ledger::enter(NodeOutcome outcome) {
   if (outcome.ancestor >= 0 && summary.ancestor.empty())
     summary.ancestor = text_of(place_of_finding(outcome.ancestor));
   sums.errors.add(outcome.sums);
+  ask_other_rules(outcome);
+  strain(outcome.strain);
   if (outcome.verdict == Verdict::inconclusive) ++reasons_[outcome.reason];
   if (!is_finding(outcome.verdict)) return -1;
 
@@ -71,13 +84,29 @@ int Ledger::enter(NodeOutcome outcome) {
   finding.place = places_[static_cast<size_t>(outcome.place)];
   finding.pass = outcome.pass;
   finding.request = outcome.request;
+  if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
   return static_cast<int>(findings_.size()) - 1;
 }
 
-void Ledger::stray(const Finding& finding) { findings_.push_back(finding); }
+void Ledger::ask_other_rules(const NodeOutcome& outcome) {
+  const ErrorSums& sums = outcome.sums;
+  if (sums.compared == 0 && sums.not_close == 0) return;
+  compared_ = true;
+  const Place& place = places_[static_cast<size_t>(outcome.place)];
+  if (!first_not_close_ && sums.not_close > 0) first_not_close_ = place;
+  const bool within_floor =
+      sums.compared > 0 && std::sqrt(sums.total) <= kThreeWay * std::sqrt(sums.floor);
+  if (!first_over_floor_ && !within_floor) first_over_floor_ = place;
+}
+
+void Ledger::stray(const Finding& finding) {
+  strain(std::numeric_limits<double>::infinity());
+  findings_.push_back(finding);
+}
 
 void Ledger::regrade(Entry& entry, const Finding& finding) {
   entry.verdict = finding.verdict;
+  if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
   PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
   findings_.push_back(finding);
@@ -122,6 +151,10 @@ std::string Ledger::main_reason() const {
 Result Ledger::result() const {
   Result result;
   result.notes = notes_;
+  result.strain = strain_;
+  if (compared_)
+    result.others = {{"torch.testing.assert_close", first_not_close_},
+                     {"error over 3x the reference's own", first_over_floor_}};
   for (const auto& [reason, count] : reasons_)
     result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
   result.findings = findings_;

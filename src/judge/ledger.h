@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,9 @@ struct ErrorSums {
   double propagated = 0;  // of O(x) - exact model
   double total = 0;       // of got - exact model
   double floor = 0;       // of rounded model - exact model
+  // That torch.testing.assert_close, as it is by default for the dtype, takes for another number
+  // than the rounded model's.
+  int64_t not_close = 0;
   void add(const ErrorSums& other);
 };
 
@@ -27,6 +32,7 @@ struct NodeOutcome {
   Verdict verdict = Verdict::bitwise;
   Finding finding;        // when is_finding(verdict); place, pass and request are filled in here
   double t1 = 0, t2 = 0;  // in units of their limits
+  double strain = 0;      // the largest statistic, in units of its limit
   int32_t position = 0;   // of the worst element's row
   ErrorSums sums;
   int ancestor = -1;   // of a propagated node: its finding's number
@@ -49,6 +55,8 @@ class Ledger {
   // is a finding of its own or none was judged.
   bool regrade_all(int place, Finding finding);
   const Place& place_of_finding(int number) const;
+  // A statistic in units of its limit, of no single node.
+  void strain(double value) { strain_ = std::max(strain_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
 
   // Counts, findings in order, places, notes. Verdict and story are not filled in.
@@ -64,6 +72,7 @@ class Ledger {
     int32_t position;
   };
   void regrade(Entry& entry, const Finding& finding);
+  void ask_other_rules(const NodeOutcome& outcome);
   struct Sums {
     PlaceSummary summary;
     ErrorSums errors;
@@ -75,6 +84,9 @@ class Ledger {
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;
+  double strain_ = 0;
+  bool compared_ = false;  // any node, with the reference models
+  std::optional<Place> first_not_close_, first_over_floor_;
 };
 
 // "layer 2 attn.q_rope", "logits".

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -36,6 +37,13 @@ struct Statistic {
   double limit = 0;
   std::string slice;  // T4: which part of the node; else what is counted
   bool passes(double scale) const { return within(value, limit * scale); }
+  // The least scale at which it passes; infinity when none is enough.
+  double strain() const {
+    if (within(value, 0)) return 0;
+    return within(value, std::numeric_limits<double>::max()) && limit > 0
+               ? value / limit
+               : std::numeric_limits<double>::infinity();
+  }
 };
 
 // Sums over elements. eta = got - want; delta = got - want rounded, which is what a kernel adds to

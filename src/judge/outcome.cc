@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "src/judge/op_judge.h"
@@ -64,6 +65,7 @@ NodeOutcome outcome_of(const Measure& measure, const Shape& row_shape, double li
   const Statistic* failing = nullptr;
   for (const Statistic& statistic : measure.statistics) {
     if (std::string(statistic.name) == "T2") outcome.t2 = statistic.value / statistic.limit;
+    outcome.strain = std::max(outcome.strain, statistic.strain());
     if (!failing && !statistic.passes(limit_scale)) failing = &statistic;
   }
   if (measure.elements == 0) {

@@ -92,6 +92,13 @@ struct Confirmation {
   std::string says;  // what was seen; where it is not confirmed, why not
 };
 
+// What a rule in use elsewhere, which knows no op's inputs, would have blamed on the same run: for
+// measuring this judge against it. The first node in the order of findings; none: nothing.
+struct OtherRule {
+  const char* name;
+  std::optional<Place> first;
+};
+
 struct Result {
   std::string verdict;  // "clean" "diverged" "inconclusive"
   std::string story;    // one sentence a person can act on
@@ -99,6 +106,10 @@ struct Result {
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)
   std::vector<Finding> findings;
+  // The least multiplier on all limits under which there would be no finding; infinity where there
+  // is one that no limit decides (bits, structure, NaN).
+  double strain = 0;
+  std::vector<OtherRule> others;            // empty without reference models
   std::vector<Confirmation> confirmations;  // empty: none was asked for
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;

@@ -129,6 +129,14 @@ TEST(Adversarial, ABudgetThatIsNoNumberVouchesForNothing) {
   }
 }
 
+TEST(Strain, IsTheLeastScaleThatPasses) {
+  EXPECT_EQ((Statistic{"T1", 3, 1.5, ""}.strain()), 2);
+  EXPECT_EQ((Statistic{"T5", 0, 0, ""}.strain()), 0);
+  EXPECT_EQ((Statistic{"T0", 1, 0, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{"T1", kNan, 1, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{"T1", kInf, 1, ""}.strain()), kInf);
+}
+
 TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {
   // +-0.9 budgets everywhere: no element is over, the mean is 0, sum and norm hardly move.
   std::vector<double> want(4096, 1.0), got = want;

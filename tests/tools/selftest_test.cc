@@ -101,6 +101,38 @@ TEST(Cases, HaveNamesOfTheirOwnAndFitTheirPages) {
   }
 }
 
+TEST(Curve, CountsWhatAMultiplierOnAllLimitsWouldFind) {
+  Selftest test = good_test();
+  test.clean[0].strain = 0.6;
+  test.faults[1].strain = 3;
+  test.faults[0].strain = std::numeric_limits<double>::infinity();
+  for (const CurvePoint& point : curve_of(test)) {
+    EXPECT_EQ(point.alarms, point.multiplier < 0.6 ? 1 : 0) << point.multiplier;
+    EXPECT_EQ(point.detected[0], 1) << "no multiplier hides what no limit decides";
+    EXPECT_EQ(point.detected[1], point.multiplier < 3 ? 1 : 0) << point.multiplier;
+    EXPECT_EQ(point.detected[2], 0);
+  }
+  test.clean[0].strain = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(curve_of(test).back().alarms, 1) << "what is no number passes nothing";
+}
+
+TEST(Rules, AreCountedOnTheSameRuns) {
+  Selftest test = good_test();
+  test.clean[0].others["three-way"] = {.alarmed = true};
+  test.faults[1].others["three-way"] = {.alarmed = true, .first_exact = true};
+  test.faults[2].others["three-way"] = {.alarmed = true};
+  test.faults[4].others["three-way"] = {.alarmed = true};  // changes nothing: not counted
+  const std::vector<RuleRow> rows = rules_of(test);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].name, "lockstep");
+  EXPECT_EQ(rows[0].faults, 4);
+  EXPECT_EQ(rows[0].exact, 3);
+  EXPECT_EQ(rows[1].name, "three-way");
+  EXPECT_EQ(rows[1].alarms, 1);
+  EXPECT_EQ(rows[1].detected, 2);
+  EXPECT_EQ(rows[1].exact, 1);
+}
+
 SelftestRun quick_run(const Checkpoint& checkpoint) {
   return {.checkpoint = checkpoint,
           .reference = open_reference(),
@@ -118,6 +150,15 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
   // Every bug has an occasion but those that need a pool of more than 2^31 elements, or a position
   // of 2^8: in two layers each.
   EXPECT_EQ(power_of(first.at(0))[4].runs, 4) << text_of(first);
+  for (const CurvePoint& point : curve_of(first.at(0))) {
+    if (point.multiplier != 1) continue;
+    EXPECT_EQ(point.alarms, 0);
+    for (size_t row = 0; row < 5; ++row)
+      EXPECT_EQ(point.detected[row], power_of(first.at(0))[row].detected);
+  }
+  const std::vector<RuleRow> rules = rules_of(first.at(0));
+  ASSERT_EQ(rules.size(), 3u) << text_of(first);
+  for (size_t other : {1, 2}) EXPECT_LT(rules[other].exact, rules[0].exact) << rules[other].name;
   {
     std::ofstream cut(run.journal, std::ios::app);
     cut << R"({"name": "clean bf16 0", "verd)";  // as of a writer that was killed
