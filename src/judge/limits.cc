@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kRoom = 1.5;  // over what clean runs reached
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // Those whose results are held to numbers.
 struct Named {
@@ -43,9 +44,10 @@ const char* name_of(OpKind op) { return std::ranges::find(kOps, op, &Named::op)-
 
 double number_from(const Json& limits, const char* name, const std::string& path) {
   const auto found = limits.find(name);
+  if (found != limits.end() && found->is_null()) return kUnlimited;
   const bool number = found != limits.end() && found->is_number() && found->get<double>() > 0;
   check(number,
-        "{} should give a positive number as {} of every op, found {}: make it with "
+        "{} should give a positive number, or null, as {} of every op, found {}: make it with "
         "lockstep calibrate",
         path, name, found == limits.end() ? "none" : found->dump());
   return found->get<double>();
@@ -67,21 +69,29 @@ OpLimits Limits::of(OpKind op, DType dtype) const {
 
 void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
   // A limit of 0 would say that nothing may ever be off: one part in 1000 of theory's is the least.
+  // A statistic that is exactly 0 was not measured, for want of elements, and lowers nothing.
+  const auto measured = [](double value, double limit) { return value > 0 ? limit : kUnlimited; };
   const OpLimits learnt{
       .inner = dtype == DType::f32 ? std::clamp(kRoom * reached.inner, 1e-3, 1.0) : 1,
-      .rms = kRoom * reached.rms + 0.02,
+      .rms = measured(reached.rms, kRoom * reached.rms + 0.02),
       .share = std::min(1.0, kRoom * reached.share + 5e-4),
-      .gain = std::max(kRoom * reached.gain, 1e-9)};
+      .gain = measured(reached.gain, std::max(kRoom * reached.gain, 1e-9))};
   OpLimits& limits = ops_.try_emplace({op, dtype}, learnt).first->second;
-  for (const Field& field : kFields)
-    limits.*field.value = std::max(limits.*field.value, learnt.*field.value);
+  for (const Field& field : kFields) {
+    double& limit = limits.*field.value;
+    const double other = learnt.*field.value;
+    limit = std::max(limit, other) < kUnlimited ? std::max(limit, other) : std::min(limit, other);
+  }
 }
 
 std::string Limits::json() const {
   Json dtypes = Json::object();
   for (const auto& [key, limits] : ops_) {
     Json& op = dtypes[std::string(lockstep::name_of(key.second))][name_of(key.first)];
-    for (const Field& field : kFields) op[field.name] = limits.*field.value;
+    for (const Field& field : kFields) {
+      const double value = limits.*field.value;
+      op[field.name] = value < kUnlimited ? Json(value) : Json();
+    }
   }
   return Json{{"format", "lockstep-limits"}, {"format_version", "1.0"}, {"limits", dtypes}}.dump(
              2) +

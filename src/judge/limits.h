@@ -34,8 +34,8 @@ class Limits {
   OpLimits of(OpKind op, DType dtype) const;
   // 1.5 times what was reached, .02 more for an rms and 5e-4 more for a share; T1 in fp32 only: of
   // 16-bit results one in ten thousand shows what its kernel was off before the store, so that the
-  // largest of a few runs is far from the largest there is. Where there are
-  // limits already the larger ones stay.
+  // largest of a few runs is far from the largest there is. A statistic that was 0 was not measured
+  // and lowers nothing. Where there are limits already the larger ones stay.
   void learn(OpKind op, DType dtype, const Reached& reached);
 
   // "theory", or the xxh3 of json().

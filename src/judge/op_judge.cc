@@ -57,13 +57,13 @@ std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vecto
   return into;
 }
 
-// The parts of a row's error that need the reference models.
 // The tolerances of torch.testing.assert_close where none are given.
 bool close_for_torch(double got, double reference, DType dtype) {
   const double relative = dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
   return within(std::fabs(got - reference), 1e-5 + relative * std::fabs(reference));
 }
 
+// The parts of a row's error that need the reference models.
 void add_errors(ErrorSums& sums, std::span<const double> got, std::span<const double> want,
                 std::span<const double> exact, std::span<const double> rounded, DType dtype) {
   if (exact.size() != got.size() || rounded.size() != got.size()) return;

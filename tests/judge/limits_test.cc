@@ -46,6 +46,15 @@ TEST(Limits, OfSeveralRunsAreTheLarger) {
   limits.learn(OpKind::norm, DType::f32, {.inner = 0.3, .rms = 0.1, .share = 0, .gain = 0});
   EXPECT_DOUBLE_EQ(limits.of(OpKind::norm, DType::f32).inner, 0.45);
   EXPECT_DOUBLE_EQ(limits.of(OpKind::norm, DType::f32).rms, 0.32);
+  EXPECT_DOUBLE_EQ(limits.of(OpKind::norm, DType::f32).gain, 1.5e-8);
+}
+
+TEST(Limits, OfWhatWasNotMeasuredAreThoseOfTheory) {
+  Limits limits = some_limits();  // whose linear ops had too few elements for a gain
+  EXPECT_EQ(limits.of(OpKind::linear, DType::bf16).gain, OpLimits{}.gain);
+  EXPECT_EQ(Limits::read(file_of(limits.json())), limits);
+  limits.learn(OpKind::linear, DType::bf16, {.gain = 1e-8});
+  EXPECT_DOUBLE_EQ(limits.of(OpKind::linear, DType::bf16).gain, 1.5e-8);
 }
 
 TEST(Limits, SurviveTheirFileAndAreNamedByIt) {
