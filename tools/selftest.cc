@@ -42,13 +42,14 @@ int selftest_command(Args args) {
       "lockstep selftest"};
   ModelOptions options;
   bool quick = false;
-  std::string json, journal;
+  std::string json, journal, limits;
   add_model_folder(app, options.model);
   add_threads_option(app, options.threads);
   app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
       ->type_name("TEXT");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of the runs (auto: all three, with --quick the checkpoint's)");
+  add_limits_option(app, limits);
   app.add_flag("--quick", quick, "a few runs of each kind: a minute instead of half an hour");
   app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
   app.add_option("--journal", journal,
@@ -67,6 +68,7 @@ int selftest_command(Args args) {
       .reference = open_reference(),
       .plan = {.config = config, .prompts = prompts_of(options, session), .quick = quick},
       .dtypes = dtypes_of(options.dtype, quick, config),
+      .limits = limits_of(limits),
       .journal = journal,
       .threads = options.threads,
       .progress = [&](size_t done, size_t total, const std::string& name) {

@@ -64,7 +64,8 @@ SelftestOutcome outcome_from(const Json& json) {
 // What was run before, and a place for what is run now.
 class Journal {
  public:
-  Journal(const std::string& path, const std::string& model) : path_(path) {
+  // `subject`: what the runs are of.
+  Journal(const std::string& path, const std::string& subject) : path_(path) {
     if (path.empty()) return;
     std::ifstream in(path);
     std::string line;
@@ -73,14 +74,16 @@ class Journal {
     while (std::getline(in, line)) {
       const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
       if (std::exchange(first, false)) {
-        check(!json.is_discarded() && json.value("model", "") == model,
-              "{} is no journal of a selftest of this model ({}): name another file", path, model);
+        check(!json.is_discarded() && json.value("subject", "") == subject,
+              "{} is no journal of a selftest of this model under these limits ({}): name another "
+              "file",
+              path, subject);
         continue;
       }
       if (!json.is_discarded()) known_[json.at("name")] = outcome_from(json);
     }
     out_.open(path, std::ios::app);
-    if (first) out_ << Json{{"model", model}} << std::endl;
+    if (first) out_ << Json{{"subject", subject}} << std::endl;
     check(out_.good(), "the journal {} cannot be written: name another file", path);
   }
 
@@ -145,7 +148,7 @@ uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool w
 class Runner {
  public:
   explicit Runner(const SelftestRun& run)
-      : run_(run), journal_(run.journal, run.checkpoint.fingerprint()) {}
+      : run_(run), journal_(run.journal, run.checkpoint.fingerprint() + " " + run.limits.name()) {}
 
   void expect(size_t cases) { total_ += cases; }
   // In the order of the cases, whichever ends first.
@@ -195,7 +198,8 @@ class Runner {
                      .reference = run_.reference,
                      .engine = c.engine,
                      .requests = c.requests,
-                     .faults = c.faults};
+                     .faults = c.faults,
+                     .judge = {.limits = run_.limits}};
     SelftestOutcome outcome{.name = c.name};
     for (const FaultRequest& fault : c.faults) {
       outcome.seeded.push_back(text_of(fault));

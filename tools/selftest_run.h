@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reference/reference.h"
+#include "src/judge/limits.h"
 #include "tools/controls.h"
 #include "tools/selftest_cases.h"
 
@@ -46,14 +47,15 @@ struct SelftestRun {
   ReferenceLibrary& reference;
   SelftestPlan plan;
   std::vector<DType> dtypes;
+  Limits limits = {};
   // A file that gets a line as each case ends; those it has already are not run again. Empty: none.
   std::string journal;
   int threads = 0;  // runs at once; 0: as many as there are cores
   std::function<void(size_t done, size_t total, const std::string& name)> progress;
 };
 
-// One Selftest a dtype. Throws Error when a run cannot go on, or the journal is another model's or
-// cannot be written.
+// One Selftest a dtype. Throws Error when a run cannot go on, or the journal is of another model or
+// other limits, or cannot be written.
 std::vector<Selftest> selftest(const SelftestRun& run);
 
 }  // namespace lockstep

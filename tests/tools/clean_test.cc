@@ -126,6 +126,59 @@ TEST_P(Calibrated, OtherRunsAreClean) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, Calibrated, testing::Values(DType::f32, DType::bf16, DType::f16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
+// tools/cpu-limits.json, learnt from other prompts on the AVX-512, AVX2 and generic kernels.
+JudgedRun run_under_shipped_limits(const Checkpoint& checkpoint, DType dtype) {
+  JudgedRun run{.checkpoint = checkpoint,
+                .reference = open_reference(),
+                .engine = {.dtype = dtype, .page_size = 8, .page_order = 2, .chunk = 16}};
+  for (const int64_t length : {47, 9, 1})
+    run.requests.push_back(
+        {.prompt = some_tokens(length, checkpoint.config().vocab, 900), .max_new = 3});
+  run.judge.limits = Limits::read(LOCKSTEP_TEST_DATA "/../../tools/cpu-limits.json");
+  return run;
+}
+
+class Shipped : public testing::TestWithParam<DType> {};
+
+TEST_P(Shipped, LimitsAlarmNoCleanRun) {
+  for (const char* model : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe", "tiny/qwen2-sliding"}) {
+    const Checkpoint checkpoint = Checkpoint::open(data_path(model));
+    expect_clean(judged(run_under_shipped_limits(checkpoint, GetParam())), model);
+  }
+}
+
+// Theory allows fp32 products many times what a good kernel is off: a bug that stays under it, and
+// that limits are for.
+TEST(ShippedLimits, SeeWhatTheoryAllows) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const auto served = [&](bool shipped) {
+    JudgedRun run = run_under_shipped_limits(checkpoint, DType::f32);
+    if (!shipped) run.judge.limits = {};
+    const auto oracle = open_reference().oracle(checkpoint, {.dtype = DType::f32});
+    const Manifest manifest{.graph = graph_of(checkpoint.config()), .dtype = DType::f32};
+    Judge judge(manifest, *oracle, nullptr, nullptr, run.judge);
+    Ops ops = cpu_ops();
+    ops.matmul = [](const OpContext& at, TensorView out, TensorView x, TensorView w,
+                    TensorView bias) {
+      matmul(at, out, x, w, bias);
+      const std::span<float> row(out.as<float>(), static_cast<size_t>(out.row_size()));
+      float& largest = *std::ranges::max_element(row, {}, [](float x) { return std::fabs(x); });
+      if (at.point == "mlp.down" && at.layer == 2) largest *= 1 + 5e-6F;
+    };
+    for (const Pass& pass : serve(checkpoint, run.engine, run.requests, ops).passes)
+      judge.judge(pass);
+    return judge.finish({}, true);
+  };
+  EXPECT_EQ(served(false).verdict, "clean") << served(false).story;
+  const Result result = served(true);
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->place.point->name, "mlp.down");
+  EXPECT_EQ(result.first->place.layer, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Shipped, testing::Values(DType::f32, DType::bf16, DType::f16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
 // The reference in the engine's place: passes as the engine would make them, computed by LibTorch.
 std::vector<Pass> passes_of_reference(ReferenceModel& model, const std::vector<Request>& requests) {
   std::vector<Pass> passes;
