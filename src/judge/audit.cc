@@ -187,21 +187,21 @@ void Auditor::check_read(const Record& record) {
   const std::vector<uint64_t> hashes = row_hashes_of(record.tensor);
   rows_read_ += std::ssize(hashes);
   const WrongRows found = history_.compare(record.layer, record.rows, hashes);
-  if (found.first < 0) return;
-  const auto i = static_cast<size_t>(found.first);
+  if (found.wrong.empty() && found.unknown == 0) return;
+  const auto i = static_cast<size_t>(found.wrong.empty() ? found.first_unknown : found.wrong[0]);
   const Row& row = record.rows[i];
   std::string rule =
-      found.wrong > 0
+      !found.wrong.empty()
           ? what_is_read(record.layer, row, hashes[i])
           : fmt::format(
                 "layer {}, request {}, position {} reads {}, but nobody wrote K and V for "
                 "its tokens",
                 record.layer, row.request, row.position, place_of(slot_of(row)));
-  rule += fmt::format(" ({} of {} positions are wrong)", found.wrong + found.unknown,
-                      record.rows.size());
+  const int64_t wrong = std::ssize(found.wrong) + found.unknown;
+  rule += fmt::format(" ({} of {} positions are wrong)", wrong, record.rows.size());
   find(row, record.layer, Verdict::introduced, std::move(rule));
   findings_.back().statistic = "T0";
-  findings_.back().value = static_cast<double>(found.wrong + found.unknown);
+  findings_.back().value = static_cast<double>(wrong);
   findings_.back().index = {row.position};
 }
 

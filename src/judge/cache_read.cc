@@ -61,17 +61,18 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
   const WrongRows found = hashes.size() == kv.rows.size()
                               ? history.compare(layer, kv.rows, hashes)
                               : WrongRows{.unknown = std::ssize(kv.rows)};
-  if (found.wrong > 0) {
-    const auto i = static_cast<size_t>(found.first);
+  if (!found.wrong.empty()) {
+    const auto i = static_cast<size_t>(found.wrong[0]);
+    for (const int64_t row : found.wrong) outcome.wrong.push_back({row, {true}});
     outcome.verdict = Verdict::introduced;
     outcome.position = outcome.finding.position = kv.rows[i].position;
     outcome.finding.index = {kv.rows[i].position};
     outcome.finding.statistic = "T0";
-    outcome.finding.value = static_cast<double>(found.wrong);
+    outcome.finding.value = static_cast<double>(found.wrong.size());
     outcome.finding.budgets = std::numeric_limits<double>::infinity();
-    outcome.finding.rule =
-        fmt::format("{} ({} of {} positions are not what was written)",
-                    provenance(kv, i, hashes[i], layer, history), found.wrong, kv.rows.size());
+    outcome.finding.rule = fmt::format("{} ({} of {} positions are not what was written)",
+                                       provenance(kv, i, hashes[i], layer, history),
+                                       found.wrong.size(), kv.rows.size());
     show_element(outcome.finding, kv, i, layer, history);
   } else if (found.unknown > 0) {
     outcome.verdict = Verdict::inconclusive;

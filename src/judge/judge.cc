@@ -9,6 +9,7 @@
 #include "kernels/check.h"
 #include "src/judge/blind.h"
 #include "src/judge/budget.h"
+#include "src/judge/error_map.h"
 #include "src/judge/ledger.h"
 #include "src/judge/logits.h"
 #include "src/judge/op_judge.h"
@@ -60,6 +61,7 @@ struct Judge::State {
   int source_of(size_t place, int32_t request) const;
   void judge_pool(size_t index);
   void judge_schemas();
+  void find_shapes(Result& result) const;
   std::map<std::string, double> limits() const;
 
   Manifest manifest;
@@ -75,6 +77,7 @@ struct Judge::State {
   TokenFlow flow;
   LogitsComparison logits;
   RunFacts facts;
+  ErrorMap error_map;
   Pass exact_pass, rounded_pass;
   // Number of the first finding that a request's tensor at a place stems from, in this pass; and,
   // for what attention reads of earlier passes, by the place of attn.kv.
@@ -95,7 +98,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                          .schema = manifest_.schema,
                          .limits = options.limits}),
       ledger(manifest_.graph),
-      logits(manifest_.dtype) {
+      logits(manifest_.dtype),
+      error_map(page_size_of(manifest_)) {
   const Graph wanted = oracle.graph();
   check(wanted == manifest.graph,
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
@@ -187,7 +191,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vect
         outcome.verdict = Verdict::propagated;
         outcome.ancestor = source;
       }
-      const int finding = ledger.enter(outcome);
+      error_map.add(judged.seen, place, outcome);
+      const int finding = ledger.enter(std::move(outcome));
       if (finding >= 0) {
         source = finding;
         flags.push_back({place, request});
@@ -201,6 +206,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vect
 std::vector<Flag> Judge::State::judge(const Pass& pass) {
   const SeenPass seen(pass, options.selection);
   facts.add(pass);
+  error_map.begin(seen);
   flow.begin(pass);
   history.begin(pass.info);
   look_for_strays(pass);
@@ -253,6 +259,18 @@ void Judge::State::judge_schemas() {
   for (const std::string& note : op_judge.schemas().notes()) ledger.note(note);
 }
 
+void Judge::State::find_shapes(Result& result) const {
+  std::vector<std::pair<Place, std::optional<ShapeRule>>> known;
+  for (Finding& finding : result.findings) {
+    if (!error_map.has(finding)) continue;
+    const auto same = [&](const auto& entry) { return entry.first == finding.place; };
+    auto at = std::ranges::find_if(known, same);
+    if (at == known.end()) at = known.insert(at, {finding.place, error_map.rule_of(finding.place)});
+    finding.shape = at->second;
+  }
+  if (result.first) result.first = result.findings.front();
+}
+
 std::map<std::string, double> Judge::State::limits() const {
   const double scale = options.limit_scale;
   return {{"T0", 0},
@@ -280,6 +298,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   judge_schemas();
   Result result = ledger.result();
+  find_shapes(result);
   result.logits = logits.summary();
   for (const RequestInfo& info : requests)
     result.requests.push_back({.id = info.id,

@@ -103,7 +103,6 @@ std::span<const char> KvHistory::v(uint64_t hash) const {
 WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
                              std::span<const uint64_t> hashes) const {
   WrongRows found;
-  int64_t first_unknown = -1;
   std::span<const uint64_t> own;  // of the request of this row
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i == 0 || rows[i].request != rows[i - 1].request) {
@@ -115,12 +114,11 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
     const auto index = static_cast<int64_t>(i);
     const std::vector<uint64_t>* legal = versions(layer, rows[i]);
     if (!legal) {
-      if (found.unknown++ == 0) first_unknown = index;
+      if (found.unknown++ == 0) found.first_unknown = index;
     } else if (std::ranges::count(*legal, hashes[i]) == 0) {
-      if (found.wrong++ == 0) found.first = index;
+      found.wrong.push_back(index);
     }
   }
-  if (found.first < 0) found.first = first_unknown;
   return found;
 }
 

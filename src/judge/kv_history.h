@@ -14,9 +14,9 @@ namespace lockstep {
 
 // Rows of attn.kv that are not what was written for their request's tokens.
 struct WrongRows {
-  int64_t wrong = 0;    // rows that hold something else
-  int64_t unknown = 0;  // rows for whose tokens nothing was written
-  int64_t first = -1;   // the first that is wrong, or else the first unknown one
+  std::vector<int64_t> wrong;  // those that hold something else, ascending
+  int64_t unknown = 0;         // rows for whose tokens nothing was written
+  int64_t first_unknown = -1;
 };
 
 // Every K/V row that the model has written, by what it stands for: the layer, and all tokens up to

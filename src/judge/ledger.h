@@ -35,8 +35,9 @@ struct NodeOutcome {
   double strain = 0;      // the largest statistic, in units of its limit
   int32_t position = 0;   // of the worst element's row
   ErrorSums sums;
-  int ancestor = -1;   // of a propagated node: its finding's number
-  std::string reason;  // of an inconclusive node
+  int ancestor = -1;            // of a propagated node: its finding's number
+  std::string reason;           // of an inconclusive node
+  std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
 };
 
 // Keeps what came out of every node and makes the Result of it.

@@ -249,7 +249,7 @@ void OpJudge::judge_member(const Place& place, const Shape& row_shape, Group& gr
     if (group.schemas[s] == Schema::fused && place.point->node_class != NodeClass::exact)
       reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, options_.dtype));
-    outcomes.push_back(outcome_of(measure, row_shape, options_.limit_scale));
+    outcomes.push_back(outcome_of(std::move(measure), row_shape, options_.limit_scale));
   }
   const bool telling = std::ssize(member.node->rows) >= kTellingRows &&
                        outcomes.front().sums.elements >= kTellingElements;
@@ -343,6 +343,7 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
     // What reads indices of nothing cannot be computed, and is not judged.
     if (wrong.unknown) misshapen_.insert(key_of(place));
     const bool fine = !nan && !wrong.found;
+    if (wrong.found && !nan) outcome.wrong.push_back({static_cast<int64_t>(i), {true}});
     if (fine || outcome.verdict != Verdict::bitwise) continue;
     Finding& finding = outcome.finding;
     outcome.verdict = nan ? Verdict::nonfinite : Verdict::introduced;

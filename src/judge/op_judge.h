@@ -74,6 +74,6 @@ class OpJudge {
 };
 
 // What a node's measure comes to. row_shape: the axes after the rows.
-NodeOutcome outcome_of(const Measure& measure, const Shape& row_shape, double limit_scale);
+NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_scale);
 
 }  // namespace lockstep

@@ -56,8 +56,9 @@ void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statist
 
 }  // namespace
 
-NodeOutcome outcome_of(const Measure& measure, const Shape& row_shape, double limit_scale) {
+NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_scale) {
   NodeOutcome outcome;
+  outcome.wrong = std::move(measure.wrong);
   outcome.position = static_cast<int32_t>(measure.worst.position);
   outcome.sums.elements = measure.elements - measure.excluded;
   outcome.sums.introduced = measure.sum_squares;

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/judge/report.h"
+#include "src/judge/story.h"
 
 namespace lockstep {
 namespace {
@@ -31,7 +32,9 @@ Json of_finding(const Finding& f) {
           {"want", number(f.want)},
           {"got", number(f.got)},
           {"budgets", number(f.budgets)},
-          {"rule", f.rule}};
+          {"rule", rule_of(f)},
+          {"precision", f.shape ? number(f.shape->precision) : Json(nullptr)},
+          {"recall", f.shape ? number(f.shape->recall) : Json(nullptr)}};
 }
 
 Json of_confirmation(const Confirmation& c) {

@@ -33,6 +33,7 @@ Meter::Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t 
     : dtype_(dtype),
       node_class_(node_class),
       page_size_(page_size),
+      row_size_(row_shape.count()),
       head_size_(row_shape.rank() == 2 ? row_shape[1] : 0),
       largest_(format_of(dtype).max),
       pool_(pool) {
@@ -60,22 +61,23 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
   return {element, rounded, ulp(want, dtype_), different};
 }
 
-bool Meter::numeric(const Stored& stored, double limit) {
+NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   const Element& e = stored.element;
-  NonFinite kind = NonFinite::introduced;
   if (std::isfinite(e.want)) {
     // Rounding up across the border needs no more than what the op may be off before it rounds.
     const double inner = std::max(0.0, limit - stored.spacing / 2);
     const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, dtype_));
     const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
     const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
-    if (overflows && same_sign && (std::isinf(e.got) || saturated))
-      kind = NonFinite::expected;
-    else if (std::isfinite(e.got))
-      return true;
-  } else if (!std::isfinite(e.got) || (e.got == std::copysign(largest_, e.want))) {
-    kind = NonFinite::propagated;
+    if (overflows && same_sign && (std::isinf(e.got) || saturated)) return NonFinite::expected;
+    return std::isfinite(e.got) ? NonFinite::none : NonFinite::introduced;
   }
+  const bool as_wanted = !std::isfinite(e.got) || e.got == std::copysign(largest_, e.want);
+  return as_wanted ? NonFinite::propagated : NonFinite::introduced;
+}
+
+void Meter::exclude(const Element& e, NonFinite kind) {
+  if (kind == NonFinite::introduced) note_wrong(e);
   ++measure_.excluded;
   if (kind > measure_.nonfinite) {
     measure_.nonfinite = kind;
@@ -83,7 +85,12 @@ bool Meter::numeric(const Stored& stored, double limit) {
     measure_.nonfinite_at = e;
   }
   if (kind == measure_.nonfinite) ++measure_.nonfinite_count;
-  return false;
+}
+
+void Meter::note_wrong(const Element& e) {
+  if (measure_.wrong.empty() || measure_.wrong.back().row != rows_added_)
+    measure_.wrong.push_back({rows_added_, std::vector<bool>(static_cast<size_t>(row_size_))});
+  measure_.wrong.back().elements[static_cast<size_t>(e.offset)] = true;
 }
 
 void Meter::compare(const Stored& stored, double limit) {
@@ -93,7 +100,9 @@ void Meter::compare(const Stored& stored, double limit) {
     measure_.inner = std::max(measure_.inner, (std::fabs(eta) - half) / (limit - half));
   measure_.sum_squares += eta * eta;
   if (!within(e.budgets, 1)) ++measure_.over;
-  const bool candidate = stored.different || node_class_ != NodeClass::exact;
+  const bool exact = node_class_ == NodeClass::exact;
+  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(e);
+  const bool candidate = stored.different || !exact;
   if (!candidate || (any_worst_ && !(e.budgets > measure_.worst.budgets))) return;
   measure_.worst = e;
   any_worst_ = true;
@@ -106,7 +115,11 @@ void Meter::add(int64_t position, const RowNumbers& row) {
     const Stored element = stored(position, static_cast<int64_t>(i), row);
     ++measure_.elements;
     if (element.different) ++measure_.different;
-    if (!numeric(element, row.limit[i])) continue;
+    const NonFinite kind = kind_of(element, row.limit[i]);
+    if (kind != NonFinite::none) {
+      exclude(element.element, kind);
+      continue;
+    }
     compare(element, row.limit[i]);
     const double variance = row.variance[i], eta = row.got[i] - row.want[i];
     units_[i] = in_budgets(eta * eta, variance);
@@ -122,6 +135,7 @@ void Meter::add(int64_t position, const RowNumbers& row) {
     sum.cross_scatter += term * term;
     sum.power += row.want[i] * row.want[i] / variance;
   }
+  ++rows_added_;
   if (node_class_ == NodeClass::exact) return;
   if (!row.shared.empty())
     for (size_t head = 0; head < heads_.size(); ++head) sum.pairs += pairs_of(head, row);

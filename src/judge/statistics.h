@@ -11,6 +11,7 @@
 #include "kernels/tensor.h"
 #include "probes/points.h"
 #include "src/judge/moments.h"
+#include "src/judge/shape_rule.h"
 
 namespace lockstep {
 
@@ -34,9 +35,12 @@ struct Element {
 
 struct Measure {
   int64_t elements = 0;
-  int64_t excluded = 0;    // not finite on one side or both
-  int64_t different = 0;   // got is not want rounded; for class exact: has other bits
-  int64_t over = 0;        // elements with |eta| > B
+  int64_t excluded = 0;   // not finite on one side or both
+  int64_t different = 0;  // got is not want rounded; for class exact: has other bits
+  int64_t over = 0;       // elements with |eta| > B
+  // Rows with elements that are over, of other bits where class exact, or not finite though the
+  // exact result is: row i is the i-th that was added.
+  std::vector<WrongRow> wrong;
   double sum_squares = 0;  // of eta = got - want
   double inner = 0;        // largest share of B beyond ulp/2 that an element used
   Element worst;           // largest |eta| / B; for class exact, of the elements that differ
@@ -81,8 +85,10 @@ class Meter {
   };
 
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
-  // Whether the element's numbers count; a non-finite one is classified instead.
-  bool numeric(const Stored& stored, double limit);
+  // How a non-finite element came about; none: its numbers count.
+  NonFinite kind_of(const Stored& stored, double limit) const;
+  void exclude(const Element& element, NonFinite kind);
+  void note_wrong(const Element& element);
   // T0 and T1.
   void compare(const Stored& stored, double limit);
   // A row that no other row of the node equals.
@@ -93,9 +99,11 @@ class Meter {
   DType dtype_;
   NodeClass node_class_;
   int64_t page_size_;
+  int64_t row_size_;
   int64_t head_size_;  // elements of a head in a row; 0: the tensor has no heads
   double largest_;     // finite value of the dtype
   Measure measure_;
+  int64_t rows_added_ = 0;
   bool any_worst_ = false;
   DistinctMoments moments_;
   DistinctMoments* pool_;

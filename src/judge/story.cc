@@ -58,6 +58,18 @@ std::string inconclusive_story(const Result& result, bool complete, const std::s
 
 }  // namespace
 
+std::string rule_of(const Finding& f) {
+  if (!f.shape) return f.rule;
+  const ShapeRule& shape = *f.shape;
+  std::string text = fmt::format("{}{}wrong: {}", f.rule, f.rule.empty() ? "" : "; ", shape.where);
+  if (shape.precision < 1)
+    text += fmt::format(" ({:.0f} % of the elements there", std::floor(100 * shape.precision));
+  if (shape.recall < 1)
+    text += fmt::format("{}{:.0f} % of all wrong ones", shape.precision < 1 ? ", " : " (",
+                        std::floor(100 * shape.recall));
+  return shape.precision < 1 || shape.recall < 1 ? text + ")" : text;
+}
+
 std::string text_of(const Finding& f) {
   std::string text = fmt::format("request {}, position {}", f.request, f.position);
   if (!f.index.empty()) text += fmt::format(", index [{}]", fmt::join(f.index, ", "));
@@ -65,7 +77,7 @@ std::string text_of(const Finding& f) {
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
   if (!f.statistic.empty() && std::isfinite(f.budgets))
     text += fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic);
-  if (!f.rule.empty()) text += "; " + f.rule;
+  if (const std::string rule = rule_of(f); !rule.empty()) text += "; " + rule;
   return text;
 }
 

@@ -9,6 +9,9 @@ namespace lockstep {
 // empty.
 void tell(Result& result, bool complete, const std::string& reason);
 
+// Finding::rule, and after it where the wrong elements are.
+std::string rule_of(const Finding& finding);
+
 // A finding in words: place, request, position, what was wanted and found.
 std::string text_of(const Finding& finding);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "probes/graph.h"
+#include "src/judge/shape_rule.h"
 
 namespace lockstep {
 
@@ -49,6 +50,8 @@ struct Finding {
   // is no B: hashes, tokens.
   double budgets = 0;
   std::string rule;  // which part of the tensor, and for structural what is wrong, for people
+  // What the wrong elements of the place have in common, over all passes and requests.
+  std::optional<ShapeRule> shape;
 };
 
 // All nodes of one place, over all passes and requests.

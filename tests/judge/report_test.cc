@@ -128,7 +128,8 @@ Result diverged_result() {
                  .want = 0.103,
                  .got = -0.25,
                  .budgets = 35.2,
-                 .rule = "37 of 2048 elements over their budget"},
+                 .rule = "37 of 2048 elements over their budget",
+                 .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
                 {.place = {&point("logits"), -1},
                  .verdict = Verdict::nonfinite,
                  .got = std::numeric_limits<double>::quiet_NaN(),
@@ -181,11 +182,29 @@ TEST(ReportJson, SaysWhatWasFound) {
   EXPECT_EQ(json["first"]["layer"], 2);
   EXPECT_EQ(json["first"]["point"], "attn.q_rope");
   EXPECT_EQ(json["first"]["index"], Json({17, 3, 5}));
+  EXPECT_EQ(json["first"]["rule"],
+            "37 of 2048 elements over their budget; wrong: dims <= 31, positions >= 1 (91 % of the "
+            "elements there)");
+  EXPECT_EQ(json["first"]["precision"], 0.919);
+  EXPECT_EQ(json["first"]["recall"], 1);
+  EXPECT_TRUE(json["findings"][1]["precision"].is_null());
   EXPECT_EQ(json["findings"][1]["got"], "NaN");
   EXPECT_EQ(json["findings"][1]["budgets"], "Infinity");
   EXPECT_TRUE(json["findings"][1]["layer"].is_null());
   EXPECT_EQ(json["logits"]["argmax_equal"], "24/24");
   EXPECT_TRUE(Json::parse(report_json(clean_result()))["first"].is_null());
+}
+
+TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
+  const auto said = [](double precision, double recall) {
+    return rule_of({.rule = "", .shape = ShapeRule{"head 3", precision, recall}});
+  };
+  EXPECT_EQ(said(1, 1), "wrong: head 3");
+  EXPECT_EQ(said(0.5, 1), "wrong: head 3 (50 % of the elements there)");
+  EXPECT_EQ(said(1, 0.999), "wrong: head 3 (99 % of all wrong ones)");
+  EXPECT_EQ(said(0.999, 0.99),
+            "wrong: head 3 (99 % of the elements there, 99 % of all wrong ones)");
+  EXPECT_EQ(rule_of({.rule = "x"}), "x");
 }
 
 TEST(ReportTable, EndsWithTheVerdict) {

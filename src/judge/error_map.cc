@@ -1,0 +1,121 @@
+#include "src/judge/error_map.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
+
+// What one index of each axis of a row is: the names in the table of points, where those that are
+// features of a token all are channels.
+std::vector<std::string> names_of(const Point& point) {
+  std::vector<std::string> names;
+  for (size_t at = point.shape.find(", "); at != point.shape.npos;) {
+    const size_t end = point.shape.find(", ", at + 2);
+    const std::string name(point.shape.substr(at + 2, end - at - 2));
+    names.push_back(name == "hidden" || name == "intermediate" ? "channel" : name);
+    if (name == "vocab") names.back() = "token id";
+    at = end;
+  }
+  return names;
+}
+
+}  // namespace
+
+void ErrorMap::begin(const SeenPass& seen) {
+  full_ = full_ || rows_ > kMostRows;
+  if (full_) return;
+  SeenNodes& nodes = passes_.emplace_back();
+  nodes.pass = seen.info().pass;
+  nodes.tokens = seen.nodes_of(point("embed"));
+  nodes.logits = seen.nodes_of(point("logits"));
+  for (const PassRow& r : seen.info().rows)
+    if (r.phase == Phase::decode) nodes.decodes.insert(r.row.request);
+  rows_ += std::ssize(seen.info().rows);
+}
+
+void ErrorMap::add(const SeenPass& seen, const Place& place, const NodeOutcome& outcome) {
+  const bool judged =
+      outcome.verdict != Verdict::inconclusive && outcome.verdict != Verdict::structural;
+  if (full_ || (judged && outcome.wrong.empty())) return;
+  Errors& errors = errors_[{order_of(*place.point), place.layer}];
+  const size_t before = passes_.size() - 1;
+  if (before >= errors.passes) return;
+  for (const WrongRow& row : outcome.wrong) errors.bits += std::ssize(row.elements);
+  if (errors.bits > kMostBits && before > 0) {
+    errors.passes = before;
+    return;
+  }
+  errors.nodes[{seen.info().pass, outcome.request}] = {judged, outcome.wrong};
+  const KeptTensor* tensor = seen.tensor(place, outcome.request);
+  if (outcome.wrong.empty() || !tensor) return;
+  if (kv_heads_ == 0)
+    if (const KeptTensor* k = seen.tensor({&point("attn.k_rope"), place.layer}, outcome.request))
+      kv_heads_ = k->shape.rank() == 3 ? k->shape[1] : 0;
+  // Of attn.kv whole rows are compared.
+  errors.row_shape =
+      outcome.wrong[0].elements.size() == 1 ? Shape{} : Shape(tensor->shape.extents().subspan(1));
+}
+
+bool ErrorMap::has(const Finding& finding) const {
+  const auto errors = errors_.find({order_of(*finding.place.point), finding.place.layer});
+  if (errors == errors_.end()) return false;
+  const auto node = errors->second.nodes.find({finding.pass, finding.request});
+  return node != errors->second.nodes.end() && !node->second.wrong.empty();
+}
+
+std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
+                                         bool cached) const {
+  std::vector<Row> rows = node.rows;
+  if (cached)  // attention reads all positions up to there
+    for (rows.clear(); std::ssize(rows) <= node.rows.back().position;)
+      rows.push_back({node.request, static_cast<int32_t>(rows.size())});
+  const auto tokens = std::ranges::find(pass.tokens, node.request, &NodeRows::request);
+  const bool continues = tokens != pass.tokens.end() && tokens->rows.front().position > 0;
+  std::vector<PlacedRow> placed;
+  for (const Row& row : rows)
+    placed.push_back({.row = row,
+                      .pass = pass.pass,
+                      .decode = pass.decodes.contains(node.request),
+                      .continues = continues,
+                      .opens = node.request == pass.tokens.front().request,
+                      .first = row == rows.front(),
+                      .last = row == rows.back()});
+  return placed;
+}
+
+std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) const {
+  std::vector<Axis> axes;
+  const std::vector<std::string> names = names_of(point);
+  for (int i = 0; i < row_shape.rank(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    axes.push_back({at < names.size() ? names[at] : "element", row_shape[i]});
+    if (point.op == OpKind::attention && axes.back().name == "head")
+      axes.back().kv_heads = kv_heads_;
+  }
+  return axes;
+}
+
+std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
+  const auto found = errors_.find({order_of(*place.point), place.layer});
+  if (found == errors_.end()) return {};
+  const Errors& errors = found->second;
+  WrongElements all{.axes = axes_of(*place.point, errors.row_shape), .page_size = page_size_};
+  for (size_t p = 0; p < std::min(passes_.size(), errors.passes); ++p) {
+    if (std::ssize(all.rows) > kMostRows) break;
+    for (const NodeRows& node : of_logits(*place.point) ? passes_[p].logits : passes_[p].tokens) {
+      const auto at = errors.nodes.find({passes_[p].pass, node.request});
+      if (at != errors.nodes.end() && !at->second.judged) continue;
+      const std::vector<PlacedRow> rows =
+          rows_of(passes_[p], node, place.point->op == OpKind::cache);
+      if (at != errors.nodes.end())
+        for (const WrongRow& row : at->second.wrong)
+          all.wrong.push_back({row.row + std::ssize(all.rows), row.elements});
+      all.rows.insert(all.rows.end(), rows.begin(), rows.end());
+    }
+  }
+  return shape_rule(all);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "src/judge/ledger.h"
+#include "src/judge/seen.h"
+#include "src/judge/shape_rule.h"
+
+namespace lockstep {
+
+// Which elements of a run were wrong, by place, for what they have in common.
+class ErrorMap {
+ public:
+  explicit ErrorMap(int64_t page_size) : page_size_(page_size) {}  // 0: not known
+
+  void begin(const SeenPass& seen);
+  // One node of the pass that began last, which is given again: what is wrong in it, or that it was
+  // not judged.
+  void add(const SeenPass& seen, const Place& place, const NodeOutcome& outcome);
+  // Whether single elements of the finding's node are known to be wrong.
+  bool has(const Finding& finding) const;
+  // Over all passes and requests; of attn.kv a position counts as often as it is read. The passes
+  // after kMostRows rows, or after kMostBits bits of masks of the place, are left out.
+  std::optional<ShapeRule> rule_of(const Place& place) const;
+
+  static constexpr int64_t kMostRows = 1 << 14;
+  static constexpr int64_t kMostBits = 1 << 21;
+
+ private:
+  struct SeenNodes {
+    int32_t pass = 0;
+    std::vector<NodeRows> tokens, logits;
+    std::set<int32_t> decodes;  // requests
+  };
+  struct Node {
+    bool judged = true;
+    std::vector<WrongRow> wrong;
+  };
+  struct Errors {
+    std::map<std::pair<int32_t, int32_t>, Node> nodes;  // by (pass, request), unless all is right
+    Shape row_shape;
+    int64_t bits = 0;
+    size_t passes = SIZE_MAX;  // how many of the first ones are kept
+  };
+
+  std::vector<PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node, bool cached) const;
+  std::vector<Axis> axes_of(const Point& point, const Shape& row_shape) const;
+
+  int64_t page_size_;
+  int64_t kv_heads_ = 0;  // 0: not seen
+  int64_t rows_ = 0;
+  bool full_ = false;
+  std::vector<SeenNodes> passes_;
+  std::map<std::pair<int, int>, Errors> errors_;  // by order of the point and layer
+};
+
+}  // namespace lockstep

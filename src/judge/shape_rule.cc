@@ -1,0 +1,337 @@
+#include "src/judge/shape_rule.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <set>
+#include <span>
+
+namespace lockstep {
+namespace {
+
+// A description that is this many bits shorter is chance once in a thousand masks.
+constexpr double kSurelyBits = 10;
+// What lies outside is another bug's, or the rule is none. A bug that is there leaves many elements
+// within their budgets, but of a rule under which four of five are right nobody learns where it is.
+constexpr double kLeastRecall = 0.98, kLeastPrecision = 0.2;
+// A predicate of rows or heads of which nearly all have a wrong element is a description, however
+// few they are; one of which many have none must be better than chance.
+constexpr double kNearlyAll = 0.9;
+// A list of what is wrong says no less than the list itself, so it is never worse than by its bit.
+constexpr double kOfList = -1.001;
+constexpr size_t kMostListed = 4, kMostPredicates = 4;
+
+// log2 of the ways to choose k of n.
+double choices(double n, double k) {
+  if (k <= 0 || k >= n) return 0;
+  return (std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)) / std::log(2.0);
+}
+
+enum class Relation { among, at_least, at_most };
+using Keys = std::vector<int64_t>;
+
+// A whole number that each unit of an axis has (its index, its index % 16 ...). `bits`: how much
+// longer a rule is for being about it, so that of equal rules the plainer one is said.
+struct Feature {
+  Keys keys;  // by unit
+  double bits = 0;
+  size_t listed = 1;    // how many of its values a rule may list
+  bool ordered = true;  // whether "at least" means something
+  std::function<std::string(Relation, const Keys&)> say;
+};
+
+struct Predicate {
+  size_t axis = 0;
+  std::vector<bool> holds;  // by unit
+  double bits = 0;
+  std::string text;
+};
+
+Feature plain(Keys keys, const std::string& noun, double bits = 0) {
+  const auto say = [noun](Relation relation, const Keys& values) {
+    if (relation == Relation::at_least) return fmt::format("{}s >= {}", noun, values.front());
+    if (relation == Relation::at_most) return fmt::format("{}s <= {}", noun, values.back());
+    return fmt::format("{}{} {}", noun, values.size() > 1 ? "s" : "", fmt::join(values, ", "));
+  };
+  return {std::move(keys), bits, kMostListed, true, say};
+}
+
+Feature modular(Keys keys, const std::string& noun, int64_t modulus, double bits) {
+  for (int64_t& key : keys) key %= modulus;
+  const auto say = [noun, modulus](Relation relation, const Keys& values) {
+    const char* sign = relation == Relation::among      ? "=="
+                       : relation == Relation::at_least ? ">="
+                                                        : "<=";
+    return fmt::format("{0}s {1} with {1} % {2} {3} {4}", noun, noun[0], modulus, sign,
+                       relation == Relation::at_most ? values.back() : values.front());
+  };
+  return {std::move(keys), bits, 1, modulus > 2, say};
+}
+
+Feature blocks(Keys keys, const std::string& noun, int64_t width, double bits) {
+  for (int64_t& key : keys) key /= width;
+  const auto say = [noun, width](Relation, const Keys& values) {
+    const int64_t first = values.front() * width;
+    return fmt::format("{}s {}..{}", noun, first, first + width - 1);
+  };
+  return {std::move(keys), bits, 1, false, say};
+}
+
+Feature flag(Keys keys, std::string no, std::string yes, double bits) {
+  const auto say = [no, yes](Relation, const Keys& values) { return values.front() ? yes : no; };
+  return {std::move(keys), bits, 1, false, say};
+}
+
+std::vector<Feature> features_of_rows(const WrongElements& e) {
+  const auto keys = [&](auto of) {
+    Keys all;
+    for (const PlacedRow& row : e.rows) all.push_back(of(row));
+    return all;
+  };
+  const Keys positions = keys([](const PlacedRow& r) { return r.row.position; });
+  std::vector<Feature> features = {
+      plain(positions, "position"),
+      plain(keys([](const PlacedRow& r) { return r.row.request; }), "request"),
+      flag(keys([](const PlacedRow& r) { return r.decode; }), "in prefill", "in decode", 1),
+      flag(keys([](const PlacedRow& r) { return r.continues; }),
+           "in passes that start at position 0", "in passes that continue a request", 1),
+      flag(keys([](const PlacedRow& r) { return r.last; }), "all but the last row of a request",
+           "the last row of each request in a pass", 2),
+      flag(keys([](const PlacedRow& r) { return r.first; }), "all but the first row of a request",
+           "the first row of each request in a pass", 2),
+      flag(keys([](const PlacedRow& r) { return r.opens; }),
+           "every request of a pass but its first", "the first request of each pass", 2),
+      plain(keys([](const PlacedRow& r) { return r.pass; }), "pass", 1),
+      modular(positions, "position", 2, 3)};
+  features[7].say = [](Relation relation, const Keys& values) {
+    if (relation == Relation::at_least) return fmt::format("passes >= {}", values.front());
+    if (relation == Relation::at_most) return fmt::format("passes <= {}", values.back());
+    return fmt::format("pass{} {}", values.size() > 1 ? "es" : "", fmt::join(values, ", "));
+  };
+  if (e.page_size > 1) {
+    features.push_back(modular(positions, "position", e.page_size, 3));
+    features.push_back(blocks(positions, "position", e.page_size, 6));
+  }
+  return features;
+}
+
+std::vector<Feature> features_of(const Axis& axis) {
+  Keys index;
+  for (int64_t i = 0; i < axis.size; ++i) index.push_back(i);
+  std::vector<Feature> features = {plain(index, axis.name)};
+  if (axis.kv_heads > 0 && axis.size % axis.kv_heads == 0) {
+    // The two maps from a head to its K/V head that are mistaken for each other.
+    const int64_t group = axis.size / axis.kv_heads;
+    Keys maps;
+    for (int64_t h : index) maps.push_back(h % axis.kv_heads == h / group);
+    const std::string text = fmt::format("heads h with h % {} {{}} h / {}", axis.kv_heads, group);
+    features.push_back(flag(maps, fmt::format(fmt::runtime(text), "!="),
+                            fmt::format(fmt::runtime(text), "=="), 1));
+    features.push_back(modular(index, axis.name, group, 3));
+    features.push_back(blocks(index, axis.name, group, 3));
+  }
+  if (axis.name == "dim" && axis.size % 2 == 0)  // the pairs that RoPE turns
+    features.push_back(modular(index, axis.name, axis.size / 2, 2));
+  for (int64_t modulus : {2, 4, 8, 16})
+    if (modulus < axis.size) {
+      features.push_back(modular(index, axis.name, modulus, 3));
+      if (modulus >= 8) features.push_back(blocks(index, axis.name, modulus, 6));
+    }
+  return features;
+}
+
+// known: the keys that a rule could be about.
+Predicate predicate_of(size_t axis, const Feature& feature, Relation relation, const Keys& values,
+                       const std::set<int64_t>& known) {
+  Predicate predicate{axis, {}, feature.bits, feature.say(relation, values)};
+  const auto holds = [&](int64_t key) {
+    if (relation == Relation::at_least) return key >= values.front();
+    if (relation == Relation::at_most) return key <= values.back();
+    return std::ranges::binary_search(values, key);
+  };
+  for (const int64_t key : feature.keys) predicate.holds.push_back(holds(key));
+  const auto keys = static_cast<double>(known.size());
+  const auto left_out = static_cast<double>(std::ranges::count_if(known, std::not_fn(holds)));
+  if (relation != Relation::among)  // all but the first few, or any
+    predicate.bits += std::min(2 + std::log2(keys), 1 + 2 * left_out);
+  else if (feature.listed > 1)
+    predicate.bits += 1 + choices(keys, static_cast<double>(values.size()));
+  else
+    predicate.bits += std::log2(keys);
+  return predicate;
+}
+
+// Looks for the rule, one predicate after another, each the one that shortens the description most.
+class Search {
+ public:
+  explicit Search(const WrongElements& elements);
+  std::optional<ShapeRule> run();
+
+ private:
+  struct Units {  // of one axis
+    std::vector<Feature> features;
+    std::vector<bool> in = {};        // whether the rule so far holds
+    std::vector<int64_t> wrong = {};  // elements, where it holds on all axes
+    int64_t count = 0;                // of those in
+  };
+  // A predicate's effect on the region where the rule holds.
+  struct Effect {
+    double length = std::numeric_limits<double>::infinity();  // of the description, in bits
+    Predicate predicate;
+  };
+
+  void count();
+  double length(double size, double wrong) const;
+  void narrow_by(size_t axis, const Feature& feature, Effect& best) const;
+  void weigh(Predicate predicate, Effect& best) const;
+  std::string text() const;
+
+  const WrongElements& elements_;
+  std::vector<Units> units_;  // of the rows, then of each axis
+  double all_ = 1, all_wrong_ = 0;
+  double size_ = 1, wrong_ = 0;  // of the region
+  std::vector<Predicate> rule_;
+};
+
+Search::Search(const WrongElements& elements) : elements_(elements) {
+  units_.push_back({.features = features_of_rows(elements)});
+  for (const Axis& axis : elements.axes) units_.push_back({.features = features_of(axis)});
+  for (size_t a = 0; a < units_.size(); ++a) {
+    const size_t size =
+        a == 0 ? elements.rows.size() : static_cast<size_t>(elements.axes[a - 1].size);
+    units_[a].in.assign(size, true);
+    all_ *= static_cast<double>(size);
+  }
+  count();
+  all_wrong_ = wrong_;
+}
+
+void Search::count() {
+  size_ = 1, wrong_ = 0;
+  for (Units& units : units_) {
+    units.wrong.assign(units.in.size(), 0);
+    units.count = std::ranges::count(units.in, true);
+    size_ *= static_cast<double>(units.count);
+  }
+  std::vector<size_t> at(units_.size());
+  for (const WrongRow& row : elements_.wrong) {
+    at[0] = static_cast<size_t>(row.row);
+    if (!units_[0].in[at[0]]) continue;
+    for (size_t e = 0; e < row.elements.size(); ++e) {
+      if (!row.elements[e]) continue;
+      size_t rest = e;
+      bool in = true;
+      for (size_t a = units_.size() - 1; a > 0 && in; --a) {
+        at[a] = rest % units_[a].in.size();
+        rest /= units_[a].in.size();
+        in = units_[a].in[at[a]];
+      }
+      if (!in) continue;
+      ++wrong_;
+      for (size_t a = 0; a < units_.size(); ++a) ++units_[a].wrong[at[a]];
+    }
+  }
+}
+
+double Search::length(double size, double wrong) const {
+  return choices(size, wrong) + choices(all_ - size, all_wrong_ - wrong);
+}
+
+void Search::weigh(Predicate predicate, Effect& best) const {
+  const Units& units = units_[predicate.axis];
+  double inside = 0, wrong = 0, touched = 0, touched_inside = 0;
+  for (size_t i = 0; i < units.in.size(); ++i) {
+    if (!units.in[i]) continue;
+    const bool any = units.wrong[i] > 0;
+    if (any) ++touched;
+    if (!predicate.holds[i]) continue;
+    ++inside;
+    wrong += static_cast<double>(units.wrong[i]);
+    if (any) ++touched_inside;
+  }
+  const auto count = static_cast<double>(units.count);
+  if (inside == 0 || inside == count || wrong < kLeastRecall * all_wrong_) return;
+  // Elements that stand together are wrong together: what the rule explains must hold of rows and
+  // heads too, and not only of the many elements that each of them has.
+  const double explained = choices(count, touched) - choices(inside, touched_inside) -
+                           choices(count - inside, touched - touched_inside) - predicate.bits;
+  if (explained < (touched_inside >= kNearlyAll * inside ? kOfList : kSurelyBits)) return;
+  const double described = length(size_ / count * inside, wrong) + predicate.bits;
+  if (length(size_, wrong_) - described < kSurelyBits || described >= best.length) return;
+  best = {described, std::move(predicate)};
+}
+
+void Search::narrow_by(size_t axis, const Feature& feature, Effect& best) const {
+  const Units& units = units_[axis];
+  std::set<int64_t> known;
+  std::map<int64_t, int64_t> wrong;  // elements by key
+  for (size_t i = 0; i < units.in.size(); ++i) {
+    if (!units.in[i]) continue;
+    known.insert(feature.keys[i]);
+    if (units.wrong[i] > 0) wrong[feature.keys[i]] += units.wrong[i];
+  }
+  const auto propose = [&](Relation relation, const Keys& values) {
+    weigh(predicate_of(axis, feature, relation, values, known), best);
+  };
+  const auto keys = [&] {
+    Keys values;
+    for (const auto& [key, elements] : wrong) values.push_back(key);
+    return values;
+  };
+  if (const Keys all = keys(); !all.empty()) {
+    if (all.size() <= feature.listed) propose(Relation::among, all);
+    if (feature.ordered) propose(Relation::at_least, all);
+    if (feature.ordered) propose(Relation::at_most, all);
+  }
+  // And without the keys that have the fewest, as far as a rule may leave elements out. Not of
+  // thresholds: where an error grows, the first few wrong elements are what tells where it begins.
+  double may_miss = (1 - kLeastRecall) * all_wrong_;
+  const size_t before = wrong.size();
+  while (!wrong.empty()) {
+    const auto least = std::ranges::min_element(wrong, {}, [](const auto& w) { return w.second; });
+    may_miss -= static_cast<double>(least->second);
+    if (may_miss < 0) break;
+    wrong.erase(least);
+  }
+  if (wrong.size() < before && !wrong.empty() && wrong.size() <= feature.listed)
+    propose(Relation::among, keys());
+}
+
+std::string Search::text() const {
+  std::vector<std::string> parts;
+  for (size_t a = 1; a <= units_.size(); ++a)  // rows last
+    for (const Predicate& predicate : rule_)
+      if (predicate.axis == a % units_.size()) parts.push_back(predicate.text);
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::optional<ShapeRule> Search::run() {
+  if (all_wrong_ == 1 && all_ > 1) return ShapeRule{"one element alone", 1, 1};
+  while (rule_.size() < kMostPredicates) {
+    Effect best;
+    for (size_t axis = 0; axis < units_.size(); ++axis)
+      for (const Feature& feature : units_[axis].features) narrow_by(axis, feature, best);
+    if (!std::isfinite(best.length)) break;
+    Units& units = units_[best.predicate.axis];
+    for (size_t i = 0; i < units.in.size(); ++i)
+      units.in[i] = units.in[i] && best.predicate.holds[i];
+    rule_.push_back(std::move(best.predicate));
+    count();
+  }
+  if (rule_.empty() || wrong_ < kLeastPrecision * size_) return {};
+  return ShapeRule{text(), wrong_ / size_, wrong_ / all_wrong_};
+}
+
+}  // namespace
+
+std::optional<ShapeRule> shape_rule(const WrongElements& elements) {
+  if (elements.rows.empty() || elements.wrong.empty()) return {};
+  return Search(elements).run();
+}
+
+}  // namespace lockstep
