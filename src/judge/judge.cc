@@ -61,6 +61,7 @@ struct Judge::State {
   int source_of(size_t place, int32_t request) const;
   void judge_pool(size_t index);
   void judge_schemas();
+  void judge_choices();
   void find_shapes(Result& result) const;
   std::map<std::string, double> limits() const;
 
@@ -221,7 +222,31 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_place(i, judged, flags);
   const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
   logits.add(logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
+  const auto at = std::ranges::find(ledger.places(), Place{&point("logits"), -1});
+  const auto index = static_cast<size_t>(at - ledger.places().begin());
+  for (const NodeRows& node : seen.nodes_of(point("logits")))
+    if (const int source = sources.at({index, node.request}); source >= 0)
+      logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));
   return flags;
+}
+
+// Tokens that differ where no op is at fault. With an op at fault they follow from it.
+void Judge::State::judge_choices() {
+  if (ledger.any_finding() || !options.selection.has(point("logits"), -1)) return;
+  const auto at = std::ranges::find(ledger.places(), Place{&point("logits"), -1});
+  const double scale = options.limit_scale;
+  for (const Statistic& statistic : logits.statistics()) {
+    ledger.strain(statistic.strain());
+    if (statistic.passes(scale)) continue;
+    ledger.regrade_all(static_cast<int>(at - ledger.places().begin()),
+                       {.verdict = Verdict::introduced,
+                        .statistic = statistic.name,
+                        .value = statistic.value,
+                        .limit = statistic.limit * scale,
+                        .budgets = statistic.strain(),
+                        .rule = "no op is over its budget, but " + statistic.slice});
+    return;
+  }
 }
 
 // What no single node shows: the nodes of a place together.
@@ -297,6 +322,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   }
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   judge_schemas();
+  judge_choices();
   Result result = ledger.result();
   find_shapes(result);
   result.logits = logits.summary();

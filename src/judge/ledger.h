@@ -55,6 +55,7 @@ class Ledger {
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
   bool regrade_all(int place, Finding finding);
+  bool any_finding() const { return !findings_.empty(); }
   const Place& place_of_finding(int number) const;
   // A statistic in units of its limit, of no single node.
   void strain(double value) { strain_ = std::max(strain_, value); }

@@ -1,5 +1,7 @@
 #include "src/judge/logits.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -11,6 +13,11 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kBest = 50;
+constexpr double kExplained = 6;  // standard deviations of the difference of two logits
+constexpr int64_t kDivergenceRows = 100;
+constexpr double kOverReference = 3;
+// What the sums of a divergence are off in fp64; nothing is expected to be less.
+constexpr double kDivergenceFloor = 1e-12;
 
 size_t argmax(std::span<const double> logits) {
   return static_cast<size_t>(std::ranges::max_element(logits) - logits.begin());
@@ -50,6 +57,29 @@ double noise(std::span<const double> exact, std::span<const double> rounded) {
   return std::sqrt(sum / static_cast<double>(best));
 }
 
+// At most this many choices differ by chance, but for a chance of kFalseAlarm.
+int64_t most_flips(double expected) {
+  double term = std::exp(-expected), sum = term;  // P(0 flips)
+  int64_t n = 0;
+  while (1 - sum > kFalseAlarm && term > 0) {
+    ++n;
+    term *= expected / static_cast<double>(n);
+    sum += term;
+  }
+  return n;
+}
+
+// How many candidates are expected to win over the best one by noise alone; 1 at most.
+double chance_of_a_flip(std::span<const double> exact, size_t best, double noise) {
+  double sum = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double margin = exact[best] - exact[i];
+    if (i == best || margin > 10 * noise) continue;
+    sum += noise > 0 ? std::erfc(margin / (2 * noise)) / 2 : 0;
+  }
+  return std::min(sum, 1.0);
+}
+
 double second_best(std::span<const double> logits, size_t best) {
   double second = -std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < logits.size(); ++i)
@@ -87,27 +117,56 @@ void LogitsComparison::add_row(const Row& row, std::span<const double> got,
       summary_.max_abs = difference;
   }
   kl_sum_ += divergence(exact, got);
+  kl_reference_sum_ += divergence(exact, rounded);
   const size_t reference = argmax(exact), engine = argmax(got);
   const double unit = ulp(exact[reference], dtype_);
   const double margin = (exact[reference] - second_best(exact, reference)) / unit;
   summary_.least_margin_ulp =
       summary_.compared == 0 ? margin : std::min(summary_.least_margin_ulp, margin);
   ++summary_.compared;
+  const double off = noise(exact, rounded);
+  summary_.expected_flips += chance_of_a_flip(exact, reference, off);
   const double preferred = exact[reference] - exact[engine];
   if (preferred == 0) {  // the same token, or a tie
     ++summary_.argmax_equal;
     return;
   }
-  const bool explained = within(preferred, 6 * std::sqrt(2.0) * noise(exact, rounded));
+  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off);
   if (explained) ++summary_.explained_flips;
   flips_[row.request].push_back({row.position, static_cast<int32_t>(engine),
-                                 static_cast<int32_t>(reference), preferred / unit, explained});
+                                 static_cast<int32_t>(reference), preferred / unit, explained, ""});
+}
+
+void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
+                                 const std::string& finding) {
+  for (Flip& flip : flips_[request])
+    if (std::ranges::count(rows, Row{request, flip.position}) > 0) flip.ancestor = finding;
+}
+
+std::vector<Statistic> LogitsComparison::statistics() const {
+  const int64_t flips = summary_.compared - summary_.argmax_equal;
+  const int64_t unexplained = flips - summary_.explained_flips;
+  const auto rows = static_cast<double>(summary_.compared);
+  std::vector<Statistic> all = {
+      {"flips", static_cast<double>(unexplained), 0,
+       fmt::format("{} of {} tokens differ from the fp64 model's by more than rounding explains",
+                   unexplained, summary_.compared)},
+      {"flips", static_cast<double>(flips),
+       static_cast<double>(most_flips(summary_.expected_flips)),
+       fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
+                   flips, summary_.compared, summary_.expected_flips)}};
+  if (summary_.compared >= kDivergenceRows)
+    all.push_back({"KL", kl_sum_ / rows,
+                   kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
+                   fmt::format("mean over {} tokens", summary_.compared)});
+  return all;
 }
 
 std::optional<LogitsSummary> LogitsComparison::summary() const {
   if (summary_.compared == 0) return {};
   LogitsSummary summary = summary_;
   summary.kl_mean = kl_sum_ / static_cast<double>(summary_.compared);
+  summary.kl_reference = kl_reference_sum_ / static_cast<double>(summary_.compared);
   return summary;
 }
 

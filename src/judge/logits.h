@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "probes/recorder.h"
+#include "src/judge/moments.h"
 #include "src/judge/verdict.h"
 
 namespace lockstep {
@@ -13,6 +14,10 @@ namespace lockstep {
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
 // over its 50 best of (the model in the run's dtype - the model in fp64): both candidates then lie
 // within what correct rounding moves them.
+//
+// Choices that differ are expected too: a candidate that is m below the best wins by rounding alone
+// with a chance of Q(m / (sqrt(2) s)), Q the tail of a normal distribution. Their sum over the
+// candidates and rows is the number that is expected at most.
 class LogitsComparison {
  public:
   explicit LogitsComparison(DType dtype) : dtype_(dtype) {}
@@ -22,7 +27,15 @@ class LogitsComparison {
 
   std::optional<LogitsSummary> summary() const;  // nothing when no row was compared
   std::vector<Flip> flips(int32_t request) const;
-  int64_t flips() const { return summary_.compared - summary_.argmax_equal; }
+  // Says from which finding the request's choices of this pass that differ stem.
+  void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
+  // What is wrong though every op may be within its budget:
+  //   flips  choices that differ and are not explained (limit 0), or all of them, of which a sum of
+  //          as many rare chances is over its limit with a chance of 1e-6 (Poisson's tail, which is
+  //          the heavier one: Hoeffding 1956)
+  //   KL     mean divergence of 100 rows or more; limit 3 times that of the model in the run's
+  //          dtype
+  std::vector<Statistic> statistics() const;
 
  private:
   void add_row(const Row& row, std::span<const double> got, std::span<const double> exact,
@@ -30,7 +43,7 @@ class LogitsComparison {
 
   DType dtype_;
   LogitsSummary summary_;
-  double kl_sum_ = 0;
+  double kl_sum_ = 0, kl_reference_sum_ = 0;
   std::map<int32_t, std::vector<Flip>> flips_;
 };
 

@@ -69,7 +69,8 @@ Json of_request(const RequestResult& r) {
                      {"engine", f.engine},
                      {"reference", f.reference},
                      {"margin_ulp", number(f.margin_ulp)},
-                     {"explained", f.explained}});
+                     {"explained", f.explained},
+                     {"ancestor", f.ancestor}});
   return {{"id", r.id},         {"name", r.name},     {"prompt_tokens", r.prompt},
           {"tokens", r.tokens}, {"argmax", r.argmax}, {"text", r.text},
           {"flips", flips}};
@@ -78,8 +79,10 @@ Json of_request(const RequestResult& r) {
 Json of_logits(const LogitsSummary& l) {
   return {{"max_abs", number(l.max_abs)},
           {"kl_mean", number(l.kl_mean)},
+          {"kl_reference", number(l.kl_reference)},
           {"argmax_equal", std::to_string(l.argmax_equal) + "/" + std::to_string(l.compared)},
           {"explained_flips", l.explained_flips},
+          {"expected_flips", number(l.expected_flips)},
           {"least_margin_ulp", number(l.least_margin_ulp)}};
 }
 

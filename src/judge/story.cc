@@ -28,6 +28,20 @@ std::string tokens_story(const Result& result) {
                             logits.compared, flips - logits.explained_flips);
 }
 
+// The first token that is not the fp64 model's, led back to what made it so.
+std::string flip_story(const Result& result) {
+  const RequestResult* at = nullptr;
+  const Flip* first = nullptr;
+  for (const RequestResult& request : result.requests)
+    for (const Flip& flip : request.flips)
+      if (!flip.ancestor.empty() && (!first || flip.position < first->position))
+        at = &request, first = &flip;
+  if (!first) return "";
+  return fmt::format("; first token that differs: request {}, position {}, {} instead of {}",
+                     at->id, first->position, first->engine, first->reference) +
+         (first->ancestor == text_of(result.first->place) ? "" : ", from " + first->ancestor);
+}
+
 std::string diverged_story(const Result& result) {
   const Finding& first = *result.first;
   std::string text = fmt::format("{} {}: {}", text_of(first.place),
@@ -37,6 +51,7 @@ std::string diverged_story(const Result& result) {
                                  text_of(first));
   if (const size_t more = result.findings.size() - 1; more > 0)
     text += fmt::format("; {} more finding{}", more, more > 1 ? "s" : "");
+  text += flip_story(result);
   if (const int64_t passed_on = count_of(result, Verdict::propagated); passed_on > 0)
     text += fmt::format("; {} nodes after it only pass an error on", passed_on);
   return text;

@@ -40,7 +40,7 @@ struct Finding {
   int32_t pass = 0;
   Place place;
   Verdict verdict = Verdict::introduced;
-  std::string statistic;  // "T0" .. "T5"; empty for structural and nonfinite
+  std::string statistic;  // "T0" .. "T5", "flips", "KL"; empty for structural and nonfinite
   double value = 0, limit = 0;
   // Worst element: [position, axes of the point ...]. Empty when the finding is that of all nodes
   // of the place together, of which `pass` and `request` are the first.
@@ -71,6 +71,7 @@ struct Flip {
   // How much the fp64 model prefers its token to the engine's, in ulp of the run's dtype.
   double margin_ulp = 0;
   bool explained = false;
+  std::string ancestor;  // the finding that it stems from: "layer 2 attn.q_rope"; "": none is known
 };
 
 struct RequestResult {
@@ -82,8 +83,10 @@ struct RequestResult {
 };
 
 struct LogitsSummary {
-  double max_abs = 0;  // engine against the fp64 model
-  double kl_mean = 0;
+  double max_abs = 0;         // engine against the fp64 model
+  double kl_mean = 0;         // nats, of the engine's choices from those of the fp64 model
+  double kl_reference = 0;    // the same of the model in the run's dtype
+  double expected_flips = 0;  // by rounding alone, at most
   int64_t compared = 0, argmax_equal = 0, explained_flips = 0;
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };

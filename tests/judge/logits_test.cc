@@ -54,6 +54,70 @@ TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   EXPECT_EQ(c.summary()->argmax_equal, 0);
 }
 
+const Statistic& statistic(const std::vector<Statistic>& all, const std::string& name, size_t nth) {
+  for (const Statistic& s : all)
+    if (s.name == name && nth-- == 0) return s;
+  fail("no statistic {}", name);
+}
+
+// The exact candidates are `margin` apart and the noise of the dtype is 0.1: rows in which the
+// engine takes the second.
+LogitsComparison flips_at(double margin, int rows, int flipped) {
+  const KeptTensor exact = logits({1 + margin, 1}), rounded = logits({1.1 + margin, 0.9});
+  const KeptTensor right = logits({1.2 + margin, 1}), wrong = logits({1, 1.2});
+  LogitsComparison c(DType::bf16);
+  for (int i = 0; i < rows; ++i) c.add(i < flipped ? &wrong : &right, &exact, &rounded);
+  return c;
+}
+
+TEST(Flips, AreComparedWithTheirExpectedNumber) {
+  // Q(0.2 / (sqrt(2) 0.1)) = 0.0786 of 50 rows: 3.9 are expected, and P(X >= 16) = 4e-6 of that
+  // Poisson distribution, P(X >= 17) = 9e-7.
+  const LogitsComparison some = flips_at(0.2, 50, 10), many = flips_at(0.2, 50, 17);
+  EXPECT_NEAR(some.summary()->expected_flips, 50 * 0.07865, 0.01);
+  const std::vector<Statistic> statistics = some.statistics();
+  EXPECT_EQ(statistic(statistics, "flips", 0).value, 0);  // unexplained ones
+  EXPECT_TRUE(statistic(statistics, "flips", 0).passes(1));
+  EXPECT_EQ(statistic(statistics, "flips", 1).value, 10);
+  EXPECT_EQ(statistic(statistics, "flips", 1).limit, 16);
+  EXPECT_TRUE(statistic(statistics, "flips", 1).passes(1));
+  EXPECT_FALSE(statistic(many.statistics(), "flips", 1).passes(1));
+}
+
+TEST(Flips, ThatRoundingDoesNotExplainAreNeverExpected) {
+  EXPECT_FALSE(statistic(flips_at(1, 50, 1).statistics(), "flips", 0).passes(1));
+  EXPECT_TRUE(statistic(flips_at(1, 50, 0).statistics(), "flips", 0).passes(1));
+  // Without any noise nothing is expected to differ, and that is no division by zero.
+  const KeptTensor exact = logits({1.5, 1}), got = logits({1, 1.5});
+  LogitsComparison c(DType::bf16);
+  c.add(&got, &exact, &exact);
+  EXPECT_EQ(c.summary()->expected_flips, 0);
+  EXPECT_FALSE(statistic(c.statistics(), "flips", 1).passes(1));
+}
+
+TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
+  const KeptTensor exact = logits({0, 0}), rounded = logits({0.01, 0}), far = logits({0.02, 0}),
+                   near = logits({0.015, 0});
+  const auto of = [&](const KeptTensor& got, int rows) {
+    LogitsComparison c(DType::bf16);
+    for (int i = 0; i < rows; ++i) c.add(&got, &exact, &rounded);
+    return c.statistics();
+  };
+  EXPECT_EQ(of(far, 99).size(), 2u) << "too few rows to tell";
+  EXPECT_FALSE(statistic(of(far, 100), "KL", 0).passes(1));  // 4 times
+  EXPECT_TRUE(statistic(of(near, 100), "KL", 0).passes(1));  // 2.25 times
+  const KeptTensor nan = logits({std::nan(""), 0});
+  EXPECT_FALSE(statistic(of(nan, 100), "KL", 0).passes(1));
+}
+
+TEST(Flips, AreLedBackToTheirFinding) {
+  LogitsComparison c = flips_at(0.2, 1, 1);
+  c.lead_back(0, {{0, 3}}, "layer 1 attn.q");
+  EXPECT_EQ(c.flips(0).at(0).ancestor, "");  // it is at position 4
+  c.lead_back(0, {{0, 4}}, "layer 1 attn.q");
+  EXPECT_EQ(c.flips(0).at(0).ancestor, "layer 1 attn.q");
+}
+
 TEST(Logits, NothingComparedIsNothing) {
   LogitsComparison c(DType::bf16);
   const KeptTensor x = logits({1, 2}), y = logits({1, 2, 3});

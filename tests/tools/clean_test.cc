@@ -229,6 +229,27 @@ TEST(ReferenceInTheEnginesPlace, ComesOutClean) {
     }
 }
 
+// The first token that is not the reference's stems from the seeded bug, and the story says so.
+TEST(Tokens, ThatDifferAreLedBack) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const Result result =
+      judged({.checkpoint = checkpoint,
+              .reference = open_reference(),
+              .engine = {.dtype = DType::bf16},
+              .requests = {{.prompt = some_tokens(20, checkpoint.config().vocab), .max_new = 12}},
+              .faults = {parse_fault("rope-interleaved@layer=2")}});
+  ASSERT_TRUE(result.first) << result.story;
+  int64_t flips = 0;
+  for (const Flip& flip : result.requests.at(0).flips) {
+    ++flips;
+    EXPECT_EQ(flip.ancestor, "layer 2 attn.q_rope");
+  }
+  ASSERT_GT(flips, 0) << "seed another bug: this one turned no token";
+  EXPECT_NE(result.story.find("first token that differs: request 0, position "), std::string::npos)
+      << result.story;
+  for (const Finding& finding : result.findings) EXPECT_NE(finding.place.point->name, "logits");
+}
+
 class MustFail : public testing::Test {
  protected:
   Checkpoint checkpoint_ = Checkpoint::open(data_path("bard-qwen3"));
