@@ -8,9 +8,17 @@ extern "C" int lockstep_cuda_devices() {
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
-extern "C" const Ops* lockstep_cuda_ops(DeviceMemory* memory) {
-  check(lockstep_cuda_devices() > 0,
+extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
+  const int devices = lockstep_cuda_devices();
+  check(devices > 0,
         "a CUDA device was wanted, but this machine has none that works: use --device cpu");
+  check(device >= 0 && device < devices,
+        "the CUDA device {} was wanted, but this machine has the devices 0..{}: use --device cuda",
+        device, devices - 1);
+  static const int ours = device;
+  check(device == ours, "the CUDA device {} was wanted, but this process works on {}: use one",
+        device, ours);
+  cuda_check(cudaSetDevice(device), "to be used");
   static const Ops ops = {
       .gather_rows = gather_rows_cuda,
       .rms_norm = rms_norm_cuda,

@@ -11,10 +11,12 @@ namespace lockstep {
 // How many CUDA devices this process can use; 0 where there is no driver too.
 extern "C" [[gnu::visibility("default")]] int lockstep_cuda_devices();
 
-// Returns the table of the twins, for tensors on the current CUDA device, and says where device
-// memory comes from, which the host passes on to set_cuda_memory: the library's own copy of that
-// setting is not the host's. Throws Error when there is no such device.
-extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(DeviceMemory* memory);
+// Returns the table of the twins, for tensors on the CUDA device of that number, and says where
+// device memory comes from, which the host passes on to set_cuda_memory: the library's own copy of
+// that setting is not the host's. Throws Error when there is no such device, or when this process
+// has been given another one: it has one at most.
+extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(int device,
+                                                                       DeviceMemory* memory);
 
 // The twins, within the library: each keeps the contract of its op on the stream of `context`, and
 // returns before the work is done. Indices in tensors are looked at on the device (bad_index.h).

@@ -122,7 +122,14 @@ BadIndex* bad_index_report() {
 }
 
 DeviceMemory device_memory() {
-  return {.allocate = [](int64_t bytes) { return arena().allocate(bytes); },
+  // One that waits for the default stream, and it for this one.
+  static CUstream_st* stream = [] {
+    CUstream_st* made = nullptr;
+    cuda_check(cudaStreamCreate(&made), "a stream");
+    return made;
+  }();
+  return {.stream = stream,
+          .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
           .release = [](void* memory) { arena().release(memory); },
           .available = [] { return arena().available(); },
           .copy = copy,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "kernels/check.h"
 
@@ -12,13 +13,17 @@ constexpr size_t kAlignment = 64;  // a cache line, and the widest vector regist
 
 DeviceMemory cuda_memory;
 
+const DeviceMemory& opened() {
+  check(cuda_memory.allocate != nullptr,
+        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
+  return cuda_memory;
+}
+
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   // Room for one more line: kernels may then read whole vectors at the end of a tensor.
   const size_t size = (static_cast<size_t>(bytes) / kAlignment + 2) * kAlignment;
   if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
-  check(cuda_memory.allocate != nullptr,
-        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
-  void* memory = cuda_memory.allocate(static_cast<int64_t>(size));
+  void* memory = opened().allocate(static_cast<int64_t>(size));
   if (memory == nullptr) return nullptr;  // which has nothing to release
   return {memory, cuda_memory.release};
 }
@@ -26,6 +31,33 @@ std::shared_ptr<void> allocate(int64_t bytes, Device device) {
 }  // namespace
 
 void set_cuda_memory(const DeviceMemory& memory) { cuda_memory = memory; }
+
+CUstream_st* stream_of(Device device) { return device == Device::cpu ? nullptr : opened().stream; }
+
+int64_t device_memory_left() { return opened().available(); }
+
+void copy(const TensorView& to, const TensorView& from) {
+  check(to.bytes() == from.bytes(), "{} bytes were to be copied into a tensor of {}", from.bytes(),
+        to.bytes());
+  if (from.bytes() == 0) return;
+  if (to.device == Device::cpu && from.device == Device::cpu) {
+    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+    return;
+  }
+  const DeviceMemory& memory = opened();
+  memory.copy(to.data, from.data, from.bytes(), memory.stream);
+  if (to.device == Device::cpu) memory.wait(memory.stream);
+}
+
+Tensor copy_on(Device device, const TensorView& from) {
+  Tensor made(from.shape, from.dtype, device);
+  copy(made, from);
+  return made;
+}
+
+void wait_for(Device device) {
+  if (device == Device::cuda) opened().wait(opened().stream);
+}
 
 Tensor::Tensor(const Shape& shape, DType dtype, Device device)
     : view_{nullptr, dtype, device, shape} {
@@ -39,6 +71,16 @@ Tensor::Tensor(const Shape& shape, DType dtype, Device device)
       view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
       device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory.available()));
   view_.data = memory_.get();
+}
+
+Tensor Tensor::part(int64_t offset, const Shape& shape, DType dtype) const {
+  Tensor made;
+  made.view_ = {view_.as<char>() + offset, dtype, view_.device, shape};
+  check(offset >= 0 && offset + made.view_.bytes() <= view_.bytes(),
+        "{} bytes from byte {} on were wanted of a tensor of {}", made.view_.bytes(), offset,
+        view_.bytes());
+  made.memory_ = memory_;
+  return made;
 }
 
 }  // namespace lockstep

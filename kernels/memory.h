@@ -16,6 +16,9 @@ class Tensor {
   Tensor(const Shape& shape, DType dtype, Device device = Device::cpu);
 
   const TensorView& view() const { return view_; }
+  // A tensor in this one's memory, `offset` bytes from its begin, which it keeps from being freed.
+  // Throws Error when this one has not that much.
+  Tensor part(int64_t offset, const Shape& shape, DType dtype) const;
   operator const TensorView&() const { return view_; }
   template <typename T>
   T* as() const {
@@ -38,6 +41,8 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
 // What a device does besides its ops. The library of CUDA ops puts its own here when it is opened;
 // until then asking for Device::cuda is an error. A null stream is the device's default one.
 struct DeviceMemory {
+  // All that this process has its device do, it queues here.
+  CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,
   // so that no step allocates; work on it that was queued before is done before on the same stream.
   void* (*allocate)(int64_t bytes) = nullptr;
@@ -51,5 +56,18 @@ struct DeviceMemory {
   void (*wait)(CUstream_st* stream) = nullptr;
 };
 void set_cuda_memory(const DeviceMemory& memory);
+
+// The stream on which ops run on that device; null on the CPU.
+CUstream_st* stream_of(Device device);
+// Bytes that a CUDA device could still give. Throws Error when no library is loaded.
+int64_t device_memory_left();
+// Copies as many bytes as both have, in the order of the device's stream. Two CPU tensors, and one
+// copied from a device, hold what they should on return; `from` can be written again in any case.
+void copy(const TensorView& to, const TensorView& from);
+// A copy in the memory of `device`.
+Tensor copy_on(Device device, const TensorView& from);
+// Returns when all that was queued is done. Throws Error as DeviceMemory::wait does; of the CPU,
+// never.
+void wait_for(Device device);
 
 }  // namespace lockstep

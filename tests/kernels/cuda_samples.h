@@ -84,7 +84,7 @@ class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
     if (lockstep_cuda_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
-    ops_ = lockstep_cuda_ops(&memory_);
+    ops_ = lockstep_cuda_ops(0, &memory_);
     set_cuda_memory(memory_);
   }
   void TearDown() override { set_cuda_memory({}); }
