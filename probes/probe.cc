@@ -1,6 +1,9 @@
 #include "probes/probe.h"
 
+#include <cstring>
 #include <exception>
+
+#include "kernels/memory.h"
 
 namespace lockstep {
 
@@ -32,7 +35,14 @@ void Probe::end() {
 void Probe::emit(const Point& point, int layer, std::span<const Row> rows,
                  const TensorView& tensor) {
   guarded([&] {
-    if (sink_->wants(point, layer)) sink_->record({&point, layer, rows, tensor});
+    if (!sink_->wants(point, layer)) return;
+    if (tensor.device == Device::cpu) return sink_->record({&point, layer, rows, tensor});
+    // This waits until the tensor is made, and says what went wrong so far.
+    const Tensor seen = copy_on(Device::cpu, tensor), before = copy_on(Device::cpu, seen);
+    sink_->record({&point, layer, rows, seen});
+    const auto bytes = static_cast<size_t>(tensor.bytes());
+    if (bytes > 0 && std::memcmp(seen.view().data, before.view().data, bytes) != 0)
+      copy(tensor, seen);
   });
 }
 

@@ -18,8 +18,9 @@ class Sink {
   virtual void end() = 0;  // of the pass
 };
 
-// What a model calls at every point. Without a sink, a call costs one branch. A sink that throws is
-// switched off for good and the model goes on: `failure` then says why.
+// What a model calls at every point, with a tensor on any device: the sink gets it in host memory,
+// and what it writes there the model goes on with. Without a sink, a call costs one branch. A sink
+// that throws is switched off for good and the model goes on: `failure` then says why.
 class Probe {
  public:
   Probe() = default;

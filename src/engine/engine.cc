@@ -1,10 +1,10 @@
 #include "src/engine/engine.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 #include "kernels/check.h"
+#include "src/model/device_batch.h"
 
 namespace lockstep {
 namespace {
@@ -13,15 +13,19 @@ int threads_from(int wanted) {
   return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-template <typename T>
-void fill(const TensorView& tensor, float value) {
-  std::fill_n(tensor.as<T>(), tensor.count(), from_float<T>(value));
-}
-
-void fill(const TensorView& tensor, float value) {
-  if (tensor.dtype == DType::bf16) return fill<BFloat16>(tensor, value);
-  if (tensor.dtype == DType::f16) return fill<Float16>(tensor, value);
-  fill<float>(tensor, value);
+// A CPU tensor of that value.
+Tensor filled(const Shape& shape, DType dtype, float value) {
+  Tensor tensor(shape, dtype);
+  const auto fill = [&]<typename T>(T* first) {
+    std::fill_n(first, tensor.view().count(), from_float<T>(value));
+  };
+  if (dtype == DType::bf16)
+    fill(tensor.as<BFloat16>());
+  else if (dtype == DType::f16)
+    fill(tensor.as<Float16>());
+  else
+    fill(tensor.as<float>());
+  return tensor;
 }
 
 }  // namespace
@@ -30,8 +34,9 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
     : threads_(threads_from(options.threads)),
       options_(options),
       hooks_(std::move(hooks)),
-      model_(checkpoint, options.dtype, std::move(ops), {.threads = &threads_}),
-      tables_(model_.config()),
+      model_(checkpoint, options.dtype, std::move(ops),
+             {.threads = &threads_, .stream = stream_of(options.device), .device = options.device}),
+      tables_(model_.config(), options.device),
       pool_(options.pages, options.page_order),
       scheduler_(pool_, {.page_size = options.page_size,
                          .chunk = options.chunk,
@@ -44,6 +49,10 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
         "a page of 1 to 256 tokens was wanted, found --page-size {}", options.page_size);
   for (int64_t layer = 0; layer < model_.config().layers; ++layer)
     caches_.push_back(model_.make_cache(options.pages, options.page_size, cache_storage_));
+  const ModelConfig& config = model_.config();
+  poisoned_ =
+      copy_on(options.device, filled({1, options.page_size, config.kv_heads, config.head_dim},
+                                     options.dtype, options.poison));
 }
 
 int32_t Engine::submit(Request request) {
@@ -92,9 +101,20 @@ bool Engine::step(Probe& probe) {
   if (probe.on()) describe_holders(info);  // it asks for every page of the pool
   Batch batch = make_batch(std::move(info), tables_);
   if (hooks_.before_pass) hooks_.before_pass(batch);
-  const Forward forward = model_.forward(batch, caches_, probe);
-  advance(plan.shares, forward);
+  advance(plan.shares, compute(std::move(batch), probe));
   return true;
+}
+
+// The tokens of what it returns are in host memory.
+Forward Engine::compute(Batch batch, Probe& probe) {
+  if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
+  DeviceBatch arguments(DeviceBatch::room_of(batch), options_.device);
+  arguments.fill(std::move(batch), tables_);
+  const Forward forward = model_.forward(arguments.batch(), caches_, probe);
+  // A chunk of a prompt chooses none, but what went wrong in it is not to be said a pass later.
+  wait_for(options_.device);
+  tokens_ = copy_on(Device::cpu, forward.tokens);
+  return {forward.logits, tokens_};
 }
 
 void Engine::prepare_cache(const Plan& plan) {
@@ -102,9 +122,6 @@ void Engine::prepare_cache(const Plan& plan) {
     for (const KvCache& cache : caches_)
       for (const TensorView& side : {cache.k, cache.v})
         for (int32_t page : pages) use(side.slice(page, 1));
-  };
-  const auto copy = [](const TensorView& to, const TensorView& from) {
-    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
   };
   for (const Plan::Swap& swap : plan.out)
     each_page(swap.pages, [&](const TensorView& page) {
@@ -115,7 +132,7 @@ void Engine::prepare_cache(const Plan& plan) {
       copy(cache.k.slice(c.to, 1), cache.k.slice(c.from, 1));
       copy(cache.v.slice(c.to, 1), cache.v.slice(c.from, 1));
     }
-  each_page(plan.fresh, [&](const TensorView& page) { fill(page, options_.poison); });
+  each_page(plan.fresh, [&](const TensorView& page) { copy(page, poisoned_); });
   for (const Plan::Swap& swap : plan.in) {
     auto kept = swapped_.at(swap.sequence->id).begin();
     each_page(swap.pages, [&](const TensorView& page) { copy(page, *kept++); });
@@ -173,14 +190,14 @@ void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
 void Engine::choose_next(Sequence& s, const Forward& forward, int64_t row) {
   const auto made = s.argmax.size();
   const Sampling& sampling = s.request.sampling;
-  const TensorView logits = forward.logits.slice(row, 1);
+  const auto logits = [&] { return copy_on(Device::cpu, forward.logits.slice(row, 1)); };
   int32_t token = forward.tokens.as<int32_t>()[row];
   s.argmax.push_back(token);
   if (made < s.request.forced.size())
     token = s.request.forced[made];
   else if (!sampling.argmax())
-    token = choose(logits, sampling, s.tokens, {made, static_cast<uint32_t>(s.sample)});
-  if (sampling.logprobs > 0) s.logprobs.push_back(logprobs_of(logits, token, sampling.logprobs));
+    token = choose(logits(), sampling, s.tokens, {made, static_cast<uint32_t>(s.sample)});
+  if (sampling.logprobs > 0) s.logprobs.push_back(logprobs_of(logits(), token, sampling.logprobs));
   s.tokens.push_back(token);
   s.ending = ending_of(s);
   if (s.ending != Ending::none) scheduler_.end(s);

@@ -15,6 +15,7 @@
 namespace lockstep {
 
 struct EngineOptions {
+  Device device = Device::cpu;
   DType dtype = DType::bf16;
   int64_t page_size = 16;
   int64_t pages = 0;
@@ -46,7 +47,8 @@ class Engine {
     std::function<void(Batch&)> before_pass;
   };
 
-  // The checkpoint must outlive the engine. Throws Error when memory for the pool is missing.
+  // `ops` are those of options.device. The checkpoint must outlive the engine. Throws Error when
+  // memory for weights or pool is missing.
   Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options, Hooks hooks = {});
 
   // Queues a request and returns its id: 0, 1, ... Once its prompt is computed, its further samples
@@ -70,6 +72,7 @@ class Engine {
   void prepare_cache(const Plan& plan);
   PassInfo describe(const std::vector<Share>& shares);
   void describe_holders(PassInfo& info) const;
+  Forward compute(Batch batch, Probe& probe);
   void advance(const std::vector<Share>& shares, const Forward& forward);
   void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
   Ending ending_of(const Sequence& sequence) const;
@@ -81,6 +84,8 @@ class Engine {
   RopeCache tables_;
   std::vector<Tensor> cache_storage_;
   std::vector<KvCache> caches_;  // one a layer
+  Tensor poisoned_;              // what a page of one of them holds when it is handed out
+  Tensor tokens_;                // chosen by the last pass on a device, in host memory
   PagePool pool_;
   Scheduler scheduler_;
   std::deque<Sequence> sequences_;                  // a deque: the scheduler points into it

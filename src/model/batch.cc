@@ -1,6 +1,7 @@
 #include "src/model/batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/check.h"
 
@@ -63,6 +64,7 @@ Batch make_batch(PassInfo info, RopeCache& tables) {
 }
 
 void RopeCache::put_row(const RopeFrequencies& frequencies, int64_t position, int64_t row) {
+  changed_ = true;
   const int64_t half = config_.head_dim / 2;
   const auto span = [&](const Tensor& t) {
     return std::span<float>(t.as<float>() + row * half, static_cast<size_t>(half));
@@ -78,6 +80,24 @@ void RopeCache::grow(int64_t entries) {
   std::copy_n(sin_.as<float>(), filled_ * shape[1], sin.as<float>());
   cos_ = std::move(cos);
   sin_ = std::move(sin);
+}
+
+RopeCache::Tables RopeCache::on_device(const Batch& batch) {
+  if (batch.cos.data != cos_.view().data || batch.sin.data != sin_.view().data) {
+    other_cos_ = copy_on(device_, batch.cos);
+    other_sin_ = copy_on(device_, batch.sin);
+    return {other_cos_, other_sin_};
+  }
+  if (!(far_cos_.view().shape == cos_.view().shape)) {
+    far_cos_ = Tensor(cos_.view().shape, DType::f32, device_);
+    far_sin_ = Tensor(sin_.view().shape, DType::f32, device_);
+    changed_ = true;
+  }
+  if (std::exchange(changed_, false)) {
+    copy(far_cos_, cos_);
+    copy(far_sin_, sin_);
+  }
+  return {far_cos_, far_sin_};
 }
 
 void RopeCache::prepare(Batch& batch) {

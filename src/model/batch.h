@@ -27,18 +27,31 @@ struct Batch {
 // the request's length get a table for the one pass, with a row per token.
 class RopeCache {
  public:
-  explicit RopeCache(const ModelConfig& config) : config_(config) {}
+  // device: where on_device() has them.
+  explicit RopeCache(const ModelConfig& config, Device device = Device::cpu)
+      : config_(config), device_(device) {}
   // Fills batch.cos, batch.sin and batch.positions from batch.info; the tables stay valid until the
   // next call.
   void prepare(Batch& batch);
+
+  struct Tables {
+    TensorView cos, sin;
+  };
+  // batch.cos and batch.sin in the memory of the device, valid until the next call. They stay where
+  // they are from call to call until they have to grow.
+  Tables on_device(const Batch& batch);
 
  private:
   void grow(int64_t entries);
   void put_row(const RopeFrequencies& frequencies, int64_t position, int64_t row);
 
   const ModelConfig& config_;
+  Device device_;
   Tensor cos_, sin_;
-  int64_t filled_ = 0;  // rows that hold their own position
+  int64_t filled_ = 0;            // rows that hold their own position
+  Tensor far_cos_, far_sin_;      // copies on the device,
+  bool changed_ = true;           // if not, up to date
+  Tensor other_cos_, other_sin_;  // of tables that somebody put in the place of these
 };
 
 // The arguments for `info`, whose pages are in the order of the requests' rows.

@@ -38,7 +38,7 @@ Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement place
       dtype_(dtype),
       ops_(std::move(ops)),
       placement_(placement),
-      weights_(checkpoint, dtype),
+      weights_(checkpoint, dtype, placement.device),
       activations_(config_, dtype, placement.device),
       family_(family_of(config_).forward) {}
 

@@ -52,8 +52,10 @@ class QwenPass {
 // Shows what the attention is about to read: one tensor a request, through its page table.
 void QwenPass::show_kv(const KvCache& cache) {
   if (!probe_.wants(point("attn.kv"), layer_)) return;
+  // As the attention is told, which is not always what the pages hold.
+  const Tensor lengths = copy_on(Device::cpu, batch_.context_length);
   for (size_t r = 0; r < batch_.info.pages.size(); ++r) {
-    const int32_t length = batch_.context_length.as<int32_t>()[r];
+    const int32_t length = lengths.as<int32_t>()[r];
     Tensor seen({length, 2, cache.k.shape[2], cache.k.shape[3]}, cache.k.dtype, cache.k.device);
     const TensorView table = batch_.page_table.view().slice(static_cast<int64_t>(r), 1);
     ops_.kv_gather(at("attn.kv"), seen, cache, table.reshaped({table.count()}));

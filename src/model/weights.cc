@@ -1,14 +1,35 @@
 #include "src/model/weights.h"
 
+#include "kernels/check.h"
+
 namespace lockstep {
 
-TensorView Weights::load(const Checkpoint& checkpoint, const std::string& name, DType dtype) {
-  return cast(checkpoint.tensor(name), dtype, copies_.emplace_back());
+namespace {
+
+// Said before anything is copied, because the sentence for a single tensor speaks of pages.
+void check_room(const Checkpoint& checkpoint, DType dtype) {
+  int64_t numbers = 0;
+  for (const auto& [name, shape] : needed_tensors(checkpoint.config())) numbers += shape.count();
+  const int64_t needed = numbers * size_of(dtype), left = device_memory_left();
+  check(needed <= left,
+        "the weights need {} bytes as {}, and the device has {} left: use a shorter --dtype, a "
+        "smaller model or --device cpu",
+        needed, name_of(dtype), left);
 }
 
-Weights::Weights(const Checkpoint& checkpoint, DType dtype) {
+}  // namespace
+
+TensorView Weights::load(const Checkpoint& checkpoint, const std::string& name, DType dtype,
+                         Device device) {
+  if (device == Device::cpu) return cast(checkpoint.tensor(name), dtype, copies_.emplace_back());
+  Tensor converted;
+  return copies_.emplace_back(copy_on(device, cast(checkpoint.tensor(name), dtype, converted)));
+}
+
+Weights::Weights(const Checkpoint& checkpoint, DType dtype, Device device) {
   const ModelConfig& config = checkpoint.config();
-  const auto get = [&](const std::string& name) { return load(checkpoint, name, dtype); };
+  if (device != Device::cpu) check_room(checkpoint, dtype);
+  const auto get = [&](const std::string& name) { return load(checkpoint, name, dtype, device); };
   embed = get("model.embed_tokens.weight");
   for (int64_t i = 0; i < config.layers; ++i) {
     const std::string at = "model.layers." + std::to_string(i) + ".";

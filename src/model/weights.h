@@ -25,12 +25,12 @@ struct LayerWeights {
   std::vector<TensorView> expert_down;             // [hidden, intermediate]
 };
 
-// A checkpoint's tensors by meaning. Mapped memory where the dtype already fits, else converted
-// copies that this object owns.
+// A checkpoint's tensors by meaning. On the CPU mapped memory where the dtype already fits, else
+// converted copies that this object owns; on another device always its own copies.
 class Weights {
  public:
-  // The checkpoint must outlive the weights.
-  Weights(const Checkpoint& checkpoint, DType dtype);
+  // The checkpoint must outlive the weights. Throws Error when the device has no room for them.
+  Weights(const Checkpoint& checkpoint, DType dtype, Device device = Device::cpu);
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
 
@@ -40,7 +40,8 @@ class Weights {
   TensorView lm_head;     // [vocab, hidden]
 
  private:
-  TensorView load(const Checkpoint& checkpoint, const std::string& name, DType dtype);
+  TensorView load(const Checkpoint& checkpoint, const std::string& name, DType dtype,
+                  Device device);
 
   std::deque<Tensor> copies_;  // a deque: views point into its elements
 };

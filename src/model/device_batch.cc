@@ -1,0 +1,88 @@
+#include "src/model/device_batch.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLine = 64;  // bytes, to a multiple of which every argument is aligned
+
+struct Field {
+  Tensor Batch::*tensor;
+  Shape shape;
+  DType dtype;
+
+  int64_t bytes() const { return (shape.count() * size_of(dtype) + kLine - 1) / kLine * kLine; }
+};
+
+std::vector<Field> fields_of(const DeviceBatch::Room& room) {
+  return {{&Batch::tokens, {room.tokens}, DType::i32},
+          {&Batch::positions, {room.tokens}, DType::i32},
+          {&Batch::slots, {room.tokens}, DType::i64},
+          {&Batch::logit_rows, {room.logit_rows}, DType::i32},
+          {&Batch::query_start, {room.requests + 1}, DType::i32},
+          {&Batch::context_length, {room.requests}, DType::i32},
+          {&Batch::page_table, {room.requests, room.pages}, DType::i32}};
+}
+
+// `from`, and then what `padding` gives for 0, 1, ...
+template <typename T, typename Padding>
+void put(const TensorView& to, const TensorView& from, Padding padding) {
+  std::copy_n(from.as<const T>(), from.count(), to.as<T>());
+  for (int64_t i = from.count(); i < to.count(); ++i)
+    to.as<T>()[i] = static_cast<T>(padding(i - from.count()));
+}
+
+}  // namespace
+
+DeviceBatch::Room DeviceBatch::room_of(const Batch& batch) {
+  return {.tokens = batch.size(),
+          .requests = batch.context_length.view().count(),
+          .logit_rows = batch.logit_rows.view().count(),
+          .pages = batch.page_table.view().shape[1]};
+}
+
+DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
+  const std::vector<Field> fields = fields_of(room);
+  int64_t bytes = 0;
+  for (const Field& field : fields) bytes += field.bytes();
+  near_block_ = Tensor({bytes}, DType::u8);
+  far_block_ = Tensor({bytes}, DType::u8, device);
+  int64_t offset = 0;
+  for (const Field& field : fields) {
+    near_.*field.tensor = near_block_.part(offset, field.shape, field.dtype);
+    far_.*field.tensor = far_block_.part(offset, field.shape, field.dtype);
+    offset += field.bytes();
+  }
+}
+
+void DeviceBatch::fill(Batch batch, RopeCache& tables) {
+  const Room taken = room_of(batch);
+  check(taken.tokens <= room_.tokens && taken.requests <= room_.requests &&
+            taken.logit_rows <= room_.logit_rows && taken.pages <= room_.pages,
+        "a pass of {} tokens of {} requests with {} pages was to be put where {} of {} with {} fit",
+        taken.tokens, taken.requests, taken.pages, room_.tokens, room_.requests, room_.pages);
+  const auto constant = [](int value) { return [value](int64_t) { return value; }; };
+  put<int32_t>(near_.tokens, batch.tokens, constant(0));
+  put<int32_t>(near_.positions, batch.positions, constant(0));
+  put<int64_t>(near_.slots, batch.slots, constant(-1));
+  put<int32_t>(near_.logit_rows, batch.logit_rows, [&](int64_t i) { return taken.tokens + i; });
+  put<int32_t>(near_.query_start, batch.query_start,
+               [&](int64_t i) { return taken.tokens + 1 + i; });
+  put<int32_t>(near_.context_length, batch.context_length, constant(0));
+  const TensorView table = batch.page_table, nothing = table.slice(0, 0);
+  for (int64_t r = 0; r < room_.requests; ++r)
+    put<int32_t>(near_.page_table.view().slice(r, 1),
+                 r < taken.requests ? table.slice(r, 1) : nothing, constant(-1));
+  copy(far_block_, near_block_);
+  const RopeCache::Tables far_tables = tables.on_device(batch);
+  far_.cos = far_tables.cos;
+  far_.sin = far_tables.sin;
+  far_.info = std::move(batch.info);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <compare>
+
+#include "src/model/batch.h"
+
+namespace lockstep {
+
+// The arguments of passes in the memory of a device: one block, which one copy fills, and which
+// stays where it is. It may have room for more than a pass has: padded tokens belong to requests
+// without a context, so that they read no key, write nowhere and change nothing of the others.
+class DeviceBatch {
+ public:
+  struct Room {
+    int64_t tokens = 0, requests = 0, logit_rows = 0;
+    int64_t pages = 0;  // width of the page tables
+    auto operator<=>(const Room&) const = default;
+  };
+  // As much as that batch takes.
+  static Room room_of(const Batch& batch);
+
+  DeviceBatch(const Room& room, Device device);
+
+  // Throws Error when the batch takes more than there is room for.
+  void fill(Batch batch, RopeCache& tables);
+
+  // As it was filled last. Its `info` is that of the batch, without the padding.
+  const Batch& batch() const { return far_; }
+
+ private:
+  Room room_;
+  Tensor near_block_, far_block_;
+  Batch near_, far_;  // parts of the blocks
+};
+
+}  // namespace lockstep
