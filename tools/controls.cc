@@ -6,6 +6,7 @@
 #include "kernels/check.h"
 #include "src/judge/budget.h"
 #include "src/judge/judge.h"
+#include "tools/device.h"
 
 namespace lockstep {
 namespace {
@@ -18,7 +19,7 @@ struct Seen {
 
 Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
            const std::vector<Request>& requests) {
-  Engine engine(checkpoint, cpu_ops(), options);
+  Engine engine(checkpoint, ops_of(options.device), options);
   Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
   for (const Request& request : requests) {
     const int32_t id = engine.submit(request);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <memory>
 
+#include "kernels/carried.h"
 #include "kernels/check.h"
 #include "probes/tee.h"
 #include "src/judge/audit.h"
+#include "tools/device.h"
 
 namespace lockstep {
 namespace {
@@ -42,9 +44,16 @@ Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
 
 }  // namespace
 
-Seeded::Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config)
+Seeded::Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+               Device device, OpWatch* watch)
     : ops(std::move(clean)) {
+  if (faults.empty() && !watch) return;
+  const bool far = device != Device::cpu;
+  const Ops right = far ? carried(ops, device) : ops;
+  ops = right;
   for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+  if (watch) watch->wrap(ops, right);
+  if (far) ops = carried(ops, Device::cpu);
 }
 
 void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
@@ -65,8 +74,8 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
-  Seeded seeded(cpu_ops(), run.faults, run.checkpoint.config());
-  if (run.watch) run.watch->wrap(seeded.ops);
+  const Device device = run.engine.device;
+  Seeded seeded(ops_of(device), run.faults, run.checkpoint.config(), device, run.watch);
   Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hooks);
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {

@@ -30,13 +30,16 @@ struct JudgedRun {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// Ops with bugs seeded into them, and the hooks that go with these. They remember what they have
-// seen of an engine: one engine each.
+// Ops of a device with bugs seeded into them and a watch around them, and the hooks that go with
+// these. They remember what they have seen of an engine: one engine each. Faults and watches read
+// and write tensors in host memory, so off the CPU every call then copies all of its arguments.
 struct Seeded {
   Ops ops;
   Engine::Hooks hooks;
 
-  Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config);
+  // watch: borrowed, may be null.
+  Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+         Device device = Device::cpu, OpWatch* watch = nullptr);
 };
 
 // Throws Error when the run or the writing of its trace cannot go on.

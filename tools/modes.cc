@@ -144,7 +144,7 @@ constexpr Mode kModes[] = {
 // Serves with an engine of its own, seen by `sink`.
 std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
                             const std::vector<Request>& requests, Sink& sink) {
-  const Seeded seeded(run.ops, run.faults, run.checkpoint.config());
+  const Seeded seeded(run.ops, run.faults, run.checkpoint.config(), options.device);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   for (const Request& request : requests) engine.submit(request);
   Probe probe(&sink);

@@ -95,8 +95,7 @@ void OpWatch::wrap(std::function<void(const OpContext&, TensorView, Inputs...)>&
   };
 }
 
-void OpWatch::wrap(Ops& ops) {
-  const Ops right = cpu_ops();
+void OpWatch::wrap(Ops& ops, const Ops& right) {
   // The rows that logits are made of are gathered under the name of the logits, and are none.
   const auto gather = ops.gather_rows;
   wrap(ops.gather_rows, right.gather_rows);

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 // Stands around the ops of an engine at some places, while it serves. It is a sink too, because the
-// inputs of an op are what the engine showed before it: both must see the same engine. CPU tensors
-// only.
+// inputs of an op are what the engine showed before it: both must see the same engine. Its ops take
+// host tensors.
 class OpWatch : public Sink {
  public:
   // The oracle is borrowed. Throws Error when a place is of none that can be watched.
@@ -23,8 +23,9 @@ class OpWatch : public Sink {
   // nor an index, which is exact by its op's own input.
   static bool possible(const Place& place);
 
-  // Wraps the entries of the table, which must not outlive this.
-  void wrap(Ops& ops);
+  // Wraps the entries of the table, which must not outlive this. right: ops without a bug, of the
+  // same device.
+  void wrap(Ops& ops, const Ops& right);
 
   bool wants(const Point& point, int layer) const override;
   void begin(const PassInfo& pass) override;
@@ -34,7 +35,7 @@ class OpWatch : public Sink {
  protected:
   // Ways to run the op of a watched place on its inputs, of which `out` may be one, as a residual
   // addition's is. wide: in fp32, on the inputs widened, so that its result is not rounded to the
-  // dtype of the run; of the op itself, and of the one that this library has for it.
+  // dtype of the run; of the op itself, and of the one without a bug.
   struct Runs {
     std::function<void()> op;
     std::function<void(const TensorView&out)> wide, wide_right;

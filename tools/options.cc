@@ -81,6 +81,10 @@ void add_threads_option(CLI::App& app, int& threads) {
   add_count(app, "--threads", threads, 0, "threads that compute (0: one a core)");
 }
 
+void add_device_option(CLI::App& app, std::string& device) {
+  app.add_option("--device", device, "where the engine runs (cpu)")->type_name("cpu|cuda[:N]");
+}
+
 void add_model_folder(CLI::App& app, std::string& model) {
   app.add_option("--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
       ->type_name("DIR")
@@ -149,13 +153,7 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   add_model_folder(app, options.model);
   add_request_options(app, options);
   add_sampling_options(app, options);
-  app.add_option("--device", options.device, "where the engine runs (cpu)")
-      ->type_name("cpu")
-      ->check([](const std::string& device) {
-        return device == "cpu"
-                   ? std::string()
-                   : fmt::format("this engine runs on the cpu only, found \"{}\"", device);
-      });
+  add_device_option(app, options.device);
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
   add_engine_options(app, options);

@@ -40,6 +40,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
                                                  const std::vector<Request>& requests,
                                                  const std::vector<std::string>& command_line) {
   const std::string dtype(name_of(options.dtype));
+  const bool on_cpu = options.device == Device::cpu;
   const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
   return {
       {"created_utc", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
@@ -55,8 +56,8 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"model_xxh3", checkpoint.fingerprint()},
       {"tokenizer_xxh3", hash_of_file(model + "/tokenizer.json")},
       {"prompt_xxh3", hash_of_prompts(requests)},
-      {"device", "cpu"},
-      {"matmul", std::string(matmul_path(options.dtype))},
+      {"device", on_cpu ? "cpu" : "cuda"},
+      {"matmul", on_cpu ? std::string(matmul_path(options.dtype)) : "cuBLASLt"},
       {"weight_dtype", dtype},
       {"compute_dtype", dtype},
       {"accumulator", "fp32"},

@@ -5,6 +5,7 @@
 
 #include "src/judge/report.h"
 #include "tools/confirm.h"
+#include "tools/device.h"
 #include "tools/judged_run.h"
 #include "tools/modes.h"
 #include "tools/options.h"
@@ -70,6 +71,7 @@ Result run_in_modes(const RunOptions& options, const Session& session, Progress&
                     .requests = session.requests,
                     .faults = faults_of(options),
                     .modes = modes_from(options.modes),
+                    .ops = ops_of(session.engine.device),
                     .provenance = provenance,
                     .progress = [&](std::string_view mode) {
                       progress.show(fmt::format("serving: {}", mode));
@@ -114,9 +116,8 @@ int run_command(Args args) {
                "each finding");
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
-  for (const char* of_reference :
-       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm",
-        "--limits"})
+  for (const char* of_reference : {"--keep", "--trace", "--points", "--layers", "--positions",
+                                   "--no-audit", "--confirm", "--limits"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

@@ -50,6 +50,7 @@ int selftest_command(Args args) {
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of the runs (auto: all three, with --quick the checkpoint's)");
   add_limits_option(app, limits);
+  add_device_option(app, options.device);
   app.add_flag("--quick", quick, "a few runs of each kind: a minute instead of half an hour");
   app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
   app.add_option("--journal", journal,
@@ -63,17 +64,19 @@ int selftest_command(Args args) {
   const Session session = open_model(options);
   const ModelConfig& config = session.checkpoint.config();
   Progress progress;
-  const SelftestRun run{
-      .checkpoint = session.checkpoint,
-      .reference = open_reference(),
-      .plan = {.config = config, .prompts = prompts_of(options, session), .quick = quick},
-      .dtypes = dtypes_of(options.dtype, quick, config),
-      .limits = limits_of(limits),
-      .journal = journal,
-      .threads = options.threads,
-      .progress = [&](size_t done, size_t total, const std::string& name) {
-        progress.show(fmt::format("{} of {} runs: {}", done, total, name));
-      }};
+  const SelftestRun run{.checkpoint = session.checkpoint,
+                        .reference = open_reference(),
+                        .plan = {.config = config,
+                                 .prompts = prompts_of(options, session),
+                                 .quick = quick,
+                                 .device = session.engine.device},
+                        .dtypes = dtypes_of(options.dtype, quick, config),
+                        .limits = limits_of(limits),
+                        .journal = journal,
+                        .threads = options.threads,
+                        .progress = [&](size_t done, size_t total, const std::string& name) {
+                          progress.show(fmt::format("{} of {} runs: {}", done, total, name));
+                        }};
   const std::vector<Selftest> tests = selftest(run);
   progress.show("");
   print(text_of(tests));

@@ -79,7 +79,7 @@ SelftestCase mixed(const SelftestPlan& plan, DType dtype) {
   c.requests = {{.prompt = random_tokens(plan, dice, 21), .max_new = 3},
                 {.prompt = random_tokens(plan, dice, 38), .max_new = 3}};
   if (!plan.prompts.empty()) c.requests[1].prompt = plan.prompts[0];
-  c.engine = {.dtype = dtype, .page_size = 8, .page_order = 3, .chunk = 16};
+  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 8, .page_order = 3, .chunk = 16};
   c.engine.pages = pages_for(c.requests, c.engine.page_size);
   return c;
 }
@@ -99,7 +99,8 @@ SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
                  .sampling = {.temperature = 20, .seed = 3},
                  .samples = 2}};
   c.requests[2].prompt.back() = c.requests[1].prompt.back();
-  c.engine = {.dtype = dtype, .page_size = 4, .page_order = 3, .prefix_cache = true};
+  c.engine = {
+      .device = plan.device, .dtype = dtype, .page_size = 4, .page_order = 3, .prefix_cache = true};
   c.engine.preempt = Preempt::swap;
   c.engine.pages = largest_need(c.requests, c.engine.page_size) + 3;
   return c;
@@ -129,7 +130,8 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
       c.requests.push_back({.prompt = some_prompt(plan, dice, i + static_cast<int>(7 * r)),
                             .max_new = 1 + dice.below(4),
                             .arrival = dice.below(3)});
-    c.engine = {.dtype = dtype,
+    c.engine = {.device = plan.device,
+                .dtype = dtype,
                 .page_size = dice.one_of<int64_t>({1, 4, 16, 64}),
                 .page_order = static_cast<uint64_t>(dice.below(1000)),
                 .chunk = dice.one_of<int64_t>({0, 0, 1, 7, 16}),

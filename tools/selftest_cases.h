@@ -13,6 +13,7 @@ struct SelftestPlan {
   const ModelConfig& config;
   std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
   bool quick = false;
+  Device device = Device::cpu;  // of the engine
 };
 
 // One judged run of a selftest.

@@ -15,6 +15,7 @@
 
 #include "kernels/check.h"
 #include "probes/digest.h"
+#include "tools/device.h"
 #include "tools/judged_run.h"
 
 namespace lockstep {
@@ -135,8 +136,9 @@ class Fingerprint final : public Sink {
 };
 
 uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool with_faults) {
-  const Seeded seeded(cpu_ops(), with_faults ? c.faults : std::vector<FaultRequest>(),
-                      checkpoint.config());
+  const Device device = c.engine.device;
+  const Seeded seeded(ops_of(device), with_faults ? c.faults : std::vector<FaultRequest>(),
+                      checkpoint.config(), device);
   Engine engine(checkpoint, seeded.ops, c.engine, seeded.hooks);
   for (const Request& request : c.requests) engine.submit(request);
   Fingerprint sink;
@@ -145,10 +147,15 @@ uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool w
   return sink.hash();
 }
 
+// What a journal is of: a model, limits, and the device of its engine.
+std::string journal_of(const SelftestRun& run) {
+  return run.checkpoint.fingerprint() + " " + run.limits.name() +
+         (run.plan.device == Device::cpu ? "" : " on cuda");
+}
+
 class Runner {
  public:
-  explicit Runner(const SelftestRun& run)
-      : run_(run), journal_(run.journal, run.checkpoint.fingerprint() + " " + run.limits.name()) {}
+  explicit Runner(const SelftestRun& run) : run_(run), journal_(run.journal, journal_of(run)) {}
 
   void expect(size_t cases) { total_ += cases; }
   // In the order of the cases, whichever ends first.
@@ -176,6 +183,7 @@ class Runner {
 
  private:
   int threads() const {
+    if (run_.plan.device != Device::cpu) return 1;  // a device has one stream, and one user
     return run_.threads > 0 ? run_.threads
                             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }

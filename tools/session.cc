@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "tools/device.h"
 #include "tools/requests.h"
 
 namespace lockstep {
@@ -13,6 +14,7 @@ std::string Session::text_of(const std::vector<int32_t>& tokens) const {
 Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
   session.engine = engine_options_of(options, session.checkpoint.config());
+  session.engine.device = open_device(options.device);
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

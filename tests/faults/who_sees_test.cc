@@ -124,6 +124,7 @@ std::vector<FaultRequest> faults_of(const std::string& text) {
 
 // A scene with as many pages as it needs, unless it says how many.
 Scene set(Scene scene, DType dtype) {
+  scene.engine.device = TestDevice::device();
   scene.engine.dtype = dtype;
   if (scene.engine.pages == 0)
     scene.engine.pages = pages_for(scene.requests, scene.engine.page_size);
@@ -141,9 +142,14 @@ Result judged_by_reference(const Checkpoint& checkpoint, const Scene& scene,
                     .audit = false});
 }
 
+Seeded seeded_with(const std::string& fault, const Checkpoint& checkpoint, const Scene& scene) {
+  const Device device = scene.engine.device;
+  return {ops_of(device), faults_of(fault), checkpoint.config(), device};
+}
+
 // What an audit alone says first; empty when it is silent.
 std::string audited(const Checkpoint& checkpoint, const Scene& scene, const std::string& fault) {
-  const Seeded seeded(cpu_ops(), faults_of(fault), checkpoint.config());
+  const Seeded seeded = seeded_with(fault, checkpoint, scene);
   Engine engine(checkpoint, seeded.ops, scene.engine, seeded.hooks);
   for (const Request& request : scene.requests) engine.submit(request);
   Auditor auditor(scene.engine.page_size);
@@ -163,7 +169,8 @@ Result compared(const Checkpoint& checkpoint, const Scene& scene, const std::str
                     .engine = scene.engine,
                     .requests = scene.requests,
                     .faults = faults_of(fault),
-                    .modes = modes_from(modes)});
+                    .modes = modes_from(modes),
+                    .ops = ops_of(scene.engine.device)});
 }
 
 // Seen at `point` of the layer, or, without a point, not at all.
@@ -290,7 +297,7 @@ TEST(WhoSeesOnlyTheCache, PagesThatChangedPlacesMakeTheSameTokens) {
   const Checkpoint& checkpoint = checkpoint_of("bard-qwen3");
   const Scene scene = set(crowded(checkpoint.config().vocab), DType::f32);
   const auto tokens = [&](const std::string& fault) {
-    const Seeded seeded(cpu_ops(), faults_of(fault), checkpoint.config());
+    const Seeded seeded = seeded_with(fault, checkpoint, scene);
     Engine engine(checkpoint, seeded.ops, scene.engine, seeded.hooks);
     for (const Request& request : scene.requests) engine.submit(request);
     Probe off;

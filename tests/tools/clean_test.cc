@@ -141,6 +141,7 @@ JudgedRun run_under_shipped_limits(const Checkpoint& checkpoint, DType dtype) {
 class Shipped : public testing::TestWithParam<DType> {};
 
 TEST_P(Shipped, LimitsAlarmNoCleanRun) {
+  if (TestDevice::device() != Device::cpu) GTEST_SKIP() << "these are limits of the CPU's kernels";
   for (const char* model : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe", "tiny/qwen2-sliding"}) {
     const Checkpoint checkpoint = Checkpoint::open(data_path(model));
     expect_clean(judged(run_under_shipped_limits(checkpoint, GetParam())), model);

@@ -68,7 +68,8 @@ TEST(Lockstep, RefusesBadValues) {
              ("--max-new: a whole number of at least 1 is wanted, found \"many\""));
   expect_has(trouble_of(run + "--threads 99999999999"), "found \"99999999999\"");
   expect_has(trouble_of(run + "--dtype fp8"), "one of auto|fp32|bf16|fp16 is wanted");
-  expect_has(trouble_of(run + "--device cuda"), "runs on the cpu only");
+  expect_has(trouble_of(run + "--device cuda:x"), "wants cpu, cuda or cuda:N, found \"cuda:x\"");
+  expect_has(trouble_of(run + "--device cuda:99"), "--device cpu");
   expect_has(trouble_of(run + "--points attn.qq"), "attn.q");
   expect_has(trouble_of(run + "--layers x"), "--layers");
   expect_has(trouble_of(run + "--fault rope-interleved"), "rope-interleaved");

@@ -16,7 +16,10 @@ class ConfirmTest : public testing::TestWithParam<const char*> {
     const int64_t vocab = checkpoint_.config().vocab;
     JudgedRun run{.checkpoint = checkpoint_,
                   .reference = open_reference(),
-                  .engine = {.dtype = DType::bf16, .page_size = 4, .page_order = 3},
+                  .engine = {.device = TestDevice::device(),
+                             .dtype = DType::bf16,
+                             .page_size = 4,
+                             .page_order = 3},
                   .requests = {{.prompt = some_tokens(9, vocab, 1), .max_new = 3},
                                {.prompt = some_tokens(14, vocab, 2), .max_new = 2}}};
     for (const std::string& fault : faults) run.faults.push_back(parse_fault(fault));
@@ -122,7 +125,7 @@ double effect_at(const Checkpoint& checkpoint, const std::string& fault, const P
   EffectMeter meter(*oracle, DType::bf16, {place});
   JudgedRun run{.checkpoint = checkpoint,
                 .reference = open_reference(),
-                .engine = {.dtype = DType::bf16, .page_size = 4},
+                .engine = {.device = TestDevice::device(), .dtype = DType::bf16, .page_size = 4},
                 .requests = {{.prompt = some_tokens(9, checkpoint.config().vocab), .max_new = 2}},
                 .watch = &meter};
   if (!fault.empty()) run.faults.push_back(parse_fault(fault));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "tests/device.h"
 #include "tests/fixtures.h"
 #include "tests/lockstep_binary.h"
 
@@ -26,9 +27,18 @@ std::vector<Request> requests_for(const Checkpoint& checkpoint) {
 
 ModesRun run_of(const Checkpoint& checkpoint, DType dtype, const std::string& modes = "all") {
   return {.checkpoint = checkpoint,
-          .engine = {.dtype = dtype, .page_order = 5},
+          .engine = {.device = TestDevice::device(), .dtype = dtype, .page_order = 5},
           .requests = requests_for(checkpoint),
-          .modes = modes_from(modes)};
+          .modes = modes_from(modes),
+          .ops = ops_of(TestDevice::device())};
+}
+
+// For ops of the test's own, which are the CPU's.
+ModesRun cpu_run_of(const Checkpoint& checkpoint, const std::string& modes) {
+  ModesRun run = run_of(checkpoint, DType::bf16, modes);
+  run.engine.device = Device::cpu;
+  run.ops = cpu_ops();
+  return run;
 }
 
 void expect_clean(const Result& result, const std::string& what) {
@@ -79,7 +89,7 @@ Ops with_wrong_matmul(int layer, const Point& at, float by, When when) {
 }
 
 TEST(Modes, AProductThatDependsOnTheBatchIsNamedWithThePair) {
-  ModesRun run = run_of(checkpoint_of("bard-qwen3"), DType::bf16);
+  ModesRun run = cpu_run_of(checkpoint_of("bard-qwen3"), "all");
   run.ops = with_wrong_matmul(3, point("mlp.up"), 0.5f, [](int64_t rows) { return rows > 1; });
   const Result result = run_modes(run);
   EXPECT_EQ(exit_status(result), 1);
@@ -96,7 +106,7 @@ TEST(Modes, AProductThatDependsOnTheBatchIsNamedWithThePair) {
 }
 
 TEST(Modes, ANormThatIsWrongForLaterRowsIsNamed) {
-  ModesRun run = run_of(checkpoint_of("bard-qwen2.5"), DType::bf16, "tokens");
+  ModesRun run = cpu_run_of(checkpoint_of("bard-qwen2.5"), "tokens");
   run.ops.rms_norm = [inner = run.ops.rms_norm](const OpContext& context, TensorView out,
                                                 TensorView x, TensorView weight, float eps) {
     inner(context, out, x, weight, eps);

@@ -22,9 +22,11 @@ class ServedRun : public testing::TestWithParam<Case> {
 
   void expect_clean(const EngineOptions& engine, std::vector<Request> requests,
                     const std::string& what) {
+    EngineOptions there = engine;
+    there.device = TestDevice::device();
     const Result result = judge_run({.checkpoint = checkpoint_,
                                      .reference = open_reference(),
-                                     .engine = engine,
+                                     .engine = there,
                                      .requests = std::move(requests)});
     EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
     EXPECT_EQ(result.judged, result.expected) << what;

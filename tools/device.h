@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "kernels/ops.h"
+
+namespace lockstep {
+
+// Makes the device that --device names ready for this process: "cpu", "cuda" or "cuda:1". Throws
+// Error when the text is none of those, this build has no CUDA, or the machine has no such device.
+Device open_device(const std::string& name);
+
+// The ops of a device that was opened.
+Ops ops_of(Device device);
+
+}  // namespace lockstep
