@@ -1,11 +1,15 @@
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "kernels/device_memory.cuh"
 
 namespace lockstep {
 namespace {
+
+using BySize = std::multimap<int64_t, void*>;  // by bytes
 
 // Keeps what is released, by size, for the next who wants that much.
 class Arena {
@@ -14,12 +18,20 @@ class Arena {
   void release(void* memory);
   int64_t available();
 
+  // From the first call to the second, what is released is handed out again, but then belongs to
+  // whoever called: a graph writes there whenever it is replayed. take_back ends that.
+  void begin_apart();
+  BySize end_apart();
+  void take_back(const BySize& apart);
+
  private:
+  static void* take(BySize& from, int64_t bytes);
   void* ask_device(int64_t bytes);
   void give_back_all();
 
   std::mutex mutex_;
-  std::multimap<int64_t, void*> free_;           // by bytes
+  BySize free_, apart_;
+  bool keeps_apart_ = false;
   std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the device gave
 };
 
@@ -30,15 +42,19 @@ int64_t rounded(int64_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
+void* Arena::take(BySize& from, int64_t bytes) {
+  const auto kept = from.find(bytes);
+  if (kept == from.end()) return nullptr;
+  void* memory = kept->second;
+  from.erase(kept);
+  return memory;
+}
+
 void* Arena::allocate(int64_t wanted) {
   const std::lock_guard lock(mutex_);
   const int64_t bytes = rounded(wanted);
-  const auto kept = free_.find(bytes);
-  if (kept != free_.end()) {
-    void* memory = kept->second;
-    free_.erase(kept);
-    return memory;
-  }
+  if (void* kept = take(apart_, bytes)) return kept;  // empty but while a graph is made
+  if (void* kept = take(free_, bytes)) return kept;
   void* memory = ask_device(bytes);
   if (memory == nullptr && !free_.empty()) {
     give_back_all();
@@ -63,7 +79,23 @@ void* Arena::ask_device(int64_t bytes) {
 // Called by destructors, also after the driver has gone: there is nobody to tell.
 void Arena::release(void* memory) {
   const std::lock_guard lock(mutex_);
-  free_.emplace(bytes_of_.at(memory), memory);
+  (keeps_apart_ ? apart_ : free_).emplace(bytes_of_.at(memory), memory);
+}
+
+void Arena::begin_apart() {
+  const std::lock_guard lock(mutex_);
+  keeps_apart_ = true;
+}
+
+BySize Arena::end_apart() {
+  const std::lock_guard lock(mutex_);
+  keeps_apart_ = false;
+  return std::exchange(apart_, {});
+}
+
+void Arena::take_back(const BySize& apart) {
+  const std::lock_guard lock(mutex_);
+  free_.insert(apart.begin(), apart.end());
 }
 
 void Arena::give_back_all() {
@@ -108,6 +140,43 @@ void wait(CUstream_st* stream) {
   refuse(bad);
 }
 
+struct Graph {
+  cudaGraphExec_t work = nullptr;
+  BySize memory;  // in which its ops work
+};
+
+void begin_graph(CUstream_st* stream) {
+  // Relaxed: ops may ask the device for memory on the way.
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "to begin a graph");
+  arena().begin_apart();
+}
+
+void* end_graph(CUstream_st* stream, bool wanted) {
+  auto graph = std::make_unique<Graph>();
+  graph->memory = arena().end_apart();
+  cudaGraph_t recorded = nullptr;
+  cudaError_t status = cudaStreamEndCapture(stream, &recorded);
+  if (wanted && status == cudaSuccess)
+    status = cudaGraphInstantiate(&graph->work, recorded, 0);
+  if (recorded != nullptr) cudaGraphDestroy(recorded);
+  if (graph->work != nullptr) return graph.release();
+  arena().take_back(graph->memory);
+  if (wanted) cuda_check(status, "a graph of what was queued");
+  cudaGetLastError();  // of a graph that nobody wants any more
+  return nullptr;
+}
+
+void replay(void* graph, CUstream_st* stream) {
+  cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "the launch of a graph");
+}
+
+// Called by destructors, as Arena::release. What is queued of it is still done.
+void forget(void* graph) {
+  const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
+  cudaGraphExecDestroy(gone->work);
+  arena().take_back(gone->memory);
+}
+
 }  // namespace
 
 BadIndex* bad_index_report() {
@@ -133,7 +202,11 @@ DeviceMemory device_memory() {
           .release = [](void* memory) { arena().release(memory); },
           .available = [] { return arena().available(); },
           .copy = copy,
-          .wait = wait};
+          .wait = wait,
+          .begin_graph = begin_graph,
+          .end_graph = end_graph,
+          .replay = replay,
+          .forget = forget};
 }
 
 }  // namespace lockstep

@@ -11,30 +11,32 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // a cache line, and the widest vector register
 
-DeviceMemory cuda_memory;
-
-const DeviceMemory& opened() {
-  check(cuda_memory.allocate != nullptr,
-        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
-  return cuda_memory;
-}
+DeviceMemory the_memory;
 
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   // Room for one more line: kernels may then read whole vectors at the end of a tensor.
   const size_t size = (static_cast<size_t>(bytes) / kAlignment + 2) * kAlignment;
   if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
-  void* memory = opened().allocate(static_cast<int64_t>(size));
+  void* memory = cuda_memory().allocate(static_cast<int64_t>(size));
   if (memory == nullptr) return nullptr;  // which has nothing to release
-  return {memory, cuda_memory.release};
+  return {memory, cuda_memory().release};
 }
 
 }  // namespace
 
-void set_cuda_memory(const DeviceMemory& memory) { cuda_memory = memory; }
+void set_cuda_memory(const DeviceMemory& memory) { the_memory = memory; }
 
-CUstream_st* stream_of(Device device) { return device == Device::cpu ? nullptr : opened().stream; }
+const DeviceMemory& cuda_memory() {
+  check(the_memory.allocate != nullptr,
+        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
+  return the_memory;
+}
 
-int64_t device_memory_left() { return opened().available(); }
+CUstream_st* stream_of(Device device) {
+  return device == Device::cpu ? nullptr : cuda_memory().stream;
+}
+
+int64_t device_memory_left() { return cuda_memory().available(); }
 
 void copy(const TensorView& to, const TensorView& from) {
   check(to.bytes() == from.bytes(), "{} bytes were to be copied into a tensor of {}", from.bytes(),
@@ -44,7 +46,7 @@ void copy(const TensorView& to, const TensorView& from) {
     std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
     return;
   }
-  const DeviceMemory& memory = opened();
+  const DeviceMemory& memory = cuda_memory();
   memory.copy(to.data, from.data, from.bytes(), memory.stream);
   if (to.device == Device::cpu) memory.wait(memory.stream);
 }
@@ -56,7 +58,7 @@ Tensor copy_on(Device device, const TensorView& from) {
 }
 
 void wait_for(Device device) {
-  if (device == Device::cuda) opened().wait(opened().stream);
+  if (device == Device::cuda) cuda_memory().wait(cuda_memory().stream);
 }
 
 Tensor::Tensor(const Shape& shape, DType dtype, Device device)
@@ -69,7 +71,7 @@ Tensor::Tensor(const Shape& shape, DType dtype, Device device)
       "{} bytes for a tensor {} were wanted and the {} has not that much memory left{}: use fewer "
       "or smaller --pages, or a shorter prompt",
       view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
-      device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory.available()));
+      device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory().available()));
   view_.data = memory_.get();
 }
 

@@ -54,8 +54,16 @@ struct DeviceMemory {
   // Returns when all of the stream's work is done. Throws Error when it failed, or with the first
   // bad index that an op met since the last call (see bad_index.h).
   void (*wait)(CUstream_st* stream) = nullptr;
+  // For DeviceGraph. From the first of them to the second, what is queued on the stream is kept
+  // instead of done; end_graph returns the graph, or null when it is not wanted.
+  void (*begin_graph)(CUstream_st* stream) = nullptr;
+  void* (*end_graph)(CUstream_st* stream, bool wanted) = nullptr;
+  void (*replay)(void* graph, CUstream_st* stream) = nullptr;
+  void (*forget)(void* graph) = nullptr;
 };
 void set_cuda_memory(const DeviceMemory& memory);
+// What was set. Throws Error when nothing was.
+const DeviceMemory& cuda_memory();
 
 // The stream on which ops run on that device; null on the CPU.
 CUstream_st* stream_of(Device device);

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+namespace lockstep {
+
+// Work of a CUDA device that was queued once and can be done again and again: on the same memory,
+// with what that holds then. Far cheaper than to queue it anew, op by op.
+class DeviceGraph {
+ public:
+  DeviceGraph() = default;
+  // Keeps what `queue` queues on the device's stream; none of it is done. `queue` must not wait for
+  // the device or touch host memory through it, and must have run once before, so that nothing is
+  // made for the first time. Tensors that it allocates and frees stay the graph's own. Throws what
+  // `queue` throws, and Error when the device cannot keep something of it.
+  explicit DeviceGraph(const std::function<void()>& queue);
+
+  bool empty() const { return graph_ == nullptr; }
+  void replay() const;  // queues all of it
+
+ private:
+  std::shared_ptr<void> graph_;
+};
+
+}  // namespace lockstep
