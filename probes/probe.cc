@@ -1,5 +1,6 @@
 #include "probes/probe.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -36,13 +37,15 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows,
                  const TensorView& tensor) {
   guarded([&] {
     if (!sink_->wants(point, layer)) return;
-    if (tensor.device == Device::cpu) return sink_->record({&point, layer, rows, tensor});
+    if (tensor.device == Device::cpu || sink_->on_device())
+      return sink_->record({&point, layer, rows, tensor});
+    const TensorView shown = tensor.slice(0, std::min(tensor.rows(), std::ssize(rows)));
     // This waits until the tensor is made, and says what went wrong so far.
-    const Tensor seen = copy_on(Device::cpu, tensor), before = copy_on(Device::cpu, seen);
+    const Tensor seen = copy_on(Device::cpu, shown), before = copy_on(Device::cpu, seen);
     sink_->record({&point, layer, rows, seen});
-    const auto bytes = static_cast<size_t>(tensor.bytes());
+    const auto bytes = static_cast<size_t>(shown.bytes());
     if (bytes > 0 && std::memcmp(seen.view().data, before.view().data, bytes) != 0)
-      copy(tensor, seen);
+      copy(shown, seen);
   });
 }
 

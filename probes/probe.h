@@ -11,6 +11,9 @@ namespace lockstep {
 class Sink {
  public:
   virtual ~Sink() = default;
+  // Whether it takes tensors where they lie, padding included, and does no more than queue work on
+  // them: what a model shows while a graph is made of it.
+  virtual bool on_device() const { return false; }
   // Whether a tensor of that place is wanted: one that is not costs nothing.
   virtual bool wants(const Point& point, int layer) const = 0;
   virtual void begin(const PassInfo& pass) = 0;
@@ -19,14 +22,16 @@ class Sink {
 };
 
 // What a model calls at every point, with a tensor on any device: the sink gets it in host memory,
-// and what it writes there the model goes on with. Without a sink, a call costs one branch. A sink
-// that throws is switched off for good and the model goes on: `failure` then says why.
+// without the padding after its rows, and what it writes there the model goes on with. Without a
+// sink, a call costs one branch. A sink that throws is switched off for good and the model goes on:
+// `failure` then says why.
 class Probe {
  public:
   Probe() = default;
   explicit Probe(Sink* sink) : sink_(sink) {}  // borrowed
 
   bool on() const { return sink_ != nullptr; }
+  bool on_device() const { return sink_ != nullptr && sink_->on_device(); }
   bool wants(const Point& point, int layer) const {
     return sink_ != nullptr && sink_->wants(point, layer);
   }

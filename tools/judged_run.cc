@@ -44,10 +44,10 @@ Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
 
 }  // namespace
 
-Seeded::Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch)
-    : ops(std::move(clean)) {
-  if (faults.empty() && !watch) return;
+    : ops(std::move(of_device)), clean(faults.empty() && !watch) {
+  if (clean) return;
   const bool far = device != Device::cpu;
   const Ops right = far ? carried(ops, device) : ops;
   ops = right;
@@ -76,7 +76,9 @@ Result judge_run(const JudgedRun& run) {
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
   const Device device = run.engine.device;
   Seeded seeded(ops_of(device), run.faults, run.checkpoint.config(), device, run.watch);
-  Engine engine(run.checkpoint, seeded.ops, run.engine, seeded.hooks);
+  EngineOptions options = run.engine;
+  options.graph = options.graph && seeded.clean;
+  Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {
     engine.submit(request);

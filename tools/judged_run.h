@@ -36,9 +36,10 @@ struct JudgedRun {
 struct Seeded {
   Ops ops;
   Engine::Hooks hooks;
+  bool clean = false;  // they are the device's own, and can be in graphs
 
   // watch: borrowed, may be null.
-  Seeded(Ops clean, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+  Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
          Device device = Device::cpu, OpWatch* watch = nullptr);
 };
 

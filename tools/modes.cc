@@ -126,6 +126,10 @@ std::vector<Serving> other_poison(const BaseServing& base) {
   return all_with(base, [](EngineOptions& engine) { engine.poison = 60000; });
 }
 
+std::vector<Serving> replayed(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& engine) { engine.graph = true; });
+}
+
 constexpr Mode kModes[] = {
     {"chunk-1", "prompts one token a pass, all requests in a batch", true, chunked<1>},
     {"chunk-7", "prompts in chunks of 7", true, chunked<7>},
@@ -139,6 +143,7 @@ constexpr Mode kModes[] = {
     {"page-size", "pages of another size", false, other_page_size},
     {"threads", "another number of threads", false, other_threads},
     {"poison", "unused slots hold a large number instead of NaN", false, other_poison},
+    {"graph", "decode passes replayed as CUDA graphs", false, replayed, true},
 };
 
 // Serves with an engine of its own, seen by `sink`.
@@ -159,6 +164,7 @@ BaseServing base_of(const ModesRun& run) {
   EngineOptions& engine = base.engine;
   engine.chunk = engine.budget = engine.max_batch = 0;
   engine.schedule = 0;
+  engine.graph = false;
   engine.prefix_cache = false;
   engine.pages = std::max(engine.pages, pages_for(run.requests, engine.page_size));
   for (Request& request : base.requests) {
@@ -191,7 +197,10 @@ std::string summary(std::string_view mode, const Result& before, const Result& a
 std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
   std::vector<const Mode*> left;
   for (const Mode* mode : run.modes) {
-    if (!mode->other_lengths || !depends_on_length(run.checkpoint.config().rope))
+    if (mode->graphs && (run.engine.device == Device::cpu || !run.faults.empty()))
+      ledger.note(
+          fmt::format("{} was left out: it needs --device cuda, and no --fault", mode->name));
+    else if (!mode->other_lengths || !depends_on_length(run.checkpoint.config().rope))
       left.push_back(mode);
     else
       ledger.note(

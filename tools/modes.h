@@ -34,6 +34,7 @@ struct Mode {
   // Passes end at other lengths than the base's: not comparable where rotary tables depend on it.
   bool other_lengths;
   std::vector<Serving> (*servings)(const BaseServing& base);
+  bool graphs = false;  // wants them, and so a CUDA device and ops that can be in one
 };
 std::span<const Mode> modes();
 

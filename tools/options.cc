@@ -154,6 +154,9 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   add_request_options(app, options);
   add_sampling_options(app, options);
   add_device_option(app, options.device);
+  add_choice(app, "--graph", options.graph, {"on", "off"},
+             "decode passes are replayed as CUDA graphs (on with --device cuda, unless ops are "
+             "changed, as by --fault)");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
   add_engine_options(app, options);

@@ -70,7 +70,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"prefix_cache", options.prefix_cache ? "1" : "0"},
       {"preempt", options.preempt == Preempt::swap ? "swap" : "recompute"},
       {"schedule", std::to_string(options.schedule)},
-      {"path", "eager"},
+      {"path", options.graph ? "graph" : "eager"},
   };
 }
 

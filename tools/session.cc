@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "kernels/check.h"
 #include "tools/device.h"
 #include "tools/requests.h"
 
@@ -15,6 +16,9 @@ Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
   session.engine = engine_options_of(options, session.checkpoint.config());
   session.engine.device = open_device(options.device);
+  check(options.graph != "on" || session.engine.device != Device::cpu,
+        "--graph on needs a device that has graphs: add --device cuda");
+  session.engine.graph = session.engine.device != Device::cpu && options.graph != "off";
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

@@ -13,6 +13,18 @@ int threads_from(int wanted) {
   return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+constexpr int64_t kRun = 64;  // pages that are poisoned at once
+
+// Calls use(first, count) for stretches of pages that follow each other.
+void each_run(std::vector<int32_t> pages, const auto& use) {
+  std::ranges::sort(pages);
+  for (size_t first = 0, i = 0; i < pages.size(); first = i) {
+    for (++i; i < pages.size() && pages[i] == pages[i - 1] + 1 && i - first < kRun; ++i) {
+    }
+    use(pages[first], static_cast<int64_t>(i - first));
+  }
+}
+
 // A CPU tensor of that value.
 Tensor filled(const Shape& shape, DType dtype, float value) {
   Tensor tensor(shape, dtype);
@@ -37,6 +49,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
       model_(checkpoint, options.dtype, std::move(ops),
              {.threads = &threads_, .stream = stream_of(options.device), .device = options.device}),
       tables_(model_.config(), options.device),
+      graphs_(model_, caches_, tables_),
       pool_(options.pages, options.page_order),
       scheduler_(pool_, {.page_size = options.page_size,
                          .chunk = options.chunk,
@@ -51,7 +64,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
     caches_.push_back(model_.make_cache(options.pages, options.page_size, cache_storage_));
   const ModelConfig& config = model_.config();
   poisoned_ =
-      copy_on(options.device, filled({1, options.page_size, config.kv_heads, config.head_dim},
+      copy_on(options.device, filled({kRun, options.page_size, config.kv_heads, config.head_dim},
                                      options.dtype, options.poison));
 }
 
@@ -108,13 +121,21 @@ bool Engine::step(Probe& probe) {
 // The tokens of what it returns are in host memory.
 Forward Engine::compute(Batch batch, Probe& probe) {
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
-  DeviceBatch arguments(DeviceBatch::room_of(batch), options_.device);
-  arguments.fill(std::move(batch), tables_);
-  const Forward forward = model_.forward(arguments.batch(), caches_, probe);
+  const Forward forward = compute_on_device(std::move(batch), probe);
   // A chunk of a prompt chooses none, but what went wrong in it is not to be said a pass later.
-  wait_for(options_.device);
+  if (forward.tokens.count() == 0) wait_for(options_.device);
   tokens_ = copy_on(Device::cpu, forward.tokens);
   return {forward.logits, tokens_};
+}
+
+Forward Engine::compute_on_device(Batch batch, Probe& probe) {
+  const bool decode = decodes(batch);
+  if (decode && options_.graph) return graphs_.run(std::move(batch), probe);
+  // Padded as its graph would be: the same bits, replayed or not.
+  const DeviceBatch::Room room = decode ? decode_room(batch) : DeviceBatch::room_of(batch);
+  DeviceBatch arguments(room, options_.device);
+  arguments.fill(std::move(batch), tables_);
+  return model_.forward(arguments.batch(), caches_, probe);
 }
 
 void Engine::prepare_cache(const Plan& plan) {
@@ -132,7 +153,11 @@ void Engine::prepare_cache(const Plan& plan) {
       copy(cache.k.slice(c.to, 1), cache.k.slice(c.from, 1));
       copy(cache.v.slice(c.to, 1), cache.v.slice(c.from, 1));
     }
-  each_page(plan.fresh, [&](const TensorView& page) { copy(page, poisoned_); });
+  each_run(plan.fresh, [&](int64_t first, int64_t count) {
+    for (const KvCache& cache : caches_)
+      for (const TensorView& side : {cache.k, cache.v})
+        copy(side.slice(first, count), poisoned_.view().slice(0, count));
+  });
   for (const Plan::Swap& swap : plan.in) {
     auto kept = swapped_.at(swap.sequence->id).begin();
     each_page(swap.pages, [&](const TensorView& page) { copy(page, *kept++); });

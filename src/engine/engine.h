@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/thread_pool.h"
+#include "src/engine/decode_graphs.h"
 #include "src/engine/scheduler.h"
 #include "src/model/model.h"
 
@@ -16,6 +17,7 @@ namespace lockstep {
 
 struct EngineOptions {
   Device device = Device::cpu;
+  bool graph = false;  // of a CUDA device: decode passes are replayed from graphs
   DType dtype = DType::bf16;
   int64_t page_size = 16;
   int64_t pages = 0;
@@ -73,6 +75,7 @@ class Engine {
   PassInfo describe(const std::vector<Share>& shares);
   void describe_holders(PassInfo& info) const;
   Forward compute(Batch batch, Probe& probe);
+  Forward compute_on_device(Batch batch, Probe& probe);
   void advance(const std::vector<Share>& shares, const Forward& forward);
   void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
   Ending ending_of(const Sequence& sequence) const;
@@ -84,8 +87,9 @@ class Engine {
   RopeCache tables_;
   std::vector<Tensor> cache_storage_;
   std::vector<KvCache> caches_;  // one a layer
-  Tensor poisoned_;              // what a page of one of them holds when it is handed out
-  Tensor tokens_;                // chosen by the last pass on a device, in host memory
+  DecodeGraphs graphs_;
+  Tensor poisoned_;  // what some pages of one of them hold when they are handed out
+  Tensor tokens_;    // chosen by the last pass on a device, in host memory
   PagePool pool_;
   Scheduler scheduler_;
   std::deque<Sequence> sequences_;                  // a deque: the scheduler points into it

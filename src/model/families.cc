@@ -9,7 +9,7 @@ namespace {
 
 struct Family {
   std::string_view architecture;
-  Forward (*forward)(Model&, const Batch&, const std::vector<KvCache>&, Probe&);
+  Forward (*forward)(const Model&, const Batch&, const std::vector<KvCache>&, Activations&, Probe&);
 };
 
 // To add a family: write its forward pass beside qwen.cc, its row here and in
@@ -53,9 +53,14 @@ KvCache Model::make_cache(int64_t pages, int64_t page_size, std::vector<Tensor>&
 }
 
 Forward Model::forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe) {
-  activations_.resize(batch.size(), batch.logit_rows.view().count());
+  return forward(batch, caches, probe, activations_);
+}
+
+Forward Model::forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe,
+                       Activations& activations) const {
+  activations.resize(batch.size(), batch.logit_rows.view().count());
   probe.begin(batch.info);
-  const Forward forward = family_(*this, batch, caches, probe);
+  const Forward forward = family_(*this, batch, caches, activations, probe);
   probe.end();
   return forward;
 }

@@ -34,6 +34,7 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
+  Device device() const { return placement_.device; }
   Graph graph() const;
 
   // An empty cache of one layer.
@@ -42,11 +43,13 @@ class Model {
   // Computes the batch's tokens: writes their K and V into `caches` (one a layer) and shows every
   // point to the probe.
   Forward forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe);
+  // The same in other buffers than the model's own; valid as long as nobody else uses those.
+  Forward forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe,
+                  Activations& activations) const;
 
   // For the families.
   const Ops& ops() const { return ops_; }
   const Weights& weights() const { return weights_; }
-  Activations& activations() { return activations_; }
   OpContext context(const Point& output, int layer = -1) const {
     return {placement_.threads, placement_.stream, layer, output.name};
   }
@@ -58,7 +61,7 @@ class Model {
   Placement placement_;
   Weights weights_;
   Activations activations_;
-  Forward (*family_)(Model&, const Batch&, const std::vector<KvCache>&, Probe&);
+  Forward (*family_)(const Model&, const Batch&, const std::vector<KvCache>&, Activations&, Probe&);
 };
 
 Graph graph_of(const ModelConfig& config);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "src/model/show_cache.h"
+
 namespace lockstep {
 namespace {
 
@@ -20,13 +22,13 @@ struct Name {
 // One pass through the model: what every op of it needs.
 class QwenPass {
  public:
-  QwenPass(Model& model, const Batch& batch, Probe& probe)
+  QwenPass(const Model& model, const Batch& batch, Activations& activations, Probe& probe)
       : model_(model),
         config_(model.config()),
         ops_(model.ops()),
         batch_(batch),
         probe_(probe),
-        a_(model.activations()) {}
+        a_(activations) {}
 
   Forward run(const std::vector<KvCache>& caches);
 
@@ -34,13 +36,13 @@ class QwenPass {
   void attention(const LayerWeights& w, const KvCache& cache);
   void mlp(const LayerWeights& w);
   void experts(const LayerWeights& w);
-  void show_kv(const KvCache& cache);
 
+  void show_kv(const KvCache& cache) { show_cache(model_, batch_, cache, layer_, probe_); }
   OpContext at(Name name) const { return model_.context(name.point, layer_); }
   void show(Name name, const TensorView& tensor) { probe_(name.point, layer_, tensor); }
   void show_last(Name name, const TensorView& tensor) { probe_.logits(name.point, tensor); }
 
-  Model& model_;
+  const Model& model_;
   const ModelConfig& config_;
   const Ops& ops_;
   const Batch& batch_;
@@ -48,22 +50,6 @@ class QwenPass {
   Activations& a_;
   int layer_ = -1;
 };
-
-// Shows what the attention is about to read: one tensor a request, through its page table.
-void QwenPass::show_kv(const KvCache& cache) {
-  if (!probe_.wants(point("attn.kv"), layer_)) return;
-  // As the attention is told, which is not always what the pages hold.
-  const Tensor lengths = copy_on(Device::cpu, batch_.context_length);
-  for (size_t r = 0; r < batch_.info.pages.size(); ++r) {
-    const int32_t length = lengths.as<int32_t>()[r];
-    Tensor seen({length, 2, cache.k.shape[2], cache.k.shape[3]}, cache.k.dtype, cache.k.device);
-    const TensorView table = batch_.page_table.view().slice(static_cast<int64_t>(r), 1);
-    ops_.kv_gather(at("attn.kv"), seen, cache, table.reshaped({table.count()}));
-    std::vector<Row> rows;
-    for (int32_t p = 0; p < length; ++p) rows.push_back({batch_.info.pages[r].request, p});
-    probe_(point("attn.kv"), layer_, rows, seen);
-  }
-}
 
 // clang-format off
 void QwenPass::attention(const LayerWeights& w, const KvCache& cache) {
@@ -155,9 +141,9 @@ Forward QwenPass::run(const std::vector<KvCache>& caches) {
 
 }  // namespace
 
-Forward qwen_forward(Model& model, const Batch& batch, const std::vector<KvCache>& caches,
-                     Probe& probe) {
-  return QwenPass(model, batch, probe).run(caches);
+Forward qwen_forward(const Model& model, const Batch& batch, const std::vector<KvCache>& caches,
+                     Activations& activations, Probe& probe) {
+  return QwenPass(model, batch, activations, probe).run(caches);
 }
 
 }  // namespace lockstep

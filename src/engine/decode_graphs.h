@@ -1,0 +1,65 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "kernels/device_graph.h"
+#include "src/model/device_batch.h"
+#include "src/model/model.h"
+
+namespace lockstep {
+
+// Whether every request of the pass adds one token and chooses the next.
+bool decodes(const Batch& batch);
+
+// Room for a decode pass and, so that one graph serves many passes, for some more: requests and
+// width of the page tables up to the next power of two.
+DeviceBatch::Room decode_room(const Batch& batch);
+
+// A tensor that a model showed while a graph was made of it: a copy, which every replay makes anew.
+struct Tap {
+  const Point* point = nullptr;
+  int layer = -1;
+  Tensor copy;  // none of attn.kv
+};
+
+// The decode passes of a model on a device as graphs, one for each room that a pass may need. A
+// graph does what the same pass does op by op, to the bit: only the arguments differ from replay to
+// replay, and they lie in device memory. Observed, it copies every tensor where it is made, and the
+// copies are shown to the probe once the pass is done.
+class DecodeGraphs {
+ public:
+  // All borrowed.
+  DecodeGraphs(Model& model, const std::vector<KvCache>& caches, RopeCache& tables)
+      : model_(model), caches_(caches), tables_(tables) {}
+
+  // Computes a pass that decodes. The first one of each kind is computed op by op and then kept.
+  // Returns what Model::forward does, padding included.
+  Forward run(Batch batch, Probe& probe);
+
+ private:
+  struct Kind {
+    DeviceBatch::Room room;
+    bool observed = false;
+    auto operator<=>(const Kind&) const = default;
+  };
+  struct Kept {
+    Kept(const Kind& kind, const Model& model);
+
+    DeviceBatch arguments;
+    Activations buffers;
+    std::vector<Tap> taps;
+    Forward forward;
+    DeviceGraph graph;
+    const void* cos = nullptr;  // where the rotary tables were when it was kept
+  };
+  void keep(Kept& kept, bool observed);
+  void show(const Kept& kept, Probe& probe) const;
+
+  Model& model_;
+  const std::vector<KvCache>& caches_;
+  RopeCache& tables_;
+  std::map<Kind, Kept> kept_;
+};
+
+}  // namespace lockstep
