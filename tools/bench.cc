@@ -14,6 +14,9 @@
 #include "kernels/roofs.h"
 #include "probes/recorder.h"
 #include "src/engine/engine.h"
+#include "tools/device.h"
+#include "tools/device_bench.h"
+#include "tools/figures.h"
 #include "tools/judging_bench.h"
 #include "tools/meter.h"
 #include "tools/options.h"
@@ -57,24 +60,6 @@ double seconds_of(const auto& work) {
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
-
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t n = values.size();
-  return (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
-// What a figure is a share of: of a roof, the time that it would take there, by the median. Else
-// the median by that.
-enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit, fp64_model };
-
-struct Figure {
-  std::string shape, what, unit;
-  double scale = 1;             // from SI to the unit
-  std::vector<double> samples;  // in SI
-  Whole whole = Whole::none;
-  double best = 0;  // what the median is held against, in SI
-};
 
 // The machine, measured before and after each figure, because it drifts: what it gives can change
 // by half within a minute when others share it.
@@ -353,6 +338,41 @@ std::vector<Cell> row_of(const Figure& figure) {
   return row(median / most, "its best");
 }
 
+bool wanted(const BenchShape& shape, const std::string& name) {
+  return name == "all" || name == shape.name;
+}
+
+std::vector<Figure> measure_all(const std::string& shape, int threads, bool judging) {
+  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::vector<Figure> figures;
+  Roofs roofs(threads);
+  Progress progress;
+  for (const BenchShape& s : kShapes)
+    if (wanted(s, shape))
+      std::ranges::move(
+          judging ? measure_judging(s, threads, progress) : measure(s, threads, roofs, progress),
+          std::back_inserter(figures));
+  std::vector<Figure> list = roofs.figures();
+  std::ranges::move(figures, std::back_inserter(list));
+  return list;
+}
+
+std::vector<Figure> measure_all_on_device(const std::string& shape) {
+  std::vector<Figure> list = {measure_device_copy()};
+  Progress progress;
+  for (const BenchShape& s : kShapes) {
+    if (!wanted(s, shape)) continue;
+    progress.show(fmt::format("{}: making weights", s.name));
+    const SyntheticCheckpoint files(s.config);
+    std::ranges::move(measure_device(s.name, Checkpoint::open(files.dir()),
+                                     [&](const char* what) {
+                                       progress.show(fmt::format("{}: {}", s.name, what));
+                                     }),
+                      std::back_inserter(list));
+  }
+  return list;
+}
+
 }  // namespace
 
 int bench_command(Args args) {
@@ -363,33 +383,27 @@ int bench_command(Args args) {
       "before\n"
       "and after; on a machine that does other work too, repeat until it holds still.",
       "lockstep bench"};
-  std::string shape = "all", format = "table";
+  std::string shape = "all", format = "table", device = "cpu";
   int threads = 0;
   bool judging = false;
   add_choice(app, "--shape", shape, {"all", kShapes[0].name, kShapes[1].name},
              "which model's shape (all)");
   add_threads_option(app, threads);
+  add_device_option(app, device);
   app.add_flag("--judging", judging, "measure what judging a decode pass costs instead");
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep bench\n"
+             "  lockstep bench --device cuda --shape qwen3-0.6b\n"
              "  lockstep bench --judging --shape qwen3-0.6b\n"
              "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
     return 0;
-  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<Figure> figures;
-  Roofs roofs(threads);
-  {
-    Progress progress;
-    for (const BenchShape& s : kShapes) {
-      if (shape != "all" && shape != s.name) continue;
-      std::ranges::move(
-          judging ? measure_judging(s, threads, progress) : measure(s, threads, roofs, progress),
-          std::back_inserter(figures));
-    }
-  }
+  const bool on_cpu = open_device(device) == Device::cpu;
+  check(on_cpu || !judging,
+        "--judging times the judge, which works on the CPU: leave out --device");
+  const std::vector<Figure> figures =
+      on_cpu ? measure_all(shape, threads, judging) : measure_all_on_device(shape);
   Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
-  for (const Figure& figure : roofs.figures()) table.rows.push_back(row_of(figure));
   for (const Figure& figure : figures) table.rows.push_back(row_of(figure));
   print(text_of(table, format));
   return 0;

@@ -1,0 +1,128 @@
+#include "tools/device_bench.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "kernels/check.h"
+#include "src/engine/engine.h"
+#include "tools/device.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kPrompts[] = {512, 2048};
+constexpr int64_t kDecodes = 40;  // passes of a run; the first kWarmUp of them do not count
+constexpr int64_t kWarmUp = 8;    // among them those that graphs are made of
+constexpr int kRepeats = 5;
+
+struct Load {
+  int64_t requests, context;
+};
+constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {64, 1024}};
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
+  std::vector<Request> requests(static_cast<size_t>(count));
+  for (size_t r = 0; r < requests.size(); ++r) {
+    requests[r].max_new = choices;
+    for (int64_t i = 0; i < prompt; ++i)
+      requests[r].prompt.push_back(
+          static_cast<int32_t>((i * 7919 + 13 + static_cast<int64_t>(r) * 104729) % vocab));
+  }
+  return requests;
+}
+
+struct Timed {
+  std::vector<double> seconds;  // of each pass
+  std::vector<std::vector<int32_t>> tokens;
+};
+
+Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph) {
+  const EngineOptions options{.device = Device::cuda,
+                              .graph = graph,
+                              .dtype = DType::bf16,
+                              .pages = pages_for(requests, EngineOptions().page_size)};
+  Engine engine(checkpoint, ops_of(Device::cuda), options);
+  for (const Request& request : requests) engine.submit(request);
+  Timed timed;
+  Probe off;
+  for (bool more = true; more;) {
+    const double seconds = seconds_of([&] { more = engine.step(off); });
+    if (more) timed.seconds.push_back(seconds);
+  }
+  for (int32_t id = 0; id < engine.requests(); ++id)
+    timed.tokens.push_back(engine.sequence(id).tokens);
+  return timed;
+}
+
+// Bytes that a decode pass reads in the middle of a run: all weights once (of an untied embedding,
+// nothing worth counting) and the K and V of every position before.
+double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
+  const ModelConfig& c = checkpoint.config();
+  const int64_t embedding = c.tied ? 0 : c.vocab * c.hidden * size_of(DType::bf16);
+  const int64_t middle = load.context + (kDecodes + kWarmUp) / 2;
+  return static_cast<double>(checkpoint.bytes() - embedding +
+                             load.requests * middle * c.kv_bytes_per_token(DType::bf16));
+}
+
+Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens) {
+  Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3};
+  // One engine, whose first pass makes the library's plans for these shapes.
+  std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
+  const Timed timed = serve(checkpoint, requests, false);
+  figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
+  return figure;
+}
+
+}  // namespace
+
+Figure measure_device_copy() {
+  constexpr int64_t kBytes = int64_t{2} << 30;  // many times the device's cache
+  constexpr int kCopies = 8;
+  const Tensor from({kBytes}, DType::u8, Device::cuda), to({kBytes}, DType::u8, Device::cuda);
+  Figure figure{"machine", "device memory, copied", "GB/s", 1e-9};
+  for (int i = -1; i < kRepeats; ++i) {
+    const double seconds = seconds_of([&] {
+      for (int n = 0; n < kCopies; ++n) copy(to, from);
+      wait_for(Device::cuda);
+    });
+    if (i >= 0) figure.samples.push_back(2.0 * kBytes * kCopies / seconds);
+  }
+  return figure;
+}
+
+std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& checkpoint,
+                                   const std::function<void(const char*)>& progress) {
+  std::vector<Figure> list;
+  progress("prefill");
+  for (const int64_t tokens : kPrompts) list.push_back(prefill(shape, checkpoint, tokens));
+  for (const Load& load : kLoads) {
+    progress("decode");
+    const double floor = decode_bytes(checkpoint, load) / median_of(measure_device_copy().samples);
+    const auto requests =
+        requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
+    const Timed eager = serve(checkpoint, requests, false);
+    const Timed graph = serve(checkpoint, requests, true);
+    check(graph.tokens == eager.tokens,
+          "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
+          "--device cuda --modes graph` finds where they part");
+    for (const auto& [timed, path] : {std::pair(&eager, "op by op"), {&graph, "graphs"}})
+      list.push_back({shape,
+                      fmt::format("decode, {} x {}, {}", load.requests, load.context, path),
+                      "ms",
+                      1e3,
+                      {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
+                      Whole::read_roof,
+                      floor});
+  }
+  return list;
+}
+
+}  // namespace lockstep
