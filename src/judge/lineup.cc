@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "src/judge/budget.h"
+#include "src/judge/statistics.h"
 
 namespace lockstep {
 namespace {
@@ -109,8 +110,9 @@ TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& 
 // What accumulating in another order may do to both sides together, without the two half ulps.
 double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) const {
   const TensorView input = base_.find(inputs_[place].at(0), base_row);
-  double squares = 0;
-  for (int64_t i = 0; i < want.count(); ++i) squares += value_at(want, i) * value_at(want, i);
+  double squares = 0;  // of what is finite: beside an Inf everything would be allowed
+  for (int64_t i = 0; i < want.count(); ++i)
+    if (const double w = value_at(want, i); std::isfinite(w)) squares += w * w;
   const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, want.count())));
   const auto terms = static_cast<double>(input.empty() ? 0 : input.count());
   return 2 * kLambda * terms * kAccumulatorRoundoff * rms;
@@ -124,15 +126,17 @@ void Lineup::compare_row(size_t place, const TensorView& want, const TensorView&
   const Row base_row{base_of(outcome.request), position};
   const double sums = tolerant ? limit(place, want, base_row) : 0;
   for (int64_t i = 0; i < want.count(); ++i) {
+    const auto bytes = static_cast<size_t>(size_of(want.dtype));
+    const auto at = static_cast<size_t>(i) * bytes;
+    if (std::memcmp(want.as<const char>() + at, got.as<const char>() + at, bytes) == 0) continue;
     const double w = value_at(want, i), g = value_at(got, i);
-    if (w == g && std::signbit(w) == std::signbit(g)) continue;
-    const double apart = std::fabs(w - g);
     const double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
     // Not a number when one of them is none: over any limit.
-    const double budgets = allowed > 0 ? apart / allowed : std::numeric_limits<double>::infinity();
-    if (apart <= allowed && budgets <= outcome.t1) continue;
+    const double budgets =
+        allowed > 0 ? std::fabs(w - g) / allowed : std::numeric_limits<double>::infinity();
     Finding& finding = outcome.finding;
-    if (apart <= allowed) {
+    if (within(budgets, 1)) {
+      if (!(budgets > outcome.t1)) continue;
       outcome.t1 = budgets;
       outcome.position = position;
       continue;

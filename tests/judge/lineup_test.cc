@@ -65,6 +65,21 @@ TEST_F(Lined, EqualRunsAreBitwise) {
   EXPECT_EQ(count(result, Verdict::bitwise), 4);
 }
 
+TEST_F(Lined, WhatIsEquallyNoNumberIsNoDifference) {
+  // Beside it one sum is taken in another order, and one is wrong.
+  for (const float none : {std::nanf(""), INFINITY}) {
+    logits_ = {1, 2, 3, 4, 5, 6, none, 8};
+    base_ = BaseRows(kGraph);
+    take_base();
+    logits_[1] = std::nextafter(2.f, 3.f);
+    EXPECT_EQ(count(line_up(), Verdict::introduced), 0);
+    logits_[1] = 2.5f;
+    const Result result = line_up();
+    ASSERT_EQ(count(result, Verdict::introduced), 1);
+    EXPECT_EQ(result.first->index.back(), 1);
+  }
+}
+
 TEST_F(Lined, StrangersAreNotCompared) {
   take_base();
   embed_.assign(12, 9.f);
