@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "kernels/check.h"
 #include "src/judge/blind.h"
@@ -59,6 +60,7 @@ struct Judge::State {
   void remember_cache(const SeenPass& seen);
   void judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags);
   int source_of(size_t place, int32_t request) const;
+  bool stems_from_overflow(size_t place, int32_t request) const;
   void judge_pool(size_t index);
   void judge_schemas();
   void judge_choices();
@@ -83,6 +85,9 @@ struct Judge::State {
   // Number of the first finding that a request's tensor at a place stems from, in this pass; and,
   // for what attention reads of earlier passes, by the place of attn.kv.
   std::map<std::pair<size_t, int32_t>, int> sources, cache_sources;
+  // The same of an overflow that the exact result has too.
+  std::set<std::pair<size_t, int32_t>> overflows, cache_overflows;
+  std::map<size_t, int64_t> overflowing;  // nodes, by place
 };
 
 Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* exact_,
@@ -169,6 +174,13 @@ int Judge::State::source_of(size_t place, int32_t request) const {
   return first;
 }
 
+bool Judge::State::stems_from_overflow(size_t place, int32_t request) const {
+  if (cache_overflows.contains({place, request})) return true;
+  return std::ranges::any_of(input_indices[place], [&](size_t input) {
+    return overflows.contains({input, request});
+  });
+}
+
 void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = judged.seen.nodes_of(*place.point);
@@ -178,12 +190,17 @@ void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vect
   for (size_t n = 0; n < nodes.size(); ++n) {
     const int32_t request = nodes[n].request;
     int source = source_of(index, request);
+    bool overflow = stems_from_overflow(index, request);
     if (selected) {
       NodeOutcome& outcome = outcomes[n];
       outcome.place = static_cast<int>(index);
       outcome.pass = judged.seen.info().pass;
       outcome.request = request;
       if (place.point->op == OpKind::gather) flow.check_order(nodes[n], outcome);
+      if (outcome.overflows) ++overflowing[index];
+      // Inf and NaN that come of such an overflow are nobody's bug.
+      if (outcome.passes_on && overflow && source < 0) outcome.verdict = Verdict::propagated;
+      overflow = overflow || outcome.overflows;
       const ErrorSums& sums = outcome.sums;
       const bool fine = outcome.verdict == Verdict::bitwise || outcome.verdict == Verdict::rounding;
       if (fine && source >= 0 && sums.compared > 0 &&
@@ -200,6 +217,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vect
       }
     }
     sources[{index, request}] = source;
+    if (overflow) overflows.insert({index, request});
+    if (overflow && place.point->op == OpKind::cache) cache_overflows.insert({index, request});
     if (place.point->op == OpKind::cache) cache_sources[{index, request}] = source;
   }
 }
@@ -215,6 +234,7 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   remember_cache(seen);
   op_judge.begin_pass();
   sources.clear();
+  overflows.clear();
   std::vector<Flag> flags;
   const bool models = !exact_pass.tensors.empty();
   const JudgedPass judged{seen, history, models ? &exact_pass : nullptr,
@@ -230,9 +250,11 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   return flags;
 }
 
-// Tokens that differ where no op is at fault. With an op at fault they follow from it.
+// Tokens that differ where no op is at fault. With an op at fault, or an overflow that is due, they
+// follow from it.
 void Judge::State::judge_choices() {
-  if (ledger.any_finding() || !options.selection.has(point("logits"), -1)) return;
+  if (ledger.any_finding() || !overflowing.empty()) return;
+  if (!options.selection.has(point("logits"), -1)) return;
   const auto at = std::ranges::find(ledger.places(), Place{&point("logits"), -1});
   const double scale = options.limit_scale;
   for (const Statistic& statistic : logits.statistics()) {
@@ -323,6 +345,11 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   judge_schemas();
   judge_choices();
+  for (const auto& [place, nodes] : overflowing)
+    ledger.note(
+        fmt::format("{} overflows in {} nodes, as its exact result does: nonfinite as "
+                    "expected, and no finding",
+                    text_of(ledger.places()[place]), nodes));
   Result result = ledger.result();
   find_shapes(result);
   result.logits = logits.summary();

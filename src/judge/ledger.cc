@@ -34,6 +34,10 @@ std::string text_of(const Place& place) {
   return fmt::format("layer {} {}", place.layer, place.point->name);
 }
 
+bool is_finding(const NodeOutcome& outcome) {
+  return is_finding(outcome.verdict) && !outcome.overflows;
+}
+
 int gravity_of(Verdict verdict) {
   static constexpr int kGravity[kVerdicts] = {0, 1, 2, 6, 5, 4, 3};
   return kGravity[static_cast<size_t>(verdict)];
@@ -54,8 +58,8 @@ Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.si
 }
 
 int Ledger::enter(NodeOutcome outcome) {
-  entries_.push_back(
-      {outcome.pass, outcome.request, outcome.place, outcome.verdict, outcome.position});
+  entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict,
+                      is_finding(outcome), outcome.position});
   Sums& sums = sums_[static_cast<size_t>(outcome.place)];
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
@@ -77,7 +81,7 @@ int Ledger::enter(NodeOutcome outcome) {
   ask_other_rules(outcome);
   strain(outcome.strain);
   if (outcome.verdict == Verdict::inconclusive) ++reasons_[outcome.reason];
-  if (!is_finding(outcome.verdict)) return -1;
+  if (!is_finding(outcome)) return -1;
 
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
   finding.verdict = outcome.verdict;
@@ -106,6 +110,7 @@ void Ledger::stray(const Finding& finding) {
 
 void Ledger::regrade(Entry& entry, const Finding& finding) {
   entry.verdict = finding.verdict;
+  entry.finding = true;
   if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
   PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
@@ -115,7 +120,7 @@ void Ledger::regrade(Entry& entry, const Finding& finding) {
 void Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
   for (Entry& entry : entries_) {
     if (entry.place != place || entry.pass != pass || entry.request != request) continue;
-    if (!is_finding(entry.verdict)) regrade(entry, finding);
+    if (!entry.finding) regrade(entry, finding);
     return;
   }
 }
@@ -124,7 +129,7 @@ bool Ledger::regrade_all(int place, Finding finding) {
   Entry* first = nullptr;
   for (Entry& entry : entries_) {
     if (entry.place != place || entry.verdict == Verdict::inconclusive) continue;
-    if (is_finding(entry.verdict)) return false;
+    if (entry.finding) return false;
     if (!first) first = &entry;
   }
   if (!first) return false;

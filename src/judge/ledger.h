@@ -35,10 +35,14 @@ struct NodeOutcome {
   double strain = 0;      // the largest statistic, in units of its limit
   int32_t position = 0;   // of the worst element's row
   ErrorSums sums;
-  int ancestor = -1;            // of a propagated node: its finding's number
+  int ancestor = -1;            // of a propagated node: its finding's number; -1: an overflow
+  bool overflows = false;       // nonfinite as the exact result is too, which is no finding
+  bool passes_on = false;       // nonfinite only because an input of the op is
   std::string reason;           // of an inconclusive node
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
 };
+// Whether it is a difference to report.
+bool is_finding(const NodeOutcome& outcome);
 
 // Keeps what came out of every node and makes the Result of it.
 class Ledger {
@@ -71,6 +75,7 @@ class Ledger {
     int32_t pass, request;
     int place;
     Verdict verdict;
+    bool finding;
     int32_t position;
   };
   void regrade(Entry& entry, const Finding& finding);

@@ -347,6 +347,7 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
     if (fine || outcome.verdict != Verdict::bitwise) continue;
     Finding& finding = outcome.finding;
     outcome.verdict = nan ? Verdict::nonfinite : Verdict::introduced;
+    outcome.passes_on = nan;
     outcome.position = finding.position = node.rows[i].position;
     finding.index = {finding.position};
     finding.want = wrong.want;

@@ -29,8 +29,7 @@ void show(Finding& finding, const Element& element, const Shape& row_shape) {
 
 void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& row_shape) {
   static constexpr const char* kRules[] = {
-      "", "expected: the exact result overflows the dtype too",
-      "propagated: an input of the op is not finite",
+      "", "", "propagated: an input of the op is not finite",
       "introduced: the exact result is a number, or the op hides that it is none"};
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
@@ -76,8 +75,12 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
     make_nonfinite(outcome, measure, row_shape);
   } else if (failing) {
     make_introduced(outcome, measure, *failing, limit_scale, row_shape);
-  } else if (measure.nonfinite != NonFinite::none) {
+  } else if (measure.nonfinite == NonFinite::expected) {
     make_nonfinite(outcome, measure, row_shape);
+    outcome.overflows = true;
+  } else if (measure.nonfinite == NonFinite::propagated) {
+    make_nonfinite(outcome, measure, row_shape);
+    outcome.passes_on = true;
   } else {
     outcome.verdict = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
   }

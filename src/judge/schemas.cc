@@ -14,7 +14,7 @@ namespace {
 // Layers that decide.
 constexpr size_t kFirstLayers = 3;
 
-bool fits(const NodeOutcome& outcome) { return !is_finding(outcome.verdict); }
+bool fits(const NodeOutcome& outcome) { return !is_finding(outcome); }
 
 }  // namespace
 

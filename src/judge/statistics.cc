@@ -114,8 +114,9 @@ void Meter::add(int64_t position, const RowNumbers& row) {
   for (size_t i = 0; i < row.got.size(); ++i) {
     const Stored element = stored(position, static_cast<int64_t>(i), row);
     ++measure_.elements;
-    if (element.different) ++measure_.different;
     const NonFinite kind = kind_of(element, row.limit[i]);
+    // Saturation is another number than Inf, and as right.
+    if (element.different && kind != NonFinite::expected) ++measure_.different;
     if (kind != NonFinite::none) {
       exclude(element.element, kind);
       continue;

@@ -108,8 +108,12 @@ void tell(Result& result, bool complete, const std::string& reason) {
     return;
   }
   result.verdict = "clean";
-  result.story = fmt::format("No bug: {} of {} nodes within rounding{}", result.judged,
-                             result.expected, tokens_story(result));
+  const int64_t overflowing = count_of(result, Verdict::nonfinite);
+  const std::string expected =
+      overflowing > 0 ? fmt::format(", {} of which overflow as their exact results do", overflowing)
+                      : "";
+  result.story = fmt::format("No bug: {} of {} nodes within rounding{}{}", result.judged,
+                             result.expected, expected, tokens_story(result));
 }
 
 }  // namespace lockstep

@@ -16,16 +16,17 @@ namespace lockstep {
 enum class Verdict : uint8_t {
   bitwise,       // the bits of the exact result, rounded
   rounding,      // introduced error within the budget
-  propagated,    // wrong, but not here: an ancestor introduced it
+  propagated,    // wrong, but not here: an ancestor introduced it, or overflows as it should
   introduced,    // over the budget: this op did it
-  nonfinite,     // NaN or Inf that should not be here (Finding::rule says how it came)
+  nonfinite,     // NaN or Inf (Finding::rule says how it came)
   structural,    // missing, of another shape, dtype or rows, or not what its consumer read
   inconclusive,  // something needed was not captured
 };
 const char* name_of(Verdict verdict);
 inline constexpr int kVerdicts = 7;
 
-// Whether a verdict is a difference to report: introduced, nonfinite or structural.
+// Whether a verdict is a difference to report: introduced, nonfinite or structural. A node that
+// overflows as its exact result does is nonfinite and none.
 bool is_finding(Verdict verdict);
 
 // A node of a pass that was not clean, and whose tensors are worth keeping.

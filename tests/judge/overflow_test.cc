@@ -1,0 +1,106 @@
+// A number that the dtype cannot hold is an overflow of the model, and a bug only where the exact
+// result is none.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "src/judge/judge.h"
+#include "src/judge/ledger.h"
+#include "tests/judge/fake_model.h"
+
+namespace lockstep {
+namespace {
+
+bool is_large(const Place& place) { return place.point->name == "mlp.act" && place.layer == 0; }
+
+// A model whose layer 0 makes numbers that fp16 does not hold.
+class LargeOracle : public FakeOracle {
+ public:
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = FakeOracle::evaluate(call);
+    if (is_large(call.place))
+      for (double& x : exact.want) x *= 1e8;
+    return exact;
+  }
+};
+
+FakeRun large_run(const Spoil& more = {}) {
+  FakeModel model(DType::f16, [=](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    if (is_large(p))
+      for (double& x : v) x *= 1e8;
+    if (more) more(p, info, v);
+  });
+  return fake_run(model, DType::f16);
+}
+
+Result judged(const FakeRun& run, Oracle& oracle, std::vector<Flag>* flags = nullptr) {
+  Judge judge(run.manifest, oracle, nullptr, nullptr, {});
+  for (const Pass& pass : run.passes)
+    for (const Flag& flag : judge.judge(pass))
+      if (flags) flags->push_back(flag);
+  return judge.finish(run.requests, true);
+}
+
+int64_t count(const Result& result, Verdict verdict) {
+  return result.counts[static_cast<size_t>(verdict)];
+}
+
+TEST(Overflow, OfTheExactResultIsNoFindingAndSaidSo) {
+  LargeOracle oracle;
+  std::vector<Flag> flags;
+  const Result result = judged(large_run(), oracle, &flags);
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(exit_status(result), 0);
+  EXPECT_TRUE(result.findings.empty());
+  EXPECT_TRUE(flags.empty());
+  EXPECT_EQ(count(result, Verdict::nonfinite), 6);
+  EXPECT_GT(count(result, Verdict::propagated), 0);  // NaN, from there on
+  EXPECT_EQ(result.judged, result.expected);
+  EXPECT_NE(result.story.find("6 of which overflow"), std::string::npos) << result.story;
+  EXPECT_EQ(std::ranges::count_if(result.notes,
+                                  [](const std::string& note) {
+                                    return note.starts_with("layer 0 mlp.act overflows in 6 nodes");
+                                  }),
+            1);
+}
+
+TEST(Overflow, WhereTheExactResultIsANumberIsABug) {
+  FakeOracle oracle;
+  const Result result = judged(large_run(), oracle);
+  EXPECT_EQ(result.verdict, "diverged");
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(text_of(result.first->place), "layer 0 mlp.act");
+  EXPECT_EQ(result.first->verdict, Verdict::nonfinite);
+  EXPECT_NE(result.first->rule.find("introduced"), std::string::npos);
+}
+
+TEST(Overflow, HidesNoBugBesideIt) {
+  // One number of the node that overflows, and one of another node after it.
+  LargeOracle oracle;
+  const Result same = judged(large_run([](const Place& p, const PassInfo&, std::vector<double>& v) {
+                               if (is_large(p)) v[3] = 5;
+                             }),
+                             oracle);
+  EXPECT_EQ(exit_status(same), 1);
+  EXPECT_EQ(text_of(same.first->place), "layer 0 mlp.act");
+  const auto in_next_layer = [](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (p.point->name == "attn.o" && p.layer == 0) v[3] += 5;
+  };
+  const Result other = judged(large_run(in_next_layer), oracle);
+  EXPECT_EQ(exit_status(other), 1);
+  EXPECT_EQ(text_of(other.first->place), "layer 0 attn.o");
+}
+
+TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
+  LargeOracle oracle;
+  const Result result =
+      judged(large_run([](const Place& p, const PassInfo&, std::vector<double>& v) {
+               if (p.point->name == "attn.v" && p.layer == 0) v[0] = std::nan("");
+             }),
+             oracle);
+  EXPECT_EQ(exit_status(result), 1);
+  EXPECT_EQ(text_of(result.first->place), "layer 0 attn.v");
+}
+
+}  // namespace
+}  // namespace lockstep
