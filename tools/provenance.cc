@@ -33,6 +33,14 @@ std::string hash_of_prompts(const std::vector<Request>& requests) {
   return hash_text(hash_of(all.data(), all.size() * sizeof(int32_t)));
 }
 
+// Keys that a query sees where it sees fewest; 0: all, in every layer.
+int64_t narrowest_window(const ModelConfig& config) {
+  int64_t least = 0;
+  for (const int64_t keys : config.window)
+    if (keys > 0 && (least == 0 || keys < least)) least = keys;
+  return least;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
@@ -62,6 +70,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"compute_dtype", dtype},
       {"accumulator", "fp32"},
       {"kv_dtype", dtype},
+      {"sliding_window", std::to_string(narrowest_window(checkpoint.config()))},
       {"page_size", std::to_string(options.page_size)},
       {"pages", std::to_string(options.pages)},
       {"page_order", std::to_string(options.page_order)},

@@ -3,63 +3,142 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
 
 namespace lockstep {
+namespace {
+
+// Whether the elements of a head are multiplied by different gains: what a norm makes of its input
+// is a gain each, times a factor that the row and head have in common. Two roundings of a chain of
+// ops and one of the store may set equal gains this far apart.
+bool gains_vary(const TensorView& before, const TensorView& after) {
+  const double apart = 1 + 8 * unit_roundoff(after.dtype);
+  const int64_t size = after.shape.last();
+  double least = std::numeric_limits<double>::infinity(), most = 0;
+  for (int64_t i = 0; i < size; ++i) {  // of the first head of the first row
+    const double x = value_at(before, i), y = value_at(after, i);
+    if (x == 0 || !std::isfinite(x) || !std::isfinite(y)) continue;
+    least = std::min(least, std::fabs(y / x));
+    most = std::max(most, std::fabs(y / x));
+  }
+  return most > least * apart;
+}
+
+}  // namespace
 
 void RunFacts::add(const Pass& pass) {
+  add_rows(pass.info);
+  add_pages(pass.info);
+  add_tensors(pass);
+}
+
+void RunFacts::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
-  for (const PassRow& r : pass.info.rows) {
+  for (const PassRow& r : pass.rows) {
     int32_t& length = lengths_[r.row.request];
+    preempted_ = preempted_ || r.row.position < length;
     length = std::max(length, r.row.position + 1);
     ++queries[r.row.request];
     first.try_emplace(r.row.request, r.row.position);
     decodes_ = decodes_ || r.phase == Phase::decode;
   }
-  for (const auto& [request, count] : queries)
+  for (const auto& [request, count] : queries) {
     chunked_ = chunked_ || (count > 1 && first[request] > 0);
+    ragged_ = ragged_ || (page_size_ > 0 && lengths_[request] % page_size_ != 0);
+  }
   most_requests_ = std::max(most_requests_, queries.size());
-  for (const RequestPages& pages : pass.info.pages) {
+}
+
+void RunFacts::add_pages(const PassInfo& pass) {
+  for (const Inherited& inherited : pass.inherited) {
+    shared_ = true;
+    parted_ = parted_ || (page_size_ > 0 && std::ssize(inherited.tokens) % page_size_ != 0);
+  }
+  for (const RequestPages& pages : pass.pages) {
     slots_known_ = true;
     most_pages_ = std::max(most_pages_, pages.pages.size());
     for (size_t i = 1; i < pages.pages.size(); ++i)
       scattered_ = scattered_ || pages.pages[i] != pages.pages[i - 1] + 1;
+    std::vector<int32_t>& before = tables_[pages.request];
+    const size_t both = std::min(before.size(), pages.pages.size());
+    size_t other = 0;
+    for (size_t i = 0; i < both; ++i) other += before[i] != pages.pages[i] ? 1 : 0;
+    // A copy before a write changes one page of a table, swapping out and in again all of them.
+    preempted_ = preempted_ || other > 1 || (other == 1 && both == 1 && !parted_);
+    before = pages.pages;
   }
+}
+
+void RunFacts::add_tensors(const Pass& pass) {
   for (const KeptTensor& tensor : pass.tensors) {
     if (tensor.shape.rank() != 3) continue;
     if (*tensor.point == point("attn.q_rope")) heads_ = tensor.shape[1];
     if (*tensor.point == point("attn.k_rope")) kv_heads_ = tensor.shape[1];
+    if (gain_varies_ || !(*tensor.point == point("attn.q_norm"))) continue;
+    const KeptTensor* before = pass.find(point("attn.q"), tensor.layer);
+    if (!before || before->shape != tensor.shape || before->rows != tensor.rows) continue;
+    if (before->data.view().empty() || tensor.data.view().empty()) continue;
+    gain_known_ = true;
+    gain_varies_ = gains_vary(before->data, tensor.data);
   }
 }
 
-std::vector<std::string> RunFacts::blind_to() const {
+std::vector<std::string> RunFacts::blind_in_positions() const {
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {
     if (is_blind) blind.push_back(std::move(text));
   };
   int32_t longest = 0;
-  std::set<int32_t> different;
-  for (const auto& [request, length] : lengths_) {
-    longest = std::max(longest, length);
-    different.insert(length);
-  }
+  for (const auto& [request, length] : lengths_) longest = std::max(longest, length);
   say(longest <= 1, "query, key, RoPE and mask bugs (position 0 sees itself alone)");
   say(longest > 1 && longest <= 256,
       fmt::format("positions rounded to 16 bits (none is past 255; the last is {})", longest - 1));
-  say(slots_known_ && most_pages_ < 3,
-      fmt::format("page-table bugs beyond a page or two (no request has 3 pages; most: {})",
-                  most_pages_));
-  say(slots_known_ && most_pages_ > 1 && !scattered_,
-      "page tables that are ignored (all pages lie in order)");
-  say(most_requests_ < 2, "one request's data used for another (no pass has two requests)");
-  say(most_requests_ >= 2 && different.size() < 2,
-      "one request's length used for another (all are equally long)");
+  say(window_ > 0 && longest <= window_,
+      fmt::format("the sliding window (no position is past its {} keys)", window_));
   say(!decodes_, "bugs of decoding (prefill only)");
   say(!chunked_,
-      "causal masks aligned at the wrong end (no pass has several queries over a longer "
-      "cache)");
+      "causal masks aligned at the wrong end (no pass has several queries over a longer cache)");
   say(heads_ > 0 && (heads_ == kv_heads_ || kv_heads_ == 1),
       fmt::format("the map from heads to K/V heads ({} heads, {} K/V heads)", heads_, kv_heads_));
+  say(gain_known_ && !gain_varies_,
+      "QK-norm with the gains of other dims (all gains are the same)");
+  return blind;
+}
+
+std::vector<std::string> RunFacts::blind_in_pages() const {
+  if (!slots_known_) return {};
+  std::vector<std::string> blind;
+  const auto say = [&](bool is_blind, std::string text) {
+    if (is_blind) blind.push_back(std::move(text));
+  };
+  say(most_pages_ < 3,
+      fmt::format("page-table bugs beyond a page or two (no request has 3 pages; most: {})",
+                  most_pages_));
+  say(most_pages_ > 1 && !scattered_, "page tables that are ignored (all pages lie in order)");
+  say(page_size_ > 1 && !ragged_,
+      fmt::format("unused slots of a last page (every length is a multiple of {})", page_size_));
+  say(!shared_, "pages that requests share (none begins with another's tokens)");
+  say(page_size_ > 1 && !parted_,
+      "a write to a shared page without a copy (no requests part inside a page)");
+  say(!preempted_, "what preemption loses (no request was preempted)");
+  return blind;
+}
+
+std::vector<std::string> RunFacts::blind_in_batches() const {
+  std::set<int32_t> different;
+  for (const auto& [request, length] : lengths_) different.insert(length);
+  if (most_requests_ < 2) return {"one request's data used for another (no pass has two requests)"};
+  if (different.size() < 2) return {"one request's length used for another (all are equally long)"};
+  return {};
+}
+
+std::vector<std::string> RunFacts::blind_to() const {
+  std::vector<std::string> blind = blind_in_positions();
+  for (const auto& more : {blind_in_pages(), blind_in_batches()})
+    blind.insert(blind.end(), more.begin(), more.end());
   return blind;
 }
 

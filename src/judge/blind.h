@@ -1,7 +1,6 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -12,17 +11,36 @@ namespace lockstep {
 // What of a run decides which bugs could have shown in it.
 class RunFacts {
  public:
+  // Keys of a page, and keys that a query of the narrowest layer sees; 0: not known, or no window.
+  RunFacts(int64_t page_size, int64_t window) : page_size_(page_size), window_(window) {}
+
+  // The passes of the run in their order.
   void add(const Pass& pass);
-  // Which bugs this run could not have shown, and why, a sentence's part each.
+  // Which bugs this run could not have shown, and why, a sentence's part each. Of what the trace
+  // does not tell (no pages, no tensors of queries) nothing is said.
   std::vector<std::string> blind_to() const;
 
  private:
-  std::map<int32_t, int32_t> lengths_;  // tokens by request
+  void add_rows(const PassInfo& pass);
+  void add_pages(const PassInfo& pass);
+  void add_tensors(const Pass& pass);
+  std::vector<std::string> blind_in_positions() const;
+  std::vector<std::string> blind_in_pages() const;
+  std::vector<std::string> blind_in_batches() const;
+
+  int64_t page_size_, window_;
+  std::map<int32_t, int32_t> lengths_;              // tokens by request
+  std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
   bool decodes_ = false;    // a pass feeds a token that was chosen
   bool chunked_ = false;    // several queries over a longer cache
   bool scattered_ = false;  // the pages of a request are not in the order of their numbers
+  bool ragged_ = false;     // a pass ends inside a page
+  bool shared_ = false;     // a request has positions that another one computed
+  bool parted_ = false;     // and goes on inside their last page
+  bool preempted_ = false;  // positions are computed again, or read from other pages than before
   bool slots_known_ = false;
+  bool gain_known_ = false, gain_varies_ = false;  // of QK-norm
   int64_t heads_ = 0, kv_heads_ = 0;
 };
 

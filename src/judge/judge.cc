@@ -24,13 +24,14 @@ namespace {
 // dtype has there.
 constexpr double kOverFloor = 3;
 
-int64_t page_size_of(const Manifest& manifest) {
-  const auto found = manifest.provenance.find("page_size");
-  int64_t size = 0;
+// A whole number that the trace says of its run; 0 when it says none.
+int64_t number_of(const Manifest& manifest, const char* name) {
+  const auto found = manifest.provenance.find(name);
+  int64_t number = 0;
   if (found == manifest.provenance.end()) return 0;
   const std::string& text = found->second;
-  std::from_chars(text.data(), text.data() + text.size(), size);
-  return std::max<int64_t>(size, 0);
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return std::max<int64_t>(number, 0);
 }
 
 double root_mean(double sum, int64_t count) {
@@ -98,14 +99,15 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       rounded(rounded_),
       options(std::move(options_)),
       op_judge(oracle_, {.dtype = manifest_.dtype,
-                         .page_size = page_size_of(manifest_),
+                         .page_size = number_of(manifest_, "page_size"),
                          .limit_scale = options.limit_scale,
                          .partial = !manifest_.selection.empty(),
                          .schema = manifest_.schema,
                          .limits = options.limits}),
       ledger(manifest_.graph),
       logits(manifest_.dtype),
-      error_map(page_size_of(manifest_)) {
+      facts(number_of(manifest_, "page_size"), number_of(manifest_, "sliding_window")),
+      error_map(number_of(manifest_, "page_size")) {
   const Graph wanted = oracle.graph();
   check(wanted == manifest.graph,
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
