@@ -8,6 +8,7 @@
 #include "kernels/check.h"
 #include "kernels/nearest.h"
 #include "tools/output.h"
+#include "traces/manifest.h"
 
 namespace lockstep {
 namespace {
@@ -210,6 +211,20 @@ Selection selection_of(const ObserveOptions& options) {
 void add_limits_option(CLI::App& app, std::string& limits) {
   app.add_option("--limits", limits, "limits of lockstep calibrate (those of theory alone)")
       ->type_name("FILE");
+}
+
+void add_schema_option(CLI::App& app, std::string& schema) {
+  add_choice(app, "--schema", schema, {"fused", "hf", "eager", "auto"},
+             "where ops round inside: once at the store, as the modules of Hugging Face, scores "
+             "too, or found by trying (what the trace says)");
+}
+
+std::optional<std::map<std::string, Schema>> schema_of(const std::string& schema) {
+  if (schema.empty()) return {};
+  std::map<std::string, Schema> all;
+  if (schema != "auto")
+    for (const Point& p : kPoints) all[std::string(p.name)] = schema_from(schema);
+  return all;
 }
 
 Limits limits_of(const std::string& path) { return path.empty() ? Limits{} : Limits::read(path); }

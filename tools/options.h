@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,10 @@ Selection selection_of(const ObserveOptions& options);
 // --limits: a file of Limits; "" for theory alone.
 void add_limits_option(CLI::App& app, std::string& limits);
 Limits limits_of(const std::string& path);
+
+// --schema: one for every point, instead of what the trace or the engine declares; "" for that.
+void add_schema_option(CLI::App& app, std::string& schema);
+std::optional<std::map<std::string, Schema>> schema_of(const std::string& schema);
 
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);

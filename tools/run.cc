@@ -22,7 +22,7 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
-  std::string limits;
+  std::string limits, schema;
   bool no_audit = false;
   bool confirm = false;
   std::string modes;  // empty: beside the reference
@@ -40,7 +40,8 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = faults_of(options);
   const JudgeOptions judge{.selection = selection_of(options.observe),
-                           .limits = limits_of(options.limits)};
+                           .limits = limits_of(options.limits),
+                           .schema = schema_of(options.schema)};
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
@@ -110,6 +111,7 @@ int run_command(Args args) {
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
   add_limits_option(app, options.limits);
+  add_schema_option(app, options.schema);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one: proves "
@@ -117,7 +119,7 @@ int run_command(Args args) {
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
   for (const char* of_reference : {"--keep", "--trace", "--points", "--layers", "--positions",
-                                   "--no-audit", "--confirm", "--limits"})
+                                   "--no-audit", "--confirm", "--limits", "--schema"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

@@ -102,7 +102,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                          .page_size = number_of(manifest_, "page_size"),
                          .limit_scale = options.limit_scale,
                          .partial = !manifest_.selection.empty(),
-                         .schema = manifest_.schema,
+                         .schema = options.schema.value_or(manifest_.schema),
                          .limits = options.limits}),
       ledger(manifest_.graph),
       logits(manifest_.dtype),
@@ -305,6 +305,8 @@ void Judge::State::judge_schemas() {
     const auto at = std::ranges::find(ledger.places(), place) - ledger.places().begin();
     ledger.regrade_all(static_cast<int>(at), {.verdict = Verdict::introduced, .rule = sentence});
   }
+  if (options.schema)
+    ledger.note("judged under the schemas that were asked for, whatever the trace declares");
   for (const std::string& note : op_judge.schemas().notes()) ledger.note(note);
 }
 

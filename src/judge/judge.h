@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,8 @@ struct JudgeOptions {
   Selection selection;     // nodes outside are neither expected nor judged
   double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
   Limits limits;
+  // By point name, instead of what the trace declares; a point that is missing is tried.
+  std::optional<std::map<std::string, Schema>> schema;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
 };

@@ -60,7 +60,7 @@ std::vector<std::string> Schemas::notes() const {
   std::vector<std::string> notes;
   for (const auto& [order, votes] : votes_)
     if (!votes.by_layer.empty())
-      notes.push_back(fmt::format("{} declares no schema and is judged as {}", votes.point->name,
+      notes.push_back(fmt::format("{} is judged as {}, which it was found to be", votes.point->name,
                                   name_of(of(*votes.point))));
   return notes;
 }

@@ -26,7 +26,7 @@ class Schemas {
   // What the nodes of the point so far were, and the nodes to come are judged under.
   Schema of(const Point& point) const;
 
-  // "attn.norm declares no schema and is judged as hf", one a point.
+  // "attn.norm is judged as hf, which it was found to be", one a point.
   std::vector<std::string> notes() const;
   // The places that round otherwise than most of their point.
   std::vector<std::pair<Place, std::string>> strangers() const;

@@ -37,7 +37,7 @@ TEST(SchemasTest, TheFirstLayersDecideAndTheOthersAreHeldToThem) {
   EXPECT_EQ(schemas.of(p), Schema::hf);
   EXPECT_EQ(schemas.choose({&p, 3}, outcomes({kFails, kFits}), true), 1u);
   EXPECT_TRUE(schemas.strangers().empty());
-  EXPECT_EQ(schemas.notes().at(0), "attn.norm declares no schema and is judged as hf");
+  EXPECT_EQ(schemas.notes().at(0), "attn.norm is judged as hf, which it was found to be");
   // One that rounds once where the others round twice is another kernel.
   schemas.choose({&p, 4}, outcomes({kFits, kFits}), true);
   ASSERT_EQ(schemas.strangers().size(), 1u);
@@ -81,8 +81,9 @@ TEST(Undeclared, OneRoundingIsJudgedAsFused) {
   run.manifest.schema.clear();
   const Result result = judged(run);
   EXPECT_EQ(result.verdict, "clean") << result.story;
-  EXPECT_EQ(std::ranges::count(result.notes, "attn.norm declares no schema and is judged as fused"),
-            1);
+  EXPECT_EQ(
+      std::ranges::count(result.notes, "attn.norm is judged as fused, which it was found to be"),
+      1);
 }
 
 TEST(Undeclared, TwoKernelsForOnePointAreAFinding) {

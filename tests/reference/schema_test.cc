@@ -79,10 +79,10 @@ class HuggingFace : public testing::TestWithParam<std::string> {
     return tensor;
   }
 
-  Result judged(const std::map<std::string, Schema>& schema) {
+  Result judged(const std::map<std::string, Schema>& declared, JudgeOptions options = {}) {
     Manifest manifest{
-        .graph = graph_, .dtype = DType::bf16, .selection = "what is stored", .schema = schema};
-    Judge judge(manifest, *oracle_, nullptr, nullptr, {});
+        .graph = graph_, .dtype = DType::bf16, .selection = "what is stored", .schema = declared};
+    Judge judge(manifest, *oracle_, nullptr, nullptr, std::move(options));
     for (const Pass& pass : passes()) judge.judge(pass);
     return judge.finish({}, true);
   }
@@ -112,9 +112,25 @@ TEST_P(HuggingFace, IsCleanWithoutADeclaredSchemaAndTheNotesSayWhichWasFound) {
   const Result result = judged({});
   expect_no_finding(result);
   for (const char* name : {"attn.norm", "mlp.norm", "attn.q_rope", "mlp.act"}) {
-    const std::string wanted = std::string(name) + " declares no schema and is judged as hf";
+    const std::string wanted = std::string(name) + " is judged as hf, which it was found to be";
     EXPECT_EQ(std::ranges::count(result.notes, wanted), 1) << wanted;
   }
+}
+
+TEST_P(HuggingFace, IsCleanUnderTheSchemaThatIsAskedForWhateverTheTraceDeclares) {
+  expect_no_finding(judged(every(Schema::fused), {.schema = every(Schema::hf)}));
+  expect_no_finding(judged(every(Schema::fused), {.schema = every(Schema::eager)}));
+  const Result found = judged(every(Schema::fused), {.schema = std::map<std::string, Schema>()});
+  expect_no_finding(found);
+  EXPECT_EQ(std::ranges::count(found.notes, "attn.norm is judged as hf, which it was found to be"),
+            1);
+  EXPECT_EQ(judged(every(Schema::hf), {.schema = every(Schema::fused)}).verdict, "diverged");
+  for (const Result& asked : {found, judged({}, {.schema = every(Schema::hf)})})
+    EXPECT_EQ(std::ranges::count_if(asked.notes,
+                                    [](const std::string& note) {
+                                      return note.find("asked for") != std::string::npos;
+                                    }),
+              1);
 }
 
 TEST_P(HuggingFace, IsABugUnderTheSchemaOfOneRounding) {

@@ -73,6 +73,8 @@ TEST(Lockstep, RefusesBadValues) {
   expect_has(trouble_of(run + "--points attn.qq"), "attn.q");
   expect_has(trouble_of(run + "--layers x"), "--layers");
   expect_has(trouble_of(run + "--fault rope-interleved"), "rope-interleaved");
+  expect_has(trouble_of(run + "--schema bf16"), "one of fused|hf|eager|auto is wanted");
+  expect_has(trouble_of(run + "--modes all --schema hf"), "--schema");
   expect_has(trouble_of(run + "--keep"), "--keep");
   expect_has(trouble_of("points --format xml"), "one of table|json|csv is wanted");
 }

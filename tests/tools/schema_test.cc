@@ -1,0 +1,68 @@
+// A saved run judged under a schema that was asked for instead of the one it declares.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/judged.h"
+#include "tools/judged_trace.h"
+#include "tools/options.h"
+
+namespace lockstep {
+namespace {
+
+class AskedSchema : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    path_ = temp_path("asked.trace");
+    JudgedRun run{.checkpoint = checkpoint(), .reference = open_reference()};
+    run.engine.dtype = DType::bf16;
+    run.requests = {{.prompt = some_tokens(20, checkpoint().config().vocab), .max_new = 2}};
+    run.trace = path_;
+    run.keep = Keep::full;
+    ASSERT_EQ(judged(run).verdict, "clean");
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(path_); }
+
+  static const Checkpoint& checkpoint() {
+    static const Checkpoint open = Checkpoint::open(data_path("bard-qwen3"));
+    return open;
+  }
+  static Result judged_under(const std::string& schema) {
+    return judge_trace(path_, checkpoint(), {.schema = schema_of(schema)});
+  }
+  static bool says(const Result& result, const std::string& note) {
+    return std::ranges::any_of(
+        result.notes, [&](const std::string& n) { return n.find(note) != std::string::npos; });
+  }
+
+  static inline std::string path_;
+};
+
+TEST_F(AskedSchema, OfNoneIsTheDeclaredOne) {
+  EXPECT_FALSE(schema_of(""));
+  const Result result = judged_under("");
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_FALSE(says(result, "asked for"));
+}
+
+TEST_F(AskedSchema, IsTakenForEveryPoint) {
+  for (const char* schema : {"fused", "hf", "eager"}) {
+    const auto all = schema_of(schema);
+    ASSERT_TRUE(all);
+    EXPECT_EQ(all->size(), kPoints.size());
+    // What rounds once is also within what rounds more often.
+    const Result result = judged_under(schema);
+    EXPECT_EQ(result.verdict, "clean") << schema << ": " << result.story;
+    EXPECT_TRUE(says(result, "asked for"));
+  }
+}
+
+TEST_F(AskedSchema, OfAutoIsFound) {
+  const Result result = judged_under("auto");
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_TRUE(says(result, "attn.norm is judged as fused, which it was found to be"));
+}
+
+}  // namespace
+}  // namespace lockstep
