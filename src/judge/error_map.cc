@@ -42,11 +42,14 @@ void ErrorMap::add(const SeenPass& seen, const Place& place, const NodeOutcome& 
   Errors& errors = errors_[{order_of(*place.point), place.layer}];
   const size_t before = passes_.size() - 1;
   if (before >= errors.passes) return;
-  for (const WrongRow& row : outcome.wrong) errors.bits += std::ssize(row.elements);
-  if (errors.bits > kMostBits && before > 0) {
-    errors.passes = before;
+  int64_t bits = 0;
+  for (const WrongRow& row : outcome.wrong) bits += std::ssize(row.elements);
+  if (errors.bits + bits > kMostBits || bits_ + bits > kMostOfAll) {
+    errors.passes = before;  // a pass of which only a part is known would make a rule of its own
     return;
   }
+  errors.bits += bits;
+  bits_ += bits;
   errors.nodes[{seen.info().pass, outcome.request}] = {judged, outcome.wrong};
   const KeptTensor* tensor = seen.tensor(place, outcome.request);
   if (outcome.wrong.empty() || !tensor) return;

@@ -25,11 +25,13 @@ class ErrorMap {
   // Whether single elements of the finding's node are known to be wrong.
   bool has(const Finding& finding) const;
   // Over all passes and requests; of attn.kv a position counts as often as it is read. The passes
-  // after kMostRows rows, or after kMostBits bits of masks of the place, are left out.
+  // after kMostRows rows are left out, and those after kMostBits bits of masks of the place or
+  // kMostOfAll of all places together: a wrong row takes as many as it has elements.
   std::optional<ShapeRule> rule_of(const Place& place) const;
 
   static constexpr int64_t kMostRows = 1 << 14;
-  static constexpr int64_t kMostBits = 1 << 21;
+  static constexpr int64_t kMostBits = 1 << 24;
+  static constexpr int64_t kMostOfAll = 1 << 27;
 
  private:
   struct SeenNodes {
@@ -53,7 +55,7 @@ class ErrorMap {
 
   int64_t page_size_;
   int64_t kv_heads_ = 0;  // 0: not seen
-  int64_t rows_ = 0;
+  int64_t rows_ = 0, bits_ = 0;
   bool full_ = false;
   std::vector<SeenNodes> passes_;
   std::map<std::pair<int, int>, Errors> errors_;  // by order of the point and layer

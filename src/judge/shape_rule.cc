@@ -185,6 +185,7 @@ class Search {
     Predicate predicate;
   };
 
+  void choose_columns();
   void count();
   double length(double size, double wrong) const;
   void narrow_by(size_t axis, const Feature& feature, Effect& best) const;
@@ -192,7 +193,8 @@ class Search {
   std::string text() const;
 
   const WrongElements& elements_;
-  std::vector<Units> units_;  // of the rows, then of each axis
+  std::vector<Units> units_;     // of the rows, then of each axis
+  std::vector<bool> column_in_;  // by element of a row
   double all_ = 1, all_wrong_ = 0;
   double size_ = 1, wrong_ = 0;  // of the region
   std::vector<Predicate> rule_;
@@ -207,8 +209,21 @@ Search::Search(const WrongElements& elements) : elements_(elements) {
     units_[a].in.assign(size, true);
     all_ *= static_cast<double>(size);
   }
+  column_in_.assign(static_cast<size_t>(all_) / units_[0].in.size(), true);
   count();
   all_wrong_ = wrong_;
+}
+
+// Which elements of a row the predicates on its axes hold of.
+void Search::choose_columns() {
+  for (size_t e = 0; e < column_in_.size(); ++e) {
+    bool in = true;
+    for (size_t a = units_.size() - 1, rest = e; a > 0; --a) {
+      in = in && units_[a].in[rest % units_[a].in.size()];
+      rest /= units_[a].in.size();
+    }
+    column_in_[e] = in;
+  }
 }
 
 void Search::count() {
@@ -218,22 +233,22 @@ void Search::count() {
     units.count = std::ranges::count(units.in, true);
     size_ *= static_cast<double>(units.count);
   }
-  std::vector<size_t> at(units_.size());
+  const size_t columns = column_in_.size();
+  std::vector<int64_t> by_column(columns);
   for (const WrongRow& row : elements_.wrong) {
-    at[0] = static_cast<size_t>(row.row);
-    if (!units_[0].in[at[0]]) continue;
-    for (size_t e = 0; e < row.elements.size(); ++e) {
-      if (!row.elements[e]) continue;
-      size_t rest = e;
-      bool in = true;
-      for (size_t a = units_.size() - 1; a > 0 && in; --a) {
-        at[a] = rest % units_[a].in.size();
-        rest /= units_[a].in.size();
-        in = units_[a].in[at[a]];
-      }
-      if (!in) continue;
-      ++wrong_;
-      for (size_t a = 0; a < units_.size(); ++a) ++units_[a].wrong[at[a]];
+    const auto r = static_cast<size_t>(row.row);
+    if (!units_[0].in[r]) continue;
+    for (size_t e = 0; e < columns; ++e) {
+      if (!row.elements[e] || !column_in_[e]) continue;
+      ++by_column[e];
+      ++units_[0].wrong[r];
+    }
+  }
+  for (size_t e = 0; e < columns; ++e) {
+    wrong_ += static_cast<double>(by_column[e]);
+    for (size_t a = units_.size() - 1, rest = e; a > 0; --a) {
+      units_[a].wrong[rest % units_[a].in.size()] += by_column[e];
+      rest /= units_[a].in.size();
     }
   }
 }
@@ -321,6 +336,7 @@ std::optional<ShapeRule> Search::run() {
     for (size_t i = 0; i < units.in.size(); ++i)
       units.in[i] = units.in[i] && best.predicate.holds[i];
     rule_.push_back(std::move(best.predicate));
+    choose_columns();
     count();
   }
   if (rule_.empty() || wrong_ < kLeastPrecision * size_) return {};
