@@ -127,7 +127,7 @@ void LogitsComparison::add_row(const Row& row, std::span<const double> got,
   const double off = noise(exact, rounded);
   summary_.expected_flips += chance_of_a_flip(exact, reference, off);
   const double preferred = exact[reference] - exact[engine];
-  if (preferred == 0) {  // the same token, or a tie
+  if (engine == reference || preferred == 0) {  // or a tie
     ++summary_.argmax_equal;
     return;
   }
