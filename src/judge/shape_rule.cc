@@ -19,10 +19,9 @@ constexpr double kSurelyBits = 10;
 // What lies outside is another bug's, or the rule is none. A bug that is there leaves many elements
 // within their budgets, but of a rule under which four of five are right nobody learns where it is.
 constexpr double kLeastRecall = 0.98, kLeastPrecision = 0.2;
-// A predicate of rows or heads of which nearly all have a wrong element is a description, however
-// few they are; one of which many have none must be better than chance.
-constexpr double kNearlyAll = 0.9;
-// A list of what is wrong says no less than the list itself, so it is never worse than by its bit.
+// A predicate of rows or heads of which all have a wrong element is a description of them, however
+// few they are, unless a list of them is shorter by more than the bit that a list costs itself. One
+// of which some have none must be better than chance.
 constexpr double kOfList = -1.001;
 constexpr size_t kMostListed = 4, kMostPredicates = 4;
 
@@ -275,7 +274,7 @@ void Search::weigh(Predicate predicate, Effect& best) const {
   // heads too, and not only of the many elements that each of them has.
   const double explained = choices(count, touched) - choices(inside, touched_inside) -
                            choices(count - inside, touched - touched_inside) - predicate.bits;
-  if (explained < (touched_inside >= kNearlyAll * inside ? kOfList : kSurelyBits)) return;
+  if (explained < (touched_inside == inside ? kOfList : kSurelyBits)) return;
   const double described = length(size_ / count * inside, wrong) + predicate.bits;
   if (length(size_, wrong_) - described < kSurelyBits || described >= best.length) return;
   best = {described, std::move(predicate)};
