@@ -46,8 +46,14 @@ Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
 
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch)
-    : ops(std::move(of_device)), clean(faults.empty() && !watch) {
-  if (clean) return;
+    : ops(std::move(of_device)),
+      clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
+        return fault_of(fault).of_graphs;
+      })) {
+  if (clean) {
+    for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+    return;
+  }
   const bool far = device != Device::cpu;
   const Ops right = far ? carried(ops, device) : ops;
   ops = right;
@@ -76,6 +82,11 @@ Result judge_run(const JudgedRun& run) {
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
   const Device device = run.engine.device;
   Seeded seeded(ops_of(device), run.faults, run.checkpoint.config(), device, run.watch);
+  for (const FaultRequest& fault : run.faults)
+    check(!fault_of(fault).of_graphs || (run.engine.graph && seeded.clean),
+          "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
+          "--graph off and faults of ops",
+          fault.name);
   EngineOptions options = run.engine;
   options.graph = options.graph && seeded.clean;
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);

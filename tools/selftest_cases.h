@@ -29,8 +29,9 @@ struct SelftestCase {
 // and thread counts by chance. quick: 12, else 300.
 std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
 
-// Every fault that the model can have, in a dtype: faults of a layer in the first and the last one
-// and, unless quick, in two between, where the layer can have it; faults that have sizes in each.
+// Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
+// first and the last one and, unless quick, in two between, where the layer can have it; faults
+// that have sizes in each.
 std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype);
 
 // Two or three of `faults` at once, each in a layer of its own. quick: 4 draws, else 100.

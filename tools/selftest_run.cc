@@ -104,10 +104,6 @@ class Journal {
   std::ofstream out_;
 };
 
-const Fault& fault_of(const FaultRequest& request) {
-  return *std::ranges::find(faults(), std::string_view(request.name), &Fault::name);
-}
-
 std::string text_of(const FaultRequest& fault) {
   return fmt::format("{}@{}", fault.name, fault.layer);
 }
@@ -274,7 +270,7 @@ SelftestOutcome outcome_of(const Result& result) {
 std::vector<std::string> left_out(const ModelConfig& config) {
   std::vector<std::string> names;
   for (const Fault& fault : faults())
-    if (!fault.applies(config))
+    if (!fault.applies(config) || fault.of_graphs)
       names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
   return names;
 }

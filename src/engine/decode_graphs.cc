@@ -64,6 +64,7 @@ Forward DecodeGraphs::run(Batch batch, Probe& probe) {
     keep(kept, kind.observed);
     return forward;
   }
+  if (before_replay_) before_replay_(arguments);
   kept.graph.replay();
   if (probe.on()) show(kept, probe);
   return kept.forward;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -29,9 +30,10 @@ struct Tap {
 // copies are shown to the probe once the pass is done.
 class DecodeGraphs {
  public:
-  // All borrowed.
-  DecodeGraphs(Model& model, const std::vector<KvCache>& caches, RopeCache& tables)
-      : model_(model), caches_(caches), tables_(tables) {}
+  // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
+  DecodeGraphs(Model& model, const std::vector<KvCache>& caches, RopeCache& tables,
+               const std::function<void(const Batch&)>& before_replay)
+      : model_(model), caches_(caches), tables_(tables), before_replay_(before_replay) {}
 
   // Computes a pass that decodes. The first one of each kind is computed op by op and then kept.
   // Returns what Model::forward does, padding included.
@@ -59,6 +61,7 @@ class DecodeGraphs {
   Model& model_;
   const std::vector<KvCache>& caches_;
   RopeCache& tables_;
+  const std::function<void(const Batch&)>& before_replay_;
   std::map<Kind, Kept> kept_;
 };
 

@@ -49,7 +49,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
       model_(checkpoint, options.dtype, std::move(ops),
              {.threads = &threads_, .stream = stream_of(options.device), .device = options.device}),
       tables_(model_.config(), options.device),
-      graphs_(model_, caches_, tables_),
+      graphs_(model_, caches_, tables_, hooks_.before_replay),
       pool_(options.pages, options.page_order),
       scheduler_(pool_, {.page_size = options.page_size,
                          .chunk = options.chunk,

@@ -47,6 +47,8 @@ class Engine {
     std::function<void(Plan&, PagePool&)> after_plan;
     // The arguments of the pass.
     std::function<void(Batch&)> before_pass;
+    // The arguments of a graph, in device memory, before it is replayed.
+    std::function<void(const Batch&)> before_replay;
   };
 
   // `ops` are those of options.device. The checkpoint must outlive the engine. Throws Error when

@@ -474,6 +474,13 @@ constexpr Fault kFaults[] = {
      always,
      seed_argmax_takes_runner_up,
      false},
+    {"graph-replays-stale-positions", "attn.q_rope",
+     "a graph keeps the positions of its first replay", "--device cuda; several decode passes", {},
+     always, seed_graph_replays_stale_positions, false, true},
+    {"padded-row-writes-live-slot", "attn.kv",
+     "the K and V of a row that pads a graph go where those of a token are",
+     "--device cuda; decode passes of 3 requests, or another number that is no power of two", {},
+     always, seed_padded_row_writes_live_slot, false, true},
 };
 
 }  // namespace

@@ -34,6 +34,8 @@ Number number_from(std::string_view text, std::string_view whole) {
 
 }  // namespace
 
+const Fault& fault_of(const FaultRequest& request) { return find_fault(request.name); }
+
 FaultRequest parse_fault(std::string_view text) {
   const size_t at = text.find('@');
   FaultRequest request{.name = std::string(text.substr(0, at))};

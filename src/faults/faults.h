@@ -40,9 +40,12 @@ struct Fault {
   bool (*applies)(const ModelConfig& config);
   void (*seed)(const Seams& seams, const FaultRequest& request);
   bool one_layer = true;  // false: a bug of pages or tokens, which no layer has of its own
+  bool of_graphs = false;  // shows where decode passes are replayed as graphs; leaves ops alone
 };
 
 std::span<const Fault> faults();
+// The row of a fault that is in the table.
+const Fault& fault_of(const FaultRequest& request);
 
 // "NAME", "NAME@layer=2", "NAME@layer=2,size=1e-4". Throws Error on an unknown name (with the
 // nearest one), an unknown key, or a value that is no number.

@@ -72,6 +72,8 @@ void seed_embedding_of_next_id(const Seams& seams, const FaultRequest& request);
 void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request);
 void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request);
 void seed_head_is_stale(const Seams& seams, const FaultRequest& request);
+void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest& request);
+void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest& request);
 
 // Whether an op that runs now is the one to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {

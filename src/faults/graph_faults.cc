@@ -1,0 +1,35 @@
+// Bugs of graphs that are replayed: what a graph reads from one replay to the next lies in device
+// memory, and so does what pads its passes.
+#include <map>
+#include <utility>
+
+#include "src/faults/seeds.h"
+
+namespace lockstep {
+
+void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest&) {
+  // By where a graph has its arguments, which is a place of its own.
+  const auto stale = std::make_shared<std::map<const void*, Tensor>>();
+  add_to(seams.hooks.before_replay, [stale](const Batch& far) {
+    const TensorView& positions = far.positions;
+    const auto [kept, first] = stale->try_emplace(positions.data);
+    if (first) kept->second = copy_on(positions.device, positions);
+    copy(positions, kept->second);
+  });
+}
+
+void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
+  // The slot that the first request's row had in the replay before: its newest key but one.
+  const auto live = std::make_shared<PassRow>();
+  add_to(seams.hooks.before_replay, [live](const Batch& far) {
+    const PassRow row = far.info.rows[0], before = std::exchange(*live, row);
+    const auto rows = std::ssize(far.info.rows);
+    const bool follows =
+        before.row.request == row.row.request && before.row.position + 1 == row.row.position;
+    if (!follows || far.slots.view().count() == rows) return;
+    const int64_t slot[] = {before.slot};
+    copy(far.slots.view().slice(rows, 1), tensor_of<int64_t>(slot, {1}, DType::i64));
+  });
+}
+
+}  // namespace lockstep
