@@ -13,7 +13,7 @@ struct Sum {
 
 void add_cuda(const OpContext& context, TensorView out, TensorView a, TensorView b) {
   check_add(out, a, b, Device::cuda);
-  launch_combine<Sum>(context, out, a, b, "the launch of add");
+  launch_combine<Sum>(context, out, a, b, "add");
 }
 
 }  // namespace lockstep

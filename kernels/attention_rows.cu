@@ -60,6 +60,7 @@ __device__ void take_block(const AttentionArguments<T>& a, const Queries& querie
 
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T> a) {
+  after_the_kernel_before();
   const int lane = static_cast<int>(threadIdx.x % kWarp),
             warp = static_cast<int>(threadIdx.x / kWarp);
   if (blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) look_at_batch(a);
@@ -112,8 +113,7 @@ void attend_by_rows(const OpContext& context, const AttentionArguments<T>& a) {
                     a.parts == nullptr ? 1 : static_cast<unsigned>(a.chunks));
   const bool wide = aligned_16(a.head_dim * static_cast<int64_t>(sizeof(T)), a.k);
   const auto kernel = wide ? attend_rows<T, Vector<T>::kSize> : attend_rows<T, 1>;
-  kernel<<<blocks, kRows * kWarp, 0, context.stream>>>(a);
-  cuda_check(cudaGetLastError(), "the launch of paged_attention by rows");
+  launch_early("paged_attention", context.stream, blocks, kRows * kWarp, kernel, a);
 }
 
 template void attend_by_rows(const OpContext&, const AttentionArguments<float>&);

@@ -30,6 +30,34 @@ inline unsigned blocks_for(int64_t items, int threads) {
   return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
 }
 
+// Launches a kernel that begins with after_the_kernel_before(): its blocks can then be set up while
+// the kernel before it on the stream still runs, which hides most of the gap between the two.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const char* op, CUstream_st* stream, dim3 blocks, unsigned threads,
+                  void (*kernel)(Parameters...), Arguments... arguments) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  const cudaError_t status =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  cuda_check(status, op);
+}
+
+// Waits until all that was queued before is done and can be read, and lets the next kernel be set
+// up. Before Hopper no kernel is launched early.
+__device__ inline void after_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // Calls body with a null pointer of the device's element type of a dtype that was checked.
 template <typename Body>
 void dispatch_cuda(DType dtype, Body&& body) {

@@ -9,6 +9,7 @@ namespace lockstep {
 // out[i] = Function()(a[i], b[i]) in fp32, rounded once, 16 bytes at a time.
 template <typename Function, typename T, int kSize>
 __global__ void combine(T* out, const T* a, const T* b, int64_t n) {
+  after_the_kernel_before();
   struct alignas(sizeof(T) * kSize) Some {
     T e[kSize];
   };
@@ -25,7 +26,7 @@ __global__ void combine(T* out, const T* a, const T* b, int64_t n) {
 // Combines tensors that were checked to be alike.
 template <typename Function>
 void launch_combine(const OpContext& context, const TensorView& out, const TensorView& a,
-                    const TensorView& b, const char* what) {
+                    const TensorView& b, const char* op) {
   constexpr int kThreads = 256;
   if (a.count() == 0) return;
   const bool wide = aligned_16(a.bytes(), out.data, a.data, b.data);
@@ -33,10 +34,9 @@ void launch_combine(const OpContext& context, const TensorView& out, const Tenso
     constexpr int kSize = Vector<T>::kSize;
     const auto kernel = wide ? combine<Function, T, kSize> : combine<Function, T, 1>;
     const unsigned blocks = blocks_for(a.count() / (wide ? kSize : 1), kThreads);
-    kernel<<<blocks, kThreads, 0, context.stream>>>(out.as<T>(), a.as<const T>(), b.as<const T>(),
-                                                    a.count());
+    launch_early(op, context.stream, blocks, kThreads, kernel, out.as<T>(), a.as<const T>(),
+                 b.as<const T>(), a.count());
   });
-  cuda_check(cudaGetLastError(), what);
 }
 
 }  // namespace lockstep

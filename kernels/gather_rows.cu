@@ -9,6 +9,7 @@ namespace {
 template <typename Unit>
 __global__ void gather(Unit* out, const int32_t* index, const Unit* table, int64_t entries,
                        int64_t units, BadIndex* bad) {
+  after_the_kernel_before();
   const int64_t row = blockIdx.x, from = index[row];
   const bool known = from >= 0 && from < entries;
   if (!known && threadIdx.x == 0) report(bad, BadIndex::Of::table_row, entries, from, row);
@@ -25,12 +26,12 @@ void gather_rows_cuda(const OpContext& context, TensorView out, TensorView index
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        gather<Unit><<<static_cast<unsigned>(index.rows()), kCopyThreads, 0, context.stream>>>(
-            out.as<Unit>(), index.as<const int32_t>(), table.as<const Unit>(), table.rows(),
-            bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+        launch_early("gather_rows", context.stream, static_cast<unsigned>(index.rows()),
+                     kCopyThreads, gather<Unit>, out.as<Unit>(), index.as<const int32_t>(),
+                     table.as<const Unit>(), table.rows(),
+                     bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
       },
       out.data, table.data);
-  cuda_check(cudaGetLastError(), "the launch of gather_rows");
 }
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@ struct RowsArguments {
 // block takes kWarps / kParts such bundles, and kTokens tokens.
 template <typename T, int kTokens, int kWeights, int kVector, int kParts>
 __global__ void __launch_bounds__(kWarps* kWarp) multiply(RowsArguments<T> a) {
+  after_the_kernel_before();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = warp % kParts;
   const int64_t bundle = static_cast<int64_t>(blockIdx.x) * (kWarps / kParts) + warp / kParts;
   const int64_t row = bundle * kWeights, token = static_cast<int64_t>(blockIdx.y) * kTokens;
@@ -55,7 +56,8 @@ void launch(const OpContext& context, const RowsArguments<T>& a) {
   constexpr int64_t kRows = kWarps / kParts * kWeights;
   const dim3 blocks(static_cast<unsigned>((a.n + kRows - 1) / kRows),
                     static_cast<unsigned>((a.tokens + kTokens - 1) / kTokens));
-  multiply<T, kTokens, kWeights, kVector, kParts><<<blocks, kWarps * kWarp, 0, context.stream>>>(a);
+  launch_early("matmul", context.stream, blocks, kWarps * kWarp,
+               multiply<T, kTokens, kWeights, kVector, kParts>, a);
 }
 
 // How many warps share rows: until there are enough of them to keep a large device reading, as long
@@ -102,7 +104,6 @@ void matmul_rows_cuda(const OpContext& context, const TensorView& out, const Ten
     else
       launch_tokens<T, 1>(context, a);
   });
-  cuda_check(cudaGetLastError(), "the launch of matmul's own kernel");
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@ constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is
 // One block a row: joins what its chunks gave, in their order.
 template <typename T>
 __global__ void join_parts(AttentionArguments<T> a) {
+  after_the_kernel_before();
   const int64_t token = blockIdx.x / a.heads;
   const int head = static_cast<int>(blockIdx.x % a.heads);
   int64_t run = token;
@@ -84,8 +85,8 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
   if (!attend_on_tensor_cores(context, a)) attend_by_rows(context, a);
   if (!apart) return;
   const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;
-  join_parts<<<static_cast<unsigned>(a.tokens * a.heads), threads, 0, context.stream>>>(a);
-  cuda_check(cudaGetLastError(), "the launch of paged_attention's join");
+  launch_early("paged_attention", context.stream, static_cast<unsigned>(a.tokens * a.heads),
+               static_cast<unsigned>(threads), join_parts<T>, a);
 }
 
 }  // namespace

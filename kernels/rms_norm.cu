@@ -21,6 +21,7 @@ __device__ float block_sum(float x) {
 // One block a row.
 template <typename T>
 __global__ void normalise(T* out, const T* x, const T* weight, int64_t width, float eps) {
+  after_the_kernel_before();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < width; i += kThreads) {
@@ -37,9 +38,8 @@ void launch(const OpContext& context, const TensorView& out, const TensorView& x
             const TensorView& weight, float eps) {
   const int64_t width = x.shape.last(), rows = x.count() / width;
   if (rows == 0) return;
-  normalise<<<static_cast<unsigned>(rows), kThreads, 0, context.stream>>>(
-      out.as<T>(), x.as<const T>(), weight.as<const T>(), width, eps);
-  cuda_check(cudaGetLastError(), "the launch of rms_norm");
+  launch_early("rms_norm", context.stream, static_cast<unsigned>(rows), kThreads, normalise<T>,
+               out.as<T>(), x.as<const T>(), weight.as<const T>(), width, eps);
 }
 
 }  // namespace

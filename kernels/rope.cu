@@ -21,6 +21,7 @@ struct RopeArguments {
 // A thread a pair; both elements are read before either is written: out may be x.
 template <typename T>
 __global__ void rotate(RopeArguments<T> a) {
+  after_the_kernel_before();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.pairs;
        i += stride) {
@@ -48,12 +49,18 @@ void rope_cuda(const OpContext& context, TensorView out, TensorView x, TensorVie
   const int64_t pairs = x.count() / 2;
   if (pairs == 0) return;
   dispatch_cuda(x.dtype, [&]<typename T>(T*) {
-    rotate<T><<<blocks_for(pairs, kThreads), kThreads, 0, context.stream>>>(
-        {out.as<T>(), x.as<const T>(), cos.as<const float>(), sin.as<const float>(),
-         positions.as<const int32_t>(), pairs, x.shape[1], x.shape[2] / 2, cos.rows(),
-         bad_index_report()});
+    const RopeArguments<T> a = {out.as<T>(),
+                                x.as<const T>(),
+                                cos.as<const float>(),
+                                sin.as<const float>(),
+                                positions.as<const int32_t>(),
+                                pairs,
+                                x.shape[1],
+                                x.shape[2] / 2,
+                                cos.rows(),
+                                bad_index_report()};
+    launch_early("rope", context.stream, blocks_for(pairs, kThreads), kThreads, rotate<T>, a);
   });
-  cuda_check(cudaGetLastError(), "the launch of rope");
 }
 
 }  // namespace lockstep

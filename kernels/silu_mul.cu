@@ -15,7 +15,7 @@ struct SiluMul {
 
 void silu_mul_cuda(const OpContext& context, TensorView out, TensorView gate, TensorView up) {
   check_silu_mul(out, gate, up, Device::cuda);
-  launch_combine<SiluMul>(context, out, gate, up, "the launch of silu_mul");
+  launch_combine<SiluMul>(context, out, gate, up, "silu_mul");
 }
 
 }  // namespace lockstep
