@@ -30,6 +30,18 @@ inline unsigned blocks_for(int64_t items, int threads) {
   return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
 }
 
+// Whether the device can set kernels up early: from Hopper on.
+inline bool launches_early() {
+  static const bool early = [] {
+    int device = 0, major = 0;
+    cuda_check(cudaGetDevice(&device), "its number");
+    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "its generation");
+    return major >= 9;
+  }();
+  return early;
+}
+
 // Launches a kernel that begins with after_the_kernel_before(): its blocks can then be set up while
 // the kernel before it on the stream still runs, which hides most of the gap between the two.
 template <typename... Parameters, typename... Arguments>
@@ -43,14 +55,14 @@ void launch_early(const char* op, CUstream_st* stream, dim3 blocks, unsigned thr
   config.blockDim = threads;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = 1;
+  config.numAttrs = launches_early() ? 1 : 0;
   const cudaError_t status =
       cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   cuda_check(status, op);
 }
 
 // Waits until all that was queued before is done and can be read, and lets the next kernel be set
-// up. Before Hopper no kernel is launched early.
+// up.
 __device__ inline void after_the_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
