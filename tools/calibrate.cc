@@ -24,6 +24,7 @@ Result learn(const Session& session, const std::vector<std::string>& command_lin
   Result result = judge_run({.checkpoint = session.checkpoint,
                              .reference = open_reference(),
                              .engine = session.engine,
+                             .ops = session.ops,
                              .requests = session.requests,
                              .judge = {.learn = &limits},
                              .provenance = provenance_of(session.checkpoint, session.engine,

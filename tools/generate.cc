@@ -6,7 +6,6 @@
 
 #include "kernels/check.h"
 #include "src/judge/audit.h"
-#include "tools/device.h"
 #include "tools/options.h"
 #include "tools/output.h"
 #include "tools/printer.h"
@@ -34,7 +33,7 @@ void tell(const Auditor& auditor) {
 // Whether all is well, as far as it was looked at.
 bool generate(const ModelOptions& options, TextFormat format, bool audit) {
   const Session session = open_session(options);
-  Engine engine(session.checkpoint, ops_of(session.engine.device), session.engine);
+  Engine engine(session.checkpoint, session.ops, session.engine);
   for (const Request& request : session.requests) engine.submit(request);
   Printer printer(engine, engine.requests(), tokenizer_of(session), format);
   Auditor auditor(session.engine.page_size);
@@ -73,7 +72,7 @@ void converse(const ModelOptions& options) {
   if (settings.pages == 0)
     settings.pages = (std::min(kChatPositions, config.max_positions) + settings.page_size - 1) /
                      settings.page_size;
-  Engine engine(session.checkpoint, ops_of(settings.device), settings);
+  Engine engine(session.checkpoint, session.ops, settings);
   Request request = request_pattern(options, config);
   std::vector<Message> messages;
   std::string line;

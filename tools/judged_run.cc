@@ -81,7 +81,8 @@ Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
   const Device device = run.engine.device;
-  Seeded seeded(ops_of(device), run.faults, run.checkpoint.config(), device, run.watch);
+  Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
+                run.watch);
   for (const FaultRequest& fault : run.faults)
     check(!fault_of(fault).of_graphs || (run.engine.graph && seeded.clean),
           "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "

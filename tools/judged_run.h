@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct JudgedRun {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;
   EngineOptions engine;
+  std::optional<Ops> ops = {};  // nothing: those of the engine's device
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;

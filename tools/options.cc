@@ -158,6 +158,10 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   add_choice(app, "--graph", options.graph, {"on", "off"},
              "decode passes are replayed as CUDA graphs (on with --device cuda, unless ops are "
              "changed, as by --fault)");
+  app.add_option("--ops", options.ops,
+                 "a shared library of your ops, used in the place of the engine's "
+                 "(kernels/lockstep_ops.h)")
+      ->type_name("LIB.so");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
   add_engine_options(app, options);

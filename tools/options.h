@@ -44,6 +44,7 @@ struct ModelOptions {
   bool ignore_eos = false;
   std::string device = "cpu";
   std::string graph;  // "on" "off"; empty: as the device can
+  std::string ops;    // path of a user's library of ops; empty: none
   std::string dtype = "auto";
   int64_t page_size = 16;
   int64_t pages = 0;  // 0: as many as the requests need together

@@ -5,7 +5,6 @@
 
 #include "src/judge/report.h"
 #include "tools/confirm.h"
-#include "tools/device.h"
 #include "tools/judged_run.h"
 #include "tools/modes.h"
 #include "tools/options.h"
@@ -46,6 +45,7 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
                       .engine = session.engine,
+                      .ops = session.ops,
                       .requests = session.requests,
                       .faults = faults,
                       .judge = judge,
@@ -72,7 +72,7 @@ Result run_in_modes(const RunOptions& options, const Session& session, Progress&
                     .requests = session.requests,
                     .faults = faults_of(options),
                     .modes = modes_from(options.modes),
-                    .ops = ops_of(session.engine.device),
+                    .ops = session.ops,
                     .provenance = provenance,
                     .progress = [&](std::string_view mode) {
                       progress.show(fmt::format("serving: {}", mode));

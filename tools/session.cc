@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "kernels/check.h"
+#include "kernels/user_ops.h"
 #include "tools/device.h"
 #include "tools/requests.h"
 
@@ -18,7 +19,13 @@ Session open_model(const ModelOptions& options) {
   session.engine.device = open_device(options.device);
   check(options.graph != "on" || session.engine.device != Device::cpu,
         "--graph on needs a device that has graphs: add --device cuda");
-  session.engine.graph = session.engine.device != Device::cpu && options.graph != "off";
+  check(options.graph != "on" || options.ops.empty(),
+        "--graph on was found with --ops, whose outputs are looked at after every call: leave one "
+        "out");
+  session.engine.graph =
+      session.engine.device != Device::cpu && options.graph != "off" && options.ops.empty();
+  session.ops = ops_of(session.engine.device);
+  if (!options.ops.empty()) session.ops = with_user_ops(session.ops, options.ops);
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

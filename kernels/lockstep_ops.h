@@ -1,0 +1,87 @@
+/* The C interface of a user's kernels: a shared library that `lockstep run --ops LIB.so` puts in
+ * the place of Lockstep's own ops. Plain C; C++ and CUDA may include it. It needs nothing of
+ * Lockstep's but this file, and <dlpack/dlpack.h> (Debian: libdlpack-dev).
+ *
+ * A library exports `lockstep_ops_abi`, and one function or more of those declared below; ops that
+ * it does not export stay Lockstep's. What an op must compute - shapes, dtypes, where it rounds -
+ * is said in the header of its name beside this one (of lockstep_rms_norm: rms_norm.h), in the
+ * order of its arguments here.
+ *
+ * Tensors are row-major and dense, and `strides` is NULL. The first element lies at (char*)data +
+ * byte_offset, which is not 0 for outputs. The device is kDLCPU or kDLCUDA, the same for all
+ * tensors of a call. A tensor that an op may lack (a bias) is NULL. Tensors are borrowed for the
+ * call, outputs come first, and inputs must not be written.
+ *
+ * An output is not the memory that the engine goes on with: it is surrounded by guard bytes and
+ * filled with a pattern, so that elements that were written beside it or not at all are found. It
+ * never is the memory of an input. `lockstep_kv_write` alone writes where the cache is.
+ *
+ * On a CUDA device a kernel is queued on `stream` and not waited for. On the CPU it is done when
+ * the function returns; it may use threads of its own.
+ *
+ * A function returns NULL, or one sentence that says what went wrong, which ends the run; the
+ * library owns its memory. */
+#pragma once
+
+#include <dlpack/dlpack.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes when anything in this file does. */
+enum { LOCKSTEP_OPS_ABI = 1 };
+
+/* Must return LOCKSTEP_OPS_ABI. */
+int32_t lockstep_ops_abi(void);
+
+typedef struct LockstepCall {
+  const char* point; /* that shows the op's output, e.g. "attn.q" */
+  int32_t layer;     /* -1: of no layer */
+  void* stream;      /* cudaStream_t on a CUDA device, NULL on the CPU */
+} LockstepCall;
+
+/* The paged cache of one layer, each [pages, page_size, kv_heads, head_dim]. */
+typedef struct LockstepCache {
+  const DLTensor* k;
+  const DLTensor* v;
+} LockstepCache;
+
+typedef struct LockstepBatch {
+  const DLTensor* query_start;    /* [requests + 1]         int32 */
+  const DLTensor* context_length; /* [requests]             int32 */
+  const DLTensor* page_table;     /* [requests, most pages] int32 */
+} LockstepBatch;
+
+const char* lockstep_gather_rows(const LockstepCall* call, const DLTensor* out,
+                                 const DLTensor* index, const DLTensor* table);
+const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                              const DLTensor* weight, float eps);
+const char* lockstep_matmul(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                            const DLTensor* weight, const DLTensor* bias);
+const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                          const DLTensor* cos, const DLTensor* sin, const DLTensor* positions);
+const char* lockstep_kv_write(const LockstepCall* call, const LockstepCache* cache,
+                              const DLTensor* k, const DLTensor* v, const DLTensor* slots);
+const char* lockstep_kv_gather(const LockstepCall* call, const DLTensor* out,
+                               const LockstepCache* cache, const DLTensor* page_table);
+const char* lockstep_paged_attention(const LockstepCall* call, const DLTensor* out,
+                                     const DLTensor* q, const LockstepCache* cache,
+                                     const LockstepBatch* batch, float scale, int64_t window);
+const char* lockstep_silu_mul(const LockstepCall* call, const DLTensor* out, const DLTensor* gate,
+                              const DLTensor* up);
+const char* lockstep_add(const LockstepCall* call, const DLTensor* out, const DLTensor* a,
+                         const DLTensor* b);
+const char* lockstep_argmax(const LockstepCall* call, const DLTensor* out, const DLTensor* logits);
+const char* lockstep_top_k(const LockstepCall* call, const DLTensor* out, const DLTensor* logits);
+const char* lockstep_softmax_of(const LockstepCall* call, const DLTensor* out,
+                                const DLTensor* logits, const DLTensor* index, int32_t normalised);
+const char* lockstep_expert_matmul(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                                   const DLTensor* index, const DLTensor* const* weights,
+                                   int64_t experts);
+const char* lockstep_weighted_sum(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                                  const DLTensor* weights);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,242 @@
+#include "kernels/user_ops.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+
+#include "kernels/check.h"
+#include "kernels/lockstep_ops.h"
+#include "kernels/memory.h"
+
+namespace lockstep {
+namespace {
+
+// Written around an output, and into it: no number of an op is likely to have all bits set, which
+// is a NaN in every floating-point dtype and -1 of an index.
+constexpr int64_t kGuardBytes = 256;
+constexpr uint8_t kGuard = 0xa5, kUnwritten = 0xff;
+
+DLDataType data_type_of(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  if (dtype == DType::bf16) return {kDLBfloat, bits, 1};
+  if (is_float(dtype)) return {kDLFloat, bits, 1};
+  return {static_cast<uint8_t>(dtype == DType::u8 ? kDLUInt : kDLInt), bits, 1};
+}
+
+// The arguments of one call in C. What it hands out lives as long as it does.
+class Arguments {
+ public:
+  // `offset` bytes of the tensor's memory before its first element belong to it too.
+  const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
+    if (tensor.empty()) return nullptr;
+    const auto extents = tensor.shape.extents();
+    std::ranges::copy(extents, shapes_.emplace_back().begin());
+    return &tensors_.emplace_back(
+        DLTensor{.data = static_cast<char*>(tensor.data) - offset,
+                 .device = {tensor.device == Device::cuda ? kDLCUDA : kDLCPU, 0},
+                 .ndim = tensor.shape.rank(),
+                 .dtype = data_type_of(tensor.dtype),
+                 .shape = shapes_.back().data(),
+                 .strides = nullptr,
+                 .byte_offset = offset});
+  }
+  const LockstepCache* operator()(const KvCache& cache) {
+    cache_ = {(*this)(cache.k), (*this)(cache.v)};
+    return &cache_;
+  }
+  const LockstepBatch* operator()(const AttentionBatch& batch) {
+    batch_ = {(*this)(batch.query_start), (*this)(batch.context_length), (*this)(batch.page_table)};
+    return &batch_;
+  }
+  float operator()(float x) { return x; }
+  int64_t operator()(int64_t x) { return x; }
+  int32_t operator()(bool x) { return x ? 1 : 0; }
+
+ private:
+  std::deque<DLTensor> tensors_;
+  std::deque<std::array<int64_t, 5>> shapes_;
+  LockstepCache cache_{};
+  LockstepBatch batch_{};
+};
+
+// An op of the library, and how its errors begin.
+struct UserOp {
+  std::string name, library;
+
+  std::string at(const OpContext& context) const {
+    const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
+    return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
+  }
+  void check_done(const OpContext& context, const char* trouble) const {
+    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", at(context),
+          trouble == nullptr ? "" : trouble);
+  }
+};
+
+// Memory for the output of one call in which it shows what was written.
+class GuardedOutput {
+ public:
+  explicit GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}, DType::u8) {
+    auto* begin = host_.as<uint8_t>();
+    std::fill_n(begin, bytes(), kGuard);
+    std::fill_n(begin + kGuardBytes, out.bytes(), kUnwritten);
+    there_ = copy_on(out.device, host_);
+    view_ = out;
+    view_.data = there_.as<uint8_t>() + kGuardBytes;
+  }
+
+  const DLTensor* as_argument(Arguments& arguments) const { return arguments(view_, kGuardBytes); }
+
+  // Hands the output on. Throws Error when it is not whole.
+  void take(const UserOp& op, const OpContext& context) {
+    wait_for(out_.device);
+    copy(host_, there_);
+    const auto* begin = host_.as<uint8_t>();
+    const auto* end = begin + bytes();
+    const auto guard = [](uint8_t byte) { return byte == kGuard; };
+    check(std::all_of(begin, begin + kGuardBytes, guard) &&
+              std::all_of(end - kGuardBytes, end, guard),
+          "{} was wanted to write its output {} alone, found bytes changed {} it: mind the shape "
+          "and byte_offset of the tensor",
+          op.at(context), out_.shape.text(),
+          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before");
+    const int64_t size = size_of(out_.dtype);
+    for (int64_t i = 0; i < out_.count(); ++i) {
+      const auto* element = begin + kGuardBytes + i * size;
+      check(std::any_of(element, element + size, [](uint8_t b) { return b != kUnwritten; }),
+            "{} was wanted to write every element of its output {}, found that of row {}, element "
+            "{}, it did not: cover the last rows and the tails",
+            op.at(context), out_.shape.text(), i / out_.row_size(), i % out_.row_size());
+    }
+    copy(out_, view_);
+  }
+
+ private:
+  int64_t bytes() const { return out_.bytes() + 2 * kGuardBytes; }
+
+  TensorView out_;
+  Tensor host_, there_;
+  TensorView view_;
+};
+
+LockstepCall call_of(const OpContext& context, const std::string& point) {
+  return {point.c_str(), context.layer, context.stream};
+}
+
+// Puts a function of the library in the place of an op that has an output.
+template <typename... In, typename Function>
+void put(std::function<void(const OpContext&, TensorView, In...)>& op, const UserOp& user,
+         Function* function) {
+  op = [user, function](const OpContext& context, TensorView out, const In&... in) {
+    if (out.count() == 0) return;
+    const std::string point(context.point);
+    const LockstepCall call = call_of(context, point);
+    Arguments arguments;
+    GuardedOutput guarded(out);
+    user.check_done(context, function(&call, guarded.as_argument(arguments), arguments(in)...));
+    guarded.take(user, context);
+  };
+}
+
+void put(std::function<decltype(kv_write)>& op, const UserOp& user,
+         decltype(lockstep_kv_write)* function) {
+  op = [user, function](const OpContext& context, KvCache cache, TensorView k, TensorView v,
+                        TensorView slots) {
+    const std::string point(context.point);
+    const LockstepCall call = call_of(context, point);
+    Arguments arguments;
+    user.check_done(
+        context, function(&call, arguments(cache), arguments(k), arguments(v), arguments(slots)));
+  };
+}
+
+void put(std::function<decltype(expert_matmul)>& op, const UserOp& user,
+         decltype(lockstep_expert_matmul)* function) {
+  op = [user, function](const OpContext& context, TensorView out, TensorView x, TensorView index,
+                        const std::vector<TensorView>& weights) {
+    if (out.count() == 0) return;
+    const std::string point(context.point);
+    const LockstepCall call = call_of(context, point);
+    Arguments arguments;
+    std::vector<const DLTensor*> experts;
+    for (const TensorView& weight : weights) experts.push_back(arguments(weight));
+    GuardedOutput guarded(out);
+    user.check_done(context, function(&call, guarded.as_argument(arguments), arguments(x),
+                                      arguments(index), experts.data(), std::ssize(experts)));
+    guarded.take(user, context);
+  };
+}
+
+class Library {
+ public:
+  explicit Library(const std::string& path)
+      // With a slash, or else the loader looks elsewhere than in this folder.
+      : path_(path),
+        handle_(dlopen((path.find('/') == path.npos ? "./" + path : path).c_str(),
+                       RTLD_NOW | RTLD_LOCAL)) {
+    check(handle_ != nullptr,
+          "--ops wants a shared library of ops, found {} which cannot be opened: {}", path,
+          handle_ == nullptr ? dlerror() : "");
+    const auto abi = find<decltype(lockstep_ops_abi)>("lockstep_ops_abi");
+    check(abi != nullptr,
+          "--ops wants a library that exports lockstep_ops_abi, found none in {}: include "
+          "kernels/lockstep_ops.h and export the functions as C",
+          path);
+    check(abi() == LOCKSTEP_OPS_ABI,
+          "--ops wants a library of interface {}, found {} in {}: compile it against this "
+          "kernels/lockstep_ops.h",
+          static_cast<int>(LOCKSTEP_OPS_ABI), abi(), path);
+  }
+
+  template <typename Function, typename Op>
+  void replace(Op& op, const char* name) {
+    const auto function = find<Function>(("lockstep_" + std::string(name)).c_str());
+    if (function == nullptr) return;
+    put(op, {name, path_}, function);
+    ++replaced_;
+  }
+  int replaced() const { return replaced_; }
+
+ private:
+  template <typename Function>
+  Function* find(const char* symbol) const {
+    return reinterpret_cast<Function*>(dlsym(handle_, symbol));
+  }
+
+  std::string path_;
+  void* handle_;
+  int replaced_ = 0;
+};
+
+}  // namespace
+
+Ops with_user_ops(Ops ops, const std::string& path) {
+  Library library(path);
+  library.replace<decltype(lockstep_gather_rows)>(ops.gather_rows, "gather_rows");
+  library.replace<decltype(lockstep_rms_norm)>(ops.rms_norm, "rms_norm");
+  library.replace<decltype(lockstep_matmul)>(ops.matmul, "matmul");
+  library.replace<decltype(lockstep_rope)>(ops.rope, "rope");
+  library.replace<decltype(lockstep_kv_write)>(ops.kv_write, "kv_write");
+  library.replace<decltype(lockstep_kv_gather)>(ops.kv_gather, "kv_gather");
+  library.replace<decltype(lockstep_paged_attention)>(ops.paged_attention, "paged_attention");
+  library.replace<decltype(lockstep_silu_mul)>(ops.silu_mul, "silu_mul");
+  library.replace<decltype(lockstep_add)>(ops.add, "add");
+  library.replace<decltype(lockstep_argmax)>(ops.argmax, "argmax");
+  library.replace<decltype(lockstep_top_k)>(ops.top_k, "top_k");
+  library.replace<decltype(lockstep_softmax_of)>(ops.softmax_of, "softmax_of");
+  library.replace<decltype(lockstep_expert_matmul)>(ops.expert_matmul, "expert_matmul");
+  library.replace<decltype(lockstep_weighted_sum)>(ops.weighted_sum, "weighted_sum");
+  check(library.replaced() > 0,
+        "--ops wants a library that exports an op, such as lockstep_rms_norm, found none in {}: "
+        "kernels/lockstep_ops.h names them",
+        path);
+  return ops;
+}
+
+}  // namespace lockstep

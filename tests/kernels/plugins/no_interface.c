@@ -1,0 +1,2 @@
+// A library of something else.
+int something_else(void) { return 1; }

@@ -1,0 +1,100 @@
+#include "kernels/user_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/memory.h"
+#include "tests/helpers.h"
+
+namespace lockstep {
+namespace {
+
+std::string plugin(const std::string& name) {
+  return LOCKSTEP_BINARY_DIR "/plugin_" + name + ".so";
+}
+
+std::string refusal(const std::string& path) {
+  return error_of([&] { with_user_ops(cpu_ops(), path); });
+}
+
+Tensor floats(const std::vector<float>& values, const Shape& shape) {
+  return tensor_of<float>(values, shape, DType::f32);
+}
+
+TEST(UserOps, ThatAreRightGiveWhatTheirsGive) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
+  const Tensor x = floats({1, -2, 3, 4, 0.5, 6, -7, 8}, {2, 4});
+  const Tensor weight = floats({1, 2, 3, 4}, {4});
+  Tensor ours({2, 4}, DType::f32), theirs({2, 4}, DType::f32);
+  cpu_ops().rms_norm({}, ours, x, weight, 1e-6f);
+  user.rms_norm({.layer = 2, .point = "attn.norm"}, theirs, x, weight, 1e-6f);
+  for (int i = 0; i < 8; ++i) EXPECT_NEAR(theirs.as<float>()[i], ours.as<float>()[i], 1e-6) << i;
+}
+
+TEST(UserOps, LeaveTheOthersAlone) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
+  const Tensor a = floats({1, 2}, {1, 2});
+  Tensor out({1, 2}, DType::f32);
+  user.add({}, out, a, a);
+  EXPECT_EQ(out.as<float>()[1], 4);
+}
+
+TEST(UserOps, WorkWhereTheOutputIsAnInput) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
+  Tensor x = floats({3, 4}, {1, 2});
+  user.rms_norm({}, x, x, floats({1, 1}, {2}), 0);
+  EXPECT_NEAR(x.as<float>()[0], 3 / std::sqrt(12.5), 1e-6);
+  EXPECT_NEAR(x.as<float>()[1], 4 / std::sqrt(12.5), 1e-6);
+}
+
+TEST(UserOps, LibrariesThatAreNoneAreRefused) {
+  EXPECT_NE(refusal("none.so").find("--ops wants a shared library of ops, found none.so"),
+            std::string::npos);
+  EXPECT_NE(refusal(plugin("no_interface")).find("exports lockstep_ops_abi"), std::string::npos);
+  EXPECT_NE(refusal(plugin("other_interface")).find("interface 1, found 42"), std::string::npos);
+  EXPECT_NE(refusal(plugin("no_op")).find("exports an op"), std::string::npos);
+}
+
+class BrokenOp : public testing::Test {
+ protected:
+  Ops user_ = with_user_ops(cpu_ops(), plugin("broken_ops"));
+  Tensor a_ = floats({1, 2, 3, 4, 5, 6}, {2, 3});
+  Tensor out_ = floats({9, 9, 9, 9, 9, 9}, {2, 3});
+  OpContext at_{.layer = 1, .point = "mlp.act"};
+};
+
+TEST_F(BrokenOp, ThatLeavesAnElementUnwrittenIsNamedWithIt) {
+  const std::string error = error_of([&] { user_.add(at_, out_, a_, a_); });
+  EXPECT_NE(error.find("add of "), std::string::npos) << error;
+  EXPECT_NE(error.find("at layer 1 mlp.act"), std::string::npos) << error;
+  EXPECT_NE(error.find("row 1, element 2"), std::string::npos) << error;
+  EXPECT_EQ(out_.as<float>()[5], 9) << "nothing is handed on";
+}
+
+TEST_F(BrokenOp, ThatWritesBesideItsOutputIsNamed) {
+  std::string error = error_of([&] { user_.silu_mul(at_, out_, a_, a_); });
+  EXPECT_NE(error.find("bytes changed after it"), std::string::npos) << error;
+  const Tensor x = floats({1, 2, 3, 4}, {2, 1, 2}), weights = floats({1, 1}, {2, 1});
+  Tensor out({2, 2}, DType::f32);
+  error = error_of([&] { user_.weighted_sum(at_, out, x, weights); });
+  EXPECT_NE(error.find("bytes changed before it"), std::string::npos) << error;
+}
+
+TEST_F(BrokenOp, ThatFailsIsNamedWithItsReason) {
+  Tensor chosen({2}, DType::i32);
+  const std::string error = error_of([&] { user_.argmax(at_, chosen, a_); });
+  EXPECT_NE(error.find("it has no registers left"), std::string::npos) << error;
+}
+
+// An op may well give a NaN: only the pattern that nobody wrote is unwritten.
+TEST(UserOps, MayGiveNaN) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
+  Tensor x = floats({std::numeric_limits<float>::quiet_NaN(), 1}, {1, 2}), out({1, 2}, DType::f32);
+  user.rms_norm({}, out, x, floats({1, 1}, {2}), 0);
+  EXPECT_TRUE(std::isnan(out.as<float>()[0]));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// A user's library of ops is judged in place: by the command, as its user calls it.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/lockstep_binary.h"
+
+namespace lockstep {
+namespace {
+
+std::string run_with(const std::string& library, const std::string& more = "") {
+  return "run --model " + data_path("bard-qwen3") +
+         " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --ops " LOCKSTEP_BINARY_DIR
+         "/plugin_" +
+         library + ".so " + more;
+}
+
+TEST(UserOps, ThatAreRightComeOutClean) {
+  for (const char* dtype : {"bf16", "fp32"}) {
+    const Outcome outcome =
+        call_lockstep(run_with("right_rms_norm", std::string("--dtype ") + dtype));
+    EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+    EXPECT_NE(outcome.out.find("\nclean: No bug: "), std::string::npos) << outcome.out;
+  }
+}
+
+TEST(UserOps, ThatAreWrongAreNamed) {
+  const Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--format json"));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const auto result = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(result["first"]["point"], "attn.norm");
+  EXPECT_EQ(result["first"]["layer"], 0);
+  // Rows of a head have fewer than its 128 elements.
+  for (const auto& finding : result["findings"]) {
+    const std::string point = finding["point"];
+    EXPECT_TRUE(point == "attn.norm" || point == "mlp.norm" || point == "final.norm") << point;
+  }
+}
+
+TEST(UserOps, AreConfirmedAndServeInEveryMode) {
+  Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--confirm --format json"));
+  const auto result = nlohmann::json::parse(outcome.out);
+  // The places that are tried out; a norm of every layer is more than these.
+  ASSERT_GE(result["confirmations"].size(), 8u);
+  for (size_t i = 0; i < 8; ++i)
+    EXPECT_TRUE(result["confirmations"][i]["confirmed"]) << result["confirmations"][i];
+  outcome = call_lockstep(run_with("right_rms_norm", "--modes all"));
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+}
+
+TEST(UserOps, ThatBreakTheContractEndTheRunInOneSentence) {
+  EXPECT_NE(trouble_of(run_with("broken_ops", "--dtype fp32")).find("it did not"),
+            std::string::npos);
+  EXPECT_NE(trouble_of(run_with("right_rms_norm", "--dtype fp16"))
+                .find("it failed: it knows fp32 and bf16 only"),
+            std::string::npos);
+  EXPECT_NE(trouble_of(run_with("none")).find("cannot be opened"), std::string::npos);
+}
+
+TEST(UserOps, AreJudgedOnACudaDeviceToo) {
+  const std::string on_device = "--device cuda --dtype bf16";
+  const Outcome right = call_lockstep(run_with("right_silu_mul", on_device));
+  if (right.err.find("CUDA") != std::string::npos && right.status == 2)
+    GTEST_SKIP() << "it needs a CUDA device: " << right.err;
+  EXPECT_EQ(right.status, 0) << right.out << right.err;
+  const Outcome wrong = call_lockstep(run_with("wrong_silu_mul", on_device + " --format json"));
+  EXPECT_EQ(wrong.status, 1) << wrong.err;
+  const auto result = nlohmann::json::parse(wrong.out);
+  EXPECT_EQ(result["first"]["point"], "mlp.act");
+  EXPECT_EQ(result["first"]["layer"], 0);
+}
+
+}  // namespace
+}  // namespace lockstep
