@@ -66,16 +66,17 @@ TEST(Tensor, RefusesWhatCannotBeHad) {
 
 TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
   static int held = 0;
-  set_cuda_memory({[](int64_t bytes) -> void* {
+  set_cuda_memory({.allocate = [](int64_t bytes) -> void* {
                      if (bytes > 1 << 20) return nullptr;
                      ++held;
                      return new char[static_cast<size_t>(bytes)];
                    },
-                   [](void* memory) {
-                     --held;
-                     delete[] static_cast<char*>(memory);
-                   },
-                   [] { return int64_t{1234567}; }});
+                   .release =
+                       [](void* memory) {
+                         --held;
+                         delete[] static_cast<char*>(memory);
+                       },
+                   .available = [] { return int64_t{1234567}; }});
   {
     const Tensor a({100}, DType::f32, Device::cuda);
     EXPECT_EQ(held, 1);
