@@ -31,6 +31,7 @@ static void store(const DLTensor* t, int64_t i, float value) {
 const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                               const DLTensor* weight, float eps) {
   (void)call;
+  if (x->device.device_type != kDLCPU) return "it runs on the CPU: leave out --device cuda";
   if (x->dtype.bits != 32 && x->dtype.code != kDLBfloat) return "it knows fp32 and bf16 only";
   const int64_t width = weight->shape[0];
   int64_t rows = 1;
