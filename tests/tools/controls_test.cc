@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 TEST(Controls, NoneComesOutClean) {
-  for (const char* model : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe"})
+  for (const char* model : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe", "tiny/qwen3-dynamic"})
     for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const Checkpoint checkpoint = Checkpoint::open(data_path(model));
       const std::vector<Request> requests = {
