@@ -9,8 +9,9 @@
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
 // its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here, in
-// ops.cc, in cuda_ops.h and in cuda_ops.cu. tests/kernels/<op>_test.cc is its test, and
-// cuda_<op>_test.cc that of its twin.
+// ops.cc, in cuda_ops.h, in cuda_ops.cu, in carried.cc (host code around a device's op) and in
+// user_ops.cc, with its declaration in lockstep_ops.h (a user's kernel in its place).
+// tests/kernels/<op>_test.cc is its test, and cuda_<op>_test.cc that of its twin.
 #pragma once
 
 #include <functional>

@@ -16,6 +16,17 @@ void permute_heads(const TensorView& to, const TensorView& x, From from) {
                   to.as<char>() + (t * heads + h) * bytes);
 }
 
+// The scale of a layer's softmax as `wrong` makes it of the right one.
+template <typename Wrong>
+void seed_scale(const Seams& seams, const FaultRequest& request, Wrong wrong) {
+  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, wrong](
+                                  const OpContext& context, TensorView out, TensorView q,
+                                  KvCache cache, AttentionBatch batch, float scale,
+                                  int64_t window) {
+    inner(context, out, q, cache, batch, hits(request, context) ? wrong(scale) : scale, window);
+  };
+}
+
 }  // namespace
 
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request) {
@@ -48,22 +59,12 @@ void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request)
 }
 
 void seed_softmax_scale_of_another_head_dim(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    const auto factor = static_cast<float>(request.size);
-    inner(context, out, q, cache, batch, hits(request, context) ? factor * scale : scale, window);
-  };
+  const auto factor = static_cast<float>(request.size);
+  seed_scale(seams, request, [factor](float scale) { return factor * scale; });
 }
 
 void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    inner(context, out, q, cache, batch, hits(request, context) ? scale * scale : scale, window);
-  };
+  seed_scale(seams, request, [](float scale) { return scale * scale; });
 }
 
 void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request) {
