@@ -56,16 +56,18 @@ at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
   return widened(table.index_select(0, ids));
 }
 
-// x W^T, and sum |x||W|.
-at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x,
-                                at::Tensor* magnitude) const {
+// x W^T, sum |x||W| and sum x^2 W^2.
+at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
+                                at::Tensor* squares) const {
   const at::Tensor weight = to_torch(checkpoint_.tensor(name));
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
         name, inputs, shape_of(x).text());
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
+  if (squares) *squares = at::empty_like(y);
   const at::Tensor x_abs = magnitude ? x.abs() : at::Tensor();
+  const at::Tensor x_squared = squares ? x.square() : at::Tensor();
   // Widening an element costs about as much as ten multiply-adds.
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
   const Threads threads(work, threads_);
@@ -77,14 +79,15 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x,
       const at::Tensor block = widened(weight.narrow(0, first, count));
       y.narrow(1, first, count).copy_(at::mm(x, block.t()));
       if (magnitude) magnitude->narrow(1, first, count).copy_(at::mm(x_abs, block.abs().t()));
+      if (squares) squares->narrow(1, first, count).copy_(at::mm(x_squared, block.square().t()));
     }
   });
   return y;
 }
 
-at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
-                               at::Tensor* magnitude) const {
-  const at::Tensor y = product(name_at(place, ".weight"), x, magnitude);
+at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
+                               at::Tensor* squares) const {
+  const at::Tensor y = product(name_at(place, ".weight"), x, magnitude, squares);
   if (!has_bias(config(), *place.point)) return y;
   const at::Tensor bias = whole(name_at(place, ".bias"));
   if (magnitude) magnitude->add_(bias.abs());
@@ -92,7 +95,7 @@ at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x,
 }
 
 at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
-                                at::Tensor* magnitude) const {
+                                at::Tensor* magnitude, at::Tensor* squares) const {
   const int64_t tokens = chosen.size(0), k = chosen.size(1);
   const at::Tensor flat = chosen.flatten(), outside = (flat < 0) | (flat >= config().experts.count);
   check(!outside.any().item<bool>(),
@@ -103,16 +106,19 @@ at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const a
   for (int64_t e = 0; e < config().experts.count; ++e) {
     const at::Tensor those = at::nonzero(flat == e).flatten();
     if (those.size(0) == 0) continue;
-    at::Tensor size;
+    at::Tensor size, square;
     const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, e,
                                          place.point->weight);
-    const at::Tensor part = product(name, rows.index_select(0, those), magnitude ? &size : nullptr);
+    const at::Tensor part = product(name, rows.index_select(0, those), magnitude ? &size : nullptr,
+                                    squares ? &square : nullptr);
     if (!y.defined()) {
       y = at::empty({tokens * k, part.size(1)}, part.options());
       if (magnitude) *magnitude = at::empty_like(y).view({tokens, k, -1});
+      if (squares) *squares = at::empty_like(y).view({tokens, k, -1});
     }
     y.index_copy_(0, those, part);
     if (magnitude) magnitude->view(y.sizes()).index_copy_(0, those, size);
+    if (squares) squares->view(y.sizes()).index_copy_(0, those, square);
   }
   return y.view({tokens, k, -1});
 }

@@ -28,15 +28,17 @@ class HeldWeights {
   // Rows of the embedding: [tokens, hidden]. Throws Error for an id outside the vocabulary.
   at::Tensor embedding(std::span<const int32_t> tokens) const;
   // y = x W^T + b of the linear op at `place`: x [tokens, in], y [tokens, out]. With `magnitude`,
-  // that too: sum |x||W| + |b|.
-  at::Tensor linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude = nullptr) const;
+  // that too: sum |x||W| + |b|. With `squares`: sum x^2 W^2.
+  at::Tensor linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude = nullptr,
+                    at::Tensor* squares = nullptr) const;
   // The same of each chosen expert: chosen [tokens, k] int32, x [tokens, in] or [tokens, k, in],
   // y [tokens, k, out]. Throws Error for a choice that is no expert.
   at::Tensor experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
-                     at::Tensor* magnitude = nullptr) const;
+                     at::Tensor* magnitude = nullptr, at::Tensor* squares = nullptr) const;
 
  private:
-  at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude) const;
+  at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
+                     at::Tensor* squares) const;
   at::Tensor widened(const at::Tensor& stored) const;
   at::Tensor whole(const std::string& name) const;
 

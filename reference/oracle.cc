@@ -96,9 +96,11 @@ Exact OpOracle::norm(const OracleCall& call) const {
 Exact OpOracle::linear(const OracleCall& call) const {
   check_inputs(call, 1);
   const at::Tensor x = widened(call.inputs[0]).flatten(1);
-  at::Tensor magnitude;
-  Exact result = exact(weights_.linear(call.place, x, &magnitude));
+  at::Tensor magnitude, squares;
+  Exact result =
+      exact(weights_.linear(call.place, x, &magnitude, call.squares ? &squares : nullptr));
   result.magnitude = to_doubles(magnitude);
+  if (call.squares) result.squares = to_doubles(squares);
   result.terms = x.size(1);
   const Point& p = *call.place.point;
   const bool q = p == point("attn.q");
@@ -251,9 +253,11 @@ Exact OpOracle::softmax(const OracleCall& call) const {
 Exact OpOracle::expert_linear(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor x = widened(call.inputs[0]);
-  at::Tensor magnitude;
-  Exact result = exact(weights_.experts(call.place, x, chosen(call), &magnitude));
+  at::Tensor magnitude, squares;
+  Exact result = exact(
+      weights_.experts(call.place, x, chosen(call), &magnitude, call.squares ? &squares : nullptr));
   result.magnitude = to_doubles(magnitude);
+  if (call.squares) result.squares = to_doubles(squares);
   result.terms = x.size(-1);
   return result;
 }

@@ -17,7 +17,7 @@ int judge_command(Args args) {
       "inputs\n"
       "were not kept is inconclusive. Exit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
-  std::string path, model, limits, schema;
+  std::string path, model, limits, schema, accumulator;
   ObserveOptions observe;
   ReportOptions report;
   app.add_option("TRACE", path, "a trace: X.trace or X.h5")->required();
@@ -25,14 +25,17 @@ int judge_command(Args args) {
   add_selection_options(app, observe);
   add_limits_option(app, limits);
   add_schema_option(app, schema);
+  add_accumulator_option(app, accumulator);
   add_report_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema hf\n"))
     return 0;
-  const JudgeOptions options{
-      .selection = selection_of(observe), .limits = limits_of(limits), .schema = schema_of(schema)};
+  const JudgeOptions options{.selection = selection_of(observe),
+                             .limits = limits_of(limits),
+                             .schema = schema_of(schema),
+                             .accumulator = accumulator_of(accumulator)};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options);
   put_result(result, report);

@@ -231,6 +231,17 @@ std::optional<std::map<std::string, Schema>> schema_of(const std::string& schema
   return all;
 }
 
+void add_accumulator_option(CLI::App& app, std::string& accumulator) {
+  add_choice(app, "--accumulator", accumulator, {"fp32", "tf32"},
+             "how linear ops of an fp32 run sum: their operands as they are, or rounded to tf32 "
+             "(what the trace says)");
+}
+
+std::optional<Accumulator> accumulator_of(const std::string& accumulator) {
+  if (accumulator.empty()) return {};
+  return accumulator_from(accumulator);
+}
+
 Limits limits_of(const std::string& path) { return path.empty() ? Limits{} : Limits::read(path); }
 
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {

@@ -21,7 +21,7 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
-  std::string limits, schema;
+  std::string limits, schema, accumulator;
   bool no_audit = false;
   bool confirm = false;
   std::string modes;  // empty: beside the reference
@@ -40,7 +40,8 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
   const std::vector<FaultRequest> faults = faults_of(options);
   const JudgeOptions judge{.selection = selection_of(options.observe),
                            .limits = limits_of(options.limits),
-                           .schema = schema_of(options.schema)};
+                           .schema = schema_of(options.schema),
+                           .accumulator = accumulator_of(options.accumulator)};
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
@@ -112,14 +113,16 @@ int run_command(Args args) {
   add_fault_option(app, options.faults);
   add_limits_option(app, options.limits);
   add_schema_option(app, options.schema);
+  add_accumulator_option(app, options.accumulator);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one: proves "
                "each finding");
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
-  for (const char* of_reference : {"--keep", "--trace", "--points", "--layers", "--positions",
-                                   "--no-audit", "--confirm", "--limits", "--schema"})
+  for (const char* of_reference :
+       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm",
+        "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

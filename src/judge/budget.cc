@@ -23,6 +23,13 @@ Inner linear(const Exact& e, size_t i) {
   return {kLambda * walk * e.magnitude[i], squared(0.3 * walk * e.magnitude[i])};
 }
 
+// The roundings of the operands are independent of the sum's.
+Inner tf32_linear(const Exact& e, size_t i) {
+  const Inner sum = linear(e, i);
+  const double operands = 1.2 * kTf32Roundoff * std::sqrt(e.squares[i]);
+  return {sum.limit + kLambda * operands, sum.deviation_squared + squared(operands)};
+}
+
 Inner norm(const Exact& e, size_t i) {
   const double half_walk = std::sqrt(static_cast<double>(e.terms)) / 2;
   const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
@@ -119,9 +126,9 @@ bool fits_chain(OpKind op, const Exact& e) {
   return op != OpKind::attention || full(e.weighted_squares);
 }
 
-void check_sizes(OpKind op, const Exact& e, Schema schema) {
+void check_sizes(OpKind op, const Exact& e, Schema schema, bool squares) {
   const size_t n = e.want.size();
-  bool ok = static_cast<int64_t>(n) == e.shape.count();
+  bool ok = static_cast<int64_t>(n) == e.shape.count() && (!squares || e.squares.size() == n);
   const bool reduces = op == OpKind::linear || op == OpKind::expert_linear ||
                        op == OpKind::weighted_sum || op == OpKind::softmax;
   if (reduces) ok = ok && e.magnitude.size() == n;
@@ -189,8 +196,26 @@ std::span<const Schema> schemas_of(OpKind op) {
   return std::span(kAll).first(count);
 }
 
-Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema) {
-  check_sizes(op, exact, schema);
+Accumulator accumulator_from(const std::string& name) {
+  if (name == "fp32") return Accumulator::fp32;
+  check(name == "tf32", "'{}' is no accumulator of linear ops: use fp32 or tf32", name);
+  return Accumulator::tf32;
+}
+
+bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator) {
+  const bool linear = op == OpKind::linear || op == OpKind::expert_linear;
+  return linear && dtype == DType::f32 && accumulator == Accumulator::tf32;
+}
+
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema,
+                 Accumulator accumulator) {
+  const bool tf32 = rounds_operands(op, dtype, accumulator);
+  check_sizes(op, exact, schema, tf32);
+  if (tf32) {
+    Budget budget = fill(op, exact, dtype, schema, tf32_linear);
+    budget.gain += 2 * kTf32Roundoff;  // one operand may be in all products, the same in all rows
+    return budget;
+  }
   switch (op) {
     case OpKind::linear:
     case OpKind::expert_linear:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/dtype.h"
@@ -27,6 +28,13 @@ struct Budget {
 inline constexpr double kLambda = 8;
 // Unit roundoff of the accumulators: every op here sums in fp32.
 inline constexpr double kAccumulatorRoundoff = 0x1p-24;
+// Unit roundoff of tf32: 11 bits of a product's operands are left.
+inline constexpr double kTf32Roundoff = 0x1p-11;
+
+// How the products of linear ops are summed: of operands as they are, or of operands rounded to
+// tf32, in fp32 either way. bf16 and fp16 have no more bits than tf32, so that only fp32 differs.
+enum class Accumulator : uint8_t { fp32, tf32 };
+Accumulator accumulator_from(const std::string& name);  // throws Error on another name
 
 // The budget of a result in `dtype` of a kernel that rounds as `schema` says: fused, once at the
 // store, or to `dtype` on the way too. Formulas after Higham and Mary 2019 (probabilistic bounds);
@@ -34,7 +42,9 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 //   out = ulp(want) / 2, u = kAccumulatorRoundoff
 //   linear     B = out + lambda sqrt(n) u S            V = ulp^2/12 + (0.3 sqrt(n) u S)^2
 //   norm       B = out + (lambda sqrt(n)/2 + 8) u |o|  V = ulp^2/12 + (sqrt(n)/2 u o)^2
-//   expert_linear, weighted_sum  as linear
+//              of tf32 operands, T = 1.2 2^-11 sqrt(sum a^2 w^2): B + lambda T, V + T^2 (the
+//              root mean square on an H200 is half of T, the largest in 1e6 elements 2.6 T)
+//   expert_linear, weighted_sum  as linear, the second always of operands as they are
 //   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o|
 //              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2
 //   rope       B = out + (4 + 2 angle) u (|x1|+|x2|)   V = ulp^2/12 + (0.6 u)^2 ((x1 c)^2+(x2 s)^2)
@@ -46,9 +56,14 @@ inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 //   gather, add  B = out, V = ulp^2/12 (held to the bits; B says how far off one is)
 // An accumulator that truncates 16 products at a time is 2^-23 too small with each: gain = max(1,
 // n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope
-// 2^-23. misrounds: bf16 .02, fp16 .10, twice and more of what matrix products on CPUs and GPUs
-// have; no limit in fp32. Throws Error when `exact` lacks a magnitude that `op` needs.
-Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema = Schema::fused);
+// 2^-23; tf32 operands 2^-10 more. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
+// products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
+// that `op` needs.
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema = Schema::fused,
+                 Accumulator accumulator = Accumulator::fp32);
+
+// Whether the op's budget needs Exact::squares.
+bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator);
 
 // The schemas that differ for the op, strictest first; {fused} when all are the same.
 std::span<const Schema> schemas_of(OpKind op);

@@ -34,6 +34,12 @@ int64_t number_of(const Manifest& manifest, const char* name) {
   return std::max<int64_t>(number, 0);
 }
 
+// What the trace says, or the usual.
+Accumulator accumulator_of(const Manifest& manifest) {
+  const auto found = manifest.provenance.find("accumulator");
+  return found == manifest.provenance.end() ? Accumulator::fp32 : accumulator_from(found->second);
+}
+
 double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
@@ -64,6 +70,7 @@ struct Judge::State {
   bool stems_from_overflow(size_t place, int32_t request) const;
   void judge_pool(size_t index);
   void judge_schemas();
+  Accumulator accumulator() const { return options.accumulator.value_or(accumulator_of(manifest)); }
   void judge_choices();
   void find_shapes(Result& result) const;
   std::map<std::string, double> limits() const;
@@ -103,6 +110,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                          .limit_scale = options.limit_scale,
                          .partial = !manifest_.selection.empty(),
                          .schema = options.schema.value_or(manifest_.schema),
+                         .accumulator = accumulator(),
                          .limits = options.limits}),
       ledger(manifest_.graph),
       logits(manifest_.dtype),
@@ -307,6 +315,9 @@ void Judge::State::judge_schemas() {
   }
   if (options.schema)
     ledger.note("judged under the schemas that were asked for, whatever the trace declares");
+  if (accumulator() == Accumulator::tf32 && manifest.dtype == DType::f32)
+    ledger.note(fmt::format("linear ops may round their operands to tf32, as {}",
+                            options.accumulator ? "was asked for" : "the trace declares"));
   for (const std::string& note : op_judge.schemas().notes()) ledger.note(note);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/judge/budget.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/verdict.h"
@@ -19,6 +20,7 @@ struct JudgeOptions {
   Limits limits;
   // By point name, instead of what the trace declares; a point that is missing is tried.
   std::optional<std::map<std::string, Schema>> schema;
+  std::optional<Accumulator> accumulator;  // instead of what the trace declares
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
 };

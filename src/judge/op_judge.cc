@@ -157,6 +157,10 @@ DType OpJudge::dtype_at(const Place& place) const {
   return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
 }
 
+bool OpJudge::measured(OpKind op) const {
+  return !rounds_operands(op, options_.dtype, options_.accumulator);
+}
+
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                        const NodeRows& node, DType dtype, NodeOutcome& outcome) const {
   const Trouble trouble = pass.seen.trouble(place, dtype, node);
@@ -248,7 +252,7 @@ void OpJudge::judge_member(const Place& place, const Shape& row_shape, Group& gr
     Measure measure = member.meters[s].finish();
     if (group.schemas[s] == Schema::fused && place.point->node_class != NodeClass::exact)
       reached_[op].add(reached_by(measure));
-    tighten(measure.statistics, options_.limits.of(op, options_.dtype));
+    if (measured(op)) tighten(measure.statistics, options_.limits.of(op, options_.dtype));
     outcomes.push_back(outcome_of(std::move(measure), row_shape, options_.limit_scale));
   }
   const bool telling = std::ssize(member.node->rows) >= kTellingRows &&
@@ -264,6 +268,7 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
   OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
   call.tokens = std::span(group.tokens).subspan(first, count);
+  call.squares = rounds_operands(place.point->op, options_.dtype, options_.accumulator);
   call.length = pass.seen.length_of(rows.front().request);
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
   std::vector<PickedRows> picked;
@@ -284,9 +289,10 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   }
   std::vector<Budget> budgets;
   for (const Schema schema : group.schemas)
-    budgets.push_back(budget_of(place.point->op, exact, options_.dtype, schema));
+    budgets.push_back(
+        budget_of(place.point->op, exact, options_.dtype, schema, options_.accumulator));
   // Limits are measured of kernels that round once.
-  if (group.schemas.front() == Schema::fused)
+  if (group.schemas.front() == Schema::fused && measured(place.point->op))
     tighten(budgets.front(), exact.want, options_.dtype,
             options_.limits.of(place.point->op, options_.dtype));
   const auto reference = [&](const Pass* model) {

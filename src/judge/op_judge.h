@@ -4,6 +4,7 @@
 #include <set>
 #include <vector>
 
+#include "src/judge/budget.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
 #include "src/judge/limits.h"
@@ -29,6 +30,7 @@ struct OpJudgeOptions {
   double limit_scale = 1;
   bool partial = false;                  // the trace was not meant to hold every tensor
   std::map<std::string, Schema> schema;  // declared, by point name
+  Accumulator accumulator = Accumulator::fp32;
   Limits limits;
 };
 
@@ -63,6 +65,8 @@ class OpJudge {
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, const NodeRows& node);
   DType dtype_at(const Place& place) const;
+  // Whether the limits that were measured of kernels like the engine's hold for the op too.
+  bool measured(OpKind op) const;
 
   Oracle& oracle_;
   OpJudgeOptions options_;

@@ -26,6 +26,7 @@ struct Exact {
   // rope: |x1| + |x2|                        silu_mul: empty
   // attention: sum p|v|
   std::vector<double> magnitude;
+  std::vector<double> squares;  // linear, expert_linear, where asked for: sum a^2 w^2
   std::vector<double> spread;   // attention: sum p |v - o|
   std::vector<double> score;    // attention, per (row, head): max over j of scale * sum |q k_j|
   std::vector<double> angle;    // rope: position * inv_freq of the element's pair
@@ -49,6 +50,7 @@ struct OracleCall {
   std::span<const Row> rows;        // of the output
   std::span<const int32_t> tokens;  // embed: the ids that were fed, one a row
   int64_t length = 0;               // rope: tokens of the request after this pass (dynamic tables)
+  bool squares = false;             // linear, expert_linear: Exact::squares too
   KeysValues keys_values;           // attention: of the one request that all rows belong to
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "kernels/check.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
@@ -21,6 +22,26 @@ TEST(Budget, OfALinearOp) {
   // At zero the spacing is that of the subnormals, and the accumulation remains.
   EXPECT_NEAR(b.limit[1], 8 * 8 * kU * 3, 1e-30);
   EXPECT_GT(b.variance[1], 0);
+}
+
+TEST(Budget, OfALinearOpOnTf32OperandsKnowsTheirRoundings) {
+  const Exact exact{
+      .shape = {1, 1}, .want = {1.0}, .terms = 64, .magnitude = {10}, .squares = {25}};
+  const double operands = 1.2 * 0x1p-11 * 5;
+  for (const OpKind op : {OpKind::linear, OpKind::expert_linear}) {
+    const Budget tf32 = budget_of(op, exact, DType::f32, Schema::fused, Accumulator::tf32);
+    const Budget fp32 = budget_of(op, exact, DType::f32);
+    EXPECT_DOUBLE_EQ(tf32.limit[0], fp32.limit[0] + 8 * operands);
+    EXPECT_DOUBLE_EQ(tf32.variance[0], fp32.variance[0] + operands * operands);
+    EXPECT_DOUBLE_EQ(tf32.gain, fp32.gain + 0x1p-10);
+    // 16-bit operands are whole in tf32.
+    const Budget bf16 = budget_of(op, exact, DType::bf16, Schema::fused, Accumulator::tf32);
+    EXPECT_EQ(bf16.limit, budget_of(op, exact, DType::bf16).limit);
+  }
+  const Exact without{.shape = {1, 1}, .want = {1.0}, .terms = 64, .magnitude = {10}};
+  EXPECT_THROW(budget_of(OpKind::linear, without, DType::f32, Schema::fused, Accumulator::tf32),
+               Error);
+  EXPECT_THROW(accumulator_from("tf16"), Error);
 }
 
 TEST(Budget, OfANorm) {

@@ -138,6 +138,7 @@ class Magnitudes : public testing::Test {
     return oracle_->evaluate({.place = {&p, p.per_layer ? 1 : -1},
                               .inputs = std::move(inputs),
                               .rows = rows,
+                              .squares = true,
                               .keys_values = keys_values});
   }
 
@@ -156,23 +157,26 @@ TEST_F(Magnitudes, LinearWithBias) {
   const Exact exact = evaluate(point("attn.k"), {x}, {0, 1, 2, 3, 4});
   const TensorView w = checkpoint_->tensor("model.layers.1.self_attn.k_proj.weight");
   const TensorView b = checkpoint_->tensor("model.layers.1.self_attn.k_proj.bias");
-  std::vector<double> want, magnitude;
+  std::vector<double> want, magnitude, squares;
   double largest_bias = 0;
   for (int64_t t = 0; t < 5; ++t)
     for (int64_t o = 0; o < w.rows(); ++o) {
-      double sum = value_at(b, o), s = std::fabs(sum);
+      double sum = value_at(b, o), s = std::fabs(sum), of_squares = 0;
       largest_bias = std::max(largest_bias, s);
       for (int64_t i = 0; i < 64; ++i) {
         const double product = value_at(x, t * 64 + i) * value_at(w, o * 64 + i);
         sum += product;
         s += std::fabs(product);
+        of_squares += product * product;
       }
       want.push_back(sum);
       magnitude.push_back(s);
+      squares.push_back(of_squares);
     }
   EXPECT_GT(largest_bias, 0) << "this checkpoint cannot show a lost bias";
   expect_close(exact.want, want);
   expect_close(exact.magnitude, magnitude);
+  expect_close(exact.squares, squares);
   EXPECT_EQ(exact.terms, 64);
   EXPECT_EQ(exact.shape, (Shape{5, config().kv_heads, config().head_dim}));
 }
