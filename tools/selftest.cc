@@ -43,6 +43,7 @@ int selftest_command(Args args) {
   ModelOptions options;
   bool quick = false;
   std::string json, journal, limits;
+  std::vector<std::string> traces;
   add_model_folder(app, options.model);
   add_threads_option(app, options.threads);
   app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
@@ -52,6 +53,11 @@ int selftest_command(Args args) {
   add_limits_option(app, limits);
   add_device_option(app, options.device);
   app.add_flag("--quick", quick, "a few runs of each kind: a minute instead of half an hour");
+  app.add_option("--clean-trace", traces,
+                 "a trace of another engine that is known to be right: it must come out without a "
+                 "finding (repeatable)")
+      ->type_name("TRACE")
+      ->allow_extra_args(false);
   app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
   app.add_option("--journal", journal,
                  "keep what each run came to in this file; called again, go on from there")
@@ -72,6 +78,7 @@ int selftest_command(Args args) {
                                  .device = session.engine.device},
                         .dtypes = dtypes_of(options.dtype, quick, config),
                         .limits = limits_of(limits),
+                        .traces = traces,
                         .journal = journal,
                         .threads = options.threads,
                         .progress = [&](size_t done, size_t total, const std::string& name) {

@@ -65,6 +65,13 @@ void tell_clean(const Selftest& test, std::string& text) {
     if (is_alarm(outcome)) text += fmt::format("  alarm: {}: {}\n", outcome.name, outcome.story);
 }
 
+void tell_traces(const Selftest& test, std::string& text) {
+  for (const TraceCheck& trace : test.traces)
+    text +=
+        fmt::format("{}: {}: {} of {} nodes judged, {}\n", trace.alarmed() ? "alarm" : "no finding",
+                    trace.name, trace.judged, trace.expected, trace.story);
+}
+
 void tell_power(const Selftest& test, std::string& text) {
   Table table{{"one fault", "runs", "detected", "first op exact"}, {}};
   for (const PowerRow& row : power_of(test)) {
@@ -226,7 +233,8 @@ bool passed(const Selftest& test) {
   };
   const auto several = std::ssize(test.several);
   return !test.clean.empty() && std::ranges::none_of(test.clean, is_alarm) &&
-         !test.controls.empty() && std::ranges::all_of(test.controls, &Control::failed) &&
+         std::ranges::none_of(test.traces, &TraceCheck::alarmed) && !test.controls.empty() &&
+         std::ranges::all_of(test.controls, &Control::failed) &&
          std::ranges::all_of(power_of(test), reached) &&
          (several == 0 ||
           share(std::ranges::count_if(test.several, named_all), several) >= kSeveralNamed);
@@ -237,6 +245,7 @@ std::string text_of(const std::vector<Selftest>& tests) {
   for (const Selftest& test : tests) {
     text += fmt::format("\n{}\n", name_of(test.dtype));
     tell_clean(test, text);
+    tell_traces(test, text);
     const auto failed = std::ranges::count_if(test.controls, &Control::failed);
     text += fmt::format("must fail         {} of {} do\n", failed, test.controls.size());
     for (const Control& control : test.controls)
@@ -268,7 +277,14 @@ std::string json_of(const std::vector<Selftest>& tests) {
   };
   Json json = Json::array();
   for (const Selftest& test : tests) {
-    Json power = Json::array(), controls = Json::array();
+    Json power = Json::array(), controls = Json::array(), traces = Json::array();
+    for (const TraceCheck& trace : test.traces)
+      traces.push_back({{"name", trace.name},
+                        {"verdict", trace.verdict},
+                        {"story", trace.story},
+                        {"judged", trace.judged},
+                        {"expected", trace.expected},
+                        {"alarmed", trace.alarmed()}});
     for (const PowerRow& row : power_of(test))
       power.push_back({{"effect", row.name},
                        {"runs", row.runs},
@@ -288,6 +304,7 @@ std::string json_of(const std::vector<Selftest>& tests) {
                     {"curve", json_of(curve_of(test))},
                     {"rules", json_of(rules_of(test))},
                     {"controls", controls},
+                    {"traces", traces},
                     {"cannot_be_shown", blind_spots(test)},
                     {"clean", outcomes(test.clean)},
                     {"faults", outcomes(test.faults)},

@@ -38,8 +38,9 @@ struct RuleRow {
 };
 std::vector<RuleRow> rules_of(const Selftest& test);
 
-// Whether the judge may be trusted: no clean run alarmed, every control failed, every share of the
-// power table reached, and 95 % of the runs with several faults named each of them.
+// Whether the judge may be trusted: no clean run and no right trace alarmed, every control failed,
+// every share of the power table reached, and 95 % of the runs with several faults named each of
+// them.
 bool passed(const Selftest& test);
 
 std::string text_of(

@@ -278,6 +278,7 @@ std::vector<std::string> left_out(const ModelConfig& config) {
 }  // namespace
 
 std::vector<Selftest> selftest(const SelftestRun& run) {
+  const std::vector<DType> of_traces = dtypes_of_traces(run.traces, run.dtypes);
   Runner runner(run);
   std::vector<Selftest> tests;
   for (DType dtype : run.dtypes)
@@ -294,6 +295,10 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
     test.clean.push_back(
         outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
     test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
+    for (size_t i = 0; i < run.traces.size(); ++i)
+      if (of_traces[i] == dtype)
+        std::ranges::move(check_trace(run.traces[i], run.checkpoint, run.limits),
+                          std::back_inserter(test.traces));
     test.left_out = left_out(run.plan.config);
   }
   return tests;

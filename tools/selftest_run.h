@@ -10,6 +10,7 @@
 #include "src/judge/limits.h"
 #include "tools/controls.h"
 #include "tools/selftest_cases.h"
+#include "tools/selftest_traces.h"
 
 namespace lockstep {
 
@@ -39,6 +40,7 @@ struct Selftest {
   // clean: of the engine, and the last of the reference in the engine's place.
   std::vector<SelftestOutcome> clean, faults, several;
   std::vector<Control> controls;
+  std::vector<TraceCheck> traces;     // of other engines
   std::vector<std::string> left_out;  // faults that the model cannot have, with what they need
 };
 
@@ -48,13 +50,15 @@ struct SelftestRun {
   SelftestPlan plan;
   std::vector<DType> dtypes;
   Limits limits = {};
+  std::vector<std::string> traces = {};  // of other engines, known to be right
   // A file that gets a line as each case ends; those it has already are not run again. Empty: none.
   std::string journal;
   int threads = 0;  // runs at once; 0: as many as there are cores
   std::function<void(size_t done, size_t total, const std::string& name)> progress;
 };
 
-// One Selftest a dtype. Throws Error when a run cannot go on, or the journal is of another model or
+// One Selftest a dtype. Throws Error when a run cannot go on, a trace is none of this model in one
+// of these dtypes, or the journal is of another model or
 // other limits, or cannot be written.
 std::vector<Selftest> selftest(const SelftestRun& run);
 

@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <set>
 
 #include "tests/judged.h"
+#include "tools/judged_trace.h"
+#include "tools/options.h"
 #include "tools/selftest_report.h"
 
 namespace lockstep {
@@ -63,6 +66,15 @@ TEST(Passed, NeedsEverything) {
     test = good_test();
     test.faults[missed] = fault_run(test.faults[missed].effect, false);
     EXPECT_FALSE(passed(test)) << "a fault that is missed: " << missed;
+  }
+  test = good_test();
+  for (const TraceCheck& bad : {TraceCheck{"a trace", "diverged", "", 5, 5},
+                                TraceCheck{"a trace", "inconclusive", "", 0, 5}}) {
+    test = good_test();
+    test.traces = {{"a trace", "inconclusive", "", 3, 5}};
+    EXPECT_TRUE(passed(test)) << "a trace that holds a part, all of it right";
+    test.traces.push_back(bad);
+    EXPECT_FALSE(passed(test)) << "a right trace that is called wrong, or an empty one";
   }
   test = good_test();
   test.faults[1].first_exact = false;
@@ -178,6 +190,28 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
   EXPECT_NE(error_of([&] { selftest(wrong); }).find("is no journal of a selftest of this model"),
             std::string::npos);
   std::filesystem::remove(run.journal);
+}
+
+// Hugging Face's activations: right, and in bf16.
+TEST(Selftest, TakesARightTraceAndCallsAWrongOneAnAlarm) {
+  const std::string path = temp_path("golden.h5");
+  std::filesystem::remove(path);
+  const std::string write = LOCKSTEP_BINARY_DIR "/write_golden_trace bard-qwen3 " + path;
+  ASSERT_EQ(std::system(write.c_str()), 0);
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const std::vector<TraceCheck> checks = check_trace(path, checkpoint, {});
+  ASSERT_EQ(checks.size(), 2u);
+  for (const TraceCheck& trace : checks) {
+    EXPECT_FALSE(trace.alarmed()) << trace.name << ": " << trace.story;
+    EXPECT_GE(trace.judged, 48) << trace.name;
+    EXPECT_LT(trace.judged, trace.expected) << "not every op is stored";
+  }
+  const Result fused = judge_trace(path, checkpoint, {.schema = schema_of("fused")});
+  EXPECT_EQ(fused.verdict, "diverged") << "one rounding is not what it declares";
+  EXPECT_NE(error_of([&] { dtypes_of_traces({path}, {DType::f32}); }).find("give --dtype bf16"),
+            std::string::npos);
+  EXPECT_EQ(dtypes_of_traces({path}, {DType::f32, DType::bf16}), std::vector{DType::bf16});
+  std::filesystem::remove(path);
 }
 
 }  // namespace
