@@ -21,6 +21,7 @@
 #include "tools/meter.h"
 #include "tools/options.h"
 #include "tools/output.h"
+#include "tools/peak_memory.h"
 #include "tools/synthetic.h"
 
 namespace lockstep {
@@ -53,7 +54,8 @@ constexpr int kPrefills = 5;
 constexpr int64_t kDecodes = 22;  // passes a run; the first kWarmUp of them do not count
 constexpr int64_t kWarmUp = 2;
 constexpr int kRuns = 2;
-constexpr double kSpare = 200e6;  // bytes beside weights and K/V that the engine may take
+constexpr double kSpare = 200e6;       // bytes beside weights and K/V that the engine may take
+constexpr double kJudgingLimit = 2e9;  // bytes that judging a pass may take
 
 double seconds_of(const auto& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -103,18 +105,6 @@ class Roofs {
   ThreadPool one_{1}, all_;
   Tensor buffer_;
   std::vector<double> read_one_, read_all_, dot_one_, dot_all_;
-};
-
-// The most memory that this process has had resident, in bytes; reset() begins anew where the
-// system can.
-struct PeakMemory {
-  static void reset() { std::ofstream("/proc/self/clear_refs") << "5" << std::flush; }
-  static double bytes() {
-    std::ifstream status("/proc/self/status");
-    for (std::string line; std::getline(status, line);)
-      if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
-    fail("lockstep bench wants VmHWM in /proc/self/status, found none: run it on Linux");
-  }
 };
 
 // Where the time of some passes went, in seconds.
@@ -267,7 +257,14 @@ std::vector<Figure> measure_judging(const BenchShape& shape, int threads, Progre
   const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), threads);
   return {{shape.name, "the fp64 model, a decode pass", "ms", 1e3, times.model},
           {shape.name, "judging a decode pass", "ms", 1e3, times.judge, Whole::fp64_model,
-           median_of(times.model)}};
+           median_of(times.model)},
+          {shape.name,
+           fmt::format("memory, judging {} rows of logits", times.rows),
+           "MB",
+           1e-6,
+           {times.extra_bytes},
+           Whole::judging_limit,
+           kJudgingLimit}};
 }
 
 std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
@@ -330,6 +327,8 @@ std::vector<Cell> row_of(const Figure& figure) {
       return row(median / figure.best, "the pass");
     case Whole::limit:
       return row(median / figure.best, "weights + K/V + 200 MB");
+    case Whole::judging_limit:
+      return row(median / figure.best, "2 GB");
     case Whole::fp64_model:
       return row(median / figure.best, "the fp64 model's pass");
     case Whole::none:
