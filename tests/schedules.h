@@ -1,6 +1,7 @@
 // Random requests and random legal ways to serve them, each named by its seed.
 #pragma once
 
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -50,6 +51,17 @@ inline EngineOptions random_options(uint64_t seed, DType dtype) {
 
 inline std::string text_of_schedule(const std::string& model, uint64_t seed) {
   return model + ", random_options(" + std::to_string(seed) + ")";
+}
+
+// Seeds of random schedules, spread over 200: `usual` of them, or as many as LOCKSTEP_SCHEDULES in
+// the environment says.
+inline std::vector<uint64_t> schedule_seeds(uint64_t usual) {
+  constexpr uint64_t kSchedules = 200;
+  const char* wanted = std::getenv("LOCKSTEP_SCHEDULES");
+  const uint64_t count = wanted != nullptr ? std::stoul(wanted) : usual;
+  std::vector<uint64_t> seeds;
+  for (uint64_t i = 1; i <= count; ++i) seeds.push_back(i * kSchedules / count);
+  return seeds;
 }
 
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 // engine is judged clean.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
@@ -36,19 +35,12 @@ class ServedRun : public testing::TestWithParam<Case> {
   }
 };
 
-// A judged schedule costs a second: all 200 are run with LOCKSTEP_SCHEDULES=200 in the environment,
-// and otherwise as many as this, spread over the 200.
-constexpr uint64_t kSchedules = 200, kSpread = 6;
-
 TEST_P(ServedRun, OfRandomSchedulesIsClean) {
-  const char* wanted = std::getenv("LOCKSTEP_SCHEDULES");
-  const uint64_t count = wanted != nullptr ? std::stoul(wanted) : kSpread;
-  for (uint64_t i = 1; i <= count; ++i) {
-    const uint64_t seed = i * kSchedules / count;
+  // A judged one costs a second.
+  for (const uint64_t seed : schedule_seeds(6))
     expect_clean(random_options(seed, GetParam().dtype),
                  family_of_eight(seed % 20, checkpoint_.config().vocab),
                  text_of_schedule(GetParam().model, seed));
-  }
 }
 
 TEST_P(ServedRun, OfASharedPrefixIsClean) {
