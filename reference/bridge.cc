@@ -42,7 +42,9 @@ at::Tensor to_torch(const TensorView& view) {
 }
 
 TensorView to_view(const at::Tensor& tensor) {
-  check(tensor.is_contiguous(), "a contiguous tensor was wanted, found strides: copy {} first",
+  check(tensor.is_contiguous() && tensor.is_cpu(),
+        "a contiguous tensor in host memory was wanted, found strides or another device: copy {} "
+        "first",
         shape_of(tensor).text());
   return {tensor.data_ptr(), dtype_of(tensor.scalar_type()), Device::cpu, shape_of(tensor)};
 }
@@ -55,7 +57,7 @@ at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
 }
 
 std::vector<double> to_doubles(const at::Tensor& tensor) {
-  const at::Tensor wide = as_dtype(tensor, DType::f64).contiguous();
+  const at::Tensor wide = as_dtype(tensor, DType::f64).contiguous().cpu();
   const double* first = wide.const_data_ptr<double>();
   return {first, first + wide.numel()};
 }

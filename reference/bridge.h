@@ -1,4 +1,5 @@
-// Between this project's tensors and LibTorch's. All on the CPU.
+// Between this project's tensors, which are in host memory here, and LibTorch's, which may be on a
+// CUDA device.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,7 @@ TensorView to_view(const at::Tensor& tensor);
 // In another dtype: widening is exact, narrowing rounds to nearest even. The tensor itself when it
 // has that dtype already.
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype);
-// All elements, row-major, as doubles.
+// All elements, row-major, as doubles, from wherever they are.
 std::vector<double> to_doubles(const at::Tensor& tensor);
 
 Shape shape_of(const at::Tensor& tensor);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/check.h"
 #include "reference/bridge.h"
@@ -14,6 +15,8 @@ namespace {
 
 // Elements of a weight that are widened at a time: 1 MiB in fp64, so that they stay in a cache.
 constexpr int64_t kBlock = 1 << 17;
+// The same on a device, where a product must be large to be fast: 256 MiB, twice for a magnitude.
+constexpr int64_t kDeviceBlock = 1 << 25;
 
 std::string name_at(const Place& place, const char* part) {
   const std::string layer =
@@ -30,18 +33,43 @@ bool has_bias(const ModelConfig& config, const Point& p) {
 }  // namespace
 
 HeldWeights::HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& options, DType wide)
-    : checkpoint_(checkpoint), run_(options.dtype), wide_(wide), threads_(options.threads) {
+    : checkpoint_(checkpoint),
+      run_(options.dtype),
+      wide_(wide),
+      threads_(options.threads),
+      gpu_(options.gpu),
+      kept_(gpu_ < 0 ? nullptr : kept_for(checkpoint, run_, gpu_)) {
   check(wide == DType::f32 || wide == DType::f64,
         "the reference computes in fp32 or fp64, {} was asked for", name_of(wide));
 }
 
-at::Tensor HeldWeights::widened(const at::Tensor& stored) const {
-  return as_dtype(as_dtype(stored, run_), wide_);
+// An oracle and two models that judge one run read the same weights, which may fill half a device.
+std::shared_ptr<HeldWeights::Kept> HeldWeights::kept_for(const Checkpoint& checkpoint, DType dtype,
+                                                         int gpu) {
+  static std::map<std::tuple<const Checkpoint*, DType, int>, std::weak_ptr<Kept>> all;
+  std::weak_ptr<Kept>& known = all[{&checkpoint, dtype, gpu}];
+  std::shared_ptr<Kept> kept = known.lock();
+  if (!kept) known = kept = std::make_shared<Kept>();
+  return kept;
 }
 
-at::Tensor HeldWeights::whole(const std::string& name) const {
-  return widened(to_torch(checkpoint_.tensor(name)));
+at::Device HeldWeights::device() const {
+  return gpu_ < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<int8_t>(gpu_));
 }
+
+at::Tensor HeldWeights::stored(const std::string& name) const {
+  const at::Tensor in_file = to_torch(checkpoint_.tensor(name));
+  if (!kept_) return in_file;
+  const auto [at, added] = kept_->try_emplace(name);
+  if (added) at->second = as_dtype(in_file.to(device()), run_);
+  return at->second;
+}
+
+at::Tensor HeldWeights::widened(const at::Tensor& part) const {
+  return as_dtype(as_dtype(part, run_), wide_);
+}
+
+at::Tensor HeldWeights::whole(const std::string& name) const { return widened(stored(name)); }
 
 at::Tensor HeldWeights::norm(const Place& place) const { return whole(name_at(place, ".weight")); }
 
@@ -52,14 +80,14 @@ at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
           config().vocab, token);
   const at::Tensor ids = at::empty({std::ssize(tokens)}, at::kLong);
   std::ranges::copy(tokens, ids.mutable_data_ptr<int64_t>());
-  const at::Tensor table = to_torch(checkpoint_.tensor(name_at({&point("embed")}, ".weight")));
-  return widened(table.index_select(0, ids));
+  const at::Tensor table = stored(name_at({&point("embed")}, ".weight"));
+  return widened(table.index_select(0, ids.to(device())));
 }
 
 // x W^T, sum |x||W| and sum x^2 W^2.
 at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
                                 at::Tensor* squares) const {
-  const at::Tensor weight = to_torch(checkpoint_.tensor(name));
+  const at::Tensor weight = stored(name);
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
         name, inputs, shape_of(x).text());
@@ -70,9 +98,10 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const at::Tensor x_squared = squares ? x.square() : at::Tensor();
   // Widening an element costs about as much as ten multiply-adds.
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
-  const Threads threads(work, threads_);
+  const Threads threads(gpu_ < 0 ? work : 0, threads_);
   // The blocks are the same whatever the number of threads, and so are the results.
-  const int64_t rows = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, inputs));
+  const int64_t rows =
+      std::max<int64_t>(1, (gpu_ < 0 ? kBlock : kDeviceBlock) / std::max<int64_t>(1, inputs));
   at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
       const int64_t count = std::min(rows, outputs - first);

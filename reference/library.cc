@@ -1,4 +1,6 @@
 #include <ATen/ATen.h>
+#include <dlfcn.h>
+#include <torch/cuda.h>
 #include <torch/version.h>
 
 #include "kernels/check.h"
@@ -12,11 +14,21 @@ class Library final : public ReferenceLibrary {
  public:
   Library() {
     // LibTorch's fused attention on the CPU has an exp of 20 ulp, which is more than the judge
-    // allows an engine: leave the plain one.
+    // allows an engine: leave the plain one. On a device too, where the others may use TF32.
     at::globalContext().setSDPUseFlash(false);
+    at::globalContext().setSDPUseMemEfficient(false);
+    at::globalContext().setSDPUseCuDNN(false);
+    // As it is by default, and whatever the environment says.
+    at::globalContext().setFloat32MatmulPrecision("highest");
   }
 
   std::string version() const override { return TORCH_VERSION; }
+
+  // Not linked, because a run on the CPU should not wait for it, and a LibTorch may have none.
+  bool has_gpu(int number) const override {
+    static const bool loaded = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) != nullptr;
+    return loaded && number >= 0 && number < torch::cuda::device_count();
+  }
 
   std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
                                  const ReferenceOptions& options) override {
@@ -35,13 +47,16 @@ class Library final : public ReferenceLibrary {
   }
 
  private:
-  static void check_options(const ReferenceOptions& options) {
+  void check_options(const ReferenceOptions& options) const {
     check(is_float(options.dtype),
           "weights in fp32, fp16 or bf16 were wanted, found {}: use a "
           "float --dtype",
           name_of(options.dtype));
     check(options.threads >= 0, "a number of threads was wanted, found {}: use 0 for all cores",
           options.threads);
+    check(options.gpu < 0 || has_gpu(options.gpu),
+          "LibTorch was to compute on CUDA device {}, which it does not have: let it use the CPU",
+          options.gpu);
   }
 };
 

@@ -1,21 +1,19 @@
 #include "reference/oracle.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/check.h"
 #include "reference/bridge.h"
+#include "reference/exact_attention.h"
 #include "reference/families.h"
 #include "reference/held_weights.h"
 #include "reference/rotary.h"
 
 namespace lockstep {
 namespace {
-
-at::Tensor widened(const TensorView& view) { return as_dtype(to_torch(view), DType::f64); }
 
 class OpOracle final : public Oracle {
  public:
@@ -37,6 +35,9 @@ class OpOracle final : public Oracle {
 
  private:
   Exact evaluate_in_torch(const OracleCall& call);
+  at::Tensor widened(const TensorView& view) const {
+    return as_dtype(to_torch(view).to(weights_.device()), DType::f64);
+  }
   Exact gather(const OracleCall& call) const;
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
@@ -119,7 +120,8 @@ Exact OpOracle::rope(const OracleCall& call) {
     // Without tables that depend on it, any length does.
     rotary_.append(angles, row.position, std::max<int64_t>(call.length, row.position + 1));
   const auto table = [&](std::vector<double>& values) {
-    return at::from_blob(values.data(), {x.size(0), 1, config_.head_dim / 2}, x.options());
+    const std::vector<int64_t> shape = {x.size(0), 1, config_.head_dim / 2};
+    return at::from_blob(values.data(), shape, at::kDouble).to(x.device());
   };
   const at::Tensor c = table(angles.cos), s = table(angles.sin), angle = table(angles.angle);
   const auto halves = x.chunk(2, -1);
@@ -133,28 +135,6 @@ Exact OpOracle::rope(const OracleCall& call) {
   result.x2 = to_doubles(at::cat({-x2, x1}, -1));
   result.cos = to_doubles(at::cat({c, c}, -1).expand_as(x));
   result.sin = to_doubles(at::cat({s, s}, -1).expand_as(x));
-  return result;
-}
-
-// One query at a time over just the keys that it sees: no mask, so that what is not finite in a key
-// that it does not see cannot reach it. [kv heads, group, ...] throughout.
-struct Query {
-  at::Tensor out, magnitude, spread, score, weighted_squares;
-};
-
-Query attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  const at::Tensor keys = k.transpose(1, 2);
-  const at::Tensor p = at::softmax(at::bmm(q, keys) * scale, -1);
-  Query result;
-  result.out = at::bmm(p, v);
-  result.magnitude = at::bmm(p, v.abs());
-  result.weighted_squares = at::bmm(p.square(), v.square());
-  result.score = at::bmm(q.abs(), keys.abs()).amax(-1) * scale;
-  result.spread = at::empty_like(result.out);
-  for (int64_t g = 0; g < q.size(1); ++g) {
-    const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
-    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs()));
-  }
   return result;
 }
 
@@ -176,34 +156,14 @@ Exact OpOracle::attention(const OracleCall& call) const {
 
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
-  const at::Tensor out = at::empty_like(q), magnitude = at::empty_like(q);
-  const at::Tensor spread = at::empty_like(q), squares = at::empty_like(q);
-  const at::Tensor score = at::empty({tokens, kv, heads / kv}, q.options());
-  const double scale = 1 / std::sqrt(static_cast<double>(config_.head_dim));
+  std::vector<KeyRange> seen;
   const int64_t window = config_.window[static_cast<size_t>(call.place.layer)];
-  Exact result{.shape = queries};
-  result.row_terms.resize(call.rows.size());
-  const Threads threads(4.0 * static_cast<double>(q.numel()) * static_cast<double>(length),
-                        threads_);
-  at::parallel_for(0, tokens, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t last = call.rows[static_cast<size_t>(t)].position;
-      const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, last - window + 1);
-      const int64_t count = last - first + 1;
-      const Query row = attend(q[t], k.narrow(1, first, count), v.narrow(1, first, count), scale);
-      out[t].copy_(row.out);
-      magnitude[t].copy_(row.magnitude);
-      spread[t].copy_(row.spread);
-      squares[t].copy_(row.weighted_squares);
-      score[t].copy_(row.score);
-      result.row_terms[static_cast<size_t>(t)] = static_cast<double>(count);
-    }
-  });
-  result.want = to_doubles(out);
-  result.magnitude = to_doubles(magnitude);
-  result.spread = to_doubles(spread);
-  result.score = to_doubles(score);
-  result.weighted_squares = to_doubles(squares);
+  for (const Row& row : call.rows) {
+    const int64_t end = row.position + 1;
+    seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
+  }
+  Exact result = exact_attention(q, k, v, seen, threads_);
+  result.shape = queries;
   return result;
 }
 
@@ -229,7 +189,7 @@ at::Tensor OpOracle::chosen(const OracleCall& call) const {
   check(index.dtype == DType::i32 && index.shape == wanted,
         "{} reads the experts of each row as int32 {}, found {} {}: record mlp.experts whole",
         call.place.point->name, wanted.text(), name_of(index.dtype), index.shape.text());
-  return to_torch(index);
+  return to_torch(index).to(weights_.device());
 }
 
 Exact OpOracle::softmax(const OracleCall& call) const {

@@ -73,8 +73,12 @@ class Qwen final : public ReferenceModel {
   at::Tensor wide(const at::Tensor& x) const { return as_dtype(x, weights_.wide()); }
   at::Tensor rounded(const at::Tensor& x) const { return as_dtype(x, shown_).contiguous(); }
   size_t layer() const { return static_cast<size_t>(layer_); }
-  void show(Name name, const at::Tensor& x) { (*probe_)(name.point, layer_, to_view(x)); }
-  void show_last(Name name, const at::Tensor& x) { probe_->logits(name.point, to_view(x)); }
+  void show(Name name, const at::Tensor& x) {
+    if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(x.cpu()));
+  }
+  void show_last(Name name, const at::Tensor& x) {
+    if (probe_->wants(name.point, layer_)) probe_->logits(name.point, to_view(x.cpu()));
+  }
 
   const ModelConfig& config_;
   DType shown_;
@@ -124,8 +128,9 @@ void Qwen::prepare(const PassInfo& pass) {
       rotary_.append(angles, span.start + i, span.start + span.count);
   const std::vector<int64_t> shape = {std::ssize(pass.rows), 1, config_.head_dim / 2};
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
-  cos_ = wide(at::from_blob(angles.cos.data(), shape, fp64)).clone();
-  sin_ = wide(at::from_blob(angles.sin.data(), shape, fp64)).clone();
+  const at::Device device = weights_.device();
+  cos_ = wide(at::from_blob(angles.cos.data(), shape, fp64)).clone().to(device);
+  sin_ = wide(at::from_blob(angles.sin.data(), shape, fp64)).clone().to(device);
 }
 
 at::Tensor Qwen::rms_norm(Name name, const at::Tensor& x) const {
@@ -185,18 +190,22 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
     append(cache.k[layer()], k);
     append(cache.v[layer()], v);
     if (!probe_->wants(point("attn.kv"), layer_)) continue;
-    const at::Tensor seen = at::stack({cache.k[layer()], cache.v[layer()]}, 1);
+    const at::Tensor seen = at::stack({cache.k[layer()], cache.v[layer()]}, 1).cpu();
     std::vector<Row> rows;
     for (int32_t p = 0; p < seen.size(0); ++p) rows.push_back({span.request, p});
     (*probe_)(point("attn.kv"), layer_, rows, to_view(seen));
   }
 }
 
+// Elements of the scores that are made at a time: 128 MiB in fp64.
+constexpr int64_t kScores = 1 << 24;
+
 // Which keys the last `queries` of `keys` positions see; undefined when LibTorch's own causal mask,
 // which starts at the first key, says the same.
-at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window) {
+at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device) {
   if (queries == keys && window == 0) return {};
-  const at::Tensor key = at::arange(keys), query = at::arange(keys - queries, keys).unsqueeze(1);
+  const at::Tensor key = at::arange(keys, device);
+  const at::Tensor query = at::arange(keys - queries, keys, device).unsqueeze(1);
   const at::Tensor seen = key <= query;
   return window == 0 ? seen : seen & (key > query - window);
 }
@@ -207,15 +216,20 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
-    const at::Tensor &k = cache.k[layer()], &v = cache.v[layer()];
-    const at::Tensor mask = mask_of(span.count, k.size(0), config_.window[layer()]);
-    const double products = 2.0 * static_cast<double>(span.count * k.size(0) * q[0].numel());
-    const Threads threads(products, threads_);
-    const at::Tensor y = at::scaled_dot_product_attention(
-        by_head(q.narrow(0, span.first, span.count)), by_head(k), by_head(v),
-        mask.defined() ? std::optional(mask) : std::nullopt, /*dropout_p=*/0.0,
-        /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt, /*enable_gqa=*/true);
-    out.narrow(0, span.first, span.count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+    const int64_t length = cache.k[layer()].size(0), block = kScores / (config_.heads * length) + 1;
+    const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
+    const Threads threads(q.is_cpu() ? products : 0, threads_);
+    for (int64_t first = 0; first < span.count; first += block) {
+      const int64_t count = std::min(block, span.count - first), keys = span.start + first + count;
+      const auto seen = [&](const at::Tensor& x) { return by_head(x.narrow(0, 0, keys)); };
+      const at::Tensor mask = mask_of(count, keys, config_.window[layer()], q.device());
+      const at::Tensor y = at::scaled_dot_product_attention(
+          by_head(q.narrow(0, span.first + first, count)), seen(cache.k[layer()]),
+          seen(cache.v[layer()]), mask.defined() ? std::optional(mask) : std::nullopt,
+          /*dropout_p=*/0.0, /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt,
+          /*enable_gqa=*/true);
+      out.narrow(0, span.first + first, count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+    }
   }
   return out;
 }
@@ -273,7 +287,7 @@ void Qwen::forward(const PassInfo& pass) {
   layer_ = -1;
   at::Tensor h = rms_norm("final.norm", stream_);    show("final.norm", h);
   if (pass.logit_rows.empty()) return;
-  const at::Tensor last = h.index_select(0, at::tensor(pass.logit_rows));
+  const at::Tensor last = h.index_select(0, at::tensor(pass.logit_rows).to(h.device()));
   at::Tensor logits = linear("logits", last);        show_last("logits", logits);
   at::Tensor token = logits.argmax(-1).to(at::kInt); show_last("token", token);
 }

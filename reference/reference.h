@@ -12,6 +12,7 @@ namespace lockstep {
 struct ReferenceOptions {
   DType dtype = DType::bf16;
   int threads = 0;  // 0: all cores
+  int gpu = -1;     // number of the CUDA device that computes; -1: the CPU does
   // RoPE tables in fp64 instead of the fp32 ones that the engine is handed.
   bool fp64_tables = false;
 };
@@ -21,6 +22,9 @@ class ReferenceLibrary {
  public:
   virtual ~ReferenceLibrary() = default;
   virtual std::string version() const = 0;  // of LibTorch
+  // Whether LibTorch can compute on the CUDA device of that number. The first call loads its CUDA
+  // libraries, which takes a second.
+  virtual bool has_gpu(int number) const = 0;
   // The fp64 oracle of each op, weights as cast to `options.dtype`.
   virtual std::unique_ptr<Oracle> oracle(const Checkpoint&, const ReferenceOptions&) = 0;
   // The SDPA model: computes and shows tensors in `compute` (fp32, bf16, fp16, or fp64), on weights

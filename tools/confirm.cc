@@ -38,7 +38,8 @@ std::vector<Place> places_of(const std::vector<Finding>& findings) {
 
 Result with_right(JudgedRun run, const std::vector<Place>& right) {
   const DType dtype = run.engine.dtype;
-  const auto oracle = run.reference.oracle(run.checkpoint, {.dtype = dtype});
+  const auto oracle =
+      run.reference.oracle(run.checkpoint, reference_options(run.reference, run.engine));
   Substitution substitution(*oracle, dtype, right);
   run.watch = &substitution;
   return judge_run(run);

@@ -12,6 +12,7 @@ namespace lockstep {
 namespace {
 
 const Ops* cuda_ops = nullptr;
+int cuda_number = -1;
 
 int number_in(const std::string& name) {
   if (name == "cuda") return 0;
@@ -39,6 +40,7 @@ void open_cuda(int number) {
   DeviceMemory memory;
   cuda_ops = factory(number, &memory);
   set_cuda_memory(memory);
+  cuda_number = number;
 }
 
 }  // namespace
@@ -54,5 +56,7 @@ Ops ops_of(Device device) {
   check(cuda_ops != nullptr, "the ops of a CUDA device were wanted before one was opened");
   return *cuda_ops;
 }
+
+int number_of(Device device) { return device == Device::cpu ? -1 : cuda_number; }
 
 }  // namespace lockstep

@@ -12,5 +12,7 @@ Device open_device(const std::string& name);
 
 // The ops of a device that was opened.
 Ops ops_of(Device device);
+// Its number among those of its kind; -1 for the CPU.
+int number_of(Device device);
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "tools/judged_run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -77,8 +79,15 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
   }
 }
 
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine) {
+  const int number = number_of(engine.device);
+  return {.dtype = engine.dtype,
+          .threads = engine.threads,
+          .gpu = number >= 0 && reference.has_gpu(number) ? number : -1};
+}
+
 Result judge_run(const JudgedRun& run) {
-  const ReferenceOptions reference{.dtype = run.engine.dtype, .threads = run.engine.threads};
+  const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
   const Device device = run.engine.device;
   Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
@@ -125,6 +134,9 @@ Result judge_run(const JudgedRun& run) {
   if (writer) writer->finish(requests);
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
+  const std::string where = reference.gpu < 0 ? "the CPU" : fmt::format("cuda:{}", reference.gpu);
+  result.provenance["oracle"] =
+      fmt::format("LibTorch {} in fp64 on {}", run.reference.version(), where);
   return result;
 }
 

@@ -45,6 +45,10 @@ struct Seeded {
          Device device = Device::cpu, OpWatch* watch = nullptr);
 };
 
+// How the reference beside an engine is opened: on the engine's device if LibTorch can compute
+// there, on the CPU otherwise.
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine);
+
 // Throws Error when the run or the writing of its trace cannot go on.
 Result judge_run(const JudgedRun& run);
 

@@ -212,7 +212,7 @@ class Runner {
     std::unique_ptr<Oracle> oracle;
     std::optional<EffectMeter> meter;
     if (c.faults.size() == 1 && OpWatch::possible(first_place(c.faults[0]))) {
-      oracle = run_.reference.oracle(run_.checkpoint, {.dtype = c.engine.dtype});
+      oracle = run_.reference.oracle(run_.checkpoint, reference_options(run_.reference, c.engine));
       meter.emplace(*oracle, c.engine.dtype, std::vector{first_place(c.faults[0])});
       judged.watch = &*meter;
     }

@@ -1,0 +1,155 @@
+#include "reference/exact_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "reference/bridge.h"
+
+namespace lockstep {
+namespace {
+
+// Elements of the largest tensor that is made for a block of queries on a device: 128 MiB.
+constexpr int64_t kDeviceBlock = 1 << 24;
+
+// One entry per query head: [queries, kv heads, group] and, but for score, [.., head_dim].
+struct Attended {
+  at::Tensor out, magnitude, spread, score, weighted_squares;
+};
+
+double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
+
+// sum p |v - o| of each query: p [queries, keys], v [keys, dim], o [queries, dim].
+at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
+  return at::bmm(p.unsqueeze(1), (v.unsqueeze(0) - o.unsqueeze(1)).abs_()).squeeze(1);
+}
+
+// One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
+Attended attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const at::Tensor keys = k.transpose(1, 2);
+  const at::Tensor p = at::softmax(at::bmm(q, keys) * scale_of(q), -1);
+  Attended result;
+  result.out = at::bmm(p, v);
+  result.magnitude = at::bmm(p, v.abs());
+  result.weighted_squares = at::bmm(p.square(), v.square());
+  result.score = at::bmm(q.abs(), keys.abs()).amax(-1) * scale_of(q);
+  result.spread = at::empty_like(result.out);
+  for (int64_t g = 0; g < q.size(1); ++g) {
+    const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
+    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs()));
+  }
+  return result;
+}
+
+// Many queries at once, hidden keys masked: q [queries, ...], hidden [queries, keys]. For K and V
+// that are all finite: a weight of 0 does not hide a NaN.
+Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& hidden) {
+  const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
+  const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = k.transpose(1, 2);
+  const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
+  const at::Tensor scores = by_query(at::bmm(queries, keys).mul_(scale_of(q)));
+  const double never = -std::numeric_limits<double>::infinity();
+  const at::Tensor p = at::softmax(scores.masked_fill_(hidden, never), -1).flatten(1, 2);
+  const at::Tensor sizes = by_query(at::bmm(queries.abs(), keys.abs()));
+  Attended result;
+  result.score = sizes.masked_fill_(hidden, 0).amax(-1) * scale_of(q);
+  result.out = by_query(at::bmm(p, v));
+  result.magnitude = by_query(at::bmm(p, v.abs()));
+  result.weighted_squares = by_query(at::bmm(p.square(), v.square()));
+  result.spread = at::empty_like(result.out);
+  for (int64_t h = 0; h < kv; ++h)
+    for (int64_t g = 0; g < group; ++g)
+      result.spread[h][g].copy_(spread_of(by_query(p)[h][g], v[h], result.out[h][g]));
+  for (at::Tensor* x : {&result.out, &result.magnitude, &result.spread, &result.weighted_squares})
+    *x = x->permute({2, 0, 1, 3});
+  result.score = result.score.permute({2, 0, 1});
+  return result;
+}
+
+void put(const Attended& all, int64_t first, int64_t count, const Attended& part) {
+  const auto into = [&](const at::Tensor& to, const at::Tensor& from) {
+    to.narrow(0, first, count).copy_(from);
+  };
+  into(all.out, part.out);
+  into(all.magnitude, part.magnitude);
+  into(all.spread, part.spread);
+  into(all.score, part.score);
+  into(all.weighted_squares, part.weighted_squares);
+}
+
+void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const std::vector<KeyRange>& seen, const Attended& all) {
+  const int64_t queries = q.size(0);
+  const int64_t widest = std::max(q.size(1) * q.size(2), q.size(3));
+  for (int64_t first = 0, count = 0; first < queries; first += count) {
+    const auto from = seen.begin() + first;
+    // Keys grow along a prompt: those of the last query that may join bound the block's size.
+    const int64_t most = std::min<int64_t>(queries - first, 512);
+    int64_t begin = from->begin, end = 0;
+    for (auto range = from; range != from + most; ++range) {
+      begin = std::min(begin, range->begin);
+      end = std::max(end, range->end);
+    }
+    count = std::clamp<int64_t>(kDeviceBlock / ((end - begin) * widest), 1, most);
+    std::vector<int64_t> begins, ends;
+    for (auto range = from; range != from + count; ++range) {
+      begins.push_back(range->begin);
+      ends.push_back(range->end);
+    }
+    const auto column = [&](const std::vector<int64_t>& x) {
+      return at::tensor(x).unsqueeze(1).to(q.device());
+    };
+    const at::Tensor key = at::arange(begin, end, column(ends).options());
+    const auto part = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
+    put(all, first, count,
+        attend_masked(q.narrow(0, first, count), part(k), part(v),
+                      (key < column(begins)) | (key >= column(ends))));
+  }
+}
+
+void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const std::vector<KeyRange>& seen, int most_threads, const Attended& all) {
+  const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
+  const Threads threads(q.is_cpu() ? work : 0, most_threads);
+  at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const KeyRange range = seen[static_cast<size_t>(t)];
+      const auto part = [&](const at::Tensor& x) {
+        return x.narrow(1, range.begin, range.end - range.begin);
+      };
+      const Attended one = attend_one(q[t], part(k), part(v));
+      all.out[t].copy_(one.out);
+      all.magnitude[t].copy_(one.magnitude);
+      all.spread[t].copy_(one.spread);
+      all.score[t].copy_(one.score);
+      all.weighted_squares[t].copy_(one.weighted_squares);
+    }
+  });
+}
+
+}  // namespace
+
+Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const std::vector<KeyRange>& seen, int threads) {
+  const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
+  const Attended all{like_q(), like_q(), like_q(),
+                     at::empty({q.size(0), q.size(1), q.size(2)}, q.options()), like_q()};
+  if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
+    attend_in_blocks(q, k, v, seen, all);
+  else
+    attend_one_by_one(q, k, v, seen, threads, all);
+  Exact result{.want = to_doubles(all.out)};
+  for (const KeyRange& range : seen)
+    result.row_terms.push_back(static_cast<double>(range.end - range.begin));
+  result.magnitude = to_doubles(all.magnitude);
+  result.spread = to_doubles(all.spread);
+  result.score = to_doubles(all.score);
+  result.weighted_squares = to_doubles(all.weighted_squares);
+  return result;
+}
+
+}  // namespace lockstep

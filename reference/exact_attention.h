@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/judge/oracle.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace lockstep {
+
+// The keys that a query sees: [begin, end).
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// What Exact has of attention, all but its shape: q [queries, kv heads, group, head_dim], k and v
+// [kv heads, keys, head_dim], all fp64 and on one device; `seen` has one range a query, not empty.
+// What is not finite in a key that a query does not see does not reach it. threads: as in
+// ReferenceOptions, on the CPU. On a device it takes 1 GB more than its arguments and results at
+// most.
+Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const std::vector<KeyRange>& seen, int threads);
+
+}  // namespace lockstep

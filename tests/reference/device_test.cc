@@ -1,0 +1,179 @@
+// The reference on a CUDA device says what it says on the CPU. Where there is none, all is skipped.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kernels/check.h"
+#include "tests/reference/passes.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class OnDevice : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!open_reference().has_gpu(0))
+      GTEST_SKIP()
+          << "a CUDA device that LibTorch can compute on was wanted, this machine has none";
+  }
+
+  std::unique_ptr<Oracle> oracle(DType dtype, int gpu) {
+    return open_reference().oracle(checkpoint_, {.dtype = dtype, .gpu = gpu});
+  }
+
+  Tensor random(const Shape& shape) {
+    std::normal_distribution<float> normal;
+    Tensor tensor(shape, DType::bf16);
+    for (int64_t i = 0; i < shape.count(); ++i)
+      tensor.as<BFloat16>()[i] = from_float<BFloat16>(normal(generator_));
+    return tensor;
+  }
+
+  Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam()));
+  std::mt19937 generator_{11};
+};
+
+void expect_alike(const Exact& got, const Exact& want, const std::string& where) {
+  EXPECT_EQ(got.shape, want.shape) << where;
+  EXPECT_EQ(got.terms, want.terms) << where;
+  EXPECT_EQ(got.row_terms, want.row_terms) << where;
+  using Field = std::vector<double> Exact::*;
+  for (const Field field :
+       {&Exact::want, &Exact::magnitude, &Exact::spread, &Exact::score, &Exact::angle,
+        &Exact::x1c_x2s, &Exact::inner, &Exact::factor, &Exact::x1, &Exact::x2, &Exact::cos,
+        &Exact::sin, &Exact::weighted_squares, &Exact::squares}) {
+    EXPECT_EQ((got.*field).empty(), (want.*field).empty()) << where;
+    if ((want.*field).empty()) continue;
+    EXPECT_LE(worst_difference(got.*field, want.*field), 1e-11) << where;
+  }
+}
+
+// K (0) or V (1) of attn.kv: [rows, 2, kv heads, head_dim].
+Tensor part_of(const TensorView& kv, int64_t part) {
+  Tensor tensor({kv.rows(), kv.shape[2], kv.shape[3]}, kv.dtype);
+  for (int64_t i = 0; i < kv.rows(); ++i)
+    copy(tensor.view().slice(i, 1),
+         kv.slice(i, 1).reshaped({2, kv.shape[2], kv.shape[3]}).slice(part, 1));
+  return tensor;
+}
+
+// What the judge would ask of a prompt of 70 tokens, on tensors of a run of the model itself.
+TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
+  const std::vector<int32_t> prompt = some_tokens(70, checkpoint_.config().vocab);
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const auto model = open_reference().model(checkpoint_, {.dtype = dtype}, dtype);
+    const std::vector<PassInfo> passes = prefill_and_decode(prompt, {5});
+    const auto here = oracle(dtype, -1), there = oracle(dtype, 0);
+    int64_t asked = 0;
+    for (const Pass& pass : run_passes(*model, passes)) {
+      std::vector<Row> rows;
+      std::vector<int32_t> tokens;
+      for (const PassRow& row : pass.info.rows) {
+        rows.push_back(row.row);
+        tokens.push_back(row.token);
+      }
+      for (const Place& place : places_of(here->graph())) {
+        const OpKind op = place.point->op;
+        if (op == OpKind::cache || makes_indices(op)) continue;
+        const bool last = place.point->name == "logits";
+        OracleCall call{.place = place, .dtype = dtype, .rows = rows, .length = 71};
+        if (last) call.rows = call.rows.last(1);
+        if (op == OpKind::gather) call.tokens = tokens;
+        call.squares = true;
+        Tensor k, v;
+        for (const Place& input : inputs_of(here->graph(), place)) {
+          const TensorView x = pass.find(*input.point, input.layer)->data;
+          if (input.point->op == OpKind::cache) {
+            k = part_of(x, 0);
+            v = part_of(x, 1);
+            call.keys_values = {k, v};
+          } else {
+            call.inputs.push_back(last ? x.slice(x.rows() - 1, 1) : x);
+          }
+        }
+        expect_alike(there->evaluate(call), here->evaluate(call),
+                     std::string(place.point->name) + " " + std::to_string(place.layer));
+        ++asked;
+      }
+    }
+    EXPECT_GT(asked, 60);
+  }
+}
+
+// One key that is not finite, seen by one query of two.
+TEST_P(OnDevice, WhatAQueryDoesNotSeeCannotReachIt) {
+  const ModelConfig& c = checkpoint_.config();
+  const Tensor q = random({2, c.heads, c.head_dim});
+  const Tensor k = random({9, c.kv_heads, c.head_dim}), v = random({9, c.kv_heads, c.head_dim});
+  v.as<BFloat16>()[5 * c.kv_heads * c.head_dim] = from_float<BFloat16>(static_cast<float>(kNaN));
+  const std::vector<Row> rows = {{0, 4}, {0, 5}};
+  const OracleCall call{
+      .place = {&point("attn.out"), 0}, .inputs = {q}, .rows = rows, .keys_values = {k, v}};
+  const Exact got = oracle(DType::bf16, 0)->evaluate(call);
+  const Exact want = oracle(DType::bf16, -1)->evaluate(call);
+  const size_t half = want.want.size() / 2;
+  const auto first = [half](const std::vector<double>& x) {
+    return std::vector<double>(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(half));
+  };
+  EXPECT_LE(worst_difference(first(got.want), first(want.want)), 1e-11);
+  EXPECT_TRUE(std::isnan(got.want[half]));
+}
+
+// More queries than one block has, at head size 64 and 16384 keys: 16 to 1.
+TEST_P(OnDevice, AttentionOverManyKeysIsTheSameInBlocks) {
+  const ModelConfig& c = checkpoint_.config();
+  const int32_t keys = 16384, queries = 40;
+  const Tensor q = random({queries, c.heads, c.head_dim});
+  const Tensor k = random({keys, c.kv_heads, c.head_dim});
+  const Tensor v = random({keys, c.kv_heads, c.head_dim});
+  std::vector<Row> rows;
+  for (int32_t i = keys - queries; i < keys; ++i) rows.push_back({0, i});
+  const OracleCall call{
+      .place = {&point("attn.out"), 1}, .inputs = {q}, .rows = rows, .keys_values = {k, v}};
+  expect_alike(oracle(DType::bf16, 0)->evaluate(call), oracle(DType::bf16, -1)->evaluate(call),
+               "attn.out");
+}
+
+// In fp64 to its last digits; in fp32 as far as its roundings go, which TF32 would be far over.
+TEST_P(OnDevice, ModelIsTheOneOfTheCpu) {
+  const auto passes = prefill_and_decode(some_tokens(50, checkpoint_.config().vocab), {5, 9});
+  for (const auto& [compute, limit] : {std::pair(DType::f64, 1e-11), std::pair(DType::f32, 3e-5)}) {
+    const auto run = [&, c = compute](int gpu) {
+      return run_passes(*open_reference().model(checkpoint_, {.dtype = DType::f32, .gpu = gpu}, c),
+                        passes);
+    };
+    const std::vector<Pass> want = run(-1), got = run(0);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t p = 0; p < want.size(); ++p) {
+      ASSERT_EQ(got[p].tensors.size(), want[p].tensors.size());
+      for (size_t i = 0; i < want[p].tensors.size(); ++i) {
+        const KeptTensor &a = got[p].tensors[i], &b = want[p].tensors[i];
+        EXPECT_LE(worst_difference(values_of(a.data), values_of(b.data)), limit)
+            << b.point->name << " " << b.layer;
+      }
+    }
+  }
+}
+
+TEST(NoDevice, ANumberThatIsNoDeviceIsRefused) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  EXPECT_FALSE(open_reference().has_gpu(1000));
+  EXPECT_FALSE(open_reference().has_gpu(-1));
+  const std::string trouble = error_of([&] { open_reference().oracle(checkpoint, {.gpu = 1000}); });
+  EXPECT_NE(trouble.find("CUDA device 1000"), std::string::npos) << trouble;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, OnDevice,
+                         testing::Values("bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe",
+                                         "tiny/qwen2-sliding", "tiny/qwen3-yarn"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lockstep
