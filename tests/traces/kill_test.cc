@@ -23,8 +23,8 @@ bool mentions(const std::vector<std::string>& sentences, const std::string& word
   });
 }
 
-// Starts a process that writes a trace without end, and kills it after so many microseconds.
-void write_and_be_killed(const std::string& path, int64_t microseconds) {
+// Starts a process that writes a trace without end, and kills it when `wait` returns.
+void write_and_be_killed(const std::string& path, const std::function<void()>& wait) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -35,21 +35,38 @@ void write_and_be_killed(const std::string& path, int64_t microseconds) {
       ::_exit(3);
     }
   }
-  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  wait();
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status)) << "the writer ended by itself";
 }
 
+// How long such a process takes to close its second segment: machines and their load differ.
+double seconds_to_segments(const Scratch& scratch) {
+  const std::string path = scratch / "timed.trace";
+  const auto begin = std::chrono::steady_clock::now();
+  const auto elapsed = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  write_and_be_killed(path, [&] {
+    while (!fs::exists(path + "/seg-000001.h5") && elapsed() < 60)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_TRUE(fs::exists(path + "/seg-000001.h5")) << "nothing is written";
+  return elapsed();
+}
+
 TEST(Kill, AtAnyMomentLeavesWhatWasClosed) {
   const Scratch scratch;
   std::mt19937 random(20);
+  std::uniform_real_distribution<double> moment(0, 2 * seconds_to_segments(scratch));
   int with_segments = 0, with_digests = 0;
   for (int round = 0; round < 20; ++round) {
     const std::string name = round % 4 == 3 ? "x.h5" : "x.trace";
     const std::string path = scratch / (std::to_string(round) + name);
-    write_and_be_killed(path, 1000 + static_cast<int64_t>(random() % 200000));
+    write_and_be_killed(
+        path, [&] { std::this_thread::sleep_for(std::chrono::duration<double>(moment(random))); });
     const std::string there = name == "x.h5" ? path + ".part" : path;
     EXPECT_FALSE(there != path && fs::exists(path)) << "a half file under the final name";
     if (!fs::exists(there + "/manifest.json")) continue;  // killed before there was anything
