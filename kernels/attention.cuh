@@ -1,9 +1,10 @@
 // What the CUDA kernels of paged_attention share.
 //
-// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a chunk, in blocks of
-// 32, each relative to a running maximum; the chunks are then joined in their order. Where there
-// are few queries the chunks of one are taken by different warps and joined by another kernel,
-// else one warp takes them all: the arithmetic is the same, and so is every bit. Source: Dao 2023
+// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a
+// chunk, in blocks of 32, each relative to a running maximum; the chunks are
+// then joined in their order. Where there are few queries the chunks of one are
+// taken by different warps and joined by another kernel, else one warp takes
+// them all: the arithmetic is the same, and so is every bit. Source: Dao 2023
 // (FlashAttention-2) and Dao et al. 2023 (Flash-Decoding).
 #pragma once
 
@@ -27,29 +28,37 @@ struct AttentionArguments {
   const int32_t* page_table;
   int64_t tokens, requests, pages, page_size, table_pages;
   int heads, kv_heads, head_dim;
+  int group;  // heads of a K/V head
   float scale;
   int window;
   BadIndex* bad;
-  float* parts;  // [tokens, heads, chunks, 2 + head_dim]: see Part; null: no chunks apart
+  float* parts;  // [tokens, heads, chunks, 2 + head_dim]: see Part; null: no
+                 // chunks apart
   int chunks;    // that the page table has room for
 
-  __device__ int group() const { return heads / kv_heads; }
-  // What a chunk gives a row: the largest score, the sum of e^(score - largest), and as many
-  // numbers as head_dim, each the sum of e^(score - largest) v.
+  // What a chunk gives a row: the largest score, the sum of e^(score -
+  // largest), and as many numbers as head_dim, each the sum of e^(score -
+  // largest) v.
   __device__ float* part(int64_t token, int head, int64_t chunk) const {
     return parts + ((token * heads + head) * chunks + chunk) * (2 + head_dim);
   }
 };
 
-// The queries of one request.
+// The queries of one request. In 32 bits, as query_start, because arithmetic of 64 takes long.
 struct Queries {
-  int64_t request = -1;  // -1: there is none
-  int64_t first = 0, end = 0;
+  int request = -1;  // -1: there is none
+  int first = 0, end = 0;
   int length = 0;  // of its context
-  __device__ int position(int64_t token) const { return length - static_cast<int>(end - token); }
+  __device__ int position(int token) const { return length - (end - token); }
+  // Of these queries and a group of heads.
+  template <typename T>
+  __device__ int rows(const AttentionArguments<T>& a) const {
+    return (end - first) * a.group;
+  }
 };
 
-// Positions [begin, end) of keys. In 32 bits, as the lengths of contexts, to save registers.
+// Positions [begin, end) of keys. In 32 bits, as the lengths of contexts, to
+// save registers.
 struct KeyRange {
   int begin, end;
 };
@@ -62,36 +71,39 @@ __device__ KeyRange seen_from(const AttentionArguments<T>& a, int position) {
 
 // Never outside the pass, whatever query_start says; that it says nothing else is looked at once.
 template <typename T>
-__device__ Queries queries_of(const AttentionArguments<T>& a, int64_t request) {
-  const int64_t first = min(max(int64_t{a.query_start[request]}, int64_t{0}), a.tokens);
-  const int64_t end = min(max(int64_t{a.query_start[request + 1]}, first), a.tokens);
-  return {request, first, end, max(a.context_length[request], 0)};
+__device__ Queries queries_of(const AttentionArguments<T>& a, int request) {
+  const int tokens = static_cast<int>(a.tokens), length = a.context_length[request];
+  const int first = min(max(a.query_start[request], 0), tokens);
+  const int end = min(max(a.query_start[request + 1], first), tokens);
+  return {request, first, end, max(length, 0)};
 }
 
-// Of all requests' runs of `per` rows of a group, by one warp: the queries whose run is the one
-// with that number, which becomes its number within them.
+// Of all requests' runs of `per` rows of queries and heads of a group, by one warp: the queries
+// whose run is the one with that number, which becomes its number within them.
 template <typename T>
-__device__ Queries find_run(const AttentionArguments<T>& a, int64_t group, int64_t per,
-                            int64_t& run) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  for (int64_t base = 0; base < a.requests; base += kWarp) {
-    int64_t runs = 0;
-    if (base + lane < a.requests) {
-      const Queries queries = queries_of(a, base + lane);
-      runs = ((queries.end - queries.first) * group + per - 1) / per;
-    }
-    int64_t sum = runs;  // up to and with this lane's
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-      const int64_t other = __shfl_up_sync(~0u, sum, offset);
-      if (lane >= offset) sum += other;
-    }
+__device__ Queries find_run(const AttentionArguments<T>& a, int group, int per, int& run) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), requests = static_cast<int>(a.requests);
+  for (int base = 0; base < requests; base += kWarp) {
+    Queries mine;
+    if (base + lane < requests) mine = queries_of(a, base + lane);
+    const int runs = ((mine.end - mine.first) * group + per - 1) / per;
+    int sum = runs;                                      // up to and with this lane's
+    if (__all_sync(~0u, mine.request < 0 || runs == 1))  // as where every request decodes
+      sum = min(lane + 1, requests - base);
+    else
+      for (int offset = 1; offset < kWarp; offset *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, offset);
+        if (lane >= offset) sum += other;
+      }
     const unsigned after = __ballot_sync(~0u, run < sum);
-    if (after != 0) {
-      const int found = __ffs(static_cast<int>(after)) - 1;
-      run -= __shfl_sync(~0u, sum - runs, found);
-      return queries_of(a, base + found);
+    if (after == 0) {
+      run -= __shfl_sync(~0u, sum, kWarp - 1);
+      continue;
     }
-    run -= __shfl_sync(~0u, sum, kWarp - 1);
+    const int found = __ffs(static_cast<int>(after)) - 1;
+    run -= __shfl_sync(~0u, sum - runs, found);
+    return {base + found, __shfl_sync(~0u, mine.first, found), __shfl_sync(~0u, mine.end, found),
+            __shfl_sync(~0u, mine.length, found)};
   }
   return {};
 }
@@ -110,8 +122,8 @@ __device__ void look_at_batch(const AttentionArguments<T>& a) {
   }
 }
 
-// The element of the cache where the key at a position begins; -1, and a report, where the page
-// table names no page of the pool.
+// The element of the cache where the key at a position begins; -1, and a
+// report, where the page table names no page of the pool.
 template <typename T>
 __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                             int position) {
@@ -131,16 +143,19 @@ __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queri
   return ((page * a.page_size + at % size) * a.kv_heads + kv_head) * a.head_dim;
 }
 
-// A largest score from which exponents can be taken: as long as every score is -Inf there is none.
+// A largest score from which exponents can be taken: as long as every score is
+// -Inf there is none.
 __device__ inline float base_of(float most) { return most == kNothing ? 0.0f : most; }
 
-// What is known of the softmax of a row: the largest score and the sum relative to it.
+// What is known of the softmax of a row: the largest score and the sum relative
+// to it.
 struct Softmax {
   float most = kNothing, total = 0;
 };
 
-// How two weighted sums are scaled when they are joined. Every product and sum is spelt out,
-// because compilers may fuse them otherwise in one kernel and not in another.
+// How two weighted sums are scaled when they are joined. Every product and sum
+// is spelt out, because compilers may fuse them otherwise in one kernel and not
+// in another.
 struct Join {
   float old_scale, new_scale;
   __device__ float operator()(float old_sum, float new_sum) const {
@@ -155,22 +170,28 @@ __device__ inline Join join(Softmax& to, const Softmax& chunk) {
   return join;
 }
 
-// What a row's sums are multiplied with at the end. Scores that are all -Inf have no softmax; a
-// query that sees no key has an empty sum.
+// What a row's sums are multiplied with at the end. Scores that are all -Inf
+// have no softmax; a query that sees no key has an empty sum.
 __device__ inline float unit_of(const Softmax& softmax, int position) {
   if (position < 0) return 0;
   return softmax.total == 0 ? NAN : 1.0f / softmax.total;
 }
 
-// A sum times that unit; never -0, which depends on how many empty chunks a row was joined with.
+// A sum times that unit; never -0, which depends on how many empty chunks a row
+// was joined with.
 __device__ inline float scaled(float sum, float unit) { return __fmaf_rn(sum, unit, 0.0f); }
 
-// The kernels, for arguments that were checked; chunks apart where `parts` has memory.
-// Of 16-bit dtypes whose head_dim and addresses suit the tensor cores (false, with nothing done,
-// where they do not).
+// The kernels, for arguments that were checked.
+// Of 16-bit dtypes whose head_dim and addresses suit the tensor cores (false,
+// with nothing done, where they do not): all chunks of a row by one warp,
 template <typename T>
 bool attend_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
-// Of any dtype and any head_dim up to kWidestHead, a warp a row.
+// or every chunk by a block, into `parts`; without `parts` there may be one
+// chunk only.
+template <typename T>
+bool attend_chunks_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
+// Of any dtype and any head_dim up to kWidestHead, a warp a row; chunks apart
+// where there are `parts`.
 constexpr int kWidestHead = 256;
 template <typename T>
 void attend_by_rows(const OpContext& context, const AttentionArguments<T>& a);

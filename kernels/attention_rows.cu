@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
   if (blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) look_at_batch(a);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kRows + warp, token = at / a.heads;
   if (token >= a.tokens) return;
-  const int head = static_cast<int>(at % a.heads), kv_head = head / a.group();
-  int64_t run = token;
+  const int head = static_cast<int>(at % a.heads), kv_head = head / a.group;
+  int run = static_cast<int>(token);
   const Queries queries = find_run(a, 1, 1, run);
   if (queries.request < 0) return;
   __shared__ float all_q[kRows][kWidestHead];

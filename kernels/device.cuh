@@ -42,17 +42,34 @@ inline bool launches_early() {
   return early;
 }
 
-// Launches a kernel that begins with after_the_kernel_before(): its blocks can then be set up while
-// the kernel before it on the stream still runs, which hides most of the gap between the two.
+// Lets blocks of a kernel have that much dynamic shared memory: more than 48 KiB must be asked for.
+template <auto kKernel>
+void grant_shared(unsigned bytes) {
+  static const cudaError_t granted = cudaFuncSetAttribute(
+      kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  cuda_check(granted, "shared memory");
+}
+
+// What a block of a kernel has.
+struct BlockShape {
+  BlockShape(unsigned thread_count, unsigned bytes = 0) : threads(thread_count), shared(bytes) {}
+  unsigned threads;
+  unsigned shared;  // bytes of dynamic shared memory
+};
+
+// Launches a kernel that calls wait_for_the_kernel_before() in each of its threads: its blocks can
+// then be set up while the kernel before it on the stream still runs, which hides most of the gap
+// between the two.
 template <typename... Parameters, typename... Arguments>
-void launch_early(const char* op, CUstream_st* stream, dim3 blocks, unsigned threads,
+void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
                   void (*kernel)(Parameters...), Arguments... arguments) {
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
-  config.blockDim = threads;
+  config.blockDim = block.threads;
+  config.dynamicSmemBytes = block.shared;
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = launches_early() ? 1 : 0;
@@ -61,13 +78,24 @@ void launch_early(const char* op, CUstream_st* stream, dim3 blocks, unsigned thr
   cuda_check(status, op);
 }
 
-// Waits until all that was queued before is done and can be read, and lets the next kernel be set
-// up.
-__device__ inline void after_the_kernel_before() {
+// Lets the next kernel be set up.
+__device__ inline void let_the_next_begin() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Waits until all that was queued before is done and can be read. Before that a kernel may read
+// only what no kernel writes: weights.
+__device__ inline void wait_for_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
+}
+
+__device__ inline void after_the_kernel_before() {
+  let_the_next_begin();
+  wait_for_the_kernel_before();
 }
 
 // Calls body with a null pointer of the device's element type of a dtype that was checked.

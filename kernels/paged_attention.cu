@@ -14,7 +14,7 @@ __global__ void join_parts(AttentionArguments<T> a) {
   after_the_kernel_before();
   const int64_t token = blockIdx.x / a.heads;
   const int head = static_cast<int>(blockIdx.x % a.heads);
-  int64_t run = token;
+  int run = static_cast<int>(token);
   const Queries queries = find_run(a, 1, 1, run);
   if (queries.request < 0) return;
   const int position = queries.position(token);
@@ -28,7 +28,6 @@ __global__ void join_parts(AttentionArguments<T> a) {
     float part[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      part[i] = 0;  // of a chunk that is not seen, as the softmax is that of nothing
       if ((first + i) * kChunkKeys >= seen.end) continue;
       // Else a page table is too short, which was reported.
       const bool there = first + i < a.chunks;
@@ -37,7 +36,10 @@ __global__ void join_parts(AttentionArguments<T> a) {
       part[i] = there ? from[2 + element] : NAN;
     }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) sum = join(softmax, chunk[i])(sum, part[i]);
+    for (int i = 0; i < kTogether; ++i) {
+      if ((first + i) * kChunkKeys >= seen.end) break;
+      sum = join(softmax, chunk[i])(sum, part[i]);
+    }
   }
   if (threadIdx.x < a.head_dim)
     a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
@@ -64,6 +66,7 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
       .heads = static_cast<int>(q.shape[1]),
       .kv_heads = static_cast<int>(cache.k.shape[2]),
       .head_dim = static_cast<int>(q.shape[2]),
+      .group = static_cast<int>(q.shape[1] / cache.k.shape[2]),
       .scale = scale,
       .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
       .bad = bad_index_report(),
@@ -75,14 +78,16 @@ template <typename T>
 void attend(const OpContext& context, AttentionArguments<T> a) {
   // Few queries a request do not fill a device, but their chunks do.
   const int64_t parts = a.tokens * a.heads * a.chunks * (2 + a.head_dim);
-  const bool apart =
-      a.chunks > 1 && parts <= kMostParts && a.tokens * (a.heads / a.kv_heads) <= 64 * a.requests;
+  const bool few = parts <= kMostParts && a.tokens * a.group <= 64 * a.requests;
+  const bool apart = few && a.chunks > 1;
   Tensor memory;
   if (apart) {
     memory = Tensor({parts}, DType::f32, Device::cuda);
     a.parts = memory.as<float>();
   }
-  if (!attend_on_tensor_cores(context, a)) attend_by_rows(context, a);
+  const bool done =
+      few ? attend_chunks_on_tensor_cores(context, a) : attend_on_tensor_cores(context, a);
+  if (!done) attend_by_rows(context, a);
   if (!apart) return;
   const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;
   launch_early("paged_attention", context.stream, static_cast<unsigned>(a.tokens * a.heads),
@@ -95,7 +100,8 @@ void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q
                           AttentionBatch batch, float scale, int64_t window) {
   check_paged_attention(out, q, cache, batch, window, Device::cuda);
   check(q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
-        "paged_attention on the CUDA device wants heads of at most {} elements and pages of at "
+        "paged_attention on the CUDA device wants heads of at most {} elements "
+        "and pages of at "
         "most {} positions, found {} and {}: use --device cpu",
         kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
   if (out.count() == 0) return;

@@ -57,12 +57,27 @@ __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "
 // Until only the newest group is still on its way.
 __device__ inline void wait_for_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
+__device__ inline void wait_for_all() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// Two numbers rounded to nearest even, in one instruction: one at a time takes a slow one each.
 template <typename T>
-__device__ uint32_t pair_of(T low, T high) {
-  const T both[2] = {low, high};
-  uint32_t bits;
-  memcpy(&bits, both, sizeof(bits));
-  return bits;
+__device__ uint32_t pair_of(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <typename T>
+__device__ float2 widen_pair(uint32_t pair) {
+  if constexpr (std::is_same_v<T, __half>) {
+    __half2 both;
+    memcpy(&both, &pair, sizeof(both));
+    return __half22float2(both);
+  } else {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  }
 }
 
 // Probabilities are never rounded: each is the exact sum of up to kParts numbers of the dtype, to
@@ -74,10 +89,10 @@ template <typename T>
 __device__ void split(float low, float high, uint32_t (&parts)[kParts<T>]) {
 #pragma unroll
   for (int i = 0; i < kParts<T>; ++i) {
-    const T l = narrow<T>(low), h = narrow<T>(high);
-    parts[i] = pair_of(l, h);
-    low -= widen(l);
-    high -= widen(h);
+    parts[i] = pair_of<T>(low, high);
+    const float2 taken = widen_pair<T>(parts[i]);
+    low -= taken.x;
+    high -= taken.y;
   }
 }
 
