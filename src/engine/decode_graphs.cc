@@ -19,8 +19,7 @@ class Taps final : public Sink {
   bool wants(const Point&, int) const override { return true; }
   void begin(const PassInfo&) override {}
   void record(const Record& record) override {
-    Tap& tap = taps_.emplace_back(Tap{record.point, record.layer, {}});
-    if (!record.tensor.empty()) tap.copy = copy_on(record.tensor.device, record.tensor);
+    taps_.push_back({record.point, record.layer, record.tensor});
   }
   void end() override {}
 
@@ -52,7 +51,8 @@ DeviceBatch::Room decode_room(const Batch& batch) {
 
 DecodeGraphs::Kept::Kept(const Kind& kind, const Model& model)
     : arguments(kind.room, model.device()),
-      buffers(model.config(), model.dtype(), model.device()) {}
+      buffers(model.config(), model.dtype(), model.device(),
+              kind.observed ? Activations::Lifetime::pass : Activations::Lifetime::layer) {}
 
 Forward DecodeGraphs::run(Batch batch, Probe& probe) {
   const Kind kind{decode_room(batch), probe.on()};
@@ -86,12 +86,12 @@ void DecodeGraphs::show(const Kept& kept, Probe& probe) const {
   const Batch& batch = kept.arguments.batch();
   probe.begin(batch.info);
   for (const Tap& tap : kept.taps) {
-    if (tap.copy.view().empty())
+    if (tap.tensor.empty())
       show_cache(model_, batch, caches_[static_cast<size_t>(tap.layer)], tap.layer, probe);
     else if (of_logits(*tap.point))
-      probe.logits(*tap.point, tap.copy);
+      probe.logits(*tap.point, tap.tensor);
     else
-      probe(*tap.point, tap.layer, tap.copy);
+      probe(*tap.point, tap.layer, tap.tensor);
   }
   probe.end();
 }

@@ -17,17 +17,17 @@ bool decodes(const Batch& batch);
 // width of the page tables up to the next power of two.
 DeviceBatch::Room decode_room(const Batch& batch);
 
-// A tensor that a model showed while a graph was made of it: a copy, which every replay makes anew.
+// A tensor that a model showed while a graph was made of it: where every replay makes it anew.
 struct Tap {
   const Point* point = nullptr;
   int layer = -1;
-  Tensor copy;  // none of attn.kv
+  TensorView tensor;  // empty of attn.kv
 };
 
 // The decode passes of a model on a device as graphs, one for each room that a pass may need. A
 // graph does what the same pass does op by op, to the bit: only the arguments differ from replay to
-// replay, and they lie in device memory. Observed, it copies every tensor where it is made, and the
-// copies are shown to the probe once the pass is done.
+// replay, and they lie in device memory. Observed, each tensor of the pass has memory of its own,
+// and they are shown to the probe once the pass is done.
 class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.

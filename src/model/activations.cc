@@ -1,60 +1,88 @@
 #include "src/model/activations.h"
 
 namespace lockstep {
+namespace {
 
-Activations::Activations(const ModelConfig& config, DType dtype, Device device)
-    : config_(config), dtype_(dtype), device_(device) {}
+constexpr int64_t kLine = 64;  // bytes, to a multiple of which every copy of a buffer is aligned
+
+Shape with_rows(int64_t rows, const Shape& row) {
+  return row.rank() == 2   ? Shape{rows, row[0], row[1]}
+         : row.rank() == 1 ? Shape{rows, row[0]}
+                           : Shape{rows};
+}
+
+}  // namespace
+
+Activations::Activations(const ModelConfig& config, DType dtype, Device device, Lifetime lifetime)
+    : config_(config), dtype_(dtype), device_(device), lifetime_(lifetime) {}
+
+void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64_t& capacity,
+                      std::vector<Held>& storage) {
+  const bool grows = rows > capacity || storage.empty();
+  if (grows) {
+    storage.clear();
+    capacity = rows;
+  }
+  size_t i = 0;
+  for (const Buffer& buffer : buffers) {
+    const int64_t copies = lifetime_ == Lifetime::layer || buffer.halves == 0
+                               ? 1
+                               : (2 * config_.layers + 1) / buffer.halves;
+    const TensorView one{nullptr, buffer.dtype, device_, with_rows(capacity, buffer.row)};
+    const int64_t stride = (one.bytes() + kLine - 1) / kLine * kLine;
+    if (grows) storage.push_back({Tensor({copies * stride}, DType::u8, device_)});
+    Held& held = storage[i++];
+    held.buffer = buffer;
+    held.copies.clear();
+    for (int64_t copy = 0; copy < copies; ++copy)
+      held.copies.push_back(
+          held.block.part(copy * stride, with_rows(rows, buffer.row), buffer.dtype).view());
+    *buffer.view = held.copies[0];
+  }
+}
+
+TensorView Activations::next_half() {
+  const TensorView before = stream;
+  if (lifetime_ == Lifetime::layer) return before;
+  for (const Held& held : storage_) {
+    // What a half makes goes where no other half's is; the first stream is embed's.
+    const int64_t at = (half_ + (held.buffer.view == &stream ? 1 : 0)) / held.buffer.halves;
+    if (at < std::ssize(held.copies)) *held.buffer.view = held.copies[static_cast<size_t>(at)];
+  }
+  ++half_;
+  return before;
+}
 
 void Activations::resize(int64_t tokens, int64_t logit_rows) {
+  half_ = 0;
   const ModelConfig& c = config_;
-  struct Buffer {
-    TensorView* view;
-    Shape row;
-    DType dtype;
-  };
-  const auto fit = [&](std::initializer_list<Buffer> buffers, int64_t rows, int64_t& capacity,
-                       std::vector<Tensor>& storage) {
-    const auto with_rows = [](int64_t n, const Shape& row) {
-      return row.rank() == 2   ? Shape{n, row[0], row[1]}
-             : row.rank() == 1 ? Shape{n, row[0]}
-                               : Shape{n};
-    };
-    if (rows > capacity || storage.empty()) {
-      storage.clear();
-      for (const Buffer& b : buffers)
-        storage.emplace_back(with_rows(rows, b.row), b.dtype, device_);
-      capacity = rows;
-    }
-    size_t i = 0;
-    for (const Buffer& b : buffers) *b.view = storage[i++].view().slice(0, rows);
-  };
   const Shape hidden = {c.hidden}, heads = {c.heads, c.head_dim}, kv = {c.kv_heads, c.head_dim};
   const Shape inner = {c.intermediate}, chosen = {c.experts.chosen};
   const Shape expert_inner = {c.experts.chosen, c.experts.intermediate};
-  fit({{&stream, hidden, dtype_},
-       {&norm, hidden, dtype_},
-       {&q, heads, dtype_},
-       {&q_norm, heads, dtype_},
-       {&q_rope, heads, dtype_},
-       {&k, kv, dtype_},
-       {&k_norm, kv, dtype_},
-       {&k_rope, kv, dtype_},
-       {&v, kv, dtype_},
-       {&attention, heads, dtype_},
-       {&branch, hidden, dtype_},
-       {&gate, inner, dtype_},
-       {&up, inner, dtype_},
-       {&act, inner, dtype_},
-       {&router, {c.experts.count}, dtype_},
-       {&experts, chosen, DType::i32},
-       {&weights, chosen, dtype_},
-       {&expert_gate, expert_inner, dtype_},
-       {&expert_up, expert_inner, dtype_},
-       {&expert_act, expert_inner, dtype_},
-       {&expert_down, {c.experts.chosen, c.hidden}, dtype_}},
+  fit({{&stream, hidden, dtype_, 1},
+       {&norm, hidden, dtype_, 1},
+       {&q, heads, dtype_, 2},
+       {&q_norm, heads, dtype_, 2},
+       {&q_rope, heads, dtype_, 2},
+       {&k, kv, dtype_, 2},
+       {&k_norm, kv, dtype_, 2},
+       {&k_rope, kv, dtype_, 2},
+       {&v, kv, dtype_, 2},
+       {&attention, heads, dtype_, 2},
+       {&branch, hidden, dtype_, 1},
+       {&gate, inner, dtype_, 2},
+       {&up, inner, dtype_, 2},
+       {&act, inner, dtype_, 2},
+       {&router, {c.experts.count}, dtype_, 2},
+       {&experts, chosen, DType::i32, 2},
+       {&weights, chosen, dtype_, 2},
+       {&expert_gate, expert_inner, dtype_, 2},
+       {&expert_up, expert_inner, dtype_, 2},
+       {&expert_act, expert_inner, dtype_, 2},
+       {&expert_down, {c.experts.chosen, c.hidden}, dtype_, 2}},
       tokens, capacity_, storage_);
-  fit({{&last, hidden, dtype_}, {&logits, {c.vocab}, dtype_}, {&token, {}, DType::i32}}, logit_rows,
-      logit_capacity_, logit_storage_);
+  fit({{&last, hidden, dtype_, 0}, {&logits, {c.vocab}, dtype_, 0}, {&token, {}, DType::i32, 0}},
+      logit_rows, logit_capacity_, logit_storage_);
 }
 
 }  // namespace lockstep

@@ -1,18 +1,30 @@
 #pragma once
 
+#include <initializer_list>
+#include <vector>
+
 #include "kernels/memory.h"
 #include "src/weights/config.h"
 
 namespace lockstep {
 
-// The buffers that one pass writes, reused from pass to pass. Every point has its own, so that a
-// tensor stays whole until the layer ends.
+// The buffers that one pass writes, reused from pass to pass.
 class Activations {
  public:
-  Activations(const ModelConfig& config, DType dtype, Device device);
+  // How long a tensor stays whole: until another half of a layer (its attention, its MLP) makes
+  // its own, or until the next pass.
+  enum class Lifetime : uint8_t { layer, pass };
+
+  Activations(const ModelConfig& config, DType dtype, Device device,
+              Lifetime lifetime = Lifetime::layer);
 
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
+
+  // What a half of a layer begins with, and what comes after the last one: from here on the views
+  // are of memory that it may write. Returns the stream as it is before: with Lifetime::layer
+  // `stream` itself, which is then changed in place.
+  TensorView next_half();
 
   TensorView stream;                              // [tokens, hidden] the residual stream
   TensorView norm;                                // [tokens, hidden]
@@ -31,11 +43,27 @@ class Activations {
   TensorView token;                               // [logit rows]  int32
 
  private:
+  struct Buffer {
+    TensorView* view;
+    Shape row;
+    DType dtype;
+    int halves;  // of a layer that share one; 0: one for the pass
+  };
+  struct Held {
+    Tensor block;
+    Buffer buffer = {};
+    std::vector<TensorView> copies = {};  // in the block; with Lifetime::layer, one
+  };
+  void fit(std::initializer_list<Buffer> buffers, int64_t rows, int64_t& capacity,
+           std::vector<Held>& storage);
+
   const ModelConfig& config_;
   DType dtype_;
   Device device_;
+  Lifetime lifetime_;
+  int64_t half_ = 0;
   int64_t capacity_ = 0, logit_capacity_ = 0;
-  std::vector<Tensor> storage_, logit_storage_;
+  std::vector<Held> storage_, logit_storage_;
 };
 
 }  // namespace lockstep

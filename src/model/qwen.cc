@@ -58,9 +58,10 @@ void QwenPass::attention(const LayerWeights& w, const KvCache& cache) {
   const int64_t window = config_.window[static_cast<size_t>(layer_)];
   const Ops& ops = ops_;
   Activations& a = a_;
+  const TensorView stream = a.next_half();
   TensorView q = a.q, k = a.k;
 
-  ops.rms_norm(at("attn.norm"), a.norm, a.stream, w.attn_norm, eps);  show("attn.norm", a.norm);
+  ops.rms_norm(at("attn.norm"), a.norm, stream, w.attn_norm, eps);    show("attn.norm", a.norm);
   ops.matmul(at("attn.q"), flat(a.q), a.norm, w.q, w.q_bias);         show("attn.q", a.q);
   ops.matmul(at("attn.k"), flat(a.k), a.norm, w.k, w.k_bias);         show("attn.k", a.k);
   ops.matmul(at("attn.v"), flat(a.v), a.norm, w.v, w.v_bias);         show("attn.v", a.v);
@@ -76,15 +77,16 @@ void QwenPass::attention(const LayerWeights& w, const KvCache& cache) {
   ops.paged_attention(at("attn.out"), a.attention, a.q_rope, cache,
                        batch_.attention(), scale, window);            show("attn.out", a.attention);
   ops.matmul(at("attn.o"), a.branch, flat(a.attention), w.o, w.o_bias);  show("attn.o", a.branch);
-  ops.add(at("attn.residual"), a.stream, a.stream, a.branch);      show("attn.residual", a.stream);
+  ops.add(at("attn.residual"), a.stream, stream, a.branch);        show("attn.residual", a.stream);
 }
 
 void QwenPass::mlp(const LayerWeights& w) {
   const auto eps = static_cast<float>(config_.norm_eps);
   const Ops& ops = ops_;
   Activations& a = a_;
+  const TensorView stream = a.next_half();
 
-  ops.rms_norm(at("mlp.norm"), a.norm, a.stream, w.mlp_norm, eps);    show("mlp.norm", a.norm);
+  ops.rms_norm(at("mlp.norm"), a.norm, stream, w.mlp_norm, eps);      show("mlp.norm", a.norm);
   if (config_.experts.in(layer_)) {
     experts(w);
   } else {
@@ -93,7 +95,7 @@ void QwenPass::mlp(const LayerWeights& w) {
     ops.silu_mul(at("mlp.act"), a.act, a.gate, a.up);                 show("mlp.act", a.act);
     ops.matmul(at("mlp.down"), a.branch, a.act, w.down, {});          show("mlp.down", a.branch);
   }
-  ops.add(at("mlp.residual"), a.stream, a.stream, a.branch);       show("mlp.residual", a.stream);
+  ops.add(at("mlp.residual"), a.stream, stream, a.branch);         show("mlp.residual", a.stream);
 }
 
 void QwenPass::experts(const LayerWeights& w) {
@@ -130,7 +132,8 @@ Forward QwenPass::run(const std::vector<KvCache>& caches) {
     mlp(w.layers[i]);
   }
   layer_ = -1;
-  ops.rms_norm(at("final.norm"), a.norm, a.stream, w.final_norm, eps);  show("final.norm", a.norm);
+  const TensorView stream = a.next_half();
+  ops.rms_norm(at("final.norm"), a.norm, stream, w.final_norm, eps);    show("final.norm", a.norm);
   if (a.last.rows() == 0) return {a.logits, a.token};
   ops.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);
   ops.matmul(at("logits"), a.logits, a.last, w.lm_head, {});          show_last("logits", a.logits);
