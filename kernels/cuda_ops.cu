@@ -1,5 +1,6 @@
 #include "kernels/cuda_ops.h"
 #include "kernels/device_memory.cuh"
+#include "kernels/digest.cuh"
 
 namespace lockstep {
 
@@ -39,6 +40,12 @@ extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
   set_cuda_memory(*memory);  // the library's own copy, for what its ops work in
   bad_index_report();        // so that no step is the first to allocate it
   return &ops;
+}
+
+extern "C" const DigestMaker* lockstep_cuda_digests() {
+  cuda_memory();  // or it says that no device was opened
+  static const DigestMaker maker = device_digests();
+  return &maker;
 }
 
 }  // namespace lockstep

@@ -66,10 +66,6 @@ void merge_extremes(std::span<const double> block, bool first, double tiny, Dige
 
 }  // namespace
 
-double Digest::rms() const {
-  return finite() > 0 ? std::sqrt(sum_squares / static_cast<double>(finite())) : 0;
-}
-
 uint64_t hash_of(const void* bytes, size_t size) { return XXH3_64bits(bytes, size); }
 
 Digest digest_of(const TensorView& tensor) {

@@ -1,11 +1,26 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "probes/record.h"
 
 namespace lockstep {
+
+class DigestRing;
+struct DigestedPass;
+struct Pass;
+
+// Takes passes of which digests were made on the device that computed them, in their order, from
+// another thread than the engine's.
+class DigestSink {
+ public:
+  virtual ~DigestSink() = default;
+  // Whether the numbers of a wanted tensor are wanted too.
+  virtual bool keeps(const Point& point, int layer) const = 0;
+  virtual void take(Pass pass) = 0;
+};
 
 // Receives what a model shows, in the order in which it is made.
 class Sink {
@@ -16,6 +31,9 @@ class Sink {
   virtual bool on_device() const { return false; }
   // Whether a tensor of that place is wanted: one that is not costs nothing.
   virtual bool wants(const Point& point, int layer) const = 0;
+  // Where it wants no more of passes on a device than their digests, and some tensors: who takes
+  // them. Null: it wants to be shown the tensors.
+  virtual DigestSink* digests() { return nullptr; }
   virtual void begin(const PassInfo& pass) = 0;
   virtual void record(const Record& record) = 0;
   virtual void end() = 0;  // of the pass
@@ -38,6 +56,13 @@ class Probe {
 
   void begin(const PassInfo& pass);
   void end();
+
+  // Of a sink that takes digests: where they go. Null: tensors are to be shown.
+  DigestRing* digests();
+  // What one pass left for them, once it is queued.
+  void push(DigestedPass pass);
+  // Returns when the sink has had all that was shown so far.
+  void flush();
 
   // A tensor with one row per token of the pass.
   void operator()(const Point& point, int layer, const TensorView& tensor) {
@@ -64,6 +89,7 @@ class Probe {
   std::vector<Row> rows_;
   std::vector<Row> logit_rows_;
   std::string failure_;
+  std::shared_ptr<DigestRing> ring_;  // made when it is asked for; gone before the sink is
 };
 
 }  // namespace lockstep

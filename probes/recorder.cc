@@ -1,10 +1,10 @@
 #include "probes/recorder.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "kernels/check.h"
 
@@ -56,26 +56,51 @@ double TopLogits::margin() const {
 std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows) {
   check(logits.shape.rank() == 2 && logits.rows() == std::ssize(rows),
         "logits of {} rows were wanted, found a tensor {}", rows.size(), logits.shape.text());
-  const auto vocab = static_cast<size_t>(logits.shape[1]);
-  std::vector<double> values(vocab);
-  std::vector<int32_t> ids(vocab);
-  const auto before = [&values](int32_t a, int32_t b) {
-    const double x = values[static_cast<size_t>(a)], y = values[static_cast<size_t>(b)];
-    if (std::isnan(x) || std::isnan(y))
-      return std::isnan(x) == std::isnan(y) ? a < b : !std::isnan(x);
-    return x == y ? a < b : x > y;
+  struct Place {
+    double value;
+    int32_t id;
   };
+  const auto before = [](const Place& a, const Place& b) {
+    if (std::isnan(a.value) || std::isnan(b.value))
+      return std::isnan(a.value) == std::isnan(b.value) ? a.id < b.id : !std::isnan(a.value);
+    return a.value == b.value ? a.id < b.id : a.value > b.value;
+  };
+  const int64_t vocab = logits.shape[1];
+  std::array<double, 1024> block;
   std::vector<TopLogits> top;
   for (size_t i = 0; i < rows.size(); ++i) {
-    widen(logits, static_cast<int64_t>(i * vocab), values);
-    std::iota(ids.begin(), ids.end(), 0);
-    const auto k = std::min(std::ssize(ids), kTopLogits);
-    std::partial_sort(ids.begin(), ids.begin() + k, ids.end(), before);
-    TopLogits& best = top.emplace_back(TopLogits{.row = rows[i]});
-    best.ids.assign(ids.begin(), ids.begin() + k);
-    for (int32_t id : best.ids) best.values.push_back(values[static_cast<size_t>(id)]);
+    std::vector<Place> best;  // in order
+    for (int64_t begin = 0; begin < vocab; begin += std::ssize(block)) {
+      const auto size = static_cast<size_t>(std::min(std::ssize(block), vocab - begin));
+      widen(logits, static_cast<int64_t>(i) * vocab + begin, std::span(block.data(), size));
+      for (size_t at = 0; at < size; ++at) {
+        // Most are not among them, and equal ones with a larger id neither.
+        const bool full = std::ssize(best) == kTopLogits;
+        if (full && !(block[at] > best.back().value) && !std::isnan(best.back().value)) continue;
+        const Place place{block[at], static_cast<int32_t>(begin + static_cast<int64_t>(at))};
+        if (full && !before(place, best.back())) continue;
+        if (full) best.pop_back();
+        best.insert(std::ranges::upper_bound(best, place, before), place);
+      }
+    }
+    TopLogits& row = top.emplace_back(TopLogits{.row = rows[i]});
+    for (const Place& place : best) {
+      row.ids.push_back(place.id);
+      row.values.push_back(place.value);
+    }
   }
   return top;
+}
+
+void put_top_logits(Pass& pass) {
+  if (const KeptTensor* logits = pass.find(point("logits"), -1))
+    pass.logits = top_logits_of(logits->data, logits->rows);
+  if (const KeptTensor* token = pass.find(point("token"), -1)) {
+    for (TopLogits& top : pass.logits) {
+      const auto i = std::distance(token->rows.begin(), std::ranges::find(token->rows, top.row));
+      if (i < std::ssize(token->rows)) top.chosen = static_cast<int32_t>(value_at(token->data, i));
+    }
+  }
 }
 
 Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)
@@ -116,14 +141,7 @@ void Recorder::record(const Record& record) {
 }
 
 void Recorder::end() {
-  if (const KeptTensor* logits = pass_.find(point("logits"), -1))
-    pass_.logits = top_logits_of(logits->data, logits->rows);
-  if (const KeptTensor* token = pass_.find(point("token"), -1)) {
-    for (TopLogits& top : pass_.logits) {
-      const auto i = std::distance(token->rows.begin(), std::ranges::find(token->rows, top.row));
-      if (i < std::ssize(token->rows)) top.chosen = static_cast<int32_t>(value_at(token->data, i));
-    }
-  }
+  put_top_logits(pass_);
   finished_(std::move(pass_));
   pass_ = {};
 }

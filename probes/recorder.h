@@ -45,6 +45,9 @@ struct Pass {
   const KeptTensor* find(const Point& point, int layer, int32_t request = -1) const;
 };
 
+// Fills the pass's `logits` from its tensors of the points logits and token, as far as it has them.
+void put_top_logits(Pass& pass);
+
 // The largest of every row of a CPU tensor [rows, vocab].
 std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows);
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "kernels/check.h"
+#include "kernels/digest.h"
 #include "kernels/memory.h"
 
 namespace lockstep {
@@ -36,10 +37,14 @@ void open_cuda(int number) {
         handle == nullptr ? dlerror() : "");
   using Factory = const Ops* (*)(int, DeviceMemory*);
   const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_cuda_ops"));
-  check(factory != nullptr, "{} is not the CUDA library of this build: rebuild it", path);
+  const auto digests =
+      reinterpret_cast<const DigestMaker* (*)()>(dlsym(handle, "lockstep_cuda_digests"));
+  check(factory != nullptr && digests != nullptr,
+        "{} is not the CUDA library of this build: rebuild it", path);
   DeviceMemory memory;
   cuda_ops = factory(number, &memory);
   set_cuda_memory(memory);
+  set_digest_maker(*digests());
   cuda_number = number;
 }
 

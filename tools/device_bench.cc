@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "kernels/check.h"
+#include "probes/digest_recorder.h"
 #include "src/engine/engine.h"
 #include "tools/device.h"
 
@@ -43,7 +44,11 @@ struct Timed {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph) {
+// What is seen of each pass.
+enum class Seen : uint8_t { nothing, digests };
+
+Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph,
+            Seen seen = Seen::nothing) {
   const EngineOptions options{.device = Device::cuda,
                               .graph = graph,
                               .dtype = DType::bf16,
@@ -51,11 +56,13 @@ Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, 
   Engine engine(checkpoint, ops_of(Device::cuda), options);
   for (const Request& request : requests) engine.submit(request);
   Timed timed;
-  Probe off;
+  DigestRecorder recorder({}, false, [](const Pass&) {});
+  Probe probe = seen == Seen::digests ? Probe(&recorder) : Probe();
   for (bool more = true; more;) {
-    const double seconds = seconds_of([&] { more = engine.step(off); });
+    const double seconds = seconds_of([&] { more = engine.step(probe); });
     if (more) timed.seconds.push_back(seconds);
   }
+  check(probe.failure().empty(), "{}", probe.failure());
   for (int32_t id = 0; id < engine.requests(); ++id)
     timed.tokens.push_back(engine.sequence(id).tokens);
   return timed;
@@ -110,7 +117,8 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
         requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
     const Timed eager = serve(checkpoint, requests, false);
     const Timed graph = serve(checkpoint, requests, true);
-    check(graph.tokens == eager.tokens,
+    const Timed seen = serve(checkpoint, requests, true, Seen::digests);
+    check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
           "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
           "--device cuda --modes graph` finds where they part");
     for (const auto& [timed, path] : {std::pair(&eager, "op by op"), {&graph, "graphs"}})
@@ -121,6 +129,14 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                       {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
                       Whole::read_roof,
                       floor});
+    list.push_back(
+        {shape,
+         fmt::format("decode, {} x {}, every point digested", load.requests, load.context),
+         "ms",
+         1e3,
+         {seen.seconds.begin() + kWarmUp, seen.seconds.end()},
+         Whole::step,
+         median_of({graph.seconds.begin() + kWarmUp, graph.seconds.end()})});
   }
   return list;
 }

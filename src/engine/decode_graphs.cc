@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/check.h"
+#include "src/engine/device_digests.h"
 #include "src/model/show_cache.h"
 
 namespace lockstep {
@@ -52,33 +53,55 @@ DeviceBatch::Room decode_room(const Batch& batch) {
 DecodeGraphs::Kept::Kept(const Kind& kind, const Model& model)
     : arguments(kind.room, model.device()),
       buffers(model.config(), model.dtype(), model.device(),
-              kind.observed ? Activations::Lifetime::pass : Activations::Lifetime::layer) {}
+              kind.seen == Seen::nothing ? Activations::Lifetime::layer
+                                         : Activations::Lifetime::pass) {}
 
-Forward DecodeGraphs::run(Batch batch, Probe& probe) {
-  const Kind kind{decode_room(batch), probe.on()};
+Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
+  const DigestRing* ring = probe.digests();
+  const Kind kind{decode_room(batch), ring != nullptr ? Seen::digests
+                                      : probe.on()    ? Seen::tensors
+                                                      : Seen::nothing};
   Kept& kept = kept_.try_emplace(kind, kind, model_).first->second;
   kept.arguments.fill(std::move(batch), tables_);
   const Batch& arguments = kept.arguments.batch();
-  if (kept.graph.empty() || kept.cos != arguments.cos.data) {
-    const Forward forward = model_.forward(arguments, caches_, probe, kept.buffers);
-    keep(kept, kind.observed);
+  if (kept.graph.empty() || kept.cos != arguments.cos.data ||
+      (ring != nullptr && kept.ring != ring->id())) {
+    const Forward forward = first(kept, kind.seen, probe, digested);
+    keep(kept, kind.seen, probe);
     return forward;
   }
   if (before_replay_) before_replay_(arguments);
   kept.graph.replay();
-  if (probe.on()) show(kept, probe);
+  if (kind.seen == Seen::tensors) show(kept, probe);
+  if (kind.seen == Seen::digests) digested = kept.digested, digested.info = arguments.info;
   return kept.forward;
 }
 
-void DecodeGraphs::keep(Kept& kept, bool observed) {
+// Op by op.
+Forward DecodeGraphs::first(Kept& kept, Seen seen, Probe& probe, DigestedPass& digested) {
+  const Batch& arguments = kept.arguments.batch();
+  if (seen == Seen::digests)
+    return forward_digested(model_, arguments, caches_, probe, &kept.buffers, digested);
+  return model_.forward(arguments, caches_, probe, kept.buffers);
+}
+
+void DecodeGraphs::keep(Kept& kept, Seen seen, Probe& probe) {
   kept.graph = {};  // first of all, so that the next one can have its memory
   kept.taps.clear();
+  kept.digested = {};
   kept.cos = kept.arguments.batch().cos.data;
+  kept.ring = seen == Seen::digests ? probe.digests()->id() : 0;
   kept.graph = DeviceGraph([&] {
+    const Batch& arguments = kept.arguments.batch();
+    if (seen == Seen::digests) {
+      kept.forward =
+          forward_digested(model_, arguments, caches_, probe, &kept.buffers, kept.digested);
+      return;
+    }
     Taps taps(kept.taps);
-    Probe probe = observed ? Probe(&taps) : Probe();
-    kept.forward = model_.forward(kept.arguments.batch(), caches_, probe, kept.buffers);
-    check(probe.failure().empty(), "{}", probe.failure());
+    Probe tapping = seen == Seen::tensors ? Probe(&taps) : Probe();
+    kept.forward = model_.forward(arguments, caches_, tapping, kept.buffers);
+    check(tapping.failure().empty(), "{}", tapping.failure());
   });
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/device_graph.h"
+#include "probes/digest_ring.h"
 #include "src/model/device_batch.h"
 #include "src/model/model.h"
 
@@ -26,8 +27,8 @@ struct Tap {
 
 // The decode passes of a model on a device as graphs, one for each room that a pass may need. A
 // graph does what the same pass does op by op, to the bit: only the arguments differ from replay to
-// replay, and they lie in device memory. Observed, each tensor of the pass has memory of its own,
-// and they are shown to the probe once the pass is done.
+// replay, and they lie in device memory. Observed, each tensor of the pass has memory of its own:
+// they are shown to the probe once the pass is done, or digested within the graph.
 class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
@@ -36,13 +37,15 @@ class DecodeGraphs {
       : model_(model), caches_(caches), tables_(tables), before_replay_(before_replay) {}
 
   // Computes a pass that decodes. The first one of each kind is computed op by op and then kept.
-  // Returns what Model::forward does, padding included.
-  Forward run(Batch batch, Probe& probe);
+  // Returns what Model::forward does, padding included; `digested` is what a probe that takes
+  // digests is to have once the pass is queued.
+  Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
  private:
+  enum class Seen : uint8_t { nothing, tensors, digests };
   struct Kind {
     DeviceBatch::Room room;
-    bool observed = false;
+    Seen seen = Seen::nothing;
     auto operator<=>(const Kind&) const = default;
   };
   struct Kept {
@@ -51,11 +54,14 @@ class DecodeGraphs {
     DeviceBatch arguments;
     Activations buffers;
     std::vector<Tap> taps;
+    DigestedPass digested;
+    uint64_t ring = 0;  // whose wants it was kept for
     Forward forward;
     DeviceGraph graph;
     const void* cos = nullptr;  // where the rotary tables were when it was kept
   };
-  void keep(Kept& kept, bool observed);
+  Forward first(Kept& kept, Seen seen, Probe& probe, DigestedPass& digested);
+  void keep(Kept& kept, Seen seen, Probe& probe);
   void show(const Kept& kept, Probe& probe) const;
 
   Model& model_;

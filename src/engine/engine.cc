@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "kernels/check.h"
+#include "src/engine/device_digests.h"
 #include "src/model/device_batch.h"
 
 namespace lockstep {
@@ -105,7 +106,10 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
 }
 
 bool Engine::step(Probe& probe) {
-  if (!scheduler_.pending()) return false;
+  if (!scheduler_.pending()) {
+    probe.flush();
+    return false;
+  }
   Plan plan = scheduler_.next(steps_++);
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
   prepare_cache(plan);
@@ -121,20 +125,25 @@ bool Engine::step(Probe& probe) {
 // The tokens of what it returns are in host memory.
 Forward Engine::compute(Batch batch, Probe& probe) {
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
-  const Forward forward = compute_on_device(std::move(batch), probe);
+  DigestedPass digested;
+  const Forward forward = compute_on_device(std::move(batch), probe, digested);
   // A chunk of a prompt chooses none, but what went wrong in it is not to be said a pass later.
   if (forward.tokens.count() == 0) wait_for(options_.device);
   tokens_ = copy_on(Device::cpu, forward.tokens);
+  // After the tokens, which the next pass waits for.
+  if (digested.layout) probe.push(std::move(digested));
   return {forward.logits, tokens_};
 }
 
-Forward Engine::compute_on_device(Batch batch, Probe& probe) {
+Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& digested) {
   const bool decode = decodes(batch);
-  if (decode && options_.graph) return graphs_.run(std::move(batch), probe);
+  if (decode && options_.graph) return graphs_.run(std::move(batch), probe, digested);
   // Padded as its graph would be: the same bits, replayed or not.
   const DeviceBatch::Room room = decode ? decode_room(batch) : DeviceBatch::room_of(batch);
   DeviceBatch arguments(room, options_.device);
   arguments.fill(std::move(batch), tables_);
+  if (probe.digests() != nullptr)
+    return forward_digested(model_, arguments.batch(), caches_, probe, nullptr, digested);
   return model_.forward(arguments.batch(), caches_, probe);
 }
 

@@ -64,7 +64,8 @@ class Engine {
   // more tokens to choose. Throws Error when the parent is not running.
   int32_t fork(int32_t parent, int64_t max_new);
 
-  // Computes one pass and chooses the tokens that it makes possible. False when nothing is left.
+  // Computes one pass and chooses the tokens that it makes possible. False when nothing is left:
+  // then the probe's sink has had everything.
   bool step(Probe& probe);
 
   const Model& model() const { return model_; }
@@ -77,7 +78,7 @@ class Engine {
   PassInfo describe(const std::vector<Share>& shares);
   void describe_holders(PassInfo& info) const;
   Forward compute(Batch batch, Probe& probe);
-  Forward compute_on_device(Batch batch, Probe& probe);
+  Forward compute_on_device(Batch batch, Probe& probe, DigestedPass& digested);
   void advance(const std::vector<Share>& shares, const Forward& forward);
   void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
   Ending ending_of(const Sequence& sequence) const;

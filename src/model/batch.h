@@ -17,7 +17,10 @@ struct Batch {
   Tensor slots;                                    // [tokens]  int64
   Tensor logit_rows;                               // [rows that get logits]  int32
   Tensor query_start, context_length, page_table;  // as AttentionBatch
-  TensorView cos, sin;                             // [entries, head_dim / 2]  fp32
+  // Of a batch on a device, whose tensors may be padded: how many tokens and rows of logits are
+  // not.
+  Tensor counts;        // [2]  int32
+  TensorView cos, sin;  // [entries, head_dim / 2]  fp32
 
   int64_t size() const { return tokens.view().count(); }
   AttentionBatch attention() const { return {query_start, context_length, page_table}; }

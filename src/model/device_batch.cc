@@ -26,7 +26,8 @@ std::vector<Field> fields_of(const DeviceBatch::Room& room) {
           {&Batch::logit_rows, {room.logit_rows}, DType::i32},
           {&Batch::query_start, {room.requests + 1}, DType::i32},
           {&Batch::context_length, {room.requests}, DType::i32},
-          {&Batch::page_table, {room.requests, room.pages}, DType::i32}};
+          {&Batch::page_table, {room.requests, room.pages}, DType::i32},
+          {&Batch::counts, {2}, DType::i32}};
 }
 
 // `from`, and then what `padding` gives for 0, 1, ...
@@ -78,6 +79,8 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables) {
   for (int64_t r = 0; r < room_.requests; ++r)
     put<int32_t>(near_.page_table.view().slice(r, 1),
                  r < taken.requests ? table.slice(r, 1) : nothing, constant(-1));
+  near_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
+  near_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
   copy(far_block_, near_block_);
   const RopeCache::Tables far_tables = tables.on_device(batch);
   far_.cos = far_tables.cos;

@@ -6,7 +6,7 @@ import house
 
 # The tensor: the part of kernels that everyone may use, and which knows no op.
 TENSOR = {f"kernels/{name}.h"
-          for name in ("check", "dtype", "memory", "nearest", "stream", "tensor")}
+          for name in ("check", "digest", "dtype", "memory", "nearest", "stream", "tensor")}
 
 MAY_INCLUDE = {
     "tensor": set(),

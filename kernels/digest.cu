@@ -1,0 +1,446 @@
+#include <utility>
+
+#include "kernels/digest_input.cuh"
+
+namespace lockstep {
+namespace {
+
+using namespace digests;
+
+__device__ double warp_sum_64(double x) {
+  for (int other = kWarp / 2; other > 0; other /= 2) x += __shfl_xor_sync(~0u, x, other);
+  return x;
+}
+
+__device__ bool larger(double a, int64_t a_at, double b, int64_t b_at) {
+  if (a_at < 0 || b_at < 0) return a_at >= 0;
+  return a == b ? a_at < b_at : a > b;
+}
+
+// `a` becomes what both add, m2 apart, which needs the mean of both.
+__device__ void add(Part& a, const Part& b) {
+  if (b.at >= 0) {
+    a.min = a.at < 0 ? b.min : min(a.min, b.min);
+    a.max = a.at < 0 ? b.max : max(a.max, b.max);
+  }
+  if (larger(b.absmax, b.at, a.absmax, a.at)) a.absmax = b.absmax, a.at = b.at;
+  a.sum += b.sum, a.sum_abs += b.sum_abs, a.sum_squares += b.sum_squares;
+  a.finite += b.finite, a.nan += b.nan, a.pos_inf += b.pos_inf, a.neg_inf += b.neg_inf;
+  a.zeros += b.zeros, a.subnormals += b.subnormals;
+}
+
+// All of the warp's, for its first lane, in an order that is always the same.
+__device__ Part warp_total(Part part) {
+  for (int down = kWarp / 2; down > 0; down /= 2) {
+    Part other;
+    auto* to = reinterpret_cast<uint32_t*>(&other);
+    const auto* from = reinterpret_cast<const uint32_t*>(&part);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Part) / 4); ++i)
+      to[i] = __shfl_down_sync(~0u, from[i], down);
+    add(part, other);
+  }
+  return part;
+}
+
+// A thread's words of one block.
+struct Words {
+  int64_t places[4];  // in the tensor's bytes
+  uint64_t words[4];
+
+  __device__ Words(Input input, const xxh3::Warp& warp, int64_t block) {
+    for (int i = 0; i < 4; ++i) {
+      places[i] = block * xxh3::kBlock + warp.place(i);
+      words[i] = input.tail(places[i]);
+    }
+  }
+};
+
+// Elements of a tensor have few exponents, and lanes that add to one word wait for each other: so
+// each lane counts in a column of its own.
+constexpr int kExponents = 256 * kWarp;
+extern __shared__ uint32_t exponents[];
+
+// What a thread has seen so far.
+template <typename E>
+struct Seen {
+  Part part = {.at = -1};
+  typename E::Wide least = 0, most = 0, largest = 0;
+  // 1, which the compiler does not know: its instruction for that takes the addresses of a warp one
+  // by one, where these are all different.
+  uint32_t one = blockDim.x / kThreads;
+
+  // Those from byte `size` on are none of the tensor's.
+  __device__ void look_at(const Words& in, int64_t size, typename E::Wide tiny) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll(E::kCount > 4 ? 1 : E::kCount)
+      for (int i = 0; i < E::kCount; ++i) {
+        const int64_t at = in.places[w] + i * (8 / E::kCount);
+        if (at < size) look_at(E::wide(in.words[w], i), at / (8 / E::kCount), tiny);
+      }
+    }
+  }
+
+  __device__ void look_at(typename E::Wide x, int64_t at, typename E::Wide tiny) {
+    const typename E::Wide magnitude = x < 0 ? -x : x;
+    atomicAdd(&exponents[exponent_bin(x) * kWarp + static_cast<int>(threadIdx.x) % kWarp], one);
+    if (!isfinite(x)) {
+      part.nan += isnan(x), part.pos_inf += x > 0, part.neg_inf += x < 0;
+      return;
+    }
+    const bool first = part.at < 0;
+    least = first ? x : min(least, x), most = first ? x : max(most, x);
+    if (first || magnitude > largest) largest = magnitude, part.at = at;
+    ++part.finite, part.zeros += x == 0, part.subnormals += x != 0 && magnitude < tiny;
+    const double value = x;
+    part.sum += value, part.sum_abs += fabs(value), part.sum_squares += value * value;
+  }
+
+  __device__ Part total() {
+    part.min = least, part.max = most, part.absmax = largest;
+    return warp_total(part);
+  }
+};
+
+// The sum of (x - mean)^2 over a thread's words.
+template <typename E>
+__device__ double deviation(const Words& in, int64_t size, double mean) {
+  double m2 = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+#pragma unroll(E::kCount > 4 ? 1 : E::kCount)
+    for (int i = 0; i < E::kCount; ++i) {
+      const typename E::Wide x = E::wide(in.words[w], i);
+      if (in.places[w] + i * (8 / E::kCount) >= size || !isfinite(x)) continue;
+      m2 += (x - mean) * (x - mean);
+    }
+  }
+  return m2;
+}
+
+// Calls use(block) for the warp's blocks of a part.
+template <typename Use>
+__device__ void each_block(int64_t part, int64_t size, Use use) {
+#pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    const int64_t block = (part * kRounds + round) * kWarps + threadIdx.x / kWarp;
+    if (block * xxh3::kBlock >= size) return;
+    use(block);
+  }
+}
+
+// The numbers of a part, of which each warp has looked at its blocks, in thread 0.
+template <typename E>
+__device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
+  __shared__ Part of_warp[kWarps];
+  __shared__ double squares[kWarps], mean;
+  const bool leads = threadIdx.x % kWarp == 0;
+  const xxh3::Warp warp;
+  const Part part = seen.total();
+  if (leads) of_warp[threadIdx.x / kWarp] = part;
+  __syncthreads();
+  Part all = {};
+  if (threadIdx.x == 0) {
+    all = of_warp[0];
+    for (int i = 1; i < kWarps; ++i) add(all, of_warp[i]);
+    mean = all.finite > 0 ? all.sum / all.finite : 0;
+  }
+  __syncthreads();
+  double m2 = 0;
+  each_block(index, input.size(), [&](int64_t block) {
+    m2 += deviation<E>(Words(input, warp, block), input.size(), mean);
+  });
+  m2 = warp_sum_64(m2);
+  if (leads) squares[threadIdx.x / kWarp] = m2;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (const double square : squares) all.m2 += square;
+  return all;
+}
+
+// Part `index` of a tensor: the sums of its blocks for the hash, and what its elements add.
+template <typename E>
+__device__ __noinline__ void sum_part(Input input, int64_t index, typename E::Wide tiny,
+                                      uint64_t* sums, Part* to, Meeting* meeting) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int i = 0; i < kWarp; ++i) exponents[i * kThreads + threadIdx.x] = 0;
+  __syncthreads();
+  const xxh3::Warp warp;
+  const int64_t size = input.size();
+  Seen<E> seen;
+  each_block(index, size, [&](int64_t block) {
+    const Words in(input, warp, block);
+    if (size > xxh3::kShort) {
+      const bool full = block < xxh3::full_blocks(size);
+      const uint64_t sum = warp.sum(in.words, full ? 16 : xxh3::last_stripes(size));
+      if (lane < 8) sums[block * 8 + lane] = sum;
+    }
+    seen.look_at(in, size, tiny);
+  });
+  const Part all = block_total<E>(input, index, seen);
+  if (threadIdx.x == 0) *to = all;
+  uint32_t count = 0;
+  for (int i = 0; i < kWarp; ++i) count += exponents[threadIdx.x * kWarp + (i + lane) % kWarp];
+  if (count != 0) atomicAdd(&meeting->exponents[threadIdx.x], count);
+}
+
+__device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums, Part* to,
+                         Meeting* meeting) {
+  const auto part = [&]<typename T, typename W>(Element<T, W>, W tiny) {
+    sum_part<Element<T, W>>(input, index, tiny, sums, to, meeting);
+  };
+  switch (dtype) {
+    case DType::bf16:
+      return part(Element<__nv_bfloat16, float>{}, 0x1p-126f);
+    case DType::f16:
+      return part(Element<__half, float>{}, 0x1p-14f);
+    case DType::f32:
+      return part(Element<float, float>{}, 0x1p-126f);
+    case DType::f64:
+      return part(Element<double, double>{}, 0x1p-1022);
+    case DType::i32:
+      return part(Element<int32_t, double>{}, 0.0);
+    case DType::i64:
+      return part(Element<int64_t, double>{}, 0.0);
+    case DType::u8:
+      return part(Element<uint8_t, float>{}, 0.0f);
+  }
+}
+
+// The hash of a whole tensor by one warp, from the sums of its blocks.
+__device__ uint64_t hash_from(Input input, const uint64_t* sums) {
+  const int64_t size = input.size();
+  if (size <= xxh3::kShort) return xxh3::hash_short(input, 0, size);
+  constexpr int kAhead = 12;  // sums that are fetched while as many are scrambled in
+  const xxh3::Warp warp;
+  const int64_t blocks = xxh3::full_blocks(size);
+  const auto fetch = [&](uint64_t(&to)[kAhead], int64_t from) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      to[i] = from + i <= blocks ? __ldcg(&sums[(from + i) * 8 + warp.own()]) : 0;
+  };
+  uint64_t accumulator = warp.start(), next[kAhead], now[kAhead];
+  fetch(next, 0);
+  for (int64_t first = 0; first <= blocks; first += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) now[i] = next[i];
+    fetch(next, first + kAhead);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i > blocks) break;
+      accumulator += now[i];
+      if (first + i < blocks) accumulator = warp.scrambled(accumulator);
+    }
+  }
+  return warp.finish(accumulator, input.word(size - xxh3::kStripe + 8 * warp.own()), size);
+}
+
+__device__ Part fetched(const Part* from) {
+  Part part;
+  auto* to = reinterpret_cast<uint64_t*>(&part);
+  for (int i = 0; i < static_cast<int>(sizeof(Part) / 8); ++i)
+    to[i] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + i);
+  return part;
+}
+
+// The numbers of a digest by one warp, from those of its parts.
+__device__ void put_numbers(Digest& out, const Part* parts, int64_t count) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  Part all = {};
+  all.at = -1;
+  for (int64_t i = lane; i < count; i += kWarp) add(all, fetched(&parts[i]));
+  all = warp_total(all);
+  double mean = all.finite > 0 ? all.sum / all.finite : 0;
+  mean = __shfl_sync(~0u, mean, 0);
+  double m2 = 0;
+  for (int64_t i = lane; i < count; i += kWarp) {
+    const Part part = fetched(&parts[i]);
+    if (part.finite == 0) continue;
+    const double delta = part.sum / part.finite - mean;
+    m2 += part.m2 + part.finite * delta * delta;
+  }
+  m2 = warp_sum_64(m2);
+  if (lane != 0) return;
+  out.nan = all.nan, out.pos_inf = all.pos_inf, out.neg_inf = all.neg_inf;
+  out.zeros = all.zeros, out.subnormals = all.subnormals;
+  out.min = all.min, out.max = all.max, out.absmax = all.absmax, out.absmax_index = all.at;
+  out.mean = mean, out.m2 = m2, out.sum_abs = all.sum_abs, out.sum_squares = all.sum_squares;
+}
+
+// Where the hash of the first row of a request goes.
+__device__ uint64_t* row_hashes_of(const DigestJob& job, int64_t request) {
+  if (job.values == nullptr) return job.row_hashes;
+  int64_t before = 0, all = 0;
+  for (int64_t r = 0; r < job.requests; ++r) {
+    const int64_t rows = max(int64_t{0}, min(int64_t{job.rows[r]}, job.most_rows));
+    all += rows;
+    if (r < request) before += rows;
+  }
+  return job.row_hashes + job.order * all + before;
+}
+
+// Where a part's tensor has its scratch.
+struct Places {
+  Meeting* meeting;
+  uint64_t* sums;
+  Part* parts;
+
+  __device__ Places(const Work& work, char* scratch, int64_t request) {
+    meeting = reinterpret_cast<Meeting*>(scratch) + work.meeting + request;
+    char* begin = scratch + work.scratch + request * work.request_bytes();
+    sums = reinterpret_cast<uint64_t*>(begin);
+    parts = reinterpret_cast<Part*>(begin + work.sums_bytes());
+  }
+};
+
+// Called by all threads of the block whose part of a tensor was ready last.
+__device__ void finish(const Work& work, int64_t request, Input input, int64_t count,
+                       const Places& places) {
+  Digest& out = work.job.out[request];
+  // An array's own operator is the host's.
+  reinterpret_cast<uint32_t*>(&out.exponents)[threadIdx.x] =
+      __ldcg(&places.meeting->exponents[threadIdx.x]);
+  if (threadIdx.x / kWarp == 1) put_numbers(out, places.parts, count);
+  if (threadIdx.x / kWarp != 0) return;
+  const uint64_t hash = hash_from(input, places.sums);
+  if (threadIdx.x != 0) return;
+  out.hash = hash;
+  out.count = input.size() / work.element;
+  if (input.rows() == 1) *row_hashes_of(work.job, request) = hash;
+}
+
+__global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Works works,
+                                                      char* scratch) {
+  const int64_t block = blockIdx.x;
+  const int mine = static_cast<int>(threadIdx.x);
+  const int index =
+      __syncthreads_count(mine < works.count && works.of[mine].first_block <= block) - 1;
+  const Work& work = works.of[index];
+  const int64_t per_request = work.parts + work.row_blocks;
+  const int64_t request = (block - work.first_block) / per_request;
+  const int64_t item = (block - work.first_block) % per_request;
+  const Input input(work, request);
+  if (item >= work.parts) {
+    const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.bytes_of_row();
+    if (input.rows() == 1 || row >= input.rows()) return;
+    const uint64_t hash = xxh3::hash(input, row * bytes, bytes);
+    if (mine % kWarp == 0) row_hashes_of(work.job, request)[row] = hash;
+    return;
+  }
+  const int64_t count = max(int64_t{1}, (input.size() + kPart - 1) / kPart);
+  if (item >= count) return;
+  const Places places(work, scratch, request);
+  sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.meeting);
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (mine == 0) last = atomicAdd(&places.meeting->arrived, 1u) == count - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  finish(work, request, input, count, places);
+}
+
+struct Launch {
+  Works works;
+  int64_t blocks = 0, meetings = 0, scratch = 0;  // the latter two in bytes
+};
+
+Launch launch_of(std::span<const DigestJob> jobs) {
+  check(jobs.size() <= DigestMaker::kMostJobs, "{} digests were wanted of one launch: ask for {}",
+        jobs.size(), DigestMaker::kMostJobs);
+  Launch launch = {};
+  int64_t meetings = 0;
+  for (const DigestJob& job : jobs) meetings += job.requests;
+  launch.scratch = launch.meetings = (meetings * int64_t{sizeof(Meeting)} + 15) / 16 * 16;
+  meetings = 0;
+  for (const DigestJob& job : jobs) {
+    Work& work = launch.works.of[launch.works.count++];
+    work.job = job;
+    work.element = size_of(job.dtype);
+    const int64_t most = job.most_rows * work.bytes_of_row();
+    check(job.values == nullptr || job.most_rows < int64_t{1} << 32,
+          "a digest of a K/V cache of less than 2^32 positions was wanted, found {}",
+          job.most_rows);
+    work.parts = std::max<int64_t>(1, (most + kPart - 1) / kPart);
+    work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
+    work.meeting = std::exchange(meetings, meetings + job.requests);
+    work.first_block = std::exchange(launch.blocks, launch.blocks + work.blocks());
+    work.scratch =
+        std::exchange(launch.scratch, launch.scratch + job.requests * work.request_bytes());
+  }
+  check(launch.blocks < int64_t{1} << 31, "digests of at most 2^31 parts were wanted, found {}",
+        launch.blocks);
+  return launch;
+}
+
+void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) {
+  const Launch launch = launch_of(jobs);
+  if (launch.blocks == 0) return;
+  cuda_check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(launch.meetings), stream),
+             "to clear memory");
+  digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
+      launch.works, static_cast<char*>(scratch));
+  cuda_check(cudaGetLastError(), "digests");
+}
+
+int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
+
+void* pin(int64_t bytes) {
+  void* memory = nullptr;
+  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "pinned memory of the host");
+  return memory;
+}
+
+// Called by destructors, also after the driver has gone: there is nobody to tell.
+void unpin(void* memory) { cudaFreeHost(memory); }
+
+void* mark(CUstream_st* stream) {
+  cudaEvent_t event = nullptr;
+  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+             "a mark");
+  cuda_check(cudaEventRecord(event, stream), "to mark a stream");
+  return event;
+}
+
+void await(void* mark) {
+  auto* event = static_cast<cudaEvent_t>(mark);
+  const cudaError_t status = cudaEventSynchronize(event);
+  cudaEventDestroy(event);
+  cuda_check(status, "the end of the work of a stream");
+}
+
+// One event will do: whoever waits for it waits for what it marked then.
+void order(CUstream_st* later, CUstream_st* earlier) {
+  static cudaEvent_t event = [] {
+    cudaEvent_t made = nullptr;
+    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
+    return made;
+  }();
+  cuda_check(cudaEventRecord(event, earlier), "to mark a stream");
+  cuda_check(cudaStreamWaitEvent(later, event), "to wait for a stream");
+}
+
+}  // namespace
+
+DigestMaker device_digests() {
+  const auto stream = [] {
+    CUstream_st* made = nullptr;
+    cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "a stream");
+    return made;
+  };
+  static CUstream_st* const aside = stream();
+  static CUstream_st* const long_aside = stream();
+  return {.digest = make_digests,
+          .scratch_bytes = scratch_bytes,
+          .pin = pin,
+          .unpin = unpin,
+          .aside = aside,
+          .long_aside = long_aside,
+          .order = order,
+          .mark = mark,
+          .await = await};
+}
+
+}  // namespace lockstep

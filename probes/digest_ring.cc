@@ -1,0 +1,254 @@
+#include "probes/digest_ring.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLine = 64;  // bytes, to a multiple of which each tensor's copy is aligned
+
+bool is_cache(const Point& point) { return point.op == OpKind::cache; }
+bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
+
+int64_t length_of(const PassInfo& info, int32_t request) {
+  int64_t length = 0;
+  for (const PassRow& row : info.rows)
+    if (row.row.request == request) length = row.row.position + 1;
+  return length;
+}
+
+// Whose each row of a tensor is.
+std::vector<Row> rows_of(const DigestLayout::Tap& tap, const PassInfo& info) {
+  std::vector<Row> rows;
+  if (!is_of_logits(*tap.point)) {
+    for (const PassRow& row : info.rows) rows.push_back(row.row);
+    return rows;
+  }
+  for (int32_t index : info.logit_rows) rows.push_back(info.rows[static_cast<size_t>(index)].row);
+  return rows;
+}
+
+TensorView shown(const DigestLayout::Tap& tap, const PassInfo& info) {
+  return tap.tensor.slice(0, std::min(tap.tensor.rows(), std::ssize(rows_of(tap, info))));
+}
+
+}  // namespace
+
+// A place for one pass on its way, with the host's end of it.
+struct DigestRing::Slot {
+  ~Slot() {
+    if (memory != nullptr) digest_maker().unpin(memory);
+  }
+  char* memory = nullptr;  // pinned
+  int64_t capacity = 0;
+  DigestedPass pass;
+  std::vector<int64_t> lengths;  // of the requests
+  void* arrived = nullptr;       // mark
+
+  int64_t digest_bytes() const {
+    int64_t positions = 0;
+    for (int64_t length : lengths) positions += length;
+    return pass.layout->cache_hashes +
+           pass.layout->caches * positions * static_cast<int64_t>(sizeof(uint64_t));
+  }
+  // Calls use(tap, offset in memory, what is shown) for the tensors that are copied, and returns
+  // the bytes that all takes.
+  template <typename Use>
+  int64_t each_tensor(Use use) const {
+    int64_t offset = (digest_bytes() + kLine - 1) / kLine * kLine;
+    for (const DigestLayout::Tap& tap : pass.layout->taps) {
+      if (is_cache(*tap.point) || !(tap.keeps || is_of_logits(*tap.point))) continue;
+      const TensorView view = shown(tap, pass.info);
+      use(tap, offset, view);
+      offset += (view.bytes() + kLine - 1) / kLine * kLine;
+    }
+    return offset;
+  }
+  Pass arrival() const;
+  void add_caches(const DigestLayout::Tap& tap, Pass& arrived) const;
+  KeptTensor tensor(const DigestLayout::Tap& tap) const;
+};
+
+KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
+  const TensorView view = shown(tap, pass.info);
+  KeptTensor kept{.point = tap.point,
+                  .layer = tap.layer,
+                  .rows = rows_of(tap, pass.info),
+                  .dtype = view.dtype,
+                  .shape = view.shape};
+  std::memcpy(&kept.digest, memory + tap.digest * static_cast<int64_t>(sizeof(Digest)),
+              sizeof(Digest));
+  kept.row_hashes.resize(kept.rows.size());
+  std::memcpy(kept.row_hashes.data(), memory + tap.hashes, kept.rows.size() * sizeof(uint64_t));
+  check(kept.digest.count == view.count(),
+        "a digest of {} elements of {} was wanted of the device, found one of {}: its arguments "
+        "are not those of the host",
+        view.count(), tap.point->name, kept.digest.count);
+  return kept;
+}
+
+void DigestRing::Slot::add_caches(const DigestLayout::Tap& tap, Pass& arrived_pass) const {
+  int64_t all = 0;
+  for (int64_t length : lengths) all += length;
+  const char* hashes = memory + pass.layout->cache_hashes + tap.hashes * all * 8;
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    const int32_t request = pass.info.pages[r].request;
+    const int64_t length = lengths[r];
+    const Shape& pool = tap.tensor.shape;
+    KeptTensor kept{.point = tap.point,
+                    .layer = tap.layer,
+                    .dtype = tap.tensor.dtype,
+                    .shape = {length, 2, pool[2], pool[3]}};
+    for (int32_t p = 0; p < length; ++p) kept.rows.push_back({request, p});
+    std::memcpy(
+        &kept.digest,
+        memory + (tap.digest + static_cast<int64_t>(r)) * static_cast<int64_t>(sizeof(Digest)),
+        sizeof(Digest));
+    check(kept.digest.count == kept.shape.count(),
+          "a digest of {} positions of attn.kv was wanted of the device, found one of {} elements: "
+          "its arguments are not those of the host",
+          length, kept.digest.count);
+    kept.row_hashes.resize(static_cast<size_t>(length));
+    std::memcpy(kept.row_hashes.data(), hashes, kept.row_hashes.size() * 8);
+    hashes += length * 8;
+    arrived_pass.tensors.push_back(std::move(kept));
+  }
+}
+
+// Reads it out of the pinned memory, which is then free.
+Pass DigestRing::Slot::arrival() const {
+  Pass arrived_pass{.info = pass.info};
+  std::vector<size_t> passing;  // whose numbers are not kept
+  for (const DigestLayout::Tap& tap : pass.layout->taps) {
+    if (is_cache(*tap.point))
+      add_caches(tap, arrived_pass);
+    else
+      arrived_pass.tensors.push_back(tensor(tap));
+  }
+  each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
+    const auto same = [&](const KeptTensor& kept) {
+      return kept.point == tap.point && kept.layer == tap.layer;
+    };
+    KeptTensor& kept = *std::ranges::find_if(arrived_pass.tensors, same);
+    kept.data = copy_on(Device::cpu, {memory + offset, view.dtype, Device::cpu, view.shape});
+    if (!tap.keeps) passing.push_back(static_cast<size_t>(&kept - arrived_pass.tensors.data()));
+  });
+  put_top_logits(arrived_pass);
+  for (size_t i : passing) arrived_pass.tensors[i].data = {};
+  return arrived_pass;
+}
+
+DigestRing::DigestRing(DigestSink& taker) : taker_(taker) {
+  static std::atomic<uint64_t> last_id = 0;
+  id_ = ++last_id;
+  for (size_t i = 0; i < kSlots; ++i)
+    free_.push_back(slots_.emplace_back(std::make_unique<Slot>()).get());
+  thread_ = std::thread([this] { serve(); });
+}
+
+DigestRing::~DigestRing() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void DigestRing::make_room(Slot& slot, int64_t bytes) const {
+  if (bytes <= slot.capacity) return;
+  if (slot.memory != nullptr) digest_maker().unpin(std::exchange(slot.memory, nullptr));
+  slot.capacity = 0;
+  // For a while: the rows of the caches grow with every pass.
+  slot.memory = static_cast<char*>(digest_maker().pin(bytes + bytes / 2));
+  slot.capacity = bytes + bytes / 2;
+}
+
+void DigestRing::queue_copies(Slot& slot) const {
+  const DigestMaker& maker = digest_maker();
+  const DeviceMemory& device = cuda_memory();
+  slot.lengths.clear();
+  for (const RequestPages& pages : slot.pass.info.pages)
+    slot.lengths.push_back(length_of(slot.pass.info, pages.request));
+  make_room(slot, slot.each_tensor([](const auto&...) {}));
+  maker.order(maker.aside, device.stream);
+  device.copy(slot.memory, slot.pass.digests->view().data, slot.digest_bytes(), maker.aside);
+  slot.each_tensor([&](const DigestLayout::Tap&, int64_t offset, const TensorView& view) {
+    if (view.bytes() > 0) device.copy(slot.memory + offset, view.data, view.bytes(), maker.aside);
+  });
+  maker.order(device.stream, maker.aside);  // the next pass writes there again
+  slot.arrived = maker.mark(maker.aside);
+}
+
+void DigestRing::push(DigestedPass pass) {
+  using Clock = std::chrono::steady_clock;
+  std::unique_lock lock(mutex_);
+  if (!failure_.empty()) return;
+  ++waits_.passes;
+  if (free_.empty()) {
+    const auto begin = Clock::now();
+    changed_.wait(lock, [&] { return !free_.empty(); });
+    ++waits_.waited;
+    waits_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  Slot& slot = *free_.front();
+  free_.pop_front();
+  lock.unlock();
+  slot.pass = std::move(pass);
+  queue_copies(slot);
+  lock.lock();
+  queued_.push_back(&slot);
+  lock.unlock();
+  changed_.notify_all();
+}
+
+void DigestRing::flush() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queued_.empty() && !busy_; });
+}
+
+std::string DigestRing::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void DigestRing::serve() {
+  std::unique_lock lock(mutex_);
+  while (changed_.wait(lock, [&] { return ends_ || !queued_.empty(); }), !queued_.empty()) {
+    Slot& slot = *queued_.front();
+    queued_.pop_front();
+    busy_ = true;
+    const bool wanted = failure_.empty();
+    lock.unlock();
+    std::string failure;
+    bool freed = false;
+    try {
+      digest_maker().await(std::exchange(slot.arrived, nullptr));
+      Pass arrived;
+      if (wanted) arrived = slot.arrival();
+      slot.pass = {};
+      lock.lock();
+      free_.push_back(&slot);
+      freed = true;
+      lock.unlock();
+      changed_.notify_all();
+      if (wanted) taker_.take(std::move(arrived));
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    lock.lock();
+    busy_ = false;
+    if (failure_.empty()) failure_ = failure;
+    if (!freed) free_.push_back(&slot);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/memory.h"
+#include "probes/recorder.h"
+
+namespace lockstep {
+
+// Where a pass on a device leaves its digests, in one block of the device's memory: first a Digest
+// for each tensor, of attn.kv one for each request there is room for; then the row hashes of each
+// tensor with its rows padded; last those of the caches, layer by layer, without gaps.
+struct DigestLayout {
+  struct Tap {
+    const Point* point = nullptr;
+    int layer = -1;
+    TensorView tensor;   // where it lies, padded; of attn.kv, the pool of K
+    int64_t digest = 0;  // its first, in Digests
+    int64_t hashes = 0;  // its row hashes, in bytes; of attn.kv, how many caches come before
+    bool keeps = false;  // its numbers too
+  };
+  std::vector<Tap> taps;     // in execution order
+  int64_t cache_hashes = 0;  // in bytes, where those of the caches begin
+  int64_t caches = 0;
+};
+
+// What a pass left: the layout, and the memory that it and its taps lie in.
+struct DigestedPass {
+  std::shared_ptr<const DigestLayout> layout;
+  std::shared_ptr<const Tensor> digests;
+  std::vector<std::shared_ptr<const Tensor>> tensors;  // copies, of buffers that are used again
+  PassInfo info;
+};
+
+// How often, and how long, an engine waited for those who take what it shows.
+struct DigestWaits {
+  int64_t passes = 0, waited = 0;
+  double seconds = 0;
+};
+
+// Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops
+// and in the order of the passes. The engine goes on meanwhile, until kSlots passes are on their
+// way: then it waits, and that is counted.
+class DigestRing {
+ public:
+  static constexpr size_t kSlots = 8;
+
+  // The taker is borrowed, and called from a thread of the ring. Once it throws it is not called
+  // again.
+  explicit DigestRing(DigestSink& taker);
+  ~DigestRing();  // when all is taken
+  DigestRing(const DigestRing&) = delete;
+  DigestRing& operator=(const DigestRing&) = delete;
+
+  // After the pass was queued.
+  void push(DigestedPass pass);
+  // Returns when all that was pushed is taken.
+  void flush();
+
+  bool keeps(const Point& point, int layer) const { return taker_.keeps(point, layer); }
+  DigestWaits waits() const { return waits_; }
+  std::string failure() const;         // of the taker; empty: none
+  uint64_t id() const { return id_; }  // that no other ring has had
+
+ private:
+  struct Slot;
+  void make_room(Slot& slot, int64_t bytes) const;
+  void queue_copies(Slot& slot) const;
+  void serve();
+
+  DigestSink& taker_;
+  uint64_t id_;
+  DigestWaits waits_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::deque<Slot*> free_, queued_;  // guarded, as all below
+  bool busy_ = false, ends_ = false;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "kernels/digest.h"
+#include "probes/digest_ring.h"
+#include "src/model/model.h"
+
+namespace lockstep {
+
+// Has the tensors of one pass on a device digested there, as the model shows them: nothing of it
+// waits for the host, so that it can be kept in a graph.
+class DeviceDigests final : public Sink {
+ public:
+  // layer: buffers are used again within the pass. Each tensor is digested on the stream of the
+  // ops when it is shown, and copied when it is to be kept. pass: all tensors outlive the pass. A
+  // few layers' are digested in one launch, and all caches in another, while the ops go on.
+  using Lifetime = Activations::Lifetime;
+
+  // All borrowed: the arguments of the pass in device memory, and the probe, one with a ring, whose
+  // sink wants them.
+  DeviceDigests(const Model& model, const Batch& arguments, const std::vector<KvCache>& caches,
+                Probe& seen, Lifetime lifetime);
+
+  bool on_device() const override { return true; }
+  bool wants(const Point& point, int layer) const override { return seen_.wants(point, layer); }
+  void begin(const PassInfo&) override {}
+  void record(const Record& record) override;
+  void end() override;
+
+  // What it leaves, once the pass has ended. Of a graph, every replay leaves it anew.
+  DigestedPass result() const { return {layout_, digests_, copies_, arguments_.info}; }
+
+ private:
+  DigestLayout::Tap& tap_of(const Record& record);
+  DigestJob job_of(const DigestLayout::Tap& tap) const;
+  void flush(std::vector<DigestJob>& jobs, CUstream_st* stream);
+
+  const Model& model_;
+  const Batch& arguments_;
+  const std::vector<KvCache>& caches_;
+  Probe& seen_;
+  Lifetime lifetime_;
+  std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
+  std::shared_ptr<const Tensor> digests_;
+  std::vector<std::shared_ptr<const Tensor>> copies_;
+  std::vector<DigestJob> jobs_, cache_jobs_;  // not yet queued
+  std::vector<Tensor> scratch_;               // of every launch
+  std::set<CUstream_st*> used_;               // aside
+};
+
+// Model::forward with every tensor that the probe's sink wants digested; the probe is one with a
+// ring, for which `digested` is meant. With `buffers` whose tensors outlive the pass; without, the
+// model's own.
+Forward forward_digested(Model& model, const Batch& arguments, const std::vector<KvCache>& caches,
+                         Probe& probe, Activations* buffers, DigestedPass& digested);
+
+}  // namespace lockstep

@@ -1,0 +1,343 @@
+// Digests made on a device are those of the CPU: hashes, counts, extremes and exponents to the bit,
+// sums to a rounding or two of fp64, and the same bits each time.
+#include <cstring>
+#include <random>
+
+#include "kernels/device_graph.h"
+#include "probes/digest.h"
+#include "tests/helpers.h"
+#include "tests/kernels/cuda_samples.h"
+
+namespace lockstep {
+namespace {
+
+struct Made {
+  Digest digest;
+  std::vector<uint64_t> row_hashes;
+};
+
+class CudaDigest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped()) maker_ = *lockstep_cuda_digests();
+  }
+
+  Tensor scratch_for(std::span<const DigestJob> jobs) const {
+    return Tensor({maker_.scratch_bytes(jobs)}, DType::u8, Device::cuda);
+  }
+  // What jobs whose `out` and `row_hashes` count from a null pointer put there.
+  std::vector<char> run(std::vector<DigestJob> jobs, int64_t digests, int64_t hashes,
+                        int times = 1) const {
+    const int64_t head = digests * int64_t{sizeof(Digest)};
+    Tensor out({head + hashes * 8}, DType::u8);
+    std::fill_n(out.as<char>(), out.view().bytes(), char{0x5a});
+    const Tensor far = copy_on(Device::cuda, out);
+    for (DigestJob& job : jobs) {
+      job.out = far.as<Digest>() + reinterpret_cast<intptr_t>(job.out);
+      job.row_hashes = reinterpret_cast<uint64_t*>(far.as<char>() + head) +
+                       reinterpret_cast<intptr_t>(job.row_hashes);
+    }
+    const Tensor scratch = scratch_for(jobs);
+    for (int i = 0; i < times; ++i) maker_.digest(jobs, scratch.view().data, memory_.stream);
+    copy(out, far);
+    return {out.as<char>(), out.as<char>() + out.view().bytes()};
+  }
+
+  // All tensors in one launch, padded by a row of what must not count.
+  std::vector<Made> digests(const std::vector<Tensor>& tensors, int times = 1) const {
+    std::vector<Tensor> far;
+    std::vector<DigestJob> jobs;
+    int64_t hashes = 0;
+    for (const Tensor& tensor : tensors) {
+      const int64_t row_bytes = tensor.view().bytes() / std::max<int64_t>(1, tensor.view().rows());
+      const int64_t rows = tensor.view().rows();
+      Tensor padded({(rows + 1) * row_bytes}, DType::u8);
+      std::memset(padded.as<char>(), 0x7f, static_cast<size_t>(padded.view().bytes()));
+      std::memcpy(padded.as<char>(), tensor.as<char>(), static_cast<size_t>(tensor.view().bytes()));
+      const auto count = static_cast<int32_t>(rows);
+      far.push_back(copy_on(Device::cuda, padded));
+      far.push_back(
+          copy_on(Device::cuda, tensor_of<int32_t>(std::vector<int32_t>{count}, {1}, DType::i32)));
+      jobs.push_back({.dtype = tensor.view().dtype,
+                      .data = far[far.size() - 2].view().data,
+                      .row_bytes = row_bytes,
+                      .rows = far.back().as<int32_t>(),
+                      .most_rows = rows + 1,
+                      .out = reinterpret_cast<Digest*>(jobs.size()),
+                      .row_hashes = reinterpret_cast<uint64_t*>(hashes)});
+      hashes += rows + 1;
+    }
+    const std::vector<char> bytes = run(jobs, std::ssize(jobs), hashes, times);
+    std::vector<Made> made(tensors.size());
+    const char* row = bytes.data() + tensors.size() * sizeof(Digest);
+    for (size_t i = 0; i < made.size(); ++i) {
+      std::memcpy(&made[i].digest, bytes.data() + i * sizeof(Digest), sizeof(Digest));
+      made[i].row_hashes.resize(static_cast<size_t>(tensors[i].view().rows()));
+      std::memcpy(made[i].row_hashes.data(), row, made[i].row_hashes.size() * 8);
+      row += (made[i].row_hashes.size() + 1) * 8;
+    }
+    return made;
+  }
+
+  DigestMaker maker_;
+};
+
+// 1e-12 of the largest that could have been added up.
+void expect_close(double got, double want, double of, const std::string& what) {
+  EXPECT_LE(std::fabs(got - want), 1e-12 * of) << what << " " << got << " for " << want;
+}
+
+void expect_same(const Digest& got, const Digest& want, const std::string& what) {
+  SCOPED_TRACE(what);
+  EXPECT_EQ(got.hash, want.hash);
+  EXPECT_EQ(got.count, want.count);
+  EXPECT_EQ(got.nan, want.nan);
+  EXPECT_EQ(got.pos_inf, want.pos_inf);
+  EXPECT_EQ(got.neg_inf, want.neg_inf);
+  EXPECT_EQ(got.zeros, want.zeros);
+  EXPECT_EQ(got.subnormals, want.subnormals);
+  EXPECT_EQ(got.min, want.min);
+  EXPECT_EQ(got.max, want.max);
+  EXPECT_EQ(got.absmax, want.absmax);
+  EXPECT_EQ(got.absmax_index, want.absmax_index);
+  EXPECT_EQ(got.exponents, want.exponents);
+  const double n = std::max(1.0, static_cast<double>(want.finite()));
+  expect_close(got.mean, want.mean, want.sum_abs / n, "mean");
+  expect_close(got.m2, want.m2, want.m2, "m2");
+  expect_close(got.sum_abs, want.sum_abs, want.sum_abs, "sum_abs");
+  expect_close(got.sum_squares, want.sum_squares, want.sum_squares, "sum_squares");
+}
+
+// Any bits, among them NaNs, infinities and subnormals; `mask` keeps most of them small.
+template <typename Bits>
+Tensor random_bits(const Shape& shape, DType dtype, Bits mask, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Tensor tensor(shape, dtype);
+  for (int64_t i = 0; i < shape.count(); ++i)
+    tensor.as<Bits>()[i] = static_cast<Bits>(random()) & (i % 5 ? mask : static_cast<Bits>(~0ull));
+  return tensor;
+}
+
+Tensor random_of(const Shape& shape, DType dtype, uint64_t seed) {
+  switch (size_of(dtype)) {
+    case 1:
+      return random_bits<uint8_t>(shape, dtype, 0xff, seed);
+    case 2:
+      return random_bits<uint16_t>(shape, dtype, dtype == DType::bf16 ? 0xbfff : 0xb3ff, seed);
+    case 4:
+      return random_bits<uint32_t>(shape, dtype, 0xbfffffff, seed);
+    default:
+      break;
+  }
+  if (dtype == DType::i64) return random_bits<uint64_t>(shape, dtype, 0xffffffff, seed);
+  // Squares that fp64 can hold, and some numbers that are none.
+  Tensor tensor(shape, dtype);
+  std::mt19937_64 random(seed);
+  const double odd[] = {NAN, INFINITY, -INFINITY, 0, -0.0, 0x1p-1030};
+  for (int64_t i = 0; i < shape.count(); ++i)
+    tensor.as<double>()[i] = random() % 9 == 0 ? odd[random() % 6]
+                                               : std::ldexp(static_cast<double>(random()) - 0x1p63,
+                                                            static_cast<int>(random() % 200) - 150);
+  return tensor;
+}
+
+constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16,
+                             DType::i64, DType::i32, DType::u8};
+
+TEST_F(CudaDigest, IsTheCpusForEveryDtypeAndSize) {
+  // Bytes about every border of XXH3: 3, 8, 16, 128, 240, a stripe, a block, and a part of ours.
+  for (DType dtype : kDTypes) {
+    std::vector<Tensor> all;
+    for (int64_t columns :
+         {0,   1,   2,   3,   4,   5,    7,    8,    9,    15,   16,   17,   31,   32,  33,
+          63,  64,  65,  96,  97,  119,  120,  121,  127,  128,  129,  239,  240,  241, 255,
+          256, 257, 511, 512, 513, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 12345})
+      for (int64_t rows : {1, 3})
+        all.push_back(random_of({rows, columns}, dtype, static_cast<uint64_t>(columns * 7 + rows)));
+    all.push_back(random_of({1, 151936}, dtype, 5));
+    all.push_back(random_of({0, 64}, dtype, 5));
+    for (size_t first = 0; first < all.size(); first += DigestMaker::kMostJobs) {
+      std::vector<Tensor> some;
+      for (size_t i = first; i < std::min(all.size(), first + DigestMaker::kMostJobs); ++i)
+        some.push_back(std::move(all[i]));
+      const std::vector<Made> made = digests(some);
+      for (size_t i = 0; i < some.size(); ++i) {
+        const std::string what = fmt::format("{} {}", some[i].view().shape.text(), name_of(dtype));
+        expect_same(made[i].digest, digest_of(some[i]), what);
+        EXPECT_EQ(made[i].row_hashes, row_hashes_of(some[i])) << what;
+      }
+    }
+  }
+}
+
+TEST_F(CudaDigest, OfWhatIsNotFiniteAndOfTinyNumbers) {
+  const float inf = INFINITY, nan = NAN;
+  std::vector<Tensor> tensors;
+  for (const std::vector<float>& values : {std::vector<float>{nan, inf, -inf, -inf},
+                                           {0x1p-126f, 0x1p-127f, -0x1p-149f, -0.f, 0.f, 3.f},
+                                           {nan, 2, -2, 2},
+                                           {-7},
+                                           {nan},
+                                           {1e38f, -1e38f, 1e-38f}})
+    tensors.push_back(tensor_of<float>(values, {std::ssize(values)}, DType::f32));
+  const std::vector<Made> made = digests(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    expect_same(made[i].digest, digest_of(tensors[i]), fmt::format("tensor {}", i));
+}
+
+// A variance that a sum of squares would lose.
+TEST_F(CudaDigest, KeepsASmallSpreadAroundALargeMean) {
+  std::mt19937 random(3);
+  std::vector<double> values(100003);
+  for (double& x : values) x = std::normal_distribution<double>(1e5, 1)(random);
+  std::vector<Tensor> tensors;
+  tensors.push_back(tensor_of<double>(values, {1, std::ssize(values)}, DType::f64));
+  const Digest want = digest_of(tensors[0]), got = digests(tensors)[0].digest;
+  expect_close(got.mean, want.mean, want.mean, "mean");
+  EXPECT_NEAR(got.m2 / want.m2, 1, 1e-12);
+}
+
+TEST_F(CudaDigest, IsTheSameToTheBitEachTime) {
+  std::vector<Tensor> tensors;
+  tensors.push_back(random_of({5, 4096}, DType::bf16, 1));
+  tensors.push_back(random_of({2, 151936}, DType::f32, 2));
+  const auto first = digests(tensors), second = digests(tensors, 3);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(std::memcmp(&first[i].digest, &second[i].digest, sizeof(Digest)), 0);
+    EXPECT_EQ(first[i].row_hashes, second[i].row_hashes);
+  }
+}
+
+// What the attention of each request reads, through its page table.
+TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
+  for (const auto& [dtype, kv_heads, dim] :
+       {std::tuple(DType::bf16, 8, 128), {DType::f32, 2, 6}, {DType::f16, 1, 6}}) {
+    constexpr int64_t kPage = 4, kPages = 40, kWidth = 9;
+    const Shape pool = {kPages, kPage, kv_heads, dim};
+    const Tensor k = random_of(pool, dtype, 1), v = random_of(pool, dtype, 2);
+    const std::vector<int32_t> lengths = {33, 0, 1, 7};
+    std::vector<int32_t> table(lengths.size() * kWidth, -1);
+    for (size_t r = 0; r < lengths.size(); ++r)
+      for (int32_t p = 0; p * kPage < lengths[r]; ++p)
+        table[r * kWidth + static_cast<size_t>(p)] = static_cast<int32_t>(r * 10) + (p * 7) % 10;
+    const Tensor far_k = copy_on(Device::cuda, k), far_v = copy_on(Device::cuda, v);
+    const Tensor far_lengths = copy_on(Device::cuda, tensor_of<int32_t>(lengths, {4}, DType::i32));
+    const Tensor far_table =
+        copy_on(Device::cuda, tensor_of<int32_t>(table, {4, kWidth}, DType::i32));
+    DigestJob job{.dtype = dtype,
+                  .data = far_k.view().data,
+                  .values = far_v.view().data,
+                  .row_bytes = kv_heads * dim * size_of(dtype),
+                  .rows = far_lengths.as<int32_t>(),
+                  .requests = 4,
+                  .most_rows = kWidth * kPage,
+                  .table = far_table.as<int32_t>(),
+                  .width = kWidth,
+                  .page_size = kPage,
+                  .pages = kPages};
+    // Twice, the second one's rows behind the first one's.
+    std::vector<DigestJob> jobs = {job, job};
+    jobs[1].out = reinterpret_cast<Digest*>(intptr_t{4});
+    jobs[1].order = 1;
+    const std::vector<char> bytes = run(jobs, 8, 82);
+    const auto* hashes = reinterpret_cast<const uint64_t*>(bytes.data() + 8 * sizeof(Digest));
+    for (size_t i = 0; i < 8; ++i) {
+      const size_t r = i % 4;
+      Tensor seen({lengths[r], 2, kv_heads, dim}, dtype);
+      const auto row = static_cast<size_t>(job.row_bytes);
+      for (int32_t p = 0; p < lengths[r]; ++p)
+        for (int side : {0, 1}) {
+          const int64_t slot =
+              table[r * kWidth + static_cast<size_t>(p / kPage)] * kPage + p % kPage;
+          std::memcpy(seen.as<char>() + static_cast<size_t>(2 * p + side) * row,
+                      (side ? v : k).as<char>() + static_cast<size_t>(slot) * row, row);
+        }
+      Digest got;
+      std::memcpy(&got, bytes.data() + i * sizeof(Digest), sizeof(Digest));
+      const std::string what = fmt::format("request {} of {}", r, name_of(dtype));
+      expect_same(got, digest_of(seen), what);
+      const std::vector<uint64_t> want = row_hashes_of(seen);
+      EXPECT_EQ(std::vector<uint64_t>(hashes, hashes + want.size()), want) << what;
+      hashes += want.size();
+    }
+  }
+}
+
+TEST_F(CudaDigest, OfAPageThatIsNotThereReadsAsNaN) {
+  const Tensor pool = copy_on(Device::cuda, random_of({2, 4, 1, 64}, DType::bf16, 1));
+  const auto numbers = [](std::vector<int32_t> values) {
+    return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
+  };
+  const Tensor length = numbers({8}), table = numbers({2, -1});
+  const std::vector<char> bytes = run({{.dtype = DType::bf16,
+                                        .data = pool.view().data,
+                                        .values = pool.view().data,
+                                        .row_bytes = 128,
+                                        .rows = length.as<int32_t>(),
+                                        .most_rows = 8,
+                                        .table = table.as<int32_t>(),
+                                        .width = 2,
+                                        .page_size = 4,
+                                        .pages = 2}},
+                                      1, 8);
+  Digest got;
+  std::memcpy(&got, bytes.data(), sizeof(Digest));
+  EXPECT_EQ(got.count, 8 * 2 * 64);
+  EXPECT_EQ(got.nan, got.count);
+}
+
+// On a stream aside, and within a graph, for as many rows as there are then.
+TEST_F(CudaDigest, OfAGraphIsOfTheRowsOfTheReplay) {
+  const Tensor home = random_of({8, 700}, DType::f32, 4), far = copy_on(Device::cuda, home);
+  const Tensor doubled({8, 700}, DType::f32, Device::cuda);
+  Tensor rows({1}, DType::i32);
+  const Tensor far_rows = copy_on(Device::cuda, rows);
+  const Tensor out({int64_t{sizeof(Digest)} + 64}, DType::u8, Device::cuda);
+  const std::vector<DigestJob> jobs = {
+      {.dtype = DType::f32,
+       .data = doubled.view().data,
+       .row_bytes = 2800,
+       .rows = far_rows.as<int32_t>(),
+       .most_rows = 8,
+       .out = out.as<Digest>(),
+       .row_hashes = reinterpret_cast<uint64_t*>(out.as<char>() + sizeof(Digest))}};
+  const Tensor scratch = scratch_for(jobs);
+  ops_->add({.stream = memory_.stream}, doubled, far, far);
+  const DeviceGraph graph([&] {
+    ops_->add({.stream = memory_.stream}, doubled, far, far);
+    maker_.order(maker_.aside, memory_.stream);
+    maker_.digest(jobs, scratch.view().data, maker_.aside);
+    maker_.order(memory_.stream, maker_.aside);
+  });
+  const Tensor sum = copy_on(Device::cpu, doubled);
+  for (int32_t count : {8, 1, 3, 0, 5}) {
+    *rows.as<int32_t>() = count;
+    copy(far_rows, rows);
+    graph.replay();
+    const Tensor back = copy_on(Device::cpu, out);
+    const TensorView shown = sum.view().slice(0, count);
+    Digest got;
+    std::memcpy(&got, back.as<char>(), sizeof(Digest));
+    expect_same(got, digest_of(shown), fmt::format("{} rows", count));
+    const auto want = row_hashes_of(shown);
+    EXPECT_EQ(std::memcmp(back.as<char>() + sizeof(Digest), want.data(), want.size() * 8), 0);
+  }
+}
+
+TEST_F(CudaDigest, RefusesMoreJobsThanALaunchTakes) {
+  const std::vector<DigestJob> jobs(DigestMaker::kMostJobs + 1);
+  EXPECT_NE(error_of([&] { maker_.digest(jobs, nullptr, memory_.stream); }), "");
+}
+
+TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
+  const Tensor far = copy_on(Device::cuda, random_of({1, 4096}, DType::u8, 9));
+  const std::unique_ptr<void, void (*)(void*)> pinned(maker_.pin(4096), maker_.unpin);
+  std::memset(pinned.get(), 0, 4096);
+  memory_.copy(pinned.get(), far.view().data, 4096, maker_.aside);
+  maker_.await(maker_.mark(maker_.aside));
+  EXPECT_EQ(std::memcmp(pinned.get(), copy_on(Device::cpu, far).as<char>(), 4096), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
