@@ -8,7 +8,9 @@
 #include <filesystem>
 
 #include "kernels/matmul.h"
+#include "kernels/memory.h"
 #include "src/weights/checkpoint.h"
+#include "tools/device.h"
 #include "tools/options.h"
 #include "tools/output.h"
 
@@ -69,22 +71,36 @@ std::string weights_text(const std::string& dir) {
                      checkpoint.bytes(), checkpoint.fingerprint());
 }
 
-// What the model takes in that dtype, and how much of it this machine could serve.
-std::string memory_text(const ModelConfig& c, DType dtype) {
+// Where it would run.
+struct Room {
+  const char* of;
+  int64_t bytes;
+};
+
+// The device must have been opened.
+Room room_of(Device device) {
+  if (device == Device::cuda) return {"this device's free", device_memory_left()};
+  return {"this machine's", sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
+}
+
+// What the model takes in that dtype, and how much of it could be served there: all that the
+// weights leave is for K/V.
+std::string memory_text(const ModelConfig& c, DType dtype, const Room& room) {
   constexpr double kGigabyte = 1e9;
-  const int64_t machine = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   const int64_t weights = parameters_of(c) * size_of(dtype), token = c.kv_bytes_per_token(dtype);
   std::string text = fmt::format("{:.3g} GB of weights, {} bytes of K/V a token; ",
                                  static_cast<double>(weights) / kGigabyte, token);
-  const double has = static_cast<double>(machine) / kGigabyte;
-  const int64_t tokens = (machine - weights) / token;
-  text += tokens < 1
-              ? fmt::format("does not fit into this machine's {:.3g} GB", has)
-              : fmt::format("runs in this machine's {:.3g} GB with up to {} tokens", has, tokens);
-  return text + fmt::format("; matrix products: {}", matmul_path(dtype));
+  const double has = static_cast<double>(room.bytes) / kGigabyte;
+  const int64_t tokens = (room.bytes - weights) / token;
+  if (tokens < 1) return text + fmt::format("does not fit into {} {:.3g} GB", room.of, has);
+  text += fmt::format("runs in {} {:.3g} GB with up to {} tokens", room.of, has, tokens);
+  const int64_t requests = c.max_positions > 0 ? tokens / c.max_positions : 0;
+  return text + (requests > 0 ? fmt::format(", {} requests of {} positions at once", requests,
+                                            c.max_positions)
+                              : fmt::format(", fewer than its {} positions", c.max_positions));
 }
 
-Table describe(const std::string& dir) {
+Table describe(const std::string& dir, Device device) {
   const ModelConfig c = read_config(dir);
   Table table{{"what", "is"}, {}};
   const auto row = [&](const char* what, const auto& text) {
@@ -106,8 +122,12 @@ Table describe(const std::string& dir) {
   row("parameters", std::to_string(parameters_of(c)));
   row("stored as", name_of(c.dtype));
   row("weights", weights_text(dir));
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
-    table.rows.push_back({fmt::format("in {}", name_of(dtype)), memory_text(c, dtype)});
+  const Room room = room_of(device);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    std::string text = memory_text(c, dtype, room);
+    if (device == Device::cpu) text += fmt::format("; matrix products: {}", matmul_path(dtype));
+    table.rows.push_back({fmt::format("in {}", name_of(dtype)), text});
+  }
   return table;
 }
 
@@ -115,18 +135,22 @@ Table describe(const std::string& dir) {
 
 int model_command(Args args) {
   CLI::App app{
-      "Show what was understood of a checkpoint: its shape, its options, its weights, and what of\n"
-      "this machine will compute it. A folder with only config.json is described as far as it "
-      "goes.",
+      "Show what was understood of a checkpoint: its shape, its options, its weights, and how "
+      "much\n"
+      "of it this machine, or a device, could serve. A folder with only config.json is described "
+      "as\n"
+      "far as it goes.",
       "lockstep model"};
-  std::string dir, format = "table";
+  std::string dir, format = "table", device = "cpu";
   app.add_option("DIR", dir, "checkpoint: config.json, *.safetensors")->type_name("")->required();
+  add_device_option(app, device);
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep model Qwen3-0.6B\n"
+             "  lockstep model Qwen3-0.6B --device cuda\n"
              "  lockstep model Qwen3-0.6B --format json\n"))
     return 0;
-  print(text_of(describe(dir), format));
+  print(text_of(describe(dir, open_device(device)), format));
   return 0;
 }
 

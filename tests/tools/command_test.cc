@@ -224,6 +224,19 @@ TEST(ModelCommand, DescribesAConfigurationWithoutWeights) {
   std::filesystem::remove_all(dir);
 }
 
+TEST(ModelCommand, SaysWhatFitsOnADeviceOrThatThereIsNone) {
+  const std::string model = "model " + data_path("bard-qwen3");
+  const Outcome outcome = call_lockstep(model + " --device cuda");
+  if (outcome.status == 0) {
+    expect_has(outcome.out, "runs in this device's free");
+    expect_has(outcome.out, "positions at once");
+  } else {
+    expect_has(trouble_of(model + " --device cuda"), "--device cpu");
+  }
+  expect_has(trouble_of(model + " --device gpu"), "gpu");
+  expect_has(described(data_path("bard-qwen3"), "in fp32"), "positions at once");
+}
+
 TEST(ModelCommand, RefusesAFolderThatIsNone) {
   expect_has(trouble_of("model nowhere"), "nowhere");
   expect_has(trouble_of("model " + data_path("golden")), "config.json");
