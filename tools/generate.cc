@@ -2,13 +2,19 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <deque>
 #include <iostream>
+#include <optional>
 
 #include "kernels/check.h"
+#include "probes/tee.h"
 #include "src/judge/audit.h"
+#include "tools/keeping.h"
 #include "tools/options.h"
 #include "tools/output.h"
 #include "tools/printer.h"
+#include "tools/provenance.h"
+#include "tools/record_before.h"
 #include "tools/requests.h"
 #include "tools/session.h"
 
@@ -30,19 +36,41 @@ void tell(const Auditor& auditor) {
   for (const Finding& finding : auditor.findings()) fmt::print(stderr, "  {}\n", finding.rule);
 }
 
+struct GenerateOptions {
+  ModelOptions model;
+  ObserveOptions observe{.keep = "digest"};
+  std::string format = "text";
+  bool audit = false;
+};
+
 // Whether all is well, as far as it was looked at.
-bool generate(const ModelOptions& options, TextFormat format, bool audit) {
-  const Session session = open_session(options);
+bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
+  Session session = open_session(options.model);
+  const auto before = record_before_of(options.observe, options.model, session.engine);
+  if (before) before->wrap(session.ops);
   Engine engine(session.checkpoint, session.ops, session.engine);
   for (const Request& request : session.requests) engine.submit(request);
-  Printer printer(engine, engine.requests(), tokenizer_of(session), format);
+  Printer printer(engine, engine.requests(), tokenizer_of(session),
+                  options.format == "json" ? TextFormat::json : TextFormat::text);
   Auditor auditor(session.engine.page_size);
-  Probe probe = audit ? Probe(&auditor) : Probe();
+  std::optional<Keeping> keeping;
+  if (!options.observe.trace.empty())
+    keeping.emplace(
+        options.observe, engine,
+        provenance_of(session.checkpoint, session.engine, session.requests, command_line));
+  if (before) before->expect(keeping->manifest());
+  Sink* seen = keeping ? &keeping->sink() : options.audit ? &auditor : nullptr;
+  std::deque<Tee> tees;
+  if (keeping && options.audit) seen = &tees.emplace_back(*seen, auditor);
+  if (before) seen = &tees.emplace_back(*before, *seen);
+  Probe probe(seen);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     printer.print_new();
   }
-  if (audit) tell(auditor);
+  if (keeping) keeping->finish(engine, probe);
+  if (before) before->finish();
+  if (options.audit) tell(auditor);
   return auditor.findings().empty();
 }
 
@@ -96,31 +124,33 @@ int generate_command(Args args) {
       "on\n"
       "a terminal, it holds a conversation: a line is what you say, Ctrl-D ends it.",
       "lockstep generate"};
-  ModelOptions options;
-  std::string format = "text";
-  add_model_options(app, options);
-  bool audit = false;
-  add_logprobs_option(app, options);
-  app.add_flag("--audit", audit,
+  GenerateOptions options;
+  add_model_options(app, options.model);
+  add_logprobs_option(app, options.model);
+  add_observe_options(app, options.observe);
+  app.add_flag("--audit", options.audit,
                "check what is written to and read from the K/V cache; exit status 1 when it is "
                "wrong");
-  add_choice(app, "--format", format, {"text", "json"},
+  add_choice(app, "--format", options.format, {"text", "json"},
              "text as it comes, or a JSON object a line for each text (text)");
   if (!parse(app, args,
              "  lockstep generate --model Qwen3-0.6B --prompt 'To be, or' --max-new 40\n"
              "  lockstep generate --model Qwen3-0.6B --chat --prompt 'Why?' --temperature 0.7 "
              "--top-p 0.8\n"
              "  lockstep generate --model Qwen3-0.6B --requests chat.jsonl --format json\n"
+             "  lockstep generate --model Qwen3-0.6B --prompt 'Once' --device cuda --trace "
+             "once.trace\n"
              "  lockstep generate --model Qwen3-0.6B --max-new 500\n"))
     return 0;
-  const bool json = format == "json";
-  check(json || options.sampling.logprobs == 0,
+  const bool json = options.format == "json";
+  check(json || options.model.sampling.logprobs == 0,
         "--logprobs are shown with --format json, found --format {}: add it or leave them out",
-        format);
-  if (!(options.asks_for_nothing() && isatty(STDIN_FILENO) && !json))
-    return generate(options, json ? TextFormat::json : TextFormat::text, audit) ? 0 : 1;
-  check(!audit, "--audit goes with a request, found none: add --prompt or leave it out");
-  converse(options);
+        options.format);
+  if (!(options.model.asks_for_nothing() && isatty(STDIN_FILENO) && !json))
+    return generate(options, command_line_of("generate", args)) ? 0 : 1;
+  check(!options.audit && options.observe.trace.empty(),
+        "--audit and --trace go with a request, found none: add --prompt or leave them out");
+  converse(options.model);
   return 0;
 }
 

@@ -10,41 +10,9 @@
 #include "probes/tee.h"
 #include "src/judge/audit.h"
 #include "tools/device.h"
+#include "tools/keeping.h"
 
 namespace lockstep {
-namespace {
-
-RequestInfo info_of(const Sequence& s) {
-  const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
-  return {.id = s.id,
-          .name = s.request.name,
-          .prompt = s.request.prompt,
-          .forced = s.request.forced,
-          .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
-          .argmax = s.argmax,
-          .sampled = !s.request.sampling.argmax()};
-}
-
-std::vector<RequestInfo> infos_of(const Engine& engine) {
-  std::vector<RequestInfo> infos;
-  for (int32_t id = 0; id < engine.requests(); ++id) infos.push_back(info_of(engine.sequence(id)));
-  return infos;
-}
-
-Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
-  Manifest manifest{.provenance = run.provenance,
-                    .graph = engine.model().graph(),
-                    .dtype = run.engine.dtype,
-                    .keep = run.keep,
-                    .selection = run.judge.selection.text(),
-                    .requests = infos_of(engine)};
-  // Every op of this engine rounds once, at the store.
-  for (const Place& place : places_of(manifest.graph))
-    manifest.schema[std::string(place.point->name)] = Schema::fused;
-  return manifest;
-}
-
-}  // namespace
 
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch)
@@ -98,7 +66,8 @@ Result judge_run(const JudgedRun& run) {
           "--graph off and faults of ops",
           fault.name);
   EngineOptions options = run.engine;
-  options.graph = options.graph && seeded.clean;
+  options.graph = options.graph && seeded.clean && run.before == nullptr;
+  if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {
@@ -108,7 +77,8 @@ Result judge_run(const JudgedRun& run) {
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
-  const Manifest manifest = manifest_of(run, engine);
+  const Manifest manifest = manifest_of(engine, run.keep, run.judge.selection, run.provenance);
+  if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), run.judge);
@@ -122,7 +92,9 @@ Result judge_run(const JudgedRun& run) {
   Tee audited(recorder, auditor);
   Sink& seen = run.audit ? static_cast<Sink&>(audited) : recorder;
   Tee watched(run.watch ? *run.watch : seen, seen);
-  Probe probe(run.watch ? &watched : &seen);
+  Sink& judged = run.watch ? static_cast<Sink&>(watched) : seen;
+  Tee before(run.before ? *run.before : judged, judged);
+  Probe probe(run.before ? &before : &judged);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     done = 0;
@@ -132,6 +104,7 @@ Result judge_run(const JudgedRun& run) {
   }
   const std::vector<RequestInfo> requests = infos_of(engine);
   if (writer) writer->finish(requests);
+  if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
   const std::string where = reference.gpu < 0 ? "the CPU" : fmt::format("cuda:{}", reference.gpu);

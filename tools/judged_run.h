@@ -11,6 +11,7 @@
 #include "src/faults/faults.h"
 #include "src/judge/judge.h"
 #include "tools/op_watch.h"
+#include "tools/record_before.h"
 
 namespace lockstep {
 
@@ -23,9 +24,10 @@ struct JudgedRun {
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;
-  OpWatch* watch = nullptr;  // borrowed; around the ops under test
-  bool audit = true;         // of the K/V cache too
-  std::string trace;         // where to keep what was seen; empty: nowhere
+  OpWatch* watch = nullptr;        // borrowed; around the ops under test
+  RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
+  bool audit = true;               // of the K/V cache too
+  std::string trace;               // where to keep what was seen; empty: nowhere
   Keep keep = Keep::flagged;
   std::map<std::string, std::string> provenance;
   // Called after every pass with the tokens chosen so far and all that can be chosen.

@@ -202,10 +202,16 @@ void add_selection_options(CLI::App& app, ObserveOptions& options) {
 
 void add_observe_options(CLI::App& app, ObserveOptions& options) {
   add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
-             "what a trace keeps: digests, and the tensors of what is wrong or all (flagged)");
+             "what a trace keeps: digests, and the tensors of what is wrong or all (" +
+                 options.keep + ")");
   add_selection_options(app, options);
-  app.add_option("--trace", options.trace, "keep what was seen in this trace")
-      ->type_name("PATH.trace");
+  CLI::Option* trace = app.add_option("--trace", options.trace, "keep what was seen in this trace");
+  trace->type_name("PATH.trace");
+  app.add_option("--record-before", options.record_before,
+                 "before an op of these points is launched, have its inputs on the disk, in "
+                 "PATH.before.h5: they stay when it does not come back")
+      ->type_name("GLOB,...")
+      ->needs(trace);
 }
 
 Selection selection_of(const ObserveOptions& options) {

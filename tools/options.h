@@ -71,7 +71,8 @@ EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& 
 struct ObserveOptions {
   std::string keep = "flagged";
   std::string points, layers, positions;
-  std::string trace;  // path; empty: nothing is kept
+  std::string trace;          // path; empty: nothing is kept
+  std::string record_before;  // globs; empty: no op's inputs
 };
 void add_observe_options(CLI::App& app, ObserveOptions& options);
 void add_selection_options(CLI::App& app, ObserveOptions& options);  // --points and the like alone

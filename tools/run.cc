@@ -34,7 +34,7 @@ std::vector<FaultRequest> faults_of(const RunOptions& options) {
 }
 
 // The engine beside the reference.
-Result run(const RunOptions& options, const Session& session, Progress& progress,
+Result run(const RunOptions& options, Session& session, Progress& progress,
            const std::map<std::string, std::string>& provenance) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = faults_of(options);
@@ -42,6 +42,7 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
                            .limits = limits_of(options.limits),
                            .schema = schema_of(options.schema),
                            .accumulator = accumulator_of(options.accumulator)};
+  const auto before = record_before_of(options.observe, options.model, session.engine);
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
@@ -50,6 +51,7 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
                       .requests = session.requests,
                       .faults = faults,
                       .judge = judge,
+                      .before = before.get(),
                       .audit = !options.no_audit,
                       .trace = options.observe.trace,
                       .keep = keep_from(options.observe.keep),
@@ -66,7 +68,7 @@ Result run(const RunOptions& options, const Session& session, Progress& progress
 }
 
 // The engine against itself, served in other ways.
-Result run_in_modes(const RunOptions& options, const Session& session, Progress& progress,
+Result run_in_modes(const RunOptions& options, Session& session, Progress& progress,
                     const std::map<std::string, std::string>& provenance) {
   return run_modes({.checkpoint = session.checkpoint,
                     .engine = session.engine,
@@ -81,7 +83,7 @@ Result run_in_modes(const RunOptions& options, const Session& session, Progress&
 }
 
 Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
-  const Session session = open_session(options.model);
+  Session session = open_session(options.model);
   const auto provenance =
       provenance_of(session.checkpoint, session.engine, session.requests, command_line);
   Progress progress;
@@ -121,8 +123,8 @@ int run_command(Args args) {
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
   for (const char* of_reference :
-       {"--keep", "--trace", "--points", "--layers", "--positions", "--no-audit", "--confirm",
-        "--limits", "--schema", "--accumulator"})
+       {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
+        "--confirm", "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,

@@ -48,6 +48,8 @@ class TraceWriter {
   virtual ~TraceWriter() = default;
   // Tensors whose `data` is empty are kept as digests.
   virtual void write(const Pass& pass) = 0;
+  // A fact for the provenance that is known only now.
+  virtual void note(const std::string& name, const std::string& value) = 0;
   // Ends the trace: `requests` as they ended. A trace that is not finished is incomplete.
   virtual void finish(const std::vector<RequestInfo>& requests) = 0;
 };

@@ -50,6 +50,10 @@ class JournalWriter final : public TraceWriter {
     ++passes_;
   }
 
+  void note(const std::string& name, const std::string& value) override {
+    manifest_.provenance[name] = value;
+  }
+
   void finish(const std::vector<RequestInfo>& requests) override {
     manifest_.requests = requests;
     journal_.append(json_of({manifest_, passes_}, Layout::one_line));
@@ -100,6 +104,11 @@ class FolderWriter final : public TraceWriter {
       if (segment_->passes() >= kSegmentPasses || segment_->bytes() >= kSegmentBytes)
         close_segment();
     });
+  }
+
+  void note(const std::string& name, const std::string& value) override {
+    manifest_.provenance[name] = value;
+    journal_->note(name, value);
   }
 
   void finish(const std::vector<RequestInfo>& requests) override {
@@ -155,6 +164,11 @@ class SingleFileWriter final : public TraceWriter {
 
   void write(const Pass& pass) override { segments_.write(pass); }
 
+  void note(const std::string& name, const std::string& value) override {
+    manifest_.provenance[name] = value;
+    segments_.note(name, value);
+  }
+
   void finish(const std::vector<RequestInfo>& requests) override {
     segments_.finish(requests);
     manifest_.requests = requests;
@@ -187,6 +201,20 @@ std::unique_ptr<TraceWriter> create_folder(const std::string& path, const Manife
 
 std::unique_ptr<TraceWriter> create_single_file(const std::string& path, const Manifest& manifest) {
   return std::make_unique<SingleFileWriter>(path, named(manifest, path));
+}
+
+void replace_single_file(const std::string& path, const Manifest& manifest, const Pass& pass) {
+  const std::string part = path + ".part";
+  discard(part);  // of a run that was killed while it wrote
+  try {
+    SegmentWriter file(part, 0);
+    file.add(pass);
+    file.finish(named(manifest, path));
+    publish(part, path);
+  } catch (const Error&) {
+    discard(part);
+    throw;
+  }
 }
 
 std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest) {

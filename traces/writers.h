@@ -20,4 +20,7 @@ std::unique_ptr<TraceWriter> create_single_file(const std::string& path, const M
 // X.jsonl: the journal alone, for digests.
 std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest);
 
+// One pass as X.h5: whole or not at all, and on the disk on return. Replaces what was there.
+void replace_single_file(const std::string& path, const Manifest& manifest, const Pass& pass);
+
 }  // namespace lockstep

@@ -1,0 +1,69 @@
+#include "tools/keeping.h"
+
+#include <fmt/format.h>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+RequestInfo info_of(const Sequence& s) {
+  const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
+  return {.id = s.id,
+          .name = s.request.name,
+          .prompt = s.request.prompt,
+          .forced = s.request.forced,
+          .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
+          .argmax = s.argmax,
+          .sampled = !s.request.sampling.argmax()};
+}
+
+}  // namespace
+
+std::vector<RequestInfo> infos_of(const Engine& engine) {
+  std::vector<RequestInfo> infos;
+  for (int32_t id = 0; id < engine.requests(); ++id) infos.push_back(info_of(engine.sequence(id)));
+  return infos;
+}
+
+Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection,
+                     const std::map<std::string, std::string>& provenance) {
+  Manifest manifest{.provenance = provenance,
+                    .graph = engine.model().graph(),
+                    .dtype = engine.model().dtype(),
+                    .keep = keep,
+                    .selection = selection.text(),
+                    .requests = infos_of(engine)};
+  // Every op of this engine rounds once, at the store.
+  for (const Place& place : places_of(manifest.graph))
+    manifest.schema[std::string(place.point->name)] = Schema::fused;
+  return manifest;
+}
+
+Keeping::Keeping(const ObserveOptions& options, const Engine& engine,
+                 const std::map<std::string, std::string>& provenance) {
+  const Keep keep = keep_from(options.keep);
+  check(keep == Keep::digest || keep == Keep::full,
+        "--keep digest or full is wanted where nothing is judged, found {}: use lockstep run, or "
+        "one of both",
+        options.keep);
+  const Selection selection = selection_of(options);
+  manifest_ = manifest_of(engine, keep, selection, provenance);
+  writer_ = create_trace(options.trace, manifest_);
+  recorder_.emplace(selection, keep == Keep::full,
+                    [this](const Pass& pass) { writer_->write(pass); });
+}
+
+void Keeping::finish(const Engine& engine, Probe& probe) {
+  check(probe.failure().empty(), "{}", probe.failure());
+  if (const DigestRing* ring = probe.digests()) {
+    const DigestWaits waits = ring->waits();
+    const std::string said =
+        fmt::format("{} of {} passes, {:.3f} s", waits.waited, waits.passes, waits.seconds);
+    writer_->note("trace_waits", said);
+    fmt::print(stderr, "trace: the engine waited for it in {}\n", said);
+  }
+  writer_->finish(infos_of(engine));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "tools/record_before.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "kernels/check.h"
+#include "traces/writers.h"
+
+namespace lockstep {
+namespace {
+
+std::string file_beside(const std::string& trace) {
+  return std::filesystem::path(trace).replace_extension(".before.h5").string();
+}
+
+}  // namespace
+
+RecordBefore::RecordBefore(const std::string& points, const std::string& trace)
+    : chosen_(points, "", "", ""), path_(file_beside(trace)) {
+  check(!std::filesystem::exists(path_),
+        "{}: the inputs of the op that is about to run would be kept there, and there is "
+        "something: move it, or choose another --trace",
+        path_);
+}
+
+template <typename... Arguments>
+void RecordBefore::wrap(std::function<void(const OpContext&, Arguments...)>& op) {
+  op = [this, inner = op](const OpContext& context, Arguments... arguments) {
+    before(context);
+    inner(context, arguments...);
+  };
+}
+
+void RecordBefore::wrap(Ops& ops) {
+  wrap(ops.gather_rows);
+  wrap(ops.rms_norm);
+  wrap(ops.matmul);
+  wrap(ops.rope);
+  wrap(ops.kv_write);
+  wrap(ops.kv_gather);
+  wrap(ops.paged_attention);
+  wrap(ops.silu_mul);
+  wrap(ops.add);
+  wrap(ops.argmax);
+  wrap(ops.top_k);
+  wrap(ops.softmax_of);
+  wrap(ops.expert_matmul);
+  wrap(ops.weighted_sum);
+}
+
+void RecordBefore::expect(const Manifest& manifest) {
+  manifest_ = manifest;
+  manifest_.keep = Keep::full;
+  for (const Place& place : places_of(manifest.graph))
+    if (chosen_.has(*place.point, place.layer))
+      std::ranges::copy(inputs_of(manifest.graph, place), std::back_inserter(inputs_));
+}
+
+bool RecordBefore::wants(const Point& point, int layer) const {
+  return std::ranges::count(inputs_, Place{&point, layer}) > 0;
+}
+
+void RecordBefore::begin(const PassInfo& pass) {
+  pass_ = {.info = pass};
+  last_ = {};
+}
+
+void RecordBefore::record(const Record& record) {
+  Recorder one({}, true, [&](Pass seen) {
+    std::ranges::move(seen.tensors, std::back_inserter(pass_.tensors));
+  });
+  one.begin(pass_.info);
+  one.record(record);
+  one.end();
+}
+
+void RecordBefore::before(const OpContext& context) {
+  const Point* point = find_point(context.point);
+  if (point == nullptr || !chosen_.has(*point, context.layer)) return;
+  const Place place{point, context.layer};
+  if (place == std::exchange(last_, place)) return;  // the second kernel of one op
+  Pass pass{.info = pass_.info};
+  const std::vector<Place> reads = inputs_of(manifest_.graph, place);
+  for (const KeptTensor& tensor : pass_.tensors)
+    if (std::ranges::count(reads, Place{tensor.point, tensor.layer}) > 0)
+      pass.tensors.push_back(tensor);
+  manifest_.provenance["before"] =
+      fmt::format("{}{}, pass {}", context.layer < 0 ? "" : fmt::format("layer {} ", context.layer),
+                  context.point, pass.info.pass);
+  replace_single_file(path_, manifest_, pass);
+}
+
+void RecordBefore::finish() { std::filesystem::remove(path_); }
+
+std::unique_ptr<RecordBefore> record_before_of(const ObserveOptions& options,
+                                               const ModelOptions& model, EngineOptions& engine) {
+  if (options.record_before.empty()) return nullptr;
+  check(model.graph != "on",
+        "--graph on was found with --record-before, which looks on before each op: leave one out");
+  engine.graph = false;
+  return std::make_unique<RecordBefore>(options.record_before, options.trace);
+}
+
+}  // namespace lockstep
