@@ -66,8 +66,8 @@ template <typename E>
 struct Seen {
   Part part = {.at = -1};
   typename E::Wide least = 0, most = 0, largest = 0;
-  // 1, which the compiler does not know: its instruction for that takes the addresses of a warp one
-  // by one, where these are all different.
+  // 1, which the compiler does not know: for that it has an instruction that counts lanes with the
+  // same address, and here they all differ.
   uint32_t one = blockDim.x / kThreads;
 
   // Those from byte `size` on are none of the tensor's.
