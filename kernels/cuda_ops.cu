@@ -35,6 +35,11 @@ extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
       .softmax_of = softmax_of_cuda,
       .expert_matmul = expert_matmul_cuda,
       .weighted_sum = weighted_sum_cuda,
+      .fused = {.add_rms_norm = add_rms_norm_cuda,
+                .matmuls = matmuls_cuda,
+                .heads = heads_cuda,
+                .gated = gated_cuda,
+                .pieces = &ops},
   };
   *memory = device_memory();
   set_cuda_memory(*memory);  // the library's own copy, for what its ops work in

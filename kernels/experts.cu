@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     }
     float sums[1][kRows] = {};
     if (expert < a.experts)
-      dot_rows<T, 1, kRows, kVector>(sums, {a.weights[expert] + row * a.k}, x, a.k,
-                                     int64_t{lane} * kVector, int64_t{kWarp} * kVector);
+      WeightRows<T, 1, kVector, 4>({a.weights[expert] + row * a.k}, a.k).multiply(sums, x);
     for (int t = 0; t < kRows; ++t) {
       const float sum = expert < a.experts ? warp_sum(sums[0][t]) : NAN;
       if (lane == 0 && first + t < end) a.out[to[t] * a.n + row] = narrow<T>(sum);

@@ -1,4 +1,5 @@
 #include "kernels/matmul_rows.cuh"
+#include "kernels/silu_mul.cuh"
 
 namespace lockstep {
 namespace {
@@ -6,103 +7,182 @@ namespace {
 constexpr int kWarps = 8;  // of a block
 
 template <typename T>
-struct RowsArguments {
-  T* out;
-  const T* x;
-  const T* weight;
-  const T* bias;  // or null
-  int64_t tokens, n, k;
+struct Matrix {
+  T* out = nullptr;  // null: not wanted
+  const T* weight = nullptr;
+  const T* bias = nullptr;  // or null
+  int64_t n = 0;
+  int64_t bundles = 0;  // of rows, a warp each
 };
 
-// kParts warps share kWeights rows of weights, so that few rows keep a whole device reading; a
-// block takes kWarps / kParts such bundles, and kTokens tokens.
-template <typename T, int kTokens, int kWeights, int kVector, int kParts>
-__global__ void __launch_bounds__(kWarps* kWarp) multiply(RowsArguments<T> a) {
-  after_the_kernel_before();
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = warp % kParts;
-  const int64_t bundle = static_cast<int64_t>(blockIdx.x) * (kWarps / kParts) + warp / kParts;
-  const int64_t row = bundle * kWeights, token = static_cast<int64_t>(blockIdx.y) * kTokens;
-  float sums[kWeights][kTokens] = {};
-  if (row < a.n) {
-    const T *x[kTokens], *weight[kWeights];
+template <typename T>
+struct RowsArguments {
+  Matrix<T> all[kMostTogether];  // those that there are not have no rows
+  const T* x;
+  T* out;  // of the products' silu_mul
+  int64_t tokens, k;
+};
+
+// Which rows a warp multiplies. Gated, these are one row of each of two matrices.
+template <typename T, int kWeights, bool kGated>
+struct Share {
+  Matrix<T> matrix[kGated ? 2 : 1];
+  int64_t row;
+
+  __device__ explicit Share(const RowsArguments<T>& a) {
+    row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+    matrix[0] = a.all[0];
+    if constexpr (kGated) {
+      matrix[1] = a.all[1];
+    } else {
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t)  // those that there are not repeat the last one
-      x[t] = a.x + min(token + t, a.tokens - 1) * a.k;
-#pragma unroll
-    for (int r = 0; r < kWeights; ++r) weight[r] = a.weight + min(row + r, a.n - 1) * a.k;
-    dot_rows<T, kWeights, kTokens, kVector>(sums, weight, x, a.k,
-                                            static_cast<int64_t>(part * kWarp + lane) * kVector,
-                                            int64_t{kParts} * kWarp * kVector);
+      for (int m = 1; m < kMostTogether; ++m)
+        if (row >= matrix[0].bundles && a.all[m].bundles > 0)
+          row -= matrix[0].bundles, matrix[0] = a.all[m];
+      row *= kWeights;
+    }
   }
+  __device__ bool exists() const { return row < matrix[0].n; }
+  __device__ const T* weight(int r, int64_t k) const {
+    if constexpr (kGated) return matrix[r].weight + row * k;
+    return matrix[0].weight + min(row + r, matrix[0].n - 1) * k;
+  }
+  // Rounds the sum of row r, and shows it where it is wanted.
+  __device__ T finish(float sum, int r, int64_t token) const {
+    const int64_t n = matrix[0].n, to = kGated ? row : row + r;
+    if (to >= n) return {};
+    T* out = matrix[0].out;
+    if constexpr (kGated) {
+      if (r == 1) out = matrix[1].out;
+    } else if (matrix[0].bias != nullptr) {
+      sum = __fadd_rn(sum, widen(matrix[0].bias[to]));
+    }
+    const T rounded = narrow<T>(sum);
+    if (out != nullptr) out[token * n + to] = rounded;
+    return rounded;
+  }
+};
+
+// Blocks that a multiprocessor is to have room for: what is under way in it keeps memory busy.
+template <int kTokens, int kWeights, int kAhead>
+constexpr int kRoom = kTokens == 1 && kWeights* kAhead <= 8 ? 3 : 2;
+
+// A warp a bundle of kWeights rows, for kTokens tokens.
+template <typename T, int kTokens, int kWeights, int kVector, int kAhead, bool kGated>
+__global__ void __launch_bounds__(kWarps* kWarp, kRoom<kTokens, kWeights, kAhead>)
+    multiply(RowsArguments<T> a) {
   constexpr int kSums = kWeights * kTokens;
-  static_assert(kSums <= kWarp);
-  __shared__ float parts[kWarps][kSums];
+  static_assert(kSums <= kWarp && (!kGated || kWeights == 2));
+  let_the_next_begin();
+  const Share<T, kWeights, kGated> share(a);
+  if (!share.exists()) return wait_for_the_kernel_before();
+  const T* rows[kWeights];
+#pragma unroll
+  for (int r = 0; r < kWeights; ++r) rows[r] = share.weight(r, a.k);
+  // Weights are not what the kernel before writes: they are on their way while it still works.
+  WeightRows<T, kWeights, kVector, kAhead> weights(rows, a.k);
+  wait_for_the_kernel_before();
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
+  const T* x[kTokens];
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t)  // those that there are not repeat the last one
+    x[t] = a.x + min(first + t, a.tokens - 1) * a.k;
+  float sums[kWeights][kTokens];
+  weights.multiply(sums, x);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float mine = 0;  // sum `lane`
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     const float sum = warp_sum(sums[i / kTokens][i % kTokens]);
-    if (lane == 0) parts[warp][i] = sum;
+    if (lane == i) mine = sum;
   }
-  __syncthreads();
-  const int64_t to_row = row + lane / kTokens, to_token = token + lane % kTokens;
-  if (part != 0 || lane >= kSums || to_row >= a.n || to_token >= a.tokens) return;
-  float sum = parts[warp][lane];
-  for (int p = 1; p < kParts; ++p) sum += parts[warp + p][lane];
-  if (a.bias != nullptr) sum += widen(a.bias[to_row]);
-  a.out[to_token * a.n + to_row] = narrow<T>(sum);
+  const int64_t token = first + lane % kTokens;
+  T product{};
+  if (lane < kSums && token < a.tokens) product = share.finish(mine, lane / kTokens, token);
+  if constexpr (kGated) {
+    const float up = __shfl_down_sync(~0u, widen(product), kTokens);
+    if (lane < kTokens && token < a.tokens)
+      a.out[token * share.matrix[0].n + share.row] = narrow<T>(SiluMul()(widen(product), up));
+  }
 }
 
-template <typename T, int kTokens, int kWeights, int kVector, int kParts>
-void launch(const OpContext& context, const RowsArguments<T>& a) {
-  constexpr int64_t kRows = kWarps / kParts * kWeights;
-  const dim3 blocks(static_cast<unsigned>((a.n + kRows - 1) / kRows),
+template <typename T, int kTokens, int kWeights, int kVector, int kAhead, bool kGated>
+void launch(const OpContext& context, RowsArguments<T> a) {
+  int64_t bundles = 0;
+  for (Matrix<T>& matrix : a.all) {
+    matrix.bundles = kGated ? matrix.n : (matrix.n + kWeights - 1) / kWeights;
+    bundles = kGated ? a.all[0].n : bundles + matrix.bundles;
+  }
+  if (bundles == 0) return;
+  const dim3 blocks(static_cast<unsigned>((bundles + kWarps - 1) / kWarps),
                     static_cast<unsigned>((a.tokens + kTokens - 1) / kTokens));
   launch_early("matmul", context.stream, blocks, kWarps * kWarp,
-               multiply<T, kTokens, kWeights, kVector, kParts>, a);
+               multiply<T, kTokens, kWeights, kVector, kAhead, kGated>, a);
 }
 
-// How many warps share rows: until there are enough of them to keep a large device reading, as long
-// as each finds something to read. By n and k alone, so that a row's bits do not depend on the
-// tokens.
-template <typename T, int kTokens, int kWeights, int kVector>
-void launch_parts(const OpContext& context, const RowsArguments<T>& a) {
-  constexpr int64_t kEnough = 2048;
-  const auto enough = [&](int64_t parts) {
-    return a.n * parts >= kEnough || a.k < 2 * parts * kWarp * kVector;
-  };
-  if (enough(1))
-    launch<T, kTokens, kWeights, kVector, 1>(context, a);
-  else if (enough(2))
-    launch<T, kTokens, kWeights, kVector, 2>(context, a);
-  else
-    launch<T, kTokens, kWeights, kVector, 4>(context, a);
+// All of a row under way at once where it is no longer than those of common models; by k alone.
+template <typename T, int kTokens, int kWeights, bool kGated>
+void launch_ahead(const OpContext& context, const RowsArguments<T>& a, bool wide) {
+  constexpr int kVector = Vector<T>::kSize;
+  if (!wide) return launch<T, kTokens, kWeights, 1, 2, kGated>(context, a);
+  if constexpr (kTokens > 1) {
+    launch<T, kTokens, kWeights, kVector, 2, kGated>(context, a);
+  } else {
+    const int64_t vectors = (a.k + kWarp * kVector - 1) / (kWarp * kVector);  // a lane
+    if (vectors <= 4)
+      launch<T, kTokens, kWeights, kVector, 4, kGated>(context, a);
+    else if (vectors <= 8)
+      launch<T, kTokens, kWeights, kVector, 8, kGated>(context, a);
+    else
+      launch<T, kTokens, kWeights, kVector, 12, kGated>(context, a);
+  }
 }
 
-// With several tokens, two rows of weights share what is read of x, which would bound them.
-template <typename T, int kVector>
-void launch_tokens(const OpContext& context, const RowsArguments<T>& a) {
-  if (a.tokens == 1)
-    launch_parts<T, 1, 1, kVector>(context, a);
-  else
-    launch_parts<T, 4, 2, kVector>(context, a);
+bool aligned(const Linear& one, const TensorView& x) {
+  return aligned_16(x.shape[1] * size_of(x.dtype), static_cast<const char*>(x.data),
+                    static_cast<const char*>(one.weight.data));
+}
+
+template <typename T>
+RowsArguments<T> arguments_of(std::span<const Linear> all, const TensorView& x) {
+  RowsArguments<T> a = {.x = x.as<const T>(), .tokens = x.rows(), .k = x.shape[1]};
+  for (size_t i = 0; i < all.size(); ++i)
+    a.all[i] = {all[i].out.as<T>(), all[i].weight.as<const T>(), all[i].bias.as<const T>(),
+                all[i].weight.rows()};
+  return a;
 }
 
 }  // namespace
 
-void matmul_rows_cuda(const OpContext& context, const TensorView& out, const TensorView& x,
-                      const TensorView& weight, const TensorView& bias) {
-  const int64_t k = x.shape[1];
+bool together(std::span<const Linear> all, const TensorView& x) {
+  return all.size() <= kMostTogether && x.rows() <= kFewTokens &&
+         std::ranges::all_of(
+             all, [&](const Linear& one) { return aligned(one, x) == aligned(all[0], x); });
+}
+
+// With several tokens, two rows of weights share what is read of x, which would bound them.
+void matmul_rows_cuda(const OpContext& context, std::span<const Linear> all, const TensorView& x) {
+  const bool wide = aligned(all[0], x);
   dispatch_cuda(x.dtype, [&]<typename T>(T*) {
-    const RowsArguments<T> a = {out.as<T>(),
-                                x.as<const T>(),
-                                weight.as<const T>(),
-                                bias.as<const T>(),
-                                x.rows(),
-                                weight.rows(),
-                                k};
-    if (aligned_16(k * size_of(x.dtype), x.data, weight.data))
-      launch_tokens<T, Vector<T>::kSize>(context, a);
+    const auto a = arguments_of<T>(all, x);
+    if (a.tokens == 1)
+      launch_ahead<T, 1, 1, false>(context, a, wide);
     else
-      launch_tokens<T, 1>(context, a);
+      launch_ahead<T, 4, 2, false>(context, a, wide);
+  });
+}
+
+void gated_rows_cuda(const OpContext& context, const TensorView& out, const Linear& gate,
+                     const Linear& up, const TensorView& x) {
+  const Linear both[] = {gate, up};
+  const bool wide = aligned(gate, x);
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) {
+    auto a = arguments_of<T>(both, x);
+    a.out = out.as<T>();
+    if (a.tokens == 1)
+      launch_ahead<T, 1, 2, true>(context, a, wide);
+    else
+      launch_ahead<T, 4, 2, true>(context, a, wide);
   });
 }
 

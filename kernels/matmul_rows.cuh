@@ -1,55 +1,104 @@
 #pragma once
 
+#include <cstring>
+#include <span>
+#include <type_traits>
+
 #include "kernels/device.cuh"
+#include "kernels/fused.h"
 #include "kernels/stream.h"
 #include "kernels/tensor.h"
 
 namespace lockstep {
 
-// sums[w][t] += weight[w] . x[t] over the elements that this lane takes of elements [0, k): vectors
-// of kVector from `first` on, `stride` apart. Each weight is read once for all of x and each x once
-// for all weights; the order of a sum depends on k, first and stride alone.
-template <typename T, int kWeights, int kRows, int kVector>
-__device__ void dot_rows(float (&sums)[kWeights][kRows], const T* const (&weight)[kWeights],
-                         const T* const (&x)[kRows], int64_t k, int64_t first, int64_t stride) {
+// Rows of weights by a warp, which has the first kAhead vectors a lane of each under way as soon as
+// this is made. The order of a sum depends on k and kVector alone.
+template <typename T, int kWeights, int kVector, int kAhead>
+class WeightRows {
+ public:
+  __device__ WeightRows(const T* const (&rows)[kWeights], int64_t k) : k_(k) {
+#pragma unroll
+    for (int r = 0; r < kWeights; ++r) rows_[r] = rows[r];
+    read(first());
+  }
+
+  // sums[w][t] = row w . x[t]. Each weight is read once for all of x and each x once for all
+  // weights.
+  template <int kTokens>
+  __device__ void multiply(float (&sums)[kWeights][kTokens], const T* const (&x)[kTokens]) {
+    float halves[2][kWeights][kTokens] = {};  // even and odd elements: shorter chains of sums
+    for (int64_t i = first(); i < k_;) {
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) add(halves, x, a, i + a * kStride);
+      i += kAhead * kStride;
+      if (i < k_) read(i);
+    }
+#pragma unroll
+    for (int w = 0; w < kWeights; ++w)
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) sums[w][t] = __fadd_rn(halves[0][w][t], halves[1][w][t]);
+  }
+
+ private:
+  static constexpr int64_t kStride = int64_t{kWarp} * kVector;
+  // kVector elements, in words: as elements each would take a register of its own.
+  using Words = std::conditional_t<kVector == 1, T, uint4>;
   struct alignas(sizeof(T) * kVector) Some {
     T e[kVector];
   };
-  constexpr int kAhead = kWeights == 1 ? 4 : 2;  // reads of a row under way before one is used
-  const auto add = [&](const Some(&w)[kWeights], int64_t i) {
+  __device__ static int64_t first() { return static_cast<int64_t>(threadIdx.x % kWarp) * kVector; }
+  __device__ Words words_of(const T* row, int64_t i) const {
+    Words words{};
+    if (i < k_) words = *reinterpret_cast<const Words*>(row + i);
+    return words;
+  }
+  __device__ static Some some_of(const Words& words) {
+    Some some;
+    memcpy(&some, &words, sizeof(some));
+    return some;
+  }
+
+  __device__ void read(int64_t i) {
 #pragma unroll
-    for (int t = 0; t < kRows; ++t) {
-      const Some v = *reinterpret_cast<const Some*>(x[t] + i);
+    for (int a = 0; a < kAhead; ++a)
+#pragma unroll
+      for (int r = 0; r < kWeights; ++r) held_[a][r] = words_of(rows_[r], i + a * kStride);
+  }
+  template <int kTokens>
+  __device__ void add(float (&halves)[2][kWeights][kTokens], const T* const (&x)[kTokens], int a,
+                      int64_t i) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const Some v = some_of(words_of(x[t], i));
 #pragma unroll
       for (int c = 0; c < kVector; ++c)
 #pragma unroll
         for (int r = 0; r < kWeights; ++r)
-          sums[r][t] = fmaf(widen(w[r].e[c]), widen(v.e[c]), sums[r][t]);
+          halves[c % 2][r][t] =
+              __fmaf_rn(widen(some_of(held_[a][r]).e[c]), widen(v.e[c]), halves[c % 2][r][t]);
     }
-  };
-  const auto read = [&](Some(&w)[kWeights], int64_t i) {
-#pragma unroll
-    for (int r = 0; r < kWeights; ++r) w[r] = *reinterpret_cast<const Some*>(weight[r] + i);
-  };
-  int64_t i = first;
-  for (; i + (kAhead - 1) * stride < k; i += kAhead * stride) {
-    Some w[kAhead][kWeights];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) read(w[a], i + a * stride);
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) add(w[a], i + a * stride);
   }
-  for (; i < k; i += stride) {
-    Some w[kWeights];
-    read(w, i);
-    add(w, i);
-  }
-}
+
+  int64_t k_;
+  const T* rows_[kWeights];
+  Words held_[kAhead][kWeights];
+};
+
+constexpr int64_t kFewTokens = 4;  // more are quicker with the library, measured on an H200
+constexpr int kMostTogether = 3;   // products of one launch: those of q, k and v
+
+// Whether all of these products can be of one launch.
+bool together(std::span<const Linear> all, const TensorView& x);
 
 // matmul's own kernel, for arguments that were checked: right for any number of tokens, and the
 // quickest for few, because it reads the weights once for every four of them. The sum of an
-// element depends on its row of x and its row of weight alone, not on the other tokens.
-void matmul_rows_cuda(const OpContext& context, const TensorView& out, const TensorView& x,
-                      const TensorView& weight, const TensorView& bias);
+// element depends on its row of x and its row of weight alone, not on the other tokens or on what
+// else is of the launch: several products that are `together`.
+void matmul_rows_cuda(const OpContext& context, std::span<const Linear> all, const TensorView& x);
+
+// out = silu_mul(gate, up) of two products that are `together`, of kFewTokens tokens at most, whose
+// out may be empty. The products have the bits that matmul_rows_cuda gives them.
+void gated_rows_cuda(const OpContext& context, const TensorView& out, const Linear& gate,
+                     const Linear& up, const TensorView& x);
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@ Ops cpu_ops() {
       .softmax_of = softmax_of,
       .expert_matmul = expert_matmul,
       .weighted_sum = weighted_sum,
+      .fused = {},
   };
 }
 

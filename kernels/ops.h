@@ -11,6 +11,7 @@
 // its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here, in
 // ops.cc, in cuda_ops.h, in cuda_ops.cu, in carried.cc (host code around a device's op) and in
 // user_ops.cc, with its declaration in lockstep_ops.h (a user's kernel in its place).
+// An op that joins several of them goes into fused.h, with its pieces in fused.cc.
 // tests/kernels/<op>_test.cc is its test, and cuda_<op>_test.cc that of its twin.
 #pragma once
 
@@ -19,6 +20,7 @@
 #include "kernels/add.h"
 #include "kernels/argmax.h"
 #include "kernels/experts.h"
+#include "kernels/fused.h"
 #include "kernels/gather_rows.h"
 #include "kernels/kv_cache.h"
 #include "kernels/matmul.h"
@@ -45,6 +47,7 @@ struct Ops {
   std::function<decltype(lockstep::softmax_of)> softmax_of;
   std::function<decltype(lockstep::expert_matmul)> expert_matmul;
   std::function<decltype(lockstep::weighted_sum)> weighted_sum;
+  FusedOps fused;  // made of those above
 };
 
 Ops cpu_ops();

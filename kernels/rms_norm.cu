@@ -1,45 +1,61 @@
 #include "kernels/cuda_ops.h"
-#include "kernels/device.cuh"
+#include "kernels/rms_norm.cuh"
 #include "kernels/rms_norm.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kWarps = 4;  // of a block of narrow rows
 
-// The sum over the block, for all its threads, in an order that depends on kThreads alone.
-__device__ float block_sum(float x) {
-  __shared__ float warps[kThreads / kWarp];
-  x = warp_sum(x);
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  float sum = 0;
-  for (const float warp : warps) sum += warp;
-  return sum;
+template <typename T>
+struct NormArguments {
+  T* out;
+  const T* x;
+  const T* weight;
+  int64_t rows, width;
+  float eps;
+};
+
+// A block a row.
+template <typename T, int kVector>
+__global__ void __launch_bounds__(kNormThreads) normalise_rows(NormArguments<T> a) {
+  struct alignas(sizeof(T) * kVector) Some {
+    T e[kVector];
+  };
+  const T* row = a.x + static_cast<int64_t>(blockIdx.x) * a.width;
+  T* out = a.out + static_cast<int64_t>(blockIdx.x) * a.width;
+  normalise_wide<T, kVector>(out, row, a.weight, a.width, a.eps, [&](int64_t i, T* to) {
+    *reinterpret_cast<Some*>(to) = *reinterpret_cast<const Some*>(row + i);
+  });
 }
 
-// One block a row.
+// A warp a row.
 template <typename T>
-__global__ void normalise(T* out, const T* x, const T* weight, int64_t width, float eps) {
-  after_the_kernel_before();
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
-  float squares = 0;
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    const float v = widen(x[row + i]);
-    squares += v * v;
+__global__ void __launch_bounds__(kWarps* kWarp) normalise_narrow_rows(NormArguments<T> a) {
+  let_the_next_begin();
+  const auto width = static_cast<int>(a.width);
+  NarrowRow<T> weight, row;
+  weight.read(a.weight, width);
+  wait_for_the_kernel_before();
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  if (at >= a.rows) return;
+  row.read(a.x + at * a.width, width);
+  row.normalise(weight, width, a.eps);
+  row.write(a.out + at * a.width, width);
+}
+
+template <typename T>
+void launch(const OpContext& context, const NormArguments<T>& a) {
+  if (a.rows == 0) return;
+  if (a.width <= kNarrowRow) {
+    launch_early("rms_norm", context.stream, static_cast<unsigned>((a.rows + kWarps - 1) / kWarps),
+                 kWarps * kWarp, normalise_narrow_rows<T>, a);
+    return;
   }
-  const float scale = 1.0f / sqrtf(block_sum(squares) / static_cast<float>(width) + eps);
-  for (int64_t i = threadIdx.x; i < width; i += kThreads)
-    out[row + i] = narrow<T>(widen(x[row + i]) * scale * widen(weight[i]));
-}
-
-template <typename T>
-void launch(const OpContext& context, const TensorView& out, const TensorView& x,
-            const TensorView& weight, float eps) {
-  const int64_t width = x.shape.last(), rows = x.count() / width;
-  if (rows == 0) return;
-  launch_early("rms_norm", context.stream, static_cast<unsigned>(rows), kThreads, normalise<T>,
-               out.as<T>(), x.as<const T>(), weight.as<const T>(), width, eps);
+  constexpr int kVector = Vector<T>::kSize;
+  const bool wide = aligned_16(a.width * static_cast<int64_t>(sizeof(T)), a.out, a.x, a.weight);
+  launch_early("rms_norm", context.stream, static_cast<unsigned>(a.rows), kNormThreads,
+               wide ? normalise_rows<T, kVector> : normalise_rows<T, 1>, a);
 }
 
 }  // namespace
@@ -50,7 +66,11 @@ void rms_norm_cuda(const OpContext& context, TensorView out, TensorView x, Tenso
   check(x.device == Device::cuda,
         "rms_norm on the CUDA device wants its tensors there, found them "
         "on the CPU: copy them first");
-  dispatch_cuda(x.dtype, [&]<typename T>(T*) { launch<T>(context, out, x, weight, eps); });
+  const int64_t width = x.shape.last();
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) {
+    launch<T>(context,
+              {out.as<T>(), x.as<const T>(), weight.as<const T>(), x.count() / width, width, eps});
+  });
 }
 
 }  // namespace lockstep

@@ -29,6 +29,8 @@ class Sink {
   // Whether it takes tensors where they lie, padding included, and does no more than queue work on
   // them: what a model shows while a graph is made of it.
   virtual bool on_device() const { return false; }
+  // Whether it may write into what it is shown: then the model computes one op at a time.
+  virtual bool writes() const { return false; }
   // Whether a tensor of that place is wanted: one that is not costs nothing.
   virtual bool wants(const Point& point, int layer) const = 0;
   // Where it wants no more of passes on a device than their digests, and some tensors: who takes
@@ -40,9 +42,9 @@ class Sink {
 };
 
 // What a model calls at every point, with a tensor on any device: the sink gets it in host memory,
-// without the padding after its rows, and what it writes there the model goes on with. Without a
-// sink, a call costs one branch. A sink that throws is switched off for good and the model goes on:
-// `failure` then says why.
+// without the padding after its rows, and what it writes there, if it says that it does, the model
+// goes on with. Without a sink, a call costs one branch. A sink that throws is switched off for
+// good and the model goes on: `failure` then says why.
 class Probe {
  public:
   Probe() = default;
@@ -50,6 +52,7 @@ class Probe {
 
   bool on() const { return sink_ != nullptr; }
   bool on_device() const { return sink_ != nullptr && sink_->on_device(); }
+  bool writes() const { return sink_ != nullptr && sink_->writes(); }
   bool wants(const Point& point, int layer) const {
     return sink_ != nullptr && sink_->wants(point, layer);
   }

@@ -12,6 +12,7 @@ class Tee final : public Sink {
   bool wants(const Point& point, int layer) const override {
     return first_.wants(point, layer) || second_.wants(point, layer);
   }
+  bool writes() const override { return first_.writes() || second_.writes(); }
   void begin(const PassInfo& pass) override {
     first_.begin(pass);
     second_.begin(pass);

@@ -16,7 +16,7 @@ namespace {
 using Product = decltype(Ops::matmul);
 
 // A product that is about to be computed; `right` computes it.
-struct Linear {
+struct LinearCall {
   const Product& right;
   const OpContext& context;
   TensorView out, x, weight, bias;
@@ -26,7 +26,7 @@ struct Linear {
 
 // Has the products at those points made by `wrong`.
 void seed_linear(const Seams& seams, const FaultRequest& request,
-                 std::vector<std::string_view> points, std::function<void(Linear)> wrong) {
+                 std::vector<std::string_view> points, std::function<void(LinearCall)> wrong) {
   seams.ops.matmul = [inner = seams.ops.matmul, request, points = std::move(points),
                       wrong = std::move(wrong)](const OpContext& context, TensorView out,
                                                 TensorView x, TensorView weight, TensorView bias) {
@@ -53,14 +53,14 @@ Tensor one_row_on(const TensorView& right) {
 }  // namespace
 
 void seed_bias_dropped(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](Linear linear) {
+  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](LinearCall linear) {
     linear.bias = {};
     linear.run();
   });
 }
 
 void seed_bias_twice(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](Linear linear) {
+  seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](LinearCall linear) {
     const Tensor twice(linear.bias.shape, linear.bias.dtype);
     for (int64_t i = 0; i < linear.bias.count(); ++i) put(twice, i, 2 * get(linear.bias, i));
     linear.bias = twice;
@@ -69,13 +69,13 @@ void seed_bias_twice(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_projection_dead(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.o"}, [](const Linear& linear) {
+  seed_linear(seams, request, {"attn.o"}, [](const LinearCall& linear) {
     std::memset(linear.out.data, 0, static_cast<size_t>(linear.out.bytes()));
   });
 }
 
 void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.o"}, [](Linear linear) {
+  seed_linear(seams, request, {"attn.o"}, [](LinearCall linear) {
     const int64_t n = linear.weight.shape[0], k = linear.weight.shape[1];
     const Tensor read(linear.weight.shape, linear.weight.dtype);
     for (int64_t i = 0; i < n; ++i)
@@ -86,7 +86,7 @@ void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& reque
 }
 
 void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.q"}, [](Linear linear) {
+  seed_linear(seams, request, {"attn.q"}, [](LinearCall linear) {
     const Tensor shifted = one_row_on(linear.weight);
     linear.weight = shifted;
     linear.run();
@@ -98,7 +98,7 @@ void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request) {
         "fault {} has as its size how many products are added between two roundings, found {}",
         request.name, request.size);
   const auto every = static_cast<size_t>(request.size);
-  seed_linear(seams, request, {"mlp.down"}, [every](const Linear& linear) {
+  seed_linear(seams, request, {"mlp.down"}, [every](const LinearCall& linear) {
     for (int64_t n = 0; n < linear.weight.rows(); ++n) {
       const std::vector<float> w = row_of(linear.weight, n);
       for (int64_t t = 0; t < linear.x.rows(); ++t) {
@@ -116,7 +116,7 @@ void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_one_element_off(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"attn.o"}, [size = request.size](const Linear& linear) {
+  seed_linear(seams, request, {"attn.o"}, [size = request.size](const LinearCall& linear) {
     linear.run();
     const int64_t at = (linear.out.rows() - 1) * linear.out.row_size() + linear.out.row_size() / 3;
     const float right = get(linear.out, at);
@@ -126,7 +126,7 @@ void seed_one_element_off(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_output_tile_never_written(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"mlp.up"}, [](const Linear& linear) {
+  seed_linear(seams, request, {"mlp.up"}, [](const LinearCall& linear) {
     linear.run();
     const int64_t width = linear.out.row_size(), tile = std::min<int64_t>(64, width / 2);
     for (int64_t t = 0; t < linear.out.rows(); ++t)
@@ -135,7 +135,7 @@ void seed_output_tile_never_written(const Seams& seams, const FaultRequest& requ
 }
 
 void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"mlp.gate"}, [pass = pass_of(seams)](Linear linear) {
+  seed_linear(seams, request, {"mlp.gate"}, [pass = pass_of(seams)](LinearCall linear) {
     const Tensor x = copy_of(linear.x);
     const auto bytes = static_cast<size_t>(linear.x.row_size() * size_of(linear.x.dtype));
     const auto& rows = pass->rows;
@@ -151,7 +151,7 @@ void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& reque
 }
 
 void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"logits"}, [](Linear linear) {
+  seed_linear(seams, request, {"logits"}, [](LinearCall linear) {
     const Tensor x = one_row_on(linear.x);
     linear.x = x;
     linear.run();
@@ -159,7 +159,7 @@ void seed_logits_of_another_request(const Seams& seams, const FaultRequest& requ
 }
 
 void seed_head_is_stale(const Seams& seams, const FaultRequest& request) {
-  seed_linear(seams, request, {"logits"}, [](const Linear& linear) {
+  seed_linear(seams, request, {"logits"}, [](const LinearCall& linear) {
     linear.run();
     // Each logit is a row of weights: the last ones are what the rows before them make.
     const int64_t vocab = linear.out.row_size(), added = std::min<int64_t>(64, vocab / 2);

@@ -62,6 +62,7 @@ class Lineup final : public Sink {
   Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger);
 
   bool wants(const Point&, int) const override { return true; }
+  bool writes() const override { return true; }
   void begin(const PassInfo& pass) override;
   void record(const Record& record) override;
   void end() override;

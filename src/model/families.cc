@@ -37,6 +37,7 @@ Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement place
     : config_(checkpoint.config()),
       dtype_(dtype),
       ops_(std::move(ops)),
+      fused_(whole_fused_ops(ops_)),
       placement_(placement),
       weights_(checkpoint, dtype, placement.device),
       activations_(config_, dtype, placement.device),

@@ -49,6 +49,7 @@ class Model {
 
   // For the families.
   const Ops& ops() const { return ops_; }
+  const FusedOps& fused() const { return fused_; }  // of those ops
   const Weights& weights() const { return weights_; }
   OpContext context(const Point& output, int layer = -1) const {
     return {placement_.threads, placement_.stream, layer, output.name};
@@ -58,6 +59,7 @@ class Model {
   const ModelConfig& config_;
   DType dtype_;
   Ops ops_;
+  FusedOps fused_;
   Placement placement_;
   Weights weights_;
   Activations activations_;

@@ -35,6 +35,20 @@ class Away {
     for (const TensorView& tensor : home) away.push_back((*this)(tensor));
     return away;
   }
+  std::vector<Linear> operator()(const std::vector<Linear>& home) {
+    std::vector<Linear> away;
+    for (const Linear& one : home)
+      away.push_back({(*this)(one.out), (*this)(one.weight), (*this)(one.bias)});
+    return away;
+  }
+  Heads operator()(Heads heads) {
+    for (TensorView* one :
+         {&heads.q, &heads.k, &heads.v, &heads.q_weight, &heads.k_weight, &heads.cos, &heads.sin,
+          &heads.positions, &heads.slots, &heads.q_rope, &heads.cache.k, &heads.cache.v,
+          &heads.q_norm, &heads.k_norm, &heads.k_rope})
+      *one = (*this)(*one);
+    return heads;
+  }
   template <typename Number>
   Number operator()(Number number) {
     return number;

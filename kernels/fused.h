@@ -1,0 +1,61 @@
+// Ops that do what some ops of the table do one after the other, to the bit: less to launch, and
+// less to move. What lies between the pieces can still be seen: each tensor of it is an output that
+// may be empty, a tap. A table has none of them, or some; the model calls the pieces where it has
+// none.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "kernels/kv_cache.h"
+#include "kernels/stream.h"
+#include "kernels/tensor.h"
+
+namespace lockstep {
+
+struct Ops;
+
+// One matmul of several with the same x.
+struct Linear {
+  TensorView out;     // [tokens, n]
+  TensorView weight;  // [n, k]
+  TensorView bias;    // [n] or empty
+};
+
+// What lies between the products of q, k and v and the attention: rms_norm of q and k over
+// head_dim, rope of both, kv_write.
+struct Heads {
+  // Of all tokens, as the pieces take them:
+  TensorView q, k, v;
+  TensorView q_weight, k_weight;  // of the norms; empty: there are none
+  float eps = 0;
+  TensorView cos, sin, positions, slots;
+  // Outputs:
+  TensorView q_rope;
+  KvCache cache;
+  TensorView q_norm, k_norm, k_rope;  // taps
+};
+
+struct FusedOps {
+  // sum = add(a, b); out = rms_norm(sum). `sum` may be `a`.
+  std::function<void(const OpContext&, TensorView out, TensorView sum, TensorView a, TensorView b,
+                     TensorView weight, float eps)>
+      add_rms_norm;
+  // Every out = matmul(x, weight, bias).
+  std::function<void(const OpContext&, std::span<const Linear> all, TensorView x)> matmuls;
+  std::function<void(const OpContext&, const Heads& heads)> heads;
+  // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
+  // are taps.
+  std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
+                     TensorView up_weight, TensorView gate, TensorView up)>
+      gated;
+  // The table whose ops are the pieces; borrowed. Null where there are no fused ops.
+  const Ops* pieces = nullptr;
+};
+
+// The fused ops of a table whose pieces are all still those that they were made of. Where one has
+// been replaced, by a user's kernel, a seeded fault or a substitution, what contains it is left
+// out, so that the model calls what replaces it.
+FusedOps whole_fused_ops(const Ops& ops);
+
+}  // namespace lockstep
