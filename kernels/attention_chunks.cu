@@ -130,18 +130,19 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& chunk = *reinterpret_cast<Chunk<T, kDim>*>(shared);
-  after_the_kernel_before();
+  let_the_next_begin();
   const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && warp == 0) look_at_batch(a);
   int run = static_cast<int>(blockIdx.x);
   const Queries queries = find_run(a, a.group, kTileRows, run);
-  if (queries.request < 0) return;
+  if (queries.request < 0) return wait_for_the_kernel_before();
   KeyRange keys = seen_by(a, queries, run * kTileRows, kTileRows);
   const int first = static_cast<int>(blockIdx.z) * kChunkKeys;
   keys = {max(keys.begin, first), min(keys.end, first + kChunkKeys)};
-  if (keys.begin >= keys.end && a.parts != nullptr) return;
+  if (keys.begin >= keys.end && a.parts != nullptr) return wait_for_the_kernel_before();
   const int64_t place = look_up(a, queries, kv_head, first + warp * kBlockKeys, keys);
   const Pieces<T, kDim, kWarp> pieces(place);
+  wait_for_the_kernel_before();  // for the keys and q: the rest was there
   pieces.bring(chunk.blocks[warp].k, a.k);
   end_group();
   pieces.bring(chunk.blocks[warp].v, a.v);

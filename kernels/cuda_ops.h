@@ -20,6 +20,8 @@ extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(int devic
 
 // The twins, within the library: each keeps the contract of its op on the stream of `context`, and
 // returns before the work is done. Indices in tensors are looked at on the device (bad_index.h).
+// Weights, rotary tables, positions, slots, lengths and page tables may be read while the kernel
+// queued before still works: copies may write them, kernels may not.
 decltype(gather_rows) gather_rows_cuda;
 decltype(rms_norm) rms_norm_cuda;
 decltype(matmul) matmul_cuda;

@@ -86,7 +86,7 @@ __device__ inline void let_the_next_begin() {
 }
 
 // Waits until all that was queued before is done and can be read. Before that a kernel may read
-// only what no kernel writes: weights.
+// only what no kernel writes: weights, and the indices that a pass is told.
 __device__ inline void wait_for_the_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

@@ -36,15 +36,12 @@ struct HeadsArguments {
 // Norm and rotation of one head, whose memory begins at element `at`; then
 // keep(i, element i).
 template <typename T, typename Keep>
-__device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int64_t token,
-                            int64_t at, const NarrowRow<T>& weight, float* shared, Keep keep) {
+__device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int64_t at,
+                            const NarrowRow<T>& weight, const Turn (&turns)[kTurns], float* shared,
+                            Keep keep) {
   const auto lane = static_cast<int>(threadIdx.x % kWarp), half = static_cast<int>(a.tables.half);
   NarrowRow<T> row;
   row.read(x.x + at, a.dim);
-  Turn turns[kTurns];
-#pragma unroll
-  for (int c = 0; c < kTurns; ++c)
-    if (lane + c * kWarp < half) turns[c] = Turn(a.tables, token, lane + c * kWarp);
   if (x.weight != nullptr) {
     row.normalise(weight, a.dim, a.eps);
     if (x.norm != nullptr) row.write(x.norm + at, a.dim);
@@ -67,8 +64,7 @@ __device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int
   }
 }
 
-// A warp a head of a token (blockIdx.x): first those of q, then of k, then of
-// v.
+// A warp a head of a token (blockIdx.x): first those of q, then of k, then of v.
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a) {
   __shared__ float rows[kWarps][kNarrowRow];
@@ -80,20 +76,25 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
   NarrowRow<T> weight;
   if (is_q && a.q.weight != nullptr) weight.read(a.q.weight, a.dim);
   if (is_k && a.k.weight != nullptr) weight.read(a.k.weight, a.dim);
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
+  Turn turns[kTurns];
+#pragma unroll
+  for (int c = 0; c < kTurns; ++c)
+    if ((is_q || is_k) && lane + c * kWarp < a.tables.half)
+      turns[c] = Turn(a.tables, token, lane + c * kWarp);
+  const int64_t slot = a.slots[token];
   wait_for_the_kernel_before();
   if (is_q)
-    return rotate_head(a, a.q, token, (token * a.heads + head) * a.dim, weight, rows[warp],
+    return rotate_head(a, a.q, (token * a.heads + head) * a.dim, weight, turns, rows[warp],
                        [](int, T) {});
   const int kv_head = head - a.heads - (is_k ? 0 : a.kv_heads);
   if (kv_head >= a.kv_heads) return;
-  const int64_t slot = a.slots[token];
-  if (slot >= a.pool && threadIdx.x % kWarp == 0)
-    report(a.tables.bad, BadIndex::Of::slot, a.pool, slot, token);
+  if (slot >= a.pool && lane == 0) report(a.tables.bad, BadIndex::Of::slot, a.pool, slot, token);
   const bool kept = slot >= 0 && slot < a.pool;
   const int64_t at = (token * a.kv_heads + kv_head) * a.dim,
                 to = (slot * a.kv_heads + kv_head) * a.dim;
   if (is_k) {
-    rotate_head(a, a.k, token, at, weight, rows[warp], [&](int i, T value) {
+    rotate_head(a, a.k, at, weight, turns, rows[warp], [&](int i, T value) {
       if (kept) a.cache_k[to + i] = value;
     });
   } else if (kept) {
@@ -103,8 +104,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
   }
 }
 
-// The arguments of each piece, as it would check them; what a tap would hold is
-// like what it is made of.
+// The arguments of each piece, as it would check them; what a tap would hold is like what it is
+// made of.
 void check_heads(const Heads& h) {
   const auto or_like = [](const TensorView& tap, const TensorView& other) {
     return tap.empty() ? other : tap;
@@ -123,8 +124,7 @@ void heads_cuda(const OpContext& context, const Heads& h) {
   check_heads(h);
   const int64_t tokens = h.q.rows(), dim = h.q.shape[2];
   check(dim <= kNarrowRow,
-        "heads of at most {} elements were wanted by the op that joins norm, "
-        "rope and kv_write, "
+        "heads of at most {} elements were wanted by the op that joins norm, rope and kv_write, "
         "found {}: call its pieces",
         kNarrowRow, dim);
   if (tokens == 0) return;

@@ -11,11 +11,12 @@ constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is
 // One block a row: joins what its chunks gave, in their order.
 template <typename T>
 __global__ void join_parts(AttentionArguments<T> a) {
-  after_the_kernel_before();
+  let_the_next_begin();
   const int64_t token = blockIdx.x / a.heads;
   const int head = static_cast<int>(blockIdx.x % a.heads);
   int run = static_cast<int>(token);
   const Queries queries = find_run(a, 1, 1, run);
+  wait_for_the_kernel_before();
   if (queries.request < 0) return;
   const int position = queries.position(token);
   const KeyRange seen = seen_from(a, position);
