@@ -81,7 +81,9 @@ Result judge_run(const JudgedRun& run) {
   if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
-  Judge judge(manifest, *oracle, exact.get(), rounded.get(), run.judge);
+  JudgeOptions judging = run.judge;
+  judging.threads = run.engine.threads;
+  Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<Flag> flags = judge.judge(pass);
     if (!writer) return;

@@ -9,6 +9,9 @@
 namespace lockstep {
 namespace {
 
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 1 << 14;
+
 // One element's share beyond the rounding of the output: added to B, and squared to V.
 struct Inner {
   double limit = 0;
@@ -164,14 +167,15 @@ double misrounds_of(DType dtype) {
 }
 
 template <typename InnerOf>
-Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, InnerOf inner_of) {
+Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, ThreadPool* threads,
+            InnerOf inner_of) {
   const bool chained = schema != Schema::fused && schemas_of(op).size() > 1;
   Budget budget{.gain = gain_of(op, exact.terms), .misrounds = misrounds_of(dtype)};
   if (chained) budget.gain += 2 * unit_roundoff(dtype), budget.misrounds = 1;
   if (!exact.spread.empty()) budget.shared.resize(exact.want.size());
   budget.limit.resize(exact.want.size());
   budget.variance.resize(exact.want.size());
-  for (size_t i = 0; i < exact.want.size(); ++i) {
+  const auto fill_one = [&](size_t i) {
     const double spacing = ulp(exact.want[i], dtype);
     Inner inner = inner_of(exact, i);
     if (chained) {
@@ -182,7 +186,10 @@ Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, InnerOf i
     budget.limit[i] = spacing / 2 + inner.limit;
     budget.variance[i] = spacing * spacing / 12 + inner.deviation_squared;
     if (!budget.shared.empty()) budget.shared[i] = inner.shared;
-  }
+  };
+  parallel_for(threads, std::ssize(exact.want), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) fill_one(static_cast<size_t>(i));
+  });
   return budget;
 }
 
@@ -207,12 +214,12 @@ bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator) {
   return linear && dtype == DType::f32 && accumulator == Accumulator::tf32;
 }
 
-Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema,
-                 Accumulator accumulator) {
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema, Accumulator accumulator,
+                 ThreadPool* threads) {
   const bool tf32 = rounds_operands(op, dtype, accumulator);
   check_sizes(op, exact, schema, tf32);
   if (tf32) {
-    Budget budget = fill(op, exact, dtype, schema, tf32_linear);
+    Budget budget = fill(op, exact, dtype, schema, threads, tf32_linear);
     budget.gain += 2 * kTf32Roundoff;  // one operand may be in all products, the same in all rows
     return budget;
   }
@@ -220,20 +227,20 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema,
     case OpKind::linear:
     case OpKind::expert_linear:
     case OpKind::weighted_sum:
-      return fill(op, exact, dtype, schema, linear);
+      return fill(op, exact, dtype, schema, threads, linear);
     case OpKind::norm:
-      return fill(op, exact, dtype, schema, norm);
+      return fill(op, exact, dtype, schema, threads, norm);
     case OpKind::rope:
-      return fill(op, exact, dtype, schema, rope);
+      return fill(op, exact, dtype, schema, threads, rope);
     case OpKind::silu_mul:
-      return fill(op, exact, dtype, schema, silu_mul);
+      return fill(op, exact, dtype, schema, threads, silu_mul);
     case OpKind::softmax:
-      return fill(op, exact, dtype, schema, softmax);
+      return fill(op, exact, dtype, schema, threads, softmax);
     case OpKind::attention:
-      return fill(op, exact, dtype, schema, attention);
+      return fill(op, exact, dtype, schema, threads, attention);
     case OpKind::gather:
     case OpKind::add:
-      return fill(op, exact, dtype, schema, nothing);
+      return fill(op, exact, dtype, schema, threads, nothing);
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

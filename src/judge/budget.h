@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/thread_pool.h"
 #include "probes/points.h"
 #include "src/judge/oracle.h"
 #include "traces/trace.h"
@@ -58,9 +59,9 @@ Accumulator accumulator_from(const std::string& name);  // throws Error on anoth
 // n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope
 // 2^-23; tf32 operands 2^-10 more. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
 // products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
-// that `op` needs.
+// that `op` needs. threads: what shares the work; borrowed, may be null.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema = Schema::fused,
-                 Accumulator accumulator = Accumulator::fp32);
+                 Accumulator accumulator = Accumulator::fp32, ThreadPool* threads = nullptr);
 
 // Whether the op's budget needs Exact::squares.
 bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator);

@@ -108,6 +108,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       op_judge(oracle_, {.dtype = manifest_.dtype,
                          .page_size = number_of(manifest_, "page_size"),
                          .limit_scale = options.limit_scale,
+                         .threads = options.threads,
                          .partial = !manifest_.selection.empty(),
                          .schema = options.schema.value_or(manifest_.schema),
                          .accumulator = accumulator(),

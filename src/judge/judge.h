@@ -16,6 +16,7 @@ namespace lockstep {
 
 struct JudgeOptions {
   Selection selection;     // nodes outside are neither expected nor judged
+  int threads = 0;         // that measure; 0: one a core
   double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
   Limits limits;
   // By point name, instead of what the trace declares; a point that is missing is tried.

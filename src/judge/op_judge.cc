@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
@@ -15,6 +16,10 @@ namespace {
 constexpr int64_t kBlockBytes = 512 << 20;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
+// Elements of a block that are worth waking threads for, and that are measured before they are
+// added up: a number each is kept until then.
+constexpr int64_t kSharedElements = 1 << 16;
+constexpr size_t kAtATime = 1 << 20;
 constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
 // A node of fewer may have nothing that a chain of ops rounds otherwise than one kernel.
 constexpr int64_t kTellingRows = 4, kTellingElements = 256;
@@ -131,6 +136,15 @@ struct OpJudge::Group {
   std::span<const Schema> schemas;  // that the place is judged under
 };
 
+struct OpJudge::Block {
+  size_t first;  // row of the group
+  std::span<const Row> rows;
+  const Exact& exact;
+  const std::vector<Budget>& budgets;  // one a schema
+  TensorView got, exact_model, rounded_model;
+  ThreadPool* threads;
+};
+
 OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options)
     : oracle_(oracle), options_(std::move(options)), schemas_(options_.schema) {}
 
@@ -232,10 +246,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
 void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, Group& group) {
   const Shape& shape = group.tensor->shape;
-  int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
-  if (place.point->op == OpKind::attention)  // and its scores, of every head and key
-    row_bytes += (shape.rank() > 1 ? shape[1] : 1) *
-                 pass.seen.length_of(group.rows.front().request) * kBytesPerElement;
+  const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
   const auto block = static_cast<size_t>(std::max<int64_t>(1, kBlockBytes / (row_bytes + 1)));
   for (size_t first = 0; first < group.rows.size(); first += block)
     if (!judge_block(place, inputs, pass, group, first, std::min(block, group.rows.size() - first)))
@@ -287,10 +298,11 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     misshapen_.insert(key_of(place));
     return false;
   }
+  ThreadPool* threads = threads_for(got.view().count());
   std::vector<Budget> budgets;
   for (const Schema schema : group.schemas)
     budgets.push_back(
-        budget_of(place.point->op, exact, options_.dtype, schema, options_.accumulator));
+        budget_of(place.point->op, exact, options_.dtype, schema, options_.accumulator, threads));
   // Limits are measured of kernels that round once.
   if (group.schemas.front() == Schema::fused && measured(place.point->op))
     tighten(budgets.front(), exact.want, options_.dtype,
@@ -299,25 +311,64 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
   };
   const PickedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
-  const auto size = static_cast<size_t>(got.view().row_size());
-  std::vector<double> seen, of_exact, of_rounded;
-  for (size_t i = 0; i < count; ++i) {
+  measure_block(
+      {first, rows, exact, budgets, got.view(), exact_model.view(), rounded_model.view(), threads},
+      group);
+  return true;
+}
+
+ThreadPool* OpJudge::threads_for(int64_t elements) {
+  if (elements < kSharedElements) return nullptr;
+  if (!threads_) {
+    const int all = static_cast<int>(std::thread::hardware_concurrency());
+    threads_ =
+        std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : std::max(1, all));
+  }
+  return threads_.get();
+}
+
+// Rows are measured by all threads, some at a time, and added in their order, so that the result
+// does not depend on how many threads there are.
+void OpJudge::measure_block(const Block& block, Group& group) {
+  struct Measured {
+    std::vector<Meter::Row> rows;  // one a schema
+    ErrorSums sums;
+  };
+  const auto size = static_cast<size_t>(block.got.row_size()), count = block.rows.size();
+  const auto member_of = [&](size_t i) -> Group::Member& {
+    return group.members[group.owner[block.first + i]];
+  };
+  const auto measure = [&](size_t i, Measured& measured) {
     const auto part = [&](const std::vector<double>& all) {
       return all.empty() ? std::span<const double>() : std::span(all).subspan(i * size, size);
     };
     const auto row = static_cast<int64_t>(i);
-    Group::Member& member = group.members[group.owner[first + i]];
-    row_of(got.view(), row, seen);
-    for (size_t s = 0; s < budgets.size(); ++s) {
-      const Budget& budget = budgets[s];
-      member.meters[s].add(rows[i].position,
-                           {seen, part(exact.want), part(budget.limit), part(budget.variance),
-                            part(budget.shared), budget.gain, budget.misrounds});
+    std::vector<double> seen, of_exact, of_rounded;
+    row_of(block.got, row, seen);
+    const std::span<const double> want = part(block.exact.want);
+    for (size_t s = 0; s < block.budgets.size(); ++s) {
+      const Budget& b = block.budgets[s];
+      measured.rows.push_back(member_of(i).meters[s].measure(
+          block.rows[i].position,
+          {seen, want, part(b.limit), part(b.variance), part(b.shared), b.gain, b.misrounds}));
     }
-    add_errors(member.sums, seen, part(exact.want), row_of(exact_model.view(), row, of_exact),
-               row_of(rounded_model.view(), row, of_rounded), options_.dtype);
+    add_errors(measured.sums, seen, want, row_of(block.exact_model, row, of_exact),
+               row_of(block.rounded_model, row, of_rounded), options_.dtype);
+  };
+  const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
+  for (size_t first = 0; first < count; first += some) {
+    std::vector<Measured> all(std::min(some, count - first));
+    parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+        measure(first + i, all[i]);
+    });
+    for (size_t i = 0; i < all.size(); ++i) {
+      Group::Member& member = member_of(first + i);
+      for (size_t s = 0; s < all[i].rows.size(); ++s)
+        member.meters[s].add(std::move(all[i].rows[s]));
+      member.sums.add(all[i].sums);
+    }
   }
-  return true;
 }
 
 NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& inputs,

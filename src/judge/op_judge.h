@@ -1,9 +1,11 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <set>
 #include <vector>
 
+#include "kernels/thread_pool.h"
 #include "src/judge/budget.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
@@ -28,6 +30,7 @@ struct OpJudgeOptions {
   DType dtype = DType::bf16;
   int64_t page_size = 0;  // 0: not known
   double limit_scale = 1;
+  int threads = 0;                       // that measure; 0: one a core
   bool partial = false;                  // the trace was not meant to hold every tensor
   std::map<std::string, Schema> schema;  // declared, by point name
   Accumulator accumulator = Accumulator::fp32;
@@ -51,6 +54,7 @@ class OpJudge {
 
  private:
   struct Group;  // nodes that the oracle is asked for together
+  struct Block;  // some of its rows, and all that they are measured by
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -59,6 +63,9 @@ class OpJudge {
   // False when the oracle's shape is another: the nodes are structural then.
   bool judge_block(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                    Group& group, size_t first, size_t count);
+  // What shares a block of that many elements; null when it is not worth it.
+  ThreadPool* threads_for(int64_t elements);
+  void measure_block(const Block& block, Group& group);
   void judge_member(const Place& place, const Shape& row_shape, Group& group, size_t member);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
                           const JudgedPass& pass, const NodeRows& node);
@@ -69,6 +76,7 @@ class OpJudge {
   bool measured(OpKind op) const;
 
   Oracle& oracle_;
+  std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   OpJudgeOptions options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass

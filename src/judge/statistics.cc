@@ -76,59 +76,63 @@ NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   return as_wanted ? NonFinite::propagated : NonFinite::introduced;
 }
 
-void Meter::exclude(const Element& e, NonFinite kind) {
-  if (kind == NonFinite::introduced) note_wrong(e);
-  ++measure_.excluded;
-  if (kind > measure_.nonfinite) {
-    measure_.nonfinite = kind;
-    measure_.nonfinite_count = 0;
-    measure_.nonfinite_at = e;
+void Meter::exclude(Row& measured, const Element& e, NonFinite kind) const {
+  Measure& measure = measured.measure;
+  if (kind == NonFinite::introduced) note_wrong(measured, e);
+  ++measure.excluded;
+  if (kind > measure.nonfinite) {
+    measure.nonfinite = kind;
+    measure.nonfinite_count = 0;
+    measure.nonfinite_at = e;
   }
-  if (kind == measure_.nonfinite) ++measure_.nonfinite_count;
+  if (kind == measure.nonfinite) ++measure.nonfinite_count;
 }
 
-void Meter::note_wrong(const Element& e) {
-  if (measure_.wrong.empty() || measure_.wrong.back().row != rows_added_)
-    measure_.wrong.push_back({rows_added_, std::vector<bool>(static_cast<size_t>(row_size_))});
-  measure_.wrong.back().elements[static_cast<size_t>(e.offset)] = true;
+void Meter::note_wrong(Row& measured, const Element& e) const {
+  std::vector<WrongRow>& wrong = measured.measure.wrong;
+  if (wrong.empty()) wrong.push_back({0, std::vector<bool>(static_cast<size_t>(row_size_))});
+  wrong.back().elements[static_cast<size_t>(e.offset)] = true;
 }
 
-void Meter::compare(const Stored& stored, double limit) {
+void Meter::compare(Row& measured, const Stored& stored, double limit) const {
+  Measure& measure = measured.measure;
   const Element& e = stored.element;
   const double eta = e.got - e.want, half = stored.spacing / 2;
   if (limit > half)
-    measure_.inner = std::max(measure_.inner, (std::fabs(eta) - half) / (limit - half));
-  measure_.sum_squares += eta * eta;
-  if (!within(e.budgets, 1)) ++measure_.over;
+    measure.inner = std::max(measure.inner, (std::fabs(eta) - half) / (limit - half));
+  measure.sum_squares += eta * eta;
+  if (!within(e.budgets, 1)) ++measure.over;
   const bool exact = node_class_ == NodeClass::exact;
-  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(e);
+  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e);
   const bool candidate = stored.different || !exact;
-  if (!candidate || (any_worst_ && !(e.budgets > measure_.worst.budgets))) return;
-  measure_.worst = e;
-  any_worst_ = true;
+  if (!candidate || (measured.any_worst && !(e.budgets > measure.worst.budgets))) return;
+  measure.worst = e;
+  measured.any_worst = true;
 }
 
-void Meter::add(int64_t position, const RowNumbers& row) {
-  Moments sum{.gain = row.gain, .misrounds = row.misrounds};
-  units_.assign(row.got.size(), -1);
+Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
+  Row measured{.position = position};
+  measured.sum = {.gain = row.gain, .misrounds = row.misrounds};
+  Moments& sum = measured.sum;
+  measured.units.assign(row.got.size(), -1);
   for (size_t i = 0; i < row.got.size(); ++i) {
     const Stored element = stored(position, static_cast<int64_t>(i), row);
-    ++measure_.elements;
+    ++measured.measure.elements;
     const NonFinite kind = kind_of(element, row.limit[i]);
     // Saturation is another number than Inf, and as right.
-    if (element.different && kind != NonFinite::expected) ++measure_.different;
+    if (element.different && kind != NonFinite::expected) ++measured.measure.different;
     if (kind != NonFinite::none) {
-      exclude(element.element, kind);
+      exclude(measured, element.element, kind);
       continue;
     }
-    compare(element, row.limit[i]);
+    compare(measured, element, row.limit[i]);
     const double variance = row.variance[i], eta = row.got[i] - row.want[i];
-    units_[i] = in_budgets(eta * eta, variance);
+    const double unit = measured.units[i] = in_budgets(eta * eta, variance);
     ++sum.elements;
-    sum.squares += units_[i];
+    sum.squares += unit;
     if (element.different) ++sum.misrounded;
     sum.may_misround += std::clamp(row.limit[i] / element.spacing - 0.5, 0.0, 1.0);
-    if (!std::isfinite(units_[i])) continue;
+    if (!std::isfinite(unit)) continue;
     const double delta = row.got[i] - element.rounded, term = delta * row.want[i] / variance;
     if (!std::isfinite(delta)) continue;  // finite where an overflow was due: T1 says so
     sum.offset += delta / std::sqrt(variance);
@@ -136,31 +140,62 @@ void Meter::add(int64_t position, const RowNumbers& row) {
     sum.cross_scatter += term * term;
     sum.power += row.want[i] * row.want[i] / variance;
   }
-  ++rows_added_;
-  if (node_class_ == NodeClass::exact) return;
-  if (!row.shared.empty())
-    for (size_t head = 0; head < heads_.size(); ++head) sum.pairs += pairs_of(head, row);
+  if (node_class_ == NodeClass::exact) return measured;
+  for (size_t head = 0; !row.shared.empty() && head < heads_.size(); ++head)
+    sum.pairs += measured.pairs.emplace_back(pairs_of(head, row));
   sum.end_row();
-  const uint64_t hash = hash_of_row(row);
-  if (moments_.add(hash, sum)) add_slices(position, row, sum);
-  if (pool_) pool_->add(hash, sum);
+  measured.hash = hash_of_row(row);
+  return measured;
 }
 
-void Meter::add_slices(int64_t position, const RowNumbers& row, const Moments& sum) {
-  for (size_t i = 0; i < units_.size(); ++i) {
-    if (units_[i] < 0) continue;
-    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(units_[i]);
-    if (!columns_.empty()) columns_[i].add(units_[i]);
+void Meter::add(int64_t position, const RowNumbers& row) { add(measure(position, row)); }
+
+void Meter::add(Row row) {
+  merge(row);
+  ++rows_added_;
+  if (node_class_ == NodeClass::exact) return;
+  if (moments_.add(row.hash, row.sum)) add_slices(row);
+  if (pool_) pool_->add(row.hash, row.sum);
+}
+
+void Meter::merge(Row& row) {
+  Measure& to = measure_;
+  const Measure& from = row.measure;
+  to.elements += from.elements;
+  to.excluded += from.excluded;
+  to.different += from.different;
+  to.over += from.over;
+  to.sum_squares += from.sum_squares;
+  to.inner = std::max(to.inner, from.inner);
+  for (WrongRow& wrong : row.measure.wrong)
+    to.wrong.push_back({rows_added_, std::move(wrong.elements)});
+  if (row.any_worst && (!any_worst_ || from.worst.budgets > to.worst.budgets)) {
+    to.worst = from.worst;
+    any_worst_ = true;
   }
-  if (!row.shared.empty())
-    for (size_t head = 0; head < heads_.size(); ++head) heads_[head].pairs += pairs_of(head, row);
+  if (from.nonfinite > to.nonfinite) {
+    to.nonfinite = from.nonfinite;
+    to.nonfinite_count = from.nonfinite_count;
+    to.nonfinite_at = from.nonfinite_at;
+  } else if (from.nonfinite == to.nonfinite) {
+    to.nonfinite_count += from.nonfinite_count;
+  }
+}
+
+void Meter::add_slices(const Row& row) {
+  for (size_t i = 0; i < row.units.size(); ++i) {
+    if (row.units[i] < 0) continue;
+    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(row.units[i]);
+    if (!columns_.empty()) columns_[i].add(row.units[i]);
+  }
+  for (size_t head = 0; head < row.pairs.size(); ++head) heads_[head].pairs += row.pairs[head];
   const auto add_row = [&](Slice& slice) {
-    slice.squares += sum.squares;
-    slice.count += sum.elements;
-    slice.pairs += sum.pairs;
+    slice.squares += row.sum.squares;
+    slice.count += row.sum.elements;
+    slice.pairs += row.sum.pairs;
   };
-  add_row(rows_[position]);
-  if (page_size_ > 0) add_row(pages_[position / page_size_]);
+  add_row(rows_[row.position]);
+  if (page_size_ > 0) add_row(pages_[row.position / page_size_]);
 }
 
 // The elements of a head that share a part of their variance count as fewer.

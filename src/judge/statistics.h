@@ -59,13 +59,19 @@ struct RowNumbers {
 // Measures one node in one pass over its rows.
 class Meter {
  public:
+  struct Row;  // one that is measured
+
   // row_shape: the axes after the rows. rows: how many will come. page_size 0: not known, no slices
   // by page. pool: where the rows go that all nodes of the place are measured by; borrowed, or
   // null.
   Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t rows, int64_t page_size,
         DistinctMoments* pool = nullptr);
 
+  // Adds rows in their order. What each comes to does not depend on the others, and several
+  // threads may measure some at once.
+  void add(Row row);
   void add(int64_t position, const RowNumbers& row);
+  Row measure(int64_t position, const RowNumbers& row) const;
   Measure finish() const;
 
  private:
@@ -87,12 +93,13 @@ class Meter {
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
   // How a non-finite element came about; none: its numbers count.
   NonFinite kind_of(const Stored& stored, double limit) const;
-  void exclude(const Element& element, NonFinite kind);
-  void note_wrong(const Element& element);
+  void exclude(Row& measured, const Element& element, NonFinite kind) const;
+  void note_wrong(Row& measured, const Element& element) const;
   // T0 and T1.
-  void compare(const Stored& stored, double limit);
+  void compare(Row& measured, const Stored& stored, double limit) const;
+  void merge(Row& row);
   // A row that no other row of the node equals.
-  void add_slices(int64_t position, const RowNumbers& row, const Moments& sum);
+  void add_slices(const Row& row);
   double pairs_of(size_t head, const RowNumbers& row) const;
   Statistic worst_slice() const;
 
@@ -107,9 +114,18 @@ class Meter {
   bool any_worst_ = false;
   DistinctMoments moments_;
   DistinctMoments* pool_;
-  std::vector<double> units_;  // of the row at hand: eta^2 / V, -1 for elements that do not count
   std::map<int64_t, Slice> rows_, pages_;
   std::vector<Slice> heads_, columns_;  // columns only when a column can be long enough
+};
+
+struct Meter::Row {
+  int64_t position = 0;
+  uint64_t hash = 0;  // of what the row came to
+  Measure measure;
+  bool any_worst = false;
+  Moments sum;
+  std::vector<double> units;  // eta^2 / V, -1 for elements that do not count
+  std::vector<double> pairs;  // by head, where elements share a part of their V
 };
 
 }  // namespace lockstep

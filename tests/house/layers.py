@@ -4,9 +4,10 @@ import re
 
 import house
 
-# The tensor: the part of kernels that everyone may use, and which knows no op.
+# The tensor and threads: the part of kernels that everyone may use, and which knows no op.
 TENSOR = {f"kernels/{name}.h"
-          for name in ("check", "digest", "dtype", "memory", "nearest", "stream", "tensor")}
+          for name in ("check", "digest", "dtype", "memory", "nearest", "stream", "tensor",
+                       "thread_pool")}
 
 MAY_INCLUDE = {
     "tensor": set(),
