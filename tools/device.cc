@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 
+#include "kernels/broken_ops.h"
 #include "kernels/check.h"
 #include "kernels/digest.h"
 #include "kernels/memory.h"
@@ -13,6 +14,7 @@ namespace lockstep {
 namespace {
 
 const Ops* cuda_ops = nullptr;
+const Ops* broken_cuda_ops = nullptr;
 int cuda_number = -1;
 
 int number_in(const std::string& name) {
@@ -39,12 +41,15 @@ void open_cuda(int number) {
   const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_cuda_ops"));
   const auto digests =
       reinterpret_cast<const DigestMaker* (*)()>(dlsym(handle, "lockstep_cuda_digests"));
-  check(factory != nullptr && digests != nullptr,
+  const auto broken = reinterpret_cast<decltype(&lockstep_cuda_broken_ops)>(
+      dlsym(handle, "lockstep_cuda_broken_ops"));
+  check(factory != nullptr && digests != nullptr && broken != nullptr,
         "{} is not the CUDA library of this build: rebuild it", path);
   DeviceMemory memory;
   cuda_ops = factory(number, &memory);
   set_cuda_memory(memory);
   set_digest_maker(*digests());
+  broken_cuda_ops = broken();
   cuda_number = number;
 }
 
@@ -60,6 +65,10 @@ Ops ops_of(Device device) {
   if (device == Device::cpu) return cpu_ops();
   check(cuda_ops != nullptr, "the ops of a CUDA device were wanted before one was opened");
   return *cuda_ops;
+}
+
+const Ops* broken_ops_of(Device device) {
+  return device == Device::cpu ? nullptr : broken_cuda_ops;
 }
 
 int number_of(Device device) { return device == Device::cpu ? -1 : cuda_number; }

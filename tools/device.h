@@ -12,6 +12,8 @@ Device open_device(const std::string& name);
 
 // The ops of a device that was opened.
 Ops ops_of(Device device);
+// Its kernels with bugs (kernels/broken_ops.h); null for the CPU, which has none.
+const Ops* broken_ops_of(Device device);
 // Its number among those of its kind; -1 for the CPU.
 int number_of(Device device);
 

@@ -18,10 +18,11 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
                Device device, OpWatch* watch)
     : ops(std::move(of_device)),
       clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
-        return fault_of(fault).of_graphs;
+        return fault_of(fault).seat != Seat::host;
       })) {
   if (clean) {
-    for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+    for (const FaultRequest& fault : faults)
+      seed_fault({ops, hooks, config, broken_ops_of(device)}, fault);
     return;
   }
   const bool far = device != Device::cpu;
@@ -61,7 +62,7 @@ Result judge_run(const JudgedRun& run) {
   Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
                 run.watch);
   for (const FaultRequest& fault : run.faults)
-    check(!fault_of(fault).of_graphs || (run.engine.graph && seeded.clean),
+    check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && seeded.clean),
           "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
           "--graph off and faults of ops",
           fault.name);

@@ -40,7 +40,7 @@ struct JudgedRun {
 struct Seeded {
   Ops ops;
   Engine::Hooks hooks;
-  bool clean = false;  // they are the device's own, and can be in graphs
+  bool clean = false;  // they are all the device's own, bugs included, and can be in graphs
 
   // watch: borrowed, may be null.
   Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,

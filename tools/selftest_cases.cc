@@ -157,7 +157,7 @@ std::vector<int> fault_layers(const SelftestPlan& plan) {
 std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype) {
   std::vector<SelftestCase> cases;
   for (const Fault& fault : faults()) {
-    if (!fault.applies(plan.config) || fault.of_graphs) continue;
+    if (!fault.applies(plan.config) || fault.seat != Seat::host) continue;
     for (int layer : fault.one_layer ? fault_layers(plan) : std::vector<int>{-1})
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {
         const FaultRequest request{std::string(fault.name), layer, fault.sizes[i]};

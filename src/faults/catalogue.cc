@@ -1,34 +1,8 @@
 // The table of faults: what each one is called, where it shows first and what it needs.
-#include <algorithm>
-
+#include "src/faults/applies.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {
-namespace {
-
-bool always(const ModelConfig&) { return true; }
-bool fixed_tables(const ModelConfig& c) { return !depends_on_length(c.rope); }
-bool has_qk_norm(const ModelConfig& c) { return c.qk_norm; }
-bool has_wide_qk_norm(const ModelConfig& c) {
-  return c.qk_norm && c.head_dim > 16 && c.head_dim % 16 == 0;
-}
-bool has_experts(const ModelConfig& c) { return !c.experts.layers.empty(); }
-bool mixes_experts(const ModelConfig& c) { return has_experts(c) && c.experts.chosen > 1; }
-bool normalises_experts(const ModelConfig& c) {
-  return has_experts(c) && c.experts.normalised && c.experts.chosen < c.experts.count;
-}
-bool has_window(const ModelConfig& c) {
-  return std::ranges::any_of(c.window, [](int64_t keys) { return keys > 0; });
-}
-bool has_yarn(const ModelConfig& c) { return c.rope.type == RopeType::yarn && c.rope.factor > 1; }
-bool has_own_theta(const ModelConfig& c) {
-  return fixed_tables(c) && c.rope.theta != RopeConfig().theta;
-}
-bool has_groups(const ModelConfig& c) { return c.kv_heads > 1 && c.heads > c.kv_heads; }
-bool has_two_pairs(const ModelConfig& c) { return c.head_dim >= 4; }
-bool has_bias(const ModelConfig& c) { return c.qkv_bias; }
-bool is_tied(const ModelConfig& c) { return c.tied; }
-bool has_dense(const ModelConfig& c) { return std::ssize(c.experts.layers) < c.layers; }
 
 constexpr Fault kFaults[] = {
     {"rope-interleaved",
@@ -474,17 +448,52 @@ constexpr Fault kFaults[] = {
      always,
      seed_argmax_takes_runner_up,
      false},
-    {"graph-replays-stale-positions", "attn.q_rope",
-     "a graph keeps the positions of its first replay", "--device cuda; several decode passes", {},
-     always, seed_graph_replays_stale_positions, false, true},
-    {"padded-row-writes-live-slot", "attn.kv",
+    {"graph-replays-stale-positions",
+     "attn.q_rope",
+     "a graph keeps the positions of its first replay",
+     "--device cuda; several decode passes",
+     {},
+     always,
+     seed_graph_replays_stale_positions,
+     false,
+     Seat::graphs},
+    {"padded-row-writes-live-slot",
+     "attn.kv",
      "the K and V of a row that pads a graph go where those of a token are",
-     "--device cuda; decode passes of 3 requests, or another number that is no power of two", {},
-     always, seed_padded_row_writes_live_slot, false, true},
+     "--device cuda; decode passes of 3 requests, or another number that is no power of two",
+     {},
+     always,
+     seed_padded_row_writes_live_slot,
+     false,
+     Seat::graphs},
+    {"norm-without-barrier",
+     "attn.norm",
+     "the sum of squares is read before all warps wrote theirs",
+     "--device cuda",
+     {},
+     always,
+     seed_norm_without_barrier,
+     true,
+     Seat::device},
+    {"output-tile-uninitialised",
+     "mlp.up",
+     "the last 64 columns hold what was there before",
+     "--device cuda",
+     {},
+     has_dense,
+     seed_output_tile_uninitialised,
+     true,
+     Seat::device},
+    {"pool-offset-32-bit",
+     "attn.kv",
+     "K and V are written to offsets of 32 bits, or nowhere",
+     "--device cuda, and pages past 2^31 elements of K",
+     {},
+     always,
+     seed_pool_offset_32_bit,
+     true,
+     Seat::device},
 };
-
-}  // namespace
-
 std::span<const Fault> faults() { return kFaults; }
 
 }  // namespace lockstep

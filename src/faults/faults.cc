@@ -69,6 +69,10 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
             !seams.config.experts.in(request.layer),
         "fault {} needs a layer with one MLP for all tokens, and layer {} has experts", fault.name,
         request.layer);
+  check(
+      fault.seat != Seat::device || seams.broken != nullptr,
+      "fault {} is one of a CUDA device's kernels: add --device cuda, and leave out faults of ops",
+      fault.name);
   check(request.size == 0 || fault.sizes[0] != 0, "fault {} has no size: leave out size={}",
         fault.name, request.size);
   FaultRequest sized = request;

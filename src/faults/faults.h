@@ -28,6 +28,15 @@ struct Seams {
   Ops& ops;
   Engine::Hooks& hooks;
   const ModelConfig& config;
+  const Ops* broken =
+      nullptr;  // kernels with bugs (kernels/broken_ops.h); null: no device has `ops`
+};
+
+// Where a fault is seeded.
+enum class Seat : uint8_t {
+  host,    // in what the host does, which tensors of a device are carried to
+  device,  // in the kernels of a CUDA device
+  graphs,  // in what a CUDA device replays decode passes from
 };
 
 struct Fault {
@@ -40,7 +49,7 @@ struct Fault {
   bool (*applies)(const ModelConfig& config);
   void (*seed)(const Seams& seams, const FaultRequest& request);
   bool one_layer = true;  // false: a bug of pages or tokens, which no layer has of its own
-  bool of_graphs = false;  // shows where decode passes are replayed as graphs; leaves ops alone
+  Seat seat = Seat::host;
 };
 
 std::span<const Fault> faults();

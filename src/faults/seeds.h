@@ -74,6 +74,9 @@ void seed_logits_of_another_request(const Seams& seams, const FaultRequest& requ
 void seed_head_is_stale(const Seams& seams, const FaultRequest& request);
 void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest& request);
 void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest& request);
+void seed_norm_without_barrier(const Seams& seams, const FaultRequest& request);
+void seed_output_tile_uninitialised(const Seams& seams, const FaultRequest& request);
+void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request);
 
 // Whether an op that runs now is the one to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {

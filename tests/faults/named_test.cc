@@ -71,6 +71,7 @@ TEST_P(Seeded, IsNamed) {
 
 // Faults of one formula at one point, of which a first and the last layer are enough.
 std::vector<int> layers_of(const Fault& fault) {
+  if (fault.seat != Seat::host) return {};  // graph_faults_test.cc and device_faults_test.cc
   const Point& point = *find_point(fault.point);
   if (!point.per_layer) return {-1};
   if (!fault.one_layer) return {};                        // who_sees_test.cc has their requests
