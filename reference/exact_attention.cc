@@ -22,9 +22,19 @@ struct Attended {
 
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
-// sum p |v - o| of each query: p [queries, keys], v [keys, dim], o [queries, dim].
+// sum p |v - o| of each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o [..,
+// queries, dim]. All heads at once where that is little, for the time then goes into launches.
 at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
-  return at::bmm(p.unsqueeze(1), (v.unsqueeze(0) - o.unsqueeze(1)).abs_()).squeeze(1);
+  if (p.size(0) > 1 && p.numel() * v.size(-1) > kDeviceBlock) {
+    std::vector<at::Tensor> heads;
+    for (int64_t h = 0; h < p.size(0); ++h) {
+      const auto of_head = [h](const at::Tensor& x) { return x.narrow(0, h, 1); };
+      heads.push_back(spread_of(of_head(p), of_head(v), of_head(o)));
+    }
+    return at::cat(heads);
+  }
+  const at::Tensor apart = (v.unsqueeze(1).unsqueeze(1) - o.unsqueeze(3)).abs_();
+  return at::matmul(p.unsqueeze(3), apart).squeeze(3);
 }
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
@@ -60,10 +70,7 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   result.out = by_query(at::bmm(p, v));
   result.magnitude = by_query(at::bmm(p, v.abs()));
   result.weighted_squares = by_query(at::bmm(p.square(), v.square()));
-  result.spread = at::empty_like(result.out);
-  for (int64_t h = 0; h < kv; ++h)
-    for (int64_t g = 0; g < group; ++g)
-      result.spread[h][g].copy_(spread_of(by_query(p)[h][g], v[h], result.out[h][g]));
+  result.spread = spread_of(by_query(p), v, result.out);
   for (at::Tensor* x : {&result.out, &result.magnitude, &result.spread, &result.weighted_squares})
     *x = x->permute({2, 0, 1, 3});
   result.score = result.score.permute({2, 0, 1});
@@ -84,7 +91,7 @@ void put(const Attended& all, int64_t first, int64_t count, const Attended& part
 void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const std::vector<KeyRange>& seen, const Attended& all) {
   const int64_t queries = q.size(0);
-  const int64_t widest = std::max(q.size(1) * q.size(2), q.size(3));
+  const int64_t group = q.size(2), widest = std::max(q.size(1) * group, group * q.size(3));
   for (int64_t first = 0, count = 0; first < queries; first += count) {
     const auto from = seen.begin() + first;
     // Keys grow along a prompt: those of the last query that may join bound the block's size.

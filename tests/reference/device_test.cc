@@ -121,7 +121,7 @@ TEST_P(OnDevice, WhatAQueryDoesNotSeeCannotReachIt) {
   EXPECT_TRUE(std::isnan(got.want[half]));
 }
 
-// More queries than one block has, at head size 64 and 16384 keys: 16 to 1.
+// So many keys that the queries are several blocks.
 TEST_P(OnDevice, AttentionOverManyKeysIsTheSameInBlocks) {
   const ModelConfig& c = checkpoint_.config();
   const int32_t keys = 16384, queries = 40;
