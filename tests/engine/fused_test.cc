@@ -9,6 +9,7 @@
 #include <map>
 
 #include "tests/fixtures.h"
+#include "tests/model_label.h"
 
 namespace lockstep {
 namespace {
@@ -161,12 +162,7 @@ TEST_P(Fused, GiveWayToASinkThatWrites) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Fused,
                          testing::Values("bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-                           return name;
-                         });
+                         model_label);
 
 }  // namespace
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "kernels/check.h"
+#include "tests/model_label.h"
 #include "tests/reference/passes.h"
 
 namespace lockstep {
@@ -168,12 +169,7 @@ TEST(NoDevice, ANumberThatIsNoDeviceIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice,
                          testing::Values("bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe",
                                          "tiny/qwen2-sliding", "tiny/qwen3-yarn"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-                           return name;
-                         });
+                         model_label);
 
 }  // namespace
 }  // namespace lockstep

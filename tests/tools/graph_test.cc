@@ -6,6 +6,7 @@
 
 #include "tests/device.h"
 #include "tests/fixtures.h"
+#include "tests/model_label.h"
 #include "tests/schedules.h"
 
 namespace lockstep {
@@ -110,12 +111,7 @@ TEST_P(Graphs, OfPreemptedAndSharedRequestsStayRight) {
 INSTANTIATE_TEST_SUITE_P(Models, Graphs,
                          testing::Values("bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe",
                                          "tiny/qwen3-dynamic", "tiny/qwen2-sliding"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-                           return name;
-                         });
+                         model_label);
 
 }  // namespace
 }  // namespace lockstep
