@@ -28,8 +28,8 @@ struct Seams {
   Ops& ops;
   Engine::Hooks& hooks;
   const ModelConfig& config;
-  const Ops* broken =
-      nullptr;  // kernels with bugs (kernels/broken_ops.h); null: no device has `ops`
+  // Kernels with bugs (kernels/broken_ops.h); null where `ops` are not a device's own.
+  const Ops* broken = nullptr;
 };
 
 // Where a fault is seeded.
