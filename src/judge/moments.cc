@@ -75,10 +75,15 @@ double share_limit(int64_t n, double share, double tail) {
          (third + std::sqrt(third * third + 2 * expected * log_risk)) / static_cast<double>(n);
 }
 
-void Moments::add(const Moments& other) {
+void Scatter::add(const Scatter& other) {
   elements += other.elements;
   squares += other.squares;
+  due += other.due;
   pairs += other.pairs;
+}
+
+void Moments::add(const Moments& other) {
+  Scatter::add(other);
   misrounded += other.misrounded;
   may_misround += other.may_misround;
   offset += other.offset;
@@ -100,16 +105,19 @@ void Moments::end_row() {
   power_squares = power * power;
 }
 
-int64_t Moments::degrees() const {
+double Scatter::rms() const {
+  return std::sqrt(squares / (static_cast<double>(elements) + std::max(0.0, due)));
+}
+
+int64_t Scatter::degrees() const {
   const auto n = static_cast<double>(elements);
   return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
 }
 
 std::vector<Statistic> Moments::statistics(DType dtype) const {
   if (elements < kLeastElements) return {};
-  std::vector<Statistic> statistics{{"T2", std::sqrt(squares / static_cast<double>(elements)),
-                                     rms_limit(degrees(), kFalseAlarm),
-                                     fmt::format("over {} elements", elements)}};
+  std::vector<Statistic> statistics{
+      {"T2", rms(), rms_limit(degrees(), kFalseAlarm), fmt::format("over {} elements", elements)}};
   if (dtype != DType::f32) statistics.push_back(misrounds_of(*this));
   add_gain(*this, dtype, statistics);
   return statistics;

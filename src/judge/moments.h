@@ -46,14 +46,28 @@ struct Statistic {
   }
 };
 
-// Sums over elements. eta = got - want; delta = got - want rounded, which is what a kernel adds to
+// How far elements scatter. eta = got - want.
+struct Scatter {
+  int64_t elements = 0;
+  double squares = 0;  // of eta^2 / V
+  double due = 0;      // sum (r^2 - ulp^2/12) / V, r = want rounded - want
+  double pairs = 0;    // sum of f_i f_j over ordered pairs that share f of their V
+
+  void add(const Scatter& other);
+  // sqrt(mean eta^2/V). V takes the rounding that is due for anything up to half an ulp; where
+  // exact results stand in a fixed place between two numbers of the dtype (a slow dim of a rope
+  // moves a bias by less than half an ulp) it is more, for every kernel, and that much is expected.
+  double rms() const;
+  // How many independent elements would scatter as much: with squares of Gaussians that share f of
+  // their variance, the variance of the sum is 2 (elements + pairs).
+  int64_t degrees() const;
+};
+
+// Sums over elements. delta = got - want rounded, which is what a kernel adds to
 // the rounding that is due, and 0 for nearly all elements of a 16-bit result. They add up: over the
 // rows of a node, and over all nodes of a place, so that what is too small to show in one node
 // shows in many.
-struct Moments {
-  int64_t elements = 0;
-  double squares = 0;        // of eta^2 / V
-  double pairs = 0;          // sum of f_i f_j over ordered pairs that share f of their V
+struct Moments : Scatter {
   int64_t misrounded = 0;    // delta is not 0
   double may_misround = 0;   // how many of them a correct kernel has at most, on average
   double offset = 0;         // sum delta / sqrt V
@@ -68,12 +82,8 @@ struct Moments {
   void add(const Moments& other);
   // One row is complete: fills in the sums over rows.
   void end_row();
-  // How many independent elements would scatter as much: with squares of Gaussians that share f of
-  // their variance, the variance of the sum is 2 (elements + pairs).
-  int64_t degrees() const;
-
   // Those that the elements are held to, none when there are fewer than kLeastElements:
-  //   T2  sqrt(mean eta^2/V), limit rms_limit
+  //   T2  rms(), limit rms_limit
   //   T3  share that is not the exact result rounded. An inner error e moves an element across the
   //       border of a rounding with a chance of |e| / ulp, so B allows a share of mean min(1,
   //       (B - ulp/2) / ulp); no more than Budget::misrounds. Limit share_limit. Not in fp32, where

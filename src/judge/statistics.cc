@@ -41,15 +41,6 @@ Meter::Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t 
   if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_shape.count()));
 }
 
-void Meter::Slice::add(double unit) {
-  squares += unit;
-  ++count;
-}
-
-int64_t Meter::Slice::degrees() const {
-  return Moments{.elements = count, .pairs = pairs}.degrees();
-}
-
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
   const auto i = static_cast<size_t>(offset);
   const double got = row.got[i], want = row.want[i];
@@ -112,9 +103,10 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
 
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   Row measured{.position = position};
-  measured.sum = {.gain = row.gain, .misrounds = row.misrounds};
   Moments& sum = measured.sum;
+  sum.gain = row.gain, sum.misrounds = row.misrounds;
   measured.units.assign(row.got.size(), -1);
+  measured.due.assign(row.got.size(), 0);
   for (size_t i = 0; i < row.got.size(); ++i) {
     const Stored element = stored(position, static_cast<int64_t>(i), row);
     ++measured.measure.elements;
@@ -135,6 +127,9 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
     if (!std::isfinite(unit)) continue;
     const double delta = row.got[i] - element.rounded, term = delta * row.want[i] / variance;
     if (!std::isfinite(delta)) continue;  // finite where an overflow was due: T1 says so
+    const double due = element.rounded - row.want[i];
+    measured.due[i] = (due * due - element.spacing * element.spacing / 12) / variance;
+    sum.due += measured.due[i];
     sum.offset += delta / std::sqrt(variance);
     sum.cross += term;
     sum.cross_scatter += term * term;
@@ -185,15 +180,12 @@ void Meter::merge(Row& row) {
 void Meter::add_slices(const Row& row) {
   for (size_t i = 0; i < row.units.size(); ++i) {
     if (row.units[i] < 0) continue;
-    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(row.units[i]);
-    if (!columns_.empty()) columns_[i].add(row.units[i]);
+    const Scatter one{.elements = 1, .squares = row.units[i], .due = row.due[i]};
+    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(one);
+    if (!columns_.empty()) columns_[i].add(one);
   }
   for (size_t head = 0; head < row.pairs.size(); ++head) heads_[head].pairs += row.pairs[head];
-  const auto add_row = [&](Slice& slice) {
-    slice.squares += row.sum.squares;
-    slice.count += row.sum.elements;
-    slice.pairs += row.sum.pairs;
-  };
+  const auto add_row = [&](Scatter& slice) { slice.add(row.sum); };
   add_row(rows_[row.position]);
   if (page_size_ > 0) add_row(pages_[row.position / page_size_]);
 }
@@ -214,12 +206,12 @@ Statistic Meter::worst_slice() const {
   struct Named {
     const char* axis;
     int64_t key;
-    const Slice* slice;
+    const Scatter* slice;
   };
   std::vector<Named> slices;
-  const auto take = [&](const char* axis, int64_t key, const Slice& slice) {
+  const auto take = [&](const char* axis, int64_t key, const Scatter& slice) {
     // A slice that is the whole node is T2 again.
-    if (slice.count >= kLeastSlice && slice.count < moments_.sum().elements)
+    if (slice.elements >= kLeastSlice && slice.elements < moments_.sum().elements)
       slices.push_back({axis, key, &slice});
   };
   for (const auto& [position, slice] : rows_) take("position", position, slice);
@@ -233,7 +225,7 @@ Statistic Meter::worst_slice() const {
   for (const auto& [axis, key, slice] : slices) {
     double& limit = limits[slice->degrees()];
     if (limit == 0) limit = rms_limit(slice->degrees(), tail);
-    const double value = std::sqrt(slice->squares / static_cast<double>(slice->count));
+    const double value = slice->rms();
     if (value / limit > worst.value / worst.limit)
       worst = {"T4", value, limit, fmt::format("{} {}", axis, key)};
   }

@@ -81,14 +81,6 @@ class Meter {
     double rounded, spacing;
     bool different;
   };
-  struct Slice {
-    double squares = 0;  // of eta / sqrt V
-    int64_t count = 0;
-    double pairs = 0;  // as in Moments
-
-    void add(double unit);
-    int64_t degrees() const;
-  };
 
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
   // How a non-finite element came about; none: its numbers count.
@@ -114,8 +106,8 @@ class Meter {
   bool any_worst_ = false;
   DistinctMoments moments_;
   DistinctMoments* pool_;
-  std::map<int64_t, Slice> rows_, pages_;
-  std::vector<Slice> heads_, columns_;  // columns only when a column can be long enough
+  std::map<int64_t, Scatter> rows_, pages_;  // slices
+  std::vector<Scatter> heads_, columns_;     // columns only when a column can be long enough
 };
 
 struct Meter::Row {
@@ -125,6 +117,7 @@ struct Meter::Row {
   bool any_worst = false;
   Moments sum;
   std::vector<double> units;  // eta^2 / V, -1 for elements that do not count
+  std::vector<double> due;    // as in Moments
   std::vector<double> pairs;  // by head, where elements share a part of their V
 };
 
