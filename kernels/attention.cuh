@@ -27,6 +27,7 @@ struct AttentionArguments {
   const int32_t* context_length;
   const int32_t* page_table;
   int64_t tokens, requests, pages, page_size, table_pages;
+  int page_shift;  // page_size is 1 << page_shift; -1: no power of two
   int heads, kv_heads, head_dim;
   int group;  // heads of a K/V head
   float scale;
@@ -127,9 +128,9 @@ __device__ void look_at_batch(const AttentionArguments<T>& a) {
 template <typename T>
 __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                             int position) {
-  // Unsigned and short, because a division of 64 bits takes long.
+  // Unsigned and short, because a division takes long, and one of 64 bits longer.
   const auto size = static_cast<uint32_t>(a.page_size), at = static_cast<uint32_t>(position);
-  const int64_t entry = at / size;
+  const uint32_t entry = a.page_shift >= 0 ? at >> a.page_shift : at / size;
   if (entry >= a.table_pages) {
     report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
            a.table_pages, a.page_size);
@@ -140,7 +141,7 @@ __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queri
     report(a.bad, BadIndex::Of::attended_page, a.pages, page, entry);
     return -1;
   }
-  return ((page * a.page_size + at % size) * a.kv_heads + kv_head) * a.head_dim;
+  return ((page * a.page_size + (at - entry * size)) * a.kv_heads + kv_head) * a.head_dim;
 }
 
 // A largest score from which exponents can be taken: as long as every score is

@@ -56,7 +56,8 @@ __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chun
             warp = static_cast<int>(threadIdx.x / kWarp);
   float p[kBlockKeys / 8][4];
   if (taken(warp)) {
-    tile.score(a, chunk.blocks[warp], first + warp * kBlockKeys, p);
+    const int at = first + warp * kBlockKeys;
+    tile.score(a, chunk.blocks[warp], at, tile.sees_all(at), p);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const float most = tile.most_of(p, half);
@@ -108,7 +109,7 @@ __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk
                 chunk.total[b][half][lane]);
     if (tile.column >= kDim) continue;
     const int at = first + b * kBlockKeys;
-    const bool part_rows = tile.must_part_rows(chunk.blocks[b], at, keys);
+    const bool part_rows = !tile.sees_all(at) && tile.must_part_rows(chunk.blocks[b], at, keys);
 #pragma unroll
     for (int step = 0; step < Chunk<T, kDim>::kSteps; ++step) {
       uint32_t weights[kParts<T>][4];
@@ -124,8 +125,9 @@ __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk
   tile.end_chunk();
 }
 
-// A block takes one chunk (blockIdx.z) of the keys of one tile and one K/V head
-// (blockIdx.y), all of which it has on their way before it needs the first.
+// A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one
+// tile and one K/V head (blockIdx.y): all of a chunk is on its way before the
+// first of it is needed, and the next one while what this one gave is written.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -136,42 +138,65 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
   int run = static_cast<int>(blockIdx.x);
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
-  KeyRange keys = seen_by(a, queries, run * kTileRows, kTileRows);
-  const int first = static_cast<int>(blockIdx.z) * kChunkKeys;
-  keys = {max(keys.begin, first), min(keys.end, first + kChunkKeys)};
-  if (keys.begin >= keys.end && a.parts != nullptr) return wait_for_the_kernel_before();
-  const int64_t place = look_up(a, queries, kv_head, first + warp * kBlockKeys, keys);
-  const Pieces<T, kDim, kWarp> pieces(place);
+  const KeyRange seen = seen_by(a, queries, run * kTileRows, kTileRows);
+  const bool lower = queries.rows(a) - run * kTileRows <= kTileRows / 2;  // rows alone
+  const auto keys_of = [&](int first) -> KeyRange {
+    return {max(seen.begin, first), min(seen.end, first + kChunkKeys)};
+  };
+  const auto place_of_mine = [&](int first) {
+    return look_up(a, queries, kv_head, first + warp * kBlockKeys, keys_of(first));
+  };
+  const auto bring = [&](int64_t place) {
+    const Pieces<T, kDim, kWarp> pieces(place);
+    pieces.bring(chunk.blocks[warp].k, a.k);
+    end_group();
+    pieces.bring(chunk.blocks[warp].v, a.v);
+    end_group();
+  };
+  const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
+  int first = static_cast<int>(blockIdx.z) * kChunkKeys;
+  while (first + kChunkKeys <= seen.begin) first += stride;
+  if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
+  int64_t place = place_of_mine(first);
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
-  pieces.bring(chunk.blocks[warp].k, a.k);
-  end_group();
-  pieces.bring(chunk.blocks[warp].v, a.v);
-  end_group();
+  bring(place);
   Tile<T, kDim, kShare<kDim>> tile;
   tile.column = warp * kShare<kDim>;
   tile.begin(a, queries, kv_head, run * kTileRows);
-  wait_for_older();
-  __syncwarp();
-  if (queries.rows(a) - run * kTileRows <= kTileRows / 2)
-    take_chunk<T, kDim, 1>(a, chunk, tile, first, keys);
-  else
-    take_chunk<T, kDim, 2>(a, chunk, tile, first, keys);
-  if (a.parts != nullptr) {
-    write_part(a, tile, blockIdx.z);
-  } else {
-    Softmax softmax[2];
-    float sums[kShare<kDim> / 8][4] = {};
-    tile.join_to(softmax, sums);
-    write_out(a, tile, softmax, sums);
+  for (bool more = true; more; first += stride) {
+    more = first + stride < seen.end;
+    if (more) place = place_of_mine(first + stride);
+    wait_for_older();
+    __syncwarp();
+    if (lower)
+      take_chunk<T, kDim, 1>(a, chunk, tile, first, keys_of(first));
+    else
+      take_chunk<T, kDim, 2>(a, chunk, tile, first, keys_of(first));
+    if (more) {
+      __syncthreads();  // before what was read is overwritten
+      bring(place);
+    }
+    if (a.parts != nullptr) write_part(a, tile, first / kChunkKeys);
   }
+  if (a.parts != nullptr) return;
+  Softmax softmax[2];
+  float4 all[kShare<kDim> / 8] = {};
+  const auto sums = [&](int n) -> float4& { return all[n]; };
+  tile.join_to(softmax, sums);
+  write_out(a, tile, softmax, sums);
 }
+
+// Blocks that keep any device busy to the end, though each takes several chunks.
+constexpr int64_t kManyBlocks = 4096;
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Chunk<T, kDim>));
   grant_shared<attend_chunks<T, kDim>>(kBytes);
-  const dim3 blocks(static_cast<unsigned>(most_runs(a, kTileRows)),
-                    static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.chunks));
+  const int64_t tiles = most_runs(a, kTileRows);
+  const int64_t each = std::max<int64_t>(1, tiles * a.kv_heads * a.chunks / kManyBlocks);
+  const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv_heads),
+                    static_cast<unsigned>((a.chunks + each - 1) / each));
   launch_early("paged_attention", context.stream, blocks, {kBlocks * kWarp, kBytes},
                attend_chunks<T, kDim>, a);
 }

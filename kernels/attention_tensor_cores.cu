@@ -10,13 +10,14 @@ template <typename T, int kDim>
 __device__ void take(const AttentionArguments<T>& a, Tile<T, kDim>& tile,
                      const Block<T, kDim>& block, int first, const KeyRange& brought) {
   float p[kBlockKeys / 8][4];
-  tile.score(a, block, first, p);
+  const bool all = tile.sees_all(first);
+  tile.score(a, block, first, all, p);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float most = fmaxf(tile.softmax[half].most, tile.most_of(p, half));
     tile.grow(half, most, tile.soften(p, half, most));
   }
-  const bool part_rows = tile.must_part_rows(block, first, brought);
+  const bool part_rows = !all && tile.must_part_rows(block, first, brought);
 #pragma unroll
   for (int step = 0; step < kBlockKeys / 16; ++step) {
     uint32_t weights[kParts<T>][4];
@@ -25,17 +26,29 @@ __device__ void take(const AttentionArguments<T>& a, Tile<T, kDim>& tile,
   }
 }
 
-// A block takes kWarps tiles of one request and one K/V head (blockIdx.y); each
-// tile is a warp's, the keys are brought for all.
-template <typename T, int kDim, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp) attend_tiles(AttentionArguments<T> a) {
-  constexpr int kThreads = kWarps * kWarp;
-  extern __shared__ __align__(16) unsigned char shared[];
-  auto* blocks = reinterpret_cast<Block<T, kDim>*>(shared);
+constexpr int kWarps = 4;  // of a block, a tile each
+constexpr int kThreads = kWarps * kWarp;
+
+// What a block has in shared memory: registers would not do for the sums of a
+// chunk and those of all chunks too.
+template <typename T, int kDim>
+struct Shared {
+  Block<T, kDim> blocks[kStages];
+  float4 sums[kDim / 8][kThreads];  // of all chunks, a thread's own
+};
+
+// A block takes kWarps tiles of one request and one K/V head; each tile is a
+// warp's, the keys are brought for all. The longest contexts come first, of all
+// heads: what begins last must not take long.
+template <typename T, int kDim>
+__global__ void __launch_bounds__(kThreads, 3) attend_tiles(AttentionArguments<T> a) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& [blocks, all_sums] = *reinterpret_cast<Shared<T, kDim>*>(memory);
   after_the_kernel_before();
-  const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
-  if (blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) look_at_batch(a);
-  int run = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // the longest first
+  const int warp = static_cast<int>(threadIdx.x / kWarp),
+            index = static_cast<int>(gridDim.x - 1 - blockIdx.x), kv_head = index % a.kv_heads;
+  if (blockIdx.x == 0 && warp == 0) look_at_batch(a);
+  int run = index / a.kv_heads;
   const Queries queries = find_run(a, a.group, kWarps * kTileRows, run);
   if (queries.request < 0) return;
   const int first_row = run * kWarps * kTileRows;
@@ -44,7 +57,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_tiles(AttentionArguments
   tile.begin(a, queries, kv_head, first_row + warp * kTileRows);
   tile.begin_chunk();
   Softmax softmax[2];
-  float sums[kDim / 8][4] = {};
+  const auto sums = [&](int n) -> float4& { return all_sums[n][threadIdx.x]; };
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) sums(n) = {};
   const auto begin = [&](Block<T, kDim>& block, int64_t place) {
     const Pieces<T, kDim, kThreads> pieces(place);
     pieces.bring(block.k, a.k);
@@ -76,13 +91,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_tiles(AttentionArguments
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
-  constexpr int kWarps = 4;
-  constexpr auto kBytes = static_cast<unsigned>(kStages * sizeof(Block<T, kDim>));
-  grant_shared<attend_tiles<T, kDim, kWarps>>(kBytes);
-  const dim3 blocks(static_cast<unsigned>(most_runs(a, kWarps * kTileRows)),
-                    static_cast<unsigned>(a.kv_heads));
-  launch_early("paged_attention", context.stream, blocks, {kWarps * kWarp, kBytes},
-               attend_tiles<T, kDim, kWarps>, a);
+  constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
+  grant_shared<attend_tiles<T, kDim>>(kBytes);
+  const auto blocks = static_cast<unsigned>(most_runs(a, kWarps * kTileRows) * a.kv_heads);
+  launch_early("paged_attention", context.stream, blocks, {kThreads, kBytes}, attend_tiles<T, kDim>,
+               a);
 }
 
 }  // namespace

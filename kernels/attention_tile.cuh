@@ -64,9 +64,11 @@ struct Tile {
   __device__ void end_chunk();
 
   // The steps of taking the keys from position `first` on, which are a block:
-  // their scores,
+  // whether every row sees all of them,
+  __device__ bool sees_all(int first) const;
+  // their scores, where `all` says that,
   __device__ void score(const AttentionArguments<T>& a, const Block<T, kDim>& block, int first,
-                        Scores& p) const;
+                        bool all, Scores& p) const;
   // the largest one of a row,
   __device__ float most_of(const Scores& p, int half) const;
   // their probabilities relative to a maximum, of which it returns the sum of
@@ -76,15 +78,16 @@ struct Tile {
   // and `total` what soften gave,
   __device__ void grow(int half, float most, float total);
   // whether each row must be summed for itself, of those keys that were
-  // brought,
+  // brought, where not every row sees all,
   __device__ bool must_part_rows(const Block<T, kDim>& block, int first,
                                  const KeyRange& brought) const;
   // and the sums over keys 16 step .. 16 step + 15 of the block.
   __device__ void weigh(const Block<T, kDim>& block, int first, int step, const Weights& weights,
                         bool part_rows);
 
-  // Adds a chunk that has ended to those before it.
-  __device__ void join_to(Softmax (&to)[2], float (&to_sums)[kColumns / 8][4]) const;
+  // Adds a chunk that has ended to those before it: `to_sums(n)` are their sums[n].
+  template <typename Sums>
+  __device__ void join_to(Softmax (&to)[2], Sums to_sums) const;
   // Whether a column of the share is one of the output.
   __device__ bool has_column(int n) const { return column + n < kDim; }
 
@@ -128,9 +131,14 @@ __device__ void Tile<T, kDim, kColumns>::begin_chunk() {
     for (float& sum : four) sum = 0;
 }
 
-// Adds up what the four lanes of a row have of its total.
+// Adds up what the four lanes of a row have of its total, and takes the unit of
+// the weights out of the sums.
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::end_chunk() {
+  if constexpr (kWeightUnit<T> != 1)
+#pragma unroll
+    for (auto& four : sums)
+      for (float& sum : four) sum = __fmul_rn(sum, kWeightUnit<T>);
   for (auto& [most, total] : softmax) {
     total = __fadd_rn(total, __shfl_xor_sync(~0u, total, 1));
     total = __fadd_rn(total, __shfl_xor_sync(~0u, total, 2));
@@ -138,8 +146,16 @@ __device__ void Tile<T, kDim, kColumns>::end_chunk() {
 }
 
 template <typename T, int kDim, int kColumns>
+__device__ bool Tile<T, kDim, kColumns>::sees_all(int first) const {
+  const auto sees = [&](int half) {
+    return token[half] < 0 || (seen[half].begin <= first && seen[half].end >= first + kBlockKeys);
+  };
+  return __all_sync(~0u, sees(0) && sees(1));
+}
+
+template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
-                                               const Block<T, kDim>& block, int first,
+                                               const Block<T, kDim>& block, int first, bool all,
                                                Scores& p) const {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
@@ -161,12 +177,17 @@ __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
     for (int j = 0; j < kBlockKeys / 8; ++j) multiply_add<T>(p[j], q[step + 1], {k[j][2], k[j][3]});
   }
 #pragma unroll
+  for (auto& four : p)
+#pragma unroll
+    for (float& score : four) score = __fmul_rn(score, a.scale);
+  if (all) return;
+#pragma unroll
   for (int j = 0; j < kBlockKeys / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first + j * 8 + lane % 4 * 2 + i % 2;
       const KeyRange& range = seen[i / 2];
-      p[j][i] = key >= range.begin && key < range.end ? __fmul_rn(p[j][i], a.scale) : kNothing;
+      if (key < range.begin || key >= range.end) p[j][i] = kNothing;
     }
 }
 
@@ -187,7 +208,7 @@ __device__ float Tile<T, kDim, kColumns>::soften(Scores& p, int half, float most
   for (auto& four : p)
 #pragma unroll
     for (int i = 2 * half; i < 2 * half + 2; ++i) {
-      four[i] = expf(four[i] - base);
+      four[i] = exp_of(four[i] - base);
       total = __fadd_rn(total, four[i]);
     }
   return total;
@@ -213,16 +234,14 @@ __device__ void Tile<T, kDim, kColumns>::weigh(const Block<T, kDim>& block, int 
 }
 
 template <typename T, int kDim, int kColumns>
-__device__ void Tile<T, kDim, kColumns>::join_to(Softmax (&to)[2],
-                                                 float (&to_sums)[kColumns / 8][4]) const {
+template <typename Sums>
+__device__ void Tile<T, kDim, kColumns>::join_to(Softmax (&to)[2], Sums to_sums) const {
+  const Join low = join(to[0], softmax[0]), high = join(to[1], softmax[1]);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Join joined = join(to[half], softmax[half]);
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-      for (int i = 2 * half; i < 2 * half + 2; ++i)
-        to_sums[n][i] = joined(to_sums[n][i], sums[n][i]);
+  for (int n = 0; n < kColumns / 8; ++n) {
+    const float4 old = to_sums(n);
+    to_sums(n) = {low(old.x, sums[n][0]), low(old.y, sums[n][1]), high(old.z, sums[n][2]),
+                  high(old.w, sums[n][3])};
   }
 }
 
@@ -316,7 +335,7 @@ __device__ void split_scores(const float (&p)[kBlockKeys / 8][4], int step,
     uint32_t parts[kParts<T>] = {};
     if (i % 2 < kHalves) {
       const float* pair = &p[step * 2 + i / 2][i % 2 * 2];
-      split<T>(pair[0], pair[1], parts);
+      split<T>(pair[0] / kWeightUnit<T>, pair[1] / kWeightUnit<T>, parts);
     }
 #pragma unroll
     for (int part = 0; part < kParts<T>; ++part) weights[part][i] = parts[part];
@@ -374,10 +393,10 @@ class Pieces {
   int64_t place_[kCount];
 };
 
-// The output of the tile's columns, of what the chunks of its rows gave.
-template <typename T, int kDim, int kColumns>
+// The output of the tile's columns, of what the chunks of its rows gave: see Tile::join_to.
+template <typename T, int kDim, int kColumns, typename Sums>
 __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile,
-                          const Softmax (&softmax)[2], const float (&sums)[kColumns / 8][4]) {
+                          const Softmax (&softmax)[2], Sums sums) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -385,10 +404,13 @@ __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim, kC
     const float unit = unit_of(softmax[half], tile.position[half]);
     T* to = a.out + (int64_t{tile.token[half]} * a.heads + tile.head[half]) * kDim + tile.column;
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-      if (tile.has_column(n * 8))
-        *reinterpret_cast<uint32_t*>(to + n * 8 + lane % 4 * 2) =
-            pair_of<T>(scaled(sums[n][2 * half], unit), scaled(sums[n][2 * half + 1], unit));
+    for (int n = 0; n < kColumns / 8; ++n) {
+      if (!tile.has_column(n * 8)) continue;
+      const float4 all = sums(n);
+      const float2 mine = half == 0 ? float2{all.x, all.y} : float2{all.z, all.w};
+      *reinterpret_cast<uint32_t*>(to + n * 8 + lane % 4 * 2) =
+          pair_of<T>(scaled(mine.x, unit), scaled(mine.y, unit));
+    }
   }
 }
 

@@ -8,8 +8,8 @@
 namespace lockstep {
 namespace {
 
-constexpr int kWarps = 4;                 // of a block
-constexpr int kTurns = kNarrowShare / 2;  // pairs of a lane
+constexpr int kWarps = 4;  // of a block
+// A lane has kShare elements of a head, and half as many pairs.
 
 // q or k, as they pass through.
 template <typename T>
@@ -35,19 +35,19 @@ struct HeadsArguments {
 
 // Norm and rotation of one head, whose memory begins at element `at`; then
 // keep(i, element i).
-template <typename T, typename Keep>
+template <typename T, int kShare, typename Keep>
 __device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int64_t at,
-                            const NarrowRow<T>& weight, const Turn (&turns)[kTurns], float* shared,
-                            Keep keep) {
+                            const NarrowRow<T, kShare>& weight, const Turn (&turns)[kShare / 2],
+                            float* shared, Keep keep) {
   const auto lane = static_cast<int>(threadIdx.x % kWarp), half = static_cast<int>(a.tables.half);
-  NarrowRow<T> row;
+  NarrowRow<T, kShare> row;
   row.read(x.x + at, a.dim);
   if (x.weight != nullptr) {
     row.normalise(weight, a.dim, a.eps);
     if (x.norm != nullptr) row.write(x.norm + at, a.dim);
   }
 #pragma unroll
-  for (int c = 0; c < kNarrowShare; ++c) shared[lane + c * kWarp] = widen(row.e[c]);
+  for (int c = 0; c < kShare; ++c) shared[lane + c * kWarp] = widen(row.e[c]);
   __syncwarp();
   const auto write = [&](int i, float value) {
     const T rounded = narrow<T>(value);
@@ -55,7 +55,7 @@ __device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int
     keep(i, rounded);
   };
 #pragma unroll
-  for (int c = 0; c < kTurns; ++c) {
+  for (int c = 0; c < kShare / 2; ++c) {
     const int j = lane + c * kWarp;
     if (j >= half) break;
     const float low = shared[j], high = shared[j + half];
@@ -65,7 +65,7 @@ __device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int
 }
 
 // A warp a head of a token (blockIdx.x): first those of q, then of k, then of v.
-template <typename T>
+template <typename T, int kShare>
 __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a) {
   __shared__ float rows[kWarps][kNarrowRow];
   let_the_next_begin();
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
   const auto warp = static_cast<int>(threadIdx.x / kWarp);
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
   const bool is_q = head < a.heads, is_k = !is_q && head < a.heads + a.kv_heads;
-  NarrowRow<T> weight;
+  NarrowRow<T, kShare> weight;
   if (is_q && a.q.weight != nullptr) weight.read(a.q.weight, a.dim);
   if (is_k && a.k.weight != nullptr) weight.read(a.k.weight, a.dim);
   const auto lane = static_cast<int>(threadIdx.x % kWarp);
-  Turn turns[kTurns];
+  Turn turns[kShare / 2];
 #pragma unroll
-  for (int c = 0; c < kTurns; ++c)
+  for (int c = 0; c < kShare / 2; ++c)
     if ((is_q || is_k) && lane + c * kWarp < a.tables.half)
       turns[c] = Turn(a.tables, token, lane + c * kWarp);
   const int64_t slot = a.slots[token];
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
       if (kept) a.cache_k[to + i] = value;
     });
   } else if (kept) {
-    NarrowRow<T> row;
+    NarrowRow<T, kShare> row;
     row.read(a.v + at, a.dim);
     row.write(a.cache_v + to, a.dim);
   }
@@ -144,7 +144,10 @@ void heads_cuda(const OpContext& context, const Heads& h) {
         .eps = h.eps};
     const dim3 blocks(static_cast<unsigned>(tokens),
                       static_cast<unsigned>((a.heads + 2 * a.kv_heads + kWarps - 1) / kWarps));
-    launch_early("heads", context.stream, blocks, kWarps * kWarp, pass_heads<T>, a);
+    // Most heads are half as wide as any may be, and half as much work.
+    const auto kernel =
+        dim <= kNarrowRow / 2 ? pass_heads<T, kNarrowShare / 2> : pass_heads<T, kNarrowShare>;
+    launch_early("heads", context.stream, blocks, kWarps * kWarp, kernel, a);
   });
 }
 

@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "kernels/attention.cuh"
 #include "kernels/cuda_ops.h"
 #include "kernels/memory.h"
@@ -64,6 +66,9 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
       .pages = cache.pages(),
       .page_size = cache.page_size(),
       .table_pages = table_pages,
+      .page_shift = std::has_single_bit(static_cast<uint64_t>(cache.page_size()))
+                        ? std::countr_zero(static_cast<uint64_t>(cache.page_size()))
+                        : -1,
       .heads = static_cast<int>(q.shape[1]),
       .kv_heads = static_cast<int>(cache.k.shape[2]),
       .head_dim = static_cast<int>(q.shape[2]),

@@ -21,32 +21,32 @@ __device__ T normalised(T x, float scale, T weight) {
   return narrow<T>(__fmul_rn(__fmul_rn(widen(x), scale), widen(weight)));
 }
 
-// A narrow row, by one warp: a lane has the elements lane, lane + 32, .. of it.
+// A narrow row, by one warp: a lane has the elements lane, lane + 32, .. of it, kShare at most.
 constexpr int kNarrowShare = kNarrowRow / kWarp;
-template <typename T>
+template <typename T, int kShare = kNarrowShare>
 struct NarrowRow {
-  T e[kNarrowShare];
+  T e[kShare];
 
   // Of `width` elements; what lies behind them is 0.
   __device__ void read(const T* row, int width) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
-    for (int c = 0; c < kNarrowShare; ++c)
+    for (int c = 0; c < kShare; ++c)
       e[c] = lane + c * kWarp < width ? row[lane + c * kWarp] : narrow<T>(0);
   }
   __device__ void write(T* row, int width) const {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
-    for (int c = 0; c < kNarrowShare; ++c)
+    for (int c = 0; c < kShare; ++c)
       if (lane + c * kWarp < width) row[lane + c * kWarp] = e[c];
   }
   __device__ void normalise(const NarrowRow& weight, int width, float eps) {
     float squares = 0;
 #pragma unroll
-    for (int c = 0; c < kNarrowShare; ++c) squares = __fmaf_rn(widen(e[c]), widen(e[c]), squares);
+    for (int c = 0; c < kShare; ++c) squares = __fmaf_rn(widen(e[c]), widen(e[c]), squares);
     const float scale = norm_scale(warp_sum(squares), width, eps);
 #pragma unroll
-    for (int c = 0; c < kNarrowShare; ++c) e[c] = normalised(e[c], scale, weight.e[c]);
+    for (int c = 0; c < kShare; ++c) e[c] = normalised(e[c], scale, weight.e[c]);
   }
 };
 

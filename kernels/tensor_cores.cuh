@@ -85,6 +85,18 @@ __device__ float2 widen_pair(uint32_t pair) {
 template <typename T>
 constexpr int kParts = std::is_same_v<T, __half> ? 2 : 3;
 
+// What such weights are counted in, so that the second part of a small one is no subnormal number
+// either: a power of two with which 1 is still one of the dtype's numbers.
+template <typename T>
+constexpr float kWeightUnit = std::is_same_v<T, __half> ? 0x1p-15f : 1.0f;
+
+// e^x for x <= 0, to two units in the last place; 0 where it would be subnormal.
+__device__ inline float exp_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fmul_rn(x, 1.44269504f)));
+  return y;
+}
+
 template <typename T>
 __device__ void split(float low, float high, uint32_t (&parts)[kParts<T>]) {
 #pragma unroll

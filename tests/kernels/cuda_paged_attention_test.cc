@@ -79,6 +79,21 @@ TEST_F(CudaPagedAttention, ServesManyRequests) {
   expect_attention(dims, parts, {16});
 }
 
+// In 16 bits a probability is a sum of several numbers, of which those of fp16 must not be too
+// small for it: beside one key that has nearly all of the weight, the others decide what is left.
+TEST_F(CudaPagedAttention, SmallProbabilitiesCountInFull) {
+  for (const DType dtype : kFloats) {
+    const Dims dims = {dtype, 2, 1, 16};
+    Request a(dims, 150, 1);
+    for (int64_t i = 0; i < a.q.view().count(); ++i) a.q.set(i, 1);
+    a.k.fill_normal(2, 0.1);
+    for (int64_t i = 0; i < 16; ++i) a.k.set(i, 2.5), a.v.set(i, 0);  // a score of 10
+    expect_attention(dims, {{&a, 1, 7}}, {16});
+    expect_attention(dims, {{&a, 1, 40}}, {16});
+    expect_attention(dims, {{&a, 150, 150}}, {16});
+  }
+}
+
 // The promise the metamorphic checks stand on: a query's bits depend on its own request alone.
 TEST_F(CudaPagedAttention, ARowHasTheSameBitsHoweverItIsServed) {
   for (const DType dtype : kFloats) {
