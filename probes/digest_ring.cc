@@ -13,6 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kLine = 64;  // bytes, to a multiple of which each tensor's copy is aligned
+constexpr int64_t kMostStaged = int64_t{32} << 20;  // bytes of a slot on the device
 
 bool is_cache(const Point& point) { return point.op == OpKind::cache; }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
@@ -41,13 +42,15 @@ TensorView shown(const DigestLayout::Tap& tap, const PassInfo& info) {
 
 }  // namespace
 
-// A place for one pass on its way, with the host's end of it.
+// A place for one pass on its way: on the device, so that the next pass need not wait for the way
+// to the host, and on the host.
 struct DigestRing::Slot {
   ~Slot() {
     if (memory != nullptr) digest_maker().unpin(memory);
   }
   char* memory = nullptr;  // pinned
   int64_t capacity = 0;
+  Tensor staged;
   DigestedPass pass;
   std::vector<int64_t> lengths;  // of the requests
   void* arrived = nullptr;       // mark
@@ -177,13 +180,26 @@ void DigestRing::queue_copies(Slot& slot) const {
   slot.lengths.clear();
   for (const RequestPages& pages : slot.pass.info.pages)
     slot.lengths.push_back(length_of(slot.pass.info, pages.request));
-  make_room(slot, slot.each_tensor([](const auto&...) {}));
+  const int64_t bytes = slot.each_tensor([](const auto&...) {});
+  make_room(slot, bytes);
+  const auto copy_all = [&](char* to, CUstream_st* stream) {
+    device.copy(to, slot.pass.digests->view().data, slot.digest_bytes(), stream);
+    slot.each_tensor([&](const DigestLayout::Tap&, int64_t offset, const TensorView& view) {
+      if (view.bytes() > 0) device.copy(to + offset, view.data, view.bytes(), stream);
+    });
+  };
+  const bool staged = bytes <= kMostStaged;
+  if (staged) {
+    if (slot.staged.view().bytes() < bytes)
+      slot.staged = Tensor({slot.capacity}, DType::u8, Device::cuda);
+    copy_all(slot.staged.as<char>(), device.stream);
+  }
   maker.order(maker.aside, device.stream);
-  device.copy(slot.memory, slot.pass.digests->view().data, slot.digest_bytes(), maker.aside);
-  slot.each_tensor([&](const DigestLayout::Tap&, int64_t offset, const TensorView& view) {
-    if (view.bytes() > 0) device.copy(slot.memory + offset, view.data, view.bytes(), maker.aside);
-  });
-  maker.order(device.stream, maker.aside);  // the next pass writes there again
+  if (staged)
+    device.copy(slot.memory, slot.staged.view().data, bytes, maker.aside);
+  else
+    copy_all(slot.memory, maker.aside);
+  if (!staged) maker.order(device.stream, maker.aside);  // the next pass writes there again
   slot.arrived = maker.mark(maker.aside);
 }
 
