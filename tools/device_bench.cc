@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
 
 #include "kernels/check.h"
+#include "probes/digest.h"
 #include "probes/digest_recorder.h"
 #include "src/engine/engine.h"
 #include "tools/device.h"
@@ -78,6 +83,81 @@ double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
                              load.requests * middle * c.kv_bytes_per_token(DType::bf16));
 }
 
+// What decode passes of many long contexts read: one layer's cache, its pages in no order.
+struct Caches {
+  static constexpr int64_t kRequests = 64, kContext = 4096, kPage = 16;
+
+  explicit Caches(const ModelConfig& c)
+      : pool({kRequests * kContext / kPage, kPage, c.kv_heads, c.head_dim}),
+        k(numbers(pool, 1)),
+        v(numbers(pool, 2)),
+        q(numbers({kRequests, c.heads, c.head_dim}, 3)) {
+    std::vector<int32_t> start, length(kRequests, kContext), table(kRequests * kContext / kPage);
+    for (int32_t r = 0; r <= kRequests; ++r) start.push_back(r);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937_64(4));
+    const auto on_device = [](const std::vector<int32_t>& values, const Shape& shape) {
+      return copy_on(Device::cuda, tensor_of(std::span<const int32_t>(values), shape, DType::i32));
+    };
+    query_start = on_device(start, {kRequests + 1});
+    context_length = on_device(length, {kRequests});
+    page_table = on_device(table, {kRequests, kContext / kPage});
+  }
+  KvCache cache() const { return {k, v}; }
+  AttentionBatch batch() const { return {query_start, context_length, page_table}; }
+  double bytes() const { return static_cast<double>(k.view().bytes() + v.view().bytes()); }
+
+  Shape pool;
+  Tensor k, v, q;
+  Tensor query_start, context_length, page_table;
+
+ private:
+  // Of about the size of a trained model's.
+  static Tensor numbers(const Shape& shape, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    Tensor numbers(shape, DType::bf16);
+    // Signs and mantissas of any kind, exponents of 0.25 to 1.
+    for (int64_t i = 0; i < shape.count(); ++i)
+      numbers.as<uint16_t>()[i] = static_cast<uint16_t>((random() & 0x80ff) | 0x3e80);
+    return copy_on(Device::cuda, numbers);
+  }
+};
+
+Figure decode_attention(const std::string& shape, const ModelConfig& config, double read) {
+  constexpr int kLaunches = 20;
+  const Caches caches(config);
+  const Tensor out(caches.q.view().shape, DType::bf16, Device::cuda);
+  const Tensor poison({out.view().bytes()}, DType::u8);
+  std::memset(poison.as<char>(), 0xff, static_cast<size_t>(poison.view().bytes()));
+  const Tensor nan = copy_on(Device::cuda, poison);
+  const Ops ops = ops_of(Device::cuda);
+  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
+  const OpContext context{.stream = stream_of(Device::cuda)};
+  Figure figure{shape,
+                fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
+                "ms",
+                1e3,
+                {},
+                Whole::read_roof,
+                caches.bytes() / read};
+  uint64_t wanted = 0;
+  for (int i = -1; i < kRepeats; ++i) {
+    copy(out.view().reshaped({out.view().count()}), nan.view());
+    wait_for(Device::cuda);
+    const double seconds = seconds_of([&] {
+      for (int n = 0; n < kLaunches; ++n)
+        ops.paged_attention(context, out, caches.q, caches.cache(), caches.batch(), scale, 0);
+      wait_for(Device::cuda);
+    });
+    const Digest seen = digest_of(copy_on(Device::cpu, out));
+    if (i < 0) wanted = seen.hash;
+    check(seen.hash == wanted && seen.finite() == seen.count,
+          "bench wants the same finite numbers of attention each time, found others");
+    if (i >= 0) figure.samples.push_back(seconds / kLaunches);
+  }
+  return figure;
+}
+
 Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens) {
   Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3};
   // One engine, whose first pass makes the library's plans for these shapes.
@@ -110,6 +190,9 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
   std::vector<Figure> list;
   progress("prefill");
   for (const int64_t tokens : kPrompts) list.push_back(prefill(shape, checkpoint, tokens));
+  progress("attention");
+  list.push_back(
+      decode_attention(shape, checkpoint.config(), median_of(measure_device_copy().samples)));
   for (const Load& load : kLoads) {
     progress("decode");
     const double floor = decode_bytes(checkpoint, load) / median_of(measure_device_copy().samples);
