@@ -157,7 +157,7 @@ void* end_graph(CUstream_st* stream, bool wanted) {
   cudaGraph_t recorded = nullptr;
   cudaError_t status = cudaStreamEndCapture(stream, &recorded);
   if (wanted && status == cudaSuccess)
-    status = cudaGraphInstantiate(&graph->work, recorded, 0);
+    status = cudaGraphInstantiate(&graph->work, recorded, cudaGraphInstantiateFlagUseNodePriority);
   if (recorded != nullptr) cudaGraphDestroy(recorded);
   if (graph->work != nullptr) return graph.release();
   arena().take_back(graph->memory);
@@ -191,10 +191,12 @@ BadIndex* bad_index_report() {
 }
 
 DeviceMemory device_memory() {
-  // One that waits for the default stream, and it for this one.
+  // One that waits for the default stream, and it for this one; what works beside it comes second.
   static CUstream_st* stream = [] {
     CUstream_st* made = nullptr;
-    cuda_check(cudaStreamCreate(&made), "a stream");
+    int least = 0, greatest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "the priorities of streams");
+    cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest), "a stream");
     return made;
   }();
   return {.stream = stream,
