@@ -195,11 +195,12 @@ void DigestRing::queue_copies(Slot& slot) const {
     copy_all(slot.staged.as<char>(), device.stream);
   }
   maker.order(maker.aside, device.stream);
-  if (staged)
+  if (staged) {
     device.copy(slot.memory, slot.staged.view().data, bytes, maker.aside);
-  else
+  } else {
     copy_all(slot.memory, maker.aside);
-  if (!staged) maker.order(device.stream, maker.aside);  // the next pass writes there again
+    maker.order(device.stream, maker.aside);  // the next pass writes there again
+  }
   slot.arrived = maker.mark(maker.aside);
 }
 

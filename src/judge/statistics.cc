@@ -185,9 +185,8 @@ void Meter::add_slices(const Row& row) {
     if (!columns_.empty()) columns_[i].add(one);
   }
   for (size_t head = 0; head < row.pairs.size(); ++head) heads_[head].pairs += row.pairs[head];
-  const auto add_row = [&](Scatter& slice) { slice.add(row.sum); };
-  add_row(rows_[row.position]);
-  if (page_size_ > 0) add_row(pages_[row.position / page_size_]);
+  rows_[row.position].add(row.sum);
+  if (page_size_ > 0) pages_[row.position / page_size_].add(row.sum);
 }
 
 // The elements of a head that share a part of their variance count as fewer.
