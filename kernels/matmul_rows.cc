@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kTokens = 64;           // whose fp32 rows stay in cache while the weights pass by
 constexpr int64_t kWidest = 16;           // lanes of the widest instance
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights: less is not worth waking a thread
+constexpr int64_t kAheadBytes = 8192;     // from a product to the weight that is asked for
 
 template <typename T>
 struct MatmulKernel {
@@ -26,10 +27,10 @@ struct MatmulKernel {
   template <int N>
   [[gnu::always_inline]] void operator()() const {
     int64_t row = begin;
-    if (tokens == 1) {
-      // Many rows at once: what a core reads from memory grows with the streams it has open.
-      for (; row + 8 <= end; row += 8) tile<N, 8, 1>(row, 0);
-    }
+    // One token takes the time of reading the weights: one long stream, as they lie in memory, is
+    // read faster than the short ones of several rows.
+    if (tokens == 1)
+      for (; row < end; ++row) tile<N, 1, 1>(row, 0);
     for (; row + 4 <= end; row += 4) all_tokens<N, 4>(row);
     for (; row < end; ++row) all_tokens<N, 1>(row);
   }
@@ -55,9 +56,10 @@ struct MatmulKernel {
     for (; i + N <= k; i += N) {
       simd::F<N> weights[Rows];
       for (int r = 0; r < Rows; ++r) {
-        // The same place of the next tile: the streams are too short for the CPU to see them
-        // coming.
-        __builtin_prefetch(w + (r + Rows) * k + i, 0, 2);
+        // Of several rows the same place of the next tile: the streams are too short for the CPU to
+        // see them coming.
+        constexpr int64_t kAhead = kAheadBytes / sizeof(T);
+        __builtin_prefetch(w + (Rows == 1 ? kAhead : (r + Rows) * k) + i, 0, Rows == 1 ? 3 : 2);
         weights[r] = simd::load<N>(w + r * k + i);
       }
       for (int t = 0; t < Tokens; ++t) {
