@@ -20,18 +20,11 @@ struct AddNormArguments {
 // A block a row.
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kNormThreads) add_and_normalise(AddNormArguments<T> a) {
-  struct alignas(sizeof(T) * kVector) Some {
-    T e[kVector];
-  };
+  using Some = Elements<T, kVector>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * a.width;
   normalise_wide<T, kVector>(a.out + row, a.sum + row, a.weight, a.width, a.eps,
                              [&](int64_t i, T* to) {
-                               const Some x = *reinterpret_cast<const Some*>(a.a + row + i);
-                               const Some y = *reinterpret_cast<const Some*>(a.b + row + i);
-                               Some sum;
-#pragma unroll
-                               for (int c = 0; c < kVector; ++c)
-                                 sum.e[c] = narrow<T>(__fadd_rn(widen(x.e[c]), widen(y.e[c])));
+                               const Some sum = sum_of<T, kVector>(a.a + row + i, a.b + row + i);
                                *reinterpret_cast<Some*>(a.sum + row + i) = sum;
                                *reinterpret_cast<Some*>(to) = sum;
                              });
@@ -39,8 +32,8 @@ __global__ void __launch_bounds__(kNormThreads) add_and_normalise(AddNormArgumen
 
 }  // namespace
 
-void add_rms_norm_cuda(const OpContext& context, TensorView out, TensorView sum, TensorView a,
-                       TensorView b, TensorView weight, float eps) {
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made) {
+  const auto& [sum, a, b, weight, eps] = made;
   const int64_t width = a.shape.last();
   if (width <= kNarrowRow) {  // rows of which rms_norm takes several in a block
     add_cuda(context, sum, a, b);

@@ -38,11 +38,11 @@ decltype(expert_matmul) expert_matmul_cuda;
 decltype(weighted_sum) weighted_sum_cuda;
 
 // The fused ops (fused.h).
-void add_rms_norm_cuda(const OpContext& context, TensorView out, TensorView sum, TensorView a,
-                       TensorView b, TensorView weight, float eps);
-void matmuls_cuda(const OpContext& context, std::span<const Linear> all, TensorView x);
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made);
+void matmuls_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
+                  const AddNorm* made);
 void heads_cuda(const OpContext& context, const Heads& heads);
 void gated_cuda(const OpContext& context, TensorView out, TensorView x, TensorView gate_weight,
-                TensorView up_weight, TensorView gate, TensorView up);
+                TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made);
 
 }  // namespace lockstep

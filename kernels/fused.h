@@ -15,6 +15,14 @@ namespace lockstep {
 
 struct Ops;
 
+// sum = add(a, b), which is then normalised: rms_norm(sum).
+struct AddNorm {
+  TensorView sum;  // [tokens, width], an output
+  TensorView a, b;
+  TensorView weight;  // [width]
+  float eps = 0;
+};
+
 // One matmul of several with the same x.
 struct Linear {
   TensorView out;     // [tokens, n]
@@ -37,17 +45,18 @@ struct Heads {
 };
 
 struct FusedOps {
-  // sum = add(a, b); out = rms_norm(sum). `sum` may be `a`.
-  std::function<void(const OpContext&, TensorView out, TensorView sum, TensorView a, TensorView b,
-                     TensorView weight, float eps)>
-      add_rms_norm;
-  // Every out = matmul(x, weight, bias).
-  std::function<void(const OpContext&, std::span<const Linear> all, TensorView x)> matmuls;
+  // out = rms_norm(sum) of the sum that it makes, which may be in the place of `a`.
+  std::function<void(const OpContext&, TensorView out, const AddNorm& made)> add_rms_norm;
+  // Every out = matmul(x, weight, bias). With `made`, which may be null, x is an output too: the
+  // norm of the sum that it makes, apart from `a` and `b`.
+  std::function<void(const OpContext&, std::span<const Linear> all, TensorView x,
+                     const AddNorm* made)>
+      matmuls;
   std::function<void(const OpContext&, const Heads& heads)> heads;
   // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
-  // are taps.
+  // are taps. `made` as above.
   std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
-                     TensorView up_weight, TensorView gate, TensorView up)>
+                     TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made)>
       gated;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops.
   const Ops* pieces = nullptr;
@@ -55,7 +64,7 @@ struct FusedOps {
 
 // The fused ops of a table whose pieces are all still those that they were made of. Where one has
 // been replaced, by a user's kernel, a seeded fault or a substitution, what contains it is left
-// out, so that the model calls what replaces it.
+// out, so that the model calls what replaces it. Where there is no add_rms_norm there is no `made`.
 FusedOps whole_fused_ops(const Ops& ops);
 
 }  // namespace lockstep

@@ -50,27 +50,44 @@ struct NarrowRow {
   }
 };
 
+// What one instruction reads or writes of a row.
+template <typename T, int kVector>
+struct alignas(sizeof(T) * kVector) Elements {
+  T e[kVector];
+};
+
+// The elements of a + b, as add rounds them.
+template <typename T, int kVector>
+__device__ Elements<T, kVector> sum_of(const T* a, const T* b) {
+  const auto x = *reinterpret_cast<const Elements<T, kVector>*>(a),
+             y = *reinterpret_cast<const Elements<T, kVector>*>(b);
+  Elements<T, kVector> sum;
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) sum.e[c] = narrow<T>(__fadd_rn(widen(x.e[c]), widen(y.e[c])));
+  return sum;
+}
+
 // A wider row, by a block of kNormThreads. `read` gives kVector elements from
-// element i on; they then lie in `row` too.
-template <typename T, int kVector, typename Read>
+// element i on; they then lie in `row` too. Where kHeld, a thread's first ones stay in registers,
+// and its first weights are read before the kernel before is done.
+template <typename T, int kVector, bool kHeld = true, typename Read>
 __device__ void normalise_wide(T* out, const T* row, const T* weight, int64_t width, float eps,
                                Read read) {
-  struct alignas(sizeof(T) * kVector) Some {
-    T e[kVector];
-  };
+  using Some = Elements<T, kVector>;
   constexpr int64_t kStride = int64_t{kNormThreads} * kVector;
   __shared__ float warps[kNormThreads / kWarp];
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kVector;
   const auto some_of = [](const T* from) { return *reinterpret_cast<const Some*>(from); };
-  Some gain = {}, first = {};  // the first ones stay in registers
-  if (begin < width) gain = some_of(weight + begin);
+  Some gain = {}, first = {};
+  if (kHeld && begin < width) gain = some_of(weight + begin);
   // Weights are not what the kernel before writes.
   after_the_kernel_before();
   float squares = 0;
+#pragma unroll 1
   for (int64_t i = begin; i < width; i += kStride) {
     Some some;
     read(i, some.e);
-    if (i == begin) first = some;
+    if (kHeld && i == begin) first = some;
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
       squares = __fmaf_rn(widen(some.e[c]), widen(some.e[c]), squares);
@@ -81,8 +98,9 @@ __device__ void normalise_wide(T* out, const T* row, const T* weight, int64_t wi
   float sum = 0;
   for (const float warp : warps) sum = __fadd_rn(sum, warp);
   const float scale = norm_scale(sum, width, eps);
+#pragma unroll 1
   for (int64_t i = begin; i < width; i += kStride) {
-    if (i != begin) first = some_of(row + i), gain = some_of(weight + i);
+    if (!kHeld || i != begin) first = some_of(row + i), gain = some_of(weight + i);
 #pragma unroll
     for (int c = 0; c < kVector; ++c) first.e[c] = normalised(first.e[c], scale, gain.e[c]);
     *reinterpret_cast<Some*>(out + i) = first;

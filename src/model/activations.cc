@@ -25,9 +25,9 @@ void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64
   }
   size_t i = 0;
   for (const Buffer& buffer : buffers) {
-    const int64_t copies = lifetime_ == Lifetime::layer || buffer.halves == 0
-                               ? 1
-                               : (2 * config_.layers + 1) / buffer.halves;
+    const int64_t in_pass = buffer.halves == 0 ? 1 : (2 * config_.layers + 1) / buffer.halves;
+    const int64_t in_layer = buffer.view == &stream ? 2 : 1;  // it is added to from half to half
+    const int64_t copies = lifetime_ == Lifetime::layer ? in_layer : in_pass;
     const TensorView one{nullptr, buffer.dtype, device_, with_rows(capacity, buffer.row)};
     const int64_t stride = (one.bytes() + kLine - 1) / kLine * kLine;
     if (grows) storage.push_back({Tensor({copies * stride}, DType::u8, device_)});
@@ -43,8 +43,12 @@ void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64
 
 TensorView Activations::next_half() {
   const TensorView before = stream;
-  if (lifetime_ == Lifetime::layer) return before;
   for (const Held& held : storage_) {
+    if (lifetime_ == Lifetime::layer) {
+      // What a half makes takes the place of what the last one made.
+      *held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
+      continue;
+    }
     // What a half makes goes where no other half's is; the first stream is embed's.
     const int64_t at = (half_ + (held.buffer.view == &stream ? 1 : 0)) / held.buffer.halves;
     if (at < std::ssize(held.copies)) *held.buffer.view = held.copies[static_cast<size_t>(at)];

@@ -22,8 +22,8 @@ class Activations {
   void resize(int64_t tokens, int64_t logit_rows);
 
   // What a half of a layer begins with, and what comes after the last one: from here on the views
-  // are of memory that it may write. Returns the stream as it is before: with Lifetime::layer
-  // `stream` itself, which is then changed in place.
+  // are of memory that it may write. Returns the stream as it is before, which stays whole until
+  // the next half begins.
   TensorView next_half();
 
   TensorView stream;                              // [tokens, hidden] the residual stream

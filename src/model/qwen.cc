@@ -2,7 +2,9 @@
 #include "src/model/qwen.h"
 
 #include <cmath>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "src/model/show_cache.h"
 
@@ -35,7 +37,10 @@ class QwenPass {
   Forward run(const std::vector<KvCache>& caches);
 
  private:
-  void add_and_norm(Name residual, Name norm, int norm_layer, const TensorView& weight);
+  void add_and_norm(Name residual, Name norm, int norm_layer, const TensorView& weight,
+                    bool left_to_products);
+  const AddNorm* made() const { return left_.has_value() ? &left_->made : nullptr; }
+  void show_made();
   void attention(const LayerWeights& w, const KvCache& cache);
   void project(const LayerWeights& w);
   void pass_heads(const LayerWeights& w, const KvCache& cache);
@@ -61,11 +66,20 @@ class QwenPass {
   Activations& a_;
   int layer_ = -1;
   TensorView stream_;  // as the half of a layer that is computed found it
+  // What add_and_norm left to the products that come next, and shows once they have made it.
+  struct Left {
+    AddNorm made;
+    const Point& residual;
+    const Point& norm;
+    int residual_layer;
+  };
+  std::optional<Left> left_;
 };
 
 // clang-format off
 // The end of a branch and the begin of the next one, which may be another layer's.
-void QwenPass::add_and_norm(Name residual, Name norm, int norm_layer, const TensorView& weight) {
+void QwenPass::add_and_norm(Name residual, Name norm, int norm_layer, const TensorView& weight,
+                            bool left_to_products) {
   const auto eps = static_cast<float>(config_.norm_eps);
   Activations& a = a_;
 
@@ -74,8 +88,12 @@ void QwenPass::add_and_norm(Name residual, Name norm, int norm_layer, const Tens
 
   if (fused_.add_rms_norm) {
     stream_ = a.next_half();
-    fused_.add_rms_norm(sum, a.norm, stream_, before, branch, weight, eps);
-                                                                      show(residual, stream_);
+    const AddNorm made = {.sum = stream_, .a = before, .b = branch, .weight = weight, .eps = eps};
+    if (left_to_products) {
+      left_.emplace(made, residual.point, norm.point, std::exchange(layer_, norm_layer));
+      return;
+    }
+    fused_.add_rms_norm(sum, a.norm, made);                           show(residual, stream_);
     layer_ = norm_layer;
   } else {
     ops_.add(sum, a.stream, before, branch);                          show(residual, a.stream);
@@ -84,6 +102,13 @@ void QwenPass::add_and_norm(Name residual, Name norm, int norm_layer, const Tens
     ops_.rms_norm(at(norm), a.norm, stream_, weight, eps);
   }
                                                                       show(norm, a.norm);
+}
+
+void QwenPass::show_made() {
+  if (!left_.has_value()) return;
+  probe_(left_->residual, left_->residual_layer, stream_);
+  probe_(left_->norm, layer_, a_.norm);
+  left_.reset();
 }
 
 void QwenPass::attention(const LayerWeights& w, const KvCache& cache) {
@@ -106,7 +131,7 @@ void QwenPass::project(const LayerWeights& w) {
   if (fused_.matmuls) {
     const Linear all[] = {{flat(a.q), w.q, w.q_bias}, {flat(a.k), w.k, w.k_bias},
                           {flat(a.v), w.v, w.v_bias}};
-    fused_.matmuls(at("attn.q"), all, a.norm);
+    fused_.matmuls(at("attn.q"), all, a.norm, made());                show_made();
   } else {
     ops.matmul(at("attn.q"), flat(a.q), a.norm, w.q, w.q_bias);
     ops.matmul(at("attn.k"), flat(a.k), a.norm, w.k, w.k_bias);
@@ -162,7 +187,8 @@ void QwenPass::mlp(const LayerWeights& w) {
   if (config_.experts.in(layer_)) return experts(w);
   if (fused_.gated) {
     fused_.gated(at("mlp.act"), a.act, a.norm, w.gate, w.up, tap("mlp.gate", a.gate),
-                 tap("mlp.up", a.up));
+                 tap("mlp.up", a.up), made());
+                                                                      show_made();
                                                                       show("mlp.gate", a.gate);
                                                                       show("mlp.up", a.up);
   } else {
@@ -208,12 +234,15 @@ Forward QwenPass::run(const std::vector<KvCache>& caches) {
                                                                       show("attn.norm", a.norm);
   for (size_t i = 0; i < w.layers.size(); ++i) {
     attention(w.layers[i], caches[i]);
-    add_and_norm("attn.residual", "mlp.norm", layer_, w.layers[i].mlp_norm);
+    const bool dense = !config_.experts.in(layer_);
+    add_and_norm("attn.residual", "mlp.norm", layer_, w.layers[i].mlp_norm,
+                 dense && fused_.gated);
     mlp(w.layers[i]);
     if (i + 1 < w.layers.size())
-      add_and_norm("mlp.residual", "attn.norm", layer_ + 1, w.layers[i + 1].attn_norm);
+      add_and_norm("mlp.residual", "attn.norm", layer_ + 1, w.layers[i + 1].attn_norm,
+                   fused_.matmuls != nullptr);
     else
-      add_and_norm("mlp.residual", "final.norm", -1, w.final_norm);
+      add_and_norm("mlp.residual", "final.norm", -1, w.final_norm, false);
   }
   if (a.last.rows() == 0) return {a.logits, a.token};
   ops.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);

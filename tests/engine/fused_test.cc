@@ -22,21 +22,22 @@ class Fused : public testing::TestWithParam<const char*> {
     Ops ops = pieces;
     FusedOps& fused = ops.fused;
     fused.pieces = &pieces;
-    fused.add_rms_norm = [this](const OpContext& context, TensorView out, TensorView sum,
-                                TensorView a, TensorView b, TensorView weight, float eps) {
+    fused.add_rms_norm = [this](const OpContext& context, TensorView out, const AddNorm& made) {
       ++calls_["add_rms_norm"];
-      add(context, sum, a, b);
-      rms_norm(context, out, sum, weight, eps);
+      make(context, out, made);
     };
-    fused.matmuls = [this](const OpContext& context, std::span<const Linear> all, TensorView x) {
+    fused.matmuls = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
+                           const AddNorm* made) {
       ++calls_["matmuls"];
+      left_to_products(context, x, made);
       for (const Linear& one : all) matmul(context, one.out, x, one.weight, one.bias);
     };
     fused.heads = [this](const OpContext& context, const Heads& heads) { pass(context, heads); };
     fused.gated = [this](const OpContext& context, TensorView out, TensorView x,
                          TensorView gate_weight, TensorView up_weight, TensorView gate,
-                         TensorView up) {
+                         TensorView up, const AddNorm* made) {
       ++calls_["gated"];
+      left_to_products(context, x, made);
       const Tensor own_gate(out.shape, out.dtype), own_up(out.shape, out.dtype);
       gate = tap(gate, own_gate);
       up = tap(up, own_up);
@@ -45,6 +46,19 @@ class Fused : public testing::TestWithParam<const char*> {
       silu_mul(context, out, gate, up);
     };
     return ops;
+  }
+
+  static void make(const OpContext& context, TensorView x, const AddNorm& made) {
+    add(context, made.sum, made.a, made.b);
+    rms_norm(context, x, made.sum, made.weight, made.eps);
+  }
+  void left_to_products(const OpContext& context, TensorView x, const AddNorm* made) {
+    if (made == nullptr) return;
+    ++left_to_products_;
+    // Their blocks read what is added while the first one writes the sum.
+    EXPECT_NE(made->sum.data, made->a.data);
+    EXPECT_NE(made->sum.data, made->b.data);
+    make(context, x, *made);
   }
 
   void pass(const OpContext& context, const Heads& h) {
@@ -93,12 +107,17 @@ class Fused : public testing::TestWithParam<const char*> {
   Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam()));
   std::map<std::string, int64_t> calls_;
   int64_t taps_ = 0;
+  int64_t left_to_products_ = 0;  // norms and their sums
 };
 
 TEST_P(Fused, ShowEveryPointInTheOrderOfThePieces) {
   expect_same(serve(checkpoint_, {.dtype = DType::bf16}, requests(), table()));
   const int64_t layers = 3 * checkpoint_.config().layers;  // of three passes
-  EXPECT_EQ(calls_["add_rms_norm"], 2 * layers);
+  // Products make what they take themselves, but for the first norm and those before experts and
+  // the head.
+  const int64_t experts = layers - 3 * dense_layers();
+  EXPECT_EQ(calls_["add_rms_norm"], experts + 3);
+  EXPECT_EQ(left_to_products_, 2 * layers - experts - 3);
   EXPECT_EQ(calls_["matmuls"], layers);
   EXPECT_EQ(calls_["heads"], layers);
   EXPECT_EQ(calls_["gated"], 3 * dense_layers());

@@ -19,10 +19,10 @@ class CudaFused : public CudaTest {
     weight.fill_normal(3, 1, 1);
     run(ops_->add, sum, a, b);
     run(ops_->rms_norm, out, sum, weight, 1e-6f);
-    run(fused().add_rms_norm, whole, whole_sum, a, b, weight, 1e-6f);
+    run(fused().add_rms_norm, whole, AddNorm{whole_sum, a, b, weight, 1e-6f});
     EXPECT_EQ(whole_sum.bits(), sum.bits());
     EXPECT_EQ(whole.bits(), out.bits());
-    run(fused().add_rms_norm, whole, a, a, b, weight, 1e-6f);
+    run(fused().add_rms_norm, whole, AddNorm{a, a, b, weight, 1e-6f});
     EXPECT_EQ(a.bits(), sum.bits()) << "in place";
     EXPECT_EQ(whole.bits(), out.bits()) << "in place";
   }
@@ -45,7 +45,7 @@ class CudaFused : public CudaTest {
       run(ops_->matmul, *pieces.back(), x, *weights.back(), added);
       all.push_back({*outs.back(), *weights.back(), added});
     }
-    run(fused().matmuls, all, x);
+    run(fused().matmuls, all, x, nullptr);
     for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(outs[i]->bits(), pieces[i]->bits()) << i;
   }
 
@@ -64,13 +64,36 @@ class CudaFused : public CudaTest {
     for (const bool taps : {false, true}) {
       Sample gate_tap(shape, dtype), up_tap(shape, dtype), whole(shape, dtype);
       run(fused().gated, whole, x, gate_weight, up_weight, taps ? gate_tap.view() : TensorView{},
-          taps ? up_tap.view() : TensorView{});
+          taps ? up_tap.view() : TensorView{}, nullptr);
       EXPECT_EQ(whole.bits(), out.bits()) << "taps " << taps;
       if (!taps) continue;
       EXPECT_EQ(gate_tap.bits(), gate.bits());
       EXPECT_EQ(up_tap.bits(), up.bits());
     }
   }
+};
+
+// What x is made of, as its pieces make it and as products do.
+struct MadeOf {
+  MadeOf(DType dtype, int64_t tokens, int64_t k, int64_t offset)
+      : a({tokens, k}, dtype),
+        b({tokens, k}, dtype, offset),
+        weight({k}, dtype),
+        sum({tokens, k}, dtype),
+        x({tokens, k}, dtype),
+        own_sum({tokens, k}, dtype),
+        own_x({tokens, k}, dtype) {
+    a.fill_normal(11);
+    b.fill_normal(12);
+    weight.fill_normal(13, 1, 1);
+  }
+  AddNorm made() const { return {own_sum, a, b, weight, 1e-6f}; }
+  void expect_same() const {
+    EXPECT_EQ(own_sum.bits(), sum.bits());
+    EXPECT_EQ(own_x.bits(), x.bits());
+  }
+
+  Sample a, b, weight, sum, x, own_sum, own_x;
 };
 
 // The arguments of `heads`, with room for what its pieces give and for what it gives at once.
@@ -152,6 +175,56 @@ TEST_F(CudaFused, GatedHasTheBitsOfItsPieces) {
         for (const int64_t offset : {0, 1}) expect_gated(dtype, tokens, n, k, offset);
 }
 
+// Of some the one launch makes x, of the others it is made before: see makes_own_x.
+TEST_F(CudaFused, ProductsThatMakeTheirOwnXHaveTheBitsOfThePieces) {
+  for (const DType dtype : kFloats) {
+    for (const int64_t tokens : {1, 2}) {
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{40, 64},
+                                 {1, 264},
+                                 {1501, 896},
+                                 {2000, 1024},
+                                 {1100, 512},
+                                 {61, 2000},
+                                 {7000, 300},
+                                 {21, 5000}}) {
+        for (const int64_t offset : {0, 1}) {
+          SCOPED_TRACE(fmt::format("{} {} tokens, n {}, k {}, {} off", name_of(dtype), tokens, n, k,
+                                   offset));
+          const MadeOf in(dtype, tokens, k, offset);
+          Sample first({n, k}, dtype), second({n, k}, dtype), bias({n}, dtype);
+          first.fill_normal(1, 0.1);
+          second.fill_normal(2, 0.1);
+          bias.fill_normal(3);
+          const Shape shape = {tokens, n};
+          Sample one(shape, dtype), other(shape, dtype), both(shape, dtype);
+          run(ops_->add, in.sum, in.a, in.b);
+          run(ops_->rms_norm, in.x, in.sum, in.weight, 1e-6f);
+          run(ops_->matmul, one, in.x, first, bias);
+          run(ops_->matmul, other, in.x, second, TensorView{});
+          const AddNorm made = in.made();
+          const Sample own_one(shape, dtype), own_other(shape, dtype), own_both(shape, dtype);
+          run(fused().matmuls, std::vector<Linear>{{own_one, first, bias}, {own_other, second, {}}},
+              in.own_x, &made);
+          in.expect_same();
+          EXPECT_EQ(own_one.bits(), one.bits());
+          EXPECT_EQ(own_other.bits(), other.bits());
+
+          run(ops_->matmul, one, in.x, first, TensorView{});
+          run(ops_->silu_mul, both, one, other);
+          const MadeOf again(dtype, tokens, k, offset);
+          const AddNorm made_again = again.made();
+          run(fused().gated, own_both, again.own_x, first, second, own_one, TensorView{},
+              &made_again);
+          EXPECT_EQ(again.own_sum.bits(), in.sum.bits());
+          EXPECT_EQ(again.own_x.bits(), in.x.bits());
+          EXPECT_EQ(own_one.bits(), one.bits());
+          EXPECT_EQ(own_both.bits(), both.bits());
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaFused, HeadsHaveTheBitsOfTheirPieces) {
   for (const DType dtype : kFloats) {
     for (const auto& [heads, kv_heads, dim] : {std::array<int64_t, 3>{4, 2, 16},
@@ -210,26 +283,37 @@ TEST_F(CudaFused, OfNoTokensIsNothing) {
   run(fused().heads, in.heads(out, true));
   Sample x({0, 8}, DType::f32), weight({4, 8}, DType::f32), to({0, 4}, DType::f32);
   Sample gain({8}, DType::f32);
-  run(fused().add_rms_norm, x, x, x, x, gain, 1e-6f);
-  run(fused().matmuls, std::vector<Linear>{{to, weight, {}}}, x);
-  run(fused().matmuls, std::vector<Linear>{}, x);
-  run(fused().gated, to, x, weight, weight, TensorView{}, TensorView{});
+  run(fused().add_rms_norm, x, AddNorm{x, x, x, gain, 1e-6f});
+  run(fused().matmuls, std::vector<Linear>{{to, weight, {}}}, x, nullptr);
+  run(fused().matmuls, std::vector<Linear>{}, x, nullptr);
+  run(fused().gated, to, x, weight, weight, TensorView{}, TensorView{}, nullptr);
 }
 
 TEST_F(CudaFused, RefuseWhatDoesNotFit) {
   Sample x({2, 8}, DType::f32), half({2, 8}, DType::bf16), weight({4, 8}, DType::f32);
   Sample to({2, 4}, DType::f32), wide({2, 5}, DType::f32), gain({8}, DType::f32);
-  expect_refused([&] { run(fused().add_rms_norm, x, x, x, half, gain, 0.0f); }, {"add", "bf16"});
-  expect_refused([&] { run(fused().add_rms_norm, x, x, x, x, weight, 0.0f); }, {"rms_norm"});
-  expect_refused([&] { fused().add_rms_norm({}, x, x, x, x, gain, 0); }, {"CUDA device", "CPU"});
+  expect_refused([&] { run(fused().add_rms_norm, x, AddNorm{x, x, half, gain}); }, {"add", "bf16"});
+  expect_refused([&] { run(fused().add_rms_norm, x, AddNorm{x, x, x, weight}); }, {"rms_norm"});
+  expect_refused([&] { fused().add_rms_norm({}, x, {x, x, x, gain}); }, {"CUDA device", "CPU"});
+  const AddNorm in_place = {x, x, x, gain}, other_sum = {half, x, x, gain};
+  for (const auto& [made, words] : {std::pair(&in_place, "apart"), {&other_sum, "add"}}) {
+    expect_refused(
+        [&] {
+          run(fused().matmuls, std::vector<Linear>{{to, weight, {}}}, x, made);
+        },
+        {words});
+    expect_refused(
+        [&] { run(fused().gated, to, x, weight, weight, TensorView{}, TensorView{}, made); },
+        {words});
+  }
   expect_refused(
       [&] {
-        run(fused().matmuls, std::vector<Linear>{{wide, weight, {}}}, x);
+        run(fused().matmuls, std::vector<Linear>{{wide, weight, {}}}, x, nullptr);
       },
       {"matmul", "out", "[2, 5]"});
-  expect_refused([&] { run(fused().gated, to, x, weight, weight, wide, TensorView{}); },
+  expect_refused([&] { run(fused().gated, to, x, weight, weight, wide, TensorView{}, nullptr); },
                  {"matmul", "out", "[2, 5]"});
-  expect_refused([&] { run(fused().gated, wide, x, weight, weight, to, to); }, {"[2, 5]"});
+  expect_refused([&] { run(fused().gated, wide, x, weight, weight, to, to, nullptr); }, {"[2, 5]"});
   const Ragged in(DType::f32, 2, 2, 1, 16, true), other(DType::f32, 3, 2, 1, 16, true);
   const Ragged::Outputs out(in), others(other);
   Heads heads = in.heads(out, true);

@@ -49,6 +49,15 @@ class Away {
       *one = (*this)(*one);
     return heads;
   }
+  AddNorm operator()(AddNorm made) {
+    for (TensorView* one : {&made.sum, &made.a, &made.b, &made.weight}) *one = (*this)(*one);
+    return made;
+  }
+  const AddNorm* operator()(const AddNorm* home) {
+    if (home == nullptr) return nullptr;
+    made_ = (*this)(*home);
+    return &made_;
+  }
   template <typename Number>
   Number operator()(Number number) {
     return number;
@@ -91,6 +100,7 @@ class Away {
 
   const DeviceMemory& memory_;
   std::map<const void*, std::unique_ptr<Trip>> trips_;
+  AddNorm made_;
 };
 
 // Skips, by name and with the reason, where there is no device.
