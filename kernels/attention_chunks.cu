@@ -5,9 +5,9 @@ namespace {
 
 constexpr int kBlocks = kChunkKeys / kBlockKeys;  // of a chunk; a warp each
 
-// The columns of the output that a warp sums.
-template <int kDim>
-constexpr int kShare = (kDim / 16 + kBlocks - 1) / kBlocks * 16;
+// The columns of the output that each of so many warps sums.
+template <int kDim, int kTeam>
+constexpr int kShare = (kDim / 16 + kTeam - 1) / kTeam * 16;
 
 // What the warps tell each other.
 template <typename T, int kDim>
@@ -29,8 +29,8 @@ struct Chunk {
   }
 };
 
-template <typename T, int kDim>
-__device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, kShare<kDim>>& tile,
+template <typename T, int kDim, int kColumns>
+__device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile,
                            int64_t chunk) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, k
     if (tile.column == 0 && lane % 4 == 0)
       to[0] = tile.softmax[half].most, to[1] = tile.softmax[half].total;
 #pragma unroll
-    for (int n = 0; n < kShare<kDim> / 8; ++n)
+    for (int n = 0; n < kColumns / 8; ++n)
       if (tile.has_column(n * 8))
         *reinterpret_cast<float2*>(to + 2 + tile.column + n * 8 + lane % 4 * 2) = {
             tile.sums[n][2 * half], tile.sums[n][2 * half + 1]};
@@ -49,9 +49,9 @@ __device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, k
 
 // The scores of the warp's own block, turned into weights for all warps:
 // relative to the largest score up to and with this block.
-template <typename T, int kDim, int kHalves, typename Taken>
+template <int kHalves, typename T, int kDim, int kColumns, typename Taken>
 __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk,
-                            Tile<T, kDim, kShare<kDim>>& tile, int first, Taken taken) {
+                            Tile<T, kDim, kColumns>& tile, int first, Taken taken) {
   const int lane = static_cast<int>(threadIdx.x % kWarp),
             warp = static_cast<int>(threadIdx.x / kWarp);
   float p[kBlockKeys / 8][4];
@@ -88,15 +88,15 @@ __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chun
 // Softmax and sums of the chunk in a tile of which kHalves have rows: first a
 // warp scores each block, then each warp sums its columns over all of them, in
 // their order. Both give the bits that one warp alone would.
-template <typename T, int kDim, int kHalves>
+template <int kHalves, typename T, int kDim, int kColumns>
 __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk,
-                           Tile<T, kDim, kShare<kDim>>& tile, int first, const KeyRange& keys) {
+                           Tile<T, kDim, kColumns>& tile, int first, const KeyRange& keys) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const auto taken = [&](int block) {
     const int at = first + block * kBlockKeys;
     return at < keys.end && at + kBlockKeys > keys.begin;
   };
-  score_block<T, kDim, kHalves>(a, chunk, tile, first, taken);
+  score_block<kHalves>(a, chunk, tile, first, taken);
   wait_for_all();
   __syncthreads();
   tile.begin_chunk();
@@ -127,30 +127,39 @@ __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk
 
 // A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one
 // tile and one K/V head (blockIdx.y): all of a chunk is on its way before the
-// first of it is needed, and the next one while what this one gave is written.
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArguments<T> a) {
+// first of it is needed, and the next one while what this one gave is written. By kTeam warps: one
+// for each block of keys, or two, of which the second brings the values.
+template <typename T, int kDim, int kTeam>
+__global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
+    attend_chunks(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& chunk = *reinterpret_cast<Chunk<T, kDim>*>(shared);
   let_the_next_begin();
   const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
+  const int mine = warp % kBlocks;
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && warp == 0) look_at_batch(a);
   int run = static_cast<int>(blockIdx.x);
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
-  const KeyRange seen = seen_by(a, queries, run * kTileRows, kTileRows);
+  KeyRange seen = seen_by(a, queries, run * kTileRows, kTileRows);
+  if (a.parts != nullptr && seen.end > a.chunks * kChunkKeys) {
+    if (threadIdx.x == 0)
+      report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
+             a.table_pages, a.page_size);
+    seen.end = a.chunks * kChunkKeys;  // what there are parts for
+  }
   const bool lower = queries.rows(a) - run * kTileRows <= kTileRows / 2;  // rows alone
   const auto keys_of = [&](int first) -> KeyRange {
     return {max(seen.begin, first), min(seen.end, first + kChunkKeys)};
   };
   const auto place_of_mine = [&](int first) {
-    return look_up(a, queries, kv_head, first + warp * kBlockKeys, keys_of(first));
+    return look_up(a, queries, kv_head, first + mine * kBlockKeys, keys_of(first));
   };
   const auto bring = [&](int64_t place) {
     const Pieces<T, kDim, kWarp> pieces(place);
-    pieces.bring(chunk.blocks[warp].k, a.k);
+    if (warp == mine) pieces.bring(chunk.blocks[mine].k, a.k);
     end_group();
-    pieces.bring(chunk.blocks[warp].v, a.v);
+    if (warp != mine || kTeam == kBlocks) pieces.bring(chunk.blocks[mine].v, a.v);
     end_group();
   };
   const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
@@ -160,8 +169,9 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
   int64_t place = place_of_mine(first);
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
   bring(place);
-  Tile<T, kDim, kShare<kDim>> tile;
-  tile.column = warp * kShare<kDim>;
+  constexpr int kColumns = kShare<kDim, kTeam>;
+  Tile<T, kDim, kColumns> tile;
+  tile.column = warp * kColumns;
   tile.begin(a, queries, kv_head, run * kTileRows);
   for (bool more = true; more; first += stride) {
     more = first + stride < seen.end;
@@ -169,9 +179,9 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
     wait_for_older();
     __syncwarp();
     if (lower)
-      take_chunk<T, kDim, 1>(a, chunk, tile, first, keys_of(first));
+      take_chunk<1>(a, chunk, tile, first, keys_of(first));
     else
-      take_chunk<T, kDim, 2>(a, chunk, tile, first, keys_of(first));
+      take_chunk<2>(a, chunk, tile, first, keys_of(first));
     if (more) {
       __syncthreads();  // before what was read is overwritten
       bring(place);
@@ -180,7 +190,7 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
   }
   if (a.parts != nullptr) return;
   Softmax softmax[2];
-  float4 all[kShare<kDim> / 8] = {};
+  float4 all[kColumns / 8] = {};
   const auto sums = [&](int n) -> float4& { return all[n]; };
   tile.join_to(softmax, sums);
   write_out(a, tile, softmax, sums);
@@ -188,24 +198,32 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
 
 // Blocks that keep any device busy to the end, though each takes several chunks.
 constexpr int64_t kManyBlocks = 4096;
+// Blocks of which each has a multiprocessor of an H200 for itself: the time is that of one block.
+constexpr int64_t kFewBlocks = 132;
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kTeam>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Chunk<T, kDim>));
-  grant_shared<attend_chunks<T, kDim>>(kBytes);
+  grant_shared<attend_chunks<T, kDim, kTeam>>(kBytes);
   const int64_t tiles = most_runs(a, kTileRows);
   const int64_t each = std::max<int64_t>(1, tiles * a.kv_heads * a.chunks / kManyBlocks);
   const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv_heads),
                     static_cast<unsigned>((a.chunks + each - 1) / each));
-  launch_early("paged_attention", context.stream, blocks, {kBlocks * kWarp, kBytes},
-               attend_chunks<T, kDim>, a);
+  launch_early("paged_attention", context.stream, blocks, {kTeam * kWarp, kBytes},
+               attend_chunks<T, kDim, kTeam>, a);
 }
 
 }  // namespace
 
 template <typename T>
 bool attend_chunks_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a) {
-  return dispatch_tile(a, [&]<int kDim>() { launch<T, kDim>(context, a); });
+  const bool few = most_runs(a, kTileRows) * a.kv_heads * a.chunks <= kFewBlocks;
+  return dispatch_tile(a, [&]<int kDim>() {
+    if (few)
+      launch<T, kDim, 2 * kBlocks>(context, a);
+    else
+      launch<T, kDim, kBlocks>(context, a);
+  });
 }
 
 template bool attend_chunks_on_tensor_cores(const OpContext&, const AttentionArguments<float>&);
