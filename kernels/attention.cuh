@@ -144,6 +144,17 @@ __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queri
   return ((page * a.page_size + (at - entry * size)) * a.kv_heads + kv_head) * a.head_dim;
 }
 
+// What of the keys there are parts for: a page table that is too short is reported.
+template <typename T>
+__device__ KeyRange with_parts(const AttentionArguments<T>& a, const Queries& queries,
+                               KeyRange seen) {
+  if (a.parts == nullptr || seen.end <= a.chunks * kChunkKeys) return seen;
+  if (threadIdx.x % kWarp == 0)
+    report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
+           a.table_pages, a.page_size);
+  return {seen.begin, a.chunks * kChunkKeys};
+}
+
 // A largest score from which exponents can be taken: as long as every score is
 // -Inf there is none.
 __device__ inline float base_of(float most) { return most == kNothing ? 0.0f : most; }

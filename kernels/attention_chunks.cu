@@ -141,13 +141,7 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   int run = static_cast<int>(blockIdx.x);
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
-  KeyRange seen = seen_by(a, queries, run * kTileRows, kTileRows);
-  if (a.parts != nullptr && seen.end > a.chunks * kChunkKeys) {
-    if (threadIdx.x == 0)
-      report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
-             a.table_pages, a.page_size);
-    seen.end = a.chunks * kChunkKeys;  // what there are parts for
-  }
+  const KeyRange seen = with_parts(a, queries, seen_by(a, queries, run * kTileRows, kTileRows));
   const bool lower = queries.rows(a) - run * kTileRows <= kTileRows / 2;  // rows alone
   const auto keys_of = [&](int first) -> KeyRange {
     return {max(seen.begin, first), min(seen.end, first + kChunkKeys)};

@@ -232,6 +232,19 @@ TEST_F(CudaPagedAttention, ReportsABatchThatDoesNotFit) {
   }
 }
 
+// Chunks that end where the table does have all of their pages: those after them are missing.
+TEST_F(CudaPagedAttention, ReportsAContextOfMoreChunksThanTheTableHas) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Dims dims = {dtype, 4, 2, 16};
+    const Request a(dims, 256, 1);
+    const Pass pass(dims, {{&a, 2, 240}}, {16});
+    pass.table->set(15, 3);  // the last one of two chunks of 128
+    pass.length->set(0, 1000);
+    expect_refused([&] { attend(dims, pass, 0); }, {"at least 63 pages", "found 16"});
+    for (const double value : pass.out->values()) EXPECT_TRUE(std::isnan(value));
+  }
+}
+
 TEST_F(CudaPagedAttention, AQueryWithoutAPageIsNan) {
   for (const DType dtype : kFloats) {
     const Dims dims = {dtype, 2, 1, 16};
