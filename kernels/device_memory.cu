@@ -121,17 +121,22 @@ Arena& arena() {
   return *the_arena;
 }
 
+void* pin(int64_t bytes) {
+  void* memory = nullptr;
+  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "pinned memory of the host");
+  return memory;
+}
+
+// Called by destructors, also after the driver has gone: there is nobody to tell.
+void unpin(void* memory) { cudaFreeHost(memory); }
+
 void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
              "a copy");
 }
 
 void wait(CUstream_st* stream) {
-  static auto* seen = [] {
-    void* pinned = nullptr;
-    cuda_check(cudaMallocHost(&pinned, sizeof(BadIndex)), "pinned memory of the host");
-    return static_cast<BadIndex*>(pinned);
-  }();
+  static auto* seen = static_cast<BadIndex*>(pin(sizeof(BadIndex)));
   copy(seen, bad_index_report(), sizeof(BadIndex), stream);
   cuda_check(cudaStreamSynchronize(stream), "the end of the work of a stream");
   if (seen->of == BadIndex::Of::none) return;
@@ -203,8 +208,11 @@ DeviceMemory device_memory() {
           .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
           .release = [](void* memory) { arena().release(memory); },
           .available = [] { return arena().available(); },
+          .pin = pin,
+          .unpin = unpin,
           .copy = copy,
           .wait = wait,
+          .sample = sample_on_device,
           .begin_graph = begin_graph,
           .end_graph = end_graph,
           .replay = replay,

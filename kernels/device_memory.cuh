@@ -9,4 +9,7 @@ namespace lockstep {
 // one stream at a time.
 DeviceMemory device_memory();
 
+// DeviceMemory::sample.
+DeviceSampler sample_on_device;
+
 }  // namespace lockstep

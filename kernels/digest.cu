@@ -387,15 +387,6 @@ void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* s
 
 int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
 
-void* pin(int64_t bytes) {
-  void* memory = nullptr;
-  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "pinned memory of the host");
-  return memory;
-}
-
-// Called by destructors, also after the driver has gone: there is nobody to tell.
-void unpin(void* memory) { cudaFreeHost(memory); }
-
 void* mark(CUstream_st* stream) {
   cudaEvent_t event = nullptr;
   cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
@@ -434,8 +425,6 @@ DigestMaker device_digests() {
   static CUstream_st* const long_aside = stream();
   return {.digest = make_digests,
           .scratch_bytes = scratch_bytes,
-          .pin = pin,
-          .unpin = unpin,
           .aside = aside,
           .long_aside = long_aside,
           .order = order,

@@ -66,9 +66,6 @@ struct DigestMaker {
   void (*digest)(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) = nullptr;
   int64_t (*scratch_bytes)(std::span<const DigestJob> jobs) = nullptr;
 
-  // Memory of the host that copies to and from the device need not pass through other memory for.
-  void* (*pin)(int64_t bytes) = nullptr;
-  void (*unpin)(void* memory) = nullptr;
   // Streams beside that of the ops: what takes long is not to hold up what does not. And the order
   // of two streams: what is queued on `later` from now on is done after what `earlier` has queued
   // so far. Can be kept in a graph.

@@ -75,6 +75,14 @@ Tensor::Tensor(const Shape& shape, DType dtype, Device device)
   view_.data = memory_.get();
 }
 
+Tensor Tensor::pinned(const Shape& shape, DType dtype) {
+  Tensor made;
+  made.view_ = {nullptr, dtype, Device::cpu, shape};
+  made.memory_ = {cuda_memory().pin(made.view_.bytes()), cuda_memory().unpin};
+  made.view_.data = made.memory_.get();
+  return made;
+}
+
 Tensor Tensor::part(int64_t offset, const Shape& shape, DType dtype) const {
   Tensor made;
   made.view_ = {view_.as<char>() + offset, dtype, view_.device, shape};

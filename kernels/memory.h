@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "kernels/sample.h"
 #include "kernels/stream.h"
 #include "kernels/tensor.h"
 
@@ -14,6 +15,9 @@ class Tensor {
   Tensor() = default;
   // Throws Error when the device has not that much memory, or this process has no such device.
   Tensor(const Shape& shape, DType dtype, Device device = Device::cpu);
+  // On the CPU, where a CUDA device copies to without a detour: for what every pass copies. Takes
+  // long to make.
+  static Tensor pinned(const Shape& shape, DType dtype);
 
   const TensorView& view() const { return view_; }
   // A tensor in this one's memory, `offset` bytes from its begin, which it keeps from being freed.
@@ -48,12 +52,17 @@ struct DeviceMemory {
   void* (*allocate)(int64_t bytes) = nullptr;
   void (*release)(void* memory) = nullptr;
   int64_t (*available)() = nullptr;  // bytes that allocate could still find
+  // Memory of the host that copies to and from the device need not pass through other memory for.
+  // `from` of a copy is there read some time after the copy was queued.
+  void* (*pin)(int64_t bytes) = nullptr;
+  void (*unpin)(void* memory) = nullptr;
   // Copies to or from the device, after all that the stream has queued; has read `from` when it
-  // returns. `to` on the host is filled once `wait` returns.
+  // returns, unless that is pinned. `to` on the host is filled once `wait` returns.
   void (*copy)(void* to, const void* from, int64_t bytes, CUstream_st* stream) = nullptr;
   // Returns when all of the stream's work is done. Throws Error when it failed, or with the first
   // bad index that an op met since the last call (see bad_index.h).
   void (*wait)(CUstream_st* stream) = nullptr;
+  DeviceSampler* sample = nullptr;
   // For DeviceGraph. From the first of them to the second, what is queued on the stream is kept
   // instead of done; end_graph returns the graph, or null when it is not wanted.
   void (*begin_graph)(CUstream_st* stream) = nullptr;
@@ -70,7 +79,8 @@ CUstream_st* stream_of(Device device);
 // Bytes that a CUDA device could still give. Throws Error when no library is loaded.
 int64_t device_memory_left();
 // Copies as many bytes as both have, in the order of the device's stream. Two CPU tensors, and one
-// copied from a device, hold what they should on return; `from` can be written again in any case.
+// copied from a device, hold what they should on return; `from` can then be written again, unless
+// it is pinned and `to` is on a device.
 void copy(const TensorView& to, const TensorView& from);
 // A copy in the memory of `device`.
 Tensor copy_on(Device device, const TensorView& from);

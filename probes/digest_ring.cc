@@ -46,7 +46,7 @@ TensorView shown(const DigestLayout::Tap& tap, const PassInfo& info) {
 // to the host, and on the host.
 struct DigestRing::Slot {
   ~Slot() {
-    if (memory != nullptr) digest_maker().unpin(memory);
+    if (memory != nullptr) cuda_memory().unpin(memory);
   }
   char* memory = nullptr;  // pinned
   int64_t capacity = 0;
@@ -167,10 +167,10 @@ DigestRing::~DigestRing() {
 
 void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   if (bytes <= slot.capacity) return;
-  if (slot.memory != nullptr) digest_maker().unpin(std::exchange(slot.memory, nullptr));
+  if (slot.memory != nullptr) cuda_memory().unpin(std::exchange(slot.memory, nullptr));
   slot.capacity = 0;
   // For a while: the rows of the caches grow with every pass.
-  slot.memory = static_cast<char*>(digest_maker().pin(bytes + bytes / 2));
+  slot.memory = static_cast<char*>(cuda_memory().pin(bytes + bytes / 2));
   slot.capacity = bytes + bytes / 2;
 }
 

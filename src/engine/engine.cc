@@ -129,10 +129,14 @@ Forward Engine::compute(Batch batch, Probe& probe) {
   const Forward forward = compute_on_device(std::move(batch), probe, digested);
   // A chunk of a prompt chooses none, but what went wrong in it is not to be said a pass later.
   if (forward.tokens.count() == 0) wait_for(options_.device);
-  tokens_ = copy_on(Device::cpu, forward.tokens);
+  const int64_t rows = forward.tokens.count();
+  if (tokens_.view().empty() || tokens_.view().count() < rows)
+    tokens_ = Tensor::pinned({2 * rows}, DType::i32);
+  const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
+  if (rows > 0) copy(tokens, forward.tokens);
   // After the tokens, which the next pass waits for.
   if (digested.layout) probe.push(std::move(digested));
-  return {forward.logits, tokens_};
+  return {forward.logits, tokens};
 }
 
 Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& digested) {
@@ -206,6 +210,7 @@ void Engine::describe_holders(PassInfo& info) const {
 
 void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
   int64_t row = 0;  // of the logits: the shares that reach the end of their tokens
+  std::vector<Choice> choices;
   for (const Share& share : shares) {
     Sequence& s = *share.sequence;
     s.computed += share.tokens;
@@ -216,22 +221,64 @@ void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
     if (s.argmax.empty() && s.sample == 0)
       for (int32_t i = 1; i < s.request.samples; ++i)
         choosing.push_back(&sequences_[static_cast<size_t>(fork(s.id, s.request.max_new))]);
-    for (Sequence* sequence : choosing) choose_next(*sequence, forward, row);
+    for (Sequence* sequence : choosing)
+      choices.push_back({sequence, row, forward.tokens.as<int32_t>()[row]});
     ++row;
   }
+  draw(choices, forward);
+  for (const Choice& choice : choices) take(choice, forward);
 }
 
-void Engine::choose_next(Sequence& s, const Forward& forward, int64_t row) {
-  const auto made = s.argmax.size();
-  const Sampling& sampling = s.request.sampling;
-  const auto logits = [&] { return copy_on(Device::cpu, forward.logits.slice(row, 1)); };
-  int32_t token = forward.tokens.as<int32_t>()[row];
-  s.argmax.push_back(token);
-  if (made < s.request.forced.size())
-    token = s.request.forced[made];
-  else if (!sampling.argmax())
-    token = choose(logits(), sampling, s.tokens, {made, static_cast<uint32_t>(s.sample)});
-  if (sampling.logprobs > 0) s.logprobs.push_back(logprobs_of(logits(), token, sampling.logprobs));
+// Puts other tokens in the place of the argmax where a sequence wants others.
+void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
+  std::vector<Choice*> drawn;
+  for (Choice& choice : choices) {
+    const Sequence& s = *choice.sequence;
+    if (s.argmax.size() < s.request.forced.size())
+      choice.token = s.request.forced[s.argmax.size()];
+    else if (!s.request.sampling.argmax())
+      drawn.push_back(&choice);
+  }
+  const auto draw_of = [](const Sequence& s) {
+    return Draw{s.argmax.size(), static_cast<uint32_t>(s.sample)};
+  };
+  if (options_.device == Device::cpu) {
+    for (Choice* choice : drawn) {
+      const Sequence& s = *choice->sequence;
+      choice->token =
+          choose(forward.logits.slice(choice->row, 1), s.request.sampling, s.tokens, draw_of(s));
+    }
+    return;
+  }
+  if (drawn.empty()) return;
+  std::vector<DeviceDraw> draws;
+  std::vector<int32_t> text, tokens(drawn.size());
+  for (const Choice* choice : drawn) {
+    const Sequence& s = *choice->sequence;
+    const Sampling& sampling = s.request.sampling;
+    const int64_t begin = std::ssize(text);
+    if (sampling.repetition_penalty != 1) text.insert(text.end(), s.tokens.begin(), s.tokens.end());
+    draws.push_back({.row = choice->row,
+                     .text_begin = begin,
+                     .text_end = std::ssize(text),
+                     .top_k = sampling.top_k,
+                     .temperature = sampling.temperature,
+                     .top_p = sampling.top_p,
+                     .min_p = sampling.min_p,
+                     .penalty = sampling.repetition_penalty,
+                     .uniform = uniform(sampling.seed, draw_of(s))});
+  }
+  cuda_memory().sample(tokens, forward.logits, draws, text);
+  for (size_t i = 0; i < drawn.size(); ++i) drawn[i]->token = tokens[i];
+}
+
+void Engine::take(const Choice& choice, const Forward& forward) {
+  const auto& [sequence, row, token] = choice;
+  Sequence& s = *sequence;
+  s.argmax.push_back(forward.tokens.as<int32_t>()[row]);
+  if (const int64_t count = s.request.sampling.logprobs; count > 0)
+    s.logprobs.push_back(
+        logprobs_of(copy_on(Device::cpu, forward.logits.slice(row, 1)), token, count));
   s.tokens.push_back(token);
   s.ending = ending_of(s);
   if (s.ending != Ending::none) scheduler_.end(s);

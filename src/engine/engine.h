@@ -80,7 +80,14 @@ class Engine {
   Forward compute(Batch batch, Probe& probe);
   Forward compute_on_device(Batch batch, Probe& probe, DigestedPass& digested);
   void advance(const std::vector<Share>& shares, const Forward& forward);
-  void choose_next(Sequence& sequence, const Forward& forward, int64_t row);
+  // A sequence that chooses its next token by a row of the logits.
+  struct Choice {
+    Sequence* sequence;
+    int64_t row;
+    int32_t token;
+  };
+  void draw(std::vector<Choice>& choices, const Forward& forward) const;
+  void take(const Choice& choice, const Forward& forward);
   Ending ending_of(const Sequence& sequence) const;
 
   ThreadPool threads_;

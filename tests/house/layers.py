@@ -6,8 +6,8 @@ import house
 
 # The tensor and threads: the part of kernels that everyone may use, and which knows no op.
 TENSOR = {f"kernels/{name}.h"
-          for name in ("check", "digest", "dtype", "memory", "nearest", "stream", "tensor",
-                       "thread_pool")}
+          for name in ("check", "digest", "dtype", "memory", "nearest", "sample", "stream",
+                       "tensor", "thread_pool")}
 
 MAY_INCLUDE = {
     "tensor": set(),

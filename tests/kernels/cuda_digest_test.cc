@@ -332,7 +332,7 @@ TEST_F(CudaDigest, RefusesMoreJobsThanALaunchTakes) {
 
 TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
   const Tensor far = copy_on(Device::cuda, random_of({1, 4096}, DType::u8, 9));
-  const std::unique_ptr<void, void (*)(void*)> pinned(maker_.pin(4096), maker_.unpin);
+  const std::unique_ptr<void, void (*)(void*)> pinned(memory_.pin(4096), memory_.unpin);
   std::memset(pinned.get(), 0, 4096);
   memory_.copy(pinned.get(), far.view().data, 4096, maker_.aside);
   maker_.await(maker_.mark(maker_.aside));
