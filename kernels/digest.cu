@@ -45,15 +45,20 @@ __device__ Part warp_total(Part part) {
 
 // A thread's words of one block.
 struct Words {
-  int64_t places[4];  // in the tensor's bytes
+  int64_t begin;  // of the block, in the tensor's bytes
+  int place;      // of the first word in the block; each next one is a warp's words further
+  bool whole;     // all of them are the tensor's
   uint64_t words[4];
 
-  __device__ Words(Input input, const xxh3::Warp& warp, int64_t block) {
-    for (int i = 0; i < 4; ++i) {
-      places[i] = block * xxh3::kBlock + warp.place(i);
-      words[i] = input.tail(places[i]);
-    }
+  __device__ Words(Input input, const xxh3::Warp& warp, int64_t block)
+      : begin(block * xxh3::kBlock), place(static_cast<int>(warp.place(0))) {
+    const char* run = input.run(begin);
+    whole = run != nullptr;
+    for (int i = 0; i < 4; ++i)
+      words[i] =
+          whole ? *reinterpret_cast<const uint64_t*>(run + warp.place(i)) : input.tail(at(i));
   }
+  __device__ int64_t at(int i) const { return begin + place + i * kWarp * 8; }
 };
 
 // Elements of a tensor have few exponents, and lanes that add to one word wait for each other: so
@@ -65,37 +70,73 @@ extern __shared__ uint32_t exponents[];
 template <typename E>
 struct Seen {
   Part part = {.at = -1};
-  typename E::Wide least = 0, most = 0, largest = 0;
+  typename E::Wide least = INFINITY, most = -INFINITY, largest = -1;
   // 1, which the compiler does not know: for that it has an instruction that counts lanes with the
   // same address, and here they all differ.
   uint32_t one = blockDim.x / kThreads;
 
   // Those from byte `size` on are none of the tensor's.
   __device__ void look_at(const Words& in, int64_t size, typename E::Wide tiny) {
-#pragma unroll
+    if (E::kCount <= 4 && in.whole && all_normal(in, tiny)) return look_at_normal(in);
+#pragma unroll 1
     for (int w = 0; w < 4; ++w) {
-#pragma unroll(E::kCount > 4 ? 1 : E::kCount)
+#pragma unroll 1
       for (int i = 0; i < E::kCount; ++i) {
-        const int64_t at = in.places[w] + i * (8 / E::kCount);
-        if (at < size) look_at(E::wide(in.words[w], i), at / (8 / E::kCount), tiny);
+        const int64_t at = in.at(w) + i * kBytes;
+        if (at < size) look_at(E::wide(in.words[w], i), at / kBytes, tiny);
       }
     }
   }
 
+  // As nearly all numbers are: with nothing to count but their exponents.
+  __device__ static bool all_normal(const Words& in, typename E::Wide tiny) {
+    bool normal = true;
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+#pragma unroll
+      for (int i = 0; i < E::kCount; ++i) {
+        const typename E::Wide x = E::wide(in.words[w], i), magnitude = x < 0 ? -x : x;
+        normal &= magnitude >= tiny && isfinite(x);
+      }
+    return normal;
+  }
+  __device__ void look_at_normal(const Words& in) {
+    int best = -1;  // of the elements, that is larger than any before
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+#pragma unroll
+      for (int i = 0; i < E::kCount; ++i) {
+        const typename E::Wide x = E::wide(in.words[w], i), magnitude = x < 0 ? -x : x;
+        count_exponent(x);
+        least = min(least, x), most = max(most, x);
+        if (magnitude > largest) largest = magnitude, best = w * E::kCount + i;
+        add_to_sums(x);
+      }
+    part.finite += 4 * E::kCount;
+    if (best >= 0) part.at = in.at(best / E::kCount) / kBytes + best % E::kCount;
+  }
+
   __device__ void look_at(typename E::Wide x, int64_t at, typename E::Wide tiny) {
     const typename E::Wide magnitude = x < 0 ? -x : x;
-    atomicAdd(&exponents[exponent_bin(x) * kWarp + static_cast<int>(threadIdx.x) % kWarp], one);
+    count_exponent(x);
     if (!isfinite(x)) {
       part.nan += isnan(x), part.pos_inf += x > 0, part.neg_inf += x < 0;
       return;
     }
-    const bool first = part.at < 0;
-    least = first ? x : min(least, x), most = first ? x : max(most, x);
-    if (first || magnitude > largest) largest = magnitude, part.at = at;
+    least = min(least, x), most = max(most, x);
+    if (magnitude > largest) largest = magnitude, part.at = at;
     ++part.finite, part.zeros += x == 0, part.subnormals += x != 0 && magnitude < tiny;
-    const double value = x;
-    part.sum += value, part.sum_abs += fabs(value), part.sum_squares += value * value;
+    add_to_sums(x);
   }
+
+  __device__ void count_exponent(typename E::Wide x) {
+    atomicAdd(&exponents[exponent_bin(x) * kWarp + static_cast<int>(threadIdx.x) % kWarp], one);
+  }
+  __device__ void add_to_sums(double x) {
+    part.sum += x, part.sum_abs += fabs(x), part.sum_squares += x * x;
+  }
+
+  static constexpr int kBytes = 8 / E::kCount;  // of an element
 
   __device__ Part total() {
     part.min = least, part.max = most, part.absmax = largest;
@@ -112,7 +153,7 @@ __device__ double deviation(const Words& in, int64_t size, double mean) {
 #pragma unroll(E::kCount > 4 ? 1 : E::kCount)
     for (int i = 0; i < E::kCount; ++i) {
       const typename E::Wide x = E::wide(in.words[w], i);
-      if (in.places[w] + i * (8 / E::kCount) >= size || !isfinite(x)) continue;
+      if ((!in.whole && in.at(w) + i * (8 / E::kCount) >= size) || !isfinite(x)) continue;
       m2 += (x - mean) * (x - mean);
     }
   }

@@ -105,6 +105,14 @@ class Input {
     const char* place = this->place(at);
     return place == nullptr ? ~0ull : *reinterpret_cast<const uint64_t*>(place);
   }
+  // Where the bytes of a block of XXH3 are that begins there, if they are all the tensor's and lie
+  // one behind the other, to be read in words; else null. What is on both sides of a long row is
+  // looked for once, and not for every word.
+  __device__ const char* run(int64_t at) const {
+    if (!words_ || at % 8 != 0 || at + xxh3::kBlock > size_) return nullptr;
+    if (table_ != nullptr && (row_ % xxh3::kBlock != 0 || at % xxh3::kBlock != 0)) return nullptr;
+    return place(at);
+  }
   // The bytes from there to the end, at most 8, and zeros.
   __device__ uint64_t tail(int64_t at) const {
     if (at >= size_) return 0;

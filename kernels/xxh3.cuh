@@ -164,6 +164,12 @@ __device__ uint64_t hash(Input input, int64_t begin, int64_t size) {
   uint64_t accumulator = warp.start(), words[Warp::kWords], next[Warp::kWords];
   const int64_t blocks = full_blocks(size);
   const auto fetch = [&](int64_t block) {
+    const bool whole = (block + 1) * kBlock <= size;
+    if (const char* run = whole ? input.run(begin + block * kBlock) : nullptr) {
+      for (int i = 0; i < Warp::kWords; ++i)
+        next[i] = *reinterpret_cast<const uint64_t*>(run + warp.place(i));
+      return;
+    }
     for (int i = 0; i < Warp::kWords; ++i) {
       const int64_t at = block * kBlock + warp.place(i);
       next[i] = at + 8 <= size ? input.word(begin + at) : 0;
