@@ -90,7 +90,8 @@ void QwenPass::add_and_norm(Name residual, Name norm, int norm_layer, const Tens
     stream_ = a.next_half();
     const AddNorm made = {.sum = stream_, .a = before, .b = branch, .weight = weight, .eps = eps};
     if (left_to_products) {
-      left_.emplace(made, residual.point, norm.point, std::exchange(layer_, norm_layer));
+      left_.emplace(Left{.made = made, .residual = residual.point, .norm = norm.point,
+                         .residual_layer = std::exchange(layer_, norm_layer)});
       return;
     }
     fused_.add_rms_norm(sum, a.norm, made);                           show(residual, stream_);
