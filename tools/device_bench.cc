@@ -138,7 +138,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, dou
                 "ms",
                 1e3,
                 {},
-                Whole::read_roof,
+                Whole::copy_rate,
                 caches.bytes() / read};
   uint64_t wanted = 0;
   for (int i = -1; i < kRepeats; ++i) {
@@ -210,7 +210,7 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                       "ms",
                       1e3,
                       {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
-                      Whole::read_roof,
+                      Whole::copy_rate,
                       floor});
     list.push_back(
         {shape,

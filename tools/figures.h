@@ -9,7 +9,16 @@ namespace lockstep {
 
 // What a figure of a benchmark is a share of: of a roof, the time that it would take there, by the
 // median. Else the median by that.
-enum class Whole : uint8_t { none, read_roof, dot_roof, step, limit, judging_limit, fp64_model };
+enum class Whole : uint8_t {
+  none,
+  read_roof,
+  copy_rate,  // of a device, read and written; what is only read moves some percent faster
+  dot_roof,
+  step,
+  limit,
+  judging_limit,
+  fp64_model
+};
 
 struct Figure {
   std::string shape, what, unit;

@@ -90,7 +90,8 @@ TEST(Lockstep, RefusesWhatItCannotRun) {
 }
 
 TEST(Lockstep, BenchNamesTheShapesThatItHas) {
-  expect_has(trouble_of("bench --shape qwen9"), "one of all|qwen3-0.6b|qwen2.5-0.5b is wanted");
+  expect_has(trouble_of("bench --shape qwen9"),
+             "one of all|qwen3-0.6b|qwen2.5-0.5b|qwen3-8b is wanted");
   expect_has(trouble_of("bench --threads two"), "found \"two\"");
 }
 
