@@ -3,11 +3,10 @@
 #include <limits>
 #include <random>
 
-#include "kernels/cuda_ops.h"
 #include "kernels/sample.h"
 #include "src/engine/sampler.h"
 #include "tests/fixtures.h"
-#include "tests/kernels/samples.h"
+#include "tests/kernels/cuda_samples.h"
 
 namespace lockstep {
 namespace {
@@ -15,15 +14,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-class DeviceSample : public testing::Test {
+class DeviceSample : public CudaTest {
  protected:
-  void SetUp() override {
-    if (lockstep_cuda_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
-    DeviceMemory memory;
-    ops_ = lockstep_cuda_ops(0, &memory);
-    set_cuda_memory(memory);
-  }
-
   // One token a sampling, of the rows in turn, with texts that differ.
   static void expect_as_on_cpu(const Tensor& logits, const std::vector<Sampling>& samplings) {
     const int64_t rows = logits.view().rows(), vocab = logits.view().shape[1];
@@ -64,8 +56,6 @@ class DeviceSample : public testing::Test {
               all.push_back({temperature, top_k, top_p, min_p, penalty, seed++});
     return all;
   }
-
-  const Ops* ops_ = nullptr;
 };
 
 Tensor normal_logits(int64_t rows, int64_t vocab, DType dtype, double deviation) {
@@ -157,9 +147,8 @@ TEST_F(DeviceSample, ServesWhatTheLogitsSay) {
         if (of.request != id && !(first && of.request == s.asked)) continue;
         const std::span text(s.tokens.data(), static_cast<size_t>(of.position) + 1);
         const uint64_t made = text.size() - requests[static_cast<size_t>(s.asked)].prompt.size();
-        const int32_t want =
-            choose(pass.tensors[0].data.view().slice(static_cast<int64_t>(row), 1), sampling,
-                   text, {made, static_cast<uint32_t>(s.sample)});
+        const int32_t want = choose(pass.tensors[0].data.view().slice(static_cast<int64_t>(row), 1),
+                                    sampling, text, {made, static_cast<uint32_t>(s.sample)});
         EXPECT_EQ(s.tokens[text.size()], want) << "request " << id << " choice " << made;
         ++chosen;
         sampled += want == s.argmax[made] ? 0 : 1;
