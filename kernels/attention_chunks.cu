@@ -9,23 +9,27 @@ constexpr int kBlocks = kChunkKeys / kBlockKeys;  // of a chunk; a warp each
 template <int kDim, int kTeam>
 constexpr int kShare = (kDim / 16 + kTeam - 1) / kTeam * 16;
 
-// What the warps tell each other.
+constexpr int kLowerRows = kTileRows / 2;
+
+// What the warps tell each other. The weights of the lower eight rows, which are all where a
+// request decodes, have room of their own, so that the next keys can come while they are used;
+// those of the upper ones take the place of the keys.
 template <typename T, int kDim>
 struct Chunk {
   static constexpr int kSteps = kBlockKeys / 16;
-  static constexpr int kWeights = kSteps * kParts<T> * kWarp;  // of a block
-  static constexpr bool kInPlace = sizeof(Block<T, kDim>::k) >= kWeights * sizeof(uint4);
+  using Weights = uint2[kWarp][kSteps * kParts<T>];  // of a block: each lane its own
 
   Block<T, kDim> blocks[kBlocks];
-  uint4 apart[kInPlace ? 1 : kBlocks * kWeights];
+  alignas(16) Weights lower[kBlocks];
   float most[kBlocks][kTileRows];
+  alignas(8) float shrink[kBlocks][kLowerRows];  // what a block changes in the sums before it
   float total[kBlocks][2][kWarp];
 
-  // Where this lane's share of a block's weights is: in the place of the
-  // block's keys, if that is large enough.
-  __device__ uint4& weights(int block, int step, int part) {
-    uint4* all = kInPlace ? reinterpret_cast<uint4*>(blocks[block].k) : apart + block * kWeights;
-    return all[(step * kParts<T> + part) * kWarp + threadIdx.x % kWarp];
+  // This lane's share of a block's weights.
+  __device__ uint2& weights(int half, int block, int step, int part) {
+    static_assert(sizeof(Weights) <= sizeof(blocks[0].k));
+    auto& all = half == 0 ? lower[block] : reinterpret_cast<Weights&>(blocks[block].k);
+    return all[threadIdx.x % kWarp][step * kParts<T> + part];
   }
 };
 
@@ -47,17 +51,32 @@ __device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, k
   }
 }
 
-// The scores of the warp's own block, turned into weights for all warps:
-// relative to the largest score up to and with this block.
-template <int kHalves, typename T, int kDim, int kColumns, typename Taken>
+// Which blocks of a chunk have keys that are wanted.
+struct Taken {
+  int first;
+  KeyRange keys;
+  __device__ bool operator()(int block) const {
+    const int at = first + block * kBlockKeys;
+    return at < keys.end && at + kBlockKeys > keys.begin;
+  }
+};
+
+// The scores of the warp's own block, turned into weights for all warps, of kHalves of the rows:
+// relative to the largest score up to and with this block. Calls scored() when the keys have been
+// read.
+template <int kHalves, typename T, int kDim, int kColumns, typename Scored>
 __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk,
-                            Tile<T, kDim, kColumns>& tile, int first, Taken taken) {
+                            Tile<T, kDim, kColumns>& tile, const Taken& taken, Scored scored) {
   const int lane = static_cast<int>(threadIdx.x % kWarp),
             warp = static_cast<int>(threadIdx.x / kWarp);
   float p[kBlockKeys / 8][4];
   if (taken(warp)) {
-    const int at = first + warp * kBlockKeys;
+    const int at = taken.first + warp * kBlockKeys;
     tile.score(a, chunk.blocks[warp], at, tile.sees_all(at), p);
+    __syncwarp();
+  }
+  scored();
+  if (taken(warp)) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const float most = tile.most_of(p, half);
@@ -68,11 +87,13 @@ __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chun
   if (!taken(warp)) return;
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
-    float most = kNothing;
+    float before = kNothing;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
-      if (b <= warp && taken(b)) most = fmaxf(most, chunk.most[b][lane / 4 + 8 * half]);
+      if (b < warp && taken(b)) before = fmaxf(before, chunk.most[b][lane / 4 + 8 * half]);
+    const float most = fmaxf(before, chunk.most[warp][lane / 4 + 8 * half]);
     chunk.total[warp][half][lane] = tile.soften(p, half, most);
+    if (kHalves == 1 && lane % 4 == 0) chunk.shrink[warp][lane / 4] = expf(before - base_of(most));
   }
 #pragma unroll
   for (int step = 0; step < Chunk<T, kDim>::kSteps; ++step) {
@@ -80,55 +101,174 @@ __device__ void score_block(const AttentionArguments<T>& a, Chunk<T, kDim>& chun
     split_scores<T, kHalves>(p, step, weights);
 #pragma unroll
     for (int part = 0; part < kParts<T>; ++part)
-      chunk.weights(warp, step, part) = {weights[part][0], weights[part][1], weights[part][2],
-                                         weights[part][3]};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        chunk.weights(half, warp, step, part) = {weights[part][half], weights[part][half + 2]};
   }
 }
 
-// Softmax and sums of the chunk in a tile of which kHalves have rows: first a
-// warp scores each block, then each warp sums its columns over all of them, in
-// their order. Both give the bits that one warp alone would.
-template <int kHalves, typename T, int kDim, int kColumns>
+// Softmax and sums of the chunk in a tile: first a warp scores each block, then each warp sums its
+// columns over all of them, in their order. Both give the bits that one warp alone would.
+template <typename T, int kDim, int kColumns, typename Scored>
 __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk,
-                           Tile<T, kDim, kColumns>& tile, int first, const KeyRange& keys) {
+                           Tile<T, kDim, kColumns>& tile, const Taken& taken, Scored scored) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const auto taken = [&](int block) {
-    const int at = first + block * kBlockKeys;
-    return at < keys.end && at + kBlockKeys > keys.begin;
-  };
-  score_block<kHalves>(a, chunk, tile, first, taken);
-  wait_for_all();
+  score_block<2>(a, chunk, tile, taken, scored);
+  wait_for_older();
   __syncthreads();
   tile.begin_chunk();
 #pragma unroll 1
   for (int b = 0; b < kBlocks; ++b) {
     if (!taken(b)) continue;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
+    for (int half = 0; half < 2; ++half)
       tile.grow(half, fmaxf(tile.softmax[half].most, chunk.most[b][lane / 4 + 8 * half]),
                 chunk.total[b][half][lane]);
     if (tile.column >= kDim) continue;
-    const int at = first + b * kBlockKeys;
-    const bool part_rows = !tile.sees_all(at) && tile.must_part_rows(chunk.blocks[b], at, keys);
+    const int at = taken.first + b * kBlockKeys;
+    const bool part_rows =
+        !tile.sees_all(at) && tile.must_part_rows(chunk.blocks[b], at, taken.keys);
 #pragma unroll
     for (int step = 0; step < Chunk<T, kDim>::kSteps; ++step) {
       uint32_t weights[kParts<T>][4];
 #pragma unroll
-      for (int part = 0; part < kParts<T>; ++part) {
-        const uint4 four = chunk.weights(b, step, part);
-        weights[part][0] = four.x, weights[part][1] = four.y;
-        weights[part][2] = four.z, weights[part][3] = four.w;
-      }
+      for (int part = 0; part < kParts<T>; ++part)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint2 two = chunk.weights(half, b, step, part);
+          weights[part][half] = two.x, weights[part][half + 2] = two.y;
+        }
       tile.weigh(chunk.blocks[b], at, step, weights, part_rows);
     }
   }
   tile.end_chunk();
 }
 
+// The same of a tile that has the heads of one query only, at most kLowerRows: as most tiles are
+// when requests decode. Values are multiplied from the left, so that no product is made for rows
+// that there are not. A lane has columns lane / 4 and lane / 4 + 8 of sixteen, and of each the
+// heads 2 (lane % 4) and the next. Every number is the one that a Tile would have.
+template <typename T, int kDim, int kColumns>
+class OneQuery {
+ public:
+  __device__ OneQuery(const Queries& queries, int kv_head, int column)
+      : token_(queries.first),
+        position_(queries.position(queries.first)),
+        kv_head_(kv_head),
+        column_(column) {}
+
+  template <typename Scored>
+  __device__ void take_chunk(const AttentionArguments<T>& a, Chunk<T, kDim>& chunk,
+                             Tile<T, kDim, kColumns>& tile, const Taken& taken, Scored scored) {
+    score_block<1>(a, chunk, tile, taken, scored);
+    wait_for_older();
+    __syncthreads();
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    softmax_ = {};
+#pragma unroll
+    for (auto& four : sums_)
+      for (float& sum : four) sum = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (!taken(b)) continue;
+      softmax_.total =
+          __fmaf_rn(softmax_.total, chunk.shrink[b][lane / 4], chunk.total[b][0][lane]);
+      softmax_.most = fmaxf(softmax_.most, chunk.most[b][lane / 4]);
+      weigh(chunk, b);
+    }
+    if constexpr (kWeightUnit<T> != 1)
+#pragma unroll
+      for (auto& four : sums_)
+        for (float& sum : four) sum = __fmul_rn(sum, kWeightUnit<T>);
+    softmax_.total = __fadd_rn(softmax_.total, __shfl_xor_sync(~0u, softmax_.total, 1));
+    softmax_.total = __fadd_rn(softmax_.total, __shfl_xor_sync(~0u, softmax_.total, 2));
+  }
+
+  __device__ void write_part(const AttentionArguments<T>& a, int64_t chunk) const {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    float* const first = a.part(token_, kv_head_ * a.group, chunk);
+    const int64_t next = a.part(0, 1, 0) - a.part(0, 0, 0);
+    if (column_ == 0 && lane % 4 == 0 && lane / 4 < a.group) {
+      float* const to = first + lane / 4 * next;
+      to[0] = softmax_.most, to[1] = softmax_.total;
+    }
+    each(a.group, [&](int which, int column, float sum) {
+      first[(head() + which) * next + 2 + column] = sum;
+    });
+  }
+
+  // The output, where this chunk is the only one.
+  __device__ void write_out(const AttentionArguments<T>& a) const {
+    Softmax all[2];
+    Join joins[2];
+    float units[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int owner = (head() + i) * 4;  // a lane that knows
+      joins[i] = join(all[i], {__shfl_sync(~0u, softmax_.most, owner),
+                               __shfl_sync(~0u, softmax_.total, owner)});
+      units[i] = unit_of(all[i], position_);
+    }
+    T* const to = a.out + (int64_t{token_} * a.heads + kv_head_ * a.group) * kDim;
+    each(a.group, [&](int which, int column, float sum) {
+      to[(head() + which) * kDim + column] = narrow<T>(scaled(joins[which](0, sum), units[which]));
+    });
+  }
+
+ private:
+  // The first of this lane's heads, in the group.
+  __device__ static int head() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+
+  // The sums over the keys of a block.
+  __device__ void weigh(Chunk<T, kDim>& chunk, int block) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const auto shrink = *reinterpret_cast<const float2*>(&chunk.shrink[block][head()]);
+#pragma unroll
+    for (auto& four : sums_)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) four[i] = __fmul_rn(four[i], i % 2 == 0 ? shrink.x : shrink.y);
+#pragma unroll
+    for (int step = 0; step < Chunk<T, kDim>::kSteps; ++step) {
+      uint32_t v[kTiles][4];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+        load_matrices<true>(
+            v[n], chunk.blocks[block].v.at(step * 16 + lane / 16 * 8 + lane % 8,
+                                           min(column_ + n * 16, kDim - 16) + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int part = 0; part < kParts<T>; ++part) {
+        const uint2 weights = chunk.weights(0, block, step, part);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) multiply_add<T>(sums_[n], v[n], {weights.x, weights.y});
+      }
+    }
+  }
+
+  // use(which of the two heads, column, sum) for what this lane has.
+  template <typename Use>
+  __device__ void each(int group, Use use) const {
+    const int row = static_cast<int>(threadIdx.x % kWarp) / 4;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = column_ + n * 16 + i / 2 * 8 + row;
+        if (column < kDim && head() + i % 2 < group) use(i % 2, column, sums_[n][i]);
+      }
+  }
+
+  static constexpr int kTiles = kColumns / 16;
+
+  int token_, position_, kv_head_, column_;
+  Softmax softmax_;  // of the head lane / 4
+  float sums_[kTiles][4];
+};
+
 // A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one
 // tile and one K/V head (blockIdx.y): all of a chunk is on its way before the
-// first of it is needed, and the next one while what this one gave is written. By kTeam warps: one
-// for each block of keys, or two, of which the second brings the values.
+// first of it is needed, the next keys as soon as these have been scored, and the next values while
+// what these gave is written. By kTeam warps: one for each block of keys, or two, of which the
+// second brings the values.
 template <typename T, int kDim, int kTeam>
 __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
     attend_chunks(AttentionArguments<T> a) {
@@ -142,18 +282,19 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
   const KeyRange seen = with_parts(a, queries, seen_by(a, queries, run * kTileRows, kTileRows));
-  const bool lower = queries.rows(a) - run * kTileRows <= kTileRows / 2;  // rows alone
+  const bool one = queries.rows(a) == a.group && a.group <= kLowerRows;
   const auto keys_of = [&](int first) -> KeyRange {
     return {max(seen.begin, first), min(seen.end, first + kChunkKeys)};
   };
   const auto place_of_mine = [&](int first) {
     return look_up(a, queries, kv_head, first + mine * kBlockKeys, keys_of(first));
   };
-  const auto bring = [&](int64_t place) {
-    const Pieces<T, kDim, kWarp> pieces(place);
-    if (warp == mine) pieces.bring(chunk.blocks[mine].k, a.k);
-    end_group();
-    if (warp != mine || kTeam == kBlocks) pieces.bring(chunk.blocks[mine].v, a.v);
+  const auto bring_keys = [&](int64_t place) {
+    if (warp == mine) Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine].k, a.k);
+  };
+  const auto bring_values = [&](int64_t place) {
+    if (warp != mine || kTeam == kBlocks)
+      Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine].v, a.v);
     end_group();
   };
   const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
@@ -162,27 +303,44 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
   int64_t place = place_of_mine(first);
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
-  bring(place);
+  bring_keys(place);
+  end_group();
+  bring_values(place);
   constexpr int kColumns = kShare<kDim, kTeam>;
   Tile<T, kDim, kColumns> tile;
   tile.column = warp * kColumns;
   tile.begin(a, queries, kv_head, run * kTileRows);
+  OneQuery<T, kDim, kColumns> query(queries, kv_head, tile.column);
   for (bool more = true; more; first += stride) {
     more = first + stride < seen.end;
     if (more) place = place_of_mine(first + stride);
     wait_for_older();
     __syncwarp();
-    if (lower)
-      take_chunk<1>(a, chunk, tile, first, keys_of(first));
+    const auto scored = [&] {
+      if (more && one) bring_keys(place);
+      end_group();  // of no keys too, so that the values are the older ones
+    };
+    const Taken taken = {first, keys_of(first)};
+    if (one)
+      query.take_chunk(a, chunk, tile, taken, scored);
     else
-      take_chunk<2>(a, chunk, tile, first, keys_of(first));
+      take_chunk(a, chunk, tile, taken, scored);
     if (more) {
       __syncthreads();  // before what was read is overwritten
-      bring(place);
+      if (!one) {
+        bring_keys(place);
+        end_group();
+      }
+      bring_values(place);
     }
-    if (a.parts != nullptr) write_part(a, tile, first / kChunkKeys);
+    if (a.parts == nullptr) continue;
+    if (one)
+      query.write_part(a, first / kChunkKeys);
+    else
+      write_part(a, tile, first / kChunkKeys);
   }
   if (a.parts != nullptr) return;
+  if (one) return query.write_out(a);
   Softmax softmax[2];
   float4 all[kColumns / 8] = {};
   const auto sums = [&](int n) -> float4& { return all[n]; };

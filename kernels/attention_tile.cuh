@@ -19,12 +19,27 @@ __device__ bool not_finite(uint32_t pair) {
   return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
 }
 
-// A block of keys and values in shared memory. The rows' padding keeps eight of
-// them, at one column, in different banks.
+// A block of keys or values in shared memory, of which eight rows at one column lie in different
+// banks: by the order of each row's columns where that will do, else by padding.
+template <typename T, int kDim>
+class Rows {
+ public:
+  // Eight columns of a row, from a multiple of eight on.
+  __device__ T* at(int row, int column) {
+    return &rows_[row][kSwizzled ? column ^ row % 8 * 8 : column];
+  }
+  __device__ const T* at(int row, int column) const {
+    return &rows_[row][kSwizzled ? column ^ row % 8 * 8 : column];
+  }
+
+ private:
+  static constexpr bool kSwizzled = kDim % 64 == 0;
+  T rows_[kBlockKeys][kSwizzled ? kDim : kDim + 8];
+};
+
 template <typename T, int kDim>
 struct Block {
-  T k[kBlockKeys][kDim + 8];
-  T v[kBlockKeys][kDim + 8];
+  Rows<T, kDim> k, v;
 };
 
 // Keys that any of these rows sees: rows are a request's queries times the
@@ -169,7 +184,7 @@ __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
     const int column = min(step * 16 + lane / 8 * 8, kDim - 8);
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
-      load_matrices<false>(k[j], &block.k[j * 8 + lane % 8][column]);
+      load_matrices<false>(k[j], block.k.at(j * 8 + lane % 8, column));
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j) multiply_add<T>(p[j], q[step], {k[j][0], k[j][1]});
     if (step + 1 == kDim / 16) continue;
@@ -260,7 +275,7 @@ __device__ bool Tile<T, kDim, kColumns>::must_part_rows(const Block<T, kDim>& bl
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   bool found = false;
   for (int i = 0; i < kDim / 2; ++i)
-    found |= not_finite<T>(reinterpret_cast<const uint32_t*>(block.v[lane])[i]);
+    found |= not_finite<T>(reinterpret_cast<const uint32_t*>(block.v.at(lane, i / 4 * 8))[i % 4]);
   return __any_sync(~0u, found);
 }
 
@@ -276,9 +291,8 @@ __device__ void Tile<T, kDim, kColumns>::weigh_rows(const Block<T, kDim>& block,
     uint32_t v[kTogether][4];
 #pragma unroll
     for (int c = 0; c < kTogether; ++c)
-      load_matrices<true>(
-          v[c],
-          &block.v[step * 16 + lane % 16][min(column + (n + c) * 16, kDim - 16) + lane / 16 * 8]);
+      load_matrices<true>(v[c], block.v.at(step * 16 + lane % 16,
+                                           min(column + (n + c) * 16, kDim - 16) + lane / 16 * 8));
 #pragma unroll
     for (int part = 0; part < kParts<T>; ++part)
 #pragma unroll
@@ -310,7 +324,7 @@ __device__ void Tile<T, kDim, kColumns>::weigh_row_by_row(const Block<T, kDim>& 
       if (!has_column(n * 8)) break;
       float sum[4] = {sums[n][0], sums[n][1], sums[n][2], sums[n][3]};
       uint32_t v[4];  // the second two are not used
-      load_matrices<true>(v, &block.v[step * 16 + lane % 16][column + n * 8]);
+      load_matrices<true>(v, block.v.at(step * 16 + lane % 16, column + n * 8));
       const int key = first + step * 16 + lane % 4 * 2;
       const uint32_t b[2] = {masked(v[0], key), masked(v[1], key + 8)};
 #pragma unroll
@@ -358,23 +372,31 @@ template <typename T, int kDim, int kThreads>
 class Pieces {
  public:
   __device__ explicit Pieces(int64_t mine)  // the place of this lane's key
-      : known_(__ballot_sync(~0u, mine >= 0)), missing_(__ballot_sync(~0u, mine == -1)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      place_[i] = __shfl_sync(~0u, max(mine, int64_t{0}), row(i) % kWarp) + column();
-  }
+      : mine_(static_cast<uint32_t>(max(mine, int64_t{0}) / kDim)),
+        known_(__ballot_sync(~0u, mine >= 0)),
+        missing_(__ballot_sync(~0u, mine == -1)) {}
   // Begins to bring the keys, or the values: zeros for those that nobody wants, and NaN for those
   // that have no page.
-  __device__ void bring(T (&to)[kBlockKeys][kDim + 8], const T* from) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (exists(i) && (missing_ >> row(i) & 1) == 0)
-        begin_copy(&to[row(i)][column()], from + place_[i], (known_ >> row(i) & 1) == 0);
-    if (missing_ == 0) return;
+  __device__ void bring(Rows<T, kDim>& to, const T* from) const {
+    if (known_ == ~0u) {
+#pragma unroll 8  // of all, the addresses would take too many registers
+      for (int i = 0; i < kCount; ++i) {
+        const T* const piece = place(from, i);
+        if (exists(i)) begin_copy(to.at(row(i), column()), piece);
+      }
+      return;
+    }
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i)
-      if (exists(i) && (missing_ >> row(i) & 1) != 0)
-        *reinterpret_cast<uint4*>(&to[row(i)][column()]) = {~0u, ~0u, ~0u, ~0u};
+    for (int i = 0; i < kCount; ++i) {
+      const T* const piece = place(from, i);
+      if (!exists(i)) continue;
+      if ((missing_ >> row(i) & 1) != 0)
+        *reinterpret_cast<uint4*>(to.at(row(i), column())) = {~0u, ~0u, ~0u, ~0u};
+      else if ((known_ >> row(i) & 1) != 0)
+        begin_copy(to.at(row(i), column()), piece);
+      else
+        *reinterpret_cast<uint4*>(to.at(row(i), column())) = {};
+    }
   }
 
  private:
@@ -389,8 +411,13 @@ class Pieces {
     return kWhole || (row(i) < kBlockKeys && column() < kDim);
   }
 
+  __device__ const T* place(const T* from, int i) const {
+    return from + int64_t{__shfl_sync(~0u, mine_, row(i) % kWarp)} * kDim + column();
+  }
+
+  uint32_t
+      mine_;  // the number of this lane's key among those of all K/V heads: a byte or more each
   unsigned known_, missing_;
-  int64_t place_[kCount];
 };
 
 // The output of the tile's columns, of what the chunks of its rows gave: see Tile::join_to.

@@ -45,12 +45,11 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
                  : "memory");
 }
 
-// Starts to copy 16 bytes, or as many zeros, into shared memory.
-__device__ inline void begin_copy(void* to, const void* from, bool zeros) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+// Starts to copy 16 bytes into shared memory.
+__device__ inline void begin_copy(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from),
-                 "r"(zeros ? 0 : 16)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
