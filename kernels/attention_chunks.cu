@@ -264,83 +264,40 @@ class OneQuery {
   float sums_[kTiles][4];
 };
 
-// A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one
-// tile and one K/V head (blockIdx.y): all of a chunk is on its way before the
-// first of it is needed, the next keys as soon as these have been scored, and the next values while
-// what these gave is written. By kTeam warps: one for each block of keys, or two, of which the
-// second brings the values.
+// Where a warp finds the keys and values of its block of each chunk, and how it brings them. With
+// two warps for a block the second brings the values.
 template <typename T, int kDim, int kTeam>
-__global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
-    attend_chunks(AttentionArguments<T> a) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  auto& chunk = *reinterpret_cast<Chunk<T, kDim>*>(shared);
-  let_the_next_begin();
-  const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
-  const int mine = warp % kBlocks;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && warp == 0) look_at_batch(a);
-  int run = static_cast<int>(blockIdx.x);
-  const Queries queries = find_run(a, a.group, kTileRows, run);
-  if (queries.request < 0) return wait_for_the_kernel_before();
-  const KeyRange seen = with_parts(a, queries, seen_by(a, queries, run * kTileRows, kTileRows));
-  const bool one = queries.rows(a) == a.group && a.group <= kLowerRows;
-  const auto keys_of = [&](int first) -> KeyRange {
+struct Supply {
+  const AttentionArguments<T>& a;
+  Chunk<T, kDim>& chunk;
+  const Queries& queries;
+  KeyRange seen;
+  int kv_head;
+  int64_t place = kZeros;  // of this lane's key
+
+  __device__ KeyRange keys_of(int first) const {
     return {max(seen.begin, first), min(seen.end, first + kChunkKeys)};
-  };
-  const auto place_of_mine = [&](int first) {
-    return look_up(a, queries, kv_head, first + mine * kBlockKeys, keys_of(first));
-  };
-  const auto bring_keys = [&](int64_t place) {
-    if (warp == mine) Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine].k, a.k);
-  };
-  const auto bring_values = [&](int64_t place) {
-    if (warp != mine || kTeam == kBlocks)
-      Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine].v, a.v);
-    end_group();
-  };
-  const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
-  int first = static_cast<int>(blockIdx.z) * kChunkKeys;
-  while (first + kChunkKeys <= seen.begin) first += stride;
-  if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
-  int64_t place = place_of_mine(first);
-  wait_for_the_kernel_before();  // for the keys and q: the rest was there
-  bring_keys(place);
-  end_group();
-  bring_values(place);
-  constexpr int kColumns = kShare<kDim, kTeam>;
-  Tile<T, kDim, kColumns> tile;
-  tile.column = warp * kColumns;
-  tile.begin(a, queries, kv_head, run * kTileRows);
-  OneQuery<T, kDim, kColumns> query(queries, kv_head, tile.column);
-  for (bool more = true; more; first += stride) {
-    more = first + stride < seen.end;
-    if (more) place = place_of_mine(first + stride);
-    wait_for_older();
-    __syncwarp();
-    const auto scored = [&] {
-      if (more && one) bring_keys(place);
-      end_group();  // of no keys too, so that the values are the older ones
-    };
-    const Taken taken = {first, keys_of(first)};
-    if (one)
-      query.take_chunk(a, chunk, tile, taken, scored);
-    else
-      take_chunk(a, chunk, tile, taken, scored);
-    if (more) {
-      __syncthreads();  // before what was read is overwritten
-      if (!one) {
-        bring_keys(place);
-        end_group();
-      }
-      bring_values(place);
-    }
-    if (a.parts == nullptr) continue;
-    if (one)
-      query.write_part(a, first / kChunkKeys);
-    else
-      write_part(a, tile, first / kChunkKeys);
   }
-  if (a.parts != nullptr) return;
-  if (one) return query.write_out(a);
+  // In the chunk that begins at a position.
+  __device__ void find(int first) {
+    place = look_up(a, queries, kv_head, first + mine() * kBlockKeys, keys_of(first));
+  }
+  __device__ void bring_keys() const {
+    if (warp() < kBlocks) Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine()].k, a.k);
+  }
+  __device__ void bring_values() const {
+    if (warp() >= kBlocks || kTeam == kBlocks)
+      Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine()].v, a.v);
+  }
+
+ private:
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ static int mine() { return warp() % kBlocks; }
+};
+
+// The output of a tile, where this chunk is the only one.
+template <typename T, int kDim, int kColumns>
+__device__ void write_only(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile) {
   Softmax softmax[2];
   float4 all[kColumns / 8] = {};
   const auto sums = [&](int n) -> float4& { return all[n]; };
@@ -348,8 +305,62 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   write_out(a, tile, softmax, sums);
 }
 
+// A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one tile and one K/V
+// head (blockIdx.y): all of a chunk is on its way before the first of it is needed, the next keys
+// as soon as these have been scored, and the next values while what these gave is written. By kTeam
+// warps, one or two for each block of keys.
+template <typename T, int kDim, int kTeam>
+__global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
+    attend_chunks(AttentionArguments<T> a) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto& chunk = *reinterpret_cast<Chunk<T, kDim>*>(shared);
+  let_the_next_begin();
+  const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && warp == 0) look_at_batch(a);
+  int run = static_cast<int>(blockIdx.x);
+  const Queries queries = find_run(a, a.group, kTileRows, run);
+  if (queries.request < 0) return wait_for_the_kernel_before();
+  const KeyRange seen = with_parts(a, queries, seen_by(a, queries, run * kTileRows, kTileRows));
+  const bool one = queries.rows(a) == a.group && a.group <= kLowerRows;
+  const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
+  int first = static_cast<int>(blockIdx.z) * kChunkKeys;
+  while (first + kChunkKeys <= seen.begin) first += stride;
+  if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
+  Supply<T, kDim, kTeam> supply{a, chunk, queries, seen, kv_head};
+  supply.find(first);
+  wait_for_the_kernel_before();  // for the keys and q: the rest was there
+  supply.bring_keys(), end_group();
+  supply.bring_values(), end_group();
+  Tile<T, kDim, kShare<kDim, kTeam>> tile;
+  tile.column = warp * kShare<kDim, kTeam>;
+  tile.begin(a, queries, kv_head, run * kTileRows);
+  OneQuery<T, kDim, kShare<kDim, kTeam>> query(queries, kv_head, tile.column);
+  for (bool more = true; more; first += stride) {
+    more = first + stride < seen.end;
+    if (more) supply.find(first + stride);
+    wait_for_older();
+    __syncwarp();
+    const auto scored = [&] {
+      if (more && one) supply.bring_keys();
+      end_group();  // of no keys too, so that the values are the older ones
+    };
+    const Taken taken = {first, supply.keys_of(first)};
+    if (one)
+      query.take_chunk(a, chunk, tile, taken, scored);
+    else
+      take_chunk(a, chunk, tile, taken, scored);
+    if (more) {
+      __syncthreads();  // before what was read is overwritten
+      if (!one) supply.bring_keys(), end_group();
+      supply.bring_values(), end_group();
+    }
+    if (a.parts == nullptr) return one ? query.write_out(a) : write_only(a, tile);
+    one ? query.write_part(a, first / kChunkKeys) : write_part(a, tile, first / kChunkKeys);
+  }
+}
+
 // Blocks that keep any device busy to the end, though each takes several chunks.
-constexpr int64_t kManyBlocks = 4096;
+constexpr int64_t kManyBlocks = 8192;
 // Blocks of which each has a multiprocessor of an H200 for itself: the time is that of one block.
 constexpr int64_t kFewBlocks = 132;
 

@@ -10,12 +10,30 @@ namespace {
 
 constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is no decoding
 
+// What a row's sums are scaled with when a chunk is joined to those before it, of which `most` is
+// the largest score: for a warp of chunks at once, a lane each, because exponentials would wait for
+// each other. Lanes from `count` on have none. `most` becomes the largest of all.
+__device__ Join join_lanes(float& most, float of_chunk, int count) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float all = lane < count ? of_chunk : kNothing;  // up to and with this lane's
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const float other = __shfl_up_sync(~0u, all, offset);
+    if (lane >= offset) all = fmaxf(all, other);
+  }
+  all = fmaxf(all, most);
+  const float before = __shfl_up_sync(~0u, all, 1), base = base_of(all);
+  const Join join = {expf((lane == 0 ? most : before) - base), expf(of_chunk - base)};
+  most = __shfl_sync(~0u, all, count - 1);
+  return join;
+}
+
 // One block a row: joins what its chunks gave, in their order.
 template <typename T>
 __global__ void join_parts(AttentionArguments<T> a) {
   let_the_next_begin();
   const int64_t token = blockIdx.x / a.heads;
-  const int head = static_cast<int>(blockIdx.x % a.heads);
+  const int head = static_cast<int>(blockIdx.x % a.heads),
+            lane = static_cast<int>(threadIdx.x % kWarp);
   int run = static_cast<int>(token);
   const Queries queries = find_run(a, 1, 1, run);
   wait_for_the_kernel_before();
@@ -23,25 +41,28 @@ __global__ void join_parts(AttentionArguments<T> a) {
   const int position = queries.position(token);
   const KeyRange seen = seen_from(a, position);
   const int element = min(static_cast<int>(threadIdx.x), a.head_dim - 1);
+  // Beyond those there are, a page table is too short, which was reported.
+  const auto part = [&](int chunk) { return a.part(token, head, min(chunk, a.chunks - 1)); };
+  const int end = (seen.end + kChunkKeys - 1) / kChunkKeys;
   Softmax softmax;
   float sum = 0;
-  constexpr int kTogether = 16;  // which are read before the first is used
-  for (int first = seen.begin / kChunkKeys; first * kChunkKeys < seen.end; first += kTogether) {
-    Softmax chunk[kTogether];
-    float part[kTogether];
+  for (int first = seen.begin / kChunkKeys; first < end; first += kWarp) {
+    const int count = min(end - first, kWarp);
+    float sums[kWarp];  // all of which are read before the first is used
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if ((first + i) * kChunkKeys >= seen.end) continue;
-      // Else a page table is too short, which was reported.
-      const bool there = first + i < a.chunks;
-      const float* from = a.part(token, head, there ? first + i : 0);
-      chunk[i] = {there ? from[0] : NAN, there ? from[1] : NAN};
-      part[i] = there ? from[2 + element] : NAN;
-    }
+    for (int i = 0; i < kWarp; ++i)
+      if (i < count) sums[i] = part(first + i)[2 + element];
+    const float* const mine = part(first + min(lane, count - 1));
+    const bool there = first + lane < a.chunks || lane >= count;
+    const float total = there ? mine[1] : NAN;
+    const Join joins = join_lanes(softmax.most, there ? mine[0] : NAN, count);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if ((first + i) * kChunkKeys >= seen.end) break;
-      sum = join(softmax, chunk[i])(sum, part[i]);
+    for (int i = 0; i < kWarp; ++i) {
+      if (i >= count) break;
+      const Join join = {__shfl_sync(~0u, joins.old_scale, i),
+                         __shfl_sync(~0u, joins.new_scale, i)};
+      softmax.total = join(softmax.total, __shfl_sync(~0u, total, i));
+      sum = join(sum, sums[i]);
     }
   }
   if (threadIdx.x < a.head_dim)
