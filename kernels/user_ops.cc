@@ -7,10 +7,12 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "kernels/check.h"
+#include "kernels/crash_watch.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/memory.h"
 
@@ -35,6 +37,9 @@ class Arguments {
   // `offset` bytes of the tensor's memory before its first element belong to it too.
   const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
     if (tensor.empty()) return nullptr;
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
+    if (tensor.device == Device::cuda)
+      on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
     const auto extents = tensor.shape.extents();
     std::ranges::copy(extents, shapes_.emplace_back().begin());
     return &tensors_.emplace_back(
@@ -58,9 +63,13 @@ class Arguments {
   int64_t operator()(int64_t x) { return x; }
   int32_t operator()(bool x) { return x ? 1 : 0; }
 
+  // Where its tensors are that the host cannot read.
+  std::span<const AddressRange> on_device() const { return on_device_; }
+
  private:
   std::deque<DLTensor> tensors_;
   std::deque<std::array<int64_t, 5>> shapes_;
+  std::vector<AddressRange> on_device_;
   LockstepCache cache_{};
   LockstepBatch batch_{};
 };
@@ -68,13 +77,24 @@ class Arguments {
 // An op of the library, and how its errors begin.
 struct UserOp {
   std::string name, library;
+  AddressRange code;  // of the library
 
   std::string at(const OpContext& context) const {
     const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
     return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
   }
-  void check_done(const OpContext& context, const char* trouble) const {
-    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", at(context),
+  // Calls its function with `in`, made by `arguments`. Throws Error when that says that it failed,
+  // and ends the process in one sentence when it crashes.
+  template <typename Function, typename... In>
+  void call(const OpContext& context, const Arguments& arguments, Function* function,
+            In... in) const {
+    const std::string who = at(context), point(context.point);
+    const LockstepCall call = {point.c_str(), context.layer, context.stream};
+    const char* trouble = [&] {
+      const CrashWatch watch(who, code, arguments.on_device());
+      return function(&call, in...);
+    }();
+    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
           trouble == nullptr ? "" : trouble);
   }
 };
@@ -125,21 +145,15 @@ class GuardedOutput {
   TensorView view_;
 };
 
-LockstepCall call_of(const OpContext& context, const std::string& point) {
-  return {point.c_str(), context.layer, context.stream};
-}
-
 // Puts a function of the library in the place of an op that has an output.
 template <typename... In, typename Function>
 void put(std::function<void(const OpContext&, TensorView, In...)>& op, const UserOp& user,
          Function* function) {
   op = [user, function](const OpContext& context, TensorView out, const In&... in) {
     if (out.count() == 0) return;
-    const std::string point(context.point);
-    const LockstepCall call = call_of(context, point);
     Arguments arguments;
     GuardedOutput guarded(out);
-    user.check_done(context, function(&call, guarded.as_argument(arguments), arguments(in)...));
+    user.call(context, arguments, function, guarded.as_argument(arguments), arguments(in)...);
     guarded.take(user, context);
   };
 }
@@ -148,11 +162,9 @@ void put(std::function<decltype(kv_write)>& op, const UserOp& user,
          decltype(lockstep_kv_write)* function) {
   op = [user, function](const OpContext& context, KvCache cache, TensorView k, TensorView v,
                         TensorView slots) {
-    const std::string point(context.point);
-    const LockstepCall call = call_of(context, point);
     Arguments arguments;
-    user.check_done(
-        context, function(&call, arguments(cache), arguments(k), arguments(v), arguments(slots)));
+    user.call(context, arguments, function, arguments(cache), arguments(k), arguments(v),
+              arguments(slots));
   };
 }
 
@@ -161,14 +173,12 @@ void put(std::function<decltype(expert_matmul)>& op, const UserOp& user,
   op = [user, function](const OpContext& context, TensorView out, TensorView x, TensorView index,
                         const std::vector<TensorView>& weights) {
     if (out.count() == 0) return;
-    const std::string point(context.point);
-    const LockstepCall call = call_of(context, point);
     Arguments arguments;
     std::vector<const DLTensor*> experts;
     for (const TensorView& weight : weights) experts.push_back(arguments(weight));
     GuardedOutput guarded(out);
-    user.check_done(context, function(&call, guarded.as_argument(arguments), arguments(x),
-                                      arguments(index), experts.data(), std::ssize(experts)));
+    user.call(context, arguments, function, guarded.as_argument(arguments), arguments(x),
+              arguments(index), experts.data(), std::ssize(experts));
     guarded.take(user, context);
   };
 }
@@ -192,13 +202,14 @@ class Library {
           "--ops wants a library of interface {}, found {} in {}: compile it against this "
           "kernels/lockstep_ops.h",
           static_cast<int>(LOCKSTEP_OPS_ABI), abi(), path);
+    code_ = library_around(reinterpret_cast<const void*>(abi));
   }
 
   template <typename Function, typename Op>
   void replace(Op& op, const char* name) {
     const auto function = find<Function>(("lockstep_" + std::string(name)).c_str());
     if (function == nullptr) return;
-    put(op, {name, path_}, function);
+    put(op, {name, path_, code_}, function);
     ++replaced_;
   }
   int replaced() const { return replaced_; }
@@ -211,6 +222,7 @@ class Library {
 
   std::string path_;
   void* handle_;
+  AddressRange code_;
   int replaced_ = 0;
 };
 

@@ -1,9 +1,12 @@
 #include "kernels/user_ops.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "kernels/memory.h"
 #include "tests/helpers.h"
@@ -94,6 +97,62 @@ TEST(UserOps, MayGiveNaN) {
   Tensor x = floats({std::numeric_limits<float>::quiet_NaN(), 1}, {1, 2}), out({1, 2}, DType::f32);
   user.rms_norm({}, out, x, floats({1, 1}, {2}), 0);
   EXPECT_TRUE(std::isnan(out.as<float>()[0]));
+}
+
+class CrashingOp : public testing::Test {
+ protected:
+  // In a process of its own, whose threads are then all its own.
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+
+  static Ops user(const std::string& name) { return with_user_ops(cpu_ops(), plugin(name)); }
+  Tensor a_ = floats({1, 2, 3, 4, 5, 6}, {2, 3});
+  Tensor out_ = floats({9, 9, 9, 9, 9, 9}, {2, 3});
+  OpContext at_{.layer = 2, .point = "mlp.act"};
+};
+const auto kEndsInTrouble = testing::ExitedWithCode(2);
+
+TEST_F(CrashingOp, EndsTheProcessInASentenceThatNamesItAndTheSignal) {
+  EXPECT_EXIT(user("crashing_ops").silu_mul(at_, out_, a_, a_), kEndsInTrouble,
+              "^error: silu_mul of .*plugin_crashing_ops.so at layer 2 mlp.act was wanted to "
+              "compute, found that it crashed with SIGSEGV at the address 0x0: gdb [^\n]*\n$");
+  EXPECT_EXIT(user("crashing_ops").add({.point = "embed"}, out_, a_, a_), kEndsInTrouble,
+              "^error: add of .* at embed .* SIGFPE in the instruction at 0x[0-9a-f]+: gdb");
+  EXPECT_EXIT(user("aborting_silu_mul").silu_mul(at_, out_, a_, a_), kEndsInTrouble,
+              "^error: silu_mul of .* crashed with SIGABRT: gdb");
+}
+
+TEST_F(CrashingOp, IsNamedWhenItsStackRunsOut) {
+  EXPECT_EXIT(user("crashing_ops").rms_norm(at_, out_, a_, floats({1, 1, 1}, {3}), 0),
+              kEndsInTrouble, "^error: rms_norm of .* crashed with SIGSEGV at the address 0x");
+}
+
+TEST_F(CrashingOp, IsNamedWhenItDoesSoInAThreadOfTheLibrary) {
+  Tensor chosen({2}, DType::i32);
+  EXPECT_EXIT(user("crashing_ops").argmax(at_, chosen, a_), kEndsInTrouble,
+              "^error: argmax of .* crashed with SIGSEGV at the address 0x0: gdb");
+}
+
+TEST_F(CrashingOp, IsNotBlamedForWhatCrashesElsewhere) {
+  // Killed by the signal; or what a sanitizer does with it, which is to report it.
+  const auto as_ever = [](int status) {
+    return WIFSIGNALED(status) ? WTERMSIG(status) == SIGSEGV : WEXITSTATUS(status) != 2;
+  };
+  const char* no_sentence = "^$|Sanitizer";
+  EXPECT_EXIT(
+      {
+        user("right_rms_norm").rms_norm(at_, out_, a_, floats({1, 1, 1}, {3}), 0);
+        raise(SIGSEGV);
+      },
+      as_ever, no_sentence);
+  const auto crash_beside = [&] {
+    const Ops busy = user("crashing_ops");
+    const Tensor x = floats({0, 0, 0, 0}, {2, 1, 2}), weights = floats({1, 1}, {2, 1});
+    const Tensor out({2, 2}, DType::f32);
+    const std::jthread thread([&] { busy.weighted_sum(at_, out, x, weights); });
+    while (std::atomic_ref(*x.as<float>()) != 1) std::this_thread::yield();
+    raise(SIGSEGV);
+  };
+  EXPECT_EXIT(crash_beside(), as_ever, no_sentence);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ class RecordBeforeTest : public testing::Test {
 };
 
 TEST_F(RecordBeforeTest, TheInputsOfAnOpThatEndsTheProcessCanBeRead) {
-  EXPECT_NE(call_lockstep(generate("mlp.act" + abort_)).status, 0);
+  EXPECT_EQ(call_lockstep(generate("mlp.act" + abort_)).status, 2);
   const auto trace = open_trace(file_);
   EXPECT_TRUE(trace->complete());
   EXPECT_EQ(trace->manifest().provenance.at("before"), "layer 2 mlp.act, pass 0");
@@ -47,7 +47,7 @@ TEST_F(RecordBeforeTest, TheInputsOfAnOpThatEndsTheProcessCanBeRead) {
 
 // They are those that the op reads: what a run without the library shows there.
 TEST_F(RecordBeforeTest, TheInputsAreWhatTheOpWouldHaveRead) {
-  EXPECT_NE(call_lockstep(generate("mlp.act" + abort_)).status, 0);
+  EXPECT_EQ(call_lockstep(generate("mlp.act" + abort_)).status, 2);
   const auto trace = open_trace(file_);
   const Pass left = trace->read(0, true);
   const Served served = serve(Checkpoint::open(data_path("bard-qwen3")), {.dtype = DType::f32},
@@ -61,7 +61,7 @@ TEST_F(RecordBeforeTest, TheInputsAreWhatTheOpWouldHaveRead) {
 }
 
 TEST_F(RecordBeforeTest, OfAnAttentionItIsTheCacheToo) {
-  EXPECT_NE(call_lockstep(generate("attn.out" + abort_)).status, 0);
+  EXPECT_EQ(call_lockstep(generate("attn.out" + abort_)).status, 2);
   const Pass pass = open_trace(file_)->read(0, true);
   EXPECT_EQ(pass.tensors.size(), 3u);  // the queries, and what each request has in the cache
   EXPECT_NE(pass.find(point("attn.q_rope"), 2), nullptr);

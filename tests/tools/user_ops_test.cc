@@ -1,9 +1,11 @@
 // A user's library of ops is judged in place: by the command, as its user calls it.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/lockstep_binary.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 namespace {
@@ -55,6 +57,32 @@ TEST(UserOps, ThatBreakTheContractEndTheRunInOneSentence) {
                 .find("it failed: it knows fp32 and bf16 only"),
             std::string::npos);
   EXPECT_NE(trouble_of(run_with("none")).find("cannot be opened"), std::string::npos);
+}
+
+// With the trace that was being written left as a killed run leaves it.
+TEST(UserOps, ThatCrashEndTheRunInOneSentence) {
+  const std::string folder = temp_path("crash"), file = folder + "/x.h5";
+  std::filesystem::create_directory(folder);
+  const std::string trouble = trouble_of(run_with("crashing_ops", "--trace " + file));
+  EXPECT_NE(trouble.find("plugin_crashing_ops.so at "), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find(" crashed with SIG"), std::string::npos) << trouble;
+  EXPECT_FALSE(std::filesystem::exists(file));
+  EXPECT_FALSE(open_trace(file + ".part")->complete());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(UserOps, ThatReadADevicesMemoryOnTheHostEndTheRunInOneSentence) {
+  const std::string library = "host_silu_mul", fp32 = "--dtype fp32";
+  EXPECT_EQ(call_lockstep(run_with(library, fp32)).status, 0);
+  const std::string trouble = trouble_of(run_with(library, fp32 + " --device cuda"));
+  if (trouble.find("CUDA ops, which could not be opened") != std::string::npos ||
+      trouble.find("this machine has none that works") != std::string::npos)
+    GTEST_SKIP() << "it needs a CUDA device: " << trouble;
+  EXPECT_NE(trouble.find("silu_mul of "), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find(" at layer 0 mlp.act was wanted"), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find("SIGSEGV at the address 0x"), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find("in a tensor in the memory of the CUDA device"), std::string::npos)
+      << trouble;
 }
 
 TEST(UserOps, AreJudgedOnACudaDeviceToo) {
