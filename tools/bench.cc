@@ -16,6 +16,7 @@
 #include "src/engine/engine.h"
 #include "tools/device.h"
 #include "tools/device_bench.h"
+#include "tools/device_roofs.h"
 #include "tools/figures.h"
 #include "tools/judging_bench.h"
 #include "tools/meter.h"
@@ -263,7 +264,7 @@ std::vector<Figure> measure_judging(const BenchShape& shape, int threads, Progre
   progress.show(fmt::format("{}: judging", shape.name));
   const SyntheticCheckpoint files(shape.config);
   const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), threads);
-  return {{shape.name, "the fp64 model, a decode pass", "ms", 1e3, times.model},
+  return {{shape.name, "the fp64 model, a decode pass", "ms", 1e3, times.model, Whole::least},
           {shape.name, "judging a decode pass", "ms", 1e3, times.judge, Whole::fp64_model,
            median_of(times.model)},
           {shape.name,
@@ -314,39 +315,6 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
   return list;
 }
 
-std::vector<Cell> row_of(const Figure& figure) {
-  const double median = median_of(figure.samples), most = std::ranges::max(figure.samples);
-  const auto row = [&](double share, const char* of) {
-    return std::vector<Cell>{figure.shape,
-                             figure.what,
-                             figure.unit,
-                             std::ranges::min(figure.samples) * figure.scale,
-                             median * figure.scale,
-                             most * figure.scale,
-                             share,
-                             std::string(of)};
-  };
-  switch (figure.whole) {
-    case Whole::read_roof:
-      return row(figure.best / median, "the read roof");
-    case Whole::copy_rate:
-      return row(figure.best / median, "the copy rate");
-    case Whole::dot_roof:
-      return row(figure.best / median, "the products' roof");
-    case Whole::step:
-      return row(median / figure.best, "the pass");
-    case Whole::limit:
-      return row(median / figure.best, "weights + K/V + 200 MB");
-    case Whole::judging_limit:
-      return row(median / figure.best, "2 GB");
-    case Whole::fp64_model:
-      return row(median / figure.best, "the fp64 model's pass");
-    case Whole::none:
-      break;
-  }
-  return row(median / most, "its best");
-}
-
 bool wanted(const BenchShape& shape, const std::string& name) {
   return name == shape.name || (name == "all" && !shape.large);
 }
@@ -367,18 +335,21 @@ std::vector<Figure> measure_all(const std::string& shape, int threads, bool judg
 }
 
 std::vector<Figure> measure_all_on_device(const std::string& shape) {
-  std::vector<Figure> list = {measure_device_copy()};
+  std::vector<Figure> figures;
+  DeviceRoofs roofs;
   Progress progress;
   for (const BenchShape& s : kShapes) {
     if (!wanted(s, shape)) continue;
     progress.show(fmt::format("{}: making weights", s.name));
     const SyntheticCheckpoint files(s.config);
-    std::ranges::move(measure_device(s.name, Checkpoint::open(files.dir()),
+    std::ranges::move(measure_device(s.name, Checkpoint::open(files.dir()), roofs,
                                      [&](const char* what) {
                                        progress.show(fmt::format("{}: {}", s.name, what));
                                      }),
-                      std::back_inserter(list));
+                      std::back_inserter(figures));
   }
+  std::vector<Figure> list = roofs.figures();
+  std::ranges::move(figures, std::back_inserter(list));
   return list;
 }
 
@@ -412,9 +383,7 @@ int bench_command(Args args) {
         "--judging times the judge, which works on the CPU: leave out --device");
   const std::vector<Figure> figures =
       on_cpu ? measure_all(shape, threads, judging) : measure_all_on_device(shape);
-  Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
-  for (const Figure& figure : figures) table.rows.push_back(row_of(figure));
-  print(text_of(table, format));
+  print(text_of(table_of(figures), format));
   return 0;
 }
 

@@ -15,6 +15,7 @@ namespace {
 
 const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
+const RoofKernels* cuda_roofs = nullptr;
 int cuda_number = -1;
 
 int number_in(const std::string& name) {
@@ -43,13 +44,16 @@ void open_cuda(int number) {
       reinterpret_cast<const DigestMaker* (*)()>(dlsym(handle, "lockstep_cuda_digests"));
   const auto broken = reinterpret_cast<decltype(&lockstep_cuda_broken_ops)>(
       dlsym(handle, "lockstep_cuda_broken_ops"));
-  check(factory != nullptr && digests != nullptr && broken != nullptr,
+  const auto roofs =
+      reinterpret_cast<decltype(&lockstep_cuda_roofs)>(dlsym(handle, "lockstep_cuda_roofs"));
+  check(factory != nullptr && digests != nullptr && broken != nullptr && roofs != nullptr,
         "{} is not the CUDA library of this build: rebuild it", path);
   DeviceMemory memory;
   cuda_ops = factory(number, &memory);
   set_cuda_memory(memory);
   set_digest_maker(*digests());
   broken_cuda_ops = broken();
+  cuda_roofs = roofs();
   cuda_number = number;
 }
 
@@ -72,5 +76,10 @@ const Ops* broken_ops_of(Device device) {
 }
 
 int number_of(Device device) { return device == Device::cpu ? -1 : cuda_number; }
+
+const RoofKernels& roof_kernels() {
+  check(cuda_roofs != nullptr, "the roofs of a CUDA device were wanted before one was opened");
+  return *cuda_roofs;
+}
 
 }  // namespace lockstep

@@ -123,7 +123,7 @@ struct Caches {
   }
 };
 
-Figure decode_attention(const std::string& shape, const ModelConfig& config, double read) {
+Figure decode_attention(const std::string& shape, const ModelConfig& config, DeviceRoofs& roofs) {
   constexpr int kLaunches = 20;
   const Caches caches(config);
   const Tensor out(caches.q.view().shape, DType::bf16, Device::cuda);
@@ -133,14 +133,12 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, dou
   const Ops ops = ops_of(Device::cuda);
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
   const OpContext context{.stream = stream_of(Device::cuda)};
-  Figure figure{shape,
-                fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
-                "ms",
-                1e3,
-                {},
-                Whole::copy_rate,
-                caches.bytes() / read};
+  Figure figure{
+      shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
+      "ms",  1e3,
+      {},    Whole::read_roof};
   uint64_t wanted = 0;
+  roofs.sample();
   for (int i = -1; i < kRepeats; ++i) {
     copy(out, nan);
     wait_for(Device::cuda);
@@ -155,11 +153,13 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, dou
           "bench wants the same finite numbers of attention each time, found others");
     if (i >= 0) figure.samples.push_back(seconds / kLaunches);
   }
+  roofs.sample();
+  figure.best = caches.bytes() / roofs.read();
   return figure;
 }
 
 Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens) {
-  Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3};
+  Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
   for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
@@ -170,36 +170,22 @@ Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t t
 
 }  // namespace
 
-Figure measure_device_copy() {
-  constexpr int64_t kBytes = int64_t{2} << 30;  // many times the device's cache
-  constexpr int kCopies = 8;
-  const Tensor from({kBytes}, DType::u8, Device::cuda), to({kBytes}, DType::u8, Device::cuda);
-  Figure figure{"machine", "device memory, copied", "GB/s", 1e-9};
-  for (int i = -1; i < kRepeats; ++i) {
-    const double seconds = seconds_of([&] {
-      for (int n = 0; n < kCopies; ++n) copy(to, from);
-      wait_for(Device::cuda);
-    });
-    if (i >= 0) figure.samples.push_back(2.0 * kBytes * kCopies / seconds);
-  }
-  return figure;
-}
-
 std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& checkpoint,
+                                   DeviceRoofs& roofs,
                                    const std::function<void(const char*)>& progress) {
   std::vector<Figure> list;
   progress("prefill");
   for (const int64_t tokens : kPrompts) list.push_back(prefill(shape, checkpoint, tokens));
   progress("attention");
-  list.push_back(
-      decode_attention(shape, checkpoint.config(), median_of(measure_device_copy().samples)));
+  list.push_back(decode_attention(shape, checkpoint.config(), roofs));
   for (const Load& load : kLoads) {
     progress("decode");
-    const double floor = decode_bytes(checkpoint, load) / median_of(measure_device_copy().samples);
     const auto requests =
         requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
     const Timed eager = serve(checkpoint, requests, false);
+    roofs.sample();
     const Timed graph = serve(checkpoint, requests, true);
+    roofs.sample();
     const Timed seen = serve(checkpoint, requests, true, Seen::digests);
     check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
           "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
@@ -210,8 +196,8 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                       "ms",
                       1e3,
                       {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
-                      Whole::copy_rate,
-                      floor});
+                      Whole::read_roof,
+                      decode_bytes(checkpoint, load) / roofs.read()});
     list.push_back(
         {shape,
          fmt::format("decode, {} x {}, every point digested", load.requests, load.context),

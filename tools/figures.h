@@ -5,14 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "tools/output.h"
+
 namespace lockstep {
 
 // What a figure of a benchmark is a share of: of a roof, the time that it would take there, by the
 // median. Else the median by that.
 enum class Whole : uint8_t {
-  none,
+  most,   // its own best, of a rate
+  least,  // its own best, of a time: that by the median
   read_roof,
-  copy_rate,  // of a device, read and written; what is only read moves some percent faster
   dot_roof,
   step,
   limit,
@@ -24,7 +26,7 @@ struct Figure {
   std::string shape, what, unit;
   double scale = 1;             // from SI to the unit
   std::vector<double> samples;  // in SI
-  Whole whole = Whole::none;
+  Whole whole = Whole::most;
   double best = 0;  // what the median is held against, in SI
 };
 
@@ -33,5 +35,8 @@ inline double median_of(std::vector<double> values) {
   const size_t n = values.size();
   return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
+
+// The columns of `lockstep bench`: shape, what, unit, min, median, max, share and what it is of.
+Table table_of(const std::vector<Figure>& figures);
 
 }  // namespace lockstep

@@ -1,9 +1,12 @@
-// What lockstep bench stands on: random checkpoints, the meter around the ops, the roofs.
+// What lockstep bench stands on: random checkpoints, the meter around the ops, the roofs, its
+// table.
 #include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tests/fixtures.h"
+#include "tools/figures.h"
 #include "tools/meter.h"
 #include "tools/synthetic.h"
 
@@ -105,6 +108,31 @@ TEST(PassMeter, ShowsAnOpThatLeavesItsOutputUnwritten) {
   const auto passes = passes_of(ops);
   EXPECT_TRUE(passes[0].finite);
   EXPECT_FALSE(passes[1].finite);
+}
+
+TEST(Figures, AreATableInTheUnitsThatTheyName) {
+  const auto rows = nlohmann::json::parse(text_of(
+      table_of({{"machine", "device memory, read", "GB/s", 1e-9, {4e12, 4.4e12, 4.2e12}},
+                {"machine", "an empty kernel in a graph", "us", 1e6, {5e-7, 4e-7}, Whole::least},
+                {"qwen3-0.6b", "decode", "ms", 1e3, {0.002, 0.003, 0.001}, Whole::read_roof, 1e-3},
+                {"qwen3-0.6b", "decode, digested", "ms", 1e3, {0.004}, Whole::step, 2e-3}}),
+      "json"));
+  ASSERT_EQ(rows.size(), 4u);
+  const auto expect_row = [&](size_t i, const char* unit, std::vector<double> numbers,
+                              const char* of) {
+    EXPECT_EQ(rows[i]["unit"], unit);
+    for (const char* column : {"share", "max", "median", "min"}) {
+      EXPECT_NEAR(rows[i][column], numbers.back(), 1e-9 * numbers.back()) << i << column;
+      numbers.pop_back();
+    }
+    EXPECT_EQ(rows[i]["of"], of);
+  };
+  EXPECT_EQ(rows[0]["shape"], "machine");
+  EXPECT_EQ(rows[0]["what"], "device memory, read");
+  expect_row(0, "GB/s", {4000, 4200, 4400, 4200.0 / 4400}, "its best");
+  expect_row(1, "us", {0.4, 0.45, 0.5, 0.4 / 0.45}, "its best");
+  expect_row(2, "ms", {1, 2, 3, 0.5}, "the read roof");
+  expect_row(3, "ms", {4, 4, 4, 2}, "the pass");
 }
 
 }  // namespace
