@@ -33,15 +33,15 @@ struct AttentionArguments {
   float scale;
   int window;
   BadIndex* bad;
-  float* parts;  // [tokens, heads, chunks, 2 + head_dim]: see Part; null: no
-                 // chunks apart
+  float* parts;  // [tokens, heads, chunks, part_size()]; null: no chunks apart
   int chunks;    // that the page table has room for
 
-  // What a chunk gives a row: the largest score, the sum of e^(score -
-  // largest), and as many numbers as head_dim, each the sum of e^(score -
-  // largest) v.
+  // What a chunk gives a row: as many numbers as head_dim, each the sum of e^(score - largest) v,
+  // then the largest score and the sum of e^(score - largest). Whole sectors of the memory, where
+  // head_dim is a multiple of theirs.
+  __host__ __device__ int64_t part_size() const { return head_dim + 8; }
   __device__ float* part(int64_t token, int head, int64_t chunk) const {
-    return parts + ((token * heads + head) * chunks + chunk) * (2 + head_dim);
+    return parts + ((token * heads + head) * chunks + chunk) * part_size();
   }
 };
 

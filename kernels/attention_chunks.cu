@@ -42,11 +42,11 @@ __device__ void write_part(const AttentionArguments<T>& a, const Tile<T, kDim, k
     if (tile.token[half] < 0) continue;
     float* to = a.part(tile.token[half], tile.head[half], chunk);
     if (tile.column == 0 && lane % 4 == 0)
-      to[0] = tile.softmax[half].most, to[1] = tile.softmax[half].total;
+      to[kDim] = tile.softmax[half].most, to[kDim + 1] = tile.softmax[half].total;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n)
       if (tile.has_column(n * 8))
-        *reinterpret_cast<float2*>(to + 2 + tile.column + n * 8 + lane % 4 * 2) = {
+        *reinterpret_cast<float2*>(to + tile.column + n * 8 + lane % 4 * 2) = {
             tile.sums[n][2 * half], tile.sums[n][2 * half + 1]};
   }
 }
@@ -187,14 +187,13 @@ class OneQuery {
   __device__ void write_part(const AttentionArguments<T>& a, int64_t chunk) const {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     float* const first = a.part(token_, kv_head_ * a.group, chunk);
-    const int64_t next = a.part(0, 1, 0) - a.part(0, 0, 0);
+    const int64_t next = a.chunks * a.part_size();  // from one head to the next
     if (column_ == 0 && lane % 4 == 0 && lane / 4 < a.group) {
       float* const to = first + lane / 4 * next;
-      to[0] = softmax_.most, to[1] = softmax_.total;
+      to[kDim] = softmax_.most, to[kDim + 1] = softmax_.total;
     }
-    each(a.group, [&](int which, int column, float sum) {
-      first[(head() + which) * next + 2 + column] = sum;
-    });
+    each(a.group,
+         [&](int which, int column, float sum) { first[(head() + which) * next + column] = sum; });
   }
 
   // The output, where this chunk is the only one.
@@ -282,6 +281,13 @@ struct Supply {
   __device__ void find(int first) {
     place = look_up(a, queries, kv_head, first + mine() * kBlockKeys, keys_of(first));
   }
+  // Before they can be read, but so that they lie near when they are.
+  __device__ void fetch() const {
+    if (place < 0) return;
+    const char* const row = reinterpret_cast<const char*>((warp() < kBlocks ? a.k : a.v) + place);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kDim * sizeof(T)); i += 128) fetch_line(row + i);
+  }
   __device__ void bring_keys() const {
     if (warp() < kBlocks) Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine()].k, a.k);
   }
@@ -328,6 +334,7 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
   Supply<T, kDim, kTeam> supply{a, chunk, queries, seen, kv_head};
   supply.find(first);
+  if (kTeam > kBlocks) supply.fetch();
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
   supply.bring_keys(), end_group();
   supply.bring_values(), end_group();

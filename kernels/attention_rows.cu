@@ -91,10 +91,10 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
       for (int i = 0; i < kShare; ++i) row.sums[i] = joined(row.sums[i], part.sums[i]);
     } else if (end > max(chunk * kChunkKeys, seen.begin)) {
       float* to = a.part(token, head, chunk);
-      if (lane == 0) to[0] = part.softmax.most, to[1] = part.softmax.total;
+      if (lane == 0) to[a.head_dim] = part.softmax.most, to[a.head_dim + 1] = part.softmax.total;
 #pragma unroll
       for (int i = 0; i < kShare; ++i)
-        if (lane + i * kWarp < a.head_dim) to[2 + lane + i * kWarp] = part.sums[i];
+        if (lane + i * kWarp < a.head_dim) to[lane + i * kWarp] = part.sums[i];
     }
   }
   if (only >= 0) return;

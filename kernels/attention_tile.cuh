@@ -415,8 +415,8 @@ class Pieces {
     return from + int64_t{__shfl_sync(~0u, mine_, row(i) % kWarp)} * kDim + column();
   }
 
-  uint32_t
-      mine_;  // the number of this lane's key among those of all K/V heads: a byte or more each
+  // The number of this lane's key among those of all K/V heads.
+  uint32_t mine_;
   unsigned known_, missing_;
 };
 

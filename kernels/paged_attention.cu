@@ -51,8 +51,8 @@ __global__ void join_parts(AttentionArguments<T> a) {
     float sums[kWarp];  // all of which are read before the first is used
 #pragma unroll
     for (int i = 0; i < kWarp; ++i)
-      if (i < count) sums[i] = part(first + i)[2 + element];
-    const float* const mine = part(first + min(lane, count - 1));
+      if (i < count) sums[i] = part(first + i)[element];
+    const float* const mine = part(first + min(lane, count - 1)) + a.head_dim;
     const bool there = first + lane < a.chunks || lane >= count;
     const float total = there ? mine[1] : NAN;
     const Join joins = join_lanes(softmax.most, there ? mine[0] : NAN, count);
@@ -104,7 +104,7 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
 template <typename T>
 void attend(const OpContext& context, AttentionArguments<T> a) {
   // Few queries a request do not fill a device, but their chunks do.
-  const int64_t parts = a.tokens * a.heads * a.chunks * (2 + a.head_dim);
+  const int64_t parts = a.tokens * a.heads * a.chunks * a.part_size();
   const bool few = parts <= kMostParts && a.tokens * a.group <= 64 * a.requests;
   const bool apart = few && a.chunks > 1;
   Tensor memory;
