@@ -281,19 +281,12 @@ struct Supply {
   __device__ void find(int first) {
     place = look_up(a, queries, kv_head, first + mine() * kBlockKeys, keys_of(first));
   }
-  // Before they can be read, but so that they lie near when they are.
-  __device__ void fetch() const {
-    if (place < 0) return;
-    const char* const row = reinterpret_cast<const char*>((warp() < kBlocks ? a.k : a.v) + place);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(kDim * sizeof(T)); i += 128) fetch_line(row + i);
-  }
   __device__ void bring_keys() const {
-    if (warp() < kBlocks) Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine()].k, a.k);
+    if (warp() < kBlocks) Pieces<T, kDim, kWarp, true>(place).bring(chunk.blocks[mine()].k, a.k);
   }
   __device__ void bring_values() const {
     if (warp() >= kBlocks || kTeam == kBlocks)
-      Pieces<T, kDim, kWarp>(place).bring(chunk.blocks[mine()].v, a.v);
+      Pieces<T, kDim, kWarp, true>(place).bring(chunk.blocks[mine()].v, a.v);
   }
 
  private:
@@ -334,7 +327,7 @@ __global__ void __launch_bounds__(kTeam* kWarp, kTeam == kBlocks ? 3 : 1)
   if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
   Supply<T, kDim, kTeam> supply{a, chunk, queries, seen, kv_head};
   supply.find(first);
-  if (kTeam > kBlocks) supply.fetch();
+
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
   supply.bring_keys(), end_group();
   supply.bring_values(), end_group();

@@ -367,8 +367,9 @@ __device__ int64_t look_up(const AttentionArguments<T>& a, const Queries& querie
   return place_of(a, queries, kv_head, key);
 }
 
-// The places of a block's keys, of which each of kThreads threads brings its share of pieces.
-template <typename T, int kDim, int kThreads>
+// The places of a block's keys, of which each of kThreads threads brings its share of pieces;
+// kOnce: for the only tile that reads them.
+template <typename T, int kDim, int kThreads, bool kOnce = false>
 class Pieces {
  public:
   __device__ explicit Pieces(int64_t mine)  // the place of this lane's key
@@ -382,7 +383,7 @@ class Pieces {
 #pragma unroll 8  // of all, the addresses would take too many registers
       for (int i = 0; i < kCount; ++i) {
         const T* const piece = place(from, i);
-        if (exists(i)) begin_copy(to.at(row(i), column()), piece);
+        if (exists(i)) begin(to.at(row(i), column()), piece);
       }
       return;
     }
@@ -393,7 +394,7 @@ class Pieces {
       if ((missing_ >> row(i) & 1) != 0)
         *reinterpret_cast<uint4*>(to.at(row(i), column())) = {~0u, ~0u, ~0u, ~0u};
       else if ((known_ >> row(i) & 1) != 0)
-        begin_copy(to.at(row(i), column()), piece);
+        begin(to.at(row(i), column()), piece);
       else
         *reinterpret_cast<uint4*>(to.at(row(i), column())) = {};
     }
@@ -411,6 +412,12 @@ class Pieces {
     return kWhole || (row(i) < kBlockKeys && column() < kDim);
   }
 
+  __device__ static void begin(T* to, const T* from) {
+    if constexpr (kOnce)
+      begin_copy_once(to, from);
+    else
+      begin_copy(to, from);
+  }
   __device__ const T* place(const T* from, int i) const {
     return from + int64_t{__shfl_sync(~0u, mine_, row(i) % kWarp)} * kDim + column();
   }

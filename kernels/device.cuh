@@ -93,12 +93,6 @@ __device__ inline void wait_for_the_kernel_before() {
 #endif
 }
 
-// Asks for the line of the device's second cache that an address lies in; what it holds is read
-// later, and is what was written until then.
-__device__ inline void fetch_line(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 __device__ inline void after_the_kernel_before() {
   let_the_next_begin();
   wait_for_the_kernel_before();

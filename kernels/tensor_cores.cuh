@@ -52,6 +52,16 @@ __device__ inline void begin_copy(void* to, const void* from) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
+// The same of what is not read again before much else: what the device's second cache holds stays.
+__device__ inline void begin_copy_once(void* to, const void* from) {
+  asm volatile(
+      "{ .reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy; }"
+      :
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
+      : "memory");
+}
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until only the newest group is still on its way.
 __device__ inline void wait_for_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
