@@ -144,11 +144,11 @@ __device__ int64_t place_of(const AttentionArguments<T>& a, const Queries& queri
   return ((page * a.page_size + (at - entry * size)) * a.kv_heads + kv_head) * a.head_dim;
 }
 
-// What of the keys there are parts for: a page table that is too short is reported.
+// What of the keys is in chunks that there is room for: a page table that is too short is reported.
 template <typename T>
-__device__ KeyRange with_parts(const AttentionArguments<T>& a, const Queries& queries,
-                               KeyRange seen) {
-  if (a.parts == nullptr || seen.end <= a.chunks * kChunkKeys) return seen;
+__device__ KeyRange in_chunks(const AttentionArguments<T>& a, const Queries& queries,
+                              KeyRange seen) {
+  if (seen.end <= a.chunks * kChunkKeys) return seen;
   if (threadIdx.x % kWarp == 0)
     report(a.bad, BadIndex::Of::attended_table, (queries.length + a.page_size - 1) / a.page_size,
            a.table_pages, a.page_size);
@@ -182,6 +182,49 @@ __device__ inline Join join(Softmax& to, const Softmax& chunk) {
   return join;
 }
 
+// The same of many chunks, a lane each, of which `most` is the largest score before and then after
+// them: at once, because exponentials would wait for each other. Lanes from `count` on have none.
+__device__ inline Join join_lanes(float& most, float of_chunk, int count) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float all = lane < count ? of_chunk : kNothing;  // up to and with this lane's
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const float other = __shfl_up_sync(~0u, all, offset);
+    if (lane >= offset) all = fmaxf(all, other);
+  }
+  all = fmaxf(all, most);
+  const float before = __shfl_up_sync(~0u, all, 1), base = base_of(all);
+  const Join join = {expf((lane == 0 ? most : before) - base), expf(of_chunk - base)};
+  most = __shfl_sync(~0u, all, count - 1);
+  return join;
+}
+
+// What at most kMost chunks from `first` on give a row, in their order, by a warp with a column for
+// each lane, whose sum it returns: part_of(chunk) is where a chunk's is. NaN of one that there is
+// no room for, which was reported.
+template <int kMost, typename PartOf>
+__device__ float join_chunks(Softmax& to, float sum, int first, int count, int chunks, int head_dim,
+                             int column, PartOf part_of) {
+  static_assert(kMost <= kWarp);
+  const auto part = [&](int i) { return part_of(min(first + i, chunks - 1)); };
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float sums[kMost];  // all of which are read before the first is used
+#pragma unroll
+  for (int i = 0; i < kMost; ++i)
+    if (i < count) sums[i] = part(i)[column];
+  const float* const mine = part(min(lane, count - 1)) + head_dim;
+  const bool there = first + lane < chunks || lane >= count;
+  const float total = there ? mine[1] : NAN;
+  const Join joins = join_lanes(to.most, there ? mine[0] : NAN, count);
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i >= count) break;
+    const Join join = {__shfl_sync(~0u, joins.old_scale, i), __shfl_sync(~0u, joins.new_scale, i)};
+    to.total = join(to.total, __shfl_sync(~0u, total, i));
+    sum = join(sum, sums[i]);
+  }
+  return sum;
+}
+
 // What a row's sums are multiplied with at the end. Scores that are all -Inf
 // have no softmax; a query that sees no key has an empty sum.
 __device__ inline float unit_of(const Softmax& softmax, int position) {
@@ -202,6 +245,10 @@ bool attend_on_tensor_cores(const OpContext& context, const AttentionArguments<T
 // chunk only.
 template <typename T>
 bool attend_chunks_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
+// The same where the chunks are so few that all are worked on at once, and joined on the spot:
+// `parts` are not wanted.
+template <typename T>
+bool attend_in_clusters(const OpContext& context, const AttentionArguments<T>& a);
 // Of any dtype and any head_dim up to kWidestHead, a warp a row; chunks apart
 // where there are `parts`.
 constexpr int kWidestHead = 256;

@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
   for (int i = lane; i < a.head_dim; i += kWarp) q[i] = widen(a.q[at * a.head_dim + i]);
   __syncwarp();
   const int position = queries.position(token);
-  const KeyRange seen = with_parts(a, queries, seen_from(a, position));
+  const KeyRange all = seen_from(a, position),
+                 seen = a.parts == nullptr ? all : in_chunks(a, queries, all);
   const int only = a.parts == nullptr ? -1 : static_cast<int>(blockIdx.y);  // -1: all chunks
   Row row;
   for (int chunk = only < 0 ? seen.begin / kChunkKeys : only;

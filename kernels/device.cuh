@@ -52,9 +52,11 @@ void grant_shared(unsigned bytes) {
 
 // What a block of a kernel has.
 struct BlockShape {
-  BlockShape(unsigned thread_count, unsigned bytes = 0) : threads(thread_count), shared(bytes) {}
+  BlockShape(unsigned thread_count, unsigned bytes = 0, unsigned blocks = 1)
+      : threads(thread_count), shared(bytes), cluster(blocks) {}
   unsigned threads;
-  unsigned shared;  // bytes of dynamic shared memory
+  unsigned shared;   // bytes of dynamic shared memory
+  unsigned cluster;  // blocks that work together, along z; more than 1 from Hopper on
 };
 
 // Launches a kernel that calls wait_for_the_kernel_before() in each of its threads: its blocks can
@@ -63,16 +65,18 @@ struct BlockShape {
 template <typename... Parameters, typename... Arguments>
 void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
                   void (*kernel)(Parameters...), Arguments... arguments) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, 1, block.cluster};
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = block.threads;
   config.dynamicSmemBytes = block.shared;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = launches_early() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = !launches_early() ? 0 : block.cluster > 1 ? 2 : 1;
   const cudaError_t status =
       cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   cuda_check(status, op);

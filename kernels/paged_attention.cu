@@ -10,30 +10,12 @@ namespace {
 
 constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is no decoding
 
-// What a row's sums are scaled with when a chunk is joined to those before it, of which `most` is
-// the largest score: for a warp of chunks at once, a lane each, because exponentials would wait for
-// each other. Lanes from `count` on have none. `most` becomes the largest of all.
-__device__ Join join_lanes(float& most, float of_chunk, int count) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  float all = lane < count ? of_chunk : kNothing;  // up to and with this lane's
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const float other = __shfl_up_sync(~0u, all, offset);
-    if (lane >= offset) all = fmaxf(all, other);
-  }
-  all = fmaxf(all, most);
-  const float before = __shfl_up_sync(~0u, all, 1), base = base_of(all);
-  const Join join = {expf((lane == 0 ? most : before) - base), expf(of_chunk - base)};
-  most = __shfl_sync(~0u, all, count - 1);
-  return join;
-}
-
 // One block a row: joins what its chunks gave, in their order.
 template <typename T>
 __global__ void join_parts(AttentionArguments<T> a) {
   let_the_next_begin();
   const int64_t token = blockIdx.x / a.heads;
-  const int head = static_cast<int>(blockIdx.x % a.heads),
-            lane = static_cast<int>(threadIdx.x % kWarp);
+  const int head = static_cast<int>(blockIdx.x % a.heads);
   int run = static_cast<int>(token);
   const Queries queries = find_run(a, 1, 1, run);
   wait_for_the_kernel_before();
@@ -41,30 +23,12 @@ __global__ void join_parts(AttentionArguments<T> a) {
   const int position = queries.position(token);
   const KeyRange seen = seen_from(a, position);
   const int element = min(static_cast<int>(threadIdx.x), a.head_dim - 1);
-  // Beyond those there are, a page table is too short, which was reported.
-  const auto part = [&](int chunk) { return a.part(token, head, min(chunk, a.chunks - 1)); };
   const int end = (seen.end + kChunkKeys - 1) / kChunkKeys;
   Softmax softmax;
   float sum = 0;
-  for (int first = seen.begin / kChunkKeys; first < end; first += kWarp) {
-    const int count = min(end - first, kWarp);
-    float sums[kWarp];  // all of which are read before the first is used
-#pragma unroll
-    for (int i = 0; i < kWarp; ++i)
-      if (i < count) sums[i] = part(first + i)[element];
-    const float* const mine = part(first + min(lane, count - 1)) + a.head_dim;
-    const bool there = first + lane < a.chunks || lane >= count;
-    const float total = there ? mine[1] : NAN;
-    const Join joins = join_lanes(softmax.most, there ? mine[0] : NAN, count);
-#pragma unroll
-    for (int i = 0; i < kWarp; ++i) {
-      if (i >= count) break;
-      const Join join = {__shfl_sync(~0u, joins.old_scale, i),
-                         __shfl_sync(~0u, joins.new_scale, i)};
-      softmax.total = join(softmax.total, __shfl_sync(~0u, total, i));
-      sum = join(sum, sums[i]);
-    }
-  }
+  for (int first = seen.begin / kChunkKeys; first < end; first += kWarp)
+    sum = join_chunks<kWarp>(softmax, sum, first, min(end - first, kWarp), a.chunks, a.head_dim,
+                             element, [&](int chunk) { return a.part(token, head, chunk); });
   if (threadIdx.x < a.head_dim)
     a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
         narrow<T>(scaled(sum, unit_of(softmax, position)));
@@ -106,6 +70,7 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
   // Few queries a request do not fill a device, but their chunks do.
   const int64_t parts = a.tokens * a.heads * a.chunks * a.part_size();
   const bool few = parts <= kMostParts && a.tokens * a.group <= 64 * a.requests;
+  if (few && attend_in_clusters(context, a)) return;
   const bool apart = few && a.chunks > 1;
   Tensor memory;
   if (apart) {
