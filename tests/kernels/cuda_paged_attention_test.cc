@@ -122,6 +122,29 @@ TEST_F(CudaPagedAttention, ARowHasTheSameBitsHoweverItIsServed) {
   }
 }
 
+// One query alone and short, whose chunks are joined on the spot; alone and long; and among many.
+TEST_F(CudaPagedAttention, AQueryHasTheSameBitsHoweverItsChunksAreShared) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const auto& [heads, kv, dim] :
+         {std::array<int64_t, 3>{16, 8, 128}, {14, 2, 64}, {32, 2, 32}}) {
+      SCOPED_TRACE(fmt::format("{} {} of {} dim {}", name_of(dtype), heads, kv, dim));
+      const Dims dims = {dtype, heads, kv, dim};
+      const Request a(dims, 2300, 1);
+      const Pass whole(dims, {{&a, 2300, 2300}}, {16});
+      attend(dims, whole, 0);
+      for (const int64_t context : {100, 1500, 2300}) {
+        const Pass alone(dims, {{&a, 1, context}}, {16, 5});
+        attend(dims, alone, 0);
+        EXPECT_EQ(row_bits(alone, 0, 1), row_bits(whole, context - 1, 1)) << context;
+      }
+      const Pass crowd(dims, std::vector<Part>(80, {&a, 1, 1500}), {16, 6});
+      attend(dims, crowd, 0);
+      for (const int64_t row : {0, 79})
+        EXPECT_EQ(row_bits(crowd, row, 1), row_bits(whole, 1499, 1)) << row;
+    }
+  }
+}
+
 TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const Dims dims = {dtype, 2, 1, 16};
