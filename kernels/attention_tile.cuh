@@ -76,6 +76,7 @@ struct Tile {
   __device__ void begin(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                         int first_row);
   __device__ void begin_chunk();
+  __device__ void clear_sums();
   __device__ void end_chunk();
 
   // The steps of taking the keys from position `first` on, which are a block:
@@ -84,6 +85,9 @@ struct Tile {
   // their scores, where `all` says that,
   __device__ void score(const AttentionArguments<T>& a, const Block<T, kDim>& block, int first,
                         bool all, Scores& p) const;
+  // of which this is the last step, from products of q and k on,
+  __device__ void scale_scores(const AttentionArguments<T>& a, int first, bool all,
+                               Scores& p) const;
   // the largest one of a row,
   __device__ float most_of(const Scores& p, int half) const;
   // their probabilities relative to a maximum, of which it returns the sum of
@@ -92,6 +96,9 @@ struct Tile {
   // what they change in what was summed before: `most` is the maximum so far,
   // and `total` what soften gave,
   __device__ void grow(int half, float most, float total);
+  // which is two steps: the totals, and the sums with the factor that this gave,
+  __device__ float grow_total(int half, float most, float total);
+  __device__ void grow_sums(int half, float shrink);
   // whether each row must be summed for itself, of those keys that were
   // brought, where not every row sees all,
   __device__ bool must_part_rows(const Block<T, kDim>& block, int first,
@@ -99,6 +106,10 @@ struct Tile {
   // and the sums over keys 16 step .. 16 step + 15 of the block.
   __device__ void weigh(const Block<T, kDim>& block, int first, int step, const Weights& weights,
                         bool part_rows);
+  // The same sums, each row for itself, with zeros in place of the values that it does not see:
+  // `value(key, column)` is where the values of a key of the block lie.
+  template <typename Value>
+  __device__ void weigh_row_by_row(Value value, int first, int step, const Weights& weights);
 
   // Adds a chunk that has ended to those before it: `to_sums(n)` are their sums[n].
   template <typename Sums>
@@ -108,8 +119,6 @@ struct Tile {
 
  private:
   __device__ void weigh_rows(const Block<T, kDim>& block, int step, const Weights& weights);
-  __device__ void weigh_row_by_row(const Block<T, kDim>& block, int first, int step,
-                                   const Weights& weights);
 };
 
 template <typename T, int kDim, int kColumns>
@@ -141,6 +150,11 @@ __device__ void Tile<T, kDim, kColumns>::begin(const AttentionArguments<T>& a,
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::begin_chunk() {
   softmax[0] = softmax[1] = {};
+  clear_sums();
+}
+
+template <typename T, int kDim, int kColumns>
+__device__ void Tile<T, kDim, kColumns>::clear_sums() {
 #pragma unroll
   for (auto& four : sums)
     for (float& sum : four) sum = 0;
@@ -191,6 +205,13 @@ __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j) multiply_add<T>(p[j], q[step + 1], {k[j][2], k[j][3]});
   }
+  scale_scores(a, first, all, p);
+}
+
+template <typename T, int kDim, int kColumns>
+__device__ void Tile<T, kDim, kColumns>::scale_scores(const AttentionArguments<T>& a, int first,
+                                                      bool all, Scores& p) const {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
   for (auto& four : p)
 #pragma unroll
@@ -231,8 +252,18 @@ __device__ float Tile<T, kDim, kColumns>::soften(Scores& p, int half, float most
 
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::grow(int half, float most, float total) {
+  grow_sums(half, grow_total(half, most, total));
+}
+
+template <typename T, int kDim, int kColumns>
+__device__ float Tile<T, kDim, kColumns>::grow_total(int half, float most, float total) {
   const float shrink = expf(softmax[half].most - base_of(most));
   softmax[half] = {most, __fmaf_rn(softmax[half].total, shrink, total)};
+  return shrink;
+}
+
+template <typename T, int kDim, int kColumns>
+__device__ void Tile<T, kDim, kColumns>::grow_sums(int half, float shrink) {
 #pragma unroll
   for (auto& four : sums)
 #pragma unroll
@@ -243,7 +274,8 @@ template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::weigh(const Block<T, kDim>& block, int first, int step,
                                                const Weights& weights, bool part_rows) {
   if (part_rows)
-    weigh_row_by_row(block, first, step, weights);
+    weigh_row_by_row([&](int key, int column) { return block.v.at(key, column); }, first, step,
+                     weights);
   else
     weigh_rows(block, step, weights);
 }
@@ -303,11 +335,10 @@ __device__ void Tile<T, kDim, kColumns>::weigh_rows(const Block<T, kDim>& block,
   }
 }
 
-// The same sums, each row for itself, with zeros in place of the values that it
-// does not see.
 template <typename T, int kDim, int kColumns>
-__device__ void Tile<T, kDim, kColumns>::weigh_row_by_row(const Block<T, kDim>& block, int first,
-                                                          int step, const Weights& weights) {
+template <typename Value>
+__device__ void Tile<T, kDim, kColumns>::weigh_row_by_row(Value value, int first, int step,
+                                                          const Weights& weights) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll 1
   for (int r = 0; r < kTileRows; ++r) {
@@ -324,7 +355,7 @@ __device__ void Tile<T, kDim, kColumns>::weigh_row_by_row(const Block<T, kDim>& 
       if (!has_column(n * 8)) break;
       float sum[4] = {sums[n][0], sums[n][1], sums[n][2], sums[n][3]};
       uint32_t v[4];  // the second two are not used
-      load_matrices<true>(v, block.v.at(step * 16 + lane % 16, column + n * 8));
+      load_matrices<true>(v, value(step * 16 + lane % 16, column + n * 8));
       const int key = first + step * 16 + lane % 4 * 2;
       const uint32_t b[2] = {masked(v[0], key), masked(v[1], key + 8)};
 #pragma unroll
@@ -379,11 +410,16 @@ class Pieces {
   // Begins to bring the keys, or the values: zeros for those that nobody wants, and NaN for those
   // that have no page.
   __device__ void bring(Rows<T, kDim>& to, const T* from) const {
+    bring_to([&](int row, int column) { return to.at(row, column); }, from);
+  }
+  // The same to where `to(row, column)` says that a key's elements from a column on are to lie.
+  template <typename To>
+  __device__ void bring_to(To to, const T* from) const {
     if (known_ == ~0u) {
 #pragma unroll 8  // of all, the addresses would take too many registers
       for (int i = 0; i < kCount; ++i) {
         const T* const piece = place(from, i);
-        if (exists(i)) begin(to.at(row(i), column()), piece);
+        if (exists(i)) begin(to(row(i), column()), piece);
       }
       return;
     }
@@ -392,11 +428,11 @@ class Pieces {
       const T* const piece = place(from, i);
       if (!exists(i)) continue;
       if ((missing_ >> row(i) & 1) != 0)
-        *reinterpret_cast<uint4*>(to.at(row(i), column())) = {~0u, ~0u, ~0u, ~0u};
+        *reinterpret_cast<uint4*>(to(row(i), column())) = {~0u, ~0u, ~0u, ~0u};
       else if ((known_ >> row(i) & 1) != 0)
-        begin(to.at(row(i), column()), piece);
+        begin(to(row(i), column()), piece);
       else
-        *reinterpret_cast<uint4*>(to.at(row(i), column())) = {};
+        *reinterpret_cast<uint4*>(to(row(i), column())) = {};
     }
   }
 

@@ -63,10 +63,11 @@ __device__ inline void begin_copy_once(void* to, const void* from) {
       : "memory");
 }
 __device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until only the newest group is still on its way.
-__device__ inline void wait_for_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-
-__device__ inline void wait_for_all() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// Until only the newest kGroups groups are still on their way.
+template <int kGroups = 1>
+__device__ void wait_for_older() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 
 // Two numbers rounded to nearest even, in one instruction: one at a time takes a slow one each.
 template <typename T>
