@@ -4,8 +4,9 @@
 // chunk, in blocks of 32, each relative to a running maximum; the chunks are
 // then joined in their order. Where there are few queries the chunks of one are
 // taken by different warps and joined by another kernel, else one warp takes
-// them all: the arithmetic is the same, and so is every bit. Source: Dao 2023
-// (FlashAttention-2) and Dao et al. 2023 (Flash-Decoding).
+// them all, or a warpgroup: the arithmetic is the same, and so is every bit.
+// Source: Dao 2023 (FlashAttention-2), Dao et al. 2023 (Flash-Decoding), and
+// for warpgroups Shah et al. 2024 (FlashAttention-3).
 #pragma once
 
 #include "kernels/device.cuh"
@@ -241,6 +242,10 @@ __device__ inline float scaled(float sum, float unit) { return __fmaf_rn(sum, un
 // with nothing done, where they do not): all chunks of a row by one warp,
 template <typename T>
 bool attend_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
+// the same for four tiles by a warpgroup, on devices of capability 9.0 alone
+// and of head_dim 64 or 128,
+template <typename T>
+bool attend_by_warpgroups(const OpContext& context, const AttentionArguments<T>& a);
 // or every chunk by a block, into `parts`; without `parts` there may be one
 // chunk only.
 template <typename T>

@@ -77,8 +77,8 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
     memory = Tensor({parts}, DType::f32, Device::cuda);
     a.parts = memory.as<float>();
   }
-  const bool done =
-      few ? attend_chunks_on_tensor_cores(context, a) : attend_on_tensor_cores(context, a);
+  const bool done = few ? attend_chunks_on_tensor_cores(context, a)
+                        : attend_by_warpgroups(context, a) || attend_on_tensor_cores(context, a);
   if (!done) attend_by_rows(context, a);
   if (!apart) return;
   const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;

@@ -71,6 +71,21 @@ TEST_F(CudaPagedAttention, SeesTheWindowAndNothingBeforeIt) {
   }
 }
 
+// Prefill takes rows of queries and heads by the tile, and keys by the block: counts about both.
+TEST_F(CudaPagedAttention, TakesAnyNumberOfRowsAndKeys) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const auto& [heads, kv, dim] :
+         {std::array<int64_t, 3>{2, 1, 64}, {1, 1, 128}, {3, 1, 128}}) {
+      const Dims dims = {dtype, heads, kv, dim};
+      const Request a(dims, 330, 1), b(dims, 90, 10);
+      for (const int64_t queries : {65, 86, 127, 128, 129, 193})
+        expect_attention(dims, {{&b, 90, 90}, {&a, queries, queries + 63}}, {16}, 0);
+      for (const int64_t window : {1, 33, 64, 127})
+        expect_attention(dims, {{&a, 150, 330}, {&b, 3, 80}}, {5}, window);
+    }
+  }
+}
+
 TEST_F(CudaPagedAttention, ServesManyRequests) {
   const Dims dims = {DType::bf16, 4, 2, 64};
   const Request a(dims, 520, 1);
@@ -159,41 +174,54 @@ TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
     attend(dims, pass, 0);
     for (const double value : pass.out->values()) EXPECT_EQ(value, 0);
   }
+  const Dims dims = {DType::bf16, 2, 1, 128};
+  const Request a(dims, 100, 1);
+  const Pass pass(dims, {{&a, 100, 100}}, {4});
+  pass.length->set(0, 30);  // in a prefill, 70 queries of 100
+  attend(dims, pass, 0);
+  const std::vector<double> got = pass.out->values();
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(got[i] == 0, i < 70 * 2 * 128) << "element " << i << " is " << got[i];
 }
 
 TEST_F(CudaPagedAttention, ANanStaysWithTheQueriesThatSeeIt) {
-  for (const DType dtype : kFloats) {
-    for (const int64_t length : {40, 400}) {
-      for (const bool in_v : {false, true}) {
-        for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
-          const Dims dims = {dtype, 2, 1, 16};
-          Request a(dims, length, 1);
-          (in_v ? a.v : a.k).set(18 * 16, in_v ? bad : std::nan(""));  // position 18
-          const Pass pass(dims, {{&a, length, length}}, {16});
-          attend(dims, pass, 10);
-          const std::vector<double> got = pass.out->values();
-          for (size_t p = 0; p < static_cast<size_t>(length); ++p)
-            ASSERT_EQ(!std::isfinite(got[p * 2 * 16]), p >= 18 && p < 28)
-                << name_of(dtype) << " " << in_v << " position " << p << " of " << length;
-          EXPECT_TRUE(!in_v || std::isfinite(got[18 * 2 * 16 + 1])) << "the next element";
-        }
-      }
-    }
-  }
+  const auto expect_at = [&](const Dims& dims, int64_t length, bool in_v, double bad) {
+    SCOPED_TRACE(fmt::format("{} dim {} in {} of {}", name_of(dims.dtype), dims.head_dim,
+                             in_v ? "v" : "k", length));
+    Request a(dims, length, 1);
+    (in_v ? a.v : a.k).set(18 * dims.head_dim, in_v ? bad : std::nan(""));  // position 18
+    const Pass pass(dims, {{&a, length, length}}, {16});
+    attend(dims, pass, 10);
+    const std::vector<double> got = pass.out->values();
+    const auto row = static_cast<size_t>(2 * dims.head_dim);
+    for (size_t p = 0; p < static_cast<size_t>(length); ++p)
+      ASSERT_EQ(!std::isfinite(got[p * row]), p >= 18 && p < 28) << "position " << p;
+    EXPECT_TRUE(!in_v || std::isfinite(got[18 * row + 1])) << "the next element";
+  };
+  for (const DType dtype : kFloats)
+    for (const int64_t dim : {16, 64, 128})
+      for (const int64_t length : {40, 400})
+        for (const bool in_v : {false, true})
+          for (const double bad : {std::nan(""), static_cast<double>(INFINITY)})
+            expect_at({dtype, 2, 1, dim}, length, in_v, bad);
 }
 
 // Rows beside one that holds a NaN have the bits that they have without it.
 TEST_F(CudaPagedAttention, ANanDoesNotChangeOtherRows) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    const Dims dims = {dtype, 4, 2, 64};
-    Request a(dims, 300, 1);
-    const Pass clean(dims, {{&a, 300, 300}}, {16});
-    attend(dims, clean, 0);
-    a.v.set(200 * 2 * 64 + 5, NAN);
-    const Pass spoilt(dims, {{&a, 300, 300}}, {16});
-    attend(dims, spoilt, 0);
-    EXPECT_EQ(row_bits(spoilt, 0, 200), row_bits(clean, 0, 200));
-    EXPECT_NE(row_bits(spoilt, 200, 1), row_bits(clean, 200, 1));
+    for (const int64_t dim : {64, 80, 128}) {
+      const Dims dims = {dtype, 4, 2, dim};
+      Request a(dims, 300, 1);
+      const Pass clean(dims, {{&a, 300, 300}}, {16});
+      attend(dims, clean, 0);
+      for (const int64_t at : {256, 200}) {  // the first key of a block, and one within a block
+        a.v.set(at * 2 * dim + 5, NAN);
+        const Pass spoilt(dims, {{&a, 300, 300}}, {16});
+        attend(dims, spoilt, 0);
+        EXPECT_EQ(row_bits(spoilt, 0, at), row_bits(clean, 0, at)) << dim << " " << at;
+        EXPECT_NE(row_bits(spoilt, at, 1), row_bits(clean, at, 1)) << dim << " " << at;
+      }
+    }
   }
 }
 
@@ -269,14 +297,21 @@ TEST_F(CudaPagedAttention, ReportsAContextOfMoreChunksThanTheTableHas) {
 }
 
 TEST_F(CudaPagedAttention, AQueryWithoutAPageIsNan) {
-  for (const DType dtype : kFloats) {
-    const Dims dims = {dtype, 2, 1, 16};
-    const Request a(dims, 20, 1);
-    const Pass pass(dims, {{&a, 20, 20}}, {8});
+  const auto expect_nan = [&](const Dims& dims, int64_t length) {
+    const Request a(dims, length, 1);
+    const Pass pass(dims, {{&a, length, length}}, {8});
     pass.table->set(1, 1000000);
     expect_refused([&] { attend(dims, pass, 0); }, {"page 1000000", "entry 1"});
     const std::vector<double> got = pass.out->values();
-    for (size_t p = 0; p < 20; ++p) EXPECT_EQ(std::isnan(got[p * 2 * 16]), p >= 8) << p;
+    const auto row = static_cast<size_t>(2 * dims.head_dim);
+    for (size_t p = 0; p < static_cast<size_t>(length); ++p)
+      EXPECT_EQ(std::isnan(got[p * row]), p >= 8) << p << " of " << length;
+  };
+  for (const DType dtype : kFloats) {
+    expect_nan({dtype, 2, 1, 16}, 20);
+    expect_nan({dtype, 2, 1, 16}, 100);
+    expect_nan({dtype, 2, 1, 64}, 100);
+    expect_nan({dtype, 2, 1, 128}, 100);
   }
 }
 
