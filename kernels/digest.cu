@@ -309,36 +309,23 @@ __device__ void put_numbers(Digest& out, const Part* parts, int64_t count) {
   out.mean = mean, out.m2 = m2, out.sum_abs = all.sum_abs, out.sum_squares = all.sum_squares;
 }
 
-// Where the hash of the first row of a request goes.
-__device__ uint64_t* row_hashes_of(const DigestJob& job, int64_t request) {
-  if (job.values == nullptr) return job.row_hashes;
-  int64_t before = 0, all = 0;
-  for (int64_t r = 0; r < job.requests; ++r) {
-    const int64_t rows = max(int64_t{0}, min(int64_t{job.rows[r]}, job.most_rows));
-    all += rows;
-    if (r < request) before += rows;
-  }
-  return job.row_hashes + job.order * all + before;
-}
-
-// Where a part's tensor has its scratch.
+// Where a tensor has its scratch.
 struct Places {
   Meeting* meeting;
   uint64_t* sums;
   Part* parts;
 
-  __device__ Places(const Work& work, char* scratch, int64_t request) {
-    meeting = reinterpret_cast<Meeting*>(scratch) + work.meeting + request;
-    char* begin = scratch + work.scratch + request * work.request_bytes();
-    sums = reinterpret_cast<uint64_t*>(begin);
-    parts = reinterpret_cast<Part*>(begin + work.sums_bytes());
+  __device__ Places(const Works& works, int index, char* scratch) {
+    const Work& work = works.of[index];
+    meeting = reinterpret_cast<Meeting*>(scratch) + index;
+    sums = reinterpret_cast<uint64_t*>(scratch + work.scratch);
+    parts = reinterpret_cast<Part*>(scratch + work.scratch + work.sums_bytes());
   }
 };
 
 // Called by all threads of the block whose part of a tensor was ready last.
-__device__ void finish(const Work& work, int64_t request, Input input, int64_t count,
-                       const Places& places) {
-  Digest& out = work.job.out[request];
+__device__ void finish(const Work& work, Input input, int64_t count, const Places& places) {
+  Digest& out = *work.job.out;
   // An array's own operator is the host's.
   reinterpret_cast<uint32_t*>(&out.exponents)[threadIdx.x] =
       __ldcg(&places.meeting->exponents[threadIdx.x]);
@@ -348,30 +335,26 @@ __device__ void finish(const Work& work, int64_t request, Input input, int64_t c
   if (threadIdx.x != 0) return;
   out.hash = hash;
   out.count = input.size() / work.element;
-  if (input.rows() == 1) *row_hashes_of(work.job, request) = hash;
+  if (input.rows() == 1) *work.job.row_hashes = hash;
 }
 
 __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Works works,
                                                       char* scratch) {
-  const int64_t block = blockIdx.x;
   const int mine = static_cast<int>(threadIdx.x);
-  const int index =
-      __syncthreads_count(mine < works.count && works.of[mine].first_block <= block) - 1;
+  const int index = works.first.job_of(blockIdx.x, works.count);
   const Work& work = works.of[index];
-  const int64_t per_request = work.parts + work.row_blocks;
-  const int64_t request = (block - work.first_block) / per_request;
-  const int64_t item = (block - work.first_block) % per_request;
-  const Input input(work, request);
+  const int64_t item = blockIdx.x - works.first.of[index];
+  const Input input(work);
   if (item >= work.parts) {
-    const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.bytes_of_row();
+    const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.job.row_bytes;
     if (input.rows() == 1 || row >= input.rows()) return;
     const uint64_t hash = xxh3::hash(input, row * bytes, bytes);
-    if (mine % kWarp == 0) row_hashes_of(work.job, request)[row] = hash;
+    if (mine % kWarp == 0) work.job.row_hashes[row] = hash;
     return;
   }
   const int64_t count = max(int64_t{1}, (input.size() + kPart - 1) / kPart);
   if (item >= count) return;
-  const Places places(work, scratch, request);
+  const Places places(works, index, scratch);
   sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.meeting);
   __shared__ bool last;
   __threadfence();
@@ -380,7 +363,7 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Wo
   __syncthreads();
   if (!last) return;
   __threadfence();
-  finish(work, request, input, count, places);
+  finish(work, input, count, places);
 }
 
 struct Launch {
@@ -392,24 +375,16 @@ Launch launch_of(std::span<const DigestJob> jobs) {
   check(jobs.size() <= DigestMaker::kMostJobs, "{} digests were wanted of one launch: ask for {}",
         jobs.size(), DigestMaker::kMostJobs);
   Launch launch = {};
-  int64_t meetings = 0;
-  for (const DigestJob& job : jobs) meetings += job.requests;
-  launch.scratch = launch.meetings = (meetings * int64_t{sizeof(Meeting)} + 15) / 16 * 16;
-  meetings = 0;
+  launch.scratch = launch.meetings = (std::ssize(jobs) * int64_t{sizeof(Meeting)} + 15) / 16 * 16;
   for (const DigestJob& job : jobs) {
+    launch.works.first.of[launch.works.count] = static_cast<unsigned>(launch.blocks);
     Work& work = launch.works.of[launch.works.count++];
     work.job = job;
     work.element = size_of(job.dtype);
-    const int64_t most = job.most_rows * work.bytes_of_row();
-    check(job.values == nullptr || job.most_rows < int64_t{1} << 32,
-          "a digest of a K/V cache of less than 2^32 positions was wanted, found {}",
-          job.most_rows);
-    work.parts = std::max<int64_t>(1, (most + kPart - 1) / kPart);
+    work.parts = std::max<int64_t>(1, (job.most_rows * job.row_bytes + kPart - 1) / kPart);
     work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
-    work.meeting = std::exchange(meetings, meetings + job.requests);
-    work.first_block = std::exchange(launch.blocks, launch.blocks + work.blocks());
-    work.scratch =
-        std::exchange(launch.scratch, launch.scratch + job.requests * work.request_bytes());
+    launch.blocks += work.blocks();
+    work.scratch = std::exchange(launch.scratch, launch.scratch + work.bytes());
   }
   check(launch.blocks < int64_t{1} << 31, "digests of at most 2^31 parts were wanted, found {}",
         launch.blocks);
@@ -466,6 +441,7 @@ DigestMaker device_digests() {
   static CUstream_st* const long_aside = stream();
   return {.digest = make_digests,
           .scratch_bytes = scratch_bytes,
+          .hash_caches = hash_caches,
           .aside = aside,
           .long_aside = long_aside,
           .order = order,

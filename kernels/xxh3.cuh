@@ -54,6 +54,14 @@ __device__ inline uint64_t swap_bytes(uint64_t x) {
   return static_cast<uint64_t>(__byte_perm(low, 0, 0x0123)) << 32 | __byte_perm(high, 0, 0x0123);
 }
 
+// Up to 8 bytes of an input. Seldom: of what is not aligned, and at ends.
+template <typename Input>
+__device__ __noinline__ uint64_t assembled(Input input, int64_t at, int bytes) {
+  uint64_t value = 0;
+  for (int i = 0; i < bytes; ++i) value |= input.byte(at + i) << 8 * i;
+  return value;
+}
+
 template <typename Input>
 __device__ uint64_t hash_to_16(Input input, int64_t begin, int64_t size) {
   const int64_t end = begin + size;
@@ -92,6 +100,10 @@ __device__ __noinline__ uint64_t hash_short(Input input, int64_t begin, int64_t 
   sum = avalanche(sum);
   for (int64_t i = 8; i < size / 16; ++i) sum += mix(16 * i, 16 * (i - 8) + 3);
   return avalanche(sum + mix(size - 16, 136 - 17));
+}
+
+__device__ inline uint64_t product(uint64_t keyed) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(keyed)) * (keyed >> 32);
 }
 
 // The 32 lanes of a warp at work on one input of more than kShort bytes; lane l has accumulator
@@ -141,12 +153,80 @@ class Warp {
   __device__ int own() const { return own_; }
 
  private:
-  __device__ static uint64_t product(uint64_t keyed) {
-    return static_cast<uint64_t>(static_cast<uint32_t>(keyed)) * (keyed >> 32);
-  }
-
   int lane_, own_;
   uint64_t keys_[kWords], scramble_;
+};
+
+// Groups of kLanes lanes at work on an input each, all of the same size: more than kShort bytes, a
+// multiple of kStripe. A lane has two accumulators that lie side by side, for every other stripe.
+class Groups {
+ public:
+  static constexpr int kLanes = 8, kWords = 24;
+
+  // `secret` is kWords words of the block's shared memory, for registers are wanted for what is
+  // read ahead; all threads of the block make theirs at once.
+  __device__ explicit Groups(uint64_t* secret) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    pair_ = lane % 4, odd_ = lane / 4, secret_ = secret, keys_ = secret + odd_ + 2 * pair_;
+    if (threadIdx.x < kWords) secret[threadIdx.x] = kSecret[threadIdx.x];
+    __syncthreads();
+  }
+
+  // The hash, for all lanes of the group. stripe(i) is where stripe i of the group's input lies,
+  // aligned to 16 bytes.
+  template <typename Stripe>
+  __device__ uint64_t hash(int stripes, Stripe stripe) const {
+    const ulonglong2 last = words_of(stripe(stripes - 1));
+    uint64_t low = kStart[2 * pair_], high = kStart[2 * pair_ + 1];
+    for (int first = 0; first < stripes; first += kStripes) {
+      const int left = stripes - 1 - first;  // without the last one, which has keys of its own
+      uint64_t to_low = 0, to_high = 0;
+#pragma unroll 1
+      for (int begin = 0; begin < kStripes; begin += 2 * kAhead) {
+        const int mine = begin + odd_;
+        ulonglong2 words[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (mine + 2 * i < left) words[i] = words_of(stripe(first + mine + 2 * i));
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (mine + 2 * i >= left) continue;
+          to_low += product(words[i].x ^ keys_[begin + 2 * i]) + words[i].y;
+          to_high += product(words[i].y ^ keys_[begin + 2 * i + 1]) + words[i].x;
+        }
+      }
+      low += to_low + __shfl_xor_sync(~0u, to_low, 4);
+      high += to_high + __shfl_xor_sync(~0u, to_high, 4);
+      if (left >= kStripes) low = scrambled(low, 0), high = scrambled(high, 1);
+    }
+    const int at = 16 * pair_;
+    low += product(last.x ^ key(121 + at)) + last.y;
+    high += product(last.y ^ key(129 + at)) + last.x;
+    uint64_t mixed = fold(low ^ key(11 + at), high ^ key(19 + at));
+    for (int other = 1; other < 4; other *= 2) mixed += __shfl_xor_sync(~0u, mixed, other);
+    return avalanche(static_cast<uint64_t>(stripes) * kStripe * kPrime64_1 + mixed);
+  }
+
+ private:
+  static constexpr int kStripes = static_cast<int>(kBlock / kStripe);
+  static constexpr int kAhead = 4;  // words that a lane reads at once, two at a time
+
+  // Nothing reads them again soon.
+  __device__ ulonglong2 words_of(const char* stripe) const {
+    return __ldcs(reinterpret_cast<const ulonglong2*>(stripe) + pair_);
+  }
+  __device__ uint64_t scrambled(uint64_t accumulator, int i) const {
+    return (accumulator ^ accumulator >> 47 ^ keys_[16 - odd_ + i]) * kPrime32_1;
+  }
+
+  // 8 bytes of the secret from that byte on, which is no multiple of 8.
+  __device__ uint64_t key(int at) const {
+    return secret_[at / 8] >> at % 8 * 8 | secret_[at / 8 + 1] << (64 - at % 8 * 8);
+  }
+
+  int pair_, odd_;
+  // Volatile, so that they are read when they are wanted and take no registers till then.
+  const volatile uint64_t *secret_, *keys_;  // keys of the lane's first stripe
 };
 
 // Blocks that are scrambled in; the last one, of 1 to kBlock bytes, is not.

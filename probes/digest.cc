@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "kernels/check.h"
 
@@ -96,6 +97,30 @@ Digest digest_of(const TensorView& tensor) {
     finite += static_cast<int64_t>(block.size());
   }
   return digest;
+}
+
+Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  return {.hash = hash_of(row_hashes.data(), row_hashes.size_bytes()),
+          .count = count,
+          .nan = -1,
+          .pos_inf = -1,
+          .neg_inf = -1,
+          .zeros = -1,
+          .subnormals = -1,
+          .min = kNone,
+          .max = kNone,
+          .absmax = kNone,
+          .mean = kNone,
+          .m2 = kNone,
+          .sum_abs = kNone,
+          .sum_squares = kNone};
+}
+
+bool is_of(const Digest& digest, const TensorView& tensor) {
+  if (digest.has_numbers())
+    return digest.hash == hash_of(tensor.data, static_cast<size_t>(tensor.bytes()));
+  return digest.hash == digest_of_rows(row_hashes_of(tensor), tensor.count()).hash;
 }
 
 std::vector<uint64_t> row_hashes_of(const TensorView& tensor) {

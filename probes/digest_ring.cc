@@ -86,8 +86,7 @@ KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
                   .rows = rows_of(tap, pass.info),
                   .dtype = view.dtype,
                   .shape = view.shape};
-  std::memcpy(&kept.digest, memory + tap.digest * static_cast<int64_t>(sizeof(Digest)),
-              sizeof(Digest));
+  std::memcpy(&kept.digest, memory + tap.digest, sizeof(Digest));
   kept.row_hashes.resize(kept.rows.size());
   std::memcpy(kept.row_hashes.data(), memory + tap.hashes, kept.rows.size() * sizeof(uint64_t));
   check(kept.digest.count == view.count(),
@@ -104,23 +103,24 @@ void DigestRing::Slot::add_caches(const DigestLayout::Tap& tap, Pass& arrived_pa
   for (size_t r = 0; r < lengths.size(); ++r) {
     const int32_t request = pass.info.pages[r].request;
     const int64_t length = lengths[r];
+    int64_t hashed = 0;
+    std::memcpy(&hashed, memory + tap.digest + r * sizeof(hashed), sizeof(hashed));
+    check(
+        hashed == length,
+        "hashes of {} positions of attn.kv were wanted of the device, found {}: its arguments are "
+        "not those of the host",
+        length, hashed);
     const Shape& pool = tap.tensor.shape;
     KeptTensor kept{.point = tap.point,
                     .layer = tap.layer,
                     .dtype = tap.tensor.dtype,
                     .shape = {length, 2, pool[2], pool[3]}};
-    for (int32_t p = 0; p < length; ++p) kept.rows.push_back({request, p});
-    std::memcpy(
-        &kept.digest,
-        memory + (tap.digest + static_cast<int64_t>(r)) * static_cast<int64_t>(sizeof(Digest)),
-        sizeof(Digest));
-    check(kept.digest.count == kept.shape.count(),
-          "a digest of {} positions of attn.kv was wanted of the device, found one of {} elements: "
-          "its arguments are not those of the host",
-          length, kept.digest.count);
+    kept.rows.resize(static_cast<size_t>(length));
+    for (int32_t p = 0; p < length; ++p) kept.rows[static_cast<size_t>(p)] = {request, p};
     kept.row_hashes.resize(static_cast<size_t>(length));
     std::memcpy(kept.row_hashes.data(), hashes, kept.row_hashes.size() * 8);
     hashes += length * 8;
+    kept.digest = digest_of_rows(kept.row_hashes, kept.shape.count());
     arrived_pass.tensors.push_back(std::move(kept));
   }
 }

@@ -15,14 +15,15 @@
 namespace lockstep {
 
 // Where a pass on a device leaves its digests, in one block of the device's memory: first a Digest
-// for each tensor, of attn.kv one for each request there is room for; then the row hashes of each
-// tensor with its rows padded; last those of the caches, layer by layer, without gaps.
+// for each tensor, of attn.kv how many rows were hashed of each request there is room for; then the
+// row hashes of each tensor with its rows padded; last those of the caches, layer by layer, without
+// gaps.
 struct DigestLayout {
   struct Tap {
     const Point* point = nullptr;
     int layer = -1;
     TensorView tensor;   // where it lies, padded; of attn.kv, the pool of K
-    int64_t digest = 0;  // its first, in Digests
+    int64_t digest = 0;  // in bytes, its Digest; of attn.kv, its int64 counts of rows
     int64_t hashes = 0;  // its row hashes, in bytes; of attn.kv, how many caches come before
     bool keeps = false;  // its numbers too
   };

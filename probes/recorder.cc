@@ -135,8 +135,10 @@ void Recorder::record(const Record& record) {
   if (wanted.empty() && !record.rows.empty()) return;
   kept.data = copy_rows(tensor, wanted);
   kept.shape = kept.data.view().shape;
-  if (digests_) kept.digest = digest_of(kept.data);
   if (digests_ || always_hashed(point)) kept.row_hashes = row_hashes_of(kept.data);
+  if (digests_)
+    kept.digest = point.op == OpKind::cache ? digest_of_rows(kept.row_hashes, kept.shape.count())
+                                            : digest_of(kept.data);
   pass_.tensors.push_back(std::move(kept));
 }
 

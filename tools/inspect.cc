@@ -10,6 +10,7 @@
 #include <map>
 
 #include "kernels/check.h"
+#include "probes/digest.h"
 #include "tools/options.h"
 #include "tools/output.h"
 #include "traces/trace.h"
@@ -56,6 +57,7 @@ std::string rows_text(const std::vector<Row>& rows) {
 // What is known of all tensors of one place.
 struct PlaceTotal {
   Digest digest;  // counts, range and sums only
+  bool hashes_alone = false;
   DType dtype = DType::f32;
   int layer = -1;
   const Point* point = nullptr;
@@ -68,6 +70,7 @@ struct PlaceTotal {
       digest.min = first ? d.min : std::min(digest.min, d.min);
       digest.max = first ? d.max : std::max(digest.max, d.max);
     }
+    hashes_alone = hashes_alone || !d.has_numbers();
     digest.count += d.count;
     digest.nan += d.nan;
     digest.pos_inf += d.pos_inf;
@@ -88,6 +91,10 @@ Table with_digest_columns(std::vector<std::string> columns) {
 }
 
 void append_digest(const Digest& d, std::vector<Cell>& row) {
+  if (!d.has_numbers()) {
+    row.insert(row.end(), 6, Cell(std::string("-")));
+    return;
+  }
   for (const double number : {d.rms(), d.min, d.max}) row.push_back(number);
   for (const int64_t count : {d.nan, d.pos_inf + d.neg_inf, d.zeros}) row.push_back(count);
 }
@@ -109,7 +116,7 @@ Table table_of_places(TraceReader& trace) {
     auto& row = table.rows.emplace_back();
     row = {layer_cell(place.layer), std::string(place.point->name),
            std::string(name_of(place.dtype)), place.tensors, place.rows};
-    append_digest(place.digest, row);
+    append_digest(place.hashes_alone ? digest_of_rows({}, 0) : place.digest, row);
   }
   return table;
 }
@@ -126,6 +133,7 @@ struct Selected {
   std::array<int64_t, 256> exponents{};  // of whole tensors, as Digest counts them
   std::vector<Element> largest;          // descending by magnitude, NaN before everything
   int64_t kept = 0;                      // tensors whose numbers are in the trace
+  int64_t hashes_alone = 0;              // tensors whose digests have no numbers
 };
 
 std::string index_text(const Shape& shape, int64_t in_row) {
@@ -190,6 +198,7 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
       append_digest(t.digest, row);
       for (size_t bin = 0; bin < out.exponents.size(); ++bin)
         out.exponents[bin] += t.digest.exponents[bin];
+      if (!t.digest.has_numbers()) ++out.hashes_alone;
       if (t.data.view().empty()) continue;
       ++out.kept;
       add_elements(pass.info.pass, t, options, selection, out);
@@ -206,7 +215,15 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
 
 // A bar for each power of two from the smallest to the largest that occurs. Bin 0 holds what has no
 // exponent of its own: zeros and fp32's subnormals.
-std::string histogram_text(const std::array<int64_t, 256>& exponents) {
+std::string histogram_text(const Selected& selected) {
+  const auto tensors = std::ssize(selected.tensors.rows);
+  const std::string left_out =
+      selected.hashes_alone == 0
+          ? ""
+          : fmt::format("\nof {} of {} tensors the digests are hashes alone\n",
+                        selected.hashes_alone, tensors);
+  if (selected.hashes_alone == tensors) return left_out;
+  const auto& exponents = selected.exponents;
   const auto used = [](int64_t count) { return count > 0; };
   const auto first = std::find_if(exponents.begin() + 1, exponents.end(), used);
   const auto last = std::find_if(exponents.rbegin(), exponents.rend() - 1, used).base();
@@ -215,7 +232,8 @@ std::string histogram_text(const std::array<int64_t, 256>& exponents) {
     const auto bar = static_cast<size_t>(std::ceil(kBar * static_cast<double>(count) / most));
     return fmt::format("  {:<6}{:>12}{}{}\n", name, count, bar ? "  " : "", std::string(bar, '#'));
   };
-  std::string out = "\nmagnitudes, of the whole tensors:\n" + line("tiny", exponents[0]);
+  std::string out = left_out + "\nmagnitudes, of the whole tensors:\n";
+  out += line("tiny", exponents[0]);
   for (auto bin = first; bin < last; ++bin)
     out += line(fmt::format("2^{}", bin - exponents.begin() - 127), *bin);
   return out;
@@ -259,8 +277,7 @@ void show(TraceReader& trace, const InspectOptions& options) {
   } else {
     const Selected selected = select(trace, options);
     print(text_of(options.values ? selected.values : selected.tensors, options.format));
-    if (for_people && !options.values)
-      print(histogram_text(selected.exponents) + largest_text(selected));
+    if (for_people && !options.values) print(histogram_text(selected) + largest_text(selected));
   }
   if (for_people) print(ending_text(trace));
 }

@@ -198,9 +198,8 @@ Pass SegmentReader::read(size_t i, bool data) const {
     if (path.empty()) continue;
     tensor.data = Tensor(tensor.shape, tensor.dtype);
     file_.read_tensor(path, tensor.data);
-    const TensorView& view = tensor.data;
     check(
-        hash_of(view.data, static_cast<size_t>(view.bytes())) == tensor.digest.hash,
+        is_of(tensor.digest, tensor.data),
         "{}: in pass {}, the tensor {} of {} is not what was written (its xxh3 differs): the file "
         "is damaged",
         file_.path(), pass.info.pass, tensor.point->name,

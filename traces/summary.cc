@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// What the tensors of one place in one pass add up to.
+// What the tensors of one place in one pass add up to, of those whose digests have numbers.
 struct Cell {
   double absmax = 0, sum = 0, sum_squares = 0;
   int64_t tensors = 0, finite = 0, nonfinite = 0;
@@ -49,6 +49,7 @@ void write_summary(const Columns& columns, const Graph& graph, Hdf5File& file) {
       Cell& cell = cells[(pass * layers.size() + layer) * points.size() + point];
       const int64_t nonfinite = index.nan[i] + index.posinf[i] + index.neginf[i];
       const int64_t finite = index.n[i] - nonfinite;
+      if (index.nan[i] < 0) continue;  // hashes alone
       ++cell.tensors;
       cell.finite += finite;
       cell.nonfinite += nonfinite;

@@ -1,16 +1,16 @@
 #include "src/engine/device_digests.h"
 
 #include <algorithm>
-#include <span>
 
 #include "kernels/check.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kHash = sizeof(uint64_t);
+constexpr int64_t kHash = sizeof(uint64_t), kCount = sizeof(int64_t);
 constexpr size_t kTogether = 64;       // tensors of a launch: of four layers or so
 constexpr size_t kCachesTogether = 8;  // of a launch of their own
+static_assert(std::max(kTogether, kCachesTogether) <= DigestMaker::kMostJobs);
 
 bool is_cache(const Point& p) { return p.op == OpKind::cache; }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
@@ -26,20 +26,19 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
   const int64_t tokens = arguments.size(), logit_rows = arguments.logit_rows.view().count();
   const int64_t positions =
       arguments.page_table.view().count() * (caches.empty() ? 0 : caches[0].k.shape[1]);
-  int64_t digests = 0, hashes = 0;
+  int64_t head = 0, hashes = 0;
   for (const Place& place : places_of(model.graph())) {
     const Point& p = *place.point;
     if (!wants(p, place.layer) || (is_of_logits(p) && logit_rows == 0)) continue;
     const bool cache = is_cache(p);
     layout_->taps.push_back({.point = &p,
                              .layer = place.layer,
-                             .digest = digests,
+                             .digest = head,
                              .hashes = cache ? layout_->caches++ : hashes,
                              .keeps = ring->keeps(p, place.layer)});
-    digests += cache ? requests : 1;
+    head += cache ? requests * kCount : static_cast<int64_t>(sizeof(Digest));
     if (!cache) hashes += kHash * (is_of_logits(p) ? logit_rows : tokens);
   }
-  const int64_t head = digests * static_cast<int64_t>(sizeof(Digest));
   for (DigestLayout::Tap& tap : layout_->taps)
     if (!is_cache(*tap.point)) tap.hashes += head;
   layout_->cache_hashes = head + hashes;
@@ -56,77 +55,93 @@ DigestLayout::Tap& DeviceDigests::tap_of(const Record& record) {
   return *found;
 }
 
+template <typename T>
+T* DeviceDigests::place(int64_t bytes) const {
+  return reinterpret_cast<T*>(digests_->as<char>() + bytes);
+}
+
 DigestJob DeviceDigests::job_of(const DigestLayout::Tap& tap) const {
   const TensorView& tensor = tap.tensor;
-  DigestJob job{.dtype = tensor.dtype,
-                .data = tensor.data,
-                .out = digests_->as<Digest>() + tap.digest,
-                .row_hashes = reinterpret_cast<uint64_t*>(digests_->as<char>() + tap.hashes)};
-  if (!is_cache(*tap.point)) {
-    job.row_bytes = tensor.row_size() * size_of(tensor.dtype);
-    job.rows = arguments_.counts.as<int32_t>() + (is_of_logits(*tap.point) ? 1 : 0);
-    job.most_rows = tensor.rows();
-    return job;
-  }
-  const Shape& pool = tensor.shape;
-  job.values = caches_[static_cast<size_t>(tap.layer)].v.data;
-  job.row_bytes = pool[2] * pool[3] * size_of(tensor.dtype);
-  job.rows = arguments_.context_length.as<int32_t>();
-  job.requests = arguments_.context_length.view().count();
-  job.table = arguments_.page_table.as<int32_t>();
-  job.width = arguments_.page_table.view().shape[1];
-  job.page_size = pool[1];
-  job.pages = pool[0];
-  job.most_rows = job.width * job.page_size;
-  job.row_hashes = reinterpret_cast<uint64_t*>(digests_->as<char>() + layout_->cache_hashes);
-  job.order = tap.hashes;
-  return job;
+  return {.dtype = tensor.dtype,
+          .data = tensor.data,
+          .row_bytes = tensor.row_size() * size_of(tensor.dtype),
+          .rows = arguments_.counts.as<int32_t>() + (is_of_logits(*tap.point) ? 1 : 0),
+          .most_rows = tensor.rows(),
+          .out = place<Digest>(tap.digest),
+          .row_hashes = place<uint64_t>(tap.hashes)};
+}
+
+CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
+  const Shape& pool = tap.tensor.shape;
+  const int64_t width = arguments_.page_table.view().shape[1];
+  return {.k = tap.tensor.data,
+          .v = caches_[static_cast<size_t>(tap.layer)].v.data,
+          .row_bytes = pool[2] * pool[3] * size_of(tap.tensor.dtype),
+          .rows = arguments_.context_length.as<int32_t>(),
+          .requests = arguments_.context_length.view().count(),
+          .most_rows = width * pool[1],
+          .table = arguments_.page_table.as<int32_t>(),
+          .width = width,
+          .page_size = pool[1],
+          .pages = pool[0],
+          .hashed = place<int64_t>(tap.digest),
+          .row_hashes = place<uint64_t>(layout_->cache_hashes),
+          .order = tap.hashes};
 }
 
 void DeviceDigests::record(const Record& record) {
   DigestLayout::Tap& tap = tap_of(record);
-  const bool cache = is_cache(*tap.point);
-  tap.tensor = cache ? caches_[static_cast<size_t>(tap.layer)].k : record.tensor;
-  std::vector<DigestJob>& jobs = cache ? cache_jobs_ : jobs_;
-  jobs.push_back(job_of(tap));
-  if (lifetime_ == Lifetime::layer) {
-    flush(jobs, stream_of(model_.device()));
-    if (!tap.keeps) return;
-    copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
-    tap.tensor = copies_.back()->view();
+  if (is_cache(*tap.point)) {
+    tap.tensor = caches_[static_cast<size_t>(tap.layer)].k;
+    cache_jobs_.push_back(cache_job_of(tap));
+    if (lifetime_ == Lifetime::layer)
+      flush_caches(stream_of(model_.device()));
+    else if (cache_jobs_.size() == kCachesTogether || tap.hashes == layout_->caches - 1)
+      flush_caches(digest_maker().long_aside);
     return;
   }
-  // The hash of a long cache is a long chain: some side by side, and the last ones at once.
-  if (cache && (jobs.size() == kCachesTogether || tap.hashes == layout_->caches - 1))
-    flush(jobs, digest_maker().long_aside);
-  if (!cache && jobs.size() == kTogether) flush(jobs, digest_maker().aside);
+  tap.tensor = record.tensor;
+  jobs_.push_back(job_of(tap));
+  if (lifetime_ == Lifetime::pass) {
+    if (jobs_.size() == kTogether) flush(digest_maker().aside);
+    return;
+  }
+  flush(stream_of(model_.device()));
+  if (!tap.keeps) return;
+  copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
+  tap.tensor = copies_.back()->view();
 }
 
-void DeviceDigests::flush(std::vector<DigestJob>& jobs, CUstream_st* stream) {
-  const DigestMaker& maker = digest_maker();
+void DeviceDigests::follow_ops(CUstream_st* stream) {
   CUstream_st* const ops = stream_of(model_.device());
-  if (stream != ops && !jobs.empty()) {
-    maker.order(stream, ops);
-    used_.insert(stream);
-  }
-  for (std::span<const DigestJob> left = jobs; !left.empty();) {
-    const auto some = left.first(std::min(left.size(), size_t{DigestMaker::kMostJobs}));
-    scratch_.emplace_back(Shape{maker.scratch_bytes(some)}, DType::u8, model_.device());
-    maker.digest(some, scratch_.back().view().data, stream);
-    left = left.subspan(some.size());
-  }
-  jobs.clear();
+  if (stream == ops) return;
+  digest_maker().order(stream, ops);
+  used_.insert(stream);
+}
+
+void DeviceDigests::flush(CUstream_st* stream) {
+  if (jobs_.empty()) return;
+  follow_ops(stream);
+  scratch_.emplace_back(Shape{digest_maker().scratch_bytes(jobs_)}, DType::u8, model_.device());
+  digest_maker().digest(jobs_, scratch_.back().view().data, stream);
+  jobs_.clear();
   // On the stream of the ops the next one may work there.
-  if (stream == ops) scratch_.clear();
+  if (lifetime_ == Lifetime::layer) scratch_.clear();
+}
+
+void DeviceDigests::flush_caches(CUstream_st* stream) {
+  if (cache_jobs_.empty()) return;
+  follow_ops(stream);
+  digest_maker().hash_caches(cache_jobs_, stream);
+  cache_jobs_.clear();
 }
 
 void DeviceDigests::end() {
   if (lifetime_ == Lifetime::layer) return;
-  const DigestMaker& maker = digest_maker();
-  flush(cache_jobs_, maker.long_aside);
-  flush(jobs_, maker.aside);
+  flush_caches(digest_maker().long_aside);
+  flush(digest_maker().aside);
   // A graph can only wait for streams that are part of it.
-  for (CUstream_st* stream : used_) maker.order(stream_of(model_.device()), stream);
+  for (CUstream_st* stream : used_) digest_maker().order(stream_of(model_.device()), stream);
 }
 
 Forward forward_digested(Model& model, const Batch& arguments, const std::vector<KvCache>& caches,

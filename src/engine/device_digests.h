@@ -35,8 +35,13 @@ class DeviceDigests final : public Sink {
 
  private:
   DigestLayout::Tap& tap_of(const Record& record);
+  template <typename T>
+  T* place(int64_t bytes) const;  // in what it leaves
   DigestJob job_of(const DigestLayout::Tap& tap) const;
-  void flush(std::vector<DigestJob>& jobs, CUstream_st* stream);
+  CacheJob cache_job_of(const DigestLayout::Tap& tap) const;
+  void follow_ops(CUstream_st* stream);
+  void flush(CUstream_st* stream);
+  void flush_caches(CUstream_st* stream);
 
   const Model& model_;
   const Batch& arguments_;
@@ -46,9 +51,10 @@ class DeviceDigests final : public Sink {
   std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
   std::shared_ptr<const Tensor> digests_;
   std::vector<std::shared_ptr<const Tensor>> copies_;
-  std::vector<DigestJob> jobs_, cache_jobs_;  // not yet queued
-  std::vector<Tensor> scratch_;               // of every launch
-  std::set<CUstream_st*> used_;               // aside
+  std::vector<DigestJob> jobs_;  // not yet queued, as
+  std::vector<CacheJob> cache_jobs_;
+  std::vector<Tensor> scratch_;  // of every launch
+  std::set<CUstream_st*> used_;  // aside
 };
 
 // Model::forward with every tensor that the probe's sink wants digested; the probe is one with a

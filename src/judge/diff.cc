@@ -198,6 +198,10 @@ void Comparison::compare_row(const RowBits& mine, const Row& at, size_t index, N
   }
 }
 
+bool has_numbers(const KeptTensor& a, const KeptTensor* b) {
+  return a.digest.has_numbers() && b && b->digest.has_numbers();
+}
+
 // |rms(a) - rms(b)| is never above the rms of (a - b): a bound from below where two digests are of
 // the same rows.
 double digest_bound(const KeptTensor& a, const KeptTensor* b) {
@@ -224,9 +228,11 @@ void Comparison::compare_tensor(const Pass& pass, const KeptTensor& tensor, size
   for (auto& [request, sums] : nodes) {
     if (sums.node.measured || !sums.differs) continue;
     const auto in_b = rows_of_b_.find({request, last[request].position});
-    if (in_b != rows_of_b_.end())
-      sums.node.relative = digest_bound(
-          tensor, pass_of_b(in_b->second.pass).find(*place.point, place.layer, request));
+    if (in_b == rows_of_b_.end()) continue;
+    const KeptTensor* other = pass_of_b(in_b->second.pass).find(*place.point, place.layer, request);
+    // What attention reads is as far apart as what was written, where hashes alone do not say.
+    sums.node.relative =
+        has_numbers(tensor, other) ? digest_bound(tensor, other) : inherited(request, index);
   }
 }
 

@@ -90,12 +90,15 @@ void expect_alike(const Pass& got, const Pass& want) {
     EXPECT_EQ(g.dtype, w.dtype);
     EXPECT_EQ(g.shape, w.shape);
     EXPECT_EQ(g.digest.hash, w.digest.hash);
+    EXPECT_EQ(g.digest.count, w.digest.count);
     EXPECT_EQ(g.digest.nan, w.digest.nan);
-    EXPECT_EQ(g.digest.absmax, w.digest.absmax);
     EXPECT_EQ(g.digest.absmax_index, w.digest.absmax_index);
     EXPECT_EQ(g.digest.exponents, w.digest.exponents);
-    EXPECT_NEAR(g.digest.m2, w.digest.m2, 1e-12 * w.digest.m2);
     EXPECT_EQ(g.row_hashes, w.row_hashes);
+    EXPECT_EQ(w.digest.has_numbers(), w.point->op != OpKind::cache);
+    if (!w.digest.has_numbers()) continue;
+    EXPECT_EQ(g.digest.absmax, w.digest.absmax);
+    EXPECT_NEAR(g.digest.m2, w.digest.m2, 1e-12 * w.digest.m2);
   }
   ASSERT_EQ(got.logits.size(), want.logits.size());
   for (size_t i = 0; i < got.logits.size(); ++i) {

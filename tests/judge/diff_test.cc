@@ -91,6 +91,26 @@ TEST(Diff, DigestsBoundADifferenceFromBelow) {
   EXPECT_GT(r.unmeasured, 0);
 }
 
+// Of a cache hashes alone are kept: how far apart it is, what was written says.
+TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
+  FakeRun a = run_of();
+  FakeRun b = run_of(DType::bf16, [](const Place& p, const PassInfo&, std::vector<double>& v) {
+    // More than one op's noise, in small steps.
+    const double step = p.layer != 0                   ? 1
+                        : p.point->name == "attn.norm" ? 1.006
+                        : p.point->name == "attn.v"    ? 1.04
+                                                       : 1;
+    for (double& x : v) x *= step;
+  });
+  for (FakeRun* run : {&a, &b})
+    for (Pass& pass : run->passes)
+      for (KeptTensor& t : pass.tensors)
+        if (t.point->op == OpKind::cache) t.data = {};
+  const DiffResult r = diff_of(a, b);
+  EXPECT_FALSE(r.first_kind) << r.story;
+  EXPECT_GT(r.unmeasured, 0);
+}
+
 TEST(Diff, NanOnOneSideIsDifferentInKind) {
   const DiffResult r = diff_of(
       run_of(), run_of(DType::bf16, spoil_at("mlp.down", 1,

@@ -80,7 +80,66 @@ class CudaDigest : public CudaTest {
     return made;
   }
 
+  // How many rows each cache has of each request, and the hashes of all.
+  std::vector<uint64_t> hashes_of(std::vector<CacheJob> jobs, int64_t requests,
+                                  int64_t hashes) const {
+    const int64_t counts = std::ssize(jobs) * requests;
+    const Tensor far({counts + hashes}, DType::i64, Device::cuda);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      jobs[i].hashed = far.as<int64_t>() + static_cast<int64_t>(i) * requests;
+      jobs[i].row_hashes = reinterpret_cast<uint64_t*>(far.as<int64_t>() + counts);
+    }
+    maker_.hash_caches(jobs, memory_.stream);
+    const Tensor out = copy_on(Device::cpu, far);
+    const auto* begin = reinterpret_cast<const uint64_t*>(out.as<int64_t>());
+    return {begin, begin + counts + hashes};
+  }
+
   DigestMaker maker_;
+};
+
+// A cache in the device's memory, at choice 8 bytes behind what is aligned to 16.
+class CacheOnDevice {
+ public:
+  CacheOnDevice(const Tensor& k, const Tensor& v, const std::vector<int32_t>& lengths,
+                const std::vector<int32_t>& table, bool aligned)
+      : pool_(k.view().shape),
+        row_bytes_(k.view().bytes() / (pool_[0] * pool_[1])),
+        requests_(std::ssize(lengths)),
+        offset_(aligned ? 0 : 8),
+        k_(copied(k)),
+        v_(copied(v)),
+        lengths_(numbers(lengths)),
+        table_(numbers(table)) {}
+
+  CacheJob job() const {
+    const int64_t width = table_.view().count() / requests_;
+    return {.k = k_.as<char>() + offset_,
+            .v = v_.as<char>() + offset_,
+            .row_bytes = row_bytes_,
+            .rows = lengths_.as<int32_t>(),
+            .requests = requests_,
+            .most_rows = width * pool_[1],
+            .table = table_.as<int32_t>(),
+            .width = width,
+            .page_size = pool_[1],
+            .pages = pool_[0]};
+  }
+
+ private:
+  Tensor copied(const Tensor& from) const {
+    Tensor bytes({from.view().bytes() + offset_}, DType::u8);
+    std::memcpy(bytes.as<char>() + offset_, from.as<char>(),
+                static_cast<size_t>(from.view().bytes()));
+    return copy_on(Device::cuda, bytes);
+  }
+  static Tensor numbers(const std::vector<int32_t>& values) {
+    return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
+  }
+
+  Shape pool_;
+  int64_t row_bytes_, requests_, offset_;
+  Tensor k_, v_, lengths_, table_;
 };
 
 // 1e-12 of the largest that could have been added up.
@@ -209,82 +268,89 @@ TEST_F(CudaDigest, IsTheSameToTheBitEachTime) {
   }
 }
 
-// What the attention of each request reads, through its page table.
+// Page tables of requests with so many positions, of pages that follow each other in no order.
+std::vector<int32_t> table_of(std::span<const int32_t> lengths, int64_t width, int64_t page_size) {
+  std::vector<int32_t> table(lengths.size() * static_cast<size_t>(width), -1);
+  int32_t pages = 0;
+  for (size_t r = 0; r < lengths.size(); ++r)
+    for (int32_t p = 0; p * page_size < lengths[r]; ++p, ++pages)
+      table[r * static_cast<size_t>(width) + static_cast<size_t>(p)] = pages ^ 1;
+  return table;
+}
+
+struct CacheCase {
+  DType dtype;
+  int64_t kv_heads, dim, page_size;
+  bool aligned;  // to 16 bytes
+};
+
+// What the attention of each request reads, through its page table: rows that are too short for a
+// stripe, that are whole stripes, blocks of XXH3 and more, and rows that are none of these.
 TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
-  for (const auto& [dtype, kv_heads, dim] :
-       {std::tuple(DType::bf16, 8, 128), {DType::f32, 2, 6}, {DType::f16, 1, 6}}) {
-    constexpr int64_t kPage = 4, kPages = 40, kWidth = 9;
-    const Shape pool = {kPages, kPage, kv_heads, dim};
-    const Tensor k = random_of(pool, dtype, 1), v = random_of(pool, dtype, 2);
-    const std::vector<int32_t> lengths = {33, 0, 1, 7};
-    std::vector<int32_t> table(lengths.size() * kWidth, -1);
-    for (size_t r = 0; r < lengths.size(); ++r)
-      for (int32_t p = 0; p * kPage < lengths[r]; ++p)
-        table[r * kWidth + static_cast<size_t>(p)] = static_cast<int32_t>(r * 10) + (p * 7) % 10;
-    const Tensor far_k = copy_on(Device::cuda, k), far_v = copy_on(Device::cuda, v);
-    const Tensor far_lengths = copy_on(Device::cuda, tensor_of<int32_t>(lengths, {4}, DType::i32));
-    const Tensor far_table =
-        copy_on(Device::cuda, tensor_of<int32_t>(table, {4, kWidth}, DType::i32));
-    DigestJob job{.dtype = dtype,
-                  .data = far_k.view().data,
-                  .values = far_v.view().data,
-                  .row_bytes = kv_heads * dim * size_of(dtype),
-                  .rows = far_lengths.as<int32_t>(),
-                  .requests = 4,
-                  .most_rows = kWidth * kPage,
-                  .table = far_table.as<int32_t>(),
-                  .width = kWidth,
-                  .page_size = kPage,
-                  .pages = kPages};
+  for (const CacheCase& c : {CacheCase{DType::bf16, 8, 128, 4, true},
+                             {DType::bf16, 8, 128, 16, false},
+                             {DType::bf16, 2, 64, 4, true},
+                             {DType::bf16, 1, 64, 4, true},
+                             {DType::f32, 1, 32, 1, true},
+                             {DType::f16, 3, 96, 4, true},
+                             {DType::f32, 17, 64, 4, true},
+                             {DType::f32, 2, 6, 4, true},
+                             {DType::f16, 5, 52, 4, true},
+                             {DType::f16, 1, 6, 4, true}}) {
+    SCOPED_TRACE(fmt::format("{} {} x {}", name_of(c.dtype), c.kv_heads, c.dim));
+    const std::vector<int32_t> lengths = {33, 0, 1, 100, 7};
+    const int64_t width = (100 + c.page_size - 1) / c.page_size, pages = 160;
+    const auto requests = std::ssize(lengths);
+    const Shape pool = {pages, c.page_size, c.kv_heads, c.dim};
+    const Tensor k = random_of(pool, c.dtype, 1), v = random_of(pool, c.dtype, 2);
+    const std::vector<int32_t> table = table_of(lengths, width, c.page_size);
+    const CacheOnDevice far(k, v, lengths, table, c.aligned);
+    const CacheJob job = far.job();
     // Twice, the second one's rows behind the first one's.
-    std::vector<DigestJob> jobs = {job, job};
-    jobs[1].out = reinterpret_cast<Digest*>(intptr_t{4});
+    std::vector<CacheJob> jobs = {job, job};
     jobs[1].order = 1;
-    const std::vector<char> bytes = run(jobs, 8, 82);
-    const auto* hashes = reinterpret_cast<const uint64_t*>(bytes.data() + 8 * sizeof(Digest));
-    for (size_t i = 0; i < 8; ++i) {
-      const size_t r = i % 4;
-      Tensor seen({lengths[r], 2, kv_heads, dim}, dtype);
-      const auto row = static_cast<size_t>(job.row_bytes);
-      for (int32_t p = 0; p < lengths[r]; ++p)
-        for (int side : {0, 1}) {
-          const int64_t slot =
-              table[r * kWidth + static_cast<size_t>(p / kPage)] * kPage + p % kPage;
-          std::memcpy(seen.as<char>() + static_cast<size_t>(2 * p + side) * row,
-                      (side ? v : k).as<char>() + static_cast<size_t>(slot) * row, row);
-        }
-      Digest got;
-      std::memcpy(&got, bytes.data() + i * sizeof(Digest), sizeof(Digest));
-      const std::string what = fmt::format("request {} of {}", r, name_of(dtype));
-      expect_same(got, digest_of(seen), what);
-      const std::vector<uint64_t> want = row_hashes_of(seen);
-      EXPECT_EQ(std::vector<uint64_t>(hashes, hashes + want.size()), want) << what;
-      hashes += want.size();
+    const std::vector<uint64_t> got = hashes_of(jobs, requests, 282);
+    std::vector<uint64_t> want;
+    for (int32_t length : lengths) want.push_back(static_cast<uint64_t>(length));
+    want.insert(want.end(), want.begin(), want.begin() + requests);
+    for (int time : {0, 1}) {
+      (void)time;
+      for (size_t r = 0; r < lengths.size(); ++r) {
+        Tensor seen({lengths[r], 2, c.kv_heads, c.dim}, c.dtype);
+        const auto row = static_cast<size_t>(job.row_bytes);
+        for (int32_t p = 0; p < lengths[r]; ++p)
+          for (int side : {0, 1}) {
+            const int32_t page =
+                table[r * static_cast<size_t>(width) + static_cast<size_t>(p / c.page_size)];
+            const int64_t slot = page * c.page_size + p % c.page_size;
+            std::memcpy(seen.as<char>() + static_cast<size_t>(2 * p + side) * row,
+                        (side ? v : k).as<char>() + static_cast<size_t>(slot) * row, row);
+          }
+        const std::vector<uint64_t> rows = row_hashes_of(seen);
+        want.insert(want.end(), rows.begin(), rows.end());
+      }
     }
+    EXPECT_EQ(got, want);
   }
 }
 
-TEST_F(CudaDigest, OfAPageThatIsNotThereReadsAsNaN) {
-  const Tensor pool = copy_on(Device::cuda, random_of({2, 4, 1, 64}, DType::bf16, 1));
-  const auto numbers = [](std::vector<int32_t> values) {
-    return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
-  };
-  const Tensor length = numbers({8}), table = numbers({2, -1});
-  const std::vector<char> bytes = run({{.dtype = DType::bf16,
-                                        .data = pool.view().data,
-                                        .values = pool.view().data,
-                                        .row_bytes = 128,
-                                        .rows = length.as<int32_t>(),
-                                        .most_rows = 8,
-                                        .table = table.as<int32_t>(),
-                                        .width = 2,
-                                        .page_size = 4,
-                                        .pages = 2}},
-                                      1, 8);
-  Digest got;
-  std::memcpy(&got, bytes.data(), sizeof(Digest));
-  EXPECT_EQ(got.count, 8 * 2 * 64);
-  EXPECT_EQ(got.nan, got.count);
+TEST_F(CudaDigest, OfAPageThatIsNotThereReadsAsBytesOf255) {
+  const Tensor pool = random_of({2, 4, 2, 64}, DType::bf16, 1);
+  // One page that the pool has, others that it lacks, and positions beyond the table.
+  const CacheOnDevice far(pool, pool, {20}, {1, 2, -1}, true);
+  CacheJob job = far.job();
+  job.most_rows = 20;
+  const std::vector<uint64_t> got = hashes_of({job}, 1, 20);
+  Tensor seen({20, 2, 2, 64}, DType::bf16);
+  std::memset(seen.as<char>(), 0xff, static_cast<size_t>(seen.view().bytes()));
+  for (int64_t p = 0; p < 4; ++p)
+    for (int64_t side : {0, 1})
+      std::memcpy(seen.as<char>() + (2 * p + side) * job.row_bytes,
+                  pool.as<char>() + (4 + p) * job.row_bytes, static_cast<size_t>(job.row_bytes));
+  std::vector<uint64_t> want = {20};
+  const std::vector<uint64_t> rows = row_hashes_of(seen);
+  want.insert(want.end(), rows.begin(), rows.end());
+  EXPECT_EQ(got, want);
 }
 
 // On a stream aside, and within a graph, for as many rows as there are then.

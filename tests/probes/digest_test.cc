@@ -128,6 +128,24 @@ TEST(Digest, OfAnEmptyTensorIsAllZero) {
   EXPECT_EQ(digest.absmax_index, -1);
 }
 
+TEST(Digest, OfHashesAloneHasNoNumbers) {
+  std::vector<float> values = {1, 2, 3, 4};
+  const auto tensor = [&] { return tensor_of<float>(values, {2, 2}, DType::f32); };
+  const std::vector<uint64_t> rows = row_hashes_of(tensor());
+  const Digest digest = digest_of_rows(rows, 4);
+  EXPECT_EQ(digest.hash, hash_of(rows.data(), 16));
+  EXPECT_EQ(digest.count, 4);
+  EXPECT_FALSE(digest.has_numbers());
+  EXPECT_EQ(digest.finite(), -1);
+  for (double number : {digest.rms(), digest.min, digest.max, digest.absmax, digest.mean, digest.m2,
+                        digest.sum_abs, digest.sum_squares})
+    EXPECT_TRUE(std::isnan(number));
+  for (const Digest& of : {digest, digest_of(tensor())}) EXPECT_TRUE(is_of(of, tensor()));
+  const Digest whole = digest_of(tensor());
+  std::swap(values[0], values[3]);
+  for (const Digest& of : {digest, whole}) EXPECT_FALSE(is_of(of, tensor()));
+}
+
 TEST(Digest, SeesAPermutationAndTheSignOfZeroByItsHash) {
   const std::vector<float> a = {1, 2, 0.f}, b = {2, 1, 0.f}, c = {1, 2, -0.f};
   const auto hash = [](const std::vector<float>& values) {

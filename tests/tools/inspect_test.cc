@@ -104,6 +104,24 @@ TEST_F(Inspect, SaysThatItHasDigestsOnly) {
             std::string::npos);
 }
 
+TEST_F(Inspect, ShowsNoNumbersWhereADigestHasNone) {
+  write();
+  for (const char* selection : {"", "--point attn.kv,attn.q"}) {
+    for (const json& line : table(selection)) {
+      const bool none = line["point"] == "attn.kv";
+      for (const char* column : {"rms", "min", "max", "nan", "inf", "zeros"})
+        EXPECT_EQ(line[column] == "-", none) << line["point"] << " " << column;
+    }
+  }
+  const std::string caches = call_lockstep("inspect " + path_ + " --point attn.kv --layer 0").out;
+  EXPECT_NE(caches.find("the digests are hashes alone"), std::string::npos) << caches;
+  EXPECT_EQ(caches.find("magnitudes"), std::string::npos) << caches;
+  const std::string both =
+      call_lockstep("inspect " + path_ + " --point attn.kv,attn.q --layer 0").out;
+  EXPECT_NE(both.find("the digests are hashes alone"), std::string::npos) << both;
+  EXPECT_NE(both.find("magnitudes"), std::string::npos) << both;
+}
+
 TEST_F(Inspect, RefusesASelectionOfNothing) {
   write();
   EXPECT_NE(trouble_of("inspect " + path_ + " --layer 77").find("nothing in"), std::string::npos);
