@@ -1,3 +1,5 @@
+#include <cuda_pipeline.h>
+
 #include <utility>
 
 #include "kernels/digest_input.cuh"
@@ -29,8 +31,10 @@ __device__ void add(Part& a, const Part& b) {
   a.zeros += b.zeros, a.subnormals += b.subnormals;
 }
 
-// All of the warp's, for its first lane, in an order that is always the same.
-__device__ Part warp_total(Part part) {
+// All of the warp's, for its first lane, in an order that is always the same. Short code, as what
+// is done once a block should be: a small tensor takes as long as its instructions take to arrive.
+__device__ __noinline__ Part warp_total(Part part) {
+#pragma unroll 1
   for (int down = kWarp / 2; down > 0; down /= 2) {
     Part other;
     auto* to = reinterpret_cast<uint32_t*>(&other);
@@ -64,7 +68,7 @@ struct Words {
 // Elements of a tensor have few exponents, and lanes that add to one word wait for each other: so
 // each lane counts in a column of its own.
 constexpr int kExponents = 256 * kWarp;
-extern __shared__ uint32_t exponents[];
+extern __shared__ __align__(16) uint32_t exponents[];
 
 // What a thread has seen so far.
 template <typename E>
@@ -184,6 +188,7 @@ __device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
   Part all = {};
   if (threadIdx.x == 0) {
     all = of_warp[0];
+#pragma unroll 1
     for (int i = 1; i < kWarps; ++i) add(all, of_warp[i]);
     mean = all.finite > 0 ? all.sum / all.finite : 0;
   }
@@ -196,6 +201,7 @@ __device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
   if (leads) squares[threadIdx.x / kWarp] = m2;
   __syncthreads();
   if (threadIdx.x == 0)
+#pragma unroll 1
     for (const double square : squares) all.m2 += square;
   return all;
 }
@@ -249,29 +255,38 @@ __device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums
   }
 }
 
-// The hash of a whole tensor by one warp, from the sums of its blocks.
-__device__ uint64_t hash_from(Input input, const uint64_t* sums) {
+// Sums of blocks that the chain below takes up at once, and those that are on their way meanwhile:
+// what comes from the device's cache takes as long as some hundred of its steps.
+constexpr int kBatch = 64, kBatches = 4;
+static_assert(kBatches * kBatch * 8 * sizeof(uint64_t) <= kExponents * sizeof(uint32_t));
+
+// The hash of a whole tensor by one warp, from the sums of its blocks. `room` is shared memory for
+// kBatches batches.
+__device__ uint64_t hash_from(Input input, const uint64_t* sums, uint64_t* room) {
   const int64_t size = input.size();
   if (size <= xxh3::kShort) return xxh3::hash_short(input, 0, size);
-  constexpr int kAhead = 12;  // sums that are fetched while as many are scrambled in
   const xxh3::Warp warp;
-  const int64_t blocks = xxh3::full_blocks(size);
-  const auto fetch = [&](uint64_t(&to)[kAhead], int64_t from) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      to[i] = from + i <= blocks ? __ldcg(&sums[(from + i) * 8 + warp.own()]) : 0;
+  const int64_t blocks = xxh3::full_blocks(size);  // after the first one
+  const auto fetch = [&](int64_t batch) {
+    const int64_t begin = batch * kBatch * 8, end = min(begin + kBatch * 8, blocks * 8);
+    for (int64_t i = begin + 2 * (threadIdx.x % kWarp); i < end; i += 2 * kWarp)
+      __pipeline_memcpy_async(&room[i % (kBatches * kBatch * 8)], &sums[8 + i], 16);
+    __pipeline_commit();
   };
-  uint64_t accumulator = warp.start(), next[kAhead], now[kAhead];
-  fetch(next, 0);
-  for (int64_t first = 0; first <= blocks; first += kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) now[i] = next[i];
-    fetch(next, first + kAhead);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i > blocks) break;
-      accumulator += now[i];
-      if (first + i < blocks) accumulator = warp.scrambled(accumulator);
+  for (int batch = 0; batch < kBatches - 1; ++batch) fetch(batch);
+  uint64_t accumulator = warp.start() + __ldcg(&sums[warp.own()]);
+  for (int64_t batch = 0; batch * kBatch < blocks; ++batch) {
+    __syncwarp();  // what is overwritten now has been taken up
+    fetch(batch + kBatches - 1);
+    __pipeline_wait_prior(kBatches - 1);
+    __syncwarp();
+    const uint64_t* own = &room[batch % kBatches * kBatch * 8 + warp.own()];
+    const int64_t left = blocks - batch * kBatch;
+    if (left >= kBatch) {
+#pragma unroll 16
+      for (int i = 0; i < kBatch; ++i) accumulator = warp.scrambled(accumulator, own[8 * i]);
+    } else {
+      for (int i = 0; i < left; ++i) accumulator = warp.scrambled(accumulator, own[8 * i]);
     }
   }
   return warp.finish(accumulator, input.word(size - xxh3::kStripe + 8 * warp.own()), size);
@@ -291,7 +306,7 @@ __device__ void put_numbers(Digest& out, const Part* parts, int64_t count) {
   Part all = {};
   all.at = -1;
   for (int64_t i = lane; i < count; i += kWarp) add(all, fetched(&parts[i]));
-  all = warp_total(all);
+  if (count > 1) all = warp_total(all);
   double mean = all.finite > 0 ? all.sum / all.finite : 0;
   mean = __shfl_sync(~0u, mean, 0);
   double m2 = 0;
@@ -331,11 +346,26 @@ __device__ void finish(const Work& work, Input input, int64_t count, const Place
       __ldcg(&places.meeting->exponents[threadIdx.x]);
   if (threadIdx.x / kWarp == 1) put_numbers(out, places.parts, count);
   if (threadIdx.x / kWarp != 0) return;
-  const uint64_t hash = hash_from(input, places.sums);
+  const uint64_t hash = hash_from(input, places.sums, reinterpret_cast<uint64_t*>(exponents));
   if (threadIdx.x != 0) return;
   out.hash = hash;
   out.count = input.size() / work.element;
   if (input.rows() == 1) *work.job.row_hashes = hash;
+}
+
+// Whether all parts of a tensor are ready now; for all threads of the block.
+__device__ bool is_last(const Places& places, int64_t count) {
+  __shared__ bool last;
+  if (count == 1) {
+    __syncthreads();
+    return true;
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&places.meeting->arrived, 1u) == count - 1;
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
 }
 
 __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Works works,
@@ -356,14 +386,7 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Wo
   if (item >= count) return;
   const Places places(works, index, scratch);
   sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.meeting);
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (mine == 0) last = atomicAdd(&places.meeting->arrived, 1u) == count - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  finish(work, input, count, places);
+  if (is_last(places, count)) finish(work, input, count, places);
 }
 
 struct Launch {

@@ -44,7 +44,10 @@ struct Work {
   __host__ __device__ int64_t parts_bytes() const {
     return parts * static_cast<int64_t>(sizeof(Part));
   }
-  __host__ __device__ int64_t bytes() const { return sums_bytes() + parts_bytes(); }
+  // Sums are copied 16 bytes at a time.
+  __host__ __device__ int64_t bytes() const {
+    return (sums_bytes() + parts_bytes() + 15) / 16 * 16;
+  }
 };
 
 struct Works {

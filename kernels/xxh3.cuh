@@ -139,6 +139,19 @@ class Warp {
     return (accumulator ^ accumulator >> 47 ^ scramble_) * kPrime32_1;
   }
 
+  // scrambled(accumulator) + sum, in the fewest steps that follow each other: one for a whole input
+  // is as long as it has blocks.
+  __device__ uint64_t scrambled(uint64_t accumulator, uint64_t sum) const {
+    const auto low = static_cast<uint32_t>(accumulator);
+    const auto high = static_cast<uint32_t>(accumulator >> 32);
+    const uint32_t keyed_low = low ^ high >> 15 ^ static_cast<uint32_t>(scramble_);
+    const uint32_t keyed_high = high ^ static_cast<uint32_t>(scramble_ >> 32);
+    constexpr auto kPrime = static_cast<uint32_t>(kPrime32_1);
+    const uint32_t sum_high = static_cast<uint32_t>(sum >> 32) + keyed_high * kPrime;
+    return static_cast<uint64_t>(keyed_low) * kPrime +
+           (static_cast<uint64_t>(sum_high) << 32 | static_cast<uint32_t>(sum));
+  }
+
   // The hash, for all lanes: `accumulator` has all blocks but the last scrambled in, and the
   // last one's stripes; `last` is this lane's word of the last 64 bytes.
   __device__ uint64_t finish(uint64_t accumulator, uint64_t last, int64_t size) const {
