@@ -13,7 +13,8 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kLine = 64;  // bytes, to a multiple of which each tensor's copy is aligned
-constexpr int64_t kMostStaged = int64_t{32} << 20;  // bytes of a slot on the device
+constexpr int64_t kMostStaged = int64_t{64} << 20;  // bytes of a slot on the device
+constexpr unsigned kMostThreads = 8;
 
 bool is_cache(const Point& point) { return point.op == OpKind::cache; }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
@@ -74,8 +75,8 @@ struct DigestRing::Slot {
     }
     return offset;
   }
-  Pass arrival() const;
-  void add_caches(const DigestLayout::Tap& tap, Pass& arrived) const;
+  Pass arrival(ThreadPool& pool) const;
+  void put_caches(const DigestLayout::Tap& tap, std::span<KeptTensor> caches) const;
   KeptTensor tensor(const DigestLayout::Tap& tap) const;
 };
 
@@ -96,7 +97,9 @@ KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
   return kept;
 }
 
-void DigestRing::Slot::add_caches(const DigestLayout::Tap& tap, Pass& arrived_pass) const {
+// One tensor a request.
+void DigestRing::Slot::put_caches(const DigestLayout::Tap& tap,
+                                  std::span<KeptTensor> caches) const {
   int64_t all = 0;
   for (int64_t length : lengths) all += length;
   const char* hashes = memory + pass.layout->cache_hashes + tap.hashes * all * 8;
@@ -121,34 +124,53 @@ void DigestRing::Slot::add_caches(const DigestLayout::Tap& tap, Pass& arrived_pa
     std::memcpy(kept.row_hashes.data(), hashes, kept.row_hashes.size() * 8);
     hashes += length * 8;
     kept.digest = digest_of_rows(kept.row_hashes, kept.shape.count());
-    arrived_pass.tensors.push_back(std::move(kept));
+    caches[r] = std::move(kept);
   }
+}
+
+// The best of each row, of logits that nobody keeps from where they arrived.
+std::vector<TopLogits> top_of(const TensorView& logits, std::span<const Row> rows,
+                              ThreadPool& pool) {
+  std::vector<TopLogits> top(rows.size());
+  pool.run(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
+    const auto some = rows.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    std::ranges::move(top_logits_of(logits.slice(begin, end - begin), some), top.begin() + begin);
+  });
+  return top;
 }
 
 // Reads it out of the pinned memory, which is then free.
-Pass DigestRing::Slot::arrival() const {
+Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
+  const std::vector<DigestLayout::Tap>& taps = pass.layout->taps;
+  std::vector<size_t> first{0};  // tensor of each tap
+  for (const DigestLayout::Tap& tap : taps)
+    first.push_back(first.back() + (is_cache(*tap.point) ? lengths.size() : 1));
   Pass arrived_pass{.info = pass.info};
-  std::vector<size_t> passing;  // whose numbers are not kept
-  for (const DigestLayout::Tap& tap : pass.layout->taps) {
-    if (is_cache(*tap.point))
-      add_caches(tap, arrived_pass);
-    else
-      arrived_pass.tensors.push_back(tensor(tap));
-  }
-  each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
-    const auto same = [&](const KeptTensor& kept) {
-      return kept.point == tap.point && kept.layer == tap.layer;
-    };
-    KeptTensor& kept = *std::ranges::find_if(arrived_pass.tensors, same);
-    kept.data = copy_on(Device::cpu, {memory + offset, view.dtype, Device::cpu, view.shape});
-    if (!tap.keeps) passing.push_back(static_cast<size_t>(&kept - arrived_pass.tensors.data()));
+  arrived_pass.tensors.resize(first.back());
+  pool.run(std::ssize(taps), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const auto mine = std::span(arrived_pass.tensors).subspan(first[i], first[i + 1] - first[i]);
+      if (is_cache(*taps[i].point))
+        put_caches(taps[i], mine);
+      else
+        mine[0] = tensor(taps[i]);
+    }
   });
-  put_top_logits(arrived_pass);
-  for (size_t i : passing) arrived_pass.tensors[i].data = {};
+  each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
+    KeptTensor& kept = arrived_pass.tensors[first[static_cast<size_t>(&tap - taps.data())]];
+    const TensorView there{memory + offset, view.dtype, Device::cpu, view.shape};
+    if (tap.keeps) kept.data = copy_on(Device::cpu, there);
+    // Logits are shown before the tokens that were chosen.
+    if (*tap.point == point("logits")) arrived_pass.logits = top_of(there, kept.rows, pool);
+    if (*tap.point == point("token")) put_chosen(arrived_pass.logits, there, kept.rows);
+  });
   return arrived_pass;
 }
 
-DigestRing::DigestRing(DigestSink& taker) : taker_(taker) {
+DigestRing::DigestRing(DigestSink& taker)
+    : taker_(taker),
+      pool_(
+          static_cast<int>(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostThreads))) {
   static std::atomic<uint64_t> last_id = 0;
   id_ = ++last_id;
   for (size_t i = 0; i < kSlots; ++i)
@@ -249,7 +271,7 @@ void DigestRing::serve() {
     try {
       digest_maker().await(std::exchange(slot.arrived, nullptr));
       Pass arrived;
-      if (wanted) arrived = slot.arrival();
+      if (wanted) arrived = slot.arrival(pool_);
       slot.pass = {};
       lock.lock();
       free_.push_back(&slot);

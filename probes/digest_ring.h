@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/memory.h"
+#include "kernels/thread_pool.h"
 #include "probes/recorder.h"
 
 namespace lockstep {
@@ -77,6 +78,7 @@ class DigestRing {
   void serve();
 
   DigestSink& taker_;
+  ThreadPool pool_;  // for passes of many requests, which would else wait for the host
   uint64_t id_;
   DigestWaits waits_;
   mutable std::mutex mutex_;

@@ -92,15 +92,19 @@ std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const R
   return top;
 }
 
+void put_chosen(std::vector<TopLogits>& logits, const TensorView& token,
+                std::span<const Row> rows) {
+  for (TopLogits& top : logits) {
+    const auto i = std::distance(rows.begin(), std::ranges::find(rows, top.row));
+    if (i < std::ssize(rows)) top.chosen = static_cast<int32_t>(value_at(token, i));
+  }
+}
+
 void put_top_logits(Pass& pass) {
   if (const KeptTensor* logits = pass.find(point("logits"), -1))
     pass.logits = top_logits_of(logits->data, logits->rows);
-  if (const KeptTensor* token = pass.find(point("token"), -1)) {
-    for (TopLogits& top : pass.logits) {
-      const auto i = std::distance(token->rows.begin(), std::ranges::find(token->rows, top.row));
-      if (i < std::ssize(token->rows)) top.chosen = static_cast<int32_t>(value_at(token->data, i));
-    }
-  }
+  if (const KeptTensor* token = pass.find(point("token"), -1))
+    put_chosen(pass.logits, token->data, token->rows);
 }
 
 Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)

@@ -48,6 +48,9 @@ struct Pass {
 // Fills the pass's `logits` from its tensors of the points logits and token, as far as it has them.
 void put_top_logits(Pass& pass);
 
+// Fills `chosen` of rows from a CPU tensor of the point token.
+void put_chosen(std::vector<TopLogits>& logits, const TensorView& token, std::span<const Row> rows);
+
 // The largest of every row of a CPU tensor [rows, vocab].
 std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows);
 
