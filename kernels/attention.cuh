@@ -1,11 +1,11 @@
 // What the CUDA kernels of paged_attention share.
 //
-// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a
-// chunk, in blocks of 32, each relative to a running maximum; the chunks are
-// then joined in their order. Where there are few queries the chunks of one are
-// taken by different warps and joined by another kernel, else one warp takes
-// them all, or a warpgroup: the arithmetic is the same, and so is every bit.
-// Source: Dao 2023 (FlashAttention-2), Dao et al. 2023 (Flash-Decoding), and
+// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a chunk, in blocks of
+// 32, each relative to a running maximum; the chunks are then joined in their order. Where there
+// are few queries a chunk is taken by a block of threads; if they have few chunks too, the blocks
+// of a row are a cluster, which joins them on the spot, else another kernel does. Where there are
+// many queries one warp, or a warpgroup, takes all chunks of its rows. The arithmetic is the same,
+// and so is every bit. Source: Dao 2023 (FlashAttention-2), Dao et al. 2023 (Flash-Decoding), and
 // for warpgroups Shah et al. 2024 (FlashAttention-3).
 #pragma once
 
