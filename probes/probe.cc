@@ -2,24 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 
-#include "kernels/check.h"
 #include "kernels/memory.h"
-#include "probes/digest_ring.h"
 
 namespace lockstep {
-
-template <typename Call>
-void Probe::guarded(Call call) {
-  if (!sink_) return;
-  try {
-    call();
-  } catch (const std::exception& error) {
-    sink_ = nullptr;
-    failure_ = error.what();
-  }
-}
 
 void Probe::begin(const PassInfo& pass) {
   guarded([&] {
@@ -33,29 +19,6 @@ void Probe::begin(const PassInfo& pass) {
 
 void Probe::end() {
   guarded([&] { sink_->end(); });
-}
-
-DigestRing* Probe::digests() {
-  guarded([&] {
-    DigestSink* const taker = sink_->digests();
-    if (taker != nullptr && ring_ == nullptr) ring_ = std::make_shared<DigestRing>(*taker);
-  });
-  return sink_ == nullptr ? nullptr : ring_.get();
-}
-
-void Probe::push(DigestedPass pass) {
-  guarded([&] {
-    ring_->push(std::move(pass));
-    check(ring_->failure().empty(), "{}", ring_->failure());
-  });
-}
-
-void Probe::flush() {
-  if (ring_ == nullptr) return;
-  guarded([&] {
-    ring_->flush();
-    check(ring_->failure().empty(), "{}", ring_->failure());
-  });
 }
 
 void Probe::emit(const Point& point, int layer, std::span<const Row> rows,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -86,7 +87,15 @@ class Probe {
  private:
   void emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor);
   template <typename Call>
-  void guarded(Call call);
+  void guarded(Call call) {
+    if (!sink_) return;
+    try {
+      call();
+    } catch (const std::exception& error) {
+      sink_ = nullptr;
+      failure_ = error.what();
+    }
+  }
 
   Sink* sink_ = nullptr;
   std::vector<Row> rows_;
