@@ -246,12 +246,13 @@ __device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums
       return part(Element<float, float>{}, 0x1p-126f);
     case DType::f64:
       return part(Element<double, double>{}, 0x1p-1022);
+    // Of whole numbers zero alone is less than 1, and counts as what it is.
     case DType::i32:
-      return part(Element<int32_t, double>{}, 0.0);
+      return part(Element<int32_t, double>{}, 1.0);
     case DType::i64:
-      return part(Element<int64_t, double>{}, 0.0);
+      return part(Element<int64_t, double>{}, 1.0);
     case DType::u8:
-      return part(Element<uint8_t, float>{}, 0.0f);
+      return part(Element<uint8_t, float>{}, 1.0f);
   }
 }
 

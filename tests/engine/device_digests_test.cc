@@ -98,6 +98,7 @@ void expect_alike(const Pass& got, const Pass& want) {
     EXPECT_EQ(w.digest.has_numbers(), w.point->op != OpKind::cache);
     if (!w.digest.has_numbers()) continue;
     EXPECT_EQ(g.digest.absmax, w.digest.absmax);
+    EXPECT_EQ(g.digest.zeros, w.digest.zeros);
     EXPECT_NEAR(g.digest.m2, w.digest.m2, 1e-12 * w.digest.m2);
   }
   ASSERT_EQ(got.logits.size(), want.logits.size());

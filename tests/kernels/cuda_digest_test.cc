@@ -257,6 +257,19 @@ TEST_F(CudaDigest, KeepsASmallSpreadAroundALargeMean) {
   EXPECT_NEAR(got.m2 / want.m2, 1, 1e-12);
 }
 
+TEST_F(CudaDigest, OfWholeNumbersCountsTheirZeros) {
+  std::vector<double> values(2000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 8);
+  std::vector<Tensor> tensors;
+  for (const DType dtype : {DType::i32, DType::i64, DType::u8})
+    tensors.push_back(tensor_of(std::span<const double>(values), {2, 1000}, dtype));
+  const std::vector<Made> made = digests(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(made[i].digest.zeros, 250) << i;
+    expect_same(made[i].digest, digest_of(tensors[i]), std::to_string(i));
+  }
+}
+
 TEST_F(CudaDigest, IsTheSameToTheBitEachTime) {
   std::vector<Tensor> tensors;
   tensors.push_back(random_of({5, 4096}, DType::bf16, 1));
