@@ -82,7 +82,7 @@ void check_format(const std::string& format, const std::string& version, const s
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
   check(
-      version == kFormatVersion,
+      version == kFormatVersion || version == kFormatVersionBefore,
       "{}: a trace of format version {} was wanted, found {}: read it with the version that wrote "
       "it, or write it anew",
       file, kFormatVersion, version);

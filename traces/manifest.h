@@ -8,7 +8,9 @@
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
-inline constexpr const char* kFormatVersion = "1.0";
+inline constexpr const char* kFormatVersion = "1.1";
+// What is read besides: the digests of attn.kv were of all its bytes, and had numbers.
+inline constexpr const char* kFormatVersionBefore = "1.0";
 
 struct SavedManifest {
   Manifest manifest;
