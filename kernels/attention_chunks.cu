@@ -5,7 +5,8 @@ namespace {
 
 // A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one tile and one K/V
 // head (blockIdx.y): all of a chunk is on its way before the first of it is needed, the next keys
-// as soon as these have been scored, and the next values while what these gave is written.
+// of one query as soon as these have been scored, and all else that is next while what these gave
+// is written.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -16,7 +17,8 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
   int run = static_cast<int>(blockIdx.x);
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
-  const KeyRange seen = in_chunks(a, queries, seen_by(a, queries, run * kTileRows, kTileRows));
+  const KeyRange all = seen_by(a, queries, run * kTileRows, kTileRows);
+  const KeyRange seen = a.parts == nullptr ? all : in_chunks(a, queries, all);
   const bool one = queries.rows(a) == a.group && a.group <= kLowerRows;
   const int stride = static_cast<int>(gridDim.z) * kChunkKeys;
   int first = static_cast<int>(blockIdx.z) * kChunkKeys;
@@ -51,6 +53,8 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
       if (!one) supply.bring_keys(), end_group();
       supply.bring_values(), end_group();
     }
+    // More than one chunk without parts: no pages are there for the last one, which makes NaN.
+    if (a.parts == nullptr && more) continue;
     if (a.parts == nullptr) return one ? query.write_out(a) : write_only(a, tile);
     const int at = first / kChunkKeys;
     if (one)

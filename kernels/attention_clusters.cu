@@ -21,7 +21,7 @@ struct Shared {
 // one: two warps for each block of keys, of which the second brings the values.
 template <typename T, int kDim>
 __device__ void take(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
-                     const Queries& queries, KeyRange seen, int first_row) {
+                     const Queries& queries, KeyRange seen, int first_row, bool only) {
   const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y),
             first = static_cast<int>(blockIdx.z) * kChunkKeys;
   Supply<T, kDim, kTeam> supply{a, shared.chunk, queries, seen, kv_head};
@@ -40,11 +40,11 @@ __device__ void take(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
   if (queries.rows(a) == a.group && a.group <= kLowerRows) {
     OneQuery<T, kDim, kColumns> query(queries, kv_head, tile.column);
     query.take_chunk(a, shared.chunk, tile, taken, scored);
-    if (gridDim.z == 1) return query.write_out(a);
+    if (only) return query.write_out(a);
     query.write_part(a, shared.parts[0], kDim + 8);
   } else {
     take_chunk(a, shared.chunk, tile, taken, scored);
-    if (gridDim.z == 1) return write_only(a, tile);
+    if (only) return write_only(a, tile);
     const int row = static_cast<int>(threadIdx.x % kWarp) / 4;
     write_part(tile, [&](int half) { return shared.parts[row + 8 * half]; });
   }
@@ -93,13 +93,15 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
   const Queries queries = find_run(a, a.group, kTileRows, run);
   if (queries.request < 0) return wait_for_the_kernel_before();
   const int first_row = run * kTileRows, first = static_cast<int>(blockIdx.z) * kChunkKeys;
-  const KeyRange seen = in_chunks(a, queries, seen_by(a, queries, first_row, kTileRows));
+  const KeyRange all = seen_by(a, queries, first_row, kTileRows), seen = in_chunks(a, queries, all);
   const bool mine = first < seen.end && first + kChunkKeys > seen.begin;
+  // What there is no room for makes NaN of a row when its chunks are joined.
+  const bool only = mine && gridDim.z == 1 && seen.end == all.end;
   if (mine)
-    take(a, shared, queries, seen, first_row);
+    take(a, shared, queries, seen, first_row, only);
   else
     wait_for_the_kernel_before();
-  if (mine && gridDim.z == 1) return;
+  if (only) return;
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   join_cluster(a, shared, queries, first_row);
@@ -107,12 +109,15 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
 #endif
 }
 
-// How many clusters of that many blocks a device has room for at once.
+// How many clusters of that many blocks a device has room for at once; none where the kernel was
+// built for devices that have no clusters.
 template <typename T, int kDim>
 int room_for_clusters(unsigned blocks) {
   static std::array<int, kMostChunks + 1> room = {};  // 0: not yet known; else one more than that
   int& known = room.at(blocks);
   if (known > 0) return known - 1;
+  cudaFuncAttributes built = {};
+  cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "what a kernel is built for");
   cuda_check(cudaFuncSetAttribute(attend_cluster<T, kDim>,
                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
              "clusters of blocks");
@@ -126,8 +131,11 @@ int room_for_clusters(unsigned blocks) {
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
-  cuda_check(cudaOccupancyMaxActiveClusters(&clusters, attend_cluster<T, kDim>, &config),
-             "the room for clusters");
+  if (cudaOccupancyMaxActiveClusters(&clusters, attend_cluster<T, kDim>, &config) != cudaSuccess) {
+    cudaGetLastError();  // a device whose clusters are all smaller says so
+    clusters = 0;
+  }
+  if (built.ptxVersion < 90) clusters = 0;
   known = clusters + 1;
   return clusters;
 }

@@ -44,7 +44,7 @@ __device__ int64_t look_up(const AttentionArguments<T>& a, const Queries& querie
 }
 
 // The places of a block's keys, of which each of kThreads threads brings its share of pieces;
-// kOnce: for the only tile that reads them.
+// kOnce: of keys that few tiles read.
 template <typename T, int kDim, int kThreads, bool kOnce = false>
 class Pieces {
  public:

@@ -160,6 +160,21 @@ TEST_F(CudaPagedAttention, AQueryHasTheSameBitsHoweverItsChunksAreShared) {
   }
 }
 
+// So many that a block of threads takes several chunks, one after the other: of up to eight heads
+// of a query, and of more.
+TEST_F(CudaPagedAttention, AQueryHasTheSameBitsAmongSoManyThatBlocksTakeSeveralChunks) {
+  for (const int64_t heads : {16, 72}) {
+    const Dims dims = {DType::bf16, heads, 8, 16};
+    const Request a(dims, 1500, 1);
+    const Pass alone(dims, {{&a, 1, 1500}}, {16});
+    attend(dims, alone, 0);
+    const Pass crowd(dims, std::vector<Part>(180, {&a, 1, 1500}), {16, 6});
+    attend(dims, crowd, 0);
+    for (const int64_t row : {0, 101, 179})
+      EXPECT_EQ(row_bits(crowd, row, 1), row_bits(alone, 0, 1)) << heads << " heads, row " << row;
+  }
+}
+
 TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const Dims dims = {dtype, 2, 1, 16};
@@ -285,15 +300,20 @@ TEST_F(CudaPagedAttention, ReportsABatchThatDoesNotFit) {
 
 // Chunks that end where the table does have all of their pages: those after them are missing.
 TEST_F(CudaPagedAttention, ReportsAContextOfMoreChunksThanTheTableHas) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Dims dims = {dtype, 4, 2, 16};
-    const Request a(dims, 256, 1);
-    const Pass pass(dims, {{&a, 2, 240}}, {16});
-    pass.table->set(15, 3);  // the last one of two chunks of 128
-    pass.length->set(0, 1000);
-    expect_refused([&] { attend(dims, pass, 0); }, {"at least 63 pages", "found 16"});
-    for (const double value : pass.out->values()) EXPECT_TRUE(std::isnan(value));
-  }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int64_t dim : {16, 64})
+      for (const int64_t queries : {1, 2}) {
+        const Dims dims = {dtype, 4, 2, dim};
+        const Request a(dims, 256, 1);
+        for (const int64_t pages : {8, 16}) {  // of one chunk of 128, and of two
+          const Pass pass(dims, {{&a, queries, pages * 16 - 16}}, {16});
+          pass.table->set(pages - 1, 3);
+          pass.length->set(0, 1000);
+          expect_refused([&] { attend(dims, pass, 0); },
+                         {"at least 63 pages", fmt::format("found {}", pages)});
+          for (const double value : pass.out->values()) EXPECT_TRUE(std::isnan(value));
+        }
+      }
 }
 
 TEST_F(CudaPagedAttention, AQueryWithoutAPageIsNan) {
@@ -309,6 +329,7 @@ TEST_F(CudaPagedAttention, AQueryWithoutAPageIsNan) {
   };
   for (const DType dtype : kFloats) {
     expect_nan({dtype, 2, 1, 16}, 20);
+    expect_nan({dtype, 2, 1, 64}, 20);
     expect_nan({dtype, 2, 1, 16}, 100);
     expect_nan({dtype, 2, 1, 64}, 100);
     expect_nan({dtype, 2, 1, 128}, 100);
