@@ -16,7 +16,8 @@ class DeviceDigests final : public Sink {
  public:
   // layer: buffers are used again within the pass. Each tensor is digested on the stream of the
   // ops when it is shown, and copied when it is to be kept. pass: all tensors outlive the pass. A
-  // few layers' are digested in one launch, and all caches in another, while the ops go on.
+  // few layers' are digested in one launch, and caches, eight at a time, in others, while the ops
+  // go on.
   using Lifetime = Activations::Lifetime;
 
   // All borrowed: the arguments of the pass in device memory, and the probe, one with a ring, whose
