@@ -26,7 +26,6 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_chunks(AttentionArgu
   if (first >= seen.end && a.parts != nullptr) return wait_for_the_kernel_before();
   Supply<T, kDim, kBlocks> supply{a, chunk, queries, seen, kv_head};
   supply.find(first);
-
   wait_for_the_kernel_before();  // for the keys and q: the rest was there
   supply.bring_keys(), end_group();
   supply.bring_values(), end_group();

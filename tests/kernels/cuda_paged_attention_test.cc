@@ -176,19 +176,21 @@ TEST_F(CudaPagedAttention, AQueryHasTheSameBitsAmongSoManyThatBlocksTakeSeveralC
 }
 
 TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
-  for (const DType dtype : {DType::bf16, DType::f32}) {
-    const Dims dims = {dtype, 2, 1, 16};
-    const Request a(dims, 8, 1);
-    const Pass pass(dims, {{&a, 8, 8}}, {4});
-    pass.length->set(0, 5);  // the first three queries then stand before position 0
-    attend(dims, pass, 0);
-    const std::vector<double> got = pass.out->values();
-    for (size_t i = 0; i < got.size(); ++i)
-      EXPECT_EQ(got[i] == 0, i < 3 * 2 * 16) << "element " << i << " is " << got[i];
-    pass.length->set(0, 0);
-    attend(dims, pass, 0);
-    for (const double value : pass.out->values()) EXPECT_EQ(value, 0);
-  }
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const int64_t dim : {16, 64}) {
+      const Dims dims = {dtype, 2, 1, dim};
+      const Request a(dims, 8, 1);
+      const Pass pass(dims, {{&a, 8, 8}}, {4});
+      pass.length->set(0, 5);  // the first three queries then stand before position 0
+      attend(dims, pass, 0);
+      const std::vector<double> got = pass.out->values();
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_EQ(got[i] == 0, i < static_cast<size_t>(3 * 2 * dim))
+            << "element " << i << " is " << got[i];
+      pass.length->set(0, 0);
+      attend(dims, pass, 0);
+      for (const double value : pass.out->values()) EXPECT_EQ(value, 0);
+    }
   const Dims dims = {DType::bf16, 2, 1, 128};
   const Request a(dims, 100, 1);
   const Pass pass(dims, {{&a, 100, 100}}, {4});
@@ -338,15 +340,17 @@ TEST_F(CudaPagedAttention, AQueryWithoutAPageIsNan) {
 
 // A window frees the pages before it: they need not be there.
 TEST_F(CudaPagedAttention, AsksForThePagesOfTheWindowOnly) {
-  for (const DType dtype : {DType::f32, DType::f16}) {
-    const Dims dims = {dtype, 1, 1, 16};
-    const Request a(dims, 20, 1);
-    const Pass pass(dims, {{&a, 1, 20}}, {4});
-    pass.table->set(0, -1);
-    attend(dims, pass, 8);
-    for (const double value : pass.out->values()) EXPECT_TRUE(std::isfinite(value));
-    EXPECT_THROW(attend(dims, pass, 17), Error);
-  }
+  for (const DType dtype : {DType::f32, DType::f16})
+    for (const int64_t dim : {16, 64})
+      for (const int64_t context : {20, 300}) {  // of one chunk, and of three
+        const Dims dims = {dtype, 1, 1, dim};
+        const Request a(dims, context, 1);
+        const Pass pass(dims, {{&a, 1, context}}, {4});
+        for (int64_t page = 0; page < context / 4 - 4; ++page) pass.table->set(page, -1);
+        attend(dims, pass, 8);
+        for (const double value : pass.out->values()) EXPECT_TRUE(std::isfinite(value));
+        EXPECT_THROW(attend(dims, pass, 17), Error);
+      }
 }
 
 TEST_F(CudaPagedAttention, OfNoQueriesIsNothing) {
