@@ -157,7 +157,7 @@ bool launch(const OpContext& context, const AttentionArguments<T>& a) {
 
 template <typename T>
 bool attend_in_clusters(const OpContext& context, const AttentionArguments<T>& a) {
-  if (!launches_early() || a.chunks > kMostChunks) return false;
+  if (compute_capability() < 90 || a.chunks > kMostChunks) return false;
   bool done = false;
   dispatch_tile(a, [&]<int kDim>() {
     if constexpr (kDim % kWarp == 0) done = launch<T, kDim>(context, a);

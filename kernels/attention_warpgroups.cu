@@ -296,7 +296,7 @@ __device__ void Worker<T, kDim>::take_all() {
 // A block takes kWorkers * kRows rows of one request and one K/V head. The longest contexts come
 // first, of all heads: what begins last must not take long.
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads, 1) attend_rows(AttentionArguments<T> a) {
+__global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArguments<T> a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T, kDim>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
@@ -341,24 +341,10 @@ __global__ void __launch_bounds__(kThreads, 1) attend_rows(AttentionArguments<T>
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
-  grant_shared<attend_rows<T, kDim>>(kBytes);
+  grant_shared<attend_warpgroups<T, kDim>>(kBytes);
   const auto blocks = static_cast<unsigned>(most_runs(a, kWorkers * kRows) * a.kv_heads);
-  launch_early("paged_attention", context.stream, blocks, {kThreads, kBytes}, attend_rows<T, kDim>,
-               a);
-}
-
-// Whether the device is one of capability 9.0: later ones lack these instructions.
-bool multiplies_by_warpgroups() {
-  static const bool does = [] {
-    int device = 0, major = 0, minor = 0;
-    cuda_check(cudaGetDevice(&device), "its number");
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-               "its generation");
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-               "its generation");
-    return major == 9 && minor == 0;
-  }();
-  return does;
+  launch_early("paged_attention", context.stream, blocks, {kThreads, kBytes},
+               attend_warpgroups<T, kDim>, a);
 }
 
 }  // namespace
@@ -368,7 +354,8 @@ bool attend_by_warpgroups(const OpContext& context, const AttentionArguments<T>&
   if constexpr (std::is_same_v<T, float>) {
     return false;
   } else {
-    if (!multiplies_by_warpgroups() || !aligned_16(0, a.out, a.q, a.k, a.v)) return false;
+    // Later devices lack these instructions too.
+    if (compute_capability() != 90 || !aligned_16(0, a.out, a.q, a.k, a.v)) return false;
     if (a.head_dim == 64)
       launch<T, 64>(context, a);
     else if (a.head_dim == 128)

@@ -30,16 +30,20 @@ inline unsigned blocks_for(int64_t items, int threads) {
   return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
 }
 
-// Whether the device can set kernels up early: from Hopper on.
-inline bool launches_early() {
-  static const bool early = [] {
-    int device = 0, major = 0;
-    cuda_check(cudaGetDevice(&device), "its number");
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-               "its generation");
-    return major >= 9;
-  }();
-  return early;
+// A number of the current device.
+inline int number_of_device(cudaDeviceAttr which, const char* what) {
+  int device = 0, number = 0;
+  cuda_check(cudaGetDevice(&device), "its number");
+  cuda_check(cudaDeviceGetAttribute(&number, which, device), what);
+  return number;
+}
+
+// Ten times its compute capability: 90 for Hopper.
+inline int compute_capability() {
+  static const int capability =
+      10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "its generation") +
+      number_of_device(cudaDevAttrComputeCapabilityMinor, "its generation");
+  return capability;
 }
 
 // Lets blocks of a kernel have that much dynamic shared memory: more than 48 KiB must be asked for.
@@ -76,7 +80,8 @@ void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape b
   config.dynamicSmemBytes = block.shared;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = !launches_early() ? 0 : block.cluster > 1 ? 2 : 1;
+  // From Hopper on kernels can be set up early, and blocks be clusters.
+  config.numAttrs = compute_capability() < 90 ? 0 : block.cluster > 1 ? 2 : 1;
   const cudaError_t status =
       cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   cuda_check(status, op);

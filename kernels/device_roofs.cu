@@ -24,21 +24,12 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % kWarp == 0) atomicAdd(sum, own);
 }
 
-int processors() {
-  static const int count = [] {
-    int device = 0, found = 0;
-    cuda_check(cudaGetDevice(&device), "its number");
-    cuda_check(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device),
-               "how many multiprocessors it has");
-    return found;
-  }();
-  return count;
-}
-
 template <int kLoads, int kThreads>
 void read_by(int blocks_a_processor, const void* data, int64_t bytes, uint32_t* sum,
              CUstream_st* stream) {
-  const auto blocks = static_cast<unsigned>(processors() * blocks_a_processor);
+  static const int processors =
+      number_of_device(cudaDevAttrMultiProcessorCount, "how many multiprocessors it has");
+  const auto blocks = static_cast<unsigned>(processors * blocks_a_processor);
   add_up<kLoads, kThreads>
       <<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), bytes / 16, sum);
   cuda_check(cudaGetLastError(), "to read its memory");
