@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "kernels/check.h"
 #include "kernels/sample.h"
 #include "kernels/stream.h"
 #include "kernels/tensor.h"
@@ -34,10 +35,14 @@ class Tensor {
   TensorView view_;
 };
 
-// A CPU tensor that holds a copy of `values`.
+// A CPU tensor that holds a copy of `values`, which are as wide as the elements of `dtype`. Throws
+// Error when they are not, or not as many as `shape` has.
 template <typename T>
 Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   Tensor tensor(shape, dtype);
+  check(tensor.view().bytes() == static_cast<int64_t>(values.size_bytes()),
+        "{} bytes of a tensor {} of {} were wanted, found {}", tensor.view().bytes(), shape.text(),
+        name_of(dtype), values.size_bytes());
   std::copy(values.begin(), values.end(), tensor.as<T>());
   return tensor;
 }

@@ -257,12 +257,18 @@ TEST_F(CudaDigest, KeepsASmallSpreadAroundALargeMean) {
   EXPECT_NEAR(got.m2 / want.m2, 1, 1e-12);
 }
 
+template <typename T>
+Tensor remainders_of_8(DType dtype) {
+  std::vector<T> values(2000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(i % 8);
+  return tensor_of<T>(values, {2, 1000}, dtype);
+}
+
 TEST_F(CudaDigest, OfWholeNumbersCountsTheirZeros) {
-  std::vector<double> values(2000);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 8);
   std::vector<Tensor> tensors;
-  for (const DType dtype : {DType::i32, DType::i64, DType::u8})
-    tensors.push_back(tensor_of(std::span<const double>(values), {2, 1000}, dtype));
+  tensors.push_back(remainders_of_8<int32_t>(DType::i32));
+  tensors.push_back(remainders_of_8<int64_t>(DType::i64));
+  tensors.push_back(remainders_of_8<uint8_t>(DType::u8));
   const std::vector<Made> made = digests(tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
     EXPECT_EQ(made[i].digest.zeros, 250) << i;

@@ -64,6 +64,12 @@ TEST(Tensor, RefusesWhatCannotBeHad) {
   expect_refused([] { Tensor({4}, DType::f32, Device::cuda); }, {"CUDA", "--device cpu"});
 }
 
+TEST(Tensor, RefusesValuesOfAnotherWidthOrCount) {
+  const std::vector<double> values = {1, 2, 3};
+  expect_refused([&] { tensor_of<double>(values, {3}, DType::i32); }, {"[3]", "int32", "12", "24"});
+  expect_refused([&] { tensor_of<double>(values, {2}, DType::f64); }, {"[2]", "fp64", "16", "24"});
+}
+
 TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
   static int held = 0;
   set_cuda_memory({.allocate = [](int64_t bytes) -> void* {
