@@ -194,6 +194,8 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   // For a while: the rows of the caches grow with every pass.
   slot.memory = static_cast<char*>(cuda_memory().pin(bytes + bytes / 2));
   slot.capacity = bytes + bytes / 2;
+  // What is between the tensors travels with them, and is nothing that was never written.
+  std::memset(slot.memory, 0, static_cast<size_t>(slot.capacity));
 }
 
 void DigestRing::queue_copies(Slot& slot) const {
@@ -212,8 +214,10 @@ void DigestRing::queue_copies(Slot& slot) const {
   };
   const bool staged = bytes <= kMostStaged;
   if (staged) {
-    if (slot.staged.view().bytes() < bytes)
+    if (slot.staged.view().bytes() < bytes) {
       slot.staged = Tensor({slot.capacity}, DType::u8, Device::cuda);
+      device.copy(slot.staged.as<char>(), slot.memory, slot.capacity, device.stream);
+    }
     copy_all(slot.staged.as<char>(), device.stream);
   }
   maker.order(maker.aside, device.stream);
