@@ -57,9 +57,9 @@ at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
 }
 
 std::vector<double> to_doubles(const at::Tensor& tensor) {
-  const at::Tensor wide = as_dtype(tensor, DType::f64).contiguous().cpu();
-  const double* first = wide.const_data_ptr<double>();
-  return {first, first + wide.numel()};
+  std::vector<double> values(static_cast<size_t>(tensor.numel()));
+  at::from_blob(values.data(), tensor.sizes(), at::kDouble).copy_(tensor);
+  return values;
 }
 
 Shape shape_of(const at::Tensor& tensor) {
