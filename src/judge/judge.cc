@@ -44,11 +44,36 @@ double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
-Pass pass_of(ReferenceModel& model, const PassInfo& info) {
+// Takes of a model what a pass is compared with: that of which the pass has numbers. Caches are
+// compared with the rows that were written to them.
+class Beside final : public Sink {
+ public:
+  // All are borrowed.
+  Beside(const SeenPass& judged, const Selection& selection, Recorder& recorder)
+      : judged_(judged), selection_(selection), recorder_(recorder) {}
+
+  bool wants(const Point& point, int layer) const override {
+    const bool logits = point == lockstep::point("logits");  // tokens are explained by them
+    if (point.op == OpKind::cache || !(logits || selection_.has(point, layer))) return false;
+    const KeptTensor* tensor = judged_.tensor({&point, layer}, /*request=*/-1);
+    return tensor != nullptr && !tensor->data.view().empty();
+  }
+  void begin(const PassInfo& pass) override { recorder_.begin(pass); }
+  void record(const Record& record) override { recorder_.record(record); }
+  void end() override { recorder_.end(); }
+
+ private:
+  const SeenPass& judged_;
+  const Selection& selection_;
+  Recorder& recorder_;
+};
+
+Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection) {
   Pass pass;
   Recorder recorder({}, false, [&pass](Pass seen) { pass = std::move(seen); });
-  Probe probe(&recorder);
-  model.run(info, probe);
+  Beside beside(judged, selection, recorder);
+  Probe probe(&beside);
+  model.run(judged.info(), probe);
   check(probe.failure().empty(), "{}", probe.failure());
   return pass;
 }
@@ -63,7 +88,7 @@ struct Judge::State {
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
 
   void look_for_strays(const Pass& pass);
-  void run_models(const PassInfo& info);
+  void run_models(const SeenPass& seen);
   void remember_cache(const SeenPass& seen);
   void judge_place(size_t index, const JudgedPass& judged, std::vector<Flag>& flags);
   int source_of(size_t place, int32_t request) const;
@@ -145,19 +170,19 @@ void Judge::State::look_for_strays(const Pass& pass) {
   }
 }
 
-void Judge::State::run_models(const PassInfo& info) {
+void Judge::State::run_models(const SeenPass& seen) {
   exact_pass = rounded_pass = {};
   if (!exact) return;
   if (flow.continues()) {
-    exact_pass = pass_of(*exact, info);
-    rounded_pass = pass_of(*rounded, info);
+    exact_pass = pass_of(*exact, seen, options.selection);
+    rounded_pass = pass_of(*rounded, seen, options.selection);
     return;
   }
   exact = rounded = nullptr;
   ledger.note(
       fmt::format("the reference models stop at pass {}, whose positions do not continue "
                   "those before it: nothing later is found to be propagated",
-                  info.pass));
+                  seen.info().pass));
 }
 
 void Judge::State::remember_cache(const SeenPass& seen) {
@@ -241,15 +266,14 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   flow.begin(pass);
   history.begin(pass.info);
   look_for_strays(pass);
-  run_models(pass.info);
+  run_models(seen);
   remember_cache(seen);
   op_judge.begin_pass();
   sources.clear();
   overflows.clear();
   std::vector<Flag> flags;
-  const bool models = !exact_pass.tensors.empty();
-  const JudgedPass judged{seen, history, models ? &exact_pass : nullptr,
-                          models ? &rounded_pass : nullptr};
+  const JudgedPass judged{seen, history, exact ? &exact_pass : nullptr,
+                          rounded ? &rounded_pass : nullptr};
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_place(i, judged, flags);
   const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
   logits.add(logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));

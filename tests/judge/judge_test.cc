@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "src/judge/ledger.h"
 #include "tests/helpers.h"
 #include "tests/judge/fake_model.h"
@@ -81,6 +83,43 @@ TEST_F(JudgeTest, TheOracleRoundedIsBitwiseInEveryDtype) {
     EXPECT_EQ(result.requests.size(), 2u);
     EXPECT_EQ(result.requests[1].prompt.size(), 9u);
   }
+}
+
+// A model that keeps what it was asked to show.
+class AskedModel : public ReferenceModel {
+ public:
+  explicit AskedModel(DType dtype) : model_(dtype) {}
+  void run(const PassInfo& pass, Probe& probe) override {
+    for (const Place& place : places_of({2, true}))
+      if (probe.wants(*place.point, place.layer)) asked.insert(text_of(place));
+    model_.run(pass, probe);
+  }
+  std::set<std::string> asked;
+
+ private:
+  FakeModel model_;
+};
+
+TEST_F(JudgeTest, AsksTheModelsForNothingThatItDoesNotCompare) {
+  FakeRun run = clean();
+  tensor(run.passes[0], "attn.q", 1).data = {};
+  const auto asked = [&](const Selection& selection) {
+    AskedModel exact(DType::f64), rounded(DType::bf16);
+    Judge judge(run.manifest, oracle_, &exact, &rounded, {.selection = selection});
+    judge.judge(run.passes[0]);
+    EXPECT_EQ(exact.asked, rounded.asked);
+    return exact.asked;
+  };
+  // All but the caches of both layers and what was kept as a digest.
+  const std::set<std::string> all = asked({});
+  EXPECT_EQ(all.size(), kNodes / 6 - 3u);
+  EXPECT_TRUE(all.contains("layer 0 attn.q"));
+  EXPECT_FALSE(all.contains("layer 1 attn.q"));
+  EXPECT_FALSE(all.contains("layer 0 attn.kv"));
+  // The logits say whether tokens differ, whatever is looked at.
+  EXPECT_EQ(asked({"mlp.act,attn.k*", "1", "", ""}),
+            (std::set<std::string>{"layer 1 attn.k", "layer 1 attn.k_norm", "layer 1 attn.k_rope",
+                                   "layer 1 mlp.act", "logits"}));
 }
 
 TEST_F(JudgeTest, OneRoundingTheOtherWayIsRounding) {
