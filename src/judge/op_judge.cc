@@ -12,8 +12,11 @@
 namespace lockstep {
 namespace {
 
-// What the oracle may hold at once: the head of a large vocabulary is asked for in blocks of rows.
-constexpr int64_t kBlockBytes = 512 << 20;
+// What the oracle may hold at once: more is asked for in blocks of rows. Small ones find the memory
+// that the last one had, where large ones are given new memory each time, whose pages cost more
+// than what is computed there. Blocks of very few rows read a large weight for little, as that of
+// the head of a large vocabulary, and may be larger.
+constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
@@ -247,7 +250,11 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
                             const JudgedPass& pass, Group& group) {
   const Shape& shape = group.tensor->shape;
   const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
-  const auto block = static_cast<size_t>(std::max<int64_t>(1, kBlockBytes / (row_bytes + 1)));
+  const auto rows_in = [&](int64_t bytes) {
+    return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
+  };
+  const auto block =
+      static_cast<size_t>(std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes)));
   for (size_t first = 0; first < group.rows.size(); first += block)
     if (!judge_block(place, inputs, pass, group, first, std::min(block, group.rows.size() - first)))
       return;
