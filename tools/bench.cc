@@ -260,20 +260,31 @@ void add_times(std::vector<Figure>& list, const std::string& shape, const std::s
 }
 
 // What judging costs: on a checkpoint of its own, because it reads the weights in other ways.
-std::vector<Figure> measure_judging(const BenchShape& shape, int threads, Progress& progress) {
+std::vector<Figure> measure_judging(const BenchShape& shape, Device device, int threads,
+                                    Progress& progress) {
   progress.show(fmt::format("{}: judging", shape.name));
   const SyntheticCheckpoint files(shape.config);
-  const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), threads);
-  return {{shape.name, "the fp64 model, a decode pass", "ms", 1e3, times.model, Whole::least},
-          {shape.name, "judging a decode pass", "ms", 1e3, times.judge, Whole::fp64_model,
-           median_of(times.model)},
-          {shape.name,
-           fmt::format("memory, judging {} rows of logits", times.rows),
-           "MB",
-           1e-6,
-           {times.extra_bytes},
-           Whole::judging_limit,
-           kJudgingLimit}};
+  const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), device, threads);
+  std::vector<Figure> list;
+  const auto add = [&](const std::string& pass, const JudgingTimes::Pass& of) {
+    const double model = median_of(of.model);
+    const auto row = [&](const char* what, const std::vector<double>& samples, Whole whole) {
+      list.push_back({shape.name, what + pass, "ms", 1e3, samples, whole, model});
+    };
+    row("the fp64 model, ", of.model, Whole::least);
+    row("judging the ops of ", of.ops, Whole::fp64_model);
+    row("judging, with both models, ", of.whole, Whole::fp64_model);
+  };
+  add("a decode pass", times.decode);
+  add(fmt::format("a prompt of {}", times.tokens), times.prompt);
+  list.push_back({shape.name,
+                  fmt::format("memory, judging {} rows of logits", times.rows),
+                  "MB",
+                  1e-6,
+                  {times.extra_bytes},
+                  Whole::judging_limit,
+                  kJudgingLimit});
+  return list;
 }
 
 std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
@@ -315,42 +326,47 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
   return list;
 }
 
-bool wanted(const BenchShape& shape, const std::string& name) {
-  return name == shape.name || (name == "all" && !shape.large);
+// The figures that `measure` returns of each shape of that name, after the machine's own.
+template <typename Measure>
+std::vector<Figure> of_shapes(const std::string& name, Measure measure) {
+  std::vector<Figure> figures;
+  for (const BenchShape& shape : kShapes)
+    if (name == shape.name || (name == "all" && !shape.large))
+      std::ranges::move(measure(shape), std::back_inserter(figures));
+  return figures;
 }
 
-std::vector<Figure> measure_all(const std::string& shape, int threads, bool judging) {
-  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  std::vector<Figure> figures;
+std::vector<Figure> after(std::vector<Figure> roofs, std::vector<Figure> figures) {
+  std::ranges::move(figures, std::back_inserter(roofs));
+  return roofs;
+}
+
+std::vector<Figure> measure_all_judging(const std::string& name, Device device, int threads) {
+  Progress progress;
+  return of_shapes(name, [&](const BenchShape& shape) {
+    return measure_judging(shape, device, threads, progress);
+  });
+}
+
+std::vector<Figure> measure_all(const std::string& name, int threads) {
   Roofs roofs(threads);
   Progress progress;
-  for (const BenchShape& s : kShapes)
-    if (wanted(s, shape))
-      std::ranges::move(
-          judging ? measure_judging(s, threads, progress) : measure(s, threads, roofs, progress),
-          std::back_inserter(figures));
-  std::vector<Figure> list = roofs.figures();
-  std::ranges::move(figures, std::back_inserter(list));
-  return list;
+  std::vector<Figure> figures = of_shapes(
+      name, [&](const BenchShape& shape) { return measure(shape, threads, roofs, progress); });
+  return after(roofs.figures(), std::move(figures));
 }
 
-std::vector<Figure> measure_all_on_device(const std::string& shape) {
-  std::vector<Figure> figures;
+std::vector<Figure> measure_all_on_device(const std::string& name) {
   DeviceRoofs roofs;
   Progress progress;
-  for (const BenchShape& s : kShapes) {
-    if (!wanted(s, shape)) continue;
-    progress.show(fmt::format("{}: making weights", s.name));
-    const SyntheticCheckpoint files(s.config);
-    std::ranges::move(measure_device(s.name, Checkpoint::open(files.dir()), roofs,
-                                     [&](const char* what) {
-                                       progress.show(fmt::format("{}: {}", s.name, what));
-                                     }),
-                      std::back_inserter(figures));
-  }
-  std::vector<Figure> list = roofs.figures();
-  std::ranges::move(figures, std::back_inserter(list));
-  return list;
+  std::vector<Figure> figures = of_shapes(name, [&](const BenchShape& shape) {
+    progress.show(fmt::format("{}: making weights", shape.name));
+    const SyntheticCheckpoint files(shape.config);
+    return measure_device(shape.name, Checkpoint::open(files.dir()), roofs, [&](const char* what) {
+      progress.show(fmt::format("{}: {}", shape.name, what));
+    });
+  });
+  return after(roofs.figures(), std::move(figures));
 }
 
 }  // namespace
@@ -370,19 +386,19 @@ int bench_command(Args args) {
              "which model's shape (all but the last one, whose weights take 16 GB of TMPDIR)");
   add_threads_option(app, threads);
   add_device_option(app, device);
-  app.add_flag("--judging", judging, "measure what judging a decode pass costs instead");
+  app.add_flag("--judging", judging, "measure what judging costs instead");
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep bench\n"
              "  lockstep bench --device cuda --shape qwen3-0.6b\n"
-             "  lockstep bench --judging --shape qwen3-0.6b\n"
+             "  lockstep bench --judging --device cuda --shape qwen3-0.6b\n"
              "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
     return 0;
-  const bool on_cpu = open_device(device) == Device::cpu;
-  check(on_cpu || !judging,
-        "--judging times the judge, which works on the CPU: leave out --device");
-  const std::vector<Figure> figures =
-      on_cpu ? measure_all(shape, threads, judging) : measure_all_on_device(shape);
+  const Device opened = open_device(device);
+  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const std::vector<Figure> figures = judging ? measure_all_judging(shape, opened, threads)
+                                      : opened == Device::cpu ? measure_all(shape, threads)
+                                                              : measure_all_on_device(shape);
   print(text_of(table_of(figures), format));
   return 0;
 }

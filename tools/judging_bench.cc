@@ -5,24 +5,20 @@
 #include "kernels/check.h"
 #include "src/engine/engine.h"
 #include "src/judge/judge.h"
+#include "tools/device.h"
+#include "tools/judged_run.h"
 #include "tools/peak_memory.h"
 #include "tools/reference_library.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kPrompt = 8;
-constexpr int64_t kDecodes = 6;  // passes; the first warms up and does not count
+constexpr int64_t kPrompt = 128;
+constexpr int kPrompts = 4;          // times; the first warms up and does not count
+constexpr int64_t kShortPrompt = 8;  // before the passes that decode
+constexpr int64_t kDecodes = 6;      // passes; the first warms up and does not count
 
 constexpr int64_t kRows = 64;  // requests of the pass that the memory is measured on
-
-std::vector<Pass> passes_of(Engine& engine) {
-  std::vector<Pass> passes;
-  Recorder recorder({}, false, [&](Pass pass) { passes.push_back(std::move(pass)); });
-  Probe probe(&recorder);
-  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
-  return passes;
-}
 
 Request some_request(const ModelConfig& config, int64_t tokens, int64_t max_new, int64_t seed) {
   Request request{.max_new = max_new};
@@ -37,59 +33,99 @@ double seconds_of(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A pass in which every request gets logits: those of a big head are the largest tensor there is.
-double extra_bytes(const Checkpoint& checkpoint, Oracle& oracle, int threads) {
-  std::vector<Request> requests;
-  for (int64_t i = 0; i < kRows; ++i)
-    requests.push_back(some_request(checkpoint.config(), 1, 1, i));
-  Engine engine(checkpoint, cpu_ops(),
-                {.dtype = DType::bf16, .pages = pages_for(requests, 16), .threads = threads});
+// An engine's passes of those requests.
+std::vector<Pass> passes_of(const Checkpoint& checkpoint, const std::vector<Request>& requests,
+                            EngineOptions options) {
+  options.pages = pages_for(requests, options.page_size);
+  Engine engine(checkpoint, ops_of(options.device), options);
   for (const Request& request : requests) engine.submit(request);
-  const std::vector<Pass> passes = passes_of(engine);
-  check(passes.size() == 1, "bench wants {} requests served in one pass, found {}", kRows,
-        passes.size());
-  Judge judge({.graph = engine.model().graph(), .dtype = DType::bf16}, oracle, nullptr, nullptr,
-              {});
-  PeakMemory::reset();
-  const double before = PeakMemory::bytes();
-  judge.judge(passes[0]);
-  const double after = PeakMemory::bytes();
-  const Result result = judge.finish({}, true);
-  check(result.verdict == "clean", "bench wants a clean run to judge, found one that is {}: {}",
-        result.verdict, result.story);
-  return after - before;
+  std::vector<Pass> passes;
+  Recorder recorder({}, false, [&](Pass pass) { passes.push_back(std::move(pass)); });
+  Probe probe(&recorder);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  return passes;
 }
+
+// What judges the passes of one engine.
+class Bench {
+ public:
+  Bench(const Checkpoint& checkpoint, const EngineOptions& engine) : threads_(engine.threads) {
+    ReferenceLibrary& library = open_reference();
+    const ReferenceOptions options = reference_options(library, engine);
+    oracle_ = library.oracle(checkpoint, options);
+    alone_ = library.model(checkpoint, options, DType::f64);
+    exact_ = library.model(checkpoint, options, DType::f64);
+    rounded_ = library.model(checkpoint, options, DType::bf16);
+  }
+
+  // The passes that follow the first `warm` ones are timed.
+  void time(std::span<const Pass> passes, size_t warm, JudgingTimes::Pass& times) {
+    Judge ops = judge(false), whole = judge(true);
+    Probe off;
+    for (size_t i = 0; i < passes.size(); ++i) {
+      const double model = seconds_of([&] { alone_->run(passes[i].info, off); });
+      const double of_ops = seconds_of([&] { ops.judge(passes[i]); });
+      const double of_whole = seconds_of([&] { whole.judge(passes[i]); });
+      if (i < warm) continue;
+      times.model.push_back(model);
+      times.ops.push_back(of_ops);
+      times.whole.push_back(of_whole);
+    }
+    check_clean(ops);
+    check_clean(whole);
+  }
+  // Of a pass in which every request gets logits: those of a big head are the largest tensor.
+  double extra_bytes(const Pass& pass) {
+    Judge ops = judge(false);
+    PeakMemory::reset();
+    const double before = PeakMemory::bytes();
+    ops.judge(pass);
+    const double after = PeakMemory::bytes();
+    check_clean(ops);
+    return after - before;
+  }
+
+ private:
+  Judge judge(bool models) {
+    JudgeOptions options;
+    options.threads = threads_;
+    return {{.graph = oracle_->graph(), .dtype = DType::bf16},
+            *oracle_,
+            models ? exact_.get() : nullptr,
+            models ? rounded_.get() : nullptr,
+            options};
+  }
+  static void check_clean(Judge& judge) {
+    const Result result = judge.finish({}, true);
+    check(result.verdict == "clean", "bench wants a clean run to judge, found one that is {}: {}",
+          result.verdict, result.story);
+  }
+
+  int threads_;
+  std::unique_ptr<Oracle> oracle_;
+  std::unique_ptr<ReferenceModel> alone_, exact_, rounded_;
+};
 
 }  // namespace
 
-JudgingTimes time_judging(const Checkpoint& checkpoint, int threads) {
-  const Request request = some_request(checkpoint.config(), kPrompt, kDecodes + 1, 0);
-  const EngineOptions options{
-      .dtype = DType::bf16, .pages = pages_for({request}, 16), .threads = threads};
-  Engine engine(checkpoint, cpu_ops(), options);
-  engine.submit(request);
-  const std::vector<Pass> passes = passes_of(engine);
-
-  const ReferenceOptions reference{.dtype = DType::bf16, .threads = threads};
-  const auto oracle = open_reference().oracle(checkpoint, reference);
-  const auto model = open_reference().model(checkpoint, reference, DType::f64);
-  Judge judge({.graph = engine.model().graph(), .dtype = DType::bf16}, *oracle, nullptr, nullptr,
-              {});
-  JudgingTimes times;
-  Probe off;
-  for (size_t i = 0; i < passes.size(); ++i) {
-    const double judged = seconds_of([&] { judge.judge(passes[i]); });
-    const double run = seconds_of([&] { model->run(passes[i].info, off); });
-    if (i < 2) continue;  // the prompt and the warm-up
-    times.judge.push_back(judged);
-    times.model.push_back(run);
-  }
-  const Result result = judge.finish({}, true);
-  check(result.verdict == "clean",
-        "bench wants a clean run to time the judge on, found one that is {}: {}", result.verdict,
-        result.story);
-  times.rows = kRows;
-  times.extra_bytes = extra_bytes(checkpoint, *oracle, threads);
+JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threads) {
+  const ModelConfig& config = checkpoint.config();
+  const EngineOptions options{.device = device, .dtype = DType::bf16, .threads = threads};
+  Bench bench(checkpoint, options);
+  JudgingTimes times{.tokens = kPrompt, .rows = kRows};
+  const auto passes = [&](const std::vector<Request>& requests) {
+    return passes_of(checkpoint, requests, options);
+  };
+  // The prompt and the warm-up do not count.
+  bench.time(passes({some_request(config, kShortPrompt, kDecodes + 1, 0)}), 2, times.decode);
+  const std::vector<Pass> prompt = passes({some_request(config, kPrompt, 1, 0)});
+  for (int i = 0; i < kPrompts; ++i) bench.time(prompt, i == 0 ? 1 : 0, times.prompt);
+  std::vector<Request> requests;
+  for (int64_t i = 0; i < kRows; ++i) requests.push_back(some_request(config, 1, 1, i));
+  const std::vector<Pass> many = passes(requests);
+  check(many.size() == 1, "bench wants {} requests served in one pass, found {}", kRows,
+        many.size());
+  times.extra_bytes = bench.extra_bytes(many[0]);
   return times;
 }
 
