@@ -75,13 +75,6 @@ double share_limit(int64_t n, double share, double tail) {
          (third + std::sqrt(third * third + 2 * expected * log_risk)) / static_cast<double>(n);
 }
 
-void Scatter::add(const Scatter& other) {
-  elements += other.elements;
-  squares += other.squares;
-  due += other.due;
-  pairs += other.pairs;
-}
-
 void Moments::add(const Moments& other) {
   Scatter::add(other);
   misrounded += other.misrounded;

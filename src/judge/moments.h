@@ -53,7 +53,10 @@ struct Scatter {
   double due = 0;      // sum (r^2 - ulp^2/12) / V, r = want rounded - want
   double pairs = 0;    // sum of f_i f_j over ordered pairs that share f of their V
 
-  void add(const Scatter& other);
+  void add(const Scatter& other) {
+    elements += other.elements, squares += other.squares;
+    due += other.due, pairs += other.pairs;
+  }
   // sqrt(mean eta^2/V). V takes the rounding that is due for anything up to half an ulp; where
   // exact results stand in a fixed place between two numbers of the dtype (a slow dim of a rope
   // moves a bias by less than half an ulp) it is more, for every kernel, and that much is expected.

@@ -55,6 +55,7 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
 NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   const Element& e = stored.element;
   if (std::isfinite(e.want)) {
+    if (std::fabs(e.got) < largest_) return NonFinite::none;
     // Rounding up across the border needs no more than what the op may be off before it rounds.
     const double inner = std::max(0.0, limit - stored.spacing / 2);
     const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, dtype_));
@@ -136,8 +137,8 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
     sum.power += row.want[i] * row.want[i] / variance;
   }
   if (node_class_ == NodeClass::exact) return measured;
-  for (size_t head = 0; !row.shared.empty() && head < heads_.size(); ++head)
-    sum.pairs += measured.pairs.emplace_back(pairs_of(head, row));
+  for (size_t head = 0; head < heads_.size(); ++head)
+    sum.pairs += measured.heads.emplace_back(head_of(head, measured, row)).pairs;
   sum.end_row();
   measured.hash = hash_of_row(row);
   return measured;
@@ -177,28 +178,31 @@ void Meter::merge(Row& row) {
   }
 }
 
+// In their order by one thread: what can be summed up within a row, `measure` has.
 void Meter::add_slices(const Row& row) {
-  for (size_t i = 0; i < row.units.size(); ++i) {
-    if (row.units[i] < 0) continue;
-    const Scatter one{.elements = 1, .squares = row.units[i], .due = row.due[i]};
-    if (head_size_ > 0) heads_[i / static_cast<size_t>(head_size_)].add(one);
-    if (!columns_.empty()) columns_[i].add(one);
-  }
-  for (size_t head = 0; head < row.pairs.size(); ++head) heads_[head].pairs += row.pairs[head];
+  for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
+  for (size_t i = 0; i < columns_.size(); ++i)
+    if (row.units[i] >= 0)
+      columns_[i].add({.elements = 1, .squares = row.units[i], .due = row.due[i]});
   rows_[row.position].add(row.sum);
   if (page_size_ > 0) pages_[row.position / page_size_].add(row.sum);
 }
 
 // The elements of a head that share a part of their variance count as fewer.
-double Meter::pairs_of(size_t head, const RowNumbers& row) const {
+Scatter Meter::head_of(size_t head, const Row& measured, const RowNumbers& row) const {
+  Scatter scatter;
   double sum = 0, squares = 0;
   const auto size = static_cast<size_t>(head_size_);
   for (size_t i = head * size; i < (head + 1) * size; ++i) {
+    if (measured.units[i] >= 0)
+      scatter.add({.elements = 1, .squares = measured.units[i], .due = measured.due[i]});
+    if (row.shared.empty()) continue;
     const double f = row.variance[i] > 0 ? row.shared[i] / row.variance[i] : 0;
     sum += f;
     squares += f * f;
   }
-  return std::max(0.0, sum * sum - squares);
+  scatter.pairs = std::max(0.0, sum * sum - squares);
+  return scatter;
 }
 
 Statistic Meter::worst_slice() const {

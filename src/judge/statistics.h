@@ -92,7 +92,7 @@ class Meter {
   void merge(Row& row);
   // A row that no other row of the node equals.
   void add_slices(const Row& row);
-  double pairs_of(size_t head, const RowNumbers& row) const;
+  Scatter head_of(size_t head, const Row& measured, const RowNumbers& row) const;
   Statistic worst_slice() const;
 
   DType dtype_;
@@ -118,7 +118,7 @@ struct Meter::Row {
   Moments sum;
   std::vector<double> units;  // eta^2 / V, -1 for elements that do not count
   std::vector<double> due;    // as in Moments
-  std::vector<double> pairs;  // by head, where elements share a part of their V
+  std::vector<Scatter> heads;
 };
 
 }  // namespace lockstep
