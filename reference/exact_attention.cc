@@ -37,19 +37,34 @@ at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor&
   return at::matmul(p.unsqueeze(3), apart).squeeze(3);
 }
 
+// What each of many queries reads of the keys that it sees: [kv heads, keys, dim], each head's rows
+// together.
+struct KeysAndValues {
+  KeysAndValues(const at::Tensor& k_, const at::Tensor& v_)
+      : k(k_.contiguous()),
+        v(v_.contiguous()),
+        k_size(k.abs()),
+        v_size(v.abs()),
+        v_squared(v.square()) {}
+  at::Tensor k, v, k_size, v_size, v_squared;
+};
+
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
-Attended attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const at::Tensor keys = k.transpose(1, 2);
-  const at::Tensor p = at::softmax(at::bmm(q, keys) * scale_of(q), -1);
+Attended attend_one(const at::Tensor& q, const KeysAndValues& all, KeyRange range) {
+  const auto seen = [&](const at::Tensor& x) {
+    return x.narrow(1, range.begin, range.end - range.begin);
+  };
+  const at::Tensor v = seen(all.v);
+  const at::Tensor p = at::softmax(at::bmm(q, seen(all.k).transpose(1, 2)) * scale_of(q), -1);
   Attended result;
   result.out = at::bmm(p, v);
-  result.magnitude = at::bmm(p, v.abs());
-  result.weighted_squares = at::bmm(p.square(), v.square());
-  result.score = at::bmm(q.abs(), keys.abs()).amax(-1) * scale_of(q);
+  result.magnitude = at::bmm(p, seen(all.v_size));
+  result.weighted_squares = at::bmm(p.square(), seen(all.v_squared));
+  result.score = at::bmm(q.abs(), seen(all.k_size).transpose(1, 2)).amax(-1) * scale_of(q);
   result.spread = at::empty_like(result.out);
   for (int64_t g = 0; g < q.size(1); ++g) {
     const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
-    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs()));
+    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs_()));
   }
   return result;
 }
@@ -122,13 +137,10 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
                        const std::vector<KeyRange>& seen, int most_threads, const Attended& all) {
   const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
   const Threads threads(q.is_cpu() ? work : 0, most_threads);
+  const KeysAndValues keys(k, v);
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const KeyRange range = seen[static_cast<size_t>(t)];
-      const auto part = [&](const at::Tensor& x) {
-        return x.narrow(1, range.begin, range.end - range.begin);
-      };
-      const Attended one = attend_one(q[t], part(k), part(v));
+      const Attended one = attend_one(q[t], keys, seen[static_cast<size_t>(t)]);
       all.out[t].copy_(one.out);
       all.magnitude[t].copy_(one.magnitude);
       all.spread[t].copy_(one.spread);
