@@ -194,7 +194,7 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   // For a while: the rows of the caches grow with every pass.
   slot.memory = static_cast<char*>(cuda_memory().pin(bytes + bytes / 2));
   slot.capacity = bytes + bytes / 2;
-  // What is between the tensors travels with them, and is nothing that was never written.
+  // The padding between tensors is copied with them: no memory that nobody ever wrote.
   std::memset(slot.memory, 0, static_cast<size_t>(slot.capacity));
 }
 

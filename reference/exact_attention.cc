@@ -37,10 +37,10 @@ at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor&
   return at::matmul(p.unsqueeze(3), apart).squeeze(3);
 }
 
-// What each of many queries reads of the keys that it sees: [kv heads, keys, dim], each head's rows
-// together.
-struct KeysAndValues {
-  KeysAndValues(const at::Tensor& k_, const at::Tensor& v_)
+// K and V and what their magnitudes are made of, once for all queries: [kv heads, keys, dim], each
+// head's rows together.
+struct KeysWithSizes {
+  KeysWithSizes(const at::Tensor& k_, const at::Tensor& v_)
       : k(k_.contiguous()),
         v(v_.contiguous()),
         k_size(k.abs()),
@@ -50,7 +50,7 @@ struct KeysAndValues {
 };
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
-Attended attend_one(const at::Tensor& q, const KeysAndValues& all, KeyRange range) {
+Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range) {
   const auto seen = [&](const at::Tensor& x) {
     return x.narrow(1, range.begin, range.end - range.begin);
   };
@@ -137,7 +137,7 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
                        const std::vector<KeyRange>& seen, int most_threads, const Attended& all) {
   const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
   const Threads threads(q.is_cpu() ? work : 0, most_threads);
-  const KeysAndValues keys(k, v);
+  const KeysWithSizes keys(k, v);
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const Attended one = attend_one(q[t], keys, seen[static_cast<size_t>(t)]);

@@ -326,7 +326,7 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
   return list;
 }
 
-// The figures that `measure` returns of each shape of that name, after the machine's own.
+// The figures that `measure` returns of each shape of that name.
 template <typename Measure>
 std::vector<Figure> of_shapes(const std::string& name, Measure measure) {
   std::vector<Figure> figures;
@@ -336,9 +336,9 @@ std::vector<Figure> of_shapes(const std::string& name, Measure measure) {
   return figures;
 }
 
-std::vector<Figure> after(std::vector<Figure> roofs, std::vector<Figure> figures) {
-  std::ranges::move(figures, std::back_inserter(roofs));
-  return roofs;
+std::vector<Figure> joined(std::vector<Figure> first, std::vector<Figure> second) {
+  std::ranges::move(second, std::back_inserter(first));
+  return first;
 }
 
 std::vector<Figure> measure_all_judging(const std::string& name, Device device, int threads) {
@@ -353,7 +353,7 @@ std::vector<Figure> measure_all(const std::string& name, int threads) {
   Progress progress;
   std::vector<Figure> figures = of_shapes(
       name, [&](const BenchShape& shape) { return measure(shape, threads, roofs, progress); });
-  return after(roofs.figures(), std::move(figures));
+  return joined(roofs.figures(), std::move(figures));
 }
 
 std::vector<Figure> measure_all_on_device(const std::string& name) {
@@ -366,7 +366,7 @@ std::vector<Figure> measure_all_on_device(const std::string& name) {
       progress.show(fmt::format("{}: {}", shape.name, what));
     });
   });
-  return after(roofs.figures(), std::move(figures));
+  return joined(roofs.figures(), std::move(figures));
 }
 
 }  // namespace

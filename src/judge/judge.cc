@@ -44,13 +44,15 @@ double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
-// Takes of a model what a pass is compared with: that of which the pass has numbers. Caches are
+// Records of a model what a pass is compared with: that of which the pass has numbers. Caches are
 // compared with the rows that were written to them.
-class Beside final : public Sink {
+class ModelRecorder final : public Sink {
  public:
-  // All are borrowed.
-  Beside(const SeenPass& judged, const Selection& selection, Recorder& recorder)
-      : judged_(judged), selection_(selection), recorder_(recorder) {}
+  // All are borrowed. `into` gets what was recorded.
+  ModelRecorder(const SeenPass& judged, const Selection& selection, Pass& into)
+      : judged_(judged),
+        selection_(selection),
+        recorder_({}, /*digests=*/false, [&into](Pass seen) { into = std::move(seen); }) {}
 
   bool wants(const Point& point, int layer) const override {
     const bool logits = point == lockstep::point("logits");  // tokens are explained by them
@@ -65,14 +67,13 @@ class Beside final : public Sink {
  private:
   const SeenPass& judged_;
   const Selection& selection_;
-  Recorder& recorder_;
+  Recorder recorder_;
 };
 
 Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection) {
   Pass pass;
-  Recorder recorder({}, false, [&pass](Pass seen) { pass = std::move(seen); });
-  Beside beside(judged, selection, recorder);
-  Probe probe(&beside);
+  ModelRecorder recorder(judged, selection, pass);
+  Probe probe(&recorder);
   model.run(judged.info(), probe);
   check(probe.failure().empty(), "{}", probe.failure());
   return pass;

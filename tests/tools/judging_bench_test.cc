@@ -20,7 +20,7 @@ TEST(JudgingBench, TimesPassesThatDecodeAndAPrompt) {
   EXPECT_EQ(times.tokens, 128);
   expect_times(times.prompt, 3);
   EXPECT_EQ(times.rows, 64);
-  EXPECT_GE(times.extra_bytes, 0);
+  EXPECT_LT(times.extra_bytes, 2e9);
 }
 
 }  // namespace
