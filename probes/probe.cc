@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/memory.h"
-
 namespace lockstep {
 
 void Probe::begin(const PassInfo& pass) {
@@ -28,8 +26,11 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows,
     if (tensor.device == Device::cpu || sink_->on_device())
       return sink_->record({&point, layer, rows, tensor});
     const TensorView shown = tensor.slice(0, std::min(tensor.rows(), std::ssize(rows)));
-    // This waits until the tensor is made, and says what went wrong so far.
-    const Tensor seen = copy_on(Device::cpu, shown), before = copy_on(Device::cpu, seen);
+    if (host_.view().bytes() < shown.bytes()) host_ = Tensor::pinned({shown.bytes()}, DType::u8);
+    const Tensor seen = host_.part(0, shown.shape, shown.dtype);
+    copy(seen, shown);  // waits until the tensor is made, and says what went wrong so far
+    if (!sink_->writes()) return sink_->record({&point, layer, rows, seen});
+    const Tensor before = copy_on(Device::cpu, seen);
     sink_->record({&point, layer, rows, seen});
     const auto bytes = static_cast<size_t>(shown.bytes());
     if (bytes > 0 && std::memcmp(seen.view().data, before.view().data, bytes) != 0)

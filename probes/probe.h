@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/memory.h"
 #include "probes/record.h"
 
 namespace lockstep {
@@ -100,6 +101,7 @@ class Probe {
   Sink* sink_ = nullptr;
   std::vector<Row> rows_;
   std::vector<Row> logit_rows_;
+  Tensor host_;  // where a device's tensors are copied to: kept, for it takes longer to make
   std::string failure_;
   std::shared_ptr<DigestRing> ring_;  // made when it is asked for; gone before the sink is
 };
