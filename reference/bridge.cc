@@ -56,10 +56,15 @@ at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
   return tensor.to(scalar_type(dtype));
 }
 
-std::vector<double> to_doubles(const at::Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.numel()));
-  at::from_blob(values.data(), tensor.sizes(), at::kDouble).copy_(tensor);
-  return values;
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor.contiguous();
+  const auto pinned = tensor.options().device(at::kCPU).pinned_memory(true);
+  return at::empty(tensor.sizes(), pinned).copy_(tensor);
+}
+
+Numbers to_numbers(const at::Tensor& tensor) {
+  const auto kept = std::make_shared<const at::Tensor>(on_host(tensor.to(at::kDouble)));
+  return {std::span(kept->const_data_ptr<double>(), static_cast<size_t>(kept->numel())), kept};
 }
 
 Shape shape_of(const at::Tensor& tensor) {

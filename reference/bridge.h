@@ -3,9 +3,9 @@
 #pragma once
 
 #include <functional>
-#include <vector>
 
 #include "kernels/tensor.h"
+#include "src/judge/numbers.h"
 
 namespace at {
 class Tensor;
@@ -22,8 +22,11 @@ TensorView to_view(const at::Tensor& tensor);
 // In another dtype: widening is exact, narrowing rounds to nearest even. The tensor itself when it
 // has that dtype already.
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype);
-// All elements, row-major, as doubles, from wherever they are.
-std::vector<double> to_doubles(const at::Tensor& tensor);
+// The same in host memory, contiguous. From a device: in pinned memory, which is several times as
+// fast to copy to as what the system hands out anew, and which LibTorch keeps for the next.
+at::Tensor on_host(const at::Tensor& tensor);
+// All elements, row-major, as doubles, from wherever they are: nobody may write to `tensor` then.
+Numbers to_numbers(const at::Tensor& tensor);
 
 Shape shape_of(const at::Tensor& tensor);
 

@@ -161,13 +161,14 @@ Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
     attend_in_blocks(q, k, v, seen, all);
   else
     attend_one_by_one(q, k, v, seen, threads, all);
-  Exact result{.want = to_doubles(all.out)};
-  for (const KeyRange& range : seen)
-    result.row_terms.push_back(static_cast<double>(range.end - range.begin));
-  result.magnitude = to_doubles(all.magnitude);
-  result.spread = to_doubles(all.spread);
-  result.score = to_doubles(all.score);
-  result.weighted_squares = to_doubles(all.weighted_squares);
+  Exact result{.want = to_numbers(all.out)};
+  std::vector<double> keys;
+  for (const KeyRange& range : seen) keys.push_back(static_cast<double>(range.end - range.begin));
+  result.row_terms = std::move(keys);
+  result.magnitude = to_numbers(all.magnitude);
+  result.spread = to_numbers(all.spread);
+  result.score = to_numbers(all.score);
+  result.weighted_squares = to_numbers(all.weighted_squares);
   return result;
 }
 

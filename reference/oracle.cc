@@ -57,7 +57,7 @@ class OpOracle final : public Oracle {
   Rotary rotary_;
 };
 
-Exact exact(const at::Tensor& want) { return {.shape = shape_of(want), .want = to_doubles(want)}; }
+Exact exact(const at::Tensor& want) { return {.shape = shape_of(want), .want = to_numbers(want)}; }
 
 // What is asked must be answerable: a wrong count or shape here would read past a tensor.
 void check_inputs(const OracleCall& call, size_t wanted) {
@@ -89,8 +89,8 @@ Exact OpOracle::norm(const OracleCall& call) const {
   const at::Tensor normalised = x / (mean_square + config_.norm_eps).sqrt();
   Exact result = exact(normalised * weight);
   result.terms = weight.size(0);
-  result.inner = to_doubles(normalised);
-  result.factor = to_doubles(weight.expand_as(x));
+  result.inner = to_numbers(normalised);
+  result.factor = to_numbers(weight.expand_as(x));
   return result;
 }
 
@@ -100,8 +100,8 @@ Exact OpOracle::linear(const OracleCall& call) const {
   at::Tensor magnitude, squares;
   Exact result =
       exact(weights_.linear(call.place, x, &magnitude, call.squares ? &squares : nullptr));
-  result.magnitude = to_doubles(magnitude);
-  if (call.squares) result.squares = to_doubles(squares);
+  result.magnitude = to_numbers(magnitude);
+  if (call.squares) result.squares = to_numbers(squares);
   result.terms = x.size(1);
   const Point& p = *call.place.point;
   const bool q = p == point("attn.q");
@@ -128,13 +128,13 @@ Exact OpOracle::rope(const OracleCall& call) {
   const at::Tensor &x1 = halves[0], &x2 = halves[1];
   const at::Tensor sum = x1.abs() + x2.abs();
   Exact result = exact(at::cat({x1 * c - x2 * s, x2 * c + x1 * s}, -1));
-  result.magnitude = to_doubles(at::cat({sum, sum}, -1));
-  result.angle = to_doubles(at::cat({angle, angle}, -1).expand_as(x));
-  result.x1c_x2s = to_doubles(at::cat({at::hypot(x1 * c, x2 * s), at::hypot(x2 * c, x1 * s)}, -1));
-  result.x1 = to_doubles(x);
-  result.x2 = to_doubles(at::cat({-x2, x1}, -1));
-  result.cos = to_doubles(at::cat({c, c}, -1).expand_as(x));
-  result.sin = to_doubles(at::cat({s, s}, -1).expand_as(x));
+  result.magnitude = to_numbers(at::cat({sum, sum}, -1));
+  result.angle = to_numbers(at::cat({angle, angle}, -1).expand_as(x));
+  result.x1c_x2s = to_numbers(at::cat({at::hypot(x1 * c, x2 * s), at::hypot(x2 * c, x1 * s)}, -1));
+  result.x1 = to_numbers(x);
+  result.x2 = to_numbers(at::cat({-x2, x1}, -1));
+  result.cos = to_numbers(at::cat({c, c}, -1).expand_as(x));
+  result.sin = to_numbers(at::cat({s, s}, -1).expand_as(x));
   return result;
 }
 
@@ -172,8 +172,8 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
   const at::Tensor silu = gate / (1 + (-gate).exp());
   Exact result = exact(silu * up);
-  result.inner = to_doubles(silu);
-  result.factor = to_doubles(up);
+  result.inner = to_numbers(silu);
+  result.factor = to_numbers(up);
   return result;
 }
 
@@ -205,7 +205,7 @@ Exact OpOracle::softmax(const OracleCall& call) const {
   const at::Tensor sum = summed.exp().sum(-1, /*keepdim=*/true);
   Exact result = exact(of_chosen.exp() / sum);
   const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
-  result.magnitude = to_doubles(of_chosen.abs() + mean);
+  result.magnitude = to_numbers(of_chosen.abs() + mean);
   result.terms = summed.size(1);
   return result;
 }
@@ -216,8 +216,8 @@ Exact OpOracle::expert_linear(const OracleCall& call) const {
   at::Tensor magnitude, squares;
   Exact result = exact(
       weights_.experts(call.place, x, chosen(call), &magnitude, call.squares ? &squares : nullptr));
-  result.magnitude = to_doubles(magnitude);
-  if (call.squares) result.squares = to_doubles(squares);
+  result.magnitude = to_numbers(magnitude);
+  if (call.squares) result.squares = to_numbers(squares);
   result.terms = x.size(-1);
   return result;
 }
@@ -230,7 +230,7 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
         call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
   const at::Tensor terms = x * weights.unsqueeze(-1);
   Exact result = exact(terms.sum(1));
-  result.magnitude = to_doubles(terms.abs().sum(1));
+  result.magnitude = to_numbers(terms.abs().sum(1));
   result.terms = x.size(1);
   return result;
 }

@@ -74,10 +74,10 @@ class Qwen final : public ReferenceModel {
   at::Tensor rounded(const at::Tensor& x) const { return as_dtype(x, shown_).contiguous(); }
   size_t layer() const { return static_cast<size_t>(layer_); }
   void show(Name name, const at::Tensor& x) {
-    if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(x.cpu()));
+    if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(on_host(x)));
   }
   void show_last(Name name, const at::Tensor& x) {
-    if (probe_->wants(name.point, layer_)) probe_->logits(name.point, to_view(x.cpu()));
+    if (probe_->wants(name.point, layer_)) probe_->logits(name.point, to_view(on_host(x)));
   }
 
   const ModelConfig& config_;
@@ -190,7 +190,7 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
     append(cache.k[layer()], k);
     append(cache.v[layer()], v);
     if (!probe_->wants(point("attn.kv"), layer_)) continue;
-    const at::Tensor seen = at::stack({cache.k[layer()], cache.v[layer()]}, 1).cpu();
+    const at::Tensor seen = on_host(at::stack({cache.k[layer()], cache.v[layer()]}, 1));
     std::vector<Row> rows;
     for (int32_t p = 0; p < seen.size(0); ++p) rows.push_back({span.request, p});
     (*probe_)(point("attn.kv"), layer_, rows, to_view(seen));

@@ -44,10 +44,11 @@ class OffByTwoBudgets final : public Oracle {
   Exact evaluate(const OracleCall& call) override {
     Exact exact = right_.evaluate(call);
     if (!(call.place == place_) || exact.want.empty()) return exact;
-    const size_t last = exact.want.size() - 1;
+    std::vector<double> want(exact.want.begin(), exact.want.end());
+    const Budget budget = budget_of(place_.point->op, exact, call.dtype);
     // Towards zero, for further out the budget may be that of the next power of two.
-    double& want = exact.want[last];
-    want -= std::copysign(2 * budget_of(place_.point->op, exact, call.dtype).limit[last], want);
+    want.back() -= std::copysign(2 * budget.limit.back(), want.back());
+    exact.want = std::move(want);
     return exact;
   }
 

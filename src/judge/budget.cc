@@ -9,9 +9,6 @@
 namespace lockstep {
 namespace {
 
-// Elements that are worth a thread.
-constexpr int64_t kGrain = 1 << 14;
-
 // One element's share beyond the rounding of the output: added to B, and squared to V.
 struct Inner {
   double limit = 0;
@@ -123,14 +120,17 @@ Inner chain(OpKind op, const Exact& e, size_t i, DType dtype, Schema schema) {
 
 bool fits_chain(OpKind op, const Exact& e) {
   const size_t n = e.want.size();
-  const auto full = [n](const std::vector<double>& values) { return values.size() == n; };
+  const auto full = [n](const Numbers& values) { return values.size() == n; };
   if (op == OpKind::norm || op == OpKind::silu_mul) return full(e.inner) && full(e.factor);
   if (op == OpKind::rope) return full(e.x1) && full(e.x2) && full(e.cos) && full(e.sin);
   return op != OpKind::attention || full(e.weighted_squares);
 }
 
-void check_sizes(OpKind op, const Exact& e, Schema schema, bool squares) {
+void check_sizes(OpKind op, const Exact& e, Elements elements, Schema schema, bool squares) {
   const size_t n = e.want.size();
+  if (elements.first > n || elements.count > n - elements.first)
+    fail("budgets of {} elements from {} on were asked for, of a result of {}: ask for some of it",
+         elements.count, elements.first, n);
   bool ok = static_cast<int64_t>(n) == e.shape.count() && (!squares || e.squares.size() == n);
   const bool reduces = op == OpKind::linear || op == OpKind::expert_linear ||
                        op == OpKind::weighted_sum || op == OpKind::softmax;
@@ -142,11 +142,11 @@ void check_sizes(OpKind op, const Exact& e, Schema schema, bool squares) {
     ok = ok && static_cast<int64_t>(e.row_terms.size()) == e.shape[0];
     ok = ok && static_cast<int64_t>(e.score.size()) == e.shape[0] * e.shape[1];
   }
-  check(
-      ok && (schema == Schema::fused || fits_chain(op, e)),
-      "the oracle's answer of shape {} lacks magnitudes that its budget needs: fill the fields of "
-      "Exact that oracle.h lists for the op",
-      e.shape.text());
+  if (!ok || (schema != Schema::fused && !fits_chain(op, e)))
+    fail(
+        "the oracle's answer of shape {} lacks magnitudes that its budget needs: fill the fields "
+        "of Exact that oracle.h lists for the op",
+        e.shape.text());
 }
 
 double gain_of(OpKind op, int64_t terms) {
@@ -167,15 +167,15 @@ double misrounds_of(DType dtype) {
 }
 
 template <typename InnerOf>
-Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, ThreadPool* threads,
+Budget fill(OpKind op, const Exact& exact, Elements elements, DType dtype, Schema schema,
             InnerOf inner_of) {
   const bool chained = schema != Schema::fused && schemas_of(op).size() > 1;
   Budget budget{.gain = gain_of(op, exact.terms), .misrounds = misrounds_of(dtype)};
   if (chained) budget.gain += 2 * unit_roundoff(dtype), budget.misrounds = 1;
-  if (!exact.spread.empty()) budget.shared.resize(exact.want.size());
-  budget.limit.resize(exact.want.size());
-  budget.variance.resize(exact.want.size());
-  const auto fill_one = [&](size_t i) {
+  if (!exact.spread.empty()) budget.shared.reserve(elements.count);
+  budget.limit.reserve(elements.count);
+  budget.variance.reserve(elements.count);
+  for (size_t i = elements.first; i < elements.first + elements.count; ++i) {
     const double spacing = ulp(exact.want[i], dtype);
     Inner inner = inner_of(exact, i);
     if (chained) {
@@ -183,13 +183,10 @@ Budget fill(OpKind op, const Exact& exact, DType dtype, Schema schema, ThreadPoo
       inner = {inner.limit + more.limit, inner.deviation_squared + more.deviation_squared,
                inner.shared + more.shared};
     }
-    budget.limit[i] = spacing / 2 + inner.limit;
-    budget.variance[i] = spacing * spacing / 12 + inner.deviation_squared;
-    if (!budget.shared.empty()) budget.shared[i] = inner.shared;
-  };
-  parallel_for(threads, std::ssize(exact.want), kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) fill_one(static_cast<size_t>(i));
-  });
+    budget.limit.push_back(spacing / 2 + inner.limit);
+    budget.variance.push_back(spacing * spacing / 12 + inner.deviation_squared);
+    if (!exact.spread.empty()) budget.shared.push_back(inner.shared);
+  }
   return budget;
 }
 
@@ -215,11 +212,13 @@ bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator) {
 }
 
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema, Accumulator accumulator,
-                 ThreadPool* threads) {
+                 Elements elements) {
+  if (elements.count == std::dynamic_extent)
+    elements.count = exact.want.size() - std::min(elements.first, exact.want.size());
   const bool tf32 = rounds_operands(op, dtype, accumulator);
-  check_sizes(op, exact, schema, tf32);
+  check_sizes(op, exact, elements, schema, tf32);
   if (tf32) {
-    Budget budget = fill(op, exact, dtype, schema, threads, tf32_linear);
+    Budget budget = fill(op, exact, elements, dtype, schema, tf32_linear);
     budget.gain += 2 * kTf32Roundoff;  // one operand may be in all products, the same in all rows
     return budget;
   }
@@ -227,20 +226,20 @@ Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema, Accu
     case OpKind::linear:
     case OpKind::expert_linear:
     case OpKind::weighted_sum:
-      return fill(op, exact, dtype, schema, threads, linear);
+      return fill(op, exact, elements, dtype, schema, linear);
     case OpKind::norm:
-      return fill(op, exact, dtype, schema, threads, norm);
+      return fill(op, exact, elements, dtype, schema, norm);
     case OpKind::rope:
-      return fill(op, exact, dtype, schema, threads, rope);
+      return fill(op, exact, elements, dtype, schema, rope);
     case OpKind::silu_mul:
-      return fill(op, exact, dtype, schema, threads, silu_mul);
+      return fill(op, exact, elements, dtype, schema, silu_mul);
     case OpKind::softmax:
-      return fill(op, exact, dtype, schema, threads, softmax);
+      return fill(op, exact, elements, dtype, schema, softmax);
     case OpKind::attention:
-      return fill(op, exact, dtype, schema, threads, attention);
+      return fill(op, exact, elements, dtype, schema, attention);
     case OpKind::gather:
     case OpKind::add:
-      return fill(op, exact, dtype, schema, threads, nothing);
+      return fill(op, exact, elements, dtype, schema, nothing);
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

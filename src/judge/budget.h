@@ -5,15 +5,20 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#include "kernels/thread_pool.h"
 #include "probes/points.h"
 #include "src/judge/oracle.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 
-// What one correct evaluation may differ from the exact result, per element of Exact::want, in the
-// unit of the tensor. Both are above zero wherever the exact result is finite.
+// Neighbours in Exact::want, such as those of a row.
+struct Elements {
+  size_t first = 0;
+  size_t count = std::dynamic_extent;  // all that follow
+};
+
+// What one correct evaluation may differ from the exact result, per element, in the unit of the
+// tensor. Both are above zero wherever the exact result is finite.
 struct Budget {
   std::vector<double> limit;     // B: no correct kernel is further away
   std::vector<double> variance;  // V: expected square of the difference, uniform rounding included
@@ -59,9 +64,9 @@ Accumulator accumulator_from(const std::string& name);  // throws Error on anoth
 // n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope
 // 2^-23; tf32 operands 2^-10 more. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
 // products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
-// that `op` needs. threads: what shares the work; borrowed, may be null.
+// that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Schema schema = Schema::fused,
-                 Accumulator accumulator = Accumulator::fp32, ThreadPool* threads = nullptr);
+                 Accumulator accumulator = Accumulator::fp32, Elements elements = {});
 
 // Whether the op's budget needs Exact::squares.
 bool rounds_operands(OpKind op, DType dtype, Accumulator accumulator);

@@ -140,12 +140,17 @@ struct OpJudge::Group {
 };
 
 struct OpJudge::Block {
+  OpKind op;
   size_t first;  // row of the group
   std::span<const Row> rows;
   const Exact& exact;
-  const std::vector<Budget>& budgets;  // one a schema
   TensorView got, exact_model, rounded_model;
   ThreadPool* threads;
+};
+
+struct OpJudge::Measured {
+  std::vector<Meter::Row> rows;  // one a schema
+  ErrorSums sums;
 };
 
 OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options)
@@ -305,23 +310,25 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
     misshapen_.insert(key_of(place));
     return false;
   }
-  ThreadPool* threads = threads_for(got.view().count());
-  std::vector<Budget> budgets;
-  for (const Schema schema : group.schemas)
-    budgets.push_back(
-        budget_of(place.point->op, exact, options_.dtype, schema, options_.accumulator, threads));
-  // Limits are measured of kernels that round once.
-  if (group.schemas.front() == Schema::fused && measured(place.point->op))
-    tighten(budgets.front(), exact.want, options_.dtype,
-            options_.limits.of(place.point->op, options_.dtype));
   const auto reference = [&](const Pass* model) {
     return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
   };
   const PickedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
-  measure_block(
-      {first, rows, exact, budgets, got.view(), exact_model.view(), rounded_model.view(), threads},
-      group);
+  measure_block({place.point->op, first, rows, exact, got.view(), exact_model.view(),
+                 rounded_model.view(), threads_for(got.view().count())},
+                group);
   return true;
+}
+
+Budget OpJudge::budget_of_row(const Block& block, size_t row, Schema schema) const {
+  const auto size = static_cast<size_t>(block.got.row_size());
+  Budget budget = budget_of(block.op, block.exact, options_.dtype, schema, options_.accumulator,
+                            {.first = row * size, .count = size});
+  // Limits are measured of kernels that round once.
+  if (schema == Schema::fused && measured(block.op))
+    tighten(budget, std::span(block.exact.want).subspan(row * size, size), options_.dtype,
+            options_.limits.of(block.op, options_.dtype));
+  return budget;
 }
 
 ThreadPool* OpJudge::threads_for(int64_t elements) {
@@ -334,46 +341,45 @@ ThreadPool* OpJudge::threads_for(int64_t elements) {
   return threads_.get();
 }
 
+OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
+  const auto size = static_cast<size_t>(block.got.row_size());
+  const auto row = static_cast<int64_t>(i);
+  const Group::Member& member = group.members[group.owner[block.first + i]];
+  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
+  std::vector<double> seen, of_exact, of_rounded;
+  row_of(block.got, row, seen);
+  Measured measured;
+  for (size_t s = 0; s < group.schemas.size(); ++s) {
+    const Budget b = budget_of_row(block, i, group.schemas[s]);
+    measured.rows.push_back(member.meters[s].measure(
+        block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.gain, b.misrounds}));
+  }
+  add_errors(measured.sums, seen, want, row_of(block.exact_model, row, of_exact),
+             row_of(block.rounded_model, row, of_rounded), options_.dtype);
+  return measured;
+}
+
 // Rows are measured by all threads, some at a time, and added in their order, so that the result
 // does not depend on how many threads there are.
 void OpJudge::measure_block(const Block& block, Group& group) {
-  struct Measured {
-    std::vector<Meter::Row> rows;  // one a schema
-    ErrorSums sums;
-  };
   const auto size = static_cast<size_t>(block.got.row_size()), count = block.rows.size();
-  const auto member_of = [&](size_t i) -> Group::Member& {
-    return group.members[group.owner[block.first + i]];
-  };
-  const auto measure = [&](size_t i, Measured& measured) {
-    const auto part = [&](const std::vector<double>& all) {
-      return all.empty() ? std::span<const double>() : std::span(all).subspan(i * size, size);
-    };
-    const auto row = static_cast<int64_t>(i);
-    std::vector<double> seen, of_exact, of_rounded;
-    row_of(block.got, row, seen);
-    const std::span<const double> want = part(block.exact.want);
-    for (size_t s = 0; s < block.budgets.size(); ++s) {
-      const Budget& b = block.budgets[s];
-      measured.rows.push_back(member_of(i).meters[s].measure(
-          block.rows[i].position,
-          {seen, want, part(b.limit), part(b.variance), part(b.shared), b.gain, b.misrounds}));
-    }
-    add_errors(measured.sums, seen, want, row_of(block.exact_model, row, of_exact),
-               row_of(block.rounded_model, row, of_rounded), options_.dtype);
-  };
   const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
   for (size_t first = 0; first < count; first += some) {
     std::vector<Measured> all(std::min(some, count - first));
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-        measure(first + i, all[i]);
+        all[i] = measure_row(block, group, first + i);
     });
-    for (size_t i = 0; i < all.size(); ++i) {
-      Group::Member& member = member_of(first + i);
-      for (size_t s = 0; s < all[i].rows.size(); ++s)
-        member.meters[s].add(std::move(all[i].rows[s]));
-      member.sums.add(all[i].sums);
+    const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
+    for (size_t i = 0, end = 0; i < all.size(); i = end) {
+      while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
+      Group::Member& member = group.members[owner_of(i)];
+      for (size_t s = 0; s < group.schemas.size(); ++s) {
+        std::vector<Meter::Row> rows;
+        for (size_t j = i; j < end; ++j) rows.push_back(std::move(all[j].rows[s]));
+        member.meters[s].add(rows, block.threads);
+      }
+      for (size_t j = i; j < end; ++j) member.sums.add(all[j].sums);
     }
   }
 }

@@ -53,8 +53,9 @@ class OpJudge {
   std::map<OpKind, Reached> reached() const;
 
  private:
-  struct Group;  // nodes that the oracle is asked for together
-  struct Block;  // some of its rows, and all that they are measured by
+  struct Group;     // nodes that the oracle is asked for together
+  struct Block;     // some of its rows, and all that they are measured by
+  struct Measured;  // one of them
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -65,6 +66,8 @@ class OpJudge {
                    Group& group, size_t first, size_t count);
   // What shares a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
+  Budget budget_of_row(const Block& block, size_t row, Schema schema) const;
+  Measured measure_row(const Block& block, const Group& group, size_t row) const;
   void measure_block(const Block& block, Group& group);
   void judge_member(const Place& place, const Shape& row_shape, Group& group, size_t member);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,

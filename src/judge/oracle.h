@@ -8,34 +8,35 @@
 #include "kernels/tensor.h"
 #include "probes/graph.h"
 #include "probes/recorder.h"
+#include "src/judge/numbers.h"
 
 namespace lockstep {
 
 // One op on given inputs: the exact result y = O(x), computed in fp64 without any rounding inside,
-// and per element the magnitudes from which budget.h computes what one rounding allows. Vectors
-// that an op does not use are empty; else all have one entry per element of the output, row-major.
+// and per element the magnitudes from which budget.h computes what one rounding allows. Those that
+// an op does not use are empty; else all have one entry per element of the output, row-major.
 struct Exact {
   Shape shape;
-  std::vector<double> want;
+  Numbers want;
   int64_t terms =
       0;  // n: products summed per element (K of a linear op, D of a norm, experts of a softmax)
-  std::vector<double> row_terms;  // attention: n of each row, instead of `terms`
+  Numbers row_terms;  // attention: n of each row, instead of `terms`
   // linear, expert_linear, weighted_sum: S = sum |a||w| + |bias|
   // softmax: |x| + the mean of |x| under the weights, x = logit - largest
   // norm: empty (the budget uses |want|)
   // rope: |x1| + |x2|                        silu_mul: empty
   // attention: sum p|v|
-  std::vector<double> magnitude;
-  std::vector<double> squares;  // linear, expert_linear, where asked for: sum a^2 w^2
-  std::vector<double> spread;   // attention: sum p |v - o|
-  std::vector<double> score;    // attention, per (row, head): max over j of scale * sum |q k_j|
-  std::vector<double> angle;    // rope: position * inv_freq of the element's pair
-  std::vector<double> x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
+  Numbers magnitude;
+  Numbers squares;  // linear, expert_linear, where asked for: sum a^2 w^2
+  Numbers spread;   // attention: sum p |v - o|
+  Numbers score;    // attention, per (row, head): max over j of scale * sum |q k_j|
+  Numbers angle;    // rope: position * inv_freq of the element's pair
+  Numbers x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
   // What kernels that are chains of ops round on the way. inner: norm, the normalised x; silu_mul,
   // silu(gate). factor: what it is multiplied with, norm the weight, silu_mul up.
-  std::vector<double> inner, factor;
-  std::vector<double> x1, x2, cos, sin;  // rope: of want = x1 cos + x2 sin, of either sign
-  std::vector<double> weighted_squares;  // attention: sum p^2 v^2
+  Numbers inner, factor;
+  Numbers x1, x2, cos, sin;  // rope: of want = x1 cos + x2 sin, of either sign
+  Numbers weighted_squares;  // attention: sum p^2 v^2
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.

@@ -12,6 +12,9 @@
 namespace lockstep {
 namespace {
 
+// Columns that are worth a thread.
+constexpr int64_t kGrain = 64;
+
 // A budget that is not a positive number can vouch for nothing.
 double in_budgets(double difference, double limit) {
   if (!(limit > 0) || !std::isfinite(limit)) return std::numeric_limits<double>::infinity();
@@ -144,14 +147,23 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   return measured;
 }
 
-void Meter::add(int64_t position, const RowNumbers& row) { add(measure(position, row)); }
+void Meter::add(int64_t position, const RowNumbers& row) {
+  Row measured = measure(position, row);
+  add(std::span(&measured, 1), nullptr);
+}
 
-void Meter::add(Row row) {
-  merge(row);
-  ++rows_added_;
-  if (node_class_ == NodeClass::exact) return;
-  if (moments_.add(row.hash, row.sum)) add_slices(row);
-  if (pool_) pool_->add(row.hash, row.sum);
+void Meter::add(std::span<Row> rows, ThreadPool* threads) {
+  std::vector<const Row*> distinct;
+  for (Row& row : rows) {
+    merge(row);
+    ++rows_added_;
+    if (node_class_ == NodeClass::exact) continue;
+    if (pool_) pool_->add(row.hash, row.sum);
+    if (!moments_.add(row.hash, row.sum)) continue;
+    add_slices(row);
+    distinct.push_back(&row);
+  }
+  add_columns(distinct, threads);
 }
 
 void Meter::merge(Row& row) {
@@ -178,14 +190,21 @@ void Meter::merge(Row& row) {
   }
 }
 
-// In their order by one thread: what can be summed up within a row, `measure` has.
+// What can be summed up within a row, `measure` has.
 void Meter::add_slices(const Row& row) {
   for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
-  for (size_t i = 0; i < columns_.size(); ++i)
-    if (row.units[i] >= 0)
-      columns_[i].add({.elements = 1, .squares = row.units[i], .due = row.due[i]});
   rows_[row.position].add(row.sum);
   if (page_size_ > 0) pages_[row.position / page_size_].add(row.sum);
+}
+
+// Each column by one thread, its rows in their order.
+void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
+  parallel_for(threads, std::ssize(columns_), kGrain, [&](int64_t begin, int64_t end) {
+    for (const Row* row : rows)
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+        if (row->units[i] >= 0)
+          columns_[i].add({.elements = 1, .squares = row->units[i], .due = row->due[i]});
+  });
 }
 
 // The elements of a head that share a part of their variance count as fewer.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/tensor.h"
+#include "kernels/thread_pool.h"
 #include "probes/points.h"
 #include "src/judge/moments.h"
 #include "src/judge/shape_rule.h"
@@ -68,8 +69,8 @@ class Meter {
         DistinctMoments* pool = nullptr);
 
   // Adds rows in their order. What each comes to does not depend on the others, and several
-  // threads may measure some at once.
-  void add(Row row);
+  // threads may measure some at once. threads: what shares the adding; borrowed, may be null.
+  void add(std::span<Row> rows, ThreadPool* threads);
   void add(int64_t position, const RowNumbers& row);
   Row measure(int64_t position, const RowNumbers& row) const;
   Measure finish() const;
@@ -90,8 +91,9 @@ class Meter {
   // T0 and T1.
   void compare(Row& measured, const Stored& stored, double limit) const;
   void merge(Row& row);
-  // A row that no other row of the node equals.
+  // Of rows that no other row of the node equals.
   void add_slices(const Row& row);
+  void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
   Scatter head_of(size_t head, const Row& measured, const RowNumbers& row) const;
   Statistic worst_slice() const;
 

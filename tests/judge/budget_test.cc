@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -22,6 +23,23 @@ TEST(Budget, OfALinearOp) {
   // At zero the spacing is that of the subnormals, and the accumulation remains.
   EXPECT_NEAR(b.limit[1], 8 * 8 * kU * 3, 1e-30);
   EXPECT_GT(b.variance[1], 0);
+}
+
+TEST(Budget, OfARowIsThatPartOfTheWhole) {
+  const Exact exact{
+      .shape = {2, 3}, .want = {1, 2, 3, 4, 5, 6}, .terms = 64, .magnitude = {9, 8, 7, 6, 5, 4}};
+  const Budget all = budget_of(OpKind::linear, exact, DType::bf16);
+  const auto of = [&](Elements elements) {
+    return budget_of(OpKind::linear, exact, DType::bf16, Schema::fused, Accumulator::fp32,
+                     elements);
+  };
+  ASSERT_EQ(all.limit.size(), 6);
+  const Budget row = of({.first = 3, .count = 3});
+  EXPECT_TRUE(std::ranges::equal(row.limit, std::span(all.limit).subspan(3)));
+  EXPECT_TRUE(std::ranges::equal(row.variance, std::span(all.variance).subspan(3)));
+  EXPECT_EQ(of({.first = 4}).limit.size(), 2);
+  EXPECT_THROW(of({.first = 4, .count = 3}), Error);
+  EXPECT_THROW(of({.first = 7}), Error);
 }
 
 TEST(Budget, OfALinearOpOnTf32OperandsKnowsTheirRoundings) {
@@ -83,12 +101,13 @@ TEST(Budget, OfExpertsIsThatOfALinearOp) {
 }
 
 TEST(Budget, OfAttentionTakesItsScoresByRowAndHead) {
-  Exact exact{.shape = {2, 2, 4}, .want = std::vector<double>(16, 1.0)};
+  std::vector<double> want(16, 1.0);
+  want[15] = 0;  // the rounding of the output vanishes beside the rest
+  Exact exact{.shape = {2, 2, 4}, .want = want};
   exact.row_terms = {4, 9};
   exact.score = {1, 2, 3, 40};
-  exact.magnitude.assign(16, 2.0);
-  exact.spread.assign(16, 0.5);
-  exact.want[15] = 0;  // the rounding of the output vanishes beside the rest
+  exact.magnitude = std::vector(16, 2.0);
+  exact.spread = std::vector(16, 0.5);
   const Budget b = budget_of(OpKind::attention, exact, DType::bf16);
   const double ds = 2 * kU * 40 + 4 * kU;  // of the last row and head: sqrt(4 dims) u score + 4 u
   EXPECT_DOUBLE_EQ(b.limit[14], 0x1p-8 + 16 * ds * 0.5 + 8 * 3 * kU * 2);
@@ -126,27 +145,29 @@ Chain chain_of(OpKind op, DType dtype, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   constexpr int64_t kCount = 20000;
-  Chain c{.exact = {.shape = {1, 1, kCount}, .terms = 16}};
-  Exact& e = c.exact;
+  std::vector<double> got, want, magnitude, x1c_x2s, inner, factor, all_x1, all_x2, all_cos,
+      all_sin;
   const auto r = [dtype](double x) { return round_to(x, dtype); };
   for (int64_t i = 0; i < kCount; ++i) {
     const double x1 = r(normal(random)), x2 = r(normal(random)), angle = 100 * normal(random);
     if (op == OpKind::rope) {
       const double cos = std::cos(angle), sin = std::sin(angle);
-      e.want.push_back(x1 * cos + x2 * sin);
-      e.magnitude.push_back(std::fabs(x1) + std::fabs(x2));
-      e.angle.push_back(0);
-      e.x1c_x2s.push_back(std::hypot(x1 * cos, x2 * sin));
-      e.x1.push_back(x1), e.x2.push_back(x2), e.cos.push_back(cos), e.sin.push_back(sin);
-      c.got.push_back(r(r(x1 * r(cos)) + r(x2 * r(sin))));
+      want.push_back(x1 * cos + x2 * sin);
+      magnitude.push_back(std::fabs(x1) + std::fabs(x2));
+      x1c_x2s.push_back(std::hypot(x1 * cos, x2 * sin));
+      all_x1.push_back(x1), all_x2.push_back(x2), all_cos.push_back(cos), all_sin.push_back(sin);
+      got.push_back(r(r(x1 * r(cos)) + r(x2 * r(sin))));
     } else {  // an inner value times a factor
-      const double inner = normal(random);
-      e.want.push_back(inner * x1);
-      e.inner.push_back(inner), e.factor.push_back(x1);
-      c.got.push_back(r(r(inner) * x1));
+      inner.push_back(normal(random)), factor.push_back(x1);
+      want.push_back(inner.back() * x1);
+      got.push_back(r(r(inner.back()) * x1));
     }
   }
-  return c;
+  Exact e{.shape = {1, 1, kCount}, .want = want, .terms = 16, .magnitude = magnitude};
+  e.angle = std::vector<double>(x1c_x2s.size(), 0);
+  e.x1c_x2s = x1c_x2s, e.inner = inner, e.factor = factor;
+  e.x1 = all_x1, e.x2 = all_x2, e.cos = all_cos, e.sin = all_sin;
+  return {e, got};
 }
 
 TEST(Schemas, OfAChainOfOpsAllowWhatItRoundsOnTheWay) {

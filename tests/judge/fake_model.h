@@ -80,28 +80,32 @@ class FakeOracle : public Oracle {
   }
 
   static Exact gather(const OracleCall& call) {
-    Exact e{.shape = {std::ssize(call.rows), kHidden}};
+    std::vector<double> want;
     for (int32_t token : call.tokens)
       for (size_t i = 0; i < kHidden; ++i)
-        e.want.push_back(weight(call.place, static_cast<size_t>(token) * kHidden + i, 1));
-    return e;
+        want.push_back(weight(call.place, static_cast<size_t>(token) * kHidden + i, 1));
+    return {.shape = {std::ssize(call.rows), kHidden}, .want = std::move(want)};
   }
 
   static Exact norm(const OracleCall& call) {
     const std::vector<double> x = values_of(call.inputs.at(0));
     const auto width = static_cast<size_t>(call.inputs[0].shape.last());
-    Exact e{.shape = call.inputs[0].shape, .want = x, .terms = static_cast<int64_t>(width)};
+    std::vector<double> want, inner, factor;
     for (size_t row = 0; row < x.size(); row += width) {
       double sum = 0;
       for (size_t i = 0; i < width; ++i) sum += x[row + i] * x[row + i];
       const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + 1e-6);
       for (size_t i = 0; i < width; ++i) {
-        e.inner.push_back(x[row + i] * scale);
-        e.factor.push_back(1 + weight(call.place, i, 0.25));
-        e.want[row + i] = e.inner.back() * e.factor.back();
+        inner.push_back(x[row + i] * scale);
+        factor.push_back(1 + weight(call.place, i, 0.25));
+        want.push_back(inner.back() * factor.back());
       }
     }
-    return e;
+    return {.shape = call.inputs[0].shape,
+            .want = std::move(want),
+            .terms = static_cast<int64_t>(width),
+            .inner = std::move(inner),
+            .factor = std::move(factor)};
   }
 
   static Shape row_shape(const Point& p) {
@@ -118,8 +122,7 @@ class FakeOracle : public Oracle {
     const auto n = static_cast<size_t>(row.count());
     std::vector<int64_t> extents{std::ssize(call.rows)};
     extents.insert(extents.end(), row.extents().begin(), row.extents().end());
-    Exact e{.shape = Shape(extents), .terms = static_cast<int64_t>(k)};
-    std::vector<double> w(n * k);
+    std::vector<double> w(n * k), want, magnitude;
     for (size_t i = 0; i < w.size(); ++i) w[i] = weight(call.place, i, 0.5);
     for (size_t t = 0; t < call.rows.size(); ++t)
       for (size_t j = 0; j < n; ++j) {
@@ -128,18 +131,19 @@ class FakeOracle : public Oracle {
           sum += x[t * k + i] * w[j * k + i];
           size += std::fabs(x[t * k + i] * w[j * k + i]);
         }
-        e.want.push_back(sum);
-        e.magnitude.push_back(size);
+        want.push_back(sum);
+        magnitude.push_back(size);
       }
-    return e;
+    return {.shape = Shape(extents),
+            .want = std::move(want),
+            .terms = static_cast<int64_t>(k),
+            .magnitude = std::move(magnitude)};
   }
 
   static Exact rope(const OracleCall& call) {
     const std::vector<double> x = values_of(call.inputs.at(0));
-    Exact e{.shape = call.inputs[0].shape, .want = x, .magnitude = x, .angle = x, .x1c_x2s = x};
-    e.x1 = x;
-    for (std::vector<double>* more : {&e.x2, &e.cos, &e.sin}) *more = x;
-    const auto heads = static_cast<size_t>(e.shape[1]);
+    const auto heads = static_cast<size_t>(call.inputs[0].shape[1]);
+    std::vector<double> want(x), magnitude(x), angles(x), x1c_x2s(x), x2(x), cos(x), sin(x);
     const size_t half = kDim / 2;
     for (size_t t = 0; t < call.rows.size(); ++t)
       for (size_t h = 0; h < heads; ++h)
@@ -151,29 +155,41 @@ class FakeOracle : public Oracle {
           const double c = round_to(std::cos(angle), DType::f32);
           const double s = round_to(std::sin(angle), DType::f32);
           const double other = i < half ? -x[at + i + half] : x[at + i - half];
-          e.want[at + i] = x[at + i] * c + other * s;
-          e.x2[at + i] = other, e.cos[at + i] = c, e.sin[at + i] = s;
-          e.magnitude[at + i] = std::fabs(x[at + i]) + std::fabs(other);
-          e.angle[at + i] = angle;
-          e.x1c_x2s[at + i] = std::hypot(x[at + i] * c, other * s);
+          want[at + i] = x[at + i] * c + other * s;
+          x2[at + i] = other, cos[at + i] = c, sin[at + i] = s;
+          magnitude[at + i] = std::fabs(x[at + i]) + std::fabs(other);
+          angles[at + i] = angle;
+          x1c_x2s[at + i] = std::hypot(x[at + i] * c, other * s);
         }
+    Exact e{.shape = call.inputs[0].shape, .want = want, .magnitude = magnitude, .angle = angles};
+    e.x1c_x2s = x1c_x2s, e.x1 = x, e.x2 = x2, e.cos = cos, e.sin = sin;
     return e;
   }
 
   static Exact attention(const OracleCall& call) {
     const std::vector<double> q = values_of(call.inputs.at(0)), k = values_of(call.keys_values.k),
                               v = values_of(call.keys_values.v);
-    Exact e{.shape = call.inputs[0].shape};
+    Attended e;
+    std::vector<double> row_terms;
     for (size_t t = 0; t < call.rows.size(); ++t) {
       const auto keys = static_cast<size_t>(call.rows[t].position) + 1;
       check(static_cast<int64_t>(keys) <= call.keys_values.k.rows(), "too few keys for a test");
-      e.row_terms.push_back(static_cast<double>(keys));
+      row_terms.push_back(static_cast<double>(keys));
       for (size_t h = 0; h < kHeads; ++h) head(e, q, k, v, (t * kHeads + h) * kDim, h / 2, keys);
     }
-    return e;
+    return {.shape = call.inputs[0].shape,
+            .want = e.want,
+            .row_terms = row_terms,
+            .magnitude = e.magnitude,
+            .spread = e.spread,
+            .score = e.score,
+            .weighted_squares = e.weighted_squares};
   }
 
-  static void head(Exact& e, const std::vector<double>& q, const std::vector<double>& k,
+  struct Attended {  // as in Exact
+    std::vector<double> want, magnitude, spread, score, weighted_squares;
+  };
+  static void head(Attended& e, const std::vector<double>& q, const std::vector<double>& k,
                    const std::vector<double>& v, size_t at, size_t kv_head, size_t keys) {
     const double scale = 1 / std::sqrt(static_cast<double>(kDim));
     std::vector<double> p(keys);
@@ -207,20 +223,19 @@ class FakeOracle : public Oracle {
 
   static Exact silu_mul(const OracleCall& call) {
     const std::vector<double> up = values_of(call.inputs.at(1));
-    Exact e{.shape = call.inputs[0].shape, .want = values_of(call.inputs[0])};
-    e.factor = up;
+    std::vector<double> want = values_of(call.inputs[0]), inner;
     for (size_t i = 0; i < up.size(); ++i) {
-      e.inner.push_back(e.want[i] / (1 + std::exp(-e.want[i])));
-      e.want[i] = e.inner.back() * up[i];
+      inner.push_back(want[i] / (1 + std::exp(-want[i])));
+      want[i] = inner.back() * up[i];
     }
-    return e;
+    return {.shape = call.inputs[0].shape, .want = want, .inner = inner, .factor = up};
   }
 
   static Exact add(const OracleCall& call) {
     const std::vector<double> b = values_of(call.inputs.at(1));
-    Exact e{.shape = call.inputs[0].shape, .want = values_of(call.inputs[0])};
-    for (size_t i = 0; i < b.size(); ++i) e.want[i] += b[i];
-    return e;
+    std::vector<double> want = values_of(call.inputs[0]);
+    for (size_t i = 0; i < b.size(); ++i) want[i] += b[i];
+    return {.shape = call.inputs[0].shape, .want = std::move(want)};
   }
 };
 
@@ -307,7 +322,7 @@ class FakeModel : public ReferenceModel {
     for (const Tensor& input : inputs) call.inputs.push_back(input);
     if (place.point->op != OpKind::attention) {
       const Exact e = oracle_.evaluate(call);
-      values = e.want, shape = e.shape;
+      values.assign(e.want.begin(), e.want.end()), shape = e.shape;
       return;
     }
     shape = inputs[0].view().shape;

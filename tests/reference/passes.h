@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -57,14 +58,14 @@ inline std::vector<double> values_of(const TensorView& tensor) {
   return values;
 }
 
-inline double rms_of(const std::vector<double>& values) {
+inline double rms_of(std::span<const double> values) {
   double sum = 0;
   for (double value : values) sum += value * value;
   return values.empty() ? 0 : std::sqrt(sum / static_cast<double>(values.size()));
 }
 
 // Largest difference, as a share of `want`'s rms. NaN anywhere gives NaN or Inf, never a pass.
-inline double worst_difference(const std::vector<double>& got, const std::vector<double>& want) {
+inline double worst_difference(std::span<const double> got, std::span<const double> want) {
   EXPECT_EQ(got.size(), want.size());
   if (got.size() != want.size() || want.empty()) return INFINITY;
   const double rms = rms_of(want);
