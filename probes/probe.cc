@@ -26,15 +26,17 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows,
     if (tensor.device == Device::cpu || sink_->on_device())
       return sink_->record({&point, layer, rows, tensor});
     const TensorView shown = tensor.slice(0, std::min(tensor.rows(), std::ssize(rows)));
-    if (host_.view().bytes() < shown.bytes()) host_ = Tensor::pinned({shown.bytes()}, DType::u8);
+    if (host_.view().empty() || host_.view().bytes() < shown.bytes())
+      host_ = Tensor::pinned({std::max<int64_t>(1, shown.bytes())}, DType::u8);
     const Tensor seen = host_.part(0, shown.shape, shown.dtype);
     copy(seen, shown);  // waits until the tensor is made, and says what went wrong so far
     if (!sink_->writes()) return sink_->record({&point, layer, rows, seen});
     const Tensor before = copy_on(Device::cpu, seen);
     sink_->record({&point, layer, rows, seen});
     const auto bytes = static_cast<size_t>(shown.bytes());
-    if (bytes > 0 && std::memcmp(seen.view().data, before.view().data, bytes) != 0)
-      copy(shown, seen);
+    if (bytes == 0 || std::memcmp(seen.view().data, before.view().data, bytes) == 0) return;
+    copy(shown, seen);
+    wait_for(tensor.device);  // reads what the next tensor is copied to
   });
 }
 

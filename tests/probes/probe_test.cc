@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
 #include "kernels/check.h"
 #include "kernels/memory.h"
 
@@ -66,6 +70,72 @@ TEST(Probe, ASinkThatFailsIsSwitchedOffAndTheModelGoesOn) {
     notes.throw_at.clear();
     show(probe);
     EXPECT_EQ(notes.seen.size(), before) << "a sink that is off saw something at " << at;
+  }
+}
+
+// Tensors of a device whose memory is the host's.
+class ProbeOfADevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto allocate = [](int64_t bytes) { return std::malloc(static_cast<size_t>(bytes)); };
+    set_cuda_memory({.allocate = allocate,
+                     .release = std::free,
+                     .available = [] { return int64_t{0}; },
+                     .pin = allocate,
+                     .unpin = std::free,
+                     .copy =
+                         [](void* to, const void* from, int64_t bytes, CUstream_st*) {
+                           check(to != nullptr && from != nullptr, "memory was wanted");
+                           std::memcpy(to, from, static_cast<size_t>(bytes));
+                         },
+                     .wait = [](CUstream_st*) {}});
+  }
+  void TearDown() override { set_cuda_memory({}); }
+
+  static Tensor tensor(const std::vector<int32_t>& values) {
+    return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
+  }
+  static std::vector<int32_t> values_of(const TensorView& view) {
+    return {view.as<int32_t>(), view.as<int32_t>() + view.count()};
+  }
+
+  // Adds 1 to all that it sees.
+  struct Adds final : Sink {
+    explicit Adds(bool says_) : says(says_) {}
+    bool writes() const override { return says; }
+    bool wants(const Point&, int) const override { return true; }
+    void begin(const PassInfo&) override {}
+    void record(const Record& r) override {
+      seen.push_back(values_of(r.tensor));
+      for (int64_t i = 0; i < r.tensor.count(); ++i) ++r.tensor.as<int32_t>()[i];
+    }
+    void end() override {}
+    bool says;
+    std::vector<std::vector<int32_t>> seen;
+  };
+};
+
+TEST_F(ProbeOfADevice, ShowsTensorsOfAnySizeInHostMemory) {
+  Adds sink(false);
+  Probe probe(&sink);
+  probe.begin({.rows = {{{0, 0}, 7}, {{0, 1}, 7}, {{0, 2}, 7}, {{0, 3}, 7}}});
+  // The smallest first; the last has a row more than the pass, which is padding.
+  const std::vector<std::vector<int32_t>> all = {{},  {5},          {1, 2},
+                                                 {3}, {1, 2, 3, 4}, {6, 7, 8, 9, 0}};
+  for (const std::vector<int32_t>& values : all) probe(point("token"), -1, tensor(values));
+  EXPECT_EQ(probe.failure(), "");
+  const std::vector<std::vector<int32_t>> want = {{}, {5}, {1, 2}, {3}, {1, 2, 3, 4}, {6, 7, 8, 9}};
+  EXPECT_EQ(sink.seen, want);
+}
+
+TEST_F(ProbeOfADevice, TakesBackWhatASinkWritesThatSaysSo) {
+  for (const bool says : {true, false}) {
+    Adds sink(says);
+    Probe probe(&sink);
+    probe.begin({.rows = {{{0, 0}, 7}, {{0, 1}, 7}}});
+    const Tensor shown = tensor({3, 4});
+    probe(point("token"), -1, shown);
+    EXPECT_EQ(values_of(shown), says ? std::vector({4, 5}) : std::vector({3, 4}));
   }
 }
 
