@@ -1,8 +1,5 @@
 #include "kernels/dtype.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "kernels/check.h"
 
 namespace lockstep {
@@ -37,48 +34,11 @@ bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
-FloatFormat format_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return {53, -1022, std::numeric_limits<double>::max()};
-    case DType::f32:
-      return {24, -126, std::numeric_limits<float>::max()};
-    case DType::f16:
-      return {11, -14, 65504.0};
-    case DType::bf16:
-      return {8, -126, 0x1.fep127};
-    default:
-      fail("a floating-point dtype was wanted, found {}", name_of(dtype));
-  }
+void fail_no_float(DType dtype) {
+  fail("a floating-point dtype was wanted, found {}", name_of(dtype));
 }
 
 double unit_roundoff(DType dtype) { return std::ldexp(1.0, -format_of(dtype).precision); }
-
-// Both are asked for every element that is judged, so they take the bits apart themselves: ilogb
-// and scalbn of the C library are a fifth of the time of a judgement.
-double ulp(double x, DType dtype) {
-  const FloatFormat f = format_of(dtype);
-  const auto bits = std::bit_cast<uint64_t>(std::isfinite(x) ? std::fabs(x) : f.max);
-  // The exponent that is stored is biased by 1023; zeros and subnormals of fp64 are below any
-  // other.
-  const int exponent = std::max(static_cast<int>(bits >> 52) - 1023, f.min_exponent);
-  const int spacing = exponent - f.precision + 1;
-  if (spacing < -1022) return std::ldexp(1.0, spacing);  // itself a subnormal of fp64
-  return std::bit_cast<double>(static_cast<uint64_t>(spacing + 1023) << 52);
-}
-
-double round_to(double x, DType dtype) {
-  if (dtype == DType::f64 || !std::isfinite(x) || x == 0) return x;
-  if (dtype == DType::f32) return static_cast<double>(static_cast<float>(x));
-  const double infinity = std::copysign(std::numeric_limits<double>::infinity(), x);
-  const double largest = format_of(dtype).max;
-  if (std::fabs(x) >= 2 * largest) return infinity;
-  // Beside 1.5 * 2^52 spacings, fp64 has room for whole spacings only: the addition rounds to
-  // them, halves to even, and the subtraction is exact.
-  const double shift = 0x1.8p52 * ulp(x, dtype);
-  const double rounded = std::copysign((x + shift) - shift, x);
-  return std::fabs(rounded) > largest ? infinity : rounded;
-}
 
 float to_float(Float16 x) {
   const uint32_t sign = (x.bits & 0x8000u) << 16;

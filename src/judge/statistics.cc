@@ -129,15 +129,17 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
     if (element.different) ++sum.misrounded;
     sum.may_misround += std::clamp(row.limit[i] / element.spacing - 0.5, 0.0, 1.0);
     if (!std::isfinite(unit)) continue;
-    const double delta = row.got[i] - element.rounded, term = delta * row.want[i] / variance;
+    const double delta = row.got[i] - element.rounded;
     if (!std::isfinite(delta)) continue;  // finite where an overflow was due: T1 says so
     const double due = element.rounded - row.want[i];
     measured.due[i] = (due * due - element.spacing * element.spacing / 12) / variance;
     sum.due += measured.due[i];
+    sum.power += row.want[i] * row.want[i] / variance;
+    if (delta == 0) continue;  // as of most
+    const double term = delta * row.want[i] / variance;
     sum.offset += delta / std::sqrt(variance);
     sum.cross += term;
     sum.cross_scatter += term * term;
-    sum.power += row.want[i] * row.want[i] / variance;
   }
   if (node_class_ == NodeClass::exact) return measured;
   for (size_t head = 0; head < heads_.size(); ++head)
