@@ -112,13 +112,15 @@ Exact OpOracle::linear(const OracleCall& call) const {
 
 Exact OpOracle::rope(const OracleCall& call) {
   check_inputs(call, 1);
+  check(call.lengths.size() == call.rows.size(),
+        "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
+        call.rows.size(), call.lengths.size());
   const at::Tensor x = widened(call.inputs[0]);
   check(x.dim() == 3 && x.size(2) == config_.head_dim, "{} turns heads of {} values, found {}",
         call.place.point->name, config_.head_dim, shape_of(x).text());
   Angles angles;
-  for (const Row& row : call.rows)
-    // Without tables that depend on it, any length does.
-    rotary_.append(angles, row.position, std::max<int64_t>(call.length, row.position + 1));
+  for (size_t i = 0; i < call.rows.size(); ++i)
+    rotary_.append(angles, call.rows[i].position, call.lengths[i]);
   const auto table = [&](std::vector<double>& values) {
     const std::vector<int64_t> shape = {x.size(0), 1, config_.head_dim / 2};
     return at::from_blob(values.data(), shape, at::kDouble).to(x.device());

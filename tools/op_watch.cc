@@ -144,10 +144,11 @@ void OpWatch::each_exact(
   const SeenPass seen(pass_, all);
   const KvHistory nothing_written{/*keep_bytes=*/false};
   const RowIndex index = index_of_rows(pass_.info, *place.point);
-  // One request at a time: attention and, for some models, RoPE want it, and no op minds.
+  // One request at a time: attention wants it, and no op minds.
   for (const NodeRows& node : seen.nodes_of(*place.point)) {
     OracleCall call{.place = place, .dtype = dtype_, .rows = node.rows, .tokens = node.tokens};
-    call.length = seen.length_of(node.request);
+    const std::vector<int64_t> lengths(node.rows.size(), seen.length_of(node.request));
+    call.lengths = lengths;
     std::vector<PickedRows> picked;
     CacheRead cache;
     for (const Place& input : inputs_of(graph_, place)) {

@@ -55,8 +55,6 @@ Reached reached_by(const Measure& measure) {
   return reached;
 }
 
-bool one_request_at_a_time(OpKind op) { return op == OpKind::attention || op == OpKind::rope; }
-
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
   if (tensor.empty()) return {};
@@ -243,7 +241,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
       member.meters.emplace_back(options_.dtype, place.point->node_class,
                                  without_rows(group.tensor->shape), std::ssize(node.rows),
                                  options_.page_size, &pools_[{key_of(place), schema}]);
-    if (!one_request_at_a_time(op)) continue;
+    if (op != OpKind::attention) continue;  // of one request at a time
     judge_numbers(place, inputs, pass, group);
     group = {};
   }
@@ -292,7 +290,9 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.squares = rounds_operands(place.point->op, options_.dtype, options_.accumulator);
-  call.length = pass.seen.length_of(rows.front().request);
+  std::vector<int64_t> lengths;
+  for (const Row& row : rows) lengths.push_back(pass.seen.length_of(row.request));
+  call.lengths = lengths;
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
   std::vector<PickedRows> picked;
   for (const Place& input : inputs)

@@ -46,23 +46,22 @@ struct KeysValues {
 
 struct OracleCall {
   Place place;
-  DType dtype = DType::bf16;        // the run's: weights are cast to it first, then upcast exactly
-  std::vector<TensorView> inputs;   // producers' recorded tensors, rows aligned with `rows`
-  std::span<const Row> rows;        // of the output
-  std::span<const int32_t> tokens;  // embed: the ids that were fed, one a row
-  int64_t length = 0;               // rope: tokens of the request after this pass (dynamic tables)
-  bool squares = false;             // linear, expert_linear: Exact::squares too
-  KeysValues keys_values;           // attention: of the one request that all rows belong to
+  DType dtype = DType::bf16;         // the run's: weights are cast to it first, then upcast exactly
+  std::vector<TensorView> inputs;    // producers' recorded tensors, rows aligned with `rows`
+  std::span<const Row> rows;         // of the output
+  std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
+  std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
+  bool squares = false;              // linear, expert_linear: Exact::squares too
+  KeysValues keys_values;            // attention: of the one request that all rows belong to
 };
 
 class Oracle {
  public:
   virtual ~Oracle() = default;
   virtual Graph graph() const = 0;
-  // Rows of several requests may be mixed, except for attention and, with tables that depend on the
-  // length, rope. Ops: gather, norm, linear, rope, attention, silu_mul, add,
-  // softmax, expert_linear, weighted_sum. cache, argmax and top_k are exact by their inputs alone
-  // and are never asked for.
+  // Rows of several requests may be mixed, except for attention. Ops: gather, norm, linear, rope,
+  // attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k are
+  // exact by their inputs alone and are never asked for.
   virtual Exact evaluate(const OracleCall& call) = 0;
 };
 

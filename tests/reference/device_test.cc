@@ -80,7 +80,8 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
         const OpKind op = place.point->op;
         if (op == OpKind::cache || makes_indices(op)) continue;
         const bool last = place.point->name == "logits";
-        OracleCall call{.place = place, .dtype = dtype, .rows = rows, .length = 71};
+        const std::vector<int64_t> lengths(rows.size(), 71);
+        OracleCall call{.place = place, .dtype = dtype, .rows = rows, .lengths = lengths};
         if (last) call.rows = call.rows.last(1);
         if (op == OpKind::gather) call.tokens = tokens;
         call.squares = true;

@@ -61,7 +61,8 @@ class AgainstGolden : public testing::TestWithParam<std::string> {
     const std::vector<Row> rows = rows_at(positions);
     const std::vector<int32_t> tokens =
         step == 0 ? golden_.ids("prompt_ids") : std::vector{golden_.ids("greedy_ids")[0]};
-    OracleCall call{.place = place, .rows = rows, .length = prompt + step};
+    const std::vector<int64_t> lengths(rows.size(), prompt + step);
+    OracleCall call{.place = place, .rows = rows, .lengths = lengths};
     if (place.point->op == OpKind::gather) call.tokens = tokens;
     std::optional<Tensor> k, v;
     for (const Place& input : inputs_of(oracle_->graph(), place)) {
@@ -134,10 +135,17 @@ class Magnitudes : public testing::Test {
   }
   Exact evaluate(const Point& p, std::vector<TensorView> inputs,
                  const std::vector<int32_t>& positions, KeysValues keys_values = {}) {
+    const std::vector<int64_t> lengths(positions.size(), 1 + std::ranges::max(positions));
+    return evaluate(p, std::move(inputs), positions, lengths, keys_values);
+  }
+  Exact evaluate(const Point& p, std::vector<TensorView> inputs,
+                 const std::vector<int32_t>& positions, const std::vector<int64_t>& lengths,
+                 KeysValues keys_values = {}) {
     const std::vector<Row> rows = rows_at(positions);
     return oracle_->evaluate({.place = {&p, p.per_layer ? 1 : -1},
                               .inputs = std::move(inputs),
                               .rows = rows,
+                              .lengths = lengths,
                               .squares = true,
                               .keys_values = keys_values});
   }
@@ -282,6 +290,25 @@ TEST_F(Magnitudes, Rope) {
   expect_close(exact.angle, angle);
 }
 
+// Each row by the tables of its request's length.
+TEST_F(Magnitudes, RopeOfRequestsOfSeveralLengths) {
+  open("tiny/qwen3-dynamic");
+  const Tensor x = random({4, config().kv_heads, config().head_dim});
+  const int64_t most = config().max_positions;
+  const std::vector<int32_t> positions = {3, 9, 3, 2};
+  const std::vector<int64_t> lengths = {4, 3 * most, 3 * most, 5 * most};
+  const Exact all = evaluate(point("attn.k_rope"), {x}, positions, lengths);
+  const auto size = static_cast<size_t>(x.view().row_size());
+  std::vector<std::vector<double>> rows;
+  for (size_t i = 0; i < 4; ++i) {
+    const TensorView row = x.view().slice(static_cast<int64_t>(i), 1);
+    const Exact one = evaluate(point("attn.k_rope"), {row}, {positions[i]}, {lengths[i]});
+    EXPECT_TRUE(std::ranges::equal(one.want, std::span(all.want).subspan(i * size, size))) << i;
+    rows.emplace_back(one.angle.begin(), one.angle.end());
+  }
+  EXPECT_NE(rows[0], rows[2]);  // the same position, another length
+}
+
 struct Loops {
   std::vector<double> want, magnitude, spread, score, terms;
 };
@@ -408,6 +435,7 @@ TEST_F(BadCall, IsOneSentence) {
   const std::vector<Row> rows = rows_at({0, 1});
   const Tensor x = random({2, 64}), narrow = random({2, 63}), short_x = random({1, 64});
   const std::vector<int32_t> tokens = {5, 320};
+  const std::vector<int64_t> lengths = {2, 2};
   const Place norm = {&point("attn.norm"), 0};
   expect({.place = {}, .rows = rows}, "a place of this model");
   expect({.place = {&point("attn.norm"), 3}, .inputs = {x}, .rows = rows}, "layer 3 of 3");
@@ -418,7 +446,9 @@ TEST_F(BadCall, IsOneSentence) {
   expect({.place = norm, .inputs = {TensorView{}}, .rows = rows}, "2 rows");
   expect({.place = norm, .inputs = {narrow}, .rows = rows}, "[2, 63]");
   expect({.place = {&point("attn.q"), 0}, .inputs = {narrow}, .rows = rows}, "[2, 63]");
-  expect({.place = {&point("attn.q_rope"), 0}, .inputs = {x}, .rows = rows}, "[2, 64]");
+  const Place rope = {&point("attn.q_rope"), 0};
+  expect({.place = rope, .inputs = {x}, .rows = rows}, "the length of the request");
+  expect({.place = rope, .inputs = {x}, .rows = rows, .lengths = lengths}, "[2, 64]");
   expect({.place = {&point("mlp.act"), 0}, .inputs = {x, narrow}, .rows = rows}, "[2, 63]");
   expect({.place = {&point("embed")}, .rows = rows, .tokens = tokens}, "found 320");
   expect({.place = {&point("embed")}, .rows = rows}, "2 rows, found 0");

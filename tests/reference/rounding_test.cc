@@ -79,7 +79,8 @@ class RoundsOnce : public testing::TestWithParam<Case> {
         call.inputs.push_back(producer.data.view().slice(all - rows, rows));
       }
     }
-    call.length = tensor.rows.back().position + 1;
+    const std::vector<int64_t> lengths(tensor.rows.size(), tensor.rows.back().position + 1);
+    call.lengths = lengths;
     return oracle_->evaluate(call);
   }
 
