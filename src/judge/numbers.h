@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// fp64 values that nobody changes any more. Copies share them, wherever they were computed: of a
-// long prompt, an op's exact results are more than all that is measured of them.
+// fp64 values that nobody changes any more. Copies share them, so that what an oracle computed is
+// read where it computed it.
 class Numbers {
  public:
   Numbers() = default;
