@@ -129,10 +129,11 @@ struct OpJudge::Group {
     ErrorSums sums;
   };
   std::vector<Member> members;
-  std::vector<Row> rows;        // of all members
-  std::vector<int32_t> tokens;  // fed at the rows
-  std::vector<size_t> owner;    // member of each row
-  CacheRead cache;              // attention: what its one request reads
+  std::vector<Row> rows;         // of all members
+  std::vector<int32_t> tokens;   // fed at the rows
+  std::vector<int64_t> lengths;  // of the rows' requests, after the pass
+  std::vector<size_t> owner;     // member of each row
+  CacheRead cache;               // attention: what its one request reads
   const KeptTensor* tensor = nullptr;
   std::span<const Schema> schemas;  // that the place is judged under
 };
@@ -235,6 +236,7 @@ std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Pl
     group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
     group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
     group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
+    group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
     Group::Member& member = group.members.emplace_back(&node, &outcomes[i]);
     group.schemas = schemas_.candidates(*place.point);
     for (const Schema schema : group.schemas)
@@ -290,9 +292,7 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.squares = rounds_operands(place.point->op, options_.dtype, options_.accumulator);
-  std::vector<int64_t> lengths;
-  for (const Row& row : rows) lengths.push_back(pass.seen.length_of(row.request));
-  call.lengths = lengths;
+  call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
   std::vector<PickedRows> picked;
   for (const Place& input : inputs)
