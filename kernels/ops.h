@@ -11,8 +11,8 @@
 // its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here, in
 // ops.cc, in cuda_ops.h, in cuda_ops.cu, in carried.cc (host code around a device's op) and in
 // user_ops.cc, with its declaration in lockstep_ops.h (a user's kernel in its place).
-// An op that joins several of them goes into fused.h, with its pieces in fused.cc.
-// tests/kernels/<op>_test.cc is its test, and cuda_<op>_test.cc that of its twin.
+// An op that joins several goes into fused.h, its pieces in fused.cc. tests/kernels/<op>_test.cc is
+// its test, cuda_<op>_test.cc that of its twin. What it makes is shown at a point: probes/points.h.
 #pragma once
 
 #include <functional>

@@ -1,8 +1,8 @@
 // Every place in a model where a tensor can be observed, in graph order.
 //
-// To add one: add a row here, then write `probe(point("name"), layer, tensor)` where the tensor
-// exists in src/model and in reference/, and say in reference/oracle.cc what it should be if its
-// `op` is a new one. tests/engine/engine_test.cc and
+// To add one: add a row here, then `show("name", tensor)` where the tensor exists in src/model and
+// in reference/. If its `op` is a new one, say in reference/oracle.cc what it should be and in
+// src/judge/budget.cc what one rounding allows. tests/engine/engine_test.cc and
 // tests/reference/model_test.cc fail for a point that their model does not show.
 #pragma once
 
