@@ -30,11 +30,16 @@ inline unsigned blocks_for(int64_t items, int threads) {
   return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
 }
 
+inline int current_device() {
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "its number");
+  return device;
+}
+
 // A number of the current device.
 inline int number_of_device(cudaDeviceAttr which, const char* what) {
-  int device = 0, number = 0;
-  cuda_check(cudaGetDevice(&device), "its number");
-  cuda_check(cudaDeviceGetAttribute(&number, which, device), what);
+  int number = 0;
+  cuda_check(cudaDeviceGetAttribute(&number, which, current_device()), what);
   return number;
 }
 

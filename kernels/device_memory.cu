@@ -197,7 +197,8 @@ DeviceMemory device_memory() {
     cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest), "a stream");
     return made;
   }();
-  return {.stream = stream,
+  return {.number = current_device(),
+          .stream = stream,
           .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
           .release = [](void* memory) { arena().release(memory); },
           .available = [] { return arena().available(); },

@@ -50,6 +50,7 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
 // What a device does besides its ops. The library of CUDA ops puts its own here when it is opened;
 // until then asking for Device::cuda is an error. A null stream is the device's default one.
 struct DeviceMemory {
+  int number = 0;  // of the device, among this machine's of its kind
   // All that this process has its device do, it queues here.
   CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,

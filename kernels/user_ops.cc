@@ -40,16 +40,17 @@ class Arguments {
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
     if (tensor.device == Device::cuda)
       on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
+    const DLDevice device = tensor.device == Device::cuda ? DLDevice{kDLCUDA, cuda_memory().number}
+                                                          : DLDevice{kDLCPU, 0};
     const auto extents = tensor.shape.extents();
     std::ranges::copy(extents, shapes_.emplace_back().begin());
-    return &tensors_.emplace_back(
-        DLTensor{.data = static_cast<char*>(tensor.data) - offset,
-                 .device = {tensor.device == Device::cuda ? kDLCUDA : kDLCPU, 0},
-                 .ndim = tensor.shape.rank(),
-                 .dtype = data_type_of(tensor.dtype),
-                 .shape = shapes_.back().data(),
-                 .strides = nullptr,
-                 .byte_offset = offset});
+    return &tensors_.emplace_back(DLTensor{.data = static_cast<char*>(tensor.data) - offset,
+                                           .device = device,
+                                           .ndim = tensor.shape.rank(),
+                                           .dtype = data_type_of(tensor.dtype),
+                                           .shape = shapes_.back().data(),
+                                           .strides = nullptr,
+                                           .byte_offset = offset});
   }
   const LockstepCache* operator()(const KvCache& cache) {
     cache_ = {(*this)(cache.k), (*this)(cache.v)};

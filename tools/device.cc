@@ -16,7 +16,6 @@ namespace {
 const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
-int cuda_number = -1;
 
 int number_in(const std::string& name) {
   if (name == "cuda") return 0;
@@ -54,7 +53,6 @@ void open_cuda(int number) {
   set_digest_maker(*digests());
   broken_cuda_ops = broken();
   cuda_roofs = roofs();
-  cuda_number = number;
 }
 
 }  // namespace
@@ -75,7 +73,7 @@ const Ops* broken_ops_of(Device device) {
   return device == Device::cpu ? nullptr : broken_cuda_ops;
 }
 
-int number_of(Device device) { return device == Device::cpu ? -1 : cuda_number; }
+int number_of(Device device) { return device == Device::cpu ? -1 : cuda_memory().number; }
 
 const RoofKernels& roof_kernels() {
   check(cuda_roofs != nullptr, "the roofs of a CUDA device were wanted before one was opened");

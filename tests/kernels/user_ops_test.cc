@@ -8,8 +8,8 @@
 #include <limits>
 #include <thread>
 
-#include "kernels/memory.h"
 #include "tests/helpers.h"
+#include "tests/host_device.h"
 
 namespace lockstep {
 namespace {
@@ -89,6 +89,21 @@ TEST_F(BrokenOp, ThatFailsIsNamedWithItsReason) {
   Tensor chosen({2}, DType::i32);
   const std::string error = error_of([&] { user_.argmax(at_, chosen, a_); });
   EXPECT_NE(error.find("it has no registers left"), std::string::npos) << error;
+}
+
+class UserOpOfADevice : public HostDevice {};
+
+TEST_F(UserOpOfADevice, IsToldWhichDeviceItsTensorsAreOf) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("broken_ops"));
+  const Tensor a = floats({1, 2}, {1, 2}), chosen({1}, DType::i32);
+  const auto told = [&](Device device) {
+    const Tensor out = copy_on(device, chosen), logits = copy_on(device, a);
+    return error_of([&] { user.argmax({}, out, logits); });
+  };
+  EXPECT_NE(told(Device::cuda).find("no registers left on device 2:3"), std::string::npos)
+      << told(Device::cuda);
+  EXPECT_NE(told(Device::cpu).find("no registers left on device 1:0"), std::string::npos)
+      << told(Device::cpu);
 }
 
 // An op may well give a NaN: only the pattern that nobody wrote is unwritten.

@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "kernels/check.h"
-#include "kernels/memory.h"
+#include "tests/host_device.h"
 
 namespace lockstep {
 namespace {
@@ -73,25 +71,8 @@ TEST(Probe, ASinkThatFailsIsSwitchedOffAndTheModelGoesOn) {
   }
 }
 
-// Tensors of a device whose memory is the host's.
-class ProbeOfADevice : public testing::Test {
+class ProbeOfADevice : public HostDevice {
  protected:
-  void SetUp() override {
-    const auto allocate = [](int64_t bytes) { return std::malloc(static_cast<size_t>(bytes)); };
-    set_cuda_memory({.allocate = allocate,
-                     .release = std::free,
-                     .available = [] { return int64_t{0}; },
-                     .pin = allocate,
-                     .unpin = std::free,
-                     .copy =
-                         [](void* to, const void* from, int64_t bytes, CUstream_st*) {
-                           check(to != nullptr && from != nullptr, "memory was wanted");
-                           std::memcpy(to, from, static_cast<size_t>(bytes));
-                         },
-                     .wait = [](CUstream_st*) {}});
-  }
-  void TearDown() override { set_cuda_memory({}); }
-
   static Tensor tensor(const std::vector<int32_t>& values) {
     return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
   }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/memory.h"
+
+namespace lockstep {
+
+// Tests of tensors of a CUDA device, cuda:3, that is played: its memory is the host's.
+class HostDevice : public testing::Test {
+ protected:
+  static constexpr int kNumber = 3;
+
+  void SetUp() override {
+    const auto allocate = [](int64_t bytes) { return std::malloc(static_cast<size_t>(bytes)); };
+    set_cuda_memory({.number = kNumber,
+                     .allocate = allocate,
+                     .release = std::free,
+                     .available = [] { return int64_t{0}; },
+                     .pin = allocate,
+                     .unpin = std::free,
+                     .copy =
+                         [](void* to, const void* from, int64_t bytes, CUstream_st*) {
+                           check(to != nullptr && from != nullptr, "memory was wanted");
+                           std::memcpy(to, from, static_cast<size_t>(bytes));
+                         },
+                     .wait = [](CUstream_st*) {}});
+  }
+  void TearDown() override { set_cuda_memory({}); }
+};
+
+}  // namespace lockstep
