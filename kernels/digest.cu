@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/digest_input.cuh"
+#include "kernels/memory.h"
 
 namespace lockstep {
 namespace {
@@ -436,6 +437,8 @@ void* mark(CUstream_st* stream) {
 }
 
 void await(void* mark) {
+  // A thread that has not said so is of device 0, and whatever it calls gets that one ready.
+  cuda_check(cudaSetDevice(cuda_memory().number), "to be used");
   auto* event = static_cast<cudaEvent_t>(mark);
   const cudaError_t status = cudaEventSynchronize(event);
   cudaEventDestroy(event);

@@ -93,7 +93,7 @@ struct DigestMaker {
   CUstream_st* long_aside = nullptr;
   void (*order)(CUstream_st* later, CUstream_st* earlier) = nullptr;
   // For the host: the point that a stream's work has reached when all that it has queued so far is
-  // done. `await` waits for that and forgets the point.
+  // done. `await` waits for that, in any thread, and forgets the point.
   void* (*mark)(CUstream_st* stream) = nullptr;
   void (*await)(void* mark) = nullptr;
 };

@@ -15,9 +15,10 @@ namespace {
 class DeviceDigestsTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    if (lockstep_cuda_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
+    const int devices = lockstep_cuda_devices();
+    if (devices == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
     DeviceMemory memory;
-    ops_ = lockstep_cuda_ops(0, &memory);
+    ops_ = lockstep_cuda_ops(devices - 1, &memory);
     set_cuda_memory(memory);
     set_digest_maker(*lockstep_cuda_digests());
   }

@@ -1,7 +1,10 @@
 // Digests made on a device are those of the CPU: hashes, counts, extremes and exponents to the bit,
 // sums to a rounding or two of fp64, and the same bits each time.
+#include <dlfcn.h>
+
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "kernels/device_graph.h"
 #include "probes/digest.h"
@@ -422,6 +425,26 @@ TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
   memory_.copy(pinned.get(), far.view().data, 4096, maker_.aside);
   maker_.await(maker_.mark(maker_.aside));
   EXPECT_EQ(std::memcmp(pinned.get(), copy_on(Device::cpu, far).as<char>(), 4096), 0);
+}
+
+// Whether this process has had something to do with that device.
+bool is_ready(int device) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  const auto state = reinterpret_cast<int (*)(int, unsigned*, int*)>(
+      driver == nullptr ? nullptr : dlsym(driver, "cuDevicePrimaryCtxGetState"));
+  unsigned flags = 0;
+  int active = -1;
+  EXPECT_TRUE(state != nullptr && state(device, &flags, &active) == 0);
+  return active != 0;
+}
+
+// As a thread does that keeps passes: the other devices may be somebody's, and full.
+TEST_F(CudaDigest, AwaitedByAThreadLeavesOtherDevicesAlone) {
+  if (memory_.number == 0) GTEST_SKIP() << "this machine has no second CUDA device";
+  void* mark = maker_.mark(memory_.stream);
+  std::thread([&] { maker_.await(mark); }).join();
+  EXPECT_TRUE(is_ready(memory_.number));
+  for (int other = 0; other < memory_.number; ++other) EXPECT_FALSE(is_ready(other)) << other;
 }
 
 }  // namespace

@@ -103,12 +103,14 @@ class Away {
   AddNorm made_;
 };
 
-// Skips, by name and with the reason, where there is no device.
+// On the last device: number 0 is the one that CUDA takes where nobody says which. Skips, by name
+// and with the reason, where there is none.
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (lockstep_cuda_devices() == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
-    ops_ = lockstep_cuda_ops(0, &memory_);
+    const int devices = lockstep_cuda_devices();
+    if (devices == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
+    ops_ = lockstep_cuda_ops(devices - 1, &memory_);
     set_cuda_memory(memory_);
   }
   void TearDown() override { set_cuda_memory({}); }
