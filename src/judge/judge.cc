@@ -122,6 +122,7 @@ struct Judge::State {
   // The same of an overflow that the exact result has too.
   std::set<std::pair<size_t, int32_t>> overflows, cache_overflows;
   std::map<size_t, int64_t> overflowing;  // nodes, by place
+  std::string unexplained;                // what is wrong with tokens by no op that was judged
 };
 
 Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* exact_,
@@ -287,15 +288,19 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
 }
 
 // Tokens that differ where no op is at fault. With an op at fault, or an overflow that is due, they
-// follow from it.
+// follow from it; and where not every op was judged, from one of the others.
 void Judge::State::judge_choices() {
   if (ledger.any_finding() || !overflowing.empty()) return;
-  if (!options.selection.has(point("logits"), -1)) return;
+  const bool of_all = options.selection.is_everything() && ledger.main_reason().empty();
   const auto at = std::ranges::find(ledger.places(), Place{&point("logits"), -1});
   const double scale = options.limit_scale;
   for (const Statistic& statistic : logits.statistics()) {
-    ledger.strain(statistic.strain());
+    if (of_all) ledger.strain(statistic.strain());
     if (statistic.passes(scale)) continue;
+    if (!of_all) {
+      unexplained = statistic.slice;
+      return;
+    }
     ledger.regrade_all(static_cast<int>(at - ledger.places().begin()),
                        {.verdict = Verdict::introduced,
                         .statistic = statistic.name,
@@ -406,7 +411,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.limits = limits();
   result.blind = facts.blind_to();
   if (!complete) result.notes.push_back("the trace is incomplete");
-  tell(result, complete, ledger.main_reason());
+  tell(result, complete, ledger.main_reason(), unexplained);
   if (options.learn && result.verdict == "clean")
     for (const auto& [op, reached] : op_judge.reached())
       options.learn->learn(op, manifest.dtype, reached);

@@ -156,9 +156,11 @@ std::vector<Statistic> LogitsComparison::statistics() const {
        fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
                    flips, summary_.compared, summary_.expected_flips)}};
   if (summary_.compared >= kDivergenceRows)
-    all.push_back({"KL", kl_sum_ / rows,
-                   kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
-                   fmt::format("mean over {} tokens", summary_.compared)});
+    all.push_back(
+        {"KL", kl_sum_ / rows, kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
+         fmt::format("the KL divergence from the fp64 model, mean over {} tokens, is past "
+                     "what rounding explains",
+                     summary_.compared)});
   return all;
 }
 

@@ -57,18 +57,23 @@ std::string diverged_story(const Result& result) {
   return text;
 }
 
-std::string inconclusive_story(const Result& result, bool complete, const std::string& reason) {
+std::string inconclusive_story(const Result& result, bool complete, const std::string& reason,
+                               const std::string& unexplained) {
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
            "passes";
   if (result.judged == 0)
     return fmt::format("Nothing was judged: 0 of {} nodes could be{}", result.expected,
                        reason.empty() ? "" : ", because " + reason);
+  std::string text = fmt::format("No bug among {} of {} nodes", result.judged, result.expected);
   if (result.judged < result.expected)
-    return fmt::format("No bug among {} of {} nodes; the others could not be judged: {}",
-                       result.judged, result.expected, reason);
-  return fmt::format("No bug among {} nodes, but the trace {}", result.judged,
-                     complete ? "is damaged" : "lacks a part of its run");
+    text += "; the others could not be judged: " + reason;
+  else if (!complete)
+    text += ", but the trace lacks a part of its run";
+  if (!unexplained.empty())
+    text +=
+        fmt::format("; {}, so an op that was not judged is wrong: let all be judged", unexplained);
+  return text;
 }
 
 }  // namespace
@@ -96,15 +101,16 @@ std::string text_of(const Finding& f) {
   return text;
 }
 
-void tell(Result& result, bool complete, const std::string& reason) {
+void tell(Result& result, bool complete, const std::string& reason,
+          const std::string& unexplained) {
   if (!result.findings.empty()) {
     result.verdict = "diverged";
     result.story = diverged_story(result);
     return;
   }
-  if (result.judged == 0 || result.judged < result.expected || !complete) {
+  if (result.judged == 0 || result.judged < result.expected || !complete || !unexplained.empty()) {
     result.verdict = "inconclusive";
-    result.story = inconclusive_story(result, complete, reason);
+    result.story = inconclusive_story(result, complete, reason, unexplained);
     return;
   }
   result.verdict = "clean";

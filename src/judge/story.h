@@ -5,9 +5,10 @@
 namespace lockstep {
 
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
-// complete: the trace holds every pass of its run. reason: why nodes are inconclusive; may be
-// empty.
-void tell(Result& result, bool complete, const std::string& reason);
+// complete: the trace holds every pass of its run. reason: why nodes are inconclusive. unexplained:
+// what is wrong with tokens that only an op can explain which was not judged. Both may be empty.
+void tell(Result& result, bool complete, const std::string& reason,
+          const std::string& unexplained = "");
 
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);

@@ -142,6 +142,16 @@ Result diverged_result() {
   return r;
 }
 
+TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
+  Result r = clean_result();
+  tell(r, true, "", "3 of 24 tokens differ");
+  EXPECT_EQ(r.verdict, "inconclusive");
+  EXPECT_EQ(exit_status(r), 2);
+  EXPECT_NE(r.story.find("3 of 24 tokens differ, so an op that was not judged is wrong"),
+            std::string::npos)
+      << r.story;
+}
+
 Result nothing_result() {
   Result r;
   tell(r, true, "");
