@@ -70,4 +70,21 @@ std::vector<Place> inputs_of(const Graph& graph, const Place& place) {
   return inputs;
 }
 
+std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection) {
+  const std::vector<Place> places = places_of(graph);
+  std::vector<bool> needed(places.size());
+  for (size_t i = places.size(); i-- > 0;) {  // readers before what they read
+    const Point& p = *places[i].point;
+    const bool selected = selection.has(p, places[i].layer);
+    needed[i] = needed[i] || selected || p == point("logits") || p == point("token");
+    if (!selected && !(needed[i] && p.op == OpKind::cache)) continue;
+    for (const Place& input : inputs_of(graph, places[i]))
+      needed[static_cast<size_t>(std::ranges::find(places, input) - places.begin())] = true;
+  }
+  std::vector<Place> found;
+  for (size_t i = 0; i < places.size(); ++i)
+    if (needed[i]) found.push_back(places[i]);
+  return found;
+}
+
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "probes/points.h"
+#include "probes/selection.h"
 
 namespace lockstep {
 
@@ -36,5 +37,9 @@ std::vector<Place> places_of(const Graph& graph);
 // The places whose tensors the op at `place` reads, in the order of its point's `inputs`. Empty for
 // embed, which reads tokens.
 std::vector<Place> inputs_of(const Graph& graph, const Place& place);
+
+// What must be seen to judge the selected places: they, what their ops read, what a K/V cache that
+// is read was written from, and logits and tokens. In the order of places_of.
+std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection);
 
 }  // namespace lockstep

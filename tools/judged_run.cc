@@ -4,15 +4,35 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <utility>
 
 #include "kernels/carried.h"
 #include "kernels/check.h"
+#include "probes/only.h"
 #include "probes/tee.h"
 #include "src/judge/audit.h"
 #include "tools/device.h"
 #include "tools/keeping.h"
 
 namespace lockstep {
+namespace {
+
+Only::Wanted wanted_to_judge(const Graph& graph, const Selection& selection) {
+  std::set<std::pair<int, int>> places;
+  for (const Place& place : places_to_judge(graph, selection))
+    places.emplace(order_of(*place.point), place.layer);
+  return [places = std::move(places)](const Point& point, int layer) {
+    return places.contains({order_of(point), layer});
+  };
+}
+
+std::string name_of_oracle(const ReferenceLibrary& reference, int gpu) {
+  return fmt::format("LibTorch {} in fp64 on {}", reference.version(),
+                     gpu < 0 ? "the CPU" : fmt::format("cuda:{}", gpu));
+}
+
+}  // namespace
 
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch)
@@ -91,9 +111,10 @@ Result judge_run(const JudgedRun& run) {
     keep_only(pass, run.keep, flags, manifest.graph);
     writer->write(pass);
   });
+  Only needed(recorder, wanted_to_judge(manifest.graph, run.judge.selection));
   Auditor auditor(run.engine.page_size);
-  Tee audited(recorder, auditor);
-  Sink& seen = run.audit ? static_cast<Sink&>(audited) : recorder;
+  Tee audited(needed, auditor);
+  Sink& seen = run.audit ? static_cast<Sink&>(audited) : needed;
   Tee watched(run.watch ? *run.watch : seen, seen);
   Sink& judged = run.watch ? static_cast<Sink&>(watched) : seen;
   Tee before(run.before ? *run.before : judged, judged);
@@ -110,9 +131,7 @@ Result judge_run(const JudgedRun& run) {
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
-  const std::string where = reference.gpu < 0 ? "the CPU" : fmt::format("cuda:{}", reference.gpu);
-  result.provenance["oracle"] =
-      fmt::format("LibTorch {} in fp64 on {}", run.reference.version(), where);
+  result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   return result;
 }
 

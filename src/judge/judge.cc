@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernels/check.h"
+#include "probes/only.h"
 #include "src/judge/blind.h"
 #include "src/judge/budget.h"
 #include "src/judge/error_map.h"
@@ -44,36 +45,18 @@ double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
-// Records of a model what a pass is compared with: that of which the pass has numbers. Caches are
-// compared with the rows that were written to them.
-class ModelRecorder final : public Sink {
- public:
-  // All are borrowed. `into` gets what was recorded.
-  ModelRecorder(const SeenPass& judged, const Selection& selection, Pass& into)
-      : judged_(judged),
-        selection_(selection),
-        recorder_({}, /*digests=*/false, [&into](Pass seen) { into = std::move(seen); }) {}
-
-  bool wants(const Point& point, int layer) const override {
-    const bool logits = point == lockstep::point("logits");  // tokens are explained by them
-    if (point.op == OpKind::cache || !(logits || selection_.has(point, layer))) return false;
-    const KeptTensor* tensor = judged_.tensor({&point, layer}, /*request=*/-1);
-    return tensor != nullptr && !tensor->data.view().empty();
-  }
-  void begin(const PassInfo& pass) override { recorder_.begin(pass); }
-  void record(const Record& record) override { recorder_.record(record); }
-  void end() override { recorder_.end(); }
-
- private:
-  const SeenPass& judged_;
-  const Selection& selection_;
-  Recorder recorder_;
-};
-
+// Of a model, what a pass is compared with: that of which the pass has numbers. Caches are compared
+// with the rows that were written to them.
 Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection) {
   Pass pass;
-  ModelRecorder recorder(judged, selection, pass);
-  Probe probe(&recorder);
+  Recorder recorder({}, /*digests=*/false, [&](Pass seen) { pass = std::move(seen); });
+  Only compared(recorder, [&](const Point& point, int layer) {
+    const bool logits = point == lockstep::point("logits");  // tokens are explained by them
+    if (point.op == OpKind::cache || !(logits || selection.has(point, layer))) return false;
+    const KeptTensor* tensor = judged.tensor({&point, layer}, /*request=*/-1);
+    return tensor != nullptr && !tensor->data.view().empty();
+  });
+  Probe probe(&compared);
   model.run(judged.info(), probe);
   check(probe.failure().empty(), "{}", probe.failure());
   return pass;

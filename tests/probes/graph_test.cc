@@ -63,6 +63,19 @@ TEST(Graph, TheStreamComesFromTheLayerBefore) {
   EXPECT_EQ(inputs(kQwen3, point("token"), -1), "logits");
 }
 
+TEST(Graph, JudgingSomePlacesTakesWhatTheyRead) {
+  const auto needed = [](const char* points, const char* layers) {
+    return text_of(places_to_judge(kQwen3, Selection(points, layers, "", "")));
+  };
+  EXPECT_EQ(needed("", ""), text_of(places_of(kQwen3)));
+  EXPECT_EQ(needed("mlp.act", "1"), "mlp.gate@1 mlp.up@1 mlp.act@1 logits token");
+  EXPECT_EQ(needed("attn.norm", "1"), "mlp.residual@0 attn.norm@1 logits token");
+  // What attention reads was written there by this pass and those before.
+  EXPECT_EQ(needed("attn.out", "0"),
+            "attn.v@0 attn.q_rope@0 attn.k_rope@0 attn.kv@0 attn.out@0 logits token");
+  EXPECT_EQ(needed("token", ""), "logits token");
+}
+
 TEST(Graph, ALayerHasOneMlpOrExperts) {
   const std::string places = text_of(places_of(kMixed));
   EXPECT_NE(places.find("mlp.norm@1 mlp.router@1 mlp.experts@1 mlp.weights@1 mlp.expert_gate@1 "

@@ -1,4 +1,5 @@
-// A run that judges some places alone says of these what a run that judges all says.
+// A run that judges some places alone says of these what a run that judges all says, and keeps no
+// more than it takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 
 #include "tests/judged.h"
 #include "tests/model_label.h"
+#include "tools/judged_trace.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -59,6 +61,31 @@ TEST_P(Selected, PlacesAreJudgedAsInAWholeRun) {
        {Selection("", "1", "", ""), Selection("", "0,2", "", ""), Selection("attn.out", "", "", ""),
         Selection("attn.kv", "1", "", ""), Selection("mlp.*", "1-2", "", "")})
     expect_same(run(selection), all, selection);
+}
+
+TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
+  const Selection selection("attn.*", "1", "", "");
+  const Result of_run = run(selection, trace_);
+  ASSERT_TRUE(of_run.first) << of_run.story;
+  EXPECT_EQ(of_run.first->place.point->name, "attn.q_rope");
+  const std::vector<Place> needed = places_to_judge(graph_of(checkpoint_.config()), selection);
+  const auto trace = open_trace(trace_);
+  EXPECT_GT(trace->passes(), 3);
+  for (int i = 0; i < trace->passes(); ++i) {
+    const Pass pass = trace->read(i, /*data=*/false);
+    for (const KeptTensor& tensor : pass.tensors)
+      EXPECT_EQ(std::ranges::count(needed, Place{tensor.point, tensor.layer}), 1)
+          << tensor.point->name << " of layer " << tensor.layer;
+    for (const Place& place : needed) {
+      if (pass.info.logit_rows.empty() && !place.point->per_layer) continue;
+      EXPECT_NE(pass.find(*place.point, place.layer), nullptr)
+          << place.point->name << " of layer " << place.layer;
+    }
+  }
+  const Result of_trace = judge_trace(trace_, checkpoint_, {.selection = selection});
+  ASSERT_TRUE(of_trace.first) << of_trace.story;
+  EXPECT_EQ(of_trace.first->place, of_run.first->place);
+  EXPECT_EQ(of_trace.judged, of_run.judged);
 }
 
 // Of a model whose tokens show the bug.
