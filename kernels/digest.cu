@@ -437,7 +437,7 @@ void* mark(CUstream_st* stream) {
 }
 
 void await(void* mark) {
-  // A thread that has not said so is of device 0, and whatever it calls gets that one ready.
+  // A thread works on device 0 until it says otherwise, and its first call takes memory there.
   cuda_check(cudaSetDevice(cuda_memory().number), "to be used");
   auto* event = static_cast<cudaEvent_t>(mark);
   const cudaError_t status = cudaEventSynchronize(event);

@@ -8,10 +8,10 @@
  * order of its arguments here.
  *
  * Tensors are row-major and dense, and `strides` is NULL. The first element lies at (char*)data +
- * byte_offset, which is not 0 for outputs. The device is kDLCPU, or kDLCUDA
- * and its number, which is the current one's; it is the same for all tensors of a call, and a
- * library that has no kernels for it must say so. A tensor that an op may lack (a bias) is NULL.
- * Tensors are borrowed for the call, outputs come first, and inputs must not be written.
+ * byte_offset, which is not 0 for outputs. The device is that of the CPU, or the current CUDA
+ * device, by its number; it is the same for all tensors of a call, and a library that has no
+ * kernels for it must say so. A tensor that an op may lack (a bias) is NULL. Tensors are borrowed
+ * for the call, outputs come first, and inputs must not be written.
  *
  * An output is not the memory that the engine goes on with: it is surrounded by guard bytes and
  * filled with a pattern, so that elements that were written beside it or not at all are found. It

@@ -12,11 +12,9 @@ namespace lockstep {
 // Tests of tensors of a CUDA device, cuda:3, that is played: its memory is the host's.
 class HostDevice : public testing::Test {
  protected:
-  static constexpr int kNumber = 3;
-
   void SetUp() override {
     const auto allocate = [](int64_t bytes) { return std::malloc(static_cast<size_t>(bytes)); };
-    set_cuda_memory({.number = kNumber,
+    set_cuda_memory({.number = 3,
                      .allocate = allocate,
                      .release = std::free,
                      .available = [] { return int64_t{0}; },
