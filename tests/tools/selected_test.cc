@@ -17,18 +17,21 @@ class Selected : public testing::TestWithParam<const char*> {
  protected:
   void TearDown() override { std::filesystem::remove_all(trace_); }
 
-  // Requests that are prefilled in several chunks, and decode, with a bug in layer 1.
-  Result run(const Selection& selection, const std::string& trace = "") const {
+  // Requests that are prefilled in several chunks, and decode, from graphs where there can be some.
+  Result run(const Selection& selection, const std::vector<FaultRequest>& faults,
+             const std::string& trace = "") const {
     const int64_t vocab = checkpoint_.config().vocab;
-    return judged({.checkpoint = checkpoint_,
-                   .reference = open_reference(),
-                   .engine = {.dtype = DType::bf16, .page_size = 4, .page_order = 3, .chunk = 8},
-                   .requests = {{.prompt = some_tokens(19, vocab), .max_new = 3},
-                                {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
-                   .faults = {parse_fault("rope-interleaved@layer=1")},
-                   .judge = {.selection = selection},
-                   .trace = trace,
-                   .keep = Keep::full});
+    return judged(
+        {.checkpoint = checkpoint_,
+         .reference = open_reference(),
+         .engine =
+             {.graph = true, .dtype = DType::bf16, .page_size = 4, .page_order = 3, .chunk = 8},
+         .requests = {{.prompt = some_tokens(19, vocab), .max_new = 3},
+                      {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
+         .faults = faults,
+         .judge = {.selection = selection},
+         .trace = trace,
+         .keep = Keep::full});
   }
   // Of the selected places `some` says what `all` says.
   static void expect_same(const Result& some, const Result& all, const Selection& selection) {
@@ -53,19 +56,24 @@ class Selected : public testing::TestWithParam<const char*> {
 
   Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam()));
   std::string trace_ = temp_path("selected.h5");
+  const std::vector<FaultRequest> bug_ = {parse_fault("rope-interleaved@layer=1")};
 };
 
 TEST_P(Selected, PlacesAreJudgedAsInAWholeRun) {
-  const Result all = run({});
-  for (const Selection& selection :
-       {Selection("", "1", "", ""), Selection("", "0,2", "", ""), Selection("attn.out", "", "", ""),
-        Selection("attn.kv", "1", "", ""), Selection("mlp.*", "1-2", "", "")})
-    expect_same(run(selection), all, selection);
+  for (const std::vector<FaultRequest>& faults : {std::vector<FaultRequest>(), bug_}) {
+    const Result all = run({}, faults);
+    EXPECT_EQ(all.verdict, faults.empty() ? "clean" : "diverged") << all.story;
+    for (const Selection& selection :
+         {Selection("", "1", "", ""), Selection("", "0,2", "", ""),
+          Selection("attn.out", "", "", ""), Selection("attn.kv", "1", "", ""),
+          Selection("mlp.*", "1-2", "", "")})
+      expect_same(run(selection, faults), all, selection);
+  }
 }
 
 TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
   const Selection selection("attn.*", "1", "", "");
-  const Result of_run = run(selection, trace_);
+  const Result of_run = run(selection, bug_, trace_);
   ASSERT_TRUE(of_run.first) << of_run.story;
   EXPECT_EQ(of_run.first->place.point->name, "attn.q_rope");
   const std::vector<Place> needed = places_to_judge(graph_of(checkpoint_.config()), selection);
@@ -102,19 +110,19 @@ class NotSelected : public Selected {
 };
 
 TEST_P(NotSelected, AnOpThatIsWrongIsNotTakenForAnother) {
-  const Result all = run({});
+  const Result all = run({}, bug_);
   ASSERT_TRUE(all.first && all.logits);
   ASSERT_LT(all.logits->argmax_equal + all.logits->explained_flips, all.logits->compared);
   for (const Selection& selection : {Selection("", "0,2", "", ""), Selection("mlp.*", "", "", ""),
                                      Selection("logits", "", "", "")}) {
-    const Result some = run(selection);
+    const Result some = run(selection, bug_);
     EXPECT_EQ(some.judged, some.expected);
     expect_nobody_blamed(some);
   }
 }
 
 TEST_P(NotSelected, AnOpThatATraceLacksIsNotTakenForAnother) {
-  run({}, trace_);
+  run({}, bug_, trace_);
   const auto trace = open_trace(trace_);
   const ReferenceOptions options{.dtype = DType::bf16};
   ReferenceLibrary& reference = open_reference();
