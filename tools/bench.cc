@@ -263,8 +263,7 @@ void add_times(std::vector<Figure>& list, const std::string& shape, const std::s
 std::vector<Figure> measure_judging(const BenchShape& shape, Device device, int threads,
                                     Progress& progress) {
   progress.show(fmt::format("{}: judging", shape.name));
-  const SyntheticCheckpoint files(shape.config);
-  const JudgingTimes times = time_judging(Checkpoint::open(files.dir()), device, threads);
+  const JudgingTimes times = time_judging(synthetic_checkpoint(shape.config), device, threads);
   std::vector<Figure> list;
   const auto add = [&](const std::string& pass, const JudgingTimes::Pass& of) {
     const double model = median_of(of.model);
@@ -293,8 +292,7 @@ std::vector<Figure> measure(const BenchShape& shape, int threads, Roofs& roofs,
     progress.show(fmt::format("{}: {}", shape.name, what));
   };
   show("making weights");
-  const SyntheticCheckpoint files(shape.config);
-  const Checkpoint checkpoint = Checkpoint::open(files.dir());
+  const Checkpoint checkpoint = synthetic_checkpoint(shape.config);
   PeakMemory::reset();
   ShapeBench bench(checkpoint, threads);
   std::vector<Figure> list;
@@ -361,8 +359,8 @@ std::vector<Figure> measure_all_on_device(const std::string& name) {
   Progress progress;
   std::vector<Figure> figures = of_shapes(name, [&](const BenchShape& shape) {
     progress.show(fmt::format("{}: making weights", shape.name));
-    const SyntheticCheckpoint files(shape.config);
-    return measure_device(shape.name, Checkpoint::open(files.dir()), roofs, [&](const char* what) {
+    const Checkpoint checkpoint = synthetic_checkpoint(shape.config);
+    return measure_device(shape.name, checkpoint, roofs, [&](const char* what) {
       progress.show(fmt::format("{}: {}", shape.name, what));
     });
   });

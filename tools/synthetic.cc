@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -40,6 +41,11 @@ class OutputFile {
       from += done;
       size -= static_cast<size_t>(done);
     }
+  }
+  // Makes the file that many bytes longer, without writing them.
+  void extend(int64_t bytes) {
+    const off_t end = ::lseek(fd_, 0, SEEK_CUR);
+    check_done(end >= 0 && ::ftruncate(fd_, end + bytes) == 0);
   }
   // What the system writes back later would share the memory with the measurement.
   void finish() { check_done(::fdatasync(fd_) == 0); }
@@ -90,28 +96,40 @@ void write_normal(OutputFile& file, int64_t count, float mean, float deviation,
   }
 }
 
+// A folder that is gone with this object.
+struct Folder {
+  Folder() : path(std::filesystem::temp_directory_path() / "lockstep-XXXXXX") {
+    check(::mkdtemp(path.data()) != nullptr,
+          "a temporary folder cannot be made at \"{}\" ({}); set TMPDIR to a folder with room",
+          path, std::strerror(errno));
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;  // a destructor has nobody to tell
+    std::filesystem::remove_all(path, ignored);
+  }
+
+  std::string path;
+};
+
 }  // namespace
 
-SyntheticCheckpoint::Folder::Folder()
-    : path(std::filesystem::temp_directory_path() / "lockstep-XXXXXX") {
-  check(::mkdtemp(path.data()) != nullptr,
-        "a temporary folder cannot be made at \"{}\" ({}); set TMPDIR to a folder with room", path,
-        std::strerror(errno));
-}
-
-SyntheticCheckpoint::Folder::~Folder() {
-  std::error_code ignored;  // a destructor has nobody to tell
-  std::filesystem::remove_all(path, ignored);
-}
-
-SyntheticCheckpoint::SyntheticCheckpoint(const std::string& config) {
-  write_file(dir() + "/config.json", config);
-  const std::map<std::string, Shape> tensors = needed_tensors(read_config(dir()));
+Checkpoint synthetic_checkpoint(const std::string& config) {
+  std::optional<Folder> folder(std::in_place);
+  write_file(folder->path + "/config.json", config);
+  const std::map<std::string, Shape> tensors = needed_tensors(read_config(folder->path));
   const std::string header = header_of(tensors);
-  OutputFile file(dir() + "/model.safetensors");
+  OutputFile file(folder->path + "/model.safetensors");
   const uint64_t length = header.size();
   file.write(&length, sizeof length);
   file.write(header.data(), header.size());
+  int64_t bytes = 0;
+  for (const auto& [name, shape] : tensors) bytes += shape.count() * size_of(DType::bf16);
+  file.extend(bytes);
+  // From here on the file lives by its mapping, which on Linux shows what is written to it.
+  Checkpoint checkpoint = Checkpoint::open(folder->path);
+  folder.reset();
   std::mt19937_64 random(1);
   for (const auto& [name, shape] : tensors) {
     const bool matrix = shape.rank() > 1, bias = name.ends_with(".bias");
@@ -119,6 +137,7 @@ SyntheticCheckpoint::SyntheticCheckpoint(const std::string& config) {
     write_normal(file, shape.count(), matrix || bias ? 0.0f : 1.0f, deviation, random);
   }
   file.finish();
+  return checkpoint;
 }
 
 }  // namespace lockstep

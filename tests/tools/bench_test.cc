@@ -30,36 +30,33 @@ std::pair<double, double> moments_of(const TensorView& tensor) {
 }
 
 TEST(SyntheticCheckpoint, IsWholeAndHasTheSpreadThatItSays) {
-  std::string dir;
-  {
-    const SyntheticCheckpoint files(kConfig);
-    dir = files.dir();
-    const Checkpoint checkpoint = Checkpoint::open(dir);
-    const auto [mean, deviation] = moments_of(checkpoint.tensor("model.embed_tokens.weight"));
-    EXPECT_NEAR(mean, 0, 0.005);
-    EXPECT_NEAR(deviation, 1.0 / 8, 0.005);
-    const auto [norm, spread] = moments_of(checkpoint.tensor("model.norm.weight"));
-    EXPECT_NEAR(norm, 1, 0.02);
-    EXPECT_NEAR(spread, 0.02, 0.01);
-    const auto [bias, size] = moments_of(checkpoint.tensor("model.layers.1.self_attn.q_proj.bias"));
-    EXPECT_NEAR(bias, 0, 0.02);
-    EXPECT_NEAR(size, 0.02, 0.01);
-    const SyntheticCheckpoint again(kConfig);
-    EXPECT_NE(again.dir(), dir);
-    EXPECT_EQ(Checkpoint::open(again.dir()).fingerprint(), checkpoint.fingerprint());
-  }
-  EXPECT_FALSE(std::filesystem::exists(dir));
+  const Checkpoint checkpoint = synthetic_checkpoint(kConfig);
+  const auto [mean, deviation] = moments_of(checkpoint.tensor("model.embed_tokens.weight"));
+  EXPECT_NEAR(mean, 0, 0.005);
+  EXPECT_NEAR(deviation, 1.0 / 8, 0.005);
+  const auto [norm, spread] = moments_of(checkpoint.tensor("model.norm.weight"));
+  EXPECT_NEAR(norm, 1, 0.02);
+  EXPECT_NEAR(spread, 0.02, 0.01);
+  const auto [bias, size] = moments_of(checkpoint.tensor("model.layers.1.self_attn.q_proj.bias"));
+  EXPECT_NEAR(bias, 0, 0.02);
+  EXPECT_NEAR(size, 0.02, 0.01);
+  const Checkpoint again = synthetic_checkpoint(kConfig);
+  EXPECT_NE(again.dir(), checkpoint.dir());
+  EXPECT_EQ(again.fingerprint(), checkpoint.fingerprint());
+}
+
+TEST(SyntheticCheckpoint, LeavesNoFileWhateverEndsTheProcess) {
+  EXPECT_FALSE(std::filesystem::exists(synthetic_checkpoint(kConfig).dir()));
 }
 
 TEST(SyntheticCheckpoint, RefusesAConfigurationThatCannotBe) {
-  EXPECT_NE(error_of([] { SyntheticCheckpoint files("{}"); }), "");
-  EXPECT_NE(error_of([] { SyntheticCheckpoint files("no JSON"); }), "");
+  EXPECT_NE(error_of([] { synthetic_checkpoint("{}"); }), "");
+  EXPECT_NE(error_of([] { synthetic_checkpoint("no JSON"); }), "");
 }
 
 // What a meter saw of each pass of one request.
 std::vector<PassMeter::Pass> passes_of(const Ops& ops) {
-  const SyntheticCheckpoint files(kConfig);
-  const Checkpoint checkpoint = Checkpoint::open(files.dir());
+  const Checkpoint checkpoint = synthetic_checkpoint(kConfig);
   PassMeter meter(ops);
   EngineOptions options{.dtype = DType::bf16, .pages = 8, .threads = 1};
   Engine engine(checkpoint, meter.ops(), options,
