@@ -1,12 +1,10 @@
 #pragma once
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <string_view>
 
@@ -22,13 +20,12 @@ struct Outcome {
 
 // Calls `lockstep ARGUMENTS` through the shell, which may redirect what it prints.
 inline Outcome call_lockstep(const std::string& arguments) {
-  const std::string base = testing::TempDir() + "lockstep_" + std::to_string(getpid());
+  const std::string base = temp_path("call");
   const std::string command = std::string(LOCKSTEP_BINARY_DIR) + "/lockstep " + arguments;
   const int status =
       std::system(("(" + command + ") >" + base + ".out 2>" + base + ".err").c_str());
   const auto taken = [](const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
+    std::string text = text_of(path);
     std::remove(path.c_str());
     return text;
   };

@@ -1,8 +1,15 @@
 // What lockstep bench stands on: random checkpoints, the meter around the ops, the roofs, its
 // table.
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <vector>
 
 #include "tests/fixtures.h"
@@ -12,6 +19,8 @@
 
 namespace lockstep {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr auto kConfig = R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
   "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -45,8 +54,37 @@ TEST(SyntheticCheckpoint, IsWholeAndHasTheSpreadThatItSays) {
   EXPECT_EQ(again.fingerprint(), checkpoint.fingerprint());
 }
 
-TEST(SyntheticCheckpoint, LeavesNoFileWhateverEndsTheProcess) {
-  EXPECT_FALSE(std::filesystem::exists(synthetic_checkpoint(kConfig).dir()));
+// Whether the process has a file open that has no name any more.
+bool has_nameless_file(pid_t process) {
+  std::error_code ignored;  // the process opens and closes files meanwhile
+  for (const auto& file : fs::directory_iterator(fmt::format("/proc/{}/fd", process), ignored))
+    if (fs::read_symlink(file, ignored).string().ends_with("model.safetensors (deleted)"))
+      return true;
+  return false;
+}
+
+TEST(SyntheticCheckpoint, LeavesNothingWhenItsProcessIsKilledWhileItWrites) {
+  auto config = nlohmann::json::parse(kConfig);
+  config["vocab_size"] = 1 << 24;  // 2 GiB, which take seconds
+  const TempFolder folder;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::setenv("TMPDIR", folder.path().c_str(), 1);
+    try {
+      synthetic_checkpoint(config.dump());
+    } catch (...) {
+    }
+    ::_exit(3);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!has_nameless_file(child) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status)) << "it ended by itself";
+  EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
 TEST(SyntheticCheckpoint, RefusesAConfigurationThatCannotBe) {

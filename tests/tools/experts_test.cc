@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
@@ -81,7 +80,7 @@ TEST_F(Experts, ThatDoNotExistAreNamedAndWhatReadsThemIsNotJudged) {
 }
 
 TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {
-  const std::string trace = testing::TempDir() + "/lockstep-experts.h5";
+  const std::string trace = temp_path("experts.h5");
   const JudgedRun run{.checkpoint = checkpoint_,
                       .reference = open_reference(),
                       .engine = {.dtype = DType::bf16},
@@ -90,7 +89,6 @@ TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {
                       .trace = trace,
                       .keep = Keep::full};
   const Result live = judged(run), saved = judge_trace(trace, checkpoint_, {});
-  std::filesystem::remove_all(trace);
   ASSERT_TRUE(live.first && saved.first);
   EXPECT_EQ(saved.first->place, live.first->place);
   EXPECT_EQ(saved.first->budgets, live.first->budgets);

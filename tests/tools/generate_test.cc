@@ -86,7 +86,7 @@ TEST(Generate, NeverPrintsAStopText) {
 // The checkpoint with another token that ends a text.
 std::string folder_ending_with(int32_t eos) {
   namespace fs = std::filesystem;
-  const fs::path folder = testing::TempDir() + "lockstep_eos_" + std::to_string(getpid());
+  const fs::path folder = temp_path("eos");
   fs::create_directories(folder);
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"})
     fs::create_symlink(fs::absolute(data_path("bard-qwen3")) / name, folder / name);

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/fixtures.h"
@@ -50,10 +49,6 @@ class WriteFile : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
   std::string path(const char* name) const { return (dir_ / name).string(); }
-  static std::string text_in(const std::string& path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   std::vector<std::string> files() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(dir_))
@@ -67,7 +62,7 @@ class WriteFile : public testing::Test {
 TEST_F(WriteFile, ReplacesTheWholeFileAndLeavesNothingElse) {
   write_file(path("a.json"), "a long first text");
   write_file(path("a.json"), "second");
-  EXPECT_EQ(text_in(path("a.json")), "second");
+  EXPECT_EQ(text_of(path("a.json")), "second");
   EXPECT_EQ(files(), std::vector<std::string>{"a.json"});
 }
 

@@ -100,7 +100,7 @@ std::string segment_error(const std::string& path) {
 }
 
 TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
-  const Scratch scratch;
+  const TempFolder scratch;
   { Hdf5File(Hdf5File::create(scratch / "bare.h5")).close(); }
   EXPECT_NE(segment_error(scratch / "bare.h5").find("no text attribute 'format'"),
             std::string::npos);
@@ -122,7 +122,7 @@ TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
 }
 
 TEST(Hdf5File, ChecksTypesAndBytes) {
-  const Scratch scratch;
+  const TempFolder scratch;
   {
     Hdf5File file = Hdf5File::create(scratch / "x.h5");
     file.write("numbers", std::vector<int32_t>{1, 2, 3});

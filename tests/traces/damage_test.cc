@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 
 #include "kernels/check.h"
 #include "tests/traces/passes.h"
@@ -12,18 +11,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string bytes_of(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 void put(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
 void replace(const std::string& path, const std::string& from, const std::string& to) {
-  std::string bytes = bytes_of(path);
+  std::string bytes = text_of(path);
   const size_t at = bytes.find(from);
   ASSERT_NE(at, std::string::npos) << from;
   put(path, bytes.replace(at, from.size(), to));
@@ -46,7 +39,7 @@ class Damage : public testing::Test {
     write_test_trace(file, 2);
   }
 
-  Scratch scratch;
+  TempFolder scratch;
   std::string folder = scratch / "x.trace", file = scratch / "x.h5";
 };
 
@@ -63,7 +56,7 @@ void expect_digests_of(const std::string& folder, int first, int last) {
 }
 
 TEST_F(Damage, ASegmentCutAnywhereIsReportedAndItsDigestsComeFromTheJournal) {
-  const std::string segment = folder + "/seg-000001.h5", whole = bytes_of(segment);
+  const std::string segment = folder + "/seg-000001.h5", whole = text_of(segment);
   for (size_t size : {size_t{0}, size_t{1}, size_t{47}, size_t{1000}, whole.size() / 3,
                       whole.size() / 2, whole.size() - 5000, whole.size() - 1}) {
     SCOPED_TRACE(size);
@@ -100,7 +93,7 @@ TEST_F(Damage, ASegmentOfAnotherRunIsNotMixedIn) {
 
 TEST_F(Damage, ACutJournalIsUsedUpToTheCut) {
   fs::remove(folder + "/seg-000002.h5");
-  const std::string journal = folder + "/journal.jsonl", whole = bytes_of(journal);
+  const std::string journal = folder + "/journal.jsonl", whole = text_of(journal);
   const size_t pass_18 = whole.find("{\"kind\":\"pass\",\"pass\":18");
   const size_t tensor = whole.find('\n', whole.find('\n', pass_18) + 1);
   for (size_t size : {pass_18, pass_18 + 1, pass_18 + 40, tensor, tensor + 1, tensor + 100}) {
@@ -124,7 +117,7 @@ TEST_F(Damage, AFlippedByteInATensorIsNamed) {
   const KeptTensor& q = want.tensors[1];
   ASSERT_EQ(q.point->name, "attn.q");
   const auto* data = q.data.as<const char>();
-  std::string bytes = bytes_of(file);
+  std::string bytes = text_of(file);
   const size_t at = bytes.find(std::string(data, static_cast<size_t>(q.data.view().bytes())));
   ASSERT_NE(at, std::string::npos) << "the rows are not contiguous";
   bytes[at + 7] = static_cast<char>(bytes[at + 7] ^ 4);
@@ -142,7 +135,7 @@ TEST_F(Damage, AFlippedByteInATensorIsNamed) {
 
 // Wherever else: reading throws, or gives what was written (a byte between the data, say).
 TEST_F(Damage, AFlippedByteAnywhereIsSeenOrHarmless) {
-  const std::string whole = bytes_of(file);
+  const std::string whole = text_of(file);
   const Pass want[] = {test_pass(0), test_pass(1)};
   int seen = 0;
   for (size_t at = 0; at < whole.size(); at += 389) {
@@ -162,7 +155,7 @@ TEST_F(Damage, AFlippedByteAnywhereIsSeenOrHarmless) {
 }
 
 TEST_F(Damage, AFileCutAnywhereIsRefused) {
-  const std::string whole = bytes_of(file);
+  const std::string whole = text_of(file);
   for (size_t size : {size_t{0}, size_t{1}, size_t{8}, size_t{48}, size_t{2048}, whole.size() / 2,
                       whole.size() - 1}) {
     put(file, whole.substr(0, size));
@@ -179,7 +172,7 @@ TEST_F(Damage, ALostTensorIsNamed) {
 }
 
 TEST(Malformed, EachHasItsSentence) {
-  const Scratch scratch;
+  const TempFolder scratch;
   expect_mention(open_error(scratch / "none.trace"), "nothing is there");
   fs::create_directory(scratch / "empty.trace");
   expect_mention(open_error(scratch / "empty.trace"), "it is empty");
@@ -198,7 +191,7 @@ TEST(Malformed, EachHasItsSentence) {
 }
 
 TEST(Malformed, AnotherVersionIsRefused) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 1, Keep::digest);
   replace(json, "\"format_version\":\"1.1\"", "\"format_version\":\"2.0\"");
@@ -208,7 +201,7 @@ TEST(Malformed, AnotherVersionIsRefused) {
 }
 
 TEST(Malformed, ARenamedPointEndsAJournal) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 2, Keep::digest);
   replace(json, "\"point\":\"attn.q\"", "\"point\":\"attn.qq\"");

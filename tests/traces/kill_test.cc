@@ -43,7 +43,7 @@ void write_and_be_killed(const std::string& path, const std::function<void()>& w
 }
 
 // How long such a process takes to close its second segment: machines and their load differ.
-double seconds_to_segments(const Scratch& scratch) {
+double seconds_to_segments(const TempFolder& scratch) {
   const std::string path = scratch / "timed.trace";
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
@@ -58,7 +58,7 @@ double seconds_to_segments(const Scratch& scratch) {
 }
 
 TEST(Kill, AtAnyMomentLeavesWhatWasClosed) {
-  const Scratch scratch;
+  const TempFolder scratch;
   std::mt19937 random(20);
   std::uniform_real_distribution<double> moment(0, 2 * seconds_to_segments(scratch));
   int with_segments = 0, with_digests = 0;
@@ -126,7 +126,7 @@ Pass large_pass(int number) {
 }
 
 TEST(FullDisk, EndsTheTraceWithASentenceAndNoHalfFile) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const Mount disk(scratch / "disk", "size=4m");
   if (!disk.failure.empty()) GTEST_SKIP() << disk.failure;
   for (const char* name : {"disk/x.trace", "disk/x.h5"}) {
@@ -158,7 +158,7 @@ TEST(FullDisk, EndsTheTraceWithASentenceAndNoHalfFile) {
 }
 
 TEST(FullDisk, OneFileThatDoesNotFitLeavesItsSegments) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const Mount disk(scratch / "disk", "size=4m");
   if (!disk.failure.empty()) GTEST_SKIP() << disk.failure;
   const std::string path = scratch / "disk/x.h5";
@@ -171,7 +171,7 @@ TEST(FullDisk, OneFileThatDoesNotFitLeavesItsSegments) {
 }
 
 TEST(ReadOnly, FoldersAreRefusedAndTracesInThemRead) {
-  const Scratch scratch;
+  const TempFolder scratch;
   Mount disk(scratch / "disk", "size=4m");
   if (!disk.failure.empty()) GTEST_SKIP() << disk.failure;
   write_test_trace(scratch / "disk/kept.trace", 2);

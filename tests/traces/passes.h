@@ -3,38 +3,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <string>
 
+#include "tests/helpers.h"
 #include "traces/trace.h"
 
 namespace lockstep {
-
-// A folder that is gone at the end of the test.
-class Scratch {
- public:
-  Scratch() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    path_ =
-        std::filesystem::temp_directory_path() /
-        ("lockstep-" + std::string(test ? test->name() : "all") + "-" + std::to_string(::getpid()));
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Requests of 5, 1 and 3 prompt tokens: pass 0 computes them all, each later pass one token of
 // each.

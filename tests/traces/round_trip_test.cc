@@ -9,7 +9,7 @@ namespace {
 class RoundTrip : public testing::TestWithParam<const char*> {};
 
 TEST_P(RoundTrip, GivesBackEverything) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string path = scratch / GetParam();
   const bool full = !path.ends_with(".jsonl");
   write_test_trace(path, 11,
@@ -38,7 +38,7 @@ TEST_P(RoundTrip, GivesBackEverything) {
 }
 
 TEST_P(RoundTrip, OfNoPassAtAll) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string path = scratch / GetParam();
   write_test_trace(path, 0, Keep::digest);
   const auto trace = open_trace(path);
@@ -47,7 +47,7 @@ TEST_P(RoundTrip, OfNoPassAtAll) {
 }
 
 TEST_P(RoundTrip, NothingIsOverwritten) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string path = scratch / GetParam();
   write_test_trace(path, 1, Keep::digest);
   try {
@@ -60,7 +60,7 @@ TEST_P(RoundTrip, NothingIsOverwritten) {
 }
 
 TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string path = scratch / GetParam();
   {
     const auto writer = create_trace(path, test_manifest(Keep::digest));
@@ -79,7 +79,7 @@ TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
 
 // As traces were written that had numbers of attn.kv too: then its hash is of the bytes.
 TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
-  const Scratch scratch;
+  const TempFolder scratch;
   const std::string path = scratch / GetParam();
   const bool full = !path.ends_with(".jsonl");
   Pass pass = test_pass(0);
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, RoundTrip, testing::Values("x.trace", "x.h5", 
                          [](const auto& name) { return std::string(name.param).substr(2); });
 
 TEST(SingleFile, LeavesNothingBeside) {
-  const Scratch scratch;
+  const TempFolder scratch;
   write_test_trace(scratch / "x.h5", 3);
   EXPECT_FALSE(std::filesystem::exists(scratch / "x.h5.part"));
   std::filesystem::create_directory(scratch / "y.h5.part");
@@ -105,7 +105,7 @@ TEST(SingleFile, LeavesNothingBeside) {
 }
 
 TEST(CreateTrace, RefusesWhatItCannotWrite) {
-  const Scratch scratch;
+  const TempFolder scratch;
   EXPECT_THROW(create_trace(scratch / "x.zip", test_manifest()), Error);
   EXPECT_THROW(create_trace(scratch / "none/x.trace", test_manifest()), Error);
   EXPECT_THROW(create_trace(scratch / "x.jsonl", test_manifest(Keep::full)), Error);

@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 #include "tests/weights/safetensors_file.h"
 
 namespace lockstep {
@@ -49,12 +49,12 @@ std::string file_of(const Weights& weights) {
 // Copies a tiny checkpoint, changes its weights and opens it.
 Checkpoint open_changed(const std::string& name, const std::function<void(Weights&)>& change,
                         const json& fields = json::object()) {
-  const std::string dir = test_data("tiny/" + name);
+  const std::string dir = data_path("tiny/" + name);
   Weights weights = weights_of(dir + "/model.safetensors");
   change(weights);
   json config = json::parse(text_of(dir + "/config.json"));
   config.merge_patch(fields);
-  const Folder folder;
+  const TempFolder folder;
   folder.write("config.json", config.dump());
   folder.write("model.safetensors", file_of(weights));
   return Checkpoint::open(folder.path());
@@ -65,8 +65,8 @@ void unchanged(Weights&) {}
 TEST(Checkpoint, holds_the_weights_that_transformers_read) {
   // The golden embedding of a prompt is rows of the embedding, picked by other code.
   for (const std::string model : {"bard-qwen3", "bard-qwen2.5"}) {
-    const Checkpoint checkpoint = Checkpoint::open(test_data(model));
-    const SafeTensors golden(test_data("golden/" + model + ".safetensors"));
+    const Checkpoint checkpoint = Checkpoint::open(data_path(model));
+    const SafeTensors golden(data_path("golden/" + model + ".safetensors"));
     const TensorView ids = golden.tensors().at("float32/romeo/prompt_ids");
     const TensorView wanted = golden.tensors().at("float32/romeo/step0/embed");
     const TensorView table = checkpoint.tensor("model.embed_tokens.weight");
@@ -80,7 +80,7 @@ TEST(Checkpoint, holds_the_weights_that_transformers_read) {
 
 TEST(Checkpoint, opens_every_tiny_one_with_what_its_kind_has) {
   const auto has = [](const std::string& name, const std::string& tensor) {
-    return Checkpoint::open(test_data("tiny/" + name)).has("model.layers.2.self_attn." + tensor);
+    return Checkpoint::open(data_path("tiny/" + name)).has("model.layers.2.self_attn." + tensor);
   };
   EXPECT_TRUE(has("qwen2-default", "q_proj.bias"));
   EXPECT_FALSE(has("qwen2-default", "o_proj.bias"));
@@ -93,7 +93,7 @@ TEST(Checkpoint, opens_every_tiny_one_with_what_its_kind_has) {
 }
 
 TEST(Checkpoint, a_layer_has_one_mlp_or_its_experts) {
-  const Checkpoint experts = Checkpoint::open(test_data("tiny/qwen3-moe"));
+  const Checkpoint experts = Checkpoint::open(data_path("tiny/qwen3-moe"));
   EXPECT_TRUE(experts.has("model.layers.2.mlp.gate.weight"));
   EXPECT_TRUE(experts.has("model.layers.2.mlp.experts.7.down_proj.weight"));
   expect_trouble("mlp.experts.5.up_proj.weight", [] {
@@ -165,7 +165,7 @@ TEST(Checkpoint, carries_old_rotary_buffers_along) {
 // A copy of the sharded checkpoint, whose index a test changes.
 class Sharded : public testing::Test {
  protected:
-  Sharded() { folder_.copy(test_data("tiny/qwen3-untied-sharded")); }
+  Sharded() { folder_.copy(data_path("tiny/qwen3-untied-sharded")); }
   json index() const { return json::parse(text_of(folder_.path() + "/" + kIndex)); }
   void expect(const std::string& phrase) const {
     expect_trouble(phrase, [&] { Checkpoint::open(folder_.path()); });
@@ -173,7 +173,7 @@ class Sharded : public testing::Test {
 
   static constexpr const char* kIndex = "model.safetensors.index.json";
   static constexpr const char* kName = "model.layers.1.mlp.up_proj.weight";
-  Folder folder_;
+  TempFolder folder_;
 };
 
 TEST_F(Sharded, has_the_tensors_of_all_files) {
@@ -228,9 +228,9 @@ TEST_F(Sharded, has_a_tensor_twice) {
 }
 
 TEST(Checkpoint, refuses_what_is_no_checkpoint) {
-  const Folder folder;
+  const TempFolder folder;
   expect_trouble("is not a folder", [&] { Checkpoint::open(folder.path() + "/none"); });
-  folder.write("config.json", text_of(test_data("tiny/qwen3-default/config.json")));
+  folder.write("config.json", text_of(data_path("tiny/qwen3-default/config.json")));
   expect_trouble("has neither model.safetensors nor", [&] { Checkpoint::open(folder.path()); });
 }
 
@@ -243,8 +243,8 @@ TEST(Checkpoint, its_fingerprint_follows_config_and_weights) {
             plain);
   const auto first_byte = [](Weights& weights) { weights.begin()->second.bytes[0] ^= 1; };
   EXPECT_NE(open_changed("qwen3-default", first_byte).fingerprint(), plain);
-  EXPECT_NE(Checkpoint::open(test_data("tiny/qwen3-linear")).fingerprint(),
-            Checkpoint::open(test_data("tiny/qwen3-dynamic")).fingerprint());
+  EXPECT_NE(Checkpoint::open(data_path("tiny/qwen3-linear")).fingerprint(),
+            Checkpoint::open(data_path("tiny/qwen3-dynamic")).fingerprint());
 }
 
 template <typename T>
@@ -269,7 +269,7 @@ TEST(Cast, rounds_to_nearest_even_once) {
 }
 
 TEST(Cast, keeps_the_memory_when_the_dtype_fits) {
-  const Checkpoint checkpoint = Checkpoint::open(test_data("bard-qwen3"));
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const TensorView norm = checkpoint.tensor("model.norm.weight");
   Tensor storage;
   EXPECT_EQ(cast(norm, DType::bf16, storage).data, norm.data);

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 
 namespace lockstep {
 namespace {
@@ -11,11 +11,11 @@ namespace {
 using nlohmann::json;
 
 json published(const std::string& name) {
-  return json::parse(text_of(test_data("configs/" + name + ".json")));
+  return json::parse(text_of(data_path("configs/" + name + ".json")));
 }
 
 ModelConfig read(const json& config, const json& generation = nullptr) {
-  const Folder folder;
+  const TempFolder folder;
   folder.write("config.json", config.dump());
   if (!generation.is_null()) folder.write("generation_config.json", generation.dump());
   return read_config(folder.path());
@@ -77,7 +77,7 @@ TEST(Config, reads_qwen3_0_6b) {
 }
 
 TEST(Config, attention_bias_of_qwen3_is_on_o_too) {
-  const ModelConfig config = read_config(test_data("tiny/qwen3-bias-mqa"));
+  const ModelConfig config = read_config(data_path("tiny/qwen3-bias-mqa"));
   EXPECT_TRUE(config.qkv_bias);
   EXPECT_TRUE(config.o_bias);
   EXPECT_EQ(config.kv_heads, 1);
@@ -120,8 +120,8 @@ TEST(Config, both_spellings_of_dtype) {
 
 TEST(Config, windows_by_layer_types_and_by_first_layer) {
   const std::vector<int64_t> wanted = {0, 8, 8};
-  EXPECT_EQ(read_config(test_data("tiny/qwen2-sliding")).window, wanted);
-  json config = json::parse(text_of(test_data("tiny/qwen2-sliding/config.json")));
+  EXPECT_EQ(read_config(data_path("tiny/qwen2-sliding")).window, wanted);
+  json config = json::parse(text_of(data_path("tiny/qwen2-sliding/config.json")));
   config.erase("layer_types");
   EXPECT_EQ(read(config).window, wanted);
   EXPECT_EQ(read(with(config, {{"use_sliding_window", false}})).window, std::vector<int64_t>(3, 0));
@@ -146,7 +146,7 @@ TEST(Config, end_of_text_is_a_number_a_list_or_nothing) {
 
 TEST(Config, reads_every_tiny_checkpoint) {
   int read_ones = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(test_data("tiny"))) {
+  for (const auto& entry : std::filesystem::directory_iterator(data_path("tiny"))) {
     const std::string dir = entry.path();
     EXPECT_EQ(read_config(dir).layers, 3) << dir;
     ++read_ones;
@@ -155,7 +155,7 @@ TEST(Config, reads_every_tiny_checkpoint) {
 }
 
 TEST(Config, experts_are_where_the_step_and_the_list_put_them) {
-  const json base = json::parse(text_of(test_data("tiny/qwen3-moe/config.json")));
+  const json base = json::parse(text_of(data_path("tiny/qwen3-moe/config.json")));
   const auto layers = [&](const json& fields) { return read(with(base, fields)).experts.layers; };
   const ExpertsConfig experts = read(base).experts;
   EXPECT_EQ(experts.count, 8);
@@ -178,7 +178,7 @@ TEST(Config, experts_are_where_the_step_and_the_list_put_them) {
 }
 
 TEST(Config, refuses_experts_that_cannot_be) {
-  const json base = json::parse(text_of(test_data("tiny/qwen3-moe/config.json")));
+  const json base = json::parse(text_of(data_path("tiny/qwen3-moe/config.json")));
   const std::vector<std::pair<json, std::string>> cases = {
       {{{"num_local_experts", nullptr}}, "no \"num_local_experts\""},
       {{{"num_experts_per_tok", 9}}, "chooses 9 of 8 experts"},
@@ -244,7 +244,7 @@ TEST(Config, refuses_what_it_does_not_know) {
 }
 
 TEST(Config, refuses_what_is_not_a_configuration) {
-  const Folder folder;
+  const TempFolder folder;
   expect_trouble("config.json\" cannot be opened", [&] { read_config(folder.path()); });
   folder.write("config.json", "{\"architectures\": [");
   expect_trouble("is not JSON", [&] { read_config(folder.path()); });

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/weights/safetensors.h"
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +22,7 @@ struct Case {
 
 class RopeTables : public testing::Test {
  protected:
-  SafeTensors golden_{test_data("golden/rope-tables.safetensors")};
+  SafeTensors golden_{data_path("golden/rope-tables.safetensors")};
   json meta_ = json::parse(golden_.metadata().at("meta"));
 
   std::vector<Case> cases() const {
@@ -48,7 +48,7 @@ ModelConfig read(json config) {
                  {"dtype", "bfloat16"},
                  {"intermediate_size", 64},
                  {"vocab_size", 64}});
-  const Folder folder;
+  const TempFolder folder;
   folder.write("config.json", config.dump());
   return read_config(folder.path());
 }

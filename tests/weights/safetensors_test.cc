@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 #include "tests/weights/safetensors_file.h"
 
 namespace lockstep {
@@ -22,7 +22,7 @@ std::string header_of(const std::vector<std::string>& entries) {
 }
 
 SafeTensors read(const std::string& bytes) {
-  const Folder folder;
+  const TempFolder folder;
   return SafeTensors(folder.write("x.safetensors", bytes));
 }
 
@@ -153,7 +153,7 @@ TEST(SafeTensors, refuses_every_cut_of_a_file) {
 }
 
 TEST(SafeTensors, refuses_what_is_no_file) {
-  const Folder folder;
+  const TempFolder folder;
   expect_trouble("No such file", [&] { SafeTensors(folder.path() + "/missing"); });
   expect_trouble("regular file", [&] { SafeTensors(folder.path()); });
 }

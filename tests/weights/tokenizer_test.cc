@@ -4,7 +4,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 
 namespace lockstep {
 namespace {
@@ -12,12 +12,12 @@ namespace {
 using nlohmann::json;
 
 // Text, ids and text again, by the original tokenizer.
-json cases() { return json::parse(text_of(test_data("golden/tokenizer-cases.json"))); }
+json cases() { return json::parse(text_of(data_path("golden/tokenizer-cases.json"))); }
 
-json tokenizer_json() { return json::parse(text_of(test_data("bard-qwen3/tokenizer.json"))); }
+json tokenizer_json() { return json::parse(text_of(data_path("bard-qwen3/tokenizer.json"))); }
 
 Tokenizer open(const json& file) {
-  const Folder folder;
+  const TempFolder folder;
   folder.write("tokenizer.json", file.dump());
   return Tokenizer::open(folder.path());
 }
@@ -34,7 +34,7 @@ void expect_cases(const Tokenizer& tokenizer) {
 TEST(Tokenizer, encodes_and_decodes_every_case) {
   ASSERT_GE(cases().size(), 20u);
   for (const char* model : {"bard-qwen3", "bard-qwen2.5"}) {
-    const Tokenizer tokenizer = Tokenizer::open(test_data(model));
+    const Tokenizer tokenizer = Tokenizer::open(data_path(model));
     EXPECT_EQ(tokenizer.size(), 4096);
     expect_cases(tokenizer);
   }
@@ -51,7 +51,7 @@ TEST(Tokenizer, reads_both_spellings_of_merges) {
 }
 
 TEST(Tokenizer, streams_what_it_decodes) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   for (const json& one : cases()) {
     StreamDecoder decoder(tokenizer);
     std::string text;
@@ -71,7 +71,7 @@ std::vector<int32_t> byte_ids(const Tokenizer& tokenizer, std::string_view text)
 }
 
 TEST(Tokenizer, streams_byte_by_byte_and_never_half_a_character) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   for (const json& one : cases()) {
     const auto text = one["text"].get<std::string>();
     const std::vector<int32_t> ids = byte_ids(tokenizer, text);
@@ -91,7 +91,7 @@ TEST(Tokenizer, streams_byte_by_byte_and_never_half_a_character) {
 }
 
 TEST(Tokenizer, an_emoji_comes_out_with_its_last_byte) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   const std::vector<int32_t> ids = byte_ids(tokenizer, "\xF0\x9F\x99\x82!");
   StreamDecoder decoder(tokenizer);
   std::vector<std::string> parts;
@@ -100,7 +100,7 @@ TEST(Tokenizer, an_emoji_comes_out_with_its_last_byte) {
 }
 
 TEST(Tokenizer, broken_characters_are_replaced) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   EXPECT_EQ(tokenizer.decode(byte_ids(tokenizer, "a\xF0\x9F")), "a\xEF\xBF\xBD");
   EXPECT_EQ(tokenizer.decode(byte_ids(tokenizer, "\xF0\x9Fz\x80")), "\xEF\xBF\xBDz\xEF\xBF\xBD");
 }
@@ -122,7 +122,7 @@ TEST(Tokenizer, added_tokens_go_first_and_the_longest_wins) {
 }
 
 TEST(Tokenizer, a_word_of_a_megabyte_takes_no_quadratic_time) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   std::string text;
   while (text.size() < 1 << 20) text += "thequickbrownfox";
   const auto begin = std::chrono::steady_clock::now();
@@ -132,7 +132,7 @@ TEST(Tokenizer, a_word_of_a_megabyte_takes_no_quadratic_time) {
 }
 
 TEST(Tokenizer, refuses_text_and_ids_that_are_none) {
-  const Tokenizer tokenizer = Tokenizer::open(test_data("bard-qwen3"));
+  const Tokenizer tokenizer = Tokenizer::open(data_path("bard-qwen3"));
   expect_trouble("not UTF-8 at byte 2 of 3", [&] { tokenizer.encode("ab\xFF"); });
   expect_trouble("not UTF-8 at byte 0 of 2", [&] { tokenizer.encode("\xE6\x9D"); });
   for (const int32_t id : {-1, 4096})
@@ -186,9 +186,9 @@ TEST(Tokenizer, refuses_other_kinds_and_damaged_files) {
     change(file);
     expect_trouble(phrase, [&] { open(file); });
   }
-  const Folder folder;
+  const TempFolder folder;
   expect_trouble("tokenizer.json\" cannot be opened", [&] { Tokenizer::open(folder.path()); });
-  folder.write("tokenizer.json", text_of(test_data("bard-qwen3/tokenizer.json")).substr(0, 1000));
+  folder.write("tokenizer.json", text_of(data_path("bard-qwen3/tokenizer.json")).substr(0, 1000));
   expect_trouble("is not a JSON object", [&] { Tokenizer::open(folder.path()); });
 }
 

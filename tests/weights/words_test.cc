@@ -5,7 +5,7 @@
 
 #include "src/weights/bpe.h"
 #include "src/weights/utf8.h"
-#include "tests/weights/folder.h"
+#include "tests/helpers.h"
 
 namespace lockstep {
 namespace {
