@@ -13,7 +13,8 @@ namespace {
 struct Inner {
   double limit = 0;
   double deviation_squared = 0;
-  double shared = 0;  // of deviation_squared
+  double shared = 0;     // of deviation_squared
+  double underflow = 0;  // of limit
 };
 
 double squared(double x) { return x * x; }
@@ -45,7 +46,8 @@ Inner rope(const Exact& e, size_t i) {
 
 Inner silu_mul(const Exact& e, size_t i) {
   const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
-  return {16 * size, squared(3 * size)};
+  const double underflow = 88 * kLeastNormal * std::fabs(e.factor[i]);
+  return {16 * size + underflow, squared(3 * size) + squared(underflow), 0, underflow};
 }
 
 // An exp of x is off by |x| u for the rounding of x and some ulp of its own, both in the numerator
@@ -53,8 +55,9 @@ Inner silu_mul(const Exact& e, size_t i) {
 Inner softmax(const Exact& e, size_t i) {
   const double size = kAccumulatorRoundoff * std::fabs(e.want[i]);
   const double walk = std::sqrt(static_cast<double>(e.terms));
-  return {(16 + 2 * e.magnitude[i] + kLambda * walk) * size,
-          squared((3 + 0.3 * (e.magnitude[i] + walk)) * size)};
+  return {(16 + 2 * e.magnitude[i] + kLambda * walk) * size + kLeastNormal,
+          squared((3 + 0.3 * (e.magnitude[i] + walk)) * size) + squared(kLeastNormal), 0,
+          kLeastNormal};
 }
 
 Inner attention(const Exact& e, size_t i) {
@@ -135,6 +138,7 @@ void check_sizes(OpKind op, const Exact& e, Elements elements, Schema schema, bo
   const bool reduces = op == OpKind::linear || op == OpKind::expert_linear ||
                        op == OpKind::weighted_sum || op == OpKind::softmax;
   if (reduces) ok = ok && e.magnitude.size() == n;
+  if (op == OpKind::silu_mul) ok = ok && e.factor.size() == n;
   if (op == OpKind::rope)
     ok = ok && e.magnitude.size() == n && e.angle.size() == n && e.x1c_x2s.size() == n;
   if (op == OpKind::attention) {
@@ -173,6 +177,7 @@ Budget fill(OpKind op, const Exact& exact, Elements elements, DType dtype, Schem
   Budget budget{.gain = gain_of(op, exact.terms), .misrounds = misrounds_of(dtype)};
   if (chained) budget.gain += 2 * unit_roundoff(dtype), budget.misrounds = 1;
   if (!exact.spread.empty()) budget.shared.reserve(elements.count);
+  const bool underflows = op == OpKind::silu_mul || op == OpKind::softmax;
   budget.limit.reserve(elements.count);
   budget.variance.reserve(elements.count);
   for (size_t i = elements.first; i < elements.first + elements.count; ++i) {
@@ -181,11 +186,12 @@ Budget fill(OpKind op, const Exact& exact, Elements elements, DType dtype, Schem
     if (chained) {
       const Inner more = chain(op, exact, i, dtype, schema);
       inner = {inner.limit + more.limit, inner.deviation_squared + more.deviation_squared,
-               inner.shared + more.shared};
+               inner.shared + more.shared, inner.underflow};
     }
     budget.limit.push_back(spacing / 2 + inner.limit);
     budget.variance.push_back(spacing * spacing / 12 + inner.deviation_squared);
     if (!exact.spread.empty()) budget.shared.push_back(inner.shared);
+    if (underflows) budget.underflow.push_back(inner.underflow);
   }
   return budget;
 }

@@ -25,6 +25,9 @@ struct Budget {
   // The part of V that all elements of one head and row have in common, because one wrong score
   // moves them together. Empty: the elements are independent.
   std::vector<double> shared;
+  // The part of B for what is no normal number of fp32 on the way, which kernels may make 0. Empty:
+  // the op makes no such numbers.
+  std::vector<double> underflow;
   double gain = 0;       // relative error that all elements may have in common
   double misrounds = 1;  // share of elements that may be another than the exact result rounded
 };
@@ -36,6 +39,9 @@ inline constexpr double kLambda = 8;
 inline constexpr double kAccumulatorRoundoff = 0x1p-24;
 // Unit roundoff of tf32: 11 bits of a product's operands are left.
 inline constexpr double kTf32Roundoff = 0x1p-11;
+
+// The least normal number of fp32.
+inline constexpr double kLeastNormal = 0x1p-126;
 
 // How the products of linear ops are summed: of operands as they are, or of operands rounded to
 // tf32, in fp32 either way. bf16 and fp16 have no more bits than tf32, so that only fp32 differs.
@@ -51,10 +57,12 @@ Accumulator accumulator_from(const std::string& name);  // throws Error on anoth
 //              of tf32 operands, T = 1.2 2^-11 sqrt(sum a^2 w^2): B + lambda T, V + T^2 (the
 //              root mean square on an H200 is half of T, the largest in 1e6 elements 2.6 T)
 //   expert_linear, weighted_sum  as linear, the second always of operands as they are
-//   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o|
-//              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2
+//   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o| + 2^-126
+//              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2 + 2^-252
 //   rope       B = out + (4 + 2 angle) u (|x1|+|x2|)   V = ulp^2/12 + (0.6 u)^2 ((x1 c)^2+(x2 s)^2)
-//   silu_mul   B = out + 16 u |o|                      V = ulp^2/12 + (3 u o)^2
+//   silu_mul   B = out + 16 u |o| + f                  V = ulp^2/12 + (3 u o)^2 + f^2
+//              f = 88 2^-126 |up|: where the sigmoid of a gate is below 2^-126, its silu is below
+//              88 2^-126, and 0 in kernels whose 1 + exp(-gate) overflows
 //   attention  B = out + 2 lambda ds sum p|v-o| + lambda sqrt(n) u sum p|v|,
 //              ds = sqrt(head_dim) u max_j scale sum|q k_j| + 4 u
 //              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2, the second term

@@ -141,8 +141,10 @@ void tighten(Budget& budget, std::span<const double> want, DType dtype, const Op
   budget.misrounds = std::min(budget.misrounds, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
-    const double half = ulp(want[i], dtype) / 2;
-    budget.limit[i] = half + limits.inner * (budget.limit[i] - half);
+    // What is no rounding is left as it is.
+    const double underflow = budget.underflow.empty() ? 0 : budget.underflow[i];
+    const double kept = ulp(want[i], dtype) / 2 + underflow;
+    budget.limit[i] = kept + limits.inner * (budget.limit[i] - kept);
   }
 }
 
