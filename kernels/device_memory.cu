@@ -137,6 +137,8 @@ void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
 
 void wait(CUstream_st* stream) {
   cuda_check(cudaStreamSynchronize(stream), "the end of the work of a stream");
+  // A user's library may have left one unread, for which the next kernel would be blamed.
+  cuda_check(cudaGetLastError(), "a launch");
   BadIndex* seen = bad_index_report();
   if (seen->of == BadIndex::Of::none) return;
   refuse(std::exchange(*seen, {}));

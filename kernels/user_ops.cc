@@ -84,19 +84,34 @@ struct UserOp {
     const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
     return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
   }
-  // Calls its function with `in`, made by `arguments`. Throws Error when that says that it failed,
-  // and ends the process in one sentence when it crashes.
+  // Calls its function with `in`, made by `arguments`, and waits for what it queued on a device.
+  // Throws Error when it failed, and ends the process in one sentence when it crashes.
   template <typename Function, typename... In>
   void call(const OpContext& context, const Arguments& arguments, Function* function,
             In... in) const {
     const std::string who = at(context), point(context.point);
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
+    const bool on_device = !arguments.on_device().empty();
+    if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
     check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
           trouble == nullptr ? "" : trouble);
+    if (on_device) wait_for_kernels_of(who);
+  }
+
+ private:
+  static void wait_for_kernels_of(const std::string& who) {
+    try {
+      wait_for(Device::cuda);
+    } catch (const Error& error) {
+      fail(
+          "{} was wanted to compute, found that its kernels failed, which compute-sanitizer "
+          "shows: {}",
+          who, error.what());
+    }
   }
 };
 
@@ -116,7 +131,6 @@ class GuardedOutput {
 
   // Hands the output on. Throws Error when it is not whole.
   void take(const UserOp& op, const OpContext& context) {
-    wait_for(out_.device);
     copy(host_, there_);
     const auto* begin = host_.as<uint8_t>();
     const auto* end = begin + bytes();

@@ -18,8 +18,8 @@ std::string file_beside(const std::string& trace) {
 
 }  // namespace
 
-RecordBefore::RecordBefore(const std::string& points, const std::string& trace)
-    : chosen_(points, "", "", ""), path_(file_beside(trace)) {
+RecordBefore::RecordBefore(const std::string& points, const std::string& trace, Device device)
+    : chosen_(points, "", "", ""), path_(file_beside(trace)), device_(device) {
   check(!std::filesystem::exists(path_),
         "{}: the inputs of the op that is about to run would be kept there, and there is "
         "something: move it, or choose another --trace",
@@ -82,6 +82,7 @@ void RecordBefore::before(const OpContext& context) {
   if (point == nullptr || !chosen_.has(*point, context.layer)) return;
   const Place place{point, context.layer};
   if (place == std::exchange(last_, place)) return;  // the second kernel of one op
+  wait_for(device_);  // the op before may hang or fail yet: then its inputs must still be there
   Pass pass{.info = pass_.info};
   const std::vector<Place> reads = inputs_of(manifest_.graph, place);
   for (const KeptTensor& tensor : pass_.tensors)
@@ -101,7 +102,7 @@ std::unique_ptr<RecordBefore> record_before_of(const ObserveOptions& options,
   check(model.graph != "on",
         "--graph on was found with --record-before, which looks on before each op: leave one out");
   engine.graph = false;
-  return std::make_unique<RecordBefore>(options.record_before, options.trace);
+  return std::make_unique<RecordBefore>(options.record_before, options.trace, engine.device);
 }
 
 }  // namespace lockstep

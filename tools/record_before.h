@@ -20,8 +20,9 @@ namespace lockstep {
 class RecordBefore final : public Sink {
  public:
   // points: globs over the points that the ops make (Selection's). trace: of --trace, beside which
-  // the file lies (X.trace, X.before.h5). Throws Error when there is such a file already.
-  RecordBefore(const std::string& points, const std::string& trace);
+  // the file lies (X.trace, X.before.h5). device: where the ops run. Throws Error when there is such
+  // a file already.
+  RecordBefore(const std::string& points, const std::string& trace, Device device);
 
   const std::string& path() const { return path_; }
   // Once, with a table that must not outlive this and an engine that has not begun.
@@ -43,6 +44,7 @@ class RecordBefore final : public Sink {
 
   Selection chosen_;
   std::string path_;
+  Device device_;
   Manifest manifest_;
   std::vector<Place> inputs_;  // of all chosen ops
   Pass pass_;                  // what was shown of them so far

@@ -106,6 +106,29 @@ TEST_F(UserOpOfADevice, IsToldWhichDeviceItsTensorsAreOf) {
       << told(Device::cpu);
 }
 
+TEST_F(UserOpOfADevice, IsBlamedForItsOwnKernelsOnly) {
+  static int waits_left;  // until one finds that a kernel failed
+  DeviceMemory device = cuda_memory();
+  device.wait = [](CUstream_st*) {
+    if (waits_left-- == 0) throw Error("it said: an illegal address");
+  };
+  set_cuda_memory(device);
+  const auto trouble_after = [](int waits) {
+    const Ops user = with_user_ops(cpu_ops(), plugin("broken_ops"));
+    const Tensor a = copy_on(Device::cuda, floats({3, 4}, {1, 2}));
+    const Tensor out = copy_on(Device::cuda, floats({0, 0}, {1, 2}));
+    waits_left = waits;
+    return error_of([&] { user.add({.layer = 1, .point = "attn.residual"}, out, a, a); });
+  };
+  EXPECT_EQ(trouble_after(0), "it said: an illegal address");  // of an op before
+  const std::string own = trouble_after(1);
+  EXPECT_NE(own.find("add of "), std::string::npos) << own;
+  EXPECT_NE(own.find(" at layer 1 attn.residual was wanted"), std::string::npos) << own;
+  EXPECT_NE(own.find("its kernels failed, which compute-sanitizer shows: it said: an illegal"),
+            std::string::npos)
+      << own;
+}
+
 // An op may well give a NaN: only the pattern that nobody wrote is unwritten.
 TEST(UserOps, MayGiveNaN) {
   const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));

@@ -1,7 +1,10 @@
 // An op that takes its process with it leaves what it read behind.
+#include "tools/record_before.h"
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "tests/host_device.h"
 #include "tests/lockstep_binary.h"
 #include "traces/trace.h"
 
@@ -78,6 +81,32 @@ TEST_F(RecordBeforeTest, NothingIsLeftWhenAllOpsComeBack) {
   const auto trace = open_trace(folder_ + "/x.trace");
   EXPECT_TRUE(trace->complete());
   EXPECT_EQ(trace->passes(), 3);
+}
+
+class RecordBeforeOfADevice : public HostDevice {};
+
+// A device finds trouble long after the launch: by then the inputs of the next op must not have
+// taken the place of those of the one at fault.
+TEST_F(RecordBeforeOfADevice, LeavesTheInputsOfTheOpWhoseKernelFailed) {
+  static bool failed;
+  DeviceMemory device = cuda_memory();
+  device.wait = [](CUstream_st*) {
+    if (failed) throw Error("a kernel failed");
+  };
+  set_cuda_memory(device);
+  const TempFolder folder;
+  RecordBefore before("attn.q,attn.k", folder / "x.trace", Device::cuda);
+  Ops ops = cpu_ops();
+  ops.matmul = [](const OpContext&, const auto&...) { failed = true; };
+  before.wrap(ops);
+  before.expect({.graph = {.layers = 1}});
+  before.begin({});
+  failed = false;
+  ops.matmul({.layer = 0, .point = "attn.q"}, {}, {}, {}, {});
+  EXPECT_EQ(error_of([&] { ops.matmul({.layer = 0, .point = "attn.k"}, {}, {}, {}, {}); }),
+            "a kernel failed");
+  EXPECT_EQ(open_trace(before.path())->manifest().provenance.at("before"),
+            "layer 0 attn.q, pass 0");
 }
 
 TEST_F(RecordBeforeTest, RefusesWhatItCannotDo) {

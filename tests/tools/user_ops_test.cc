@@ -98,5 +98,19 @@ TEST(UserOps, AreJudgedOnACudaDeviceToo) {
   EXPECT_EQ(result["first"]["layer"], 0);
 }
 
+TEST(UserOps, WhoseKernelsFailOnACudaDeviceEndTheRunInOneSentence) {
+  const std::string file = temp_path("kernel.h5"), before = temp_path("kernel.before.h5");
+  const std::string trouble = trouble_of(
+      run_with("crashing_silu_mul", "--device cuda --record-before 'mlp.*' --trace " + file));
+  if (trouble.find("CUDA ops, which could not be opened") != std::string::npos ||
+      trouble.find("this machine has none that works") != std::string::npos)
+    GTEST_SKIP() << "it needs a CUDA device: " << trouble;
+  EXPECT_NE(trouble.find("silu_mul of "), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find(" at layer 1 mlp.act was wanted"), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find("an illegal memory access"), std::string::npos) << trouble;
+  EXPECT_FALSE(std::filesystem::exists(file));
+  EXPECT_EQ(open_trace(before)->manifest().provenance.at("before"), "layer 1 mlp.act, pass 0");
+}
+
 }  // namespace
 }  // namespace lockstep
