@@ -21,7 +21,8 @@
  * the function returns; it may use threads of its own.
  *
  * A function returns NULL, or one sentence that says what went wrong, which ends the run; the
- * library owns its memory. One that crashes, or whose kernels fail, ends the run too, and is named. */
+ * library owns its memory. One that crashes, or whose kernels do, ends the run too, and is named.
+ */
 #pragma once
 
 #include <dlpack/dlpack.h>

@@ -20,8 +20,8 @@ namespace lockstep {
 class RecordBefore final : public Sink {
  public:
   // points: globs over the points that the ops make (Selection's). trace: of --trace, beside which
-  // the file lies (X.trace, X.before.h5). device: where the ops run. Throws Error when there is such
-  // a file already.
+  // the file lies (X.trace, X.before.h5). device: where the ops run. Throws Error when there is
+  // such a file already.
   RecordBefore(const std::string& points, const std::string& trace, Device device);
 
   const std::string& path() const { return path_; }
