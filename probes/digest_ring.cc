@@ -54,6 +54,7 @@ struct DigestRing::Slot {
   Tensor staged;
   DigestedPass pass;
   std::vector<int64_t> lengths;  // of the requests
+  int64_t bytes = 0;             // of all that is copied
   void* arrived = nullptr;       // mark
 
   int64_t digest_bytes() const {
@@ -75,10 +76,19 @@ struct DigestRing::Slot {
     }
     return offset;
   }
+  void put(DigestedPass next);
   Pass arrival(ThreadPool& pool) const;
   void put_caches(const DigestLayout::Tap& tap, std::span<KeptTensor> caches) const;
   KeptTensor tensor(const DigestLayout::Tap& tap) const;
 };
+
+void DigestRing::Slot::put(DigestedPass next) {
+  pass = std::move(next);
+  lengths.clear();
+  for (const RequestPages& pages : pass.info.pages)
+    lengths.push_back(length_of(pass.info, pages.request));
+  bytes = each_tensor([](const auto&...) {});
+}
 
 KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
   const TensorView view = shown(tap, pass.info);
@@ -167,8 +177,9 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
   return arrived_pass;
 }
 
-DigestRing::DigestRing(DigestSink& taker)
+DigestRing::DigestRing(DigestSink& taker, int64_t most_bytes)
     : taker_(taker),
+      most_bytes_(most_bytes),
       pool_(
           static_cast<int>(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostThreads))) {
   static std::atomic<uint64_t> last_id = 0;
@@ -201,10 +212,7 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
 void DigestRing::queue_copies(Slot& slot) const {
   const DigestMaker& maker = digest_maker();
   const DeviceMemory& device = cuda_memory();
-  slot.lengths.clear();
-  for (const RequestPages& pages : slot.pass.info.pages)
-    slot.lengths.push_back(length_of(slot.pass.info, pages.request));
-  const int64_t bytes = slot.each_tensor([](const auto&...) {});
+  const int64_t bytes = slot.bytes;
   make_room(slot, bytes);
   const auto copy_all = [&](char* to, CUstream_st* stream) {
     device.copy(to, slot.pass.digests->view().data, slot.digest_bytes(), stream);
@@ -230,26 +238,52 @@ void DigestRing::queue_copies(Slot& slot) const {
   slot.arrived = maker.mark(maker.aside);
 }
 
-void DigestRing::push(DigestedPass pass) {
+template <typename Ready>
+void DigestRing::wait_until(Lock& lock, Ready ready) {
   using Clock = std::chrono::steady_clock;
-  std::unique_lock lock(mutex_);
+  if (ready()) return;
+  const auto begin = Clock::now();
+  changed_.wait(lock, ready);
+  waited_ = true;
+  waits_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void DigestRing::reserve(int64_t bytes) {
+  Lock lock(mutex_);
+  reserved_ += bytes;
+  wait_until(lock, [&] { return has_room(reserved_); });
+}
+
+void DigestRing::push(DigestedPass pass) {
+  Lock lock(mutex_);
+  reserved_ = 0;
   if (!failure_.empty()) return;
+  wait_until(lock, [&] { return !free_.empty(); });
+  // The one that was free last: large passes that come one by one take the same memory each time.
+  Slot& slot = *free_.back();
+  free_.pop_back();
+  slot.put(std::move(pass));
+  wait_until(lock, [&] { return has_room(slot.bytes); });
+  on_the_way_ += slot.bytes;
   ++waits_.passes;
-  if (free_.empty()) {
-    const auto begin = Clock::now();
-    changed_.wait(lock, [&] { return !free_.empty(); });
-    ++waits_.waited;
-    waits_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
-  }
-  Slot& slot = *free_.front();
-  free_.pop_front();
+  waits_.waited += std::exchange(waited_, false) ? 1 : 0;
   lock.unlock();
-  slot.pass = std::move(pass);
-  queue_copies(slot);
+  try {
+    queue_copies(slot);
+  } catch (...) {
+    lock.lock();
+    release(slot);
+    throw;
+  }
   lock.lock();
   queued_.push_back(&slot);
   lock.unlock();
   changed_.notify_all();
+}
+
+void DigestRing::release(Slot& slot) {
+  on_the_way_ -= slot.bytes;
+  free_.push_back(&slot);
 }
 
 void DigestRing::flush() {
@@ -278,7 +312,7 @@ void DigestRing::serve() {
       if (wanted) arrived = slot.arrival(pool_);
       slot.pass = {};
       lock.lock();
-      free_.push_back(&slot);
+      release(slot);
       freed = true;
       lock.unlock();
       changed_.notify_all();
@@ -289,7 +323,7 @@ void DigestRing::serve() {
     lock.lock();
     busy_ = false;
     if (failure_.empty()) failure_ = failure;
-    if (!freed) free_.push_back(&slot);
+    if (!freed) release(slot);
     changed_.notify_all();
   }
 }

@@ -49,18 +49,22 @@ struct DigestWaits {
 
 // Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops
 // and in the order of the passes. The engine goes on meanwhile, until kSlots passes are on their
-// way: then it waits, and that is counted.
+// way, or `most_bytes` of them: then it waits, and that is counted.
 class DigestRing {
  public:
   static constexpr size_t kSlots = 8;
 
   // The taker is borrowed, and called from a thread of the ring. Once it throws it is not called
-  // again.
-  explicit DigestRing(DigestSink& taker);
+  // again. What is on its way takes as much memory of the device as of the host; one pass alone may
+  // be more than most_bytes.
+  explicit DigestRing(DigestSink& taker, int64_t most_bytes = int64_t{2} << 30);
   ~DigestRing();  // when all is taken
   DigestRing(const DigestRing&) = delete;
   DigestRing& operator=(const DigestRing&) = delete;
 
+  // Before the pass that is pushed next keeps that many bytes on the device: returns when there is
+  // room for them and all that it has kept so far.
+  void reserve(int64_t bytes);
   // After the pass was queued.
   void push(DigestedPass pass);
   // Returns when all that was pushed is taken.
@@ -73,11 +77,19 @@ class DigestRing {
 
  private:
   struct Slot;
+  using Lock = std::unique_lock<std::mutex>;
+  template <typename Ready>
+  void wait_until(Lock& lock, Ready ready);
+  bool has_room(int64_t bytes) const {
+    return on_the_way_ == 0 || on_the_way_ + bytes <= most_bytes_;
+  }
   void make_room(Slot& slot, int64_t bytes) const;
   void queue_copies(Slot& slot) const;
+  void release(Slot& slot);
   void serve();
 
   DigestSink& taker_;
+  int64_t most_bytes_;
   ThreadPool pool_;  // for passes of many requests, which would else wait for the host
   uint64_t id_;
   DigestWaits waits_;
@@ -85,6 +97,9 @@ class DigestRing {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::deque<Slot*> free_, queued_;  // guarded, as all below
+  int64_t on_the_way_ = 0;           // bytes of the slots that are not free
+  int64_t reserved_ = 0;             // bytes, for the next pass
+  bool waited_ = false;              // for the next pass
   bool busy_ = false, ends_ = false;
   std::string failure_;
   std::thread thread_;

@@ -20,8 +20,8 @@ bool is_of_logits(const Point& p) { return p == point("logits") || p == point("t
 DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
                              const std::vector<KvCache>& caches, Probe& seen, Lifetime lifetime)
     : model_(model), arguments_(arguments), caches_(caches), seen_(seen), lifetime_(lifetime) {
-  const DigestRing* ring = seen.digests();
-  check(ring != nullptr, "digests were to be made for a sink that takes none: show it tensors");
+  ring_ = seen.digests();
+  check(ring_ != nullptr, "digests were to be made for a sink that takes none: show it tensors");
   const int64_t requests = arguments.context_length.view().count();
   const int64_t tokens = arguments.size(), logit_rows = arguments.logit_rows.view().count();
   const int64_t positions =
@@ -35,7 +35,7 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
                              .layer = place.layer,
                              .digest = head,
                              .hashes = cache ? layout_->caches++ : hashes,
-                             .keeps = ring->keeps(p, place.layer)});
+                             .keeps = ring_->keeps(p, place.layer)});
     head += cache ? requests * kCount : static_cast<int64_t>(sizeof(Digest));
     if (!cache) hashes += kHash * (is_of_logits(p) ? logit_rows : tokens);
   }
@@ -108,6 +108,7 @@ void DeviceDigests::record(const Record& record) {
   }
   flush(stream_of(model_.device()));
   if (!tap.keeps) return;
+  ring_->reserve(tap.tensor.bytes());
   copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
   tap.tensor = copies_.back()->view();
 }

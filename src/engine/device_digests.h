@@ -48,6 +48,7 @@ class DeviceDigests final : public Sink {
   const Batch& arguments_;
   const std::vector<KvCache>& caches_;
   Probe& seen_;
+  DigestRing* ring_;
   Lifetime lifetime_;
   std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
   std::shared_ptr<const Tensor> digests_;

@@ -1,0 +1,128 @@
+// What comes from a device that is played, through the ring to who takes it.
+#include "probes/digest_ring.h"
+
+#include <chrono>
+#include <semaphore>
+#include <thread>
+
+#include "kernels/digest.h"
+#include "tests/helpers.h"
+#include "tests/host_device.h"
+
+namespace lockstep {
+namespace {
+
+// Takes a pass each time that it may.
+class SlowTaker final : public DigestSink {
+ public:
+  bool keeps(const Point&, int) const override { return true; }
+  void take(Pass pass) override {
+    ++begun;
+    may.acquire();
+    taken.push_back(std::move(pass));
+  }
+
+  std::atomic<int> begun = 0;
+  std::counting_semaphore<> may{0};
+  std::vector<Pass> taken;
+};
+
+class Ring : public HostDevice {
+ protected:
+  static constexpr int64_t kRows = 2, kColumns = 100;
+
+  void SetUp() override {
+    HostDevice::SetUp();
+    static const DigestMaker played = {.digest = [](auto, void*, CUstream_st*) {},
+                                       .order = [](CUstream_st*, CUstream_st*) {},
+                                       .mark = [](CUstream_st*) -> void* { return nullptr; },
+                                       .await = [](void*) {}};
+    set_digest_maker(played);
+  }
+  void TearDown() override {
+    set_digest_maker({});
+    HostDevice::TearDown();
+  }
+
+  // A pass whose attn.q is full of `value`: 800 bytes, and its digest.
+  static DigestedPass pass_of(float value) {
+    constexpr int64_t kDigest = sizeof(Digest), kHashes = kRows * int64_t{sizeof(uint64_t)};
+    const auto digests =
+        std::make_shared<Tensor>(Shape{kDigest + kHashes}, DType::u8, Device::cuda);
+    *digests->as<Digest>() = {.count = kRows * kColumns};
+    const auto q = std::make_shared<Tensor>(Shape{kRows, 1, kColumns}, DType::f32, Device::cuda);
+    std::fill_n(q->as<float>(), kRows * kColumns, value);
+    const auto layout = std::make_shared<DigestLayout>();
+    layout->taps = {{.point = &point("attn.q"),
+                     .layer = 0,
+                     .tensor = q->view(),
+                     .hashes = kDigest,
+                     .keeps = true}};
+    layout->cache_hashes = kDigest + kHashes;
+    DigestedPass pass{.layout = layout, .digests = digests, .tensors = {q}};
+    pass.info.rows = {{.row = {0, 0}}, {.row = {0, 1}}};
+    return pass;
+  }
+  // Whether it still goes on after a while.
+  static bool waits(const std::atomic<bool>& done) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return !done;
+  }
+
+  SlowTaker taker_;
+};
+
+TEST_F(Ring, HandsOverWhatWasPushedInItsOrder) {
+  DigestRing ring(taker_);
+  taker_.may.release(20);
+  for (int i = 0; i < 20; ++i) ring.push(pass_of(static_cast<float>(i)));
+  ring.flush();
+  ASSERT_EQ(ring.failure(), "");
+  ASSERT_EQ(taker_.taken.size(), 20u);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(value_at(taker_.taken[i].tensors[0].data, 199), i);
+}
+
+TEST_F(Ring, WaitsWhenSoManyBytesAreOnTheirWayAndSaysSo) {
+  DigestRing ring(taker_, 2000);
+  ring.push(pass_of(0));
+  while (taker_.begun == 0) std::this_thread::yield();  // of which nothing is on its way any more
+  ring.push(pass_of(1));
+  std::atomic<bool> pushed = false;
+  std::jthread engine([&] {
+    ring.reserve(800);
+    ring.push(pass_of(2));
+    pushed = true;
+  });
+  EXPECT_TRUE(waits(pushed));
+  taker_.may.release(3);
+  engine.join();
+  ring.flush();
+  EXPECT_EQ(taker_.taken.size(), 3u) << "nothing is dropped";
+  EXPECT_EQ(ring.waits().passes, 3);
+  EXPECT_EQ(ring.waits().waited, 1);
+  EXPECT_GT(ring.waits().seconds, 0.04);
+}
+
+TEST_F(Ring, LetsAPassThroughThatIsLargerAlone) {
+  DigestRing ring(taker_, 100);
+  taker_.may.release(4);
+  for (int i = 0; i < 4; ++i) {
+    ring.reserve(500), ring.reserve(300);
+    ring.push(pass_of(1));
+  }
+  ring.flush();
+  EXPECT_EQ(taker_.taken.size(), 4u);
+}
+
+TEST_F(Ring, GoesOnWhenThereIsNoMemoryForAPass) {
+  DeviceMemory device = cuda_memory();
+  device.pin = [](int64_t) -> void* { throw Error("no memory can be pinned"); };
+  set_cuda_memory(device);
+  DigestRing ring(taker_, 100);
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(error_of([&] { ring.push(pass_of(1)); }), "no memory can be pinned");
+  ring.flush();
+}
+
+}  // namespace
+}  // namespace lockstep
