@@ -1,6 +1,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -18,20 +19,22 @@ class Arena {
   void release(void* memory);
   int64_t available();
 
-  // From the first call to the second, what is released is handed out again, but then belongs to
-  // whoever called: a graph writes there whenever it is replayed. take_back ends that.
+  // From the first call to the second, what the calling thread releases is handed out to it again,
+  // but then belongs to whoever called: a graph writes there whenever it is replayed. take_back
+  // ends that. What other threads release meanwhile no graph has seen.
   void begin_apart();
   BySize end_apart();
   void take_back(const BySize& apart);
 
  private:
+  bool keeps_apart() const { return apart_for_ == std::this_thread::get_id(); }
   static void* take(BySize& from, int64_t bytes);
   void* ask_device(int64_t bytes);
   void give_back_all();
 
   std::mutex mutex_;
   BySize free_, apart_;
-  bool keeps_apart_ = false;
+  std::thread::id apart_for_;                    // none: nobody
   std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the device gave
 };
 
@@ -53,7 +56,8 @@ void* Arena::take(BySize& from, int64_t bytes) {
 void* Arena::allocate(int64_t wanted) {
   const std::lock_guard lock(mutex_);
   const int64_t bytes = rounded(wanted);
-  if (void* kept = take(apart_, bytes)) return kept;  // empty but while a graph is made
+  if (keeps_apart())
+    if (void* kept = take(apart_, bytes)) return kept;
   if (void* kept = take(free_, bytes)) return kept;
   void* memory = ask_device(bytes);
   if (memory == nullptr && !free_.empty()) {
@@ -79,17 +83,17 @@ void* Arena::ask_device(int64_t bytes) {
 // Called by destructors, also after the driver has gone: there is nobody to tell.
 void Arena::release(void* memory) {
   const std::lock_guard lock(mutex_);
-  (keeps_apart_ ? apart_ : free_).emplace(bytes_of_.at(memory), memory);
+  (keeps_apart() ? apart_ : free_).emplace(bytes_of_.at(memory), memory);
 }
 
 void Arena::begin_apart() {
   const std::lock_guard lock(mutex_);
-  keeps_apart_ = true;
+  apart_for_ = std::this_thread::get_id();
 }
 
 BySize Arena::end_apart() {
   const std::lock_guard lock(mutex_);
-  keeps_apart_ = false;
+  apart_for_ = {};
   return std::exchange(apart_, {});
 }
 
