@@ -64,8 +64,9 @@ Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
   Kept& kept = kept_.try_emplace(kind, kind, model_).first->second;
   kept.arguments.fill(std::move(batch), tables_);
   const Batch& arguments = kept.arguments.batch();
-  if (kept.graph.empty() || kept.cos != arguments.cos.data ||
-      (ring != nullptr && kept.ring != ring->id())) {
+  const bool same_tables =
+      kept.cos.data == arguments.cos.data && kept.cos.shape == arguments.cos.shape;
+  if (kept.graph.empty() || !same_tables || (ring != nullptr && kept.ring != ring->id())) {
     const Forward forward = first(kept, kind.seen, probe, digested);
     keep(kept, kind.seen, probe);
     return forward;
@@ -89,7 +90,7 @@ void DecodeGraphs::keep(Kept& kept, Seen seen, Probe& probe) {
   kept.graph = {};  // first of all, so that the next one can have its memory
   kept.taps.clear();
   kept.digested = {};
-  kept.cos = kept.arguments.batch().cos.data;
+  kept.cos = kept.arguments.batch().cos;
   kept.ring = seen == Seen::digests ? probe.digests()->id() : 0;
   kept.graph = DeviceGraph([&] {
     const Batch& arguments = kept.arguments.batch();

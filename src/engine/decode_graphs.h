@@ -58,7 +58,7 @@ class DecodeGraphs {
     uint64_t ring = 0;  // whose wants it was kept for
     Forward forward;
     DeviceGraph graph;
-    const void* cos = nullptr;  // where the rotary tables were when it was kept
+    TensorView cos;  // where the rotary tables were when it was kept, and how large
   };
   Forward first(Kept& kept, Seen seen, Probe& probe, DigestedPass& digested);
   void keep(Kept& kept, Seen seen, Probe& probe);
