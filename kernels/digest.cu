@@ -406,6 +406,9 @@ Launch launch_of(std::span<const DigestJob> jobs) {
     Work& work = launch.works.of[launch.works.count++];
     work.job = job;
     work.element = size_of(job.dtype);
+    check(job.most_rows * job.row_bytes / work.element < int64_t{1} << 32,
+          "a digest of fewer than 2^32 elements was wanted, found {}: use a smaller --chunk",
+          job.most_rows * job.row_bytes / work.element);
     work.parts = std::max<int64_t>(1, (job.most_rows * job.row_bytes + kPart - 1) / kPart);
     work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
     launch.blocks += work.blocks();

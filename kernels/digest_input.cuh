@@ -15,11 +15,12 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kRounds = 4;  // in each of which a warp sums a block of XXH3 up
 constexpr int64_t kPart = kRounds * kWarps * xxh3::kBlock;  // bytes of a block of threads
 
-// What a part of a tensor adds to its digest; the numbers are of its finite elements.
+// What a part of a tensor, or all of it, adds to its digest; the numbers are of its finite
+// elements.
 struct Part {
   double sum, sum_abs, sum_squares, m2, min, max, absmax;
   int64_t at;  // of absmax; -1: nothing finite
-  int32_t finite, nan, pos_inf, neg_inf, zeros, subnormals;
+  uint32_t finite, nan, pos_inf, neg_inf, zeros, subnormals;
 };
 
 // Where the parts of one tensor meet; zero at first.

@@ -62,7 +62,8 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
       .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
       .bad = bad_index_report(),
       .parts = nullptr,
-      .chunks = static_cast<int>((table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys)};
+      .chunks = static_cast<int>(std::max<int64_t>(
+          1, (table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys))};
 }
 
 template <typename T>
