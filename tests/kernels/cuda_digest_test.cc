@@ -418,6 +418,14 @@ TEST_F(CudaDigest, RefusesMoreJobsThanALaunchTakes) {
   EXPECT_NE(error_of([&] { maker_.digest(jobs, nullptr, memory_.stream); }), "");
 }
 
+TEST_F(CudaDigest, RefusesMoreElementsThanItCounts) {
+  std::vector<DigestJob> jobs = {{.dtype = DType::bf16, .row_bytes = 2 << 16, .most_rows = 65535}};
+  EXPECT_GT(maker_.scratch_bytes(jobs), 0);
+  ++jobs[0].most_rows;
+  EXPECT_NE(error_of([&] { maker_.scratch_bytes(jobs); }).find("found 4294967296: use a smaller"),
+            std::string::npos);
+}
+
 TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
   const Tensor far = copy_on(Device::cuda, random_of({1, 4096}, DType::u8, 9));
   const std::unique_ptr<void, void (*)(void*)> pinned(memory_.pin(4096), memory_.unpin);

@@ -1,3 +1,5 @@
+#include <thread>
+
 #include "kernels/device_graph.h"
 #include "tests/helpers.h"
 #include "tests/kernels/cuda_samples.h"
@@ -52,6 +54,19 @@ TEST_F(CudaGraph, KeepsTheMemoryThatItsWorkTookUntilItGoes) {
   std::vector<Tensor> after;
   while (std::ssize(after) < 30) after.emplace_back(Shape{1000}, DType::f32, Device::cuda);
   EXPECT_EQ(std::ranges::count(after, inner, [](const Tensor& t) { return t.view().data; }), 1);
+}
+
+TEST_F(CudaGraph, LeavesAloneWhatAnotherThreadReleasesMeanwhile) {
+  Tensor read_out({3000}, DType::f32, Device::cuda);
+  const void* place = read_out.view().data;
+  const Tensor a = filled(1), out = filled(0);
+  const DeviceGraph graph([&] {
+    std::jthread([&] { read_out = {}; }).join();
+    ops_->add(context(), out, a, a);
+  });
+  EXPECT_EQ(Tensor({3000}, DType::f32, Device::cuda).view().data, place);
+  graph.replay();
+  EXPECT_EQ(first_of(out), 2);
 }
 
 TEST_F(CudaGraph, ThatCannotBeMadeLeavesTheDeviceAsItWas) {

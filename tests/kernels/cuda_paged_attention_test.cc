@@ -180,7 +180,7 @@ TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
     for (const int64_t dim : {16, 64}) {
       const Dims dims = {dtype, 2, 1, dim};
       const Request a(dims, 8, 1);
-      const Pass pass(dims, {{&a, 8, 8}}, {4});
+      Pass pass(dims, {{&a, 8, 8}}, {4});
       pass.length->set(0, 5);  // the first three queries then stand before position 0
       attend(dims, pass, 0);
       const std::vector<double> got = pass.out->values();
@@ -190,6 +190,10 @@ TEST_F(CudaPagedAttention, AQueryThatSeesNoKeyGivesZeros) {
       pass.length->set(0, 0);
       attend(dims, pass, 0);
       for (const double value : pass.out->values()) EXPECT_EQ(value, 0);
+      pass.table = std::make_unique<Sample>(Shape{1, 0}, DType::i32);
+      pass.out->fill_normal(3);
+      attend(dims, pass, 0);
+      for (const double value : pass.out->values()) EXPECT_EQ(value, 0) << "without any page";
     }
   const Dims dims = {DType::bf16, 2, 1, 128};
   const Request a(dims, 100, 1);
