@@ -1,5 +1,6 @@
 #include "kernels/crash_watch.h"
 
+#include <execinfo.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/uio.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 
 namespace lockstep {
@@ -112,7 +114,34 @@ void handle(int signal, siginfo_t* info, void* machine) {
   _exit(2);
 }
 
+// The watch of the call that this thread, which ends the process, was called from; or null.
+const CrashWatch* watch_of_exit() {
+  if (of_this_thread != nullptr) return of_this_thread;
+  const CrashWatch* other = of_any_thread;
+  if (other == nullptr) return nullptr;
+  std::array<void*, 64> callers;
+  const auto count = static_cast<size_t>(backtrace(callers.data(), std::ssize(callers)));
+  const bool of_library = std::any_of(callers.begin(), callers.begin() + count, [&](void* caller) {
+    return other->claims(reinterpret_cast<uintptr_t>(caller));
+  });
+  return of_library ? other : nullptr;
+}
+
+// Called by exit and quick_exit, on the stack of whoever calls them.
+void handle_exit() {
+  const CrashWatch* watch = watch_of_exit();
+  if (watch == nullptr) return;
+  const std::string_view pieces[] = {
+      "error: ", watch->who(),
+      " was wanted to compute, found that it ended the process, as exit does: have it return a "
+      "sentence that says what went wrong\n"};
+  write_error(pieces);
+  _exit(2);
+}
+
 bool begin_to_watch() {
+  std::atexit(handle_exit);
+  std::at_quick_exit(handle_exit);
   struct sigaction ours = {};
   ours.sa_sigaction = handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;

@@ -41,7 +41,8 @@ FOREIGN = [
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
-    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|malloc)\.h", set(MAY_INCLUDE)),
+    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|malloc|execinfo)\.h",
+     set(MAY_INCLUDE)),
 ]
 ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
 

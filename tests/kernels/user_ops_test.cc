@@ -170,6 +170,33 @@ TEST_F(CrashingOp, IsNamedWhenItDoesSoInAThreadOfTheLibrary) {
               "^error: argmax of .* crashed with SIGSEGV at the address 0x0: gdb");
 }
 
+TEST_F(CrashingOp, IsNamedWhenItEndsTheProcessAsIfAllWereWell) {
+  const char* sentence =
+      "^error: [a-z_]+ of .*plugin_exiting_ops.so at layer 2 mlp.act was wanted to compute, found "
+      "that it ended the process, as exit does: [^\n]*\n$";
+  EXPECT_EXIT(user("exiting_ops").silu_mul(at_, out_, a_, a_), kEndsInTrouble, sentence);
+  EXPECT_EXIT(user("exiting_ops").add(at_, out_, a_, a_), kEndsInTrouble, sentence);
+  const Tensor chosen({2}, DType::i32);
+  EXPECT_EXIT(user("exiting_ops").argmax(at_, chosen, a_), kEndsInTrouble, sentence);
+}
+
+TEST_F(CrashingOp, IsNotBlamedForAnExitElsewhere) {
+  const auto end = [&] {
+    user("right_rms_norm").rms_norm(at_, out_, a_, floats({1, 1, 1}, {3}), 0);
+    std::exit(3);
+  };
+  EXPECT_EXIT(end(), testing::ExitedWithCode(3), "^$");
+  const auto end_beside = [&] {
+    const Ops busy = user("crashing_ops");
+    const Tensor x = floats({0, 0, 0, 0}, {2, 1, 2}), weights = floats({1, 1}, {2, 1});
+    const Tensor out({2, 2}, DType::f32);
+    const std::jthread thread([&] { busy.weighted_sum(at_, out, x, weights); });
+    while (std::atomic_ref(*x.as<float>()) != 1) std::this_thread::yield();
+    std::quick_exit(3);
+  };
+  EXPECT_EXIT(end_beside(), testing::ExitedWithCode(3), "^$");
+}
+
 TEST_F(CrashingOp, IsNotBlamedForWhatCrashesElsewhere) {
   // Killed by the signal; or what a sanitizer does with it, which is to report it.
   const auto as_ever = [](int status) {

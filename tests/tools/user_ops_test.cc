@@ -71,6 +71,13 @@ TEST(UserOps, ThatCrashEndTheRunInOneSentence) {
   std::filesystem::remove_all(folder);
 }
 
+// Which would else end it with their own status, 0 as often as not.
+TEST(UserOps, ThatExitEndTheRunInOneSentence) {
+  const std::string trouble = trouble_of(run_with("exiting_ops"));
+  EXPECT_NE(trouble.find("plugin_exiting_ops.so at "), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find(" ended the process"), std::string::npos) << trouble;
+}
+
 TEST(UserOps, ThatReadADevicesMemoryOnTheHostEndTheRunInOneSentence) {
   const std::string library = "host_silu_mul", fp32 = "--dtype fp32";
   EXPECT_EQ(call_lockstep(run_with(library, fp32)).status, 0);
