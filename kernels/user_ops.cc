@@ -13,6 +13,7 @@
 
 #include "kernels/check.h"
 #include "kernels/crash_watch.h"
+#include "kernels/left_alone.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/memory.h"
 
@@ -78,14 +79,16 @@ class Arguments {
 // An op of the library, and how its errors begin.
 struct UserOp {
   std::string name, library;
-  AddressRange code;  // of the library
+  AddressRange code;                     // of the library
+  std::vector<std::string_view> inputs;  // what its tensors are called, in order
 
   std::string at(const OpContext& context) const {
     const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
     return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
   }
   // Calls its function with `in`, made by `arguments`, and waits for what it queued on a device.
-  // Throws Error when it failed, and ends the process in one sentence when it crashes.
+  // Throws Error when it failed, or left the floating-point control of this thread changed, which
+  // all ops after it would feel. Ends the process in one sentence when it crashes or exits.
   template <typename Function, typename... In>
   void call(const OpContext& context, const Arguments& arguments, Function* function,
             In... in) const {
@@ -93,6 +96,7 @@ struct UserOp {
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
     const bool on_device = !arguments.on_device().empty();
     if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
+    const FloatControl control;
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
@@ -100,6 +104,11 @@ struct UserOp {
     check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
           trouble == nullptr ? "" : trouble);
     if (on_device) wait_for_kernels_of(who);
+    const std::string_view changed = control.changed();
+    check(changed.empty(),
+          "{} was wanted to leave this thread's floating-point control as it was, found that it "
+          "changed {}: put it back before it returns (fegetenv, fesetenv)",
+          who, changed);
   }
 
  private:
@@ -166,9 +175,12 @@ void put(std::function<void(const OpContext&, TensorView, In...)>& op, const Use
          Function* function) {
   op = [user, function](const OpContext& context, TensorView out, const In&... in) {
     if (out.count() == 0) return;
+    Inputs inputs;
+    (inputs.add(in), ...);
     Arguments arguments;
     GuardedOutput guarded(out);
     user.call(context, arguments, function, guarded.as_argument(arguments), arguments(in)...);
+    inputs.check_unchanged(user.at(context), user.inputs);
     guarded.take(user, context);
   };
 }
@@ -177,9 +189,12 @@ void put(std::function<decltype(kv_write)>& op, const UserOp& user,
          decltype(lockstep_kv_write)* function) {
   op = [user, function](const OpContext& context, KvCache cache, TensorView k, TensorView v,
                         TensorView slots) {
+    Inputs inputs;
+    for (const TensorView& input : {k, v, slots}) inputs.add(input);
     Arguments arguments;
     user.call(context, arguments, function, arguments(cache), arguments(k), arguments(v),
               arguments(slots));
+    inputs.check_unchanged(user.at(context), user.inputs);
   };
 }
 
@@ -188,12 +203,17 @@ void put(std::function<decltype(expert_matmul)>& op, const UserOp& user,
   op = [user, function](const OpContext& context, TensorView out, TensorView x, TensorView index,
                         const std::vector<TensorView>& weights) {
     if (out.count() == 0) return;
+    Inputs inputs;
+    inputs.add(x);
+    inputs.add(index);
+    inputs.add(weights);
     Arguments arguments;
     std::vector<const DLTensor*> experts;
     for (const TensorView& weight : weights) experts.push_back(arguments(weight));
     GuardedOutput guarded(out);
     user.call(context, arguments, function, guarded.as_argument(arguments), arguments(x),
               arguments(index), experts.data(), std::ssize(experts));
+    inputs.check_unchanged(user.at(context), user.inputs);
     guarded.take(user, context);
   };
 }
@@ -221,10 +241,10 @@ class Library {
   }
 
   template <typename Function, typename Op>
-  void replace(Op& op, const char* name) {
+  void replace(Op& op, const char* name, const std::vector<std::string_view>& inputs) {
     const auto function = find<Function>(("lockstep_" + std::string(name)).c_str());
     if (function == nullptr) return;
-    put(op, {name, path_, code_}, function);
+    put(op, {name, path_, code_, inputs}, function);
     ++replaced_;
   }
   int replaced() const { return replaced_; }
@@ -245,20 +265,26 @@ class Library {
 
 Ops with_user_ops(Ops ops, const std::string& path) {
   Library library(path);
-  library.replace<decltype(lockstep_gather_rows)>(ops.gather_rows, "gather_rows");
-  library.replace<decltype(lockstep_rms_norm)>(ops.rms_norm, "rms_norm");
-  library.replace<decltype(lockstep_matmul)>(ops.matmul, "matmul");
-  library.replace<decltype(lockstep_rope)>(ops.rope, "rope");
-  library.replace<decltype(lockstep_kv_write)>(ops.kv_write, "kv_write");
-  library.replace<decltype(lockstep_kv_gather)>(ops.kv_gather, "kv_gather");
-  library.replace<decltype(lockstep_paged_attention)>(ops.paged_attention, "paged_attention");
-  library.replace<decltype(lockstep_silu_mul)>(ops.silu_mul, "silu_mul");
-  library.replace<decltype(lockstep_add)>(ops.add, "add");
-  library.replace<decltype(lockstep_argmax)>(ops.argmax, "argmax");
-  library.replace<decltype(lockstep_top_k)>(ops.top_k, "top_k");
-  library.replace<decltype(lockstep_softmax_of)>(ops.softmax_of, "softmax_of");
-  library.replace<decltype(lockstep_expert_matmul)>(ops.expert_matmul, "expert_matmul");
-  library.replace<decltype(lockstep_weighted_sum)>(ops.weighted_sum, "weighted_sum");
+  library.replace<decltype(lockstep_gather_rows)>(ops.gather_rows, "gather_rows",
+                                                  {"index", "table"});
+  library.replace<decltype(lockstep_rms_norm)>(ops.rms_norm, "rms_norm", {"x", "weight"});
+  library.replace<decltype(lockstep_matmul)>(ops.matmul, "matmul", {"x", "weight", "bias"});
+  library.replace<decltype(lockstep_rope)>(ops.rope, "rope", {"x", "cos", "sin", "positions"});
+  library.replace<decltype(lockstep_kv_write)>(ops.kv_write, "kv_write", {"k", "v", "slots"});
+  library.replace<decltype(lockstep_kv_gather)>(ops.kv_gather, "kv_gather",
+                                                {"cache.k", "cache.v", "page_table"});
+  library.replace<decltype(lockstep_paged_attention)>(
+      ops.paged_attention, "paged_attention",
+      {"q", "cache.k", "cache.v", "query_start", "context_length", "page_table"});
+  library.replace<decltype(lockstep_silu_mul)>(ops.silu_mul, "silu_mul", {"gate", "up"});
+  library.replace<decltype(lockstep_add)>(ops.add, "add", {"a", "b"});
+  library.replace<decltype(lockstep_argmax)>(ops.argmax, "argmax", {"logits"});
+  library.replace<decltype(lockstep_top_k)>(ops.top_k, "top_k", {"logits"});
+  library.replace<decltype(lockstep_softmax_of)>(ops.softmax_of, "softmax_of", {"logits", "index"});
+  library.replace<decltype(lockstep_expert_matmul)>(ops.expert_matmul, "expert_matmul",
+                                                    {"x", "index", "weights"});
+  library.replace<decltype(lockstep_weighted_sum)>(ops.weighted_sum, "weighted_sum",
+                                                   {"x", "weights"});
   check(library.replaced() > 0,
         "--ops wants a library that exports an op, such as lockstep_rms_norm, found none in {}: "
         "kernels/lockstep_ops.h names them",

@@ -8,9 +8,9 @@ namespace lockstep {
 
 // `ops` with those of a user's shared library in their places (lockstep_ops.h is its interface). An
 // op of the library throws Error when it says that it failed, when its kernels did, when it left an
-// element of its output unwritten, and when it wrote beside it. The library stays open until the
-// process ends. Throws Error when it cannot be opened, was made for another interface, or exports
-// no op.
+// element of its output unwritten, when it wrote beside it or into an input, and when it left the
+// floating-point control of the thread changed. The library stays open until the process ends.
+// Throws Error when it cannot be opened, was made for another interface, or exports no op.
 Ops with_user_ops(Ops ops, const std::string& path);
 
 }  // namespace lockstep

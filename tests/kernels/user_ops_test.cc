@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -135,6 +136,68 @@ TEST(UserOps, MayGiveNaN) {
   Tensor x = floats({std::numeric_limits<float>::quiet_NaN(), 1}, {1, 2}), out({1, 2}, DType::f32);
   user.rms_norm({}, out, x, floats({1, 1}, {2}), 0);
   EXPECT_TRUE(std::isnan(out.as<float>()[0]));
+}
+
+// Calls ops of a library that reach beyond their output.
+class MeddlingOp : public testing::Test {
+ protected:
+  Ops user_ = with_user_ops(cpu_ops(), plugin("meddling_ops"));
+  Tensor a_ = floats({1, 2, 3, 4, 5, 6}, {2, 3}), b_ = floats({9, 8, 7, 6, 5, 4}, {2, 3});
+  Tensor out_ = floats({0, 0, 0, 0, 0, 0}, {2, 3});
+};
+
+TEST_F(MeddlingOp, ThatWritesAnInputIsNamedWithIt) {
+  const OpContext at{.layer = 2, .point = "attn.residual"};
+  const std::string error = error_of([&] { user_.add(at, out_, a_, b_); });
+  EXPECT_NE(error.find("add of "), std::string::npos) << error;
+  EXPECT_NE(error.find("at layer 2 attn.residual was wanted to write its output alone, found that "
+                       "it changed its input b [2, 3]: "),
+            std::string::npos)
+      << error;
+  EXPECT_EQ(out_.as<float>()[0], 0) << "nothing is handed on";
+}
+
+TEST_F(MeddlingOp, ThatWritesTheCacheItReadsIsNamedWithIt) {
+  const Tensor k = floats({1, 2, 3, 4}, {2, 1, 1, 2}), v = floats({1, 2, 3, 4}, {2, 1, 1, 2});
+  const Tensor q = floats({1, 2}, {1, 1, 2}), out({1, 1, 2}, DType::f32);
+  const auto ids = [](const std::vector<int32_t>& values, const Shape& shape) {
+    return tensor_of<int32_t>(values, shape, DType::i32);
+  };
+  const Tensor start = ids({0, 1}, {2}), length = ids({1}, {1}), table = ids({1}, {1, 1});
+  const std::string error = error_of([&] {
+    user_.paged_attention({.layer = 0, .point = "attn.out"}, out, q, {k, v}, {start, length, table},
+                          1, 0);
+  });
+  EXPECT_NE(error.find("changed its input cache.v [2, 1, 1, 2]: "), std::string::npos) << error;
+}
+
+TEST_F(MeddlingOp, ThatLeavesTheFloatingPointControlChangedIsNamedAndItIsPutBack) {
+  std::string error =
+      error_of([&] { user_.silu_mul({.layer = 0, .point = "mlp.act"}, out_, a_, b_); });
+  EXPECT_NE(error.find("silu_mul of "), std::string::npos) << error;
+  EXPECT_NE(error.find("at layer 0 mlp.act was"), std::string::npos) << error;
+  EXPECT_NE(error.find("changed the rounding mode: "), std::string::npos) << error;
+  EXPECT_EQ(std::fegetround(), FE_TONEAREST);
+  error = error_of([&] { user_.silu_mul({.layer = 1, .point = "mlp.act"}, out_, a_, b_); });
+  EXPECT_NE(error.find("changed whether subnormal numbers are zero: "), std::string::npos) << error;
+  volatile float smallest = std::numeric_limits<float>::min();
+  EXPECT_NE(smallest / 2, 0);
+}
+
+TEST_F(MeddlingOp, MayRaiseTheFlagsOfExceptions) {
+  user_.rms_norm({}, out_, a_, floats({1, 1, 1}, {3}), 0);
+  EXPECT_EQ(out_.as<float>()[5], 6);
+}
+
+class MeddlingOpOfADevice : public HostDevice {};
+
+TEST_F(MeddlingOpOfADevice, ThatWritesAnInputIsNamedWithIt) {
+  const Ops user = with_user_ops(cpu_ops(), plugin("meddling_ops"));
+  const Tensor a = floats({1, 2}, {1, 2});
+  const Tensor there = copy_on(Device::cuda, a), b = copy_on(Device::cuda, a);
+  const Tensor out = copy_on(Device::cuda, a);
+  const std::string error = error_of([&] { user.add({}, out, there, b); });
+  EXPECT_NE(error.find("changed its input b [1, 2]: "), std::string::npos) << error;
 }
 
 class CrashingOp : public testing::Test {

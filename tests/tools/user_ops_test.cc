@@ -78,6 +78,13 @@ TEST(UserOps, ThatExitEndTheRunInOneSentence) {
   EXPECT_NE(trouble.find(" ended the process"), std::string::npos) << trouble;
 }
 
+// Whatever they write of others', the op after them is not the one at fault.
+TEST(UserOps, ThatReachBeyondTheirOutputEndTheRunInOneSentence) {
+  const std::string trouble = trouble_of(run_with("meddling_ops", "--dtype fp32"));
+  EXPECT_NE(trouble.find("plugin_meddling_ops.so at layer 0 attn"), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find(" changed its input "), std::string::npos) << trouble;
+}
+
 TEST(UserOps, ThatReadADevicesMemoryOnTheHostEndTheRunInOneSentence) {
   const std::string library = "host_silu_mul", fp32 = "--dtype fp32";
   EXPECT_EQ(call_lockstep(run_with(library, fp32)).status, 0);
