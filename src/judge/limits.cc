@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -106,8 +107,8 @@ std::string Limits::name() const {
 
 Limits Limits::read(const std::string& path) {
   std::ifstream file(path);
-  check(file.good(),
-        "limits were wanted from {}, which cannot be read: make it with lockstep "
+  check(file.good() && !std::filesystem::is_directory(path),
+        "limits were wanted from {}, which is no file that can be read: make one with lockstep "
         "calibrate",
         path);
   const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);

@@ -83,6 +83,13 @@ TEST(Limits, ThatAreNoneAreRefusedWithTheirFile) {
   EXPECT_NE(error_of([] { Limits::read("/none"); }).find("/none"), std::string::npos);
 }
 
+TEST(Limits, OfAFolderAreRefusedWithIt) {
+  const std::string folder = testing::TempDir();
+  EXPECT_EQ(error_of([&] { Limits::read(folder); }),
+            "limits were wanted from " + folder +
+                ", which is no file that can be read: make one with lockstep calibrate");
+}
+
 TEST(Limits, TightenWhatIsBeyondTheRoundingOfTheStore) {
   Budget budget{.limit = {1.5, 0.5}, .variance = {1, 1}, .gain = 1e-3, .misrounds = 0.02};
   const std::vector<double> want = {128, 64};  // half an ulp of bf16 is 0.5 and 0.25
