@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,6 +108,53 @@ std::string table_csv(const Table& table) {
   return out;
 }
 
+namespace fs = std::filesystem;
+
+// Where a link leads, be a file there or not.
+fs::path end_of_links(fs::path path) {
+  std::error_code ignored;
+  for (int i = 0; i < 40 && fs::is_symlink(fs::symlink_status(path, ignored)); ++i)
+    path = path.parent_path() / fs::read_symlink(path, ignored);
+  return path;
+}
+
+bool is_stdout(const std::string& path) {
+  struct stat there {
+  }, ours{};
+  return ::stat(path.c_str(), &there) == 0 && ::fstat(STDOUT_FILENO, &ours) == 0 &&
+         there.st_dev == ours.st_dev && there.st_ino == ours.st_ino;
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  if (fs::is_other(fs::status(a, ignored))) return false;  // a terminal may be read and written
+  return fs::equivalent(a, b, ignored) ||
+         fs::weakly_canonical(fs::absolute(end_of_links(a), ignored), ignored) ==
+             fs::weakly_canonical(fs::absolute(end_of_links(b), ignored), ignored);
+}
+
+// What went wrong; empty when nothing did.
+std::string write_to(const std::string& path, const std::string& text) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text << std::flush;
+  file.close();
+  return file.good() ? "" : std::strerror(errno);
+}
+
+std::string replace_file(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  std::string cause = write_to(part, text);
+  std::error_code error;
+  if (cause.empty()) {
+    fs::rename(part, path, error);
+    if (!error) return "";
+    cause = error.message();
+  }
+  fs::remove(part, error);
+  return cause;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -117,20 +165,22 @@ void print(const std::string& text) {
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  errno = 0;
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  file << text << std::flush;
-  file.close();
-  std::string cause = std::strerror(errno);
-  std::error_code error;
-  if (file.good()) {
-    std::filesystem::rename(part, path, error);
-    if (!error) return;
-    cause = error.message();
-  }
-  std::filesystem::remove(part, error);
-  fail("{} cannot be written: {}; name a file in a folder that exists and has room", path, cause);
+  if (is_stdout(path)) return print(text);
+  std::error_code ignored;
+  // A pipe or a device takes the bytes; a file in its place would be its end.
+  const fs::file_status there = fs::status(path, ignored);
+  const bool takes = fs::exists(there) && !fs::is_regular_file(there);
+  const std::string cause =
+      takes ? write_to(path, text) : replace_file(end_of_links(path).string(), text);
+  check(cause.empty(), "{} cannot be written: {}; name a file in a folder that exists and has room",
+        path, cause);
+}
+
+void check_apart(const NamedFile& written, const std::vector<NamedFile>& others) {
+  for (const NamedFile& other : others)
+    check(written.path.empty() || other.path.empty() || !same_file(written.path, other.path),
+          "{} and {} were wanted to be two files, found {} for both: name another one for {}",
+          written.option, other.option, other.path, written.option);
 }
 
 std::vector<std::string> format_names() {

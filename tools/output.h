@@ -15,8 +15,18 @@ namespace lockstep {
 // Prints to stdout at once. Throws Error when it cannot be written (a full disk).
 void print(const std::string& text);
 
-// Writes the file whole or not at all: under another name first. Throws Error when it cannot.
+// Writes the file whole or not at all: under another name first. A link stays, and what it leads to
+// is written; a device, a pipe and what stdout goes to get the text and stay what they are. Throws
+// Error when it cannot.
 void write_file(const std::string& path, const std::string& text);
+
+// A file and the option or argument that names it; an empty path is none.
+struct NamedFile {
+  std::string option, path;
+};
+// Throws Error when what will be written is one of the command's other files, and would take its
+// place.
+void check_apart(const NamedFile& written, const std::vector<NamedFile>& others);
 
 // Names for --format.
 std::vector<std::string> format_names();

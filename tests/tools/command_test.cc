@@ -79,6 +79,18 @@ TEST(Lockstep, RefusesBadValues) {
   expect_has(trouble_of("points --format xml"), "one of table|json|csv is wanted");
 }
 
+TEST(Lockstep, RefusesToWriteTwoResultsIntoOneFile) {
+  const std::string model = " --model " + data_path("bard-qwen3"), file = temp_path("two.h5");
+  expect_has(trouble_of("run" + model + " --tokens 1,2 --trace " + file + " --json " + file),
+             "--json and --trace were wanted to be two files, found " + file + " for both");
+  expect_has(trouble_of("judge " + file + model + " --json " + file), "--json and TRACE were");
+  expect_has(trouble_of("diff x " + file + " --json " + file), "--json and B were");
+  expect_has(trouble_of("selftest" + model + " --journal " + file + " --json " + file),
+             "--json and --journal were");
+  expect_has(trouble_of("calibrate" + model + " --tokens 1,2 --out " + testing::TempDir()),
+             "--out wants a file for the limits, found the folder");
+}
+
 TEST(Lockstep, RefusesWhatItCannotRun) {
   const std::string model = "generate --model " + data_path("bard-qwen3");
   expect_has(trouble_of(model), "there is nothing to run");

@@ -1,6 +1,9 @@
 #include "tools/output.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -80,6 +83,63 @@ TEST_F(WriteFile, WhatCannotBeReplacedLeavesNoPartBehind) {
   EXPECT_NE(error_of([&] { write_file(path("taken"), "x"); }).find("cannot be written"),
             std::string::npos);
   EXPECT_EQ(files(), std::vector<std::string>{"taken"});
+}
+
+TEST_F(WriteFile, ALinkStaysAndWhatItLeadsToIsWritten) {
+  write_file(path("a.json"), "first");
+  std::filesystem::create_directory(dir_ / "links");
+  std::filesystem::create_symlink("../a.json", dir_ / "links" / "old");
+  std::filesystem::create_symlink("../links/to_new", dir_ / "links" / "far");
+  std::filesystem::create_symlink("../b.json", dir_ / "links" / "to_new");  // not there yet
+  write_file(path("links/old"), "second");
+  write_file(path("links/far"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir_ / "links" / "old"));
+  EXPECT_TRUE(std::filesystem::is_symlink(dir_ / "links" / "far"));
+  EXPECT_EQ(text_of(path("a.json")), "second");
+  EXPECT_EQ(text_of(path("b.json")), "new");
+}
+
+TEST_F(WriteFile, APipeGetsTheTextAndStays) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const int reader = open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  write_file(path("pipe"), "text");
+  char got[8] = {};
+  EXPECT_EQ(read(reader, got, sizeof got), 4);
+  EXPECT_EQ(std::string(got), "text");
+  close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+  EXPECT_EQ(files(), std::vector<std::string>{"pipe"});
+}
+
+TEST_F(WriteFile, WhereStdoutGoesToNothingIsReplaced) {
+  const std::string file = path("out.txt");
+  EXPECT_EXIT(
+      {
+        if (std::freopen(file.c_str(), "w", stdout) == nullptr) std::_Exit(1);
+        print("before,");
+        write_file(file, "the file,");
+        print("after");
+        std::_Exit(0);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_EQ(text_of(file), "before,the file,after");
+}
+
+TEST_F(WriteFile, AFileOfTheCommandIsNotOverwritten) {
+  write_file(path("a.json"), "x");
+  std::filesystem::create_symlink("a.json", dir_ / "link");
+  std::filesystem::create_symlink("new.json", dir_ / "to_new");
+  const auto refusal = [&](const char* a, const char* b) {
+    return error_of([&] { check_apart({"--json", path(a)}, {{"--limits", ""}, {"A", path(b)}}); });
+  };
+  EXPECT_EQ(refusal("a.json", "a.json"), "--json and A were wanted to be two files, found " +
+                                             path("a.json") +
+                                             " for both: name another one for --json");
+  EXPECT_NE(refusal("link", "a.json"), "");
+  EXPECT_NE(refusal("to_new", "new.json"), "");
+  EXPECT_NE(refusal("new.json", "../write_file/new.json"), "");
+  check_apart({"--json", path("a.json")}, {{"A", path("new.json")}});
+  check_apart({"--json", ""}, {{"A", ""}});
 }
 
 }  // namespace
