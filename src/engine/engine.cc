@@ -1,6 +1,7 @@
 #include "src/engine/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "kernels/check.h"
@@ -110,10 +111,12 @@ bool Engine::step(Probe& probe) {
     probe.flush();
     return false;
   }
-  Plan plan = scheduler_.next(steps_++);
+  steps_ = scheduler_.next_busy(steps_);
+  Plan plan = scheduler_.next(steps_);
+  if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
   prepare_cache(plan);
-  if (plan.shares.empty()) return true;  // the next request has not arrived yet
+  if (plan.shares.empty()) return true;  // a hook left none
   PassInfo info = describe(plan.shares);
   if (probe.on()) describe_holders(info);  // it asks for every page of the pool
   Batch batch = make_batch(std::move(info), tables_);

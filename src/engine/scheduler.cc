@@ -184,6 +184,12 @@ void Scheduler::admit(int64_t step, int64_t& left, Plan& plan) {
   }
 }
 
+int64_t Scheduler::next_busy(int64_t step) const {
+  if (!running_.empty() || waiting_.empty()) return step;
+  const auto arrival = [](const Sequence* sequence) { return sequence->request.arrival; };
+  return std::max(step, arrival(*std::ranges::min_element(waiting_, {}, arrival)));
+}
+
 Plan Scheduler::next(int64_t step) {
   Plan plan;
   int64_t left = options_.budget > 0 ? options_.budget : std::numeric_limits<int64_t>::max();

@@ -61,6 +61,9 @@ class Scheduler {
   // A copy of a running sequence that shares all its pages.
   void fork(const Sequence& parent, Sequence& child);
 
+  // The first step from `step` on that has a request to serve: with none before it, one that waits
+  // for its arrival need not be waited for step by step.
+  int64_t next_busy(int64_t step) const;
   // The plan of step number `step`, counted from 0. Without shares: nothing to compute now.
   Plan next(int64_t step);
   // True while a request has not ended, even if none can be served before it arrives.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "probes/tee.h"
@@ -120,6 +121,21 @@ TEST_F(ScheduleTest, ASharedPrefixIsComputedOnce) {
   EXPECT_EQ(count(served).rows, 41 + 41 - 32);
   EXPECT_EQ(count(served).prefix_rows, 32);
   EXPECT_EQ(served.sequences[1].argmax, alone(checkpoint, second));
+}
+
+TEST_F(ScheduleTest, AnArrivalFarAwayIsNotWaitedForStepByStep) {
+  const Checkpoint& checkpoint = bard("bard-qwen3");
+  const auto at = [](int64_t arrival) {
+    return Request{.prompt = some_tokens(5, 4096), .max_new = 2, .arrival = arrival};
+  };
+  const EngineOptions options{.dtype = DType::f32};
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  const Served soon = serve(checkpoint, options, {at(0), at(2), at(3), at(3)});
+  const Served late = serve(checkpoint, options, {at(0), at(kLast - 1), at(kLast), at(kLast)});
+  ASSERT_EQ(late.passes.size(), soon.passes.size());
+  for (size_t i = 0; i < late.passes.size(); ++i)
+    EXPECT_EQ(late.passes[i].info.rows.size(), soon.passes[i].info.rows.size()) << i;
+  EXPECT_EQ(late.sequences[3].argmax, alone(checkpoint, at(0)));
 }
 
 TEST_F(ScheduleTest, AWholePromptInTheCacheStillComputesItsLastToken) {
