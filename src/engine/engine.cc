@@ -17,6 +17,17 @@ int threads_from(int wanted) {
 
 constexpr int64_t kRun = 64;  // pages that are poisoned at once
 
+constexpr int64_t kMostPages = std::numeric_limits<int32_t>::max();
+
+// A position is a number of 32 bits.
+void check_positions(const Request& request, int64_t id) {
+  const int64_t most = std::numeric_limits<int32_t>::max() - std::ssize(request.prompt);
+  check(request.choices() <= most,
+        "request {} asks for {} tokens after its {}, but a request has at most {} positions: lower "
+        "--max-new",
+        id, request.choices(), request.prompt.size(), std::numeric_limits<int32_t>::max());
+}
+
 // Calls use(first, count) for stretches of pages that follow each other.
 void each_run(std::vector<int32_t> pages, const auto& use) {
   std::ranges::sort(pages);
@@ -80,6 +91,7 @@ int32_t Engine::submit(Request request) {
       check(token >= 0 && token < model_.config().vocab,
             "request {} has token {}, but the model's vocabulary is 0..{}", id, token,
             model_.config().vocab - 1);
+  check_positions(request, id);
   check_sampling(request.sampling, fmt::format("request {}", id));
   check(request.samples >= 1, "request {} asks for {} samples: ask for at least 1", id,
         request.samples);
@@ -304,9 +316,17 @@ Ending Engine::ending_of(const Sequence& s) const {
 
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
-  for (const Request& r : requests)
-    pages += r.samples * ((r.most_positions() + page_size - 1) / page_size);
-  return pages + std::max<int64_t>(4, pages / 8);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Request& r = requests[i];
+    check_positions(r, static_cast<int64_t>(i));
+    const int64_t positions = r.most_positions();
+    pages += r.samples * (positions / page_size + (positions % page_size != 0));
+    check(pages <= kMostPages,
+          "pages for all requests at once are at most {}, found that they need {} and more: lower "
+          "--max-new or --samples, or say how many --pages there are to be",
+          kMostPages, pages);
+  }
+  return std::min(pages + std::max<int64_t>(4, pages / 8), kMostPages);
 }
 
 }  // namespace lockstep

@@ -109,7 +109,7 @@ class Engine {
 };
 
 // Pages for all of `requests` at once, and some to spare: a table that points at a wrong page then
-// mostly points at an unused one.
+// mostly points at an unused one. Throws Error when that is more than a pool can have.
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size);
 
 }  // namespace lockstep

@@ -66,6 +66,13 @@ TEST(Lockstep, RefusesBadValues) {
              ("--page-size: a whole number of at least 1 is wanted, found \"0\""));
   expect_has(trouble_of(run + "--max-new many"),
              ("--max-new: a whole number of at least 1 is wanted, found \"many\""));
+  expect_has(trouble_of(run + "--max-new 9223372036854775807"),
+             "request 0 asks for 9223372036854775807 tokens after its 2, but a request has at most "
+             "2147483647 positions: lower --max-new");
+  expect_has(trouble_of(run + "--max-new 9223372036854775807 --pages 9"), "at most 2147483647 pos");
+  expect_has(trouble_of(run + "--max-new 2147483000 --samples 99"),
+             "pages for all requests at once are at most 2147483647, found that they need 132875");
+  expect_has(trouble_of(run + "--page-size 9223372036854775807"), "a page of 1 to 256 tokens");
   expect_has(trouble_of(run + "--threads 99999999999"), "found \"99999999999\"");
   expect_has(trouble_of(run + "--dtype fp8"), "one of auto|fp32|bf16|fp16 is wanted");
   expect_has(trouble_of(run + "--device cuda:x"), "wants cpu, cuda or cuda:N, found \"cuda:x\"");
