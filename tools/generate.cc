@@ -24,7 +24,9 @@ namespace {
 constexpr int64_t kChatPositions = 4096;  // that a conversation may take when no --pages say more
 
 const Tokenizer& tokenizer_of(const Session& session) {
-  check(session.tokenizer.has_value(), "generate prints text, but {} has no tokenizer.json: add it",
+  check(session.tokenizer.has_value(),
+        "generate prints text, but {} has no tokenizer.json: add it, or give --tokens with "
+        "--format json, which shows tokens alone then",
         session.checkpoint.dir());
   return *session.tokenizer;
 }
@@ -46,12 +48,13 @@ struct GenerateOptions {
 // Whether all is well, as far as it was looked at.
 bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
+  const bool json = options.format == "json";
+  const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &tokenizer_of(session);
   const auto before = record_before_of(options.observe, options.model, session.engine);
   if (before) before->wrap(session.ops);
   Engine engine(session.checkpoint, session.ops, session.engine);
   for (const Request& request : session.requests) engine.submit(request);
-  Printer printer(engine, engine.requests(), tokenizer_of(session),
-                  options.format == "json" ? TextFormat::json : TextFormat::text);
+  Printer printer(engine, engine.requests(), tokenizer, json ? TextFormat::json : TextFormat::text);
   Auditor auditor(session.engine.page_size);
   std::optional<Keeping> keeping;
   if (!options.observe.trace.empty())
@@ -132,7 +135,8 @@ int generate_command(Args args) {
                "check what is written to and read from the K/V cache; exit status 1 when it is "
                "wrong");
   add_choice(app, "--format", options.format, {"text", "json"},
-             "text as it comes, or a JSON object a line for each text (text)");
+             "text as it comes, or a JSON object a line for each text, which needs no "
+             "tokenizer.json (text)");
   if (!parse(app, args,
              "  lockstep generate --model Qwen3-0.6B --prompt 'To be, or' --max-new 40\n"
              "  lockstep generate --model Qwen3-0.6B --chat --prompt 'Why?' --temperature 0.7 "

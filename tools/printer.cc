@@ -23,13 +23,14 @@ const char* name_of(Ending ending) {
   return "";
 }
 
-Json json_of(const TokenLogprob& token, const Tokenizer& tokenizer) {
-  return {{"token", token.token},
-          {"text", tokenizer.decode(std::span(&token.token, 1))},
-          {"logprob", token.logprob}};
+Json json_of(const TokenLogprob& token, const Tokenizer* tokenizer) {
+  Json json = {{"token", token.token}};
+  if (tokenizer != nullptr) json["text"] = tokenizer->decode(std::span(&token.token, 1));
+  json["logprob"] = token.logprob;
+  return json;
 }
 
-Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer& tokenizer) {
+Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer* tokenizer) {
   Json list = Json::array();
   for (const Logprobs& choice : logprobs) {
     Json one = json_of(choice.chosen, tokenizer);
@@ -50,7 +51,7 @@ std::string SequenceText::take_new() {
   return sequence_.finished ? text + stream_.finish() : text;
 }
 
-Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer& tokenizer,
+Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer,
                  TextFormat format)
     : engine_(engine), tokenizer_(tokenizer), format_(format), requests_(requests) {}
 
@@ -65,7 +66,7 @@ std::string Printer::json_line(const Sequence& s) const {
   Json line = {{"request", request_}};
   if (!s.request.name.empty()) line["id"] = s.request.name;
   line["sample"] = sample_;
-  line["text"] = whole_;
+  if (tokenizer_ != nullptr) line["text"] = whole_;
   line["tokens"] = std::vector(s.tokens.begin() + std::ssize(s.request.prompt), s.tokens.end());
   line["ending"] = name_of(s.ending);
   if (!s.logprobs.empty()) line["logprobs"] = json_of(s.logprobs, tokenizer_);
@@ -76,8 +77,8 @@ void Printer::print_new() {
   while (request_ < requests_) {
     const Sequence* sequence = current();
     if (!sequence) return;
-    if (!text_) text_.emplace(*sequence, tokenizer_);
-    const std::string text = text_->take_new();
+    if (!text_ && tokenizer_ != nullptr) text_.emplace(*sequence, *tokenizer_);
+    const std::string text = text_ ? text_->take_new() : "";
     if (format_ == TextFormat::json)
       whole_ += text;
     else if (!text.empty())

@@ -36,7 +36,8 @@ enum class TextFormat : uint8_t {
 // sample. Those after the first wait for their turn, so that texts do not mix.
 class Printer {
  public:
-  Printer(const Engine& engine, int32_t requests, const Tokenizer& tokenizer, TextFormat format);
+  // Without a tokenizer, which may be null for JSON alone, tokens are all that is known of a text.
+  Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer, TextFormat format);
 
   void print_new();  // what came since the last call
 
@@ -45,7 +46,7 @@ class Printer {
   std::string json_line(const Sequence& sequence) const;
 
   const Engine& engine_;
-  const Tokenizer& tokenizer_;
+  const Tokenizer* tokenizer_;
   TextFormat format_;
   int32_t requests_;
   int32_t request_ = 0, sample_ = 0;  // whose turn it is

@@ -121,6 +121,19 @@ TEST(Generate, ShowsLogprobs) {
             std::string::npos);
 }
 
+TEST(Generate, NeedsNoTokenizerToShowTokensAsJson) {
+  const std::string tiny = data_path("tiny/qwen3-default");  // has none
+  const Json line = lines_of("--tokens 1,2,3 --max-new 4 --logprobs 2", tiny).at(0);
+  EXPECT_EQ(line["tokens"].size(), 4u);
+  EXPECT_FALSE(line.contains("text")) << "which is not known";
+  EXPECT_FALSE(line["logprobs"][0].contains("text"));
+  EXPECT_EQ(line["logprobs"][0]["token"], line["tokens"][0]);
+  const std::string sentence = trouble_of(kGenerate + tiny + " --tokens 1,2,3");
+  EXPECT_NE(sentence.find("no tokenizer.json: add it, or give --tokens with --format json"),
+            std::string::npos)
+      << sentence;
+}
+
 TEST(Generate, RefusesWhatCannotBeSampled) {
   const auto has = [](const std::string& options, const std::string& part) {
     const std::string sentence = trouble_of(kGenerate + kBard + " --prompt x " + options);
