@@ -84,6 +84,12 @@ Selection::Ranges Selection::ranges_from(const std::string& text, const char* op
   return ranges;
 }
 
+void Selection::check_layers(int layers) const {
+  for (const auto& [first, last] : layers_)
+    check(last < layers, "--layers names layer {}, but the model's layers are 0..{}", last,
+          layers - 1);
+}
+
 bool Selection::has(const Point& point, int layer) const {
   if (!points_.empty() && !points_[static_cast<size_t>(order_of(point))]) return false;
   return !point.per_layer || within(layers_, layer);

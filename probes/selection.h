@@ -20,6 +20,10 @@ class Selection {
   Selection(const std::string& points, const std::string& layers, const std::string& positions,
             const std::string& requests);
 
+  // Throws Error when a --layers range names a layer that a model of that many has not: nothing
+  // would be looked at, and nothing be found wrong.
+  void check_layers(int layers) const;
+
   bool has(const Point& point, int layer) const;
   bool has(const Row& row) const;
   bool has_request(int32_t request) const;

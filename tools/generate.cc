@@ -50,6 +50,7 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
   Session session = open_session(options.model);
   const bool json = options.format == "json";
   const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &tokenizer_of(session);
+  selection_of(options.observe).check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   if (before) before->wrap(session.ops);
   Engine engine(session.checkpoint, session.ops, session.engine);

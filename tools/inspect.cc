@@ -185,6 +185,7 @@ void add_elements(int pass, const KeptTensor& t, const InspectOptions& options,
 
 Selected select(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
+  selection.check_layers(trace.manifest().graph.layers);
   const auto has_row = [&](const Row& row) { return selection.has(row); };
   Selected out;
   for (int i = 0; i < trace.passes(); ++i) {

@@ -19,6 +19,8 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
 
+  options.selection.check_layers(manifest.graph.layers);
+
   const ReferenceOptions reference{.dtype = manifest.dtype};
   const auto oracle = open_reference().oracle(checkpoint, reference);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);

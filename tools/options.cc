@@ -44,6 +44,15 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int6
   });
 }
 
+// An empty text, as of a shell variable that is not set, would ask for what leaving the option out
+// asks for. A text for a model is one, and its own command minds it.
+void check_no_empty_value(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options())
+    check(option->get_type_name() == "TEXT" || std::ranges::count(option->results(), "") == 0,
+          "{}: {} wants a value, found an empty one; leave it out to have what it is by default",
+          app.get_name(), option->get_name());
+}
+
 }  // namespace
 
 bool parse(CLI::App& app, Args args, const std::string& examples) {
@@ -55,6 +64,7 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
   // CLI11 says by exceptions what is no exception to us; none of them leaves this function.
   try {
     app.parse(std::move(reversed));
+    check_no_empty_value(app);
     return true;
   } catch (const CLI::CallForHelp&) {
     print(app.help());

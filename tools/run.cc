@@ -42,6 +42,7 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
                            .limits = limits_of(options.limits),
                            .schema = schema_of(options.schema),
                            .accumulator = accumulator_of(options.accumulator)};
+  judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,

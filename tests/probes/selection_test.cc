@@ -64,5 +64,12 @@ TEST(Selection, RefusesWhatIsNoRange) {
     EXPECT_NE(error_of("", text).find("--layers"), std::string::npos) << text;
 }
 
+TEST(Selection, KnowsALayerThatTheModelHasNot) {
+  EXPECT_NO_THROW(Selection().check_layers(3));
+  EXPECT_NO_THROW(Selection("", "0,1-2", "", "").check_layers(3));
+  for (const char* text : {"3", "0,9", "1-3", "99999999999"})
+    EXPECT_THROW(Selection("", text, "", "").check_layers(3), Error) << text;
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -79,6 +79,8 @@ TEST(Lockstep, RefusesBadValues) {
   expect_has(trouble_of(run + "--device cuda:99"), "--device cpu");
   expect_has(trouble_of(run + "--points attn.qq"), "attn.q");
   expect_has(trouble_of(run + "--layers x"), "--layers");
+  for (const char* option : {"--points", "--layers", "--positions", "--force", "--trace"})
+    expect_has(trouble_of(run + option + " ''"), std::string(option) + " wants a value");
   expect_has(trouble_of(run + "--fault rope-interleved"), "rope-interleaved");
   expect_has(trouble_of(run + "--schema bf16"), "one of fused|hf|eager|auto is wanted");
   expect_has(trouble_of(run + "--modes all --schema hf"), "--schema");
@@ -96,6 +98,19 @@ TEST(Lockstep, RefusesToWriteTwoResultsIntoOneFile) {
              "--json and --journal were");
   expect_has(trouble_of("calibrate" + model + " --tokens 1,2 --out " + testing::TempDir()),
              "--out wants a file for the limits, found the folder");
+}
+
+// Where nothing is looked at, nothing is wrong: that must not be clean.
+TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
+  const std::string model = " --model " + data_path("tiny/qwen3-default");
+  const std::string trace = temp_path("layers.h5"), request = model + " --tokens 1,2 --max-new 1 ";
+  ASSERT_EQ(call_lockstep("run" + request + "--keep full --trace " + trace).status, 0);
+  for (const std::string& command :
+       {"run" + request + "--layers 7 --fault rope-interleaved@layer=1",
+        "generate" + request + "--layers 0,7", "judge " + trace + model + " --layers 2-7",
+        "inspect " + trace + " --layer 1,7"})
+    EXPECT_EQ(trouble_of(command), "--layers names layer 7, but the model's layers are 0..2\n");
+  std::filesystem::remove(trace);
 }
 
 TEST(Lockstep, RefusesWhatItCannotRun) {
