@@ -15,26 +15,44 @@ namespace {
 // Elements of the largest tensor that is made for a block of queries on a device: 128 MiB.
 constexpr int64_t kDeviceBlock = 1 << 24;
 
-// One entry per query head: [queries, kv heads, group] and, but for score, [.., head_dim].
+// One entry per query head: [queries, kv heads, group] and, but for score and overlap, [..,
+// head_dim]. overlap: undefined where it was not asked for.
 struct Attended {
-  at::Tensor out, magnitude, spread, score, weighted_squares;
+  at::Tensor out, magnitude, spread, score, weighted_squares, overlap;
 };
 
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
-// sum p |v - o| of each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o [..,
-// queries, dim]. All heads at once where that is little, for the time then goes into launches.
-at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
-  if (p.size(0) > 1 && p.numel() * v.size(-1) > kDeviceBlock) {
-    std::vector<at::Tensor> heads;
-    for (int64_t h = 0; h < p.size(0); ++h) {
-      const auto of_head = [h](const at::Tensor& x) { return x.narrow(0, h, 1); };
-      heads.push_back(spread_of(of_head(p), of_head(v), of_head(o)));
-    }
-    return at::cat(heads);
+// What `of` makes of each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
+// [.., queries, dim]. All heads at once where that is little, for the time then goes into launches.
+at::Tensor by_heads(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o, auto of) {
+  if (p.size(0) == 1 || p.numel() * v.size(-1) <= kDeviceBlock) return of(p, v, o);
+  std::vector<at::Tensor> heads;
+  for (int64_t h = 0; h < p.size(0); ++h) {
+    const auto of_head = [h](const at::Tensor& x) { return x.narrow(0, h, 1); };
+    heads.push_back(of(of_head(p), of_head(v), of_head(o)));
   }
+  return at::cat(heads);
+}
+
+// sum p |v - o|
+at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
   const at::Tensor apart = (v.unsqueeze(1).unsqueeze(1) - o.unsqueeze(3)).abs_();
   return at::matmul(p.unsqueeze(3), apart).squeeze(3);
+}
+
+// Exact::overlap, of squares = sum p^2 v^2.
+at::Tensor overlap_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& squares) {
+  const at::Tensor roots = squares.sqrt().clamp_min(std::numeric_limits<double>::min());
+  const at::Tensor a = p.unsqueeze(4) * v.unsqueeze(1).unsqueeze(1) / roots.unsqueeze(3);
+  const int64_t keys = a.size(3), dim = a.size(4);
+  const auto sum = [](const at::Tensor& x) { return x.sum({-2, -1}); };
+  // Over all pairs of elements, from the lesser of the two matrices of products.
+  const at::Tensor turned = a.transpose(3, 4), squared = a.square();
+  const at::Tensor all = sum(at::matmul(keys < dim ? a : turned, keys < dim ? turned : a).square());
+  const at::Tensor same = squared.sum(3).square().sum(3);  // an element with itself
+  const at::Tensor one_key = squared.sum(4).square().sum(3) - sum(squared.square());
+  return (all - same - 0.6 * one_key).clamp_min(0) / static_cast<double>(dim * (dim - 1));
 }
 
 // K and V and what their magnitudes are made of, once for all queries: [kv heads, keys, dim], each
@@ -50,7 +68,7 @@ struct KeysWithSizes {
 };
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
-Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range) {
+Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range, bool overlap) {
   const auto seen = [&](const at::Tensor& x) {
     return x.narrow(1, range.begin, range.end - range.begin);
   };
@@ -66,13 +84,16 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange rang
     const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
     of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs_()));
   }
+  if (overlap)
+    result.overlap =
+        by_heads(p.unsqueeze(2), v, result.weighted_squares.unsqueeze(2), overlap_of).squeeze(2);
   return result;
 }
 
 // Many queries at once, hidden keys masked: q [queries, ...], hidden [queries, keys]. For K and V
 // that are all finite: a weight of 0 does not hide a NaN.
 Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& hidden) {
+                       const at::Tensor& hidden, bool overlap) {
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = k.transpose(1, 2);
   const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
@@ -85,7 +106,10 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   result.out = by_query(at::bmm(p, v));
   result.magnitude = by_query(at::bmm(p, v.abs()));
   result.weighted_squares = by_query(at::bmm(p.square(), v.square()));
-  result.spread = spread_of(by_query(p), v, result.out);
+  result.spread = by_heads(by_query(p), v, result.out, spread_of);
+  if (overlap)
+    result.overlap =
+        by_heads(by_query(p), v, result.weighted_squares, overlap_of).permute({2, 0, 1});
   for (at::Tensor* x : {&result.out, &result.magnitude, &result.spread, &result.weighted_squares})
     *x = x->permute({2, 0, 1, 3});
   result.score = result.score.permute({2, 0, 1});
@@ -101,6 +125,7 @@ void put(const Attended& all, int64_t first, int64_t count, const Attended& part
   into(all.spread, part.spread);
   into(all.score, part.score);
   into(all.weighted_squares, part.weighted_squares);
+  if (all.overlap.defined()) into(all.overlap, part.overlap);
 }
 
 void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -129,7 +154,7 @@ void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor
     const auto part = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
     put(all, first, count,
         attend_masked(q.narrow(0, first, count), part(k), part(v),
-                      (key < column(begins)) | (key >= column(ends))));
+                      (key < column(begins)) | (key >= column(ends)), all.overlap.defined()));
   }
 }
 
@@ -140,12 +165,14 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const KeysWithSizes keys(k, v);
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const Attended one = attend_one(q[t], keys, seen[static_cast<size_t>(t)]);
+      const Attended one =
+          attend_one(q[t], keys, seen[static_cast<size_t>(t)], all.overlap.defined());
       all.out[t].copy_(one.out);
       all.magnitude[t].copy_(one.magnitude);
       all.spread[t].copy_(one.spread);
       all.score[t].copy_(one.score);
       all.weighted_squares[t].copy_(one.weighted_squares);
+      if (all.overlap.defined()) all.overlap[t].copy_(one.overlap);
     }
   });
 }
@@ -153,10 +180,11 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 }  // namespace
 
 Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const std::vector<KeyRange>& seen, int threads) {
+                      const std::vector<KeyRange>& seen, bool overlap, int threads) {
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
-  const Attended all{like_q(), like_q(), like_q(),
-                     at::empty({q.size(0), q.size(1), q.size(2)}, q.options()), like_q()};
+  const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
+  const Attended all{like_q(),     like_q(), like_q(),
+                     one_a_head(), like_q(), overlap ? one_a_head() : at::Tensor()};
   if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
     attend_in_blocks(q, k, v, seen, all);
   else
@@ -169,6 +197,7 @@ Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   result.spread = to_numbers(all.spread);
   result.score = to_numbers(all.score);
   result.weighted_squares = to_numbers(all.weighted_squares);
+  if (overlap) result.overlap = to_numbers(all.overlap);
   return result;
 }
 

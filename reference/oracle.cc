@@ -164,7 +164,7 @@ Exact OpOracle::attention(const OracleCall& call) const {
     const int64_t end = row.position + 1;
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
   }
-  Exact result = exact_attention(q, k, v, seen, threads_);
+  Exact result = exact_attention(q, k, v, seen, call.overlap, threads_);
   result.shape = queries;
   return result;
 }

@@ -111,10 +111,12 @@ Inner chain(OpKind op, const Exact& e, size_t i, DType dtype, Schema schema) {
   if (op == OpKind::weighted_sum)
     for (int64_t k = 0; k < 2 * e.terms; ++k) roundings.add(e.magnitude[i]);
   if (op == OpKind::attention) {
-    const double u = unit_roundoff(dtype), weights = std::sqrt(e.weighted_squares[i]);
-    roundings.add(Inner{0.6 * kLambda * u * weights, squared(u * weights) / 4, 0});
+    const double weights = unit_roundoff(dtype) * std::sqrt(e.weighted_squares[i]);
+    const double variance = squared(weights) / 4;
+    const size_t head = i / static_cast<size_t>(e.shape.last());
+    roundings.add(Inner{0.6 * kLambda * weights, variance, variance * std::sqrt(e.overlap[head])});
     if (schema == Schema::eager) {
-      const double off = ulp(e.score[i / static_cast<size_t>(e.shape.last())], dtype) * e.spread[i];
+      const double off = ulp(e.score[head], dtype) * e.spread[i];
       roundings.add(Inner{2 * kLambda * off, squared(off), squared(off)});
     }
   }
@@ -126,7 +128,8 @@ bool fits_chain(OpKind op, const Exact& e) {
   const auto full = [n](const Numbers& values) { return values.size() == n; };
   if (op == OpKind::norm || op == OpKind::silu_mul) return full(e.inner) && full(e.factor);
   if (op == OpKind::rope) return full(e.x1) && full(e.x2) && full(e.cos) && full(e.sin);
-  return op != OpKind::attention || full(e.weighted_squares);
+  return op != OpKind::attention ||
+         (full(e.weighted_squares) && e.overlap.size() == e.score.size());
 }
 
 void check_sizes(OpKind op, const Exact& e, Elements elements, Schema schema, bool squares) {

@@ -67,6 +67,12 @@ Accumulator accumulator_from(const std::string& name);  // throws Error on anoth
 //              ds = sqrt(head_dim) u max_j scale sum|q k_j| + 4 u
 //              V = ulp^2/12 + (ds sum p|v-o|)^2 + (0.3 sqrt(n) u sum p|v|)^2, the second term
 //              shared
+//              of weights p that are rounded to dtype too (hf, eager), T = u_d sqrt(sum p^2 v^2),
+//              u_d the dtype's unit roundoff: B + 0.6 lambda T, V + T^2/4, of which T^2/4
+//              sqrt(overlap) shared. A rounding of p is uniform within ulp(p)/2, its variance
+//              between u_d^2 p^2/12, under a power of two, and u_d^2 p^2/3, above one; .18 on
+//              average. It moves the whole head, each element by its v: Exact::overlap says how
+//              alike
 //   gather, add  B = out, V = ulp^2/12 (held to the bits; B says how far off one is)
 // An accumulator that truncates 16 products at a time is 2^-23 too small with each: gain = max(1,
 // n/16) 2^-23; attention 1e-4, for its exponential; silu_mul, softmax 2^-22, for theirs; rope

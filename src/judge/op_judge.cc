@@ -292,6 +292,7 @@ bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
   OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.squares = rounds_operands(place.point->op, options_.dtype, options_.accumulator);
+  call.overlap = place.point->op == OpKind::attention && group.schemas.back() != Schema::fused;
   call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
   std::vector<PickedRows> picked;

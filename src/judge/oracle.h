@@ -37,6 +37,12 @@ struct Exact {
   Numbers inner, factor;
   Numbers x1, x2, cos, sin;  // rope: of want = x1 cos + x2 sin, of either sign
   Numbers weighted_squares;  // attention: sum p^2 v^2
+  // attention, where asked for, per (row, head): what two elements of a head, of values v and v',
+  // have in common when each weight p has an error of its own, uniform and in proportion to p. The
+  // mean over the pairs of (sum a a')^2 - 0.6 sum (a a')^2, a = p v / sqrt(sum p^2 v^2): half the
+  // covariance of the squares of the two errors, each in units of its variance. (A uniform error's
+  // fourth cumulant is -1.2 of its variance squared.)
+  Numbers overlap;
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.
@@ -52,6 +58,7 @@ struct OracleCall {
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
   bool squares = false;              // linear, expert_linear: Exact::squares too
+  bool overlap = false;              // attention: Exact::overlap too
   KeysValues keys_values;            // attention: of the one request that all rows belong to
 };
 

@@ -219,11 +219,17 @@ TEST(Schemas, OfAChainOfOpsAllowWhatItRoundsOnTheWay) {
 TEST(Schemas, OfAttentionRoundItsWeightsAndItsScores) {
   Exact exact{.shape = {1, 1, 2}, .want = {1, 1}, .row_terms = {4}, .magnitude = {2, 2}};
   exact.spread = {0.5, 0.5}, exact.score = {3}, exact.weighted_squares = {0.25, 0.25};
-  const double fused = budget_of(OpKind::attention, exact, DType::bf16).limit[0];
-  const double hf = budget_of(OpKind::attention, exact, DType::bf16, Schema::hf).limit[0];
-  const double eager = budget_of(OpKind::attention, exact, DType::bf16, Schema::eager).limit[0];
-  EXPECT_NEAR(hf - fused, 0.6 * 8 * 0x1p-8 * 0.5, 1e-12);
-  EXPECT_NEAR(eager - hf, 16 * 0x1p-6 * 0.5, 1e-12);  // ulp of 3 in bf16 is 2^-6
+  exact.overlap = {0.09};
+  const Budget fused = budget_of(OpKind::attention, exact, DType::bf16);
+  const Budget hf = budget_of(OpKind::attention, exact, DType::bf16, Schema::hf);
+  const Budget eager = budget_of(OpKind::attention, exact, DType::bf16, Schema::eager);
+  EXPECT_NEAR(hf.limit[0] - fused.limit[0], 0.6 * 8 * 0x1p-8 * 0.5, 1e-12);
+  EXPECT_NEAR(hf.variance[0] - fused.variance[0], 0x1p-20, 1e-15);
+  EXPECT_NEAR(hf.shared[0] - fused.shared[0], 0.3 * 0x1p-20, 1e-15);
+  EXPECT_NEAR(eager.limit[0] - hf.limit[0], 16 * 0x1p-6 * 0.5, 1e-12);  // ulp of 3 is 2^-6
+  exact.overlap = {};
+  EXPECT_NO_THROW(budget_of(OpKind::attention, exact, DType::bf16));
+  EXPECT_THROW(budget_of(OpKind::attention, exact, DType::bf16, Schema::hf), Error);
 }
 
 TEST(Schemas, AreOfOpsThatCanBeChains) {

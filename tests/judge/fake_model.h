@@ -183,7 +183,8 @@ class FakeOracle : public Oracle {
             .magnitude = e.magnitude,
             .spread = e.spread,
             .score = e.score,
-            .weighted_squares = e.weighted_squares};
+            .weighted_squares = e.weighted_squares,
+            .overlap = std::vector<double>(e.score.size())};
   }
 
   struct Attended {  // as in Exact

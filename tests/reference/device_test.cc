@@ -45,7 +45,7 @@ void expect_alike(const Exact& got, const Exact& want, const std::string& where)
   for (const Field field :
        {&Exact::want, &Exact::magnitude, &Exact::spread, &Exact::score, &Exact::angle,
         &Exact::x1c_x2s, &Exact::inner, &Exact::factor, &Exact::x1, &Exact::x2, &Exact::cos,
-        &Exact::sin, &Exact::weighted_squares, &Exact::squares}) {
+        &Exact::sin, &Exact::weighted_squares, &Exact::squares, &Exact::overlap}) {
     EXPECT_EQ((got.*field).empty(), (want.*field).empty()) << where;
     if ((want.*field).empty()) continue;
     EXPECT_LE(worst_difference(got.*field, want.*field), 1e-11) << where;
@@ -84,7 +84,7 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
         OracleCall call{.place = place, .dtype = dtype, .rows = rows, .lengths = lengths};
         if (last) call.rows = call.rows.last(1);
         if (op == OpKind::gather) call.tokens = tokens;
-        call.squares = true;
+        call.squares = call.overlap = true;
         Tensor k, v;
         for (const Place& input : inputs_of(here->graph(), place)) {
           const TensorView x = pass.find(*input.point, input.layer)->data;

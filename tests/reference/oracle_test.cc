@@ -147,6 +147,7 @@ class Magnitudes : public testing::Test {
                               .rows = rows,
                               .lengths = lengths,
                               .squares = true,
+                              .overlap = true,
                               .keys_values = keys_values});
   }
 
@@ -310,8 +311,31 @@ TEST_F(Magnitudes, RopeOfRequestsOfSeveralLengths) {
 }
 
 struct Loops {
-  std::vector<double> want, magnitude, spread, score, terms;
+  std::vector<double> want, magnitude, spread, score, terms, overlap;
 };
+
+// As Exact::overlap, of the values of the keys: [key][element].
+double overlap_of(const std::vector<double>& p, const std::vector<std::vector<double>>& v) {
+  const size_t dim = v.front().size();
+  const auto product = [&](size_t j, size_t d, size_t e) {
+    return p[j] * p[j] * v[j][d] * v[j][e];
+  };
+  const auto sum = [&](size_t d, size_t e) {
+    double total = 0;
+    for (size_t j = 0; j < p.size(); ++j) total += product(j, d, e);
+    return total;
+  };
+  double overlap = 0;
+  for (size_t d = 0; d < dim; ++d)
+    for (size_t e = 0; e < dim; ++e) {
+      const double squares = sum(d, d) * sum(e, e);
+      if (d == e || squares == 0) continue;
+      overlap += std::pow(sum(d, e), 2) / squares;
+      for (size_t j = 0; j < p.size(); ++j)
+        overlap -= 0.6 * std::pow(product(j, d, e), 2) / squares;
+    }
+  return overlap / static_cast<double>(dim * (dim - 1));
+}
 
 // Attention with grouped heads over the keys [position - window + 1, position], one value at a
 // time.
@@ -342,6 +366,11 @@ Loops attention_loops(const TensorView& q, const KeysValues& kv, const std::vect
         score = std::max(score, absolute / root);
       }
       loops.score.push_back(score);
+      std::vector<std::vector<double>> values(p.size());
+      for (int64_t j = first; j <= last; ++j)
+        for (int64_t i = 0; i < dim; ++i)
+          values[static_cast<size_t>(j - first)].push_back(key(kv.v, j, i));
+      loops.overlap.push_back(overlap_of(p, values));
       for (int64_t i = 0; i < dim; ++i) {
         double o = 0, magnitude = 0, spread = 0;
         for (int64_t j = first; j <= last; ++j) {
@@ -375,6 +404,7 @@ TEST_P(Attention, GroupedAndWindowed) {
   expect_close(exact.magnitude, loops.magnitude);
   EXPECT_LE(worst_difference(exact.spread, loops.spread), 1e-12);
   expect_close(exact.score, loops.score);
+  EXPECT_LE(worst_difference(exact.overlap, loops.overlap), 1e-12);
   EXPECT_TRUE(std::ranges::equal(exact.row_terms, loops.terms));
   EXPECT_EQ(exact.shape, q.view().shape);
 }
