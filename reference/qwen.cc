@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -31,7 +32,14 @@ struct Span {
 struct Cache {
   int64_t length = 0;
   std::vector<at::Tensor> k, v;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> pages;  // of the engine, when the request was last in a pass
 };
+
+// How many pages, from the first, are the same.
+int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return std::ranges::mismatch(a, b).in1 - a.begin();
+}
 
 class Qwen final : public ReferenceModel {
  public:
@@ -44,13 +52,14 @@ class Qwen final : public ReferenceModel {
 
   void run(const PassInfo& pass, Probe& probe) override {
     in_torch([&] {
-      for (const Inherited& inherited : pass.inherited) inherit(inherited);
+      for (const Inherited& inherited : pass.inherited) inherit(inherited, pass);
       run_in_torch(pass, probe);
     });
   }
 
  private:
-  void inherit(const Inherited& inherited);
+  const Cache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
+  void inherit(const Inherited& inherited, const PassInfo& pass);
   void run_in_torch(const PassInfo& pass, Probe& probe);
   void prepare(const PassInfo& pass);
   void forward(const PassInfo& pass);
@@ -293,8 +302,37 @@ void Qwen::forward(const PassInfo& pass) {
 }
 // clang-format on
 
-// What another request computed with the same tokens, this model computes too, unseen.
-void Qwen::inherit(const Inherited& inherited) {
+const std::vector<int32_t>& pages_of(int32_t request, const PassInfo& pass) {
+  static const std::vector<int32_t> kNone;
+  const auto found = std::ranges::find(pass.pages, request, &RequestPages::request);
+  return found == pass.pages.end() ? kNone : found->pages;
+}
+
+// Who computed the tokens that a request inherits. Of several, who has more of its pages: where
+// RoPE depends on the length, the same tokens have other keys when they came in other chunks.
+const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) const {
+  const std::vector<int32_t>& pages = pages_of(inherited.request, pass);
+  const Cache* donor = nullptr;
+  for (const auto& [request, cache] : caches_) {
+    const bool has_them =
+        cache.length >= std::ssize(inherited.tokens) &&
+        std::ranges::mismatch(inherited.tokens, cache.tokens).in1 == inherited.tokens.end();
+    if (has_them &&
+        (!donor || common_pages(cache.pages, pages) > common_pages(donor->pages, pages)))
+      donor = &cache;
+  }
+  return donor;
+}
+
+// What another request computed with the same tokens; what none did, as of a trace that begins
+// later, this model computes unseen.
+void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
+  if (const Cache* donor = donor_of(inherited, into)) {
+    Cache own = *donor;
+    own.length = std::ssize(inherited.tokens);
+    caches_[inherited.request] = std::move(own);
+    return;
+  }
   PassInfo pass;
   for (const int32_t token : inherited.tokens) {
     const auto position = static_cast<int32_t>(pass.rows.size());
@@ -316,7 +354,14 @@ void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
   probe.begin(pass);
   forward(pass);
   probe.end();
-  for (const Span& span : spans_) caches_.at(span.request).length += span.count;
+  for (const Span& span : spans_) {
+    Cache& cache = caches_.at(span.request);
+    cache.tokens.resize(static_cast<size_t>(span.start));
+    const auto first = tokens.begin() + span.first;
+    cache.tokens.insert(cache.tokens.end(), first, first + span.count);
+    cache.pages = pages_of(span.request, pass);
+    cache.length += span.count;
+  }
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ constexpr Mode kModes[] = {
     {"chunk-16", "prompts in chunks of 16", true, chunked<16>},
     {"tokens", "each request alone, one token a pass", true, token_by_token},
     {"strangers", "other requests in the batch", false, with_strangers},
-    {"prefix", "prompts found in the prefix cache", false, prefix_hit},
+    {"prefix", "prompts found in the prefix cache", true, prefix_hit},
     {"recompute", "preempted, and computed again", true, recomputed},
     {"swap", "preempted, and swapped back from host memory", true, swapped},
     {"pages", "pages in another order", false, other_pages},
@@ -206,9 +206,9 @@ std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
       left.push_back(mode);
     else
       ledger.note(
-          fmt::format("{} was left out: this model's rotary tables depend on the length of "
-                      "the request, which a pass of {} does not have",
-                      mode->name, mode->name));
+          fmt::format("{} was left out: this model's rotary tables depend on the length of the "
+                      "request in each pass, so that it has other passes or shares no pages",
+                      mode->name));
   }
   check(!left.empty(),
         "no mode is left to compare: --modes all takes every one that this model has");

@@ -31,7 +31,8 @@ struct BaseServing {
 struct Mode {
   std::string_view name;
   std::string_view says;
-  // Passes end at other lengths than the base's: not comparable where rotary tables depend on it.
+  // Passes end at other lengths than the base's, or share pages: not comparable where rotary tables
+  // depend on the length.
   bool other_lengths;
   std::vector<Serving> (*servings)(const BaseServing& base);
   bool graphs = false;  // wants them, and so a CUDA device and ops that can be in one

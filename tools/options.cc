@@ -151,7 +151,8 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
   add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
   add_count(app, "--budget", options.budget, 0, "most tokens in one pass (0: all)");
   add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
-  app.add_flag("--prefix-cache", options.prefix_cache, "requests share what they begin with");
+  app.add_flag("--prefix-cache", options.prefix_cache,
+               "requests share what they begin with (not where RoPE depends on the length)");
   add_choice(app, "--preempt", options.preempt, {"recompute", "swap"},
              "what becomes of a request whose pages an earlier one needs (recompute)");
   add_count(app, "--schedule", options.schedule, 0, "seed of a random legal schedule (0: none)");

@@ -15,6 +15,13 @@ int threads_from(int wanted) {
   return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// Where RoPE depends on the length, a key is turned for the length that its request had in the pass
+// that made it: pages of the same tokens are then not the same, and a text would depend on what
+// others asked before it.
+bool shares_prefixes(const EngineOptions& options, const ModelConfig& config) {
+  return options.prefix_cache && !depends_on_length(config.rope);
+}
+
 constexpr int64_t kRun = 64;  // pages that are poisoned at once
 
 constexpr int64_t kMostPages = std::numeric_limits<int32_t>::max();
@@ -68,7 +75,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
                          .chunk = options.chunk,
                          .budget = options.budget,
                          .max_batch = options.max_batch,
-                         .prefix_cache = options.prefix_cache,
+                         .prefix_cache = shares_prefixes(options, checkpoint.config()),
                          .preempt = options.preempt,
                          .schedule = options.schedule}) {
   check(options.page_size >= 1 && options.page_size <= 256,

@@ -77,9 +77,9 @@ class Oracle {
 class ReferenceModel {
  public:
   virtual ~ReferenceModel() = default;
-  // Slots and pages are ignored. Inherited tokens are computed first and not shown. Positions of a
-  // request must continue where its last pass or its inherited tokens end, or start again earlier,
-  // which forgets what came after.
+  // Inherited tokens are as the request computed them that had them first, which the pages tell, or
+  // computed now where none did, and not shown. Positions of a request must continue where its last
+  // pass or its inherited tokens end, or start again earlier, which forgets what came after.
   virtual void run(const PassInfo& pass, Probe& probe) = 0;
 };
 

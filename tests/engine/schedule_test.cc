@@ -138,6 +138,16 @@ TEST_F(ScheduleTest, AnArrivalFarAwayIsNotWaitedForStepByStep) {
   EXPECT_EQ(late.sequences[3].argmax, alone(checkpoint, at(0)));
 }
 
+TEST_F(ScheduleTest, APrefixIsNotSharedWhereItsKeysDependOnTheLength) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-dynamic"));
+  const Request first{.prompt = some_tokens(40, checkpoint.config().vocab), .max_new = 2};
+  Request second = first;
+  second.arrival = 3;
+  const Served served = serve(
+      checkpoint, {.dtype = DType::f32, .page_size = 8, .prefix_cache = true}, {first, second});
+  EXPECT_EQ(count(served).rows, 41 + 41);
+}
+
 TEST_F(ScheduleTest, AWholePromptInTheCacheStillComputesItsLastToken) {
   const Checkpoint& checkpoint = bard("bard-qwen3");
   Request first{.prompt = some_tokens(32, 4096), .max_new = 3}, again = first;

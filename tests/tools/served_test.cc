@@ -2,7 +2,6 @@
 // engine is judged clean.
 #include <gtest/gtest.h>
 
-
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
 #include "tests/schedules.h"
@@ -62,12 +61,37 @@ TEST_P(ServedRun, OfDrawnTokensAndSamplesIsClean) {
                requests, "drawn");
 }
 
+// Prompts past the positions of the checkpoint, in chunks: the keys depend on them.
+class LengthsRun : public ServedRun {};
+
+TEST_P(LengthsRun, OfTextsThatBeginAlikeIsClean) {
+  std::vector<Request> requests(3, {.prompt = some_tokens(34, checkpoint_.config().vocab),
+                                    .max_new = 6,
+                                    .sampling = {.temperature = 2}});
+  requests[1].prompt.push_back(7);
+  requests[1].arrival = 4;
+  requests[2].arrival = 14;
+  EngineOptions options{.dtype = GetParam().dtype, .page_size = 5, .pages = 100, .chunk = 3};
+  requests[0].samples = requests[2].samples = 3;
+  expect_clean(options, requests, "forks");
+  options.prefix_cache = true;
+  for (const uint64_t schedule : {0, 5, 48}) {
+    options.schedule = schedule;
+    expect_clean(options, requests, "prefixes, schedule " + std::to_string(schedule));
+  }
+}
+
 std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   std::string name = info.param.model + "_" + std::string(name_of(info.param.dtype));
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
   return name;
 }
+
+INSTANTIATE_TEST_SUITE_P(Tables, LengthsRun,
+                         testing::Values(Case{"tiny/qwen3-dynamic", DType::f16},
+                                         Case{"tiny/qwen3-dynamic", DType::f32}),
+                         name_of_case);
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, ServedRun,
