@@ -101,6 +101,15 @@ bool Selection::has(const Row& row) const {
 
 bool Selection::has_request(int32_t request) const { return within(requests_, request); }
 
+void Selection::check_layers(int layers) const {
+  for (const auto& [first, last] : layers_)
+    check(
+        last < layers,
+        "--layers: some of the model's {} layers were wanted, counted from 0, found {}; name only "
+        "layers that it has",
+        layers, first == last ? fmt::format("{}", last) : fmt::format("{}-{}", first, last));
+}
+
 bool Selection::is_everything() const { return text_.empty(); }
 
 std::string Selection::text() const { return text_; }

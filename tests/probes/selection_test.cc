@@ -45,6 +45,20 @@ TEST(Selection, PointsOfNoLayerPassEveryLayerFilter) {
   EXPECT_FALSE(Selection("", "2", "", "").has(point("attn.q"), 1));
 }
 
+TEST(Selection, RefusesLayersThatTheModelHasNot) {
+  const auto refused = [](const std::string& layers) {
+    try {
+      Selection("", layers, "", "").check_layers(3);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* text : {"", "0", "2", "0-2", "1,2"}) EXPECT_EQ(refused(text), "") << text;
+  EXPECT_NE(refused("3").find("3 layers were wanted, counted from 0, found 3;"), std::string::npos);
+  EXPECT_NE(refused("0,2-7").find("found 2-7;"), std::string::npos);
+}
+
 TEST(Selection, GlobsKnowStarAndQuestionMark) {
   EXPECT_TRUE(Selection("attn.?", "", "", "").has(point("attn.k"), 0));
   EXPECT_FALSE(Selection("attn.?", "", "", "").has(point("attn.kv"), 0));
