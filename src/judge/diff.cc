@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
+#include "src/judge/diff_side.h"
+#include "src/judge/diff_story.h"
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
 #include "src/judge/statistics.h"
 
 namespace lockstep {
@@ -43,251 +45,384 @@ struct Distance {
   }
 };
 
-struct RowBits {
-  const KeptTensor* tensor = nullptr;
-  size_t index = 0;
-
-  std::optional<uint64_t> hash() const {
-    if (index < tensor->row_hashes.size()) return tensor->row_hashes[index];
-    if (tensor->data.view().empty()) return {};
-    const TensorView row = tensor->data.view().slice(static_cast<int64_t>(index), 1);
-    return hash_of(row.data, static_cast<size_t>(row.bytes()));
+// Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
+// does as well, and NaN is in no order.
+bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
+                std::span<const double> theirs) {
+  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const std::span before = mine.first(i);
+    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
+    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
+    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
   }
-  bool same_form(const RowBits& other) const {
-    const auto axes = [](const Shape& s) { return s.extents().subspan(s.rank() > 0 ? 1 : 0); };
-    return std::ranges::equal(axes(tensor->shape), axes(other.tensor->shape));
-  }
-};
+  return true;
+}
 
-std::optional<RowBits> find_row(const Pass& pass, const Place& place, const Row& row) {
-  const KeptTensor* tensor = pass.find(*place.point, place.layer, row.request);
-  if (!tensor) return {};
-  const auto found = std::ranges::find(tensor->rows, row);
-  if (found == tensor->rows.end()) return {};
-  return RowBits{tensor, static_cast<size_t>(found - tensor->rows.begin())};
+std::vector<double> numbers_of(const ShownRow& row) {
+  const TensorView& all = row.tensor->data;
+  std::vector<double> numbers(all.empty() ? 0 : static_cast<size_t>(all.row_size()));
+  if (!numbers.empty()) widen(all, static_cast<int64_t>(row.index) * all.row_size(), numbers);
+  return numbers;
 }
 
 class Comparison {
  public:
   Comparison(TraceReader& a, TraceReader& b, const DiffOptions& options)
-      : a_(a), b_(b), options_(options), places_(places_of(a.manifest().graph)) {
-    for (const Place& place : places_) result_.places.push_back({.place = place});
+      : options_(options),
+        graph_(a.manifest().graph),
+        noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
+        places_(places_of(graph_)),
+        a_(a, places_),
+        b_(b, places_) {
+    for (size_t i = 0; i < places_.size(); ++i) {
+      result_.places.push_back({.place = places_[i]});
+      std::vector<size_t>& inputs = inputs_.emplace_back();
+      for (const Place& input : inputs_of(graph_, places_[i]))
+        for (size_t at = i; at-- > 0;)
+          if (places_[at] == input) {
+            inputs.push_back(at);
+            break;
+          }
+    }
+    relative_.resize(places_.size());
   }
 
   DiffResult run();
 
  private:
-  using Node = std::pair<int32_t, size_t>;  // request, place
+  using Computed = DiffSide::Computed;
   struct NodeSums {
     DiffNode node;
     Distance distance;
-    bool differs = false;
+    bool differs = false, without_digest = false;
+    std::pair<const KeptTensor*, const KeptTensor*> bounded;  // the last two by their digests
+    std::string reason;  // as in DiffNode, of the row at that position
+    int32_t reason_position = 0;
+
+    void forbid(const Row& row, const char* why) {
+      if (reason.empty()) reason = why, reason_position = row.position;
+    }
+  };
+  // Whose rows to look for in the other: what a cache holds belongs to the last row of a pass.
+  struct Owners {
+    bool a = false, b = false;
+  };
+  // Which times of b a time of a is compared with.
+  struct Pairing {
+    size_t mine = 0, first = 0, last = 0;
   };
 
   void compare_manifests();
-  void index_b();
-  void compare_pass(const Pass& pass);
-  void follow_tokens(const Pass& pass);
-  void compare_place(const Pass& pass, size_t index);
-  // One row of a against the same of the pass of b that computes `at`; adds to `sums`.
-  void compare_row(const RowBits& mine, const Row& at, size_t index, NodeSums& sums);
-  void compare_tensor(const Pass& pass, const KeptTensor& tensor, size_t index,
-                      std::map<int32_t, NodeSums>& nodes);
-  // Rows of a place that a did not show and b did.
-  int64_t shown_by_b_alone(const Pass& pass, const Place& place);
-  void enter_node(NodeSums& sums, const Pass& pass, int32_t request, size_t index);
+  void compare_pass(int pass);
+  Pairing pairing(const Row& row, int pass) const;
+  void follow_tokens(int pass);
+  void compare_place(int pass, size_t index);
+  // All that the two show of a row, this time of a and its times of b.
+  void compare_times(const Row& row, int pass, size_t index, NodeSums& sums);
+  // What `side` shows of the row at any time; its number among `times` too.
+  static std::optional<std::pair<ShownRow, size_t>> any(DiffSide& side,
+                                                        const std::vector<Computed>& times,
+                                                        size_t index, const Row& row);
+  void compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
+                     NodeSums& sums);
+  void compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
+  // False when the bits differ and nothing says how far apart or why.
+  static bool compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums);
+  bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
+  bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
+  // Whether the numbers of what was written to that row of a cache were compared.
+  bool written_measured(const Row& row, size_t index) const;
+  int64_t rows_of(const ShownRow& shown, size_t index) const;
+  void enter_node(NodeSums& sums, int pass, int32_t request, size_t index);
   double inherited(int32_t request, size_t index) const;
-  const Pass& pass_of_b(int pass);
+  void count_rows_of_b_alone();
   void summarise();
-  void tell();
+  std::string broken() const;  // why what was compared is not all; "": it is
+  bool is_cache(size_t index) const { return places_[index].point->op == OpKind::cache; }
   bool stopped(const Row& row) const {
     const auto stop = stopped_.find(row.request);
     return stop != stopped_.end() && row.position >= stop->second;
   }
+  bool wanted(const Row& row) const { return !stopped(row) && options_.selection.has(row); }
+  void stop(const Row& row, std::string sentence) {
+    stopped_[row.request] = row.position;
+    result_.structure.push_back(std::move(sentence) + ": it is not compared from there on");
+  }
 
-  TraceReader& a_;
-  TraceReader& b_;
   const DiffOptions& options_;
+  Graph graph_;
+  DType noise_dtype_;
   std::vector<Place> places_;
+  std::vector<std::vector<size_t>> inputs_;  // of each place
+  DiffSide a_, b_;
   DiffResult result_;
-  struct InB {
-    int pass;
-    int32_t token;
-  };
-  std::map<std::pair<int32_t, int32_t>, InB> rows_of_b_;  // by (request, position)
-  std::set<std::pair<int32_t, int32_t>> seen_;            // of those, the ones that a has
-  std::map<int32_t, int32_t> stopped_;                    // request -> first position not compared
-  std::map<int, Pass> loaded_;                            // passes of b that this pass of a needs
-  std::map<Node, double> relative_;                       // largest so far
+  std::map<int32_t, int32_t> stopped_;               // request -> first position not compared
+  std::vector<std::map<int32_t, double>> relative_;  // largest so far, by place and request
+  // By place and prefix: whether rows that a cache is written from were compared as numbers.
+  std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
 
 void Comparison::compare_manifests() {
-  const Manifest &a = a_.manifest(), &b = b_.manifest();
+  const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
   const auto say = [&](std::string text) { result_.structure.push_back(std::move(text)); };
+  for (const Manifest* manifest : {&a, &b}) options_.selection.check_layers(manifest->graph.layers);
   if (a.graph != b.graph)
     say(fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
-  for (TraceReader* trace : {&a_, &b_})
-    for (const std::string& problem : trace->problems()) say(problem);
+  for (DiffSide* side : {&a_, &b_})
+    for (const std::string& problem : side->trace().problems()) say(problem);
 }
 
-void Comparison::index_b() {
-  for (int i = 0; i < b_.passes(); ++i)
-    for (const PassRow& r : b_.read(i, false).info.rows)
-      rows_of_b_.insert_or_assign({r.row.request, r.row.position}, InB{i, r.token});
+Comparison::Pairing Comparison::pairing(const Row& row, int pass) const {
+  const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
+  const auto now = std::ranges::find(mine, pass, &Computed::pass);
+  const auto at = static_cast<size_t>(now - mine.begin());
+  const size_t first = std::min(at, theirs.size() - 1);
+  return {at, first, at + 1 == mine.size() ? theirs.size() - 1 : first};
 }
 
-void Comparison::follow_tokens(const Pass& pass) {
-  for (const PassRow& r : pass.info.rows) {
-    const std::pair key{r.row.request, r.row.position};
-    const auto found = rows_of_b_.find(key);
-    if (found == rows_of_b_.end() || stopped_.contains(r.row.request)) continue;
-    seen_.insert(key);
-    if (found->second.token == r.token) continue;
-    stopped_[r.row.request] = r.row.position;
-    result_.structure.push_back(fmt::format(
-        "request {} was fed token {} and {} at position {}: it is not compared from there on",
-        r.row.request, r.token, found->second.token, r.row.position));
+void Comparison::follow_tokens(int pass) {
+  for (const PassRow& r : a_.pass(pass).info.rows) {
+    if (!wanted(r.row)) continue;
+    const std::vector<Computed>& theirs = b_.computed(r.row);
+    if (theirs.empty()) {
+      ++result_.only_a;
+      continue;
+    }
+    const Pairing pair = pairing(r.row, pass);
+    for (size_t i = pair.first; i <= pair.last && !stopped(r.row); ++i)
+      if (theirs[i].token != r.token)
+        stop(r.row, fmt::format("request {} was fed token {} and {} at position {}", r.row.request,
+                                r.token, theirs[i].token, r.row.position));
   }
-}
-
-const Pass& Comparison::pass_of_b(int pass) {
-  const auto found = loaded_.find(pass);
-  return found != loaded_.end() ? found->second
-                                : loaded_.emplace(pass, b_.read(pass, true)).first->second;
 }
 
 double Comparison::inherited(int32_t request, size_t index) const {
   double largest = 0;
-  for (const Place& input : inputs_of(a_.manifest().graph, places_[index])) {
-    const auto i = std::ranges::find(places_, input) - places_.begin();
-    const auto found = relative_.find({request, static_cast<size_t>(i)});
-    if (found != relative_.end()) largest = std::max(largest, found->second);
-  }
+  for (size_t input : inputs_[index])
+    for (const auto& [of, relative] : relative_[input])
+      // A cache may hold what another request with the same tokens has written.
+      if (of == request || is_cache(index)) largest = std::max(largest, relative);
   return largest;
 }
 
-void Comparison::compare_row(const RowBits& mine, const Row& at, size_t index, NodeSums& sums) {
-  const Row& row = mine.tensor->rows[mine.index];
-  const auto in_b = rows_of_b_.find({at.request, at.position});
-  std::optional<RowBits> other;
-  if (in_b != rows_of_b_.end()) other = find_row(pass_of_b(in_b->second.pass), places_[index], row);
-  if (!other) {
-    ++result_.only_a;
-    return;
+bool Comparison::inputs_equal(const ShownRow& x, const ShownRow& y, size_t index) {
+  if (is_cache(index)) {
+    const auto written = a_.written(places_[index].layer, x.row());
+    return written && written == b_.written(places_[index].layer, x.row());
   }
-  DiffPlace& place = result_.places[index];
-  ++place.rows;
-  const bool one_form = mine.same_form(*other);
-  const auto hash = mine.hash();
-  const bool equal =
-      one_form && mine.tensor->dtype == other->tensor->dtype && hash && hash == other->hash();
-  if (equal) ++place.equal;
-  if (!equal && !sums.differs) sums.node.position = row.position;
-  sums.differs = sums.differs || !equal;
-  const TensorView &x = mine.tensor->data, &y = other->tensor->data;
-  if (!one_form) {
-    sums.distance.nonfinite = true;  // no number says how far apart two shapes are
-  } else if (x.empty() || y.empty()) {
-    if (!equal) ++result_.unmeasured;
-  } else if (is_float(x.dtype) && is_float(y.dtype)) {
-    sums.node.measured = true;
-    const int64_t size = x.row_size();
-    for (int64_t j = 0; j < size; ++j)
-      sums.distance.add(value_at(x, static_cast<int64_t>(mine.index) * size + j),
-                        value_at(y, static_cast<int64_t>(other->index) * size + j));
-  }
+  return std::ranges::all_of(inputs_[index], [&](size_t input) {
+    const auto of_x = a_.find(x.pass, input, x.row(), x.index);
+    const auto of_y = b_.find(y.pass, input, x.row(), y.index);
+    return of_x && of_y && of_x->same_bits(*of_y);
+  });
 }
 
-bool has_numbers(const KeptTensor& a, const KeptTensor* b) {
-  return a.digest.has_numbers() && b && b->digest.has_numbers();
+bool Comparison::written_measured(const Row& row, size_t index) const {
+  return std::ranges::all_of(inputs_[index], [&](size_t input) {
+    const auto found = measured_.find({input, a_.prefix(row)});
+    return found != measured_.end() && found->second;
+  });
 }
 
 // |rms(a) - rms(b)| is never above the rms of (a - b): a bound from below where two digests are of
 // the same rows.
-double digest_bound(const KeptTensor& a, const KeptTensor* b) {
-  if (!b || a.rows != b->rows || a.shape != b->shape || a.digest.count == 0) return 0;
-  if (a.digest.finite() != b->digest.finite()) return std::numeric_limits<double>::infinity();
-  const double difference = std::fabs(a.digest.rms() - b->digest.rms());
+double digest_bound(const KeptTensor& a, const KeptTensor& b) {
+  if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
+  if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
+  const double difference = std::fabs(a.digest.rms() - b.digest.rms());
   if (difference == 0) return 0;
   return a.digest.rms() > 0 ? difference / a.digest.rms() : std::numeric_limits<double>::infinity();
 }
 
-void Comparison::compare_tensor(const Pass& pass, const KeptTensor& tensor, size_t index,
-                                std::map<int32_t, NodeSums>& nodes) {
-  const Place& place = places_[index];
-  std::map<int32_t, Row> last;  // of each request in this pass
-  for (const PassRow& r : pass.info.rows) last[r.row.request] = r.row;
-  for (size_t i = 0; i < tensor.rows.size(); ++i) {
-    const Row& row = tensor.rows[i];
-    // attn.kv shows in every pass all that was ever written: it is compared with what b reads when
-    // it computes the same last token.
-    const Row& at = place.point->op == OpKind::cache ? last[row.request] : row;
-    if (stopped(row) || stopped(at) || !options_.selection.has(row)) continue;
-    compare_row({&tensor, i}, at, index, nodes[row.request]);
+bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) {
+  const KeptTensor &of_x = *x.tensor, &of_y = *y.tensor;
+  if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
+    if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
+    sums.node.measured = true;
+    const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+    for (size_t i = 0; i < a.size(); ++i) sums.distance.add(a[i], b[i]);
+    return true;
   }
-  for (auto& [request, sums] : nodes) {
-    if (sums.node.measured || !sums.differs) continue;
-    const auto in_b = rows_of_b_.find({request, last[request].position});
-    if (in_b == rows_of_b_.end()) continue;
-    const KeptTensor* other = pass_of_b(in_b->second.pass).find(*place.point, place.layer, request);
-    // What attention reads is as far apart as what was written, where hashes alone do not say.
-    sums.node.relative =
-        has_numbers(tensor, other) ? digest_bound(tensor, other) : inherited(request, index);
+  if (x.same_bits(y)) return true;
+  if (!of_x.digest.has_numbers() || !of_y.digest.has_numbers()) {
+    sums.without_digest = true;
+  } else if (std::exchange(sums.bounded, {&of_x, &of_y}) != std::pair(&of_x, &of_y)) {
+    sums.node.relative = std::max(sums.node.relative, digest_bound(of_x, of_y));
+  }
+  return false;
+}
+
+bool Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t index,
+                                 NodeSums& sums) {
+  const Row& row = x.row();
+  const size_t input = inputs_[index].at(0);
+  const auto of_x = a_.find(x.pass, input, row, x.index),
+             of_y = b_.find(y.pass, input, row, y.index);
+  const std::vector<double> mine = numbers_of(x), theirs = numbers_of(y);
+  bool known = of_x && of_y && !mine.empty() && !theirs.empty();
+  if (known) {
+    const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
+    known = !scores_x.empty() && !scores_y.empty();
+    if (known && !(of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine))) {
+      sums.forbid(row, "its indices are not those of the largest of its inputs");
+      return true;
+    }
+  }
+  if (places_[index].point->op != OpKind::top_k) return known;
+  stop(row, fmt::format("request {} chose other experts at position {} in layer {}", row.request,
+                        row.position, places_[index].layer));
+  return true;
+}
+
+void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums) {
+  const Row& row = x.row();
+  const Point& point = *places_[index].point;
+  DiffPlace& place = result_.places[index];
+  ++place.rows;
+  const bool equal = x.same_bits(y);
+  if (equal) ++place.equal;
+  if (!equal && !sums.differs) sums.node.position = row.position;
+  sums.differs = sums.differs || !equal;
+  bool measured = true;
+  if (!x.same_form(y)) {
+    sums.distance.nonfinite = true;  // no number says how far apart two shapes are
+  } else {
+    const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
+                           x.tensor->dtype == y.tensor->dtype && inputs_equal(x, y, index);
+    if (forbidden) sums.forbid(row, "its inputs have the same bits, and by them it is exact");
+    if (!makes_indices(point.op))
+      measured = compare_numbers(x, y, sums);
+    else if (!equal && !forbidden)
+      measured = compare_indices(x, y, index, sums);
+    if (!measured && !forbidden && !(is_cache(index) && written_measured(row, index)))
+      ++result_.unmeasured;
+  }
+  if (is_written(point)) {
+    const auto [known, fresh] = measured_.try_emplace({index, a_.prefix(row)}, measured);
+    known->second = known->second && measured;
   }
 }
 
-int64_t Comparison::shown_by_b_alone(const Pass& pass, const Place& place) {
-  int64_t rows = 0;
-  for (const PassRow& r : pass.info.rows) {
-    const auto in_b = rows_of_b_.find({r.row.request, r.row.position});
-    if (in_b == rows_of_b_.end() || stopped(r.row) || !options_.selection.has(r.row)) continue;
-    if (find_row(pass_of_b(in_b->second.pass), place, r.row)) ++rows;
-  }
-  return rows;
+int64_t Comparison::rows_of(const ShownRow& shown, size_t index) const {
+  if (!is_cache(index)) return 1;
+  return std::ranges::count_if(shown.tensor->rows, [&](const Row& row) { return wanted(row); });
 }
 
-void Comparison::enter_node(NodeSums& sums, const Pass& pass, int32_t request, size_t index) {
+void Comparison::compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
+                               NodeSums& sums) {
+  if (!is_cache(index)) return compare_row(x, y, index, sums);
+  for (size_t i = 0; i < x.tensor->rows.size() && own.a; ++i) {
+    const Row& row = x.tensor->rows[i];
+    if (!wanted(row)) continue;
+    if (const auto same = index_of(*y.tensor, row, i))
+      compare_row({x.pass, x.tensor, i}, {y.pass, y.tensor, *same}, index, sums);
+    else
+      ++result_.only_a;
+  }
+  for (size_t i = 0; i < y.tensor->rows.size() && own.b; ++i) {
+    const Row& row = y.tensor->rows[i];
+    if (!wanted(row)) continue;
+    const auto same = index_of(*x.tensor, row, i);
+    if (!same)
+      ++result_.only_b;
+    else if (!own.a)
+      compare_row({x.pass, x.tensor, *same}, {y.pass, y.tensor, i}, index, sums);
+  }
+}
+
+std::optional<std::pair<ShownRow, size_t>> Comparison::any(DiffSide& side,
+                                                           const std::vector<Computed>& times,
+                                                           size_t index, const Row& row) {
+  for (size_t i = times.size(); i-- > 0;)
+    if (const auto shown = side.find(times[i].pass, index, row, times[i].index))
+      return std::pair(*shown, i);
+  return {};
+}
+
+void Comparison::compare_times(const Row& row, int pass, size_t index, NodeSums& sums) {
+  const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
+  const Pairing pair = pairing(row, pass);
+  const auto own = [&](const Computed& a, const Computed& b) {
+    return is_cache(index) ? Owners{a.last, b.last} : Owners{true, true};
+  };
+  const auto x = a_.find(pass, index, row, mine[pair.mine].index);
+  bool compared = false;
+  for (size_t i = pair.first; i <= pair.last; ++i) {
+    const Owners both = own(mine[pair.mine], theirs[i]);
+    if (!both.a && !both.b) continue;
+    const auto y = b_.find(theirs[i].pass, index, row, theirs[i].index);
+    const size_t first_of_a = std::min(i, mine.size() - 1);
+    if (x && y) {
+      compared = true;
+      compare_shown(*x, *y, both, index, sums);
+    } else if (y && both.b && pair.mine == first_of_a) {
+      const auto other = any(a_, mine, index, row);
+      const bool later = other && other->second > first_of_a && i + 1 == theirs.size();
+      if (!other) result_.only_b += rows_of(*y, index);
+      if (other && !later) compare_shown(other->first, *y, {false, true}, index, sums);
+    }
+  }
+  if (!x || compared || !own(mine[pair.mine], {}).a) return;
+  if (const auto other = any(b_, theirs, index, row))
+    compare_shown(*x, other->first, {true, false}, index, sums);
+  else
+    result_.only_a += rows_of(*x, index);
+}
+
+void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t index) {
   DiffNode& node = sums.node;
   node.place = places_[index];
-  node.pass = pass.info.pass;
+  node.pass = a_.pass(pass).info.pass;
   node.request = request;
   node.relative = std::max(node.relative, sums.distance.relative());
-  node.limit = own_noise(coarser(a_.manifest().dtype, b_.manifest().dtype)) +
-               kDiffGrowth * inherited(request, index);
+  // What attention reads is as far apart as what was written, where hashes alone do not say.
+  if (sums.without_digest) node.relative = std::max(node.relative, inherited(request, index));
+  node.limit = own_noise(noise_dtype_) + kDiffGrowth * inherited(request, index);
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
   place.difference_rms += sums.distance.difference;  // sums, until summarise()
   place.rms += sums.distance.size;
-  double& largest = relative_[{request, index}];
+  double& largest = relative_[index][request];
   largest = std::max(largest, node.relative);
   if (!sums.differs) return;
   if (!result_.first_bits) result_.first_bits = node;
-  if (!result_.first_kind && !within(node.relative, node.limit)) result_.first_kind = node;
+  if (result_.first_kind || (sums.reason.empty() && within(node.relative, node.limit))) return;
+  result_.first_kind = node;
+  if (sums.reason.empty()) return;
+  result_.first_kind->reason = sums.reason;
+  result_.first_kind->position = sums.reason_position;
+  result_.first_kind->limit = 0;
 }
 
-void Comparison::compare_place(const Pass& pass, size_t index) {
+void Comparison::compare_place(int pass, size_t index) {
   const Place& place = places_[index];
   if (!options_.selection.has(*place.point, place.layer)) return;
   std::map<int32_t, NodeSums> nodes;
-  bool shown = false;
-  for (const KeptTensor& tensor : pass.tensors) {
-    if (!(*tensor.point == *place.point) || tensor.layer != place.layer) continue;
-    shown = true;
-    compare_tensor(pass, tensor, index, nodes);
+  for (const PassRow& r : a_.pass(pass).info.rows) {
+    // Of a cache each row that is shown is asked for, not the one that reads them.
+    const bool asked = is_cache(index) ? !stopped(r.row) : wanted(r.row);
+    if (asked && !b_.computed(r.row).empty())
+      compare_times(r.row, pass, index, nodes[r.row.request]);
   }
-  if (!shown) result_.only_b += shown_by_b_alone(pass, place);
   for (auto& [request, sums] : nodes) enter_node(sums, pass, request, index);
 }
 
-void Comparison::compare_pass(const Pass& pass) {
+void Comparison::compare_pass(int pass) {
+  a_.keep({pass});
   std::set<int> needed;
-  for (const PassRow& r : pass.info.rows)
-    if (const auto found = rows_of_b_.find({r.row.request, r.row.position});
-        found != rows_of_b_.end())
-      needed.insert(found->second.pass);
-  std::erase_if(loaded_, [&](const auto& entry) { return !needed.contains(entry.first); });
+  for (const PassRow& r : a_.pass(pass).info.rows)
+    for (const Computed& of_b : b_.computed(r.row)) needed.insert(of_b.pass);
+  b_.keep(needed);
   follow_tokens(pass);
   for (size_t i = 0; i < places_.size(); ++i) compare_place(pass, i);
+}
+
+void Comparison::count_rows_of_b_alone() {
+  for (const auto& [key, times] : b_.rows()) {
+    const Row row{key.first, key.second};
+    if (wanted(row) && a_.computed(row).empty()) ++result_.only_b;
+  }
 }
 
 void Comparison::summarise() {
@@ -298,69 +433,23 @@ void Comparison::summarise() {
     const auto n = static_cast<double>(place.measured);
     place.difference_rms = std::sqrt(place.difference_rms / n);
     place.rms = std::sqrt(place.rms / n);
-    place.ulps =
-        place.difference_rms / ulp(place.rms, coarser(a_.manifest().dtype, b_.manifest().dtype));
+    place.ulps = place.difference_rms / ulp(place.rms, noise_dtype_);
   }
   std::erase_if(result_.places, [](const DiffPlace& place) { return place.rows == 0; });
 }
 
-void Comparison::tell() {
-  const auto& bits = result_.first_bits;
-  const auto& kind = result_.first_kind;
-  const auto where = [](const DiffNode& n) {
-    return fmt::format("{}, request {}, position {}", text_of(n.place), n.request, n.position);
-  };
-  const bool whole = a_.complete() && b_.complete();
-  const bool same_form = result_.structure.empty() && result_.only_a == 0 && result_.only_b == 0;
-  if (result_.rows == 0) {
-    result_.verdict = "inconclusive";
-    result_.story = "Nothing was compared: the two traces have no row of the selection in common";
-  } else if (kind) {
-    result_.verdict = "different";
-    result_.story = fmt::format(
-        "First different in kind: {}: relative difference {:.3g}{}, where noise explains {:.3g}; "
-        "bits differ first at {}",
-        where(*kind), kind->relative, kind->measured ? "" : " or more", kind->limit, where(*bits));
-  } else if (!whole) {
-    result_.verdict = "inconclusive";
-    result_.story = fmt::format(
-        "Nothing differs by more than noise in {} rows, but a trace is "
-        "incomplete",
-        result_.rows);
-  } else if (!same_form || result_.unmeasured > 0) {
-    result_.verdict = "different";
-    result_.story =
-        !result_.structure.empty()
-            ? result_.structure.front()
-            : fmt::format(
-                  "{} rows are in one trace only, {} rows of other bits were kept without "
-                  "their numbers",
-                  result_.only_a + result_.only_b, result_.unmeasured);
-    if (bits) result_.story += fmt::format("; bits differ first at {}", where(*bits));
-  } else if (bits) {
-    result_.verdict = "noise";
-    result_.story = fmt::format(
-        "{} of {} rows have other bits, first at {}; no difference is larger than rounding noise "
-        "explains, which a judgement with --model can confirm",
-        result_.rows - result_.equal, result_.rows, where(*bits));
-  } else {
-    result_.verdict = "identical";
-    result_.story = fmt::format("All {} rows have the same bits", result_.rows);
-  }
+std::string Comparison::broken() const {
+  for (const DiffSide* side : {&a_, &b_})
+    if (!side->trouble().empty()) return side->trouble();
+  return a_.trace().complete() && b_.trace().complete() ? "" : "a trace is incomplete";
 }
 
 DiffResult Comparison::run() {
   compare_manifests();
-  index_b();
-  for (int i = 0; i < a_.passes(); ++i) compare_pass(a_.read(i, true));
-  for (const auto& [key, in_b] : rows_of_b_) {
-    const auto stop = stopped_.find(key.first);
-    const bool compared = stop == stopped_.end() || key.second < stop->second;
-    if (compared && options_.selection.has(Row{key.first, key.second}) && !seen_.contains(key))
-      ++result_.only_b;
-  }
+  for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
+  count_rows_of_b_alone();
   summarise();
-  tell();
+  tell(result_, broken());
   return std::move(result_);
 }
 

@@ -25,6 +25,8 @@ struct DiffNode {
   double relative = 0;    // rms of the difference / rms of a; a lower bound from digests
   double limit = 0;       // what noise explains: kDiffGrowth times the inputs', and own noise
   bool measured = false;  // by the numbers themselves
+  // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
+  std::string reason;
 };
 
 // All rows of one place that both traces have.
@@ -48,7 +50,7 @@ struct DiffResult {
   std::string story;    // one sentence
   int64_t rows = 0, equal = 0;
   int64_t only_a = 0, only_b = 0;      // rows that the other trace lacks
-  int64_t unmeasured = 0;              // rows of other bits whose numbers were not kept
+  int64_t unmeasured = 0;              // rows of other bits without numbers that say how far apart
   std::optional<DiffNode> first_bits;  // first node in graph order with other bits
   std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
   std::vector<DiffPlace> places;
@@ -59,11 +61,18 @@ struct DiffResult {
 // Noise is judged without an oracle: an op passes on its inputs' relative difference at most
 // kDiffGrowth-fold and adds some roundings of its own. That is a screen: it names a suspect, and
 // only a judgement against the oracle tells which of the two is wrong.
+//
+// An op of class exact makes the same bits of the same inputs, so there is no noise then. What
+// attn.kv shows are copies of rows of attn.k_rope and attn.v: they are its inputs, and its numbers.
+// Indices are no numbers: of other inputs they may differ where each is of the largest of its own.
 inline constexpr double kDiffGrowth = 8;
 
 // Rows are compared by (request, position, layer, point), so that another chunking or batching
-// makes no difference. A request is followed until the two were fed different tokens. Throws Error
-// when a trace cannot be read.
+// makes no difference. What was computed several times is compared in that order, the last time of
+// the one with all further times of the other, and a point that was not shown then with any time
+// that shows it. A request is followed until the two were fed different tokens or chose different
+// experts. Throws Error when a trace cannot be read or the selection names layers that a model has
+// not.
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
 
 // 0 identical or noise, 1 different, 2 inconclusive.

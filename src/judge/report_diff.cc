@@ -26,7 +26,8 @@ Json of_node(const std::optional<DiffNode>& node) {
           {"point", node->place.point->name},
           {"relative", number(node->relative)},
           {"limit", number(node->limit)},
-          {"measured", node->measured}};
+          {"measured", node->measured},
+          {"reason", node->reason.empty() ? Json(nullptr) : Json(node->reason)}};
 }
 
 }  // namespace

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "probes/graph.h"
+#include "src/judge/kv_history.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// One row of a tensor of a trace's pass.
+struct ShownRow {
+  int pass = 0;
+  const KeptTensor* tensor = nullptr;
+  size_t index = 0;
+
+  const Row& row() const { return tensor->rows[index]; }
+  std::optional<uint64_t> hash() const;  // nothing: neither it nor the bytes were kept
+  bool same_form(const ShownRow& other) const;
+  bool same_bits(const ShownRow& other) const;
+};
+
+// Whether rows of that point are what a cache is written from.
+bool is_written(const Point& p);
+
+// The index of `row` in the tensor, looked for at `hint` first.
+std::optional<size_t> index_of(const KeptTensor& tensor, const Row& row, size_t hint);
+
+// One of the two traces that are compared: who computed a row, and what is shown of it.
+class DiffSide {
+ public:
+  // A time that a row was computed: a request that was preempted computes its rows again.
+  struct Computed {
+    int pass = 0;
+    size_t index = 0;  // among the rows of the pass
+    int32_t token = 0;
+    bool last = false;  // of its request in the pass: what attn.kv shows is as that row reads it
+  };
+
+  // `trace` is borrowed. Places are numbered as in `places`, which may be another model's.
+  DiffSide(TraceReader& trace, const std::vector<Place>& places);
+
+  TraceReader& trace() const { return trace_; }
+  const Pass& pass(int i);
+  // Forgets all other passes that were loaded.
+  void keep(const std::set<int>& passes);
+
+  using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<Computed>>;
+  const Rows& rows() const { return rows_; }  // by request, position; in the order of the passes
+  const std::vector<Computed>& computed(const Row& row) const;
+  // What the pass shows of that row there. Of attn.kv: any row of what that request reads.
+  std::optional<ShownRow> find(int pass, size_t place, const Row& row, size_t hint);
+
+  // Stands for all tokens of the request up to that position; 0: not known.
+  uint64_t prefix(const Row& row) const { return history_.prefix(row); }
+  // The hashes of K and of V that were written for those tokens. Nothing where they are not known,
+  // or not always the same: then nobody can tell which of them a page should hold.
+  std::optional<std::pair<uint64_t, uint64_t>> written(int layer, const Row& row) const;
+  // The first tensor or row that no comparison can name, in a sentence's words; "": none.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  using Key = std::pair<int, int>;  // order of the point, layer
+  struct Loaded {
+    Pass pass;
+    std::map<size_t, std::vector<const KeptTensor*>> tensors;  // by place
+  };
+  const Loaded& loaded(int pass);
+  void enter(int i, const Pass& pass);
+  void begin_requests(const PassInfo& pass);
+  void enter_written(const Pass& pass);
+  std::string trouble_of(const Pass& pass) const;
+
+  TraceReader& trace_;
+  std::map<Key, size_t> places_;
+  std::set<Key> own_places_;  // of its own model
+  Rows rows_;
+  std::map<int, Loaded> loaded_;
+  std::set<int32_t> begun_;  // requests
+  KvHistory history_{false};
+  std::map<std::pair<int, uint64_t>, std::pair<uint64_t, uint64_t>> written_;  // by layer, prefix
+  std::string trouble_;
+};
+
+}  // namespace lockstep

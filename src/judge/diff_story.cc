@@ -1,0 +1,63 @@
+#include "src/judge/diff_story.h"
+
+#include <fmt/format.h>
+
+#include "src/judge/ledger.h"
+
+namespace lockstep {
+namespace {
+
+// What one has and the other has not, or has without numbers; "": nothing.
+std::string other_structure(const DiffResult& result) {
+  if (!result.structure.empty()) return result.structure.front();
+  std::string text;
+  if (const int64_t alone = result.only_a + result.only_b; alone > 0)
+    text = fmt::format("{} rows are in one trace only", alone);
+  if (result.unmeasured > 0)
+    text += fmt::format("{}{} rows of other bits have no numbers that say how far apart they are",
+                        text.empty() ? "" : ", ", result.unmeasured);
+  return text;
+}
+
+}  // namespace
+
+void tell(DiffResult& result, const std::string& broken) {
+  const auto& bits = result.first_bits;
+  const auto& kind = result.first_kind;
+  const auto where = [](const DiffNode& n) {
+    return fmt::format("{}, request {}, position {}", text_of(n.place), n.request, n.position);
+  };
+  const std::string structure = other_structure(result);
+  if (result.rows == 0) {
+    result.verdict = "inconclusive";
+    result.story = "Nothing was compared: the two traces have no row of the selection in common";
+  } else if (kind) {
+    result.verdict = "different";
+    result.story = fmt::format(
+        "First different in kind: {}: {}; bits differ first at {}", where(*kind),
+        !kind->reason.empty()
+            ? kind->reason
+            : fmt::format("relative difference {:.3g}{}, where noise explains {:.3g}",
+                          kind->relative, kind->measured ? "" : " or more", kind->limit),
+        where(*bits));
+  } else if (!broken.empty()) {
+    result.verdict = "inconclusive";
+    result.story =
+        fmt::format("Nothing differs by more than noise in {} rows, but {}", result.rows, broken);
+  } else if (!structure.empty()) {
+    result.verdict = "different";
+    result.story = structure;
+    if (bits) result.story += fmt::format("; bits differ first at {}", where(*bits));
+  } else if (bits) {
+    result.verdict = "noise";
+    result.story = fmt::format(
+        "{} of {} rows have other bits, first at {}; no difference is larger than rounding noise "
+        "explains, which a judgement with --model can confirm",
+        result.rows - result.equal, result.rows, where(*bits));
+  } else {
+    result.verdict = "identical";
+    result.story = fmt::format("All {} rows have the same bits", result.rows);
+  }
+}
+
+}  // namespace lockstep
