@@ -55,6 +55,7 @@ struct PassInfo {
   std::vector<RequestPages> pages;  // in the order of the requests' rows
   std::vector<int32_t> logit_rows;  // indices into rows: those that get logits and a token
   std::vector<Inherited> inherited;
+  bool inherited_known = true;  // false: a trace that does not say which those are
   // For who audits an engine while it runs; a trace does not keep them. The tables of requests that
   // hold pages but have no row in the pass, and the count of every page that anybody holds. No
   // counts: not known.

@@ -177,6 +177,13 @@ void Columns::append(const Pass& from, int64_t seq) {
     page_edges.push_back(std::ssize(pages));
   }
   table_edges.push_back(std::ssize(table_request));
+  inherited_known = inherited_known && info.inherited_known;
+  for (const Inherited& one : info.inherited) {
+    inherited_request.push_back(one.request);
+    inherited_tokens.insert(inherited_tokens.end(), one.tokens.begin(), one.tokens.end());
+    inherited_token_edges.push_back(std::ssize(inherited_tokens));
+  }
+  inherited_edges.push_back(std::ssize(inherited_request));
   for (const KeptTensor& tensor : from.tensors) append_tensor(info.pass, tensor, seq++, index);
   tensor_edges.push_back(std::ssize(index.seq));
   for (const TopLogits& top : from.logits) {
@@ -201,6 +208,11 @@ Pass Columns::pass_at(size_t i) const {
   for (auto j = static_cast<size_t>(table_edges[i]); j < static_cast<size_t>(table_edges[i + 1]);
        ++j)
     out.info.pages.push_back({table_request[j], part_of(pages, page_edges, j)});
+  out.info.inherited_known = inherited_known;
+  const auto end = static_cast<size_t>(inherited_known ? inherited_edges[i + 1] : 0);
+  for (auto j = static_cast<size_t>(inherited_known ? inherited_edges[i] : 0); j < end; ++j)
+    out.info.inherited.push_back(
+        {inherited_request[j], part_of(inherited_tokens, inherited_token_edges, j)});
   for (auto j = static_cast<size_t>(tensor_edges[i]); j < static_cast<size_t>(tensor_edges[i + 1]);
        ++j)
     out.tensors.push_back(tensor_at(index, j));
@@ -237,6 +249,11 @@ void Columns::check_sound(const std::string& file) const {
   check_edges(file, "passes/table_edges", table_edges, passes(), table_request.size());
   check_edges(file, "passes/tensor_edges", tensor_edges, passes(), tensors);
   check_edges(file, "passes/page_edges", page_edges, table_request.size(), pages.size());
+  if (inherited_known) {
+    check_edges(file, kInheritedEdges, inherited_edges, passes(), inherited_request.size());
+    check_edges(file, "passes/inherited_token_edges", inherited_token_edges,
+                inherited_request.size(), inherited_tokens.size());
+  }
   check_edges(file, "index/shape_edges", index.shape_edges, tensors, index.shape.size());
   check_edges(file, "index/exponent_edges", index.exponent_edges, tensors, index.exponent.size());
   check_edges(file, "index/exponent_edges", index.exponent_edges, tensors,

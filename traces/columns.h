@@ -34,6 +34,10 @@ struct Columns {
   std::vector<int32_t> logit_rows;
   std::vector<int32_t> table_pass, table_request, pages;
   std::vector<int64_t> page_edges{0};
+  // Of a trace that does not say who inherits, none of these is on disk.
+  std::vector<int64_t> inherited_edges{0}, inherited_token_edges{0};
+  std::vector<int32_t> inherited_request, inherited_tokens;
+  bool inherited_known = true;
 
   // index/
   struct Index {
@@ -81,6 +85,9 @@ struct RowRun {
 std::vector<RowRun> runs_of(std::span<const Row> rows);
 void append_run(const RowRun& run, std::vector<Row>& rows);
 
+// Where it is missing, so are the other columns of what is inherited.
+inline constexpr const char* kInheritedEdges = "passes/inherited_edges";
+
 // The one list of columns: visit(path, column, per) for each.
 template <typename C, typename Visit>
 void visit_passes(C& c, Visit visit) {
@@ -100,6 +107,14 @@ void visit_passes(C& c, Visit visit) {
   visit("passes/table_request", c.table_request, Per::table);
   visit("passes/page_edges", c.page_edges, Per::edge);
   visit("passes/pages", c.pages, Per::part);
+}
+
+template <typename C, typename Visit>
+void visit_inherited(C& c, Visit visit) {
+  visit(kInheritedEdges, c.inherited_edges, Per::edge);
+  visit("passes/inherited_request", c.inherited_request, Per::part);
+  visit("passes/inherited_token_edges", c.inherited_token_edges, Per::edge);
+  visit("passes/inherited_tokens", c.inherited_tokens, Per::part);
 }
 
 template <typename I, typename Visit>
@@ -155,6 +170,7 @@ void visit_logits(L& l, Visit visit) {
 template <typename C, typename Visit>  // C: Columns or const Columns
 void visit_columns(C& c, Visit visit) {
   visit_passes(c, visit);
+  if (c.inherited_known) visit_inherited(c, visit);
   visit_index(c.index, visit);
   visit_logits(c.logits, visit);
 }

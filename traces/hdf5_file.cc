@@ -224,6 +224,10 @@ bool Hdf5File::has(const std::string& object, const char* name) const {
   return H5Aexists_by_name(id_, object.c_str(), name, H5P_DEFAULT) > 0;
 }
 
+bool Hdf5File::has(const std::string& path) const {
+  return H5Lexists(id_, path.c_str(), H5P_DEFAULT) > 0;
+}
+
 std::string Hdf5File::text(const std::string& object, const char* name) const {
   const Id attribute(H5Aopen_by_name(id_, object.c_str(), name, H5P_DEFAULT, H5P_DEFAULT));
   std::string value;

@@ -35,6 +35,7 @@ class Hdf5File {
   int64_t number(const std::string& object, const char* name) const;
   std::map<std::string, std::string> texts(const std::string& object) const;  // all that are texts
   bool has(const std::string& object, const char* name) const;
+  bool has(const std::string& path) const;  // a group or dataset whose parent is there
 
   void make_group(const std::string& path);  // and those above it
 

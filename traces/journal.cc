@@ -60,13 +60,18 @@ ordered_json pass_object(const Pass& pass) {
                       {"ids", top.ids},
                       {"values", values}});
   }
-  return {{"kind", "pass"},
-          {"pass", pass.info.pass},
-          {"tensors", pass.tensors.size()},
-          {"rows", rows},  // request, position, token, slot, phase
-          {"logit_rows", pass.info.logit_rows},
-          {"pages", pages},
-          {"logits", logits}};
+  ordered_json object = {{"kind", "pass"},
+                         {"pass", pass.info.pass},
+                         {"tensors", pass.tensors.size()},
+                         {"rows", rows},  // request, position, token, slot, phase
+                         {"logit_rows", pass.info.logit_rows},
+                         {"pages", pages},
+                         {"logits", logits}};
+  if (!pass.info.inherited_known) return object;
+  ordered_json& inherited = object["inherited"] = ordered_json::array();
+  for (const Inherited& one : pass.info.inherited)
+    inherited.push_back({{"request", one.request}, {"tokens", one.tokens}});
+  return object;
 }
 
 // The inverse of pass_object; what is missing or of another type throws JSON's own exception.
@@ -81,6 +86,10 @@ Pass pass_from(const json& object) {
   pass.info.logit_rows = object.at("logit_rows").get<std::vector<int32_t>>();
   for (const json& table : object.at("pages"))
     pass.info.pages.push_back({table.at("request"), table.at("pages")});
+  pass.info.inherited_known = object.contains("inherited");
+  if (pass.info.inherited_known)
+    for (const json& one : object.at("inherited"))
+      pass.info.inherited.push_back({one.at("request"), one.at("tokens")});
   for (const json& row : object.at("logits")) {
     TopLogits& top = pass.logits.emplace_back();
     top.row = {row.at("request"), row.at("position")};

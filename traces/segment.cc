@@ -165,6 +165,7 @@ SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(pat
   check_format(format, file_.text("/", "format_version"), path);
   check(file_.has("/", "complete") && file_.number("/", "complete") == 1,
         "{}: its writing did not end (no attribute complete = 1): use the journal beside it", path);
+  columns_.inherited_known = file_.has(kInheritedEdges);
   visit_columns(columns_, [&]<typename T>(const char* name, std::vector<T>& column, Per) {
     column = file_.read<T>(name);
   });

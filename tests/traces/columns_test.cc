@@ -54,7 +54,7 @@ TEST(Columns, EveryOneIsCheckedAgainstTheOthers) {
       ++checked;
     }
   });
-  EXPECT_EQ(checked, 2 * 58);
+  EXPECT_EQ(checked, 2 * 62);
 }
 
 TEST(Columns, EdgesMustAscend) {

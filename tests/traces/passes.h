@@ -54,6 +54,9 @@ inline PassInfo test_info(int number) {
     info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
     info.pages.push_back({r, std::vector<int32_t>(static_cast<size_t>(r), 9 - r)});
   }
+  // Somebody else's tokens are in the cache from pass 1 on, and of pass 2 those of two.
+  if (number >= 1) info.inherited.push_back({2, {4, 5, 6 + number}});
+  if (number == 2) info.inherited.push_back({0, {}});
   return info;
 }
 
@@ -156,6 +159,12 @@ inline void expect_equal(const PassInfo& got, const PassInfo& want) {
   for (size_t i = 0; i < want.pages.size(); ++i) {
     EXPECT_EQ(got.pages[i].request, want.pages[i].request);
     EXPECT_EQ(got.pages[i].pages, want.pages[i].pages);
+  }
+  EXPECT_EQ(got.inherited_known, want.inherited_known);
+  ASSERT_EQ(got.inherited.size(), want.inherited.size());
+  for (size_t i = 0; i < want.inherited.size(); ++i) {
+    EXPECT_EQ(got.inherited[i].request, want.inherited[i].request);
+    EXPECT_EQ(got.inherited[i].tokens, want.inherited[i].tokens);
   }
 }
 

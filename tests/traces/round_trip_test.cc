@@ -93,6 +93,24 @@ TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
   expect_equal(open_trace(path)->read(0, true), pass, true);
 }
 
+// As traces are that do not say who inherits what: it is not taken for nobody.
+TEST_P(RoundTrip, OfPassesThatDoNotSayWhoInherits) {
+  const TempFolder scratch;
+  const std::string path = scratch / GetParam();
+  const auto writer = create_trace(path, test_manifest(Keep::digest));
+  std::vector<Pass> passes;
+  for (int i = 0; i < 3; ++i) {
+    Pass& pass = passes.emplace_back(test_pass(i, false));
+    pass.info.inherited.clear();
+    pass.info.inherited_known = false;
+    writer->write(pass);
+  }
+  writer->finish(ended_requests());
+  const auto trace = open_trace(path);
+  for (int i = 0; i < 3; ++i)
+    expect_equal(trace->read(i, true), passes[static_cast<size_t>(i)], true);
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, RoundTrip, testing::Values("x.trace", "x.h5", "x.jsonl"),
                          [](const auto& name) { return std::string(name.param).substr(2); });
 
