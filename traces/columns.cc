@@ -107,6 +107,24 @@ void check_edges(const std::string& file, const char* name, const std::vector<in
       file, name, flat, parts);
 }
 
+void check_rows(const std::string& file, const Columns& columns) {
+  for (size_t i = 0; i < columns.position.size(); ++i)
+    check(is_sound({columns.request[i], columns.position[i], 1}),
+          "{}: pass {} has a row at position {}, wanted 0 to {}: the file is damaged, write the "
+          "trace anew",
+          file, columns.pass[i], columns.position[i], kMostPositions - 1);
+  for (size_t i = 0; i < columns.passes(); ++i) {
+    const int64_t rows = columns.row_edges[i + 1] - columns.row_edges[i];
+    for (int64_t j = columns.logit_row_edges[i]; j < columns.logit_row_edges[i + 1]; ++j) {
+      const int32_t row = columns.logit_rows[static_cast<size_t>(j)];
+      check(row >= 0 && row < rows,
+            "{}: the logit_rows of pass {} are to be among its {} rows, found {}: the file is "
+            "damaged, write the trace anew",
+            file, columns.number[i], rows, row);
+    }
+  }
+}
+
 void check_tensors(const std::string& file, const Columns::Index& index) {
   for (size_t i = 0; i < index.seq.size(); ++i) {
     check(find_point(index.point[i]) != nullptr,
@@ -119,8 +137,16 @@ void check_tensors(const std::string& file, const Columns::Index& index) {
     check(rank >= 1 && rank <= 5, "{}: the tensor {} of pass {} has {} axes, wanted 1 to 5", file,
           index.point[i], index.pass[i], rank);
     int64_t rows = 0;
-    for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j)
-      rows += index.run_count[static_cast<size_t>(j)];
+    for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j) {
+      const auto at = static_cast<size_t>(j);
+      const RowRun run{index.run_request[at], index.run_first[at], index.run_count[at]};
+      check(
+          is_sound(run),
+          "{}: the tensor {} of pass {} has {} rows from position {} on, wanted positions of 0 to "
+          "{}: the file is damaged, write the trace anew",
+          file, index.point[i], index.pass[i], run.count, run.first, kMostPositions - 1);
+      rows += run.count;
+    }
     const int64_t extent = index.shape[static_cast<size_t>(index.shape_edges[i])];
     check(rows == extent, "{}: the tensor {} of pass {} has {} rows but names of {}", file,
           index.point[i], index.pass[i], extent, rows);
@@ -150,6 +176,10 @@ std::vector<RowRun> runs_of(std::span<const Row> rows) {
       runs.push_back({row.request, row.position, 1});
   }
   return runs;
+}
+
+bool is_sound(const RowRun& run) {
+  return run.first >= 0 && run.count >= 0 && run.first <= kMostPositions - run.count;
 }
 
 void append_run(const RowRun& run, std::vector<Row>& rows) {
@@ -263,6 +293,7 @@ void Columns::check_sound(const std::string& file) const {
   check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_count.size());
   check_edges(file, "index/row_xxh3_edges", index.row_xxh3_edges, tensors, index.row_xxh3.size());
   check_edges(file, "logits/edges", logits.edges, passes(), best);
+  check_rows(file, *this);
   check_tensors(file, index);
 }
 

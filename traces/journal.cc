@@ -43,6 +43,26 @@ uint64_t hash_from(const json& value) {
   return x;
 }
 
+// A number that the columns keep in 32 bits: a larger one is not cut to fit.
+int32_t int_from(const json& value) {
+  const auto wide = value.get<int64_t>();
+  check(wide == static_cast<int32_t>(wide), "{} is no number that belongs there", wide);
+  return static_cast<int32_t>(wide);
+}
+
+std::vector<int32_t> ints_from(const json& values) {
+  std::vector<int32_t> numbers;
+  for (const json& value : values) numbers.push_back(int_from(value));
+  return numbers;
+}
+
+RowRun run_from(const json& request, const json& first, int32_t count) {
+  const RowRun run{int_from(request), int_from(first), count};
+  check(is_sound(run), "{} rows from position {} on are none, wanted positions of 0 to {}",
+        run.count, run.first, kMostPositions - 1);
+  return run;
+}
+
 ordered_json pass_object(const Pass& pass) {
   ordered_json rows = ordered_json::array(), pages = rows, logits = rows;
   for (const PassRow& row : pass.info.rows)
@@ -77,24 +97,30 @@ ordered_json pass_object(const Pass& pass) {
 // The inverse of pass_object; what is missing or of another type throws JSON's own exception.
 Pass pass_from(const json& object) {
   Pass pass;
-  pass.info.pass = object.at("pass");
-  for (const json& row : object.at("rows"))
-    pass.info.rows.push_back({{row.at(0), row.at(1)},
-                              row.at(2),
+  pass.info.pass = int_from(object.at("pass"));
+  for (const json& row : object.at("rows")) {
+    const RowRun one = run_from(row.at(0), row.at(1), 1);
+    pass.info.rows.push_back({{one.request, one.first},
+                              int_from(row.at(2)),
                               row.at(3),
                               row.at(4).get<int>() == 0 ? Phase::prefill : Phase::decode});
-  pass.info.logit_rows = object.at("logit_rows").get<std::vector<int32_t>>();
+  }
+  pass.info.logit_rows = ints_from(object.at("logit_rows"));
+  for (const int32_t row : pass.info.logit_rows)
+    check(row >= 0 && row < std::ssize(pass.info.rows),
+          "the logit_rows of pass {} are to be among its {} rows, found {}", pass.info.pass,
+          pass.info.rows.size(), row);
   for (const json& table : object.at("pages"))
-    pass.info.pages.push_back({table.at("request"), table.at("pages")});
+    pass.info.pages.push_back({int_from(table.at("request")), ints_from(table.at("pages"))});
   pass.info.inherited_known = object.contains("inherited");
   if (pass.info.inherited_known)
     for (const json& one : object.at("inherited"))
-      pass.info.inherited.push_back({one.at("request"), one.at("tokens")});
+      pass.info.inherited.push_back({int_from(one.at("request")), ints_from(one.at("tokens"))});
   for (const json& row : object.at("logits")) {
     TopLogits& top = pass.logits.emplace_back();
-    top.row = {row.at("request"), row.at("position")};
-    top.chosen = row.at("chosen");
-    top.ids = row.at("ids").get<std::vector<int32_t>>();
+    top.row = {int_from(row.at("request")), int_from(row.at("position"))};
+    top.chosen = int_from(row.at("chosen"));
+    top.ids = ints_from(row.at("ids"));
     for (const json& value : row.at("values")) top.values.push_back(double_from(value));
   }
   return pass;
@@ -161,13 +187,13 @@ KeptTensor tensor_from(const json& object) {
   const auto name = object.at("point").get<std::string>();
   const auto shape = object.at("shape").get<std::vector<int64_t>>();
   KeptTensor tensor{.point = find_point(name),
-                    .layer = object.at("layer"),
+                    .layer = int_from(object.at("layer")),
                     .dtype = dtype_from(object.at("dtype").get<std::string>()),
                     .shape = Shape(shape),
                     .digest = digest_from(object)};
   check(tensor.point != nullptr, "the point '{}' is not known here: it was renamed", name);
   for (const json& run : object.at("rows"))
-    append_run({run.at(0), run.at(1), run.at(2)}, tensor.rows);
+    append_run(run_from(run.at(0), run.at(1), int_from(run.at(2))), tensor.rows);
   check(!shape.empty() && std::ssize(tensor.rows) == shape[0], "{} has names of {} rows", name,
         tensor.rows.size());
   for (const json& hash : object.at("row_xxh3")) tensor.row_hashes.push_back(hash_from(hash));

@@ -88,6 +88,15 @@ void check_format(const std::string& format, const std::string& version, const s
       file, kFormatVersion, version);
 }
 
+int layers_from(int64_t layers, const std::string& file) {
+  check(
+      layers >= 0 && layers <= kMostLayers,
+      "{}: a model of 0 to {} layers was wanted, it says {}: the file is damaged, write the trace "
+      "anew",
+      file, kMostLayers, layers);
+  return static_cast<int>(layers);
+}
+
 std::string json_of(const SavedManifest& saved, Layout layout) {
   const Manifest& m = saved.manifest;
   ordered_json object = {{"format", kFormat},
@@ -117,7 +126,7 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     if (object.at("complete").get<bool>()) saved.passes = object.at("passes").get<int64_t>();
     Manifest& m = saved.manifest;
     m.keep = keep_from(object.at("level"));
-    m.graph.layers = object.at("layers");
+    m.graph.layers = layers_from(object.at("layers"), file);
     m.graph.qk_norm = object.at("qk_norm");
     m.graph.expert_layers = object.at("expert_layers").get<std::vector<int>>();
     m.dtype = dtype_from(object.at("dtype").get<std::string>());

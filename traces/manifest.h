@@ -26,6 +26,10 @@ SavedManifest manifest_from(const std::string& json, const std::string& file);
 // Throws Error, naming `file`, unless a file that says it is `format` `version` can be read here.
 void check_format(const std::string& format, const std::string& version, const std::string& file);
 
+// Throws Error, naming `file`, on more layers than any model has.
+inline constexpr int kMostLayers = 1 << 16;
+int layers_from(int64_t layers, const std::string& file);
+
 const char* name_of(Schema schema);
 Schema schema_from(const std::string& name);  // throws Error on another name
 

@@ -177,7 +177,7 @@ Manifest SegmentReader::manifest() const {
   manifest.provenance = file_.texts("/provenance");
   manifest.schema = schema_from_json(file_.text("/provenance", "schema_json"), file_.path());
   manifest.provenance.erase("schema_json");
-  manifest.graph.layers = static_cast<int>(file_.number("/", "layers"));
+  manifest.graph.layers = layers_from(file_.number("/", "layers"), file_.path());
   manifest.graph.qk_norm = file_.number("/", "qk_norm") == 1;
   std::istringstream expert_layers(file_.text("/", "expert_layers"));
   for (int layer; expert_layers >> layer;) manifest.graph.expert_layers.push_back(layer);

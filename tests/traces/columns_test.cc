@@ -79,6 +79,21 @@ TEST(Columns, RowsMustBeThoseOfTheShape) {
   EXPECT_NE(trouble_with(columns), "");
 }
 
+TEST(Columns, RowsOfLogitsAndPositionsMustBeThere) {
+  Columns columns = two_passes();
+  columns.logit_rows[3] = 3;  // pass 1 has rows 0 to 2
+  EXPECT_NE(trouble_with(columns).find("of pass 1 are to be among its 3 rows, found 3"),
+            std::string::npos);
+  columns.logit_rows[3] = -1;
+  EXPECT_NE(trouble_with(columns).find("found -1"), std::string::npos);
+  columns = two_passes();
+  columns.index.run_first[0] = 2147483600;
+  EXPECT_NE(trouble_with(columns).find("rows from position 2147483600 on"), std::string::npos);
+  columns = two_passes();
+  columns.position[2] = -4;
+  EXPECT_NE(trouble_with(columns).find("a row at position -4"), std::string::npos);
+}
+
 TEST(Runs, JoinConsecutivePositionsOfARequest) {
   const std::vector<Row> rows = {{0, 4}, {0, 5}, {1, 6}, {1, 6}, {0, 6}};
   std::vector<Row> back;

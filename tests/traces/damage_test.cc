@@ -200,6 +200,32 @@ TEST(Malformed, AnotherVersionIsRefused) {
   expect_mention(open_error(json), "says it is 'lockstop'");
 }
 
+// What 32 bits cannot hold is not cut to fit, and what is not there is not looked up.
+TEST(Malformed, NumbersThatFitNowhereEndAJournal) {
+  const TempFolder scratch;
+  const auto problem = [&](const std::string& from, const std::string& to) {
+    const std::string json = scratch / "x.jsonl";
+    fs::remove(json);
+    write_test_trace(json, 2, Keep::digest);
+    replace(json, from, to);
+    const auto trace = open_trace(json);
+    EXPECT_EQ(trace->passes(), 0);
+    return trace->problems().at(0);
+  };
+  expect_mention(problem("\"layer\":0", "\"layer\":1099511627776"), "1099511627776 is no number");
+  expect_mention(problem("\"logit_rows\":[4,", "\"logit_rows\":[500,"), "its 9 rows, found 500");
+  expect_mention(problem("\"logit_rows\":[4,", "\"logit_rows\":[-1,"), "found -1");
+  expect_mention(problem("\"rows\":[[0,0,5]", "\"rows\":[[0,2147483600,5]"), "2147483600 on");
+}
+
+TEST(Malformed, MoreLayersThanAnyModelHasAreRefused) {
+  const TempFolder scratch;
+  const std::string json = scratch / "x.jsonl";
+  write_test_trace(json, 1, Keep::digest);
+  replace(json, "\"layers\":2", "\"layers\":1000000000");
+  expect_mention(open_error(json), "0 to 65536 layers was wanted, it says 1000000000");
+}
+
 TEST(Malformed, ARenamedPointEndsAJournal) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
