@@ -284,7 +284,7 @@ Result run_modes(const ModesRun& run) {
          .tokens = {served[i].tokens.begin() + std::ssize(served[i].request.prompt),
                     served[i].tokens.end()},
          .argmax = served[i].argmax});
-  tell(result, true, ledger.main_reason());
+  tell(result, {.reason = ledger.main_reason()});
   return result;
 }
 

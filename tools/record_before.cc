@@ -65,6 +65,7 @@ bool RecordBefore::wants(const Point& point, int layer) const {
 
 void RecordBefore::begin(const PassInfo& pass) {
   pass_ = {.info = pass};
+  pass_.info.inherited_known = false;  // the passes before it are not in the file
   last_ = {};
 }
 

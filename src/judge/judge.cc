@@ -62,6 +62,16 @@ Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& sel
   return pass;
 }
 
+// A node whose tensor is missing, should its point turn out to be recorded elsewhere.
+Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place& place) {
+  return {.request = node.request,
+          .position = node.rows.front().position,
+          .pass = outcome.pass,
+          .place = place,
+          .verdict = Verdict::structural,
+          .rule = kMissingTensor};
+}
+
 }  // namespace
 
 struct Judge::State {
@@ -106,6 +116,8 @@ struct Judge::State {
   std::set<std::pair<size_t, int32_t>> overflows, cache_overflows;
   std::map<size_t, int64_t> overflowing;  // nodes, by place
   std::string unexplained;                // what is wrong with tokens by no op that was judged
+  // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
+  std::vector<Finding> unrecorded;
 };
 
 Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* exact_,
@@ -115,14 +127,16 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       exact(exact_),
       rounded(rounded_),
       options(std::move(options_)),
-      op_judge(oracle_, {.dtype = manifest_.dtype,
-                         .page_size = number_of(manifest_, "page_size"),
-                         .limit_scale = options.limit_scale,
-                         .threads = options.threads,
-                         .partial = !manifest_.selection.empty(),
-                         .schema = options.schema.value_or(manifest_.schema),
-                         .accumulator = accumulator(),
-                         .limits = options.limits}),
+      op_judge(oracle_,
+               {.dtype = manifest_.dtype,
+                .page_size = number_of(manifest_, "page_size"),
+                .limit_scale = options.limit_scale,
+                .threads = options.threads,
+                // Also the inputs of one op, kept before it ran.
+                .partial = !manifest_.selection.empty() || manifest_.provenance.contains("before"),
+                .schema = options.schema.value_or(manifest_.schema),
+                .accumulator = accumulator(),
+                .limits = options.limits}),
       ledger(manifest_.graph),
       logits(manifest_.dtype),
       facts(number_of(manifest_, "page_size"), number_of(manifest_, "sliding_window")),
@@ -217,6 +231,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& judged, std::vect
       outcome.place = static_cast<int>(index);
       outcome.pass = judged.seen.info().pass;
       outcome.request = request;
+      if (outcome.unrecorded) unrecorded.push_back(missing_of(nodes[n], outcome, place));
       if (place.point->op == OpKind::gather) flow.check_order(nodes[n], outcome);
       if (outcome.overflows) ++overflowing[index];
       // Inf and NaN that come of such an overflow are nobody's bug.
@@ -253,7 +268,7 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   look_for_strays(pass);
   run_models(seen);
   remember_cache(seen);
-  op_judge.begin_pass();
+  op_judge.begin_pass(seen);
   sources.clear();
   overflows.clear();
   std::vector<Flag> flags;
@@ -365,12 +380,13 @@ std::map<std::string, double> Judge::State::limits() const {
 }
 
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
-  const auto embed = std::ranges::find(ledger.places(), Place{&point("embed"), -1});
-  if (options.selection.has(point("embed"), -1)) {
-    const auto place = static_cast<int>(embed - ledger.places().begin());
-    for (const Finding& finding : flow.wrong_tokens(requests))
-      ledger.regrade(place, finding.pass, finding.request, finding);
-  }
+  const auto regrade = [&](const Finding& finding) {
+    const auto at = std::ranges::find(ledger.places(), finding.place) - ledger.places().begin();
+    ledger.regrade(static_cast<int>(at), finding.pass, finding.request, finding);
+  };
+  for (const Finding& finding : unrecorded)
+    if (op_judge.has_seen(*finding.place.point)) regrade(finding);
+  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   judge_schemas();
   judge_choices();
@@ -394,7 +410,8 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.limits = limits();
   result.blind = facts.blind_to();
   if (!complete) result.notes.push_back("the trace is incomplete");
-  tell(result, complete, ledger.main_reason(), unexplained);
+  tell(result, {complete, ledger.main_reason(), unexplained,
+                complete ? flow.undecided(requests) : std::string()});
   if (options.learn && result.verdict == "clean")
     for (const auto& [op, reached] : op_judge.reached())
       options.learn->learn(op, manifest.dtype, reached);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -58,8 +59,10 @@ Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.si
 }
 
 int Ledger::enter(NodeOutcome outcome) {
+  int64_t* reason = nullptr;
+  if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
   entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict,
-                      is_finding(outcome), outcome.position});
+                      is_finding(outcome), outcome.position, reason});
   Sums& sums = sums_[static_cast<size_t>(outcome.place)];
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
@@ -80,7 +83,6 @@ int Ledger::enter(NodeOutcome outcome) {
   sums.errors.add(outcome.sums);
   ask_other_rules(outcome);
   strain(outcome.strain);
-  if (outcome.verdict == Verdict::inconclusive) ++reasons_[outcome.reason];
   if (!is_finding(outcome)) return -1;
 
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
@@ -111,6 +113,7 @@ void Ledger::stray(const Finding& finding) {
 void Ledger::regrade(Entry& entry, const Finding& finding) {
   entry.verdict = finding.verdict;
   entry.finding = true;
+  if (entry.reason) --*std::exchange(entry.reason, nullptr);
   if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
   PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
@@ -161,7 +164,8 @@ Result Ledger::result() const {
     result.others = {{"torch.testing.assert_close", first_not_close_},
                      {"error over 3x the reference's own", first_over_floor_}};
   for (const auto& [reason, count] : reasons_)
-    result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
+    if (count > 0)
+      result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
   result.findings = findings_;
   const auto order = [this](const Finding& f) {
     const auto place = std::ranges::find(places_, f.place) - places_.begin();

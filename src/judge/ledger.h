@@ -39,6 +39,7 @@ struct NodeOutcome {
   bool overflows = false;       // nonfinite as the exact result is too, which is no finding
   bool passes_on = false;       // nonfinite only because an input of the op is
   std::string reason;           // of an inconclusive node
+  bool unrecorded = false;      // inconclusive since no pass so far had a tensor of the point
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
 };
 // Whether it is a difference to report.
@@ -77,6 +78,7 @@ class Ledger {
     Verdict verdict;
     bool finding;
     int32_t position;
+    int64_t* reason;  // how many nodes have that of this one; null: it has none
   };
   void regrade(Entry& entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);

@@ -174,6 +174,12 @@ std::map<OpKind, Reached> OpJudge::reached() const {
   return reached;
 }
 
+void OpJudge::begin_pass(const SeenPass& pass) {
+  misshapen_.clear();
+  for (const Point& p : kPoints)
+    if (pass.shows(p)) seen_.insert(order_of(p));
+}
+
 DType OpJudge::dtype_at(const Place& place) const {
   return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
 }
@@ -185,14 +191,17 @@ bool OpJudge::measured(OpKind op) const {
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                        const NodeRows& node, DType dtype, NodeOutcome& outcome) const {
   const Trouble trouble = pass.seen.trouble(place, dtype, node);
-  if (trouble.absent && options_.partial)
+  if (trouble.absent && options_.partial) {
     outcome = inconclusive("the trace was taken of a selection that leaves them out");
-  else if (!trouble.text.empty())
+  } else if (trouble.absent && !has_seen(*place.point)) {
+    outcome = inconclusive(fmt::format("the trace has no tensor of {}", place.point->name));
+    outcome.unrecorded = true;
+  } else if (!trouble.text.empty()) {
     outcome = structural(trouble.text, node);
-  else if (place.point->op != OpKind::cache &&
-           pass.seen.tensor(place, node.request)->data.view().empty())
+  } else if (place.point->op != OpKind::cache &&
+             pass.seen.tensor(place, node.request)->data.view().empty()) {
     outcome = inconclusive("their tensors were kept as digests only");
-  else
+  } else {
     for (const Place& input : inputs) {
       if (input.point->op == OpKind::cache || place.point->op == OpKind::cache) continue;
       const KeptTensor* tensor = pass.seen.tensor(input, node.request);
@@ -200,6 +209,7 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
           PickedRows(tensor, node.rows).view().empty())
         outcome = inconclusive("an input of the op was not captured, or not as the model has it");
     }
+  }
   return outcome.verdict != Verdict::bitwise;
 }
 

@@ -42,7 +42,9 @@ class OpJudge {
  public:
   OpJudge(Oracle& oracle, OpJudgeOptions options);
 
-  void begin_pass() { misshapen_.clear(); }
+  void begin_pass(const SeenPass& pass);
+  // Whether any pass so far has a tensor of the point, of whatever layer.
+  bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
   // One outcome for each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcome> judge(const Place& place, const std::vector<Place>& inputs,
                                  const JudgedPass& pass);
@@ -83,6 +85,7 @@ class OpJudge {
   OpJudgeOptions options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
+  std::set<int> seen_;              // order of the points that have tensors
   Schemas schemas_;
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, Schema>, DistinctMoments> pools_;

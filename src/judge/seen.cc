@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace lockstep {
 namespace {
@@ -43,6 +44,11 @@ const std::vector<NodeRows>& SeenPass::nodes_of(const Point& point) const {
   return of_logits(point) ? logit_nodes_ : token_nodes_;
 }
 
+bool SeenPass::shows(const Point& point) const {
+  const auto found = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
+  return found != tensors_.end() && found->first.first == order_of(point);
+}
+
 const std::vector<const KeptTensor*>& SeenPass::all(const Place& place) const {
   static const std::vector<const KeptTensor*> none;
   const auto found = tensors_.find({order_of(*place.point), place.layer});
@@ -60,7 +66,7 @@ const KeptTensor* SeenPass::tensor(const Place& place, int32_t request) const {
 Trouble SeenPass::trouble(const Place& place, DType dtype, const NodeRows& node) const {
   const bool cache = place.point->op == OpKind::cache;
   const KeptTensor* found = tensor(place, node.request);
-  if (!found) return {"the tensor is missing", true};
+  if (!found) return {kMissingTensor, true};
   const auto twins = std::ranges::count_if(all(place), [&](const KeptTensor* t) {
     return !cache || (!t->rows.empty() && t->rows[0].request == node.request);
   });

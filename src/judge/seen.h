@@ -18,6 +18,8 @@ struct NodeRows {
   std::vector<int32_t> tokens;  // the ids that were fed there
 };
 
+inline constexpr const char* kMissingTensor = "the tensor is missing";
+
 // What keeps a tensor from being judged, in a sentence's words. Empty: nothing.
 struct Trouble {
   std::string text;
@@ -38,6 +40,8 @@ class SeenPass {
 
   // The only tensor of that place (of attn.kv: of that request). Null when there is none.
   const KeptTensor* tensor(const Place& place, int32_t request) const;
+  // Whether there is a tensor of that point, of whatever layer.
+  bool shows(const Point& point) const;
   // Whether that tensor is there once, is of `dtype`, and has the rows of the pass.
   Trouble trouble(const Place& place, DType dtype, const NodeRows& node) const;
 

@@ -57,22 +57,22 @@ std::string diverged_story(const Result& result) {
   return text;
 }
 
-std::string inconclusive_story(const Result& result, bool complete, const std::string& reason,
-                               const std::string& unexplained) {
+std::string inconclusive_story(const Result& result, const Doubts& doubts) {
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
            "passes";
   if (result.judged == 0)
     return fmt::format("Nothing was judged: 0 of {} nodes could be{}", result.expected,
-                       reason.empty() ? "" : ", because " + reason);
+                       doubts.reason.empty() ? "" : ", because " + doubts.reason);
   std::string text = fmt::format("No bug among {} of {} nodes", result.judged, result.expected);
   if (result.judged < result.expected)
-    text += "; the others could not be judged: " + reason;
-  else if (!complete)
+    text += "; the others could not be judged: " + doubts.reason;
+  else if (!doubts.complete)
     text += ", but the trace lacks a part of its run";
-  if (!unexplained.empty())
-    text +=
-        fmt::format("; {}, so an op that was not judged is wrong: let all be judged", unexplained);
+  if (!doubts.unexplained.empty())
+    text += fmt::format("; {}, so an op that was not judged is wrong: let all be judged",
+                        doubts.unexplained);
+  if (!doubts.undecided.empty()) text += "; but " + doubts.undecided;
   return text;
 }
 
@@ -101,16 +101,15 @@ std::string text_of(const Finding& f) {
   return text;
 }
 
-void tell(Result& result, bool complete, const std::string& reason,
-          const std::string& unexplained) {
+void tell(Result& result, const Doubts& doubts) {
   if (!result.findings.empty()) {
     result.verdict = "diverged";
     result.story = diverged_story(result);
     return;
   }
-  if (result.judged == 0 || result.judged < result.expected || !complete || !unexplained.empty()) {
+  if (result.judged == 0 || result.judged < result.expected || !doubts.none()) {
     result.verdict = "inconclusive";
-    result.story = inconclusive_story(result, complete, reason, unexplained);
+    result.story = inconclusive_story(result, doubts);
     return;
   }
   result.verdict = "clean";

@@ -1,14 +1,22 @@
 #pragma once
 
+#include <string>
+
 #include "src/judge/verdict.h"
 
 namespace lockstep {
 
+// What keeps a result without findings from being clean. The texts are empty where there is none.
+struct Doubts {
+  bool complete = true;     // the trace holds every pass of its run
+  std::string reason;       // why nodes are inconclusive
+  std::string unexplained;  // wrong with tokens by an op that was not judged
+  std::string undecided;    // what of the tokens cannot be judged by the trace
+  bool none() const { return complete && unexplained.empty() && undecided.empty(); }
+};
+
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
-// complete: the trace holds every pass of its run. reason: why nodes are inconclusive. unexplained:
-// what is wrong with tokens that only an op can explain which was not judged. Both may be empty.
-void tell(Result& result, bool complete, const std::string& reason,
-          const std::string& unexplained = "");
+void tell(Result& result, const Doubts& doubts = {});
 
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);

@@ -2,78 +2,222 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
-#include <set>
+
+#include "probes/digest.h"
 
 namespace lockstep {
+namespace {
+
+constexpr uint64_t kNoText = 1;  // of no token at all
+
+uint64_t text_with(uint64_t before, int32_t token) {
+  const uint64_t both[] = {before, static_cast<uint64_t>(token)};
+  return hash_of(both, sizeof(both));
+}
+
+uint64_t text_of_prompt(const RequestInfo& info) {
+  uint64_t text = kNoText;
+  for (const int32_t token : info.prompt) text = text_with(text, token);
+  return text;
+}
+
+}  // namespace
+
+uint64_t TokenFlow::text_at(int32_t request, int32_t position) const {
+  if (position < 0) return kNoText;
+  const auto found = texts_.find(request);
+  const auto at = static_cast<size_t>(position);
+  return found == texts_.end() || at >= found->second.size() ? 0 : found->second[at];
+}
+
+void TokenFlow::put(int32_t request, int32_t position, int32_t token) {
+  std::vector<uint64_t>& texts = texts_[request];
+  const uint64_t before = text_at(request, position - 1);
+  texts.resize(static_cast<size_t>(position) + 1);
+  texts.back() = text_with(before, token);
+}
 
 void TokenFlow::begin(const Pass& pass) {
   trouble_.clear();
-  for (const Inherited& inherited : pass.info.inherited)
+  for (const Inherited& inherited : pass.info.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
+    for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
+  }
   std::set<int32_t> entered;
   for (const PassRow& r : pass.info.rows) {
-    int32_t& next = next_[r.row.request];
+    const auto [found, first] = next_.try_emplace(r.row.request, 0);
+    int32_t& next = found->second;
     // A request may enter a pass at an earlier position: what came after is computed again.
     const bool again = entered.insert(r.row.request).second && r.row.position < next;
     if (r.row.position != next && !again) {
       continues_ = false;
-      trouble_.try_emplace(r.row.request,
-                           fmt::format("position {} of request {} was next, found {}", next,
-                                       r.row.request, r.row.position));
+      Trouble trouble{fmt::format("position {} of request {} was next, found {}", next,
+                                  r.row.request, r.row.position)};
+      if (first && !pass.info.inherited_known)
+        trouble = {
+            "the trace does not say which tokens a request that begins after its first "
+            "position found in the cache",
+            /*unknown=*/true};
+      trouble_.try_emplace(r.row.request, std::move(trouble));
     }
     next = r.row.position + 1;
-    fed_[r.row.request].push_back({r.row.position, r.token, pass.info.pass});
+    fed_[r.row.request].push_back(
+        {r.row.position, r.token, pass.info.pass, text_at(r.row.request, r.row.position - 1)});
+    put(r.row.request, r.row.position, r.token);
   }
+  for (const int32_t i : pass.info.logit_rows) {
+    const Row& row = pass.info.rows[static_cast<size_t>(i)].row;
+    answered_.insert(text_at(row.request, row.position));
+  }
+  remember_choices(pass);
+}
+
+void TokenFlow::remember_choices(const Pass& pass) {
   const KeptTensor* tokens = pass.find(point("token"), -1);
   if (!tokens || tokens->dtype != DType::i32 || tokens->data.view().empty()) return;
-  for (size_t i = 0; i < tokens->rows.size(); ++i)
-    chosen_[{tokens->rows[i].request, tokens->rows[i].position}] =
-        static_cast<int32_t>(value_at(tokens->data, static_cast<int64_t>(i)));
+  for (size_t i = 0; i < tokens->rows.size(); ++i) {
+    const Row& row = tokens->rows[i];
+    const auto token = static_cast<int32_t>(value_at(tokens->data, static_cast<int64_t>(i)));
+    Chosen& chosen = chosen_[{row.request, row.position}];
+    chosen = {token, pass.info.pass, {}};
+    for (const TopLogits& top : pass.logits)
+      for (size_t j = 0; top.row == row && j < top.ids.size(); ++j)
+        if (top.values[j] == top.values[0]) chosen.ties.push_back(top.ids[j]);
+    chosen_by_text_[text_at(row.request, row.position)].insert(token);
+  }
 }
 
 void TokenFlow::check_order(const NodeRows& node, NodeOutcome& outcome) const {
   const auto found = trouble_.find(node.request);
   if (found == trouble_.end()) return;
-  outcome.verdict = Verdict::structural;
-  outcome.finding = {.position = node.rows.front().position, .rule = found->second};
+  if (!found->second.unknown) {
+    outcome.verdict = Verdict::structural;
+    outcome.finding = {.position = node.rows.front().position, .rule = found->second.text};
+  } else if (!is_finding(outcome)) {
+    outcome.verdict = Verdict::inconclusive;
+    outcome.reason = found->second.text;
+  }
+}
+
+std::vector<TokenFlow::Fed> TokenFlow::fed_of(const RequestInfo& info) const {
+  const auto found = fed_.find(info.id);
+  return found == fed_.end() || info.prompt.empty() ? std::vector<Fed>{} : found->second;
+}
+
+void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
+                            std::vector<Finding>& findings) const {
+  const auto p = static_cast<size_t>(fed.position), prompt = info.prompt.size();
+  std::optional<int32_t> wanted;
+  std::string from = "the prompt has";
+  const auto own = chosen_.find({info.id, fed.position - 1});
+  const auto others = chosen_by_text_.find(fed.before);
+  if (p < prompt) {
+    wanted = info.prompt[p];
+  } else if (p - prompt < info.forced.size()) {
+    wanted = info.forced[p - prompt];
+    from = "was forced";
+  } else if (!info.sampled && own != chosen_.end()) {
+    wanted = own->second.token;
+    from = fmt::format("position {} chose", fed.position - 1);
+  } else if (!info.sampled && others != chosen_by_text_.end() &&
+             !others->second.contains(fed.token)) {
+    wanted = *others->second.begin();
+    from = "who had the same tokens chose";
+  }
+  // The draw is the engine's to state, and is known once the run has ended.
+  const bool told = p >= prompt && p - prompt < info.tokens.size();
+  if (told && (!wanted || *wanted == fed.token)) {
+    wanted = info.tokens[p - prompt];
+    from = info.sampled ? "the engine drew" : "the request names";
+  }
+  if (!wanted || *wanted == fed.token) return;
+  findings.push_back(
+      {.request = info.id,
+       .position = fed.position,
+       .pass = fed.pass,
+       .place = {&point("embed"), -1},
+       .verdict = Verdict::structural,
+       .rule = fmt::format("token {} was fed, but {} token {}", fed.token, from, *wanted)});
+}
+
+// Choice i of the request, which its own row made, against what the request says of it.
+void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
+                             std::vector<Finding>& findings) const {
+  const auto position = static_cast<int32_t>(info.prompt.size() + i) - 1;
+  const auto chosen = chosen_.find({info.id, position});
+  if (chosen == chosen_.end()) return;
+  const auto& [token, pass, ties] = chosen->second;
+  const auto other = [&](int32_t named) {
+    return named != token && std::ranges::count(ties, named) == 0;
+  };
+  std::string rule;
+  // What was fed is judged where it was fed.
+  const bool last = text_at(info.id, position + 1) == 0;
+  if (i < info.argmax.size() && other(info.argmax[i]))
+    rule = fmt::format("token {} was chosen, but the request names {} as the most likely one",
+                       token, info.argmax[i]);
+  else if (last && i < info.tokens.size() && i >= info.forced.size() && !info.sampled &&
+           other(info.tokens[i]))
+    rule = fmt::format("token {} was chosen, but the request names {}", token, info.tokens[i]);
+  if (!rule.empty())
+    findings.push_back({.request = info.id,
+                        .position = position,
+                        .pass = pass,
+                        .place = {&point("token"), -1},
+                        .verdict = Verdict::structural,
+                        .rule = std::move(rule)});
 }
 
 std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& requests) const {
   std::vector<Finding> findings;
   for (const RequestInfo& info : requests) {
-    const auto fed = fed_.find(info.id);
-    if (fed == fed_.end() || info.prompt.empty()) continue;
-    for (const Fed& f : fed->second) {
-      const auto p = static_cast<size_t>(f.position);
-      std::optional<int32_t> wanted;
-      std::string from = "the prompt has";
-      if (p < info.prompt.size()) {
-        wanted = info.prompt[p];
-      } else if (p - info.prompt.size() < info.forced.size()) {
-        wanted = info.forced[p - info.prompt.size()];
-        from = "was forced";
-      } else if (info.sampled) {
-        // The draw is the engine's to state, and is known once the run has ended.
-        if (p - info.prompt.size() < info.tokens.size())
-          wanted = info.tokens[p - info.prompt.size()];
-        from = "the engine drew";
-      } else if (const auto chosen = chosen_.find({info.id, f.position - 1});
-                 chosen != chosen_.end()) {
-        wanted = chosen->second;
-        from = fmt::format("position {} chose", f.position - 1);
-      }
-      if (!wanted || *wanted == f.token) continue;
-      findings.push_back(
-          {.request = info.id,
-           .position = f.position,
-           .pass = f.pass,
-           .place = {&point("embed"), -1},
-           .verdict = Verdict::structural,
-           .rule = fmt::format("token {} was fed, but {} token {}", f.token, from, *wanted)});
-    }
+    for (const Fed& fed : fed_of(info)) judge_input(info, fed, findings);
+    if (info.prompt.empty()) continue;
+    for (size_t i = 0; i < std::max(info.tokens.size(), info.argmax.size()); ++i)
+      judge_choice(info, i, findings);
   }
   return findings;
+}
+
+std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const {
+  if (requests.empty()) return "";
+  std::set<int32_t> known;
+  for (const RequestInfo& info : requests)
+    if (!info.prompt.empty()) known.insert(info.id);
+  for (const auto& [request, fed] : fed_)
+    if (!known.contains(request))
+      return fmt::format(
+          "what request {} was to be fed is not known, for the trace has no prompt "
+          "of it",
+          request);
+  for (const RequestInfo& info : requests) {
+    const size_t given = info.prompt.size() + info.forced.size();
+    const auto choice_of = [&](size_t position) {
+      return fmt::format(
+          "token {} of request {}, at position {}, was chosen by logits that the "
+          "trace does not have",
+          position - info.prompt.size(), info.id, position);
+    };
+    for (const Fed& fed : fed_of(info))
+      if (static_cast<size_t>(fed.position) >= given && fed.before != 0 &&
+          !answered_.contains(fed.before))
+        return choice_of(static_cast<size_t>(fed.position));
+    // What was chosen and fed to nobody, mostly the last one.
+    uint64_t text = text_of_prompt(info);
+    for (size_t i = 0; i < info.tokens.size(); text = text_with(text, info.tokens[i++])) {
+      const size_t position = info.prompt.size() + i;
+      if (position < given || text_at(info.id, static_cast<int32_t>(position)) != 0) continue;
+      if (!answered_.contains(text)) return choice_of(position);
+      const auto chosen = chosen_by_text_.find(text);
+      if (!info.sampled && chosen != chosen_by_text_.end() &&
+          !chosen->second.contains(info.tokens[i]))
+        return fmt::format("token {} of request {} is named {}, which no logits of the trace chose",
+                           i, info.id, info.tokens[i]);
+    }
+  }
+  return "";
 }
 
 }  // namespace lockstep

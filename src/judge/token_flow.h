@@ -1,7 +1,10 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "probes/recorder.h"
@@ -19,21 +22,47 @@ class TokenFlow {
   // Whether every request of this pass, and of all before it, went on where it had stopped or its
   // inherited tokens end, or started again earlier.
   bool continues() const { return continues_; }
-  // Makes the outcome of embed structural where this pass's positions do not follow.
+  // Makes the outcome of embed structural where this pass's positions do not follow; inconclusive
+  // where they may follow what a request inherited, of which the trace says nothing.
   void check_order(const NodeRows& node, NodeOutcome& outcome) const;
 
-  // One structural finding, at embed, for every pass and request that was fed another token than it
-  // should have been. Known only at the end: a run may be forced from outside.
+  // One structural finding for every pass and request that was fed another token than it should
+  // have been (at embed), or whose choice is not the one that the request names (at token). Known
+  // only at the end: a run may be forced from outside.
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
+  // What of the tokens cannot be judged, in a sentence's words; empty: nothing. Without any request
+  // the tokens that were fed are taken for granted.
+  std::string undecided(const std::vector<RequestInfo>& requests) const;
 
  private:
   struct Fed {
     int32_t position, token, pass;
+    uint64_t before;  // text; 0: not known
   };
-  std::map<int32_t, int32_t> next_;         // position by request
-  std::map<int32_t, std::string> trouble_;  // of this pass, by request
+  struct Trouble {
+    std::string text;
+    bool unknown = false;  // whether it is one
+  };
+  struct Chosen {
+    int32_t token, pass;
+    std::vector<int32_t> ties;  // whose logits are as large
+  };
+  void remember_choices(const Pass& pass);
+  void put(int32_t request, int32_t position, int32_t token);
+  uint64_t text_at(int32_t request, int32_t position) const;
+  std::vector<Fed> fed_of(const RequestInfo& info) const;
+  void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
+  void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
+
+  std::map<int32_t, int32_t> next_;     // position by request
+  std::map<int32_t, Trouble> trouble_;  // of this pass, by request
   std::map<int32_t, std::vector<Fed>> fed_;
-  std::map<std::pair<int32_t, int32_t>, int32_t> chosen_;  // by (request, position)
+  std::map<std::pair<int32_t, int32_t>, Chosen> chosen_;  // by (request, position)
+  // A number that stands for all tokens up to a position: requests with the same ones share it, for
+  // what one of them chose may be fed to the others. By request, by position.
+  std::map<int32_t, std::vector<uint64_t>> texts_;
+  std::unordered_set<uint64_t> answered_;                           // texts that got logits
+  std::unordered_map<uint64_t, std::set<int32_t>> chosen_by_text_;  // by anybody
   bool continues_ = true;
 };
 

@@ -111,7 +111,7 @@ Result clean_result() {
   r.provenance = {{"model", "m"}};
   r.limits = {{"T1", 1.0}};
   r.blind = {"bugs of decoding (prefill only)"};
-  tell(r, true, "");
+  tell(r);
   return r;
 }
 
@@ -138,13 +138,13 @@ Result diverged_result() {
                      {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
   r.first = r.findings[0];
   r.counts = {130, 200, 80, 1, 1, 0, 0};
-  tell(r, true, "");
+  tell(r);
   return r;
 }
 
 TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
   Result r = clean_result();
-  tell(r, true, "", "3 of 24 tokens differ");
+  tell(r, {.unexplained = "3 of 24 tokens differ"});
   EXPECT_EQ(r.verdict, "inconclusive");
   EXPECT_EQ(exit_status(r), 2);
   EXPECT_NE(r.story.find("3 of 24 tokens differ, so an op that was not judged is wrong"),
@@ -154,7 +154,7 @@ TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
 
 Result nothing_result() {
   Result r;
-  tell(r, true, "");
+  tell(r);
   return r;
 }
 
@@ -265,10 +265,10 @@ TEST(Story, OfTokensThatDiffer) {
   EXPECT_NE(r.story.find("no token differs"), std::string::npos);
   r.logits->argmax_equal = 22;
   r.logits->explained_flips = 2;
-  tell(r, true, "");
+  tell(r);
   EXPECT_NE(r.story.find("2 of 24 tokens differ as rounding allows"), std::string::npos);
   r.logits->explained_flips = 1;
-  tell(r, true, "");
+  tell(r);
   EXPECT_NE(r.story.find("1 by more than rounding explains"), std::string::npos);
 }
 
