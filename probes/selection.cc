@@ -86,7 +86,8 @@ Selection::Ranges Selection::ranges_from(const std::string& text, const char* op
 
 void Selection::check_layers(int layers) const {
   for (const auto& [first, last] : layers_)
-    check(last < layers, "--layers names layer {}, but the model's layers are 0..{}", last,
+    check(last < layers,
+          "--layers names layer {}, but the model's layers are 0..{}: name some of those", last,
           layers - 1);
 }
 
@@ -100,15 +101,6 @@ bool Selection::has(const Row& row) const {
 }
 
 bool Selection::has_request(int32_t request) const { return within(requests_, request); }
-
-void Selection::check_layers(int layers) const {
-  for (const auto& [first, last] : layers_)
-    check(
-        last < layers,
-        "--layers: some of the model's {} layers were wanted, counted from 0, found {}; name only "
-        "layers that it has",
-        layers, first == last ? fmt::format("{}", last) : fmt::format("{}-{}", first, last));
-}
 
 bool Selection::is_everything() const { return text_.empty(); }
 

@@ -27,8 +27,6 @@ class Selection {
   bool has(const Point& point, int layer) const;
   bool has(const Row& row) const;
   bool has_request(int32_t request) const;
-  // Throws Error when a --layers range names a layer that a model of that many has not.
-  void check_layers(int layers) const;
   bool has_every_row() const { return positions_.empty() && requests_.empty(); }
   bool is_everything() const;
   std::string text() const;  // as options, for the manifest; "" when everything

@@ -109,7 +109,8 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
        {"run" + request + "--layers 7 --fault rope-interleaved@layer=1",
         "generate" + request + "--layers 0,7", "judge " + trace + model + " --layers 2-7",
         "inspect " + trace + " --layer 1,7"})
-    EXPECT_EQ(trouble_of(command), "--layers names layer 7, but the model's layers are 0..2\n");
+    EXPECT_EQ(trouble_of(command),
+              "--layers names layer 7, but the model's layers are 0..2: name some of those\n");
   std::filesystem::remove(trace);
 }
 
