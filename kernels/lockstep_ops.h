@@ -22,9 +22,9 @@
  * the function returns; it may use threads of its own.
  *
  * A function returns NULL, or one sentence that says what went wrong, which ends the run; the
- * library owns its memory. One that crashes or calls exit, or whose kernels crash, ends the run too,
- * and is named; _exit and _Exit end it unseen, with the status that they are given: a library must
- * not call them. */
+ * library owns its memory. One that crashes or calls exit, or whose kernels crash, ends the run
+ * too, and is named; _exit and _Exit end it unseen, with the status that they are given: a library
+ * must not call them. */
 #pragma once
 
 #include <dlpack/dlpack.h>
