@@ -149,7 +149,7 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
   const auto chosen = chosen_.find({info.id, position});
   if (chosen == chosen_.end()) return;
   const auto& [token, pass, ties] = chosen->second;
-  const auto other = [&](int32_t named) {
+  const auto other = [&token = token, &ties = ties](int32_t named) {
     return named != token && std::ranges::count(ties, named) == 0;
   };
   std::string rule;

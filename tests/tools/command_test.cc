@@ -107,8 +107,8 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
   ASSERT_EQ(call_lockstep("run" + request + "--keep full --trace " + trace).status, 0);
   for (const std::string& command :
        {"run" + request + "--layers 7 --fault rope-interleaved@layer=1",
-        "generate" + request + "--layers 0,7", "judge " + trace + model + " --layers 2-7",
-        "inspect " + trace + " --layer 1,7"})
+        "generate" + request + "--format json --layers 0,7",
+        "judge " + trace + model + " --layers 2-7", "inspect " + trace + " --layer 1,7"})
     EXPECT_EQ(trouble_of(command),
               "--layers names layer 7, but the model's layers are 0..2: name some of those\n");
   std::filesystem::remove(trace);

@@ -124,7 +124,9 @@ TEST_F(Inspect, ShowsNoNumbersWhereADigestHasNone) {
 
 TEST_F(Inspect, RefusesASelectionOfNothing) {
   write();
-  EXPECT_NE(trouble_of("inspect " + path_ + " --layer 77").find("nothing in"), std::string::npos);
+  EXPECT_NE(trouble_of("inspect " + path_ + " --request 77").find("nothing in"), std::string::npos);
+  EXPECT_NE(trouble_of("inspect " + path_ + " --layer 77").find("names layer 77"),
+            std::string::npos);
   EXPECT_NE(trouble_of("inspect " + path_ + " --point attn.qq").find("attn.q"), std::string::npos);
 }
 
