@@ -1,11 +1,9 @@
 #include "kernels/left_alone.h"
 
 #include <immintrin.h>
+#include <xxhash.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
 
 #include "kernels/check.h"
 #include "kernels/memory.h"
@@ -13,33 +11,9 @@
 namespace lockstep {
 namespace {
 
-// One that differs whenever one word does, at the speed of memory.
-uint64_t hash_of(const char* data, int64_t bytes) {
-  std::array<uint64_t, 8> lanes{}, words{};
-  const auto mix = [](uint64_t& lane, uint64_t word) {
-    // Turned, since a product leaves a changed top bit, a sign, where a second one would undo it.
-    lane = std::rotl((lane ^ word) * 0x9e3779b97f4a7c15, 29);
-  };
-  const auto mix_all = [&] {
-    for (size_t i = 0; i < lanes.size(); ++i) mix(lanes[i], words[i]);
-  };
-  constexpr int64_t kBlock = sizeof words;
-  for (; bytes >= kBlock; data += kBlock, bytes -= kBlock) {
-    std::memcpy(words.data(), data, kBlock);
-    mix_all();
-  }
-  words = {};
-  std::memcpy(words.data(), data, static_cast<size_t>(bytes));
-  mix_all();
-  uint64_t all = 0;
-  for (const uint64_t lane : lanes) mix(all, lane);
-  return all;
-}
-
 uint64_t hash_of(const TensorView& tensor) {
-  if (tensor.device == Device::cpu) return hash_of(tensor.as<char>(), tensor.bytes());
-  const Tensor there = copy_on(Device::cpu, tensor);
-  return hash_of(there.as<char>(), there.view().bytes());
+  if (tensor.device == Device::cuda) return hash_of(copy_on(Device::cpu, tensor));
+  return XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes()));
 }
 
 // Of MXCSR, all but the flags of exceptions.

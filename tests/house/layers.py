@@ -35,7 +35,7 @@ FOREIGN = [
     (r"(imm|x86)intrin\.h|cpuid\.h", {"kernels"}),
     (r"hdf5|H5", {"traces"}),
     (r"zlib\.h", {"traces"}),
-    (r"xxhash\.h", {"probes", "traces", "src/weights"}),
+    (r"xxhash\.h", {"kernels", "probes", "traces", "src/weights"}),
     (r"pcre2|utf8proc", {"src/weights"}),
     (r"torch/|ATen/|c10/", {"reference"}),
     (r"CLI/", {"tools"}),
