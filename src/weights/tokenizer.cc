@@ -260,8 +260,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {
-  check(id >= 0 && id < size() && tables_->bytes[static_cast<size_t>(id)].has_value(),
-        "id {} is no token of a vocabulary of {}; give ids of this tokenizer", id, size());
+  check(id >= 0, "an id of a token was wanted, found {}: ids begin with 0", id);
+  if (id >= size() || !tables_->bytes[static_cast<size_t>(id)]) return kReplacement;
   return *tables_->bytes[static_cast<size_t>(id)];
 }
 

@@ -17,9 +17,10 @@ class Tokenizer {
 
   // Invalid UTF-8 throws Error.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Bytes that are no whole character become U+FFFD. Ids outside the vocabulary throw Error.
+  // Bytes that are no whole character become U+FFFD. Negative ids throw Error.
   std::string decode(std::span<const int32_t> ids) const;
-  // The bytes of one token, which need not be whole characters.
+  // The bytes of one token, which need not be whole characters. U+FFFD for an id that the tokenizer
+  // lacks: models have rows for more, which a wrong kernel may well choose.
   std::string_view bytes_of(int32_t id) const;
   int64_t size() const;  // largest id + 1
 

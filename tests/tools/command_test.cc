@@ -114,6 +114,20 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
   std::filesystem::remove(trace);
 }
 
+// As a wrong kernel may choose: what was seen of the run must not be lost for want of its text.
+TEST(Lockstep, JudgesTokensThatTheTokenizerLacks) {
+  const TempFolder model;
+  model.copy(data_path("bard-qwen3"));
+  auto tokenizer = nlohmann::json::parse(text_of(model / "tokenizer.json"));
+  tokenizer["added_tokens"].erase(2);  // 4095
+  model.write("tokenizer.json", tokenizer.dump());
+  const Outcome run =
+      call_lockstep("run --format json --prompt King --force 11,4095,11 --model " + model.path());
+  ASSERT_EQ(run.status, 0) << run.err;
+  const std::string text = nlohmann::json::parse(run.out)["requests"][0]["text"];
+  EXPECT_TRUE(text.starts_with(",\uFFFD,")) << text;
+}
+
 TEST(Lockstep, RefusesWhatItCannotRun) {
   const std::string model = "generate --model " + data_path("bard-qwen3");
   expect_has(trouble_of(model), "there is nothing to run");
