@@ -30,7 +30,8 @@ class Keeping {
 
   Sink& sink() { return *recorder_; }
   const Manifest& manifest() const { return manifest_; }
-  // Ends the trace, and says in its manifest and on stderr how often the engine waited for it.
+  // Ends the trace, and says of a device in its manifest and on stderr how often the engine waited
+  // for it.
   // Throws Error when the probe failed.
   void finish(const Engine& engine, Probe& probe);
 
