@@ -91,6 +91,10 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
   for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
+  if (exit_status(result) != 0) return result;
+  for (const FaultRequest& fault : faults_of(options))
+    result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
+                                       fault_of(fault).needs));
   return result;
 }
 

@@ -114,6 +114,17 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
   std::filesystem::remove(trace);
 }
 
+// So that nobody takes a bug that nothing could show for one that was missed.
+TEST(Lockstep, SaysWhatASeededFaultNeedsWhenNothingShowsIt) {
+  const std::string run = "run --model " + data_path("tiny/qwen3-default") + " --tokens 1,2,3 ";
+  const Outcome clean = call_lockstep(run + "--max-new 2 --fault stale-prefix-page");
+  EXPECT_EQ(clean.status, 0);
+  expect_has(clean.out, "nothing shows the seeded stale-prefix-page, which needs a prefix cache");
+  const Outcome diverged = call_lockstep(run + "--max-new 2 --fault rope-interleaved");
+  EXPECT_EQ(diverged.status, 1);
+  EXPECT_EQ(diverged.out.find("nothing shows"), std::string::npos) << diverged.out;
+}
+
 // As a wrong kernel may choose: what was seen of the run must not be lost for want of its text.
 TEST(Lockstep, JudgesTokensThatTheTokenizerLacks) {
   const TempFolder model;
