@@ -58,8 +58,7 @@ int calibrate_command(Args args) {
              "  lockstep calibrate --model Qwen3-0.6B --prompt 'To be, or not' --out cpu.json\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))
     return 0;
-  check(!std::filesystem::is_directory(out),
-        "--out wants a file for the limits, found the folder {}: name a file in it", out);
+  check_output({"--out", out}, {{"--requests", options.requests}});
   Limits limits = std::filesystem::exists(out) ? Limits::read(out) : Limits{};
   const Result result = learn(open_session(options), command_line_of("calibrate", args), limits);
   write_file(out, limits.json());

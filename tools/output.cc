@@ -110,6 +110,9 @@ std::string table_csv(const Table& table) {
 
 namespace fs = std::filesystem;
 
+constexpr char kCannotWrite[] =
+    "{} cannot be written: {}; name a file in a folder that exists and has room";
+
 // Where a link leads, be a file there or not.
 fs::path end_of_links(fs::path path) {
   std::error_code ignored;
@@ -142,8 +145,11 @@ std::string write_to(const std::string& path, const std::string& text) {
   return file.good() ? "" : std::strerror(errno);
 }
 
-std::string replace_file(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
+// What a file is written to first, so that it is whole or not there.
+std::string part_of(const fs::path& path) { return path.string() + ".part"; }
+
+std::string replace_file(const fs::path& path, const std::string& text) {
+  const std::string part = part_of(path);
   std::string cause = write_to(part, text);
   std::error_code error;
   if (cause.empty()) {
@@ -170,18 +176,40 @@ void write_file(const std::string& path, const std::string& text) {
   // A pipe or a device takes the bytes; a file in its place would be its end.
   const fs::file_status there = fs::status(path, ignored);
   const bool takes = fs::exists(there) && !fs::is_regular_file(there);
-  const std::string cause =
-      takes ? write_to(path, text) : replace_file(end_of_links(path).string(), text);
-  check(cause.empty(), "{} cannot be written: {}; name a file in a folder that exists and has room",
-        path, cause);
+  const std::string cause = takes ? write_to(path, text) : replace_file(end_of_links(path), text);
+  check(cause.empty(), kCannotWrite, path, cause);
 }
 
-void check_apart(const NamedFile& written, const std::vector<NamedFile>& others) {
+void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
+  if (written.path.empty()) return;
   for (const NamedFile& other : others)
-    check(written.path.empty() || other.path.empty() || !same_file(written.path, other.path),
+    check(other.path.empty() || !same_file(written.path, other.path),
           "{} and {} were wanted to be two files, found {} for both: name another one for {}",
           written.option, other.option, other.path, written.option);
+  std::error_code ignored;
+  if (fs::is_other(fs::status(written.path, ignored))) return;  // a pipe opens when it is read
+  const std::string part = part_of(end_of_links(written.path));
+  const std::string cause =
+      fs::is_directory(written.path, ignored) ? std::strerror(EISDIR) : write_to(part, "");
+  check(cause.empty(), kCannotWrite, written.path, cause);
+  fs::remove(part, ignored);
 }
+
+namespace {
+
+// The file first: a reader of stdout that goes away must not take the file with it, nor a full disk
+// what can be printed.
+void put(const std::string& json, const std::string& shown, const ReportOptions& options) {
+  try {
+    if (!options.json.empty()) write_file(options.json, json);
+  } catch (const Error&) {
+    print(shown);
+    throw;
+  }
+  print(shown);
+}
+
+}  // namespace
 
 std::vector<std::string> format_names() {
   std::vector<std::string> names;
@@ -190,14 +218,13 @@ std::vector<std::string> format_names() {
 }
 
 void put_result(const Result& result, const ReportOptions& options) {
-  // The file first: a reader of stdout that goes away must not take the file with it.
-  if (!options.json.empty()) write_file(options.json, report_json(result));
-  print(format_of(options.format).of_result(result));
+  put(options.json.empty() ? "" : report_json(result), format_of(options.format).of_result(result),
+      options);
 }
 
 void put_result(const DiffResult& result, const ReportOptions& options) {
-  if (!options.json.empty()) write_file(options.json, report_json(result));
-  print(format_of(options.format).of_diff(result));
+  put(options.json.empty() ? "" : report_json(result), format_of(options.format).of_diff(result),
+      options);
 }
 
 std::string text_of(const Table& table, const std::string& format) {

@@ -24,9 +24,10 @@ void write_file(const std::string& path, const std::string& text);
 struct NamedFile {
   std::string option, path;
 };
-// Throws Error when what will be written is one of the command's other files, and would take its
-// place.
-void check_apart(const NamedFile& written, const std::vector<NamedFile>& others);
+// Before the work whose result it takes. Throws Error when what will be written (an empty path:
+// nothing) is one of the command's other files, and would take its place, or when no file can be
+// written there.
+void check_output(const NamedFile& written, const std::vector<NamedFile>& others);
 
 // Names for --format.
 std::vector<std::string> format_names();

@@ -97,7 +97,7 @@ TEST(Lockstep, RefusesToWriteTwoResultsIntoOneFile) {
   expect_has(trouble_of("selftest" + model + " --journal " + file + " --json " + file),
              "--json and --journal were");
   expect_has(trouble_of("calibrate" + model + " --tokens 1,2 --out " + testing::TempDir()),
-             "--out wants a file for the limits, found the folder");
+             "Is a directory; name a file");
 }
 
 // Where nothing is looked at, nothing is wrong: that must not be clean.
@@ -112,6 +112,14 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
     EXPECT_EQ(trouble_of(command),
               "--layers names layer 7, but the model's layers are 0..2: name some of those\n");
   std::filesystem::remove(trace);
+}
+
+TEST(Lockstep, PrintsTheResultThatItsFileHasNoRoomFor) {
+  const Outcome run = call_lockstep("run --model " + data_path("tiny/qwen3-default") +
+                                    " --tokens 1,2 --max-new 1 --json /dev/full");
+  EXPECT_EQ(run.status, 2);
+  expect_has(run.out, "clean: No bug");
+  expect_has(run.err, "/dev/full cannot be written: No space left");
 }
 
 // So that nobody takes a bug that nothing could show for one that was missed.

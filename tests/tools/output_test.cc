@@ -78,6 +78,20 @@ TEST_F(WriteFile, AFolderThatDoesNotExistIsSaid) {
           "and has room");
 }
 
+TEST_F(WriteFile, WhatCannotBeWrittenIsSaidBeforeTheWork) {
+  std::filesystem::create_directory(dir_ / "folder");
+  write_file(path("a.json"), "kept");
+  write_file(path("folder.part"), "somebody's");
+  for (const char* name : {"none/a.json", "folder"}) {
+    const std::string sentence = error_of([&] { check_output({"--json", path(name)}, {}); });
+    EXPECT_EQ(sentence, error_of([&] { write_file(path(name), "x"); }));
+    EXPECT_NE(sentence, "");
+  }
+  for (const char* name : {"a.json", "new.json"}) check_output({"--json", path(name)}, {});
+  EXPECT_EQ(text_of(path("a.json")), "kept");
+  EXPECT_EQ(files().size(), 3u) << "nothing is made or removed";
+}
+
 TEST_F(WriteFile, WhatCannotBeReplacedLeavesNoPartBehind) {
   std::filesystem::create_directories(dir_ / "taken" / "inside");
   EXPECT_NE(error_of([&] { write_file(path("taken"), "x"); }).find("cannot be written"),
@@ -130,7 +144,7 @@ TEST_F(WriteFile, AFileOfTheCommandIsNotOverwritten) {
   std::filesystem::create_symlink("a.json", dir_ / "link");
   std::filesystem::create_symlink("new.json", dir_ / "to_new");
   const auto refusal = [&](const char* a, const char* b) {
-    return error_of([&] { check_apart({"--json", path(a)}, {{"--limits", ""}, {"A", path(b)}}); });
+    return error_of([&] { check_output({"--json", path(a)}, {{"--limits", ""}, {"A", path(b)}}); });
   };
   EXPECT_EQ(refusal("a.json", "a.json"), "--json and A were wanted to be two files, found " +
                                              path("a.json") +
@@ -138,8 +152,8 @@ TEST_F(WriteFile, AFileOfTheCommandIsNotOverwritten) {
   EXPECT_NE(refusal("link", "a.json"), "");
   EXPECT_NE(refusal("to_new", "new.json"), "");
   EXPECT_NE(refusal("new.json", "../write_file/new.json"), "");
-  check_apart({"--json", path("a.json")}, {{"A", path("new.json")}});
-  check_apart({"--json", ""}, {{"A", ""}});
+  check_output({"--json", path("a.json")}, {{"A", path("new.json")}});
+  check_output({"--json", ""}, {{"A", ""}});
 }
 
 }  // namespace
