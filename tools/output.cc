@@ -136,6 +136,13 @@ bool same_file(const std::string& a, const std::string& b) {
              fs::weakly_canonical(fs::absolute(end_of_links(b), ignored), ignored);
 }
 
+// Also where a trace is a folder of files.
+bool lies_in(const std::string& path, const std::string& folder) {
+  std::error_code ignored;
+  const fs::path way = fs::relative(end_of_links(path), folder, ignored);
+  return fs::is_directory(folder, ignored) && !way.empty() && *way.begin() != "..";
+}
+
 // What went wrong; empty when nothing did.
 std::string write_to(const std::string& path, const std::string& text) {
   errno = 0;
@@ -182,10 +189,15 @@ void write_file(const std::string& path, const std::string& text) {
 
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
   if (written.path.empty()) return;
-  for (const NamedFile& other : others)
-    check(other.path.empty() || !same_file(written.path, other.path),
+  for (const NamedFile& other : others) {
+    if (other.path.empty()) continue;
+    check(!same_file(written.path, other.path),
           "{} and {} were wanted to be two files, found {} for both: name another one for {}",
           written.option, other.option, other.path, written.option);
+    check(!lies_in(written.path, other.path),
+          "{} was wanted outside {}, found {} in the folder {}: name a file elsewhere",
+          written.option, other.option, written.path, other.path);
+  }
   std::error_code ignored;
   if (fs::is_other(fs::status(written.path, ignored))) return;  // a pipe opens when it is read
   const std::string part = part_of(end_of_links(written.path));

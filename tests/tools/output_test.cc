@@ -152,7 +152,13 @@ TEST_F(WriteFile, AFileOfTheCommandIsNotOverwritten) {
   EXPECT_NE(refusal("link", "a.json"), "");
   EXPECT_NE(refusal("to_new", "new.json"), "");
   EXPECT_NE(refusal("new.json", "../write_file/new.json"), "");
+  std::filesystem::create_directory(dir_ / "x.trace");
+  for (const char* within : {"x.trace/manifest.json", "x.trace/new.json"})
+    EXPECT_EQ(refusal(within, "x.trace"), "--json was wanted outside A, found " + path(within) +
+                                              " in the folder " + path("x.trace") +
+                                              ": name a file elsewhere");
   check_output({"--json", path("a.json")}, {{"A", path("new.json")}});
+  check_output({"--json", path("x.trace.json")}, {{"A", path("x.trace")}});
   check_output({"--json", ""}, {{"A", ""}});
 }
 
