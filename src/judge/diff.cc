@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "src/judge/diff_side.h"
@@ -59,13 +60,6 @@ bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
   return true;
 }
 
-std::vector<double> numbers_of(const ShownRow& row) {
-  const TensorView& all = row.tensor->data;
-  std::vector<double> numbers(all.empty() ? 0 : static_cast<size_t>(all.row_size()));
-  if (!numbers.empty()) widen(all, static_cast<int64_t>(row.index) * all.row_size(), numbers);
-  return numbers;
-}
-
 class Comparison {
  public:
   Comparison(TraceReader& a, TraceReader& b, const DiffOptions& options)
@@ -86,6 +80,12 @@ class Comparison {
           }
     }
     relative_.resize(places_.size());
+    for (const Place& place : places_)
+      selected_.push_back(options.selection.has(*place.point, place.layer));
+    needed_ = selected_;
+    for (size_t i = places_.size(); i-- > 0;)
+      for (size_t input : inputs_[i])
+        if (selected_[i] || (needed_[i] && is_cache(i))) needed_[input] = true;
   }
 
   DiffResult run();
@@ -128,14 +128,16 @@ class Comparison {
                      NodeSums& sums);
   void compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
   // False when the bits differ and nothing says how far apart or why.
-  static bool compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums);
+  bool compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) const;
+  void bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const;
   bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
   bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
   // Whether the numbers of what was written to that row of a cache were compared.
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
   void enter_node(NodeSums& sums, int pass, int32_t request, size_t index);
-  double inherited(int32_t request, size_t index) const;
+  double inherited(const DiffNode& node, size_t index) const;
+  void compare_drawn();
   void count_rows_of_b_alone();
   void summarise();
   std::string broken() const;  // why what was compared is not all; "": it is
@@ -159,6 +161,9 @@ class Comparison {
   DiffResult result_;
   std::map<int32_t, int32_t> stopped_;               // request -> first position not compared
   std::vector<std::map<int32_t, double>> relative_;  // largest so far, by place and request
+  // By place: whether the result is of it; and of what noise there explains, its inputs too.
+  std::vector<bool> selected_, needed_;
+  int64_t unmeasured_before_ = 0;  // the place that is compared
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
@@ -197,12 +202,13 @@ void Comparison::follow_tokens(int pass) {
   }
 }
 
-double Comparison::inherited(int32_t request, size_t index) const {
+double Comparison::inherited(const DiffNode& node, size_t index) const {
   double largest = 0;
   for (size_t input : inputs_[index])
     for (const auto& [of, relative] : relative_[input])
       // A cache may hold what another request with the same tokens has written.
-      if (of == request || is_cache(index)) largest = std::max(largest, relative);
+      if (of == node.request || node.requests > 1 || is_cache(index))
+        largest = std::max(largest, relative);
   return largest;
 }
 
@@ -225,17 +231,18 @@ bool Comparison::written_measured(const Row& row, size_t index) const {
   });
 }
 
-// |rms(a) - rms(b)| is never above the rms of (a - b): a bound from below where two digests are of
-// the same rows.
-double digest_bound(const KeptTensor& a, const KeptTensor& b) {
-  if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
-  if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
-  const double difference = std::fabs(a.digest.rms() - b.digest.rms());
-  if (difference == 0) return 0;
-  return a.digest.rms() > 0 ? difference / a.digest.rms() : std::numeric_limits<double>::infinity();
+void Comparison::bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const {
+  std::set<int32_t> requests;
+  for (size_t i = 0; i < a.rows.size() && a.rows == b.rows; ++i) {
+    if (ShownRow{0, &a, i}.same_bits({0, &b, i})) continue;
+    if (!wanted(a.rows[i])) return;  // which may be what differs
+    requests.insert(a.rows[i].request);
+  }
+  node.relative = std::max(node.relative, digest_bound(a, b));
+  node.requests = static_cast<int>(std::max<size_t>(1, requests.size()));
 }
 
-bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) {
+bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) const {
   const KeptTensor &of_x = *x.tensor, &of_y = *y.tensor;
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
@@ -248,7 +255,7 @@ bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums&
   if (!of_x.digest.has_numbers() || !of_y.digest.has_numbers()) {
     sums.without_digest = true;
   } else if (std::exchange(sums.bounded, {&of_x, &of_y}) != std::pair(&of_x, &of_y)) {
-    sums.node.relative = std::max(sums.node.relative, digest_bound(of_x, of_y));
+    bound(of_x, of_y, sums.node);
   }
   return false;
 }
@@ -377,18 +384,19 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
   node.request = request;
   node.relative = std::max(node.relative, sums.distance.relative());
   // What attention reads is as far apart as what was written, where hashes alone do not say.
-  if (sums.without_digest) node.relative = std::max(node.relative, inherited(request, index));
-  node.limit = own_noise(noise_dtype_) + kDiffGrowth * inherited(request, index);
+  if (sums.without_digest) node.relative = std::max(node.relative, inherited(node, index));
+  node.limit = own_noise(noise_dtype_) + kDiffGrowth * inherited(node, index);
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
   place.difference_rms += sums.distance.difference;  // sums, until summarise()
   place.rms += sums.distance.size;
   double& largest = relative_[index][request];
   largest = std::max(largest, node.relative);
-  if (!sums.differs) return;
+  if (!sums.differs || !selected_[index]) return;
   if (!result_.first_bits) result_.first_bits = node;
   if (result_.first_kind || (sums.reason.empty() && within(node.relative, node.limit))) return;
   result_.first_kind = node;
+  result_.unmeasured_before = unmeasured_before_;
   if (sums.reason.empty()) return;
   result_.first_kind->reason = sums.reason;
   result_.first_kind->position = sums.reason_position;
@@ -396,8 +404,9 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
 }
 
 void Comparison::compare_place(int pass, size_t index) {
-  const Place& place = places_[index];
-  if (!options_.selection.has(*place.point, place.layer)) return;
+  if (!needed_[index]) return;
+  const std::tuple before{result_.only_a, result_.only_b, result_.unmeasured};
+  unmeasured_before_ = result_.unmeasured;
   std::map<int32_t, NodeSums> nodes;
   for (const PassRow& r : a_.pass(pass).info.rows) {
     // Of a cache each row that is shown is asked for, not the one that reads them.
@@ -406,6 +415,7 @@ void Comparison::compare_place(int pass, size_t index) {
       compare_times(r.row, pass, index, nodes[r.row.request]);
   }
   for (auto& [request, sums] : nodes) enter_node(sums, pass, request, index);
+  if (!selected_[index]) std::tie(result_.only_a, result_.only_b, result_.unmeasured) = before;
 }
 
 void Comparison::compare_pass(int pass) {
@@ -418,6 +428,22 @@ void Comparison::compare_pass(int pass) {
   for (size_t i = 0; i < places_.size(); ++i) compare_place(pass, i);
 }
 
+// The last token of a request is fed to no pass, and of the point `token` the most likely is shown,
+// not what was drawn.
+void Comparison::compare_drawn() {
+  if (!options_.selection.has(point("token"), -1)) return;
+  for (const RequestInfo& x : a_.trace().manifest().requests)
+    for (const RequestInfo& y : b_.trace().manifest().requests) {
+      if (x.id != y.id || !(x.sampled || y.sampled) || x.prompt != y.prompt) continue;
+      const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y.tokens);
+      const auto made = std::ssize(x.prompt) + (of_x - x.tokens.begin());
+      const Row row{x.id, static_cast<int32_t>(made - 1)};
+      if (of_x != x.tokens.end() && of_y != y.tokens.end() && wanted(row))
+        stop(row, fmt::format("request {} drew token {} and {} after position {}", x.id, *of_x,
+                              *of_y, row.position));
+    }
+}
+
 void Comparison::count_rows_of_b_alone() {
   for (const auto& [key, times] : b_.rows()) {
     const Row row{key.first, key.second};
@@ -426,6 +452,9 @@ void Comparison::count_rows_of_b_alone() {
 }
 
 void Comparison::summarise() {
+  std::erase_if(result_.places, [&](const DiffPlace& place) {
+    return place.rows == 0 || !options_.selection.has(*place.place.point, place.place.layer);
+  });
   for (DiffPlace& place : result_.places) {
     result_.rows += place.rows;
     result_.equal += place.equal;
@@ -435,7 +464,6 @@ void Comparison::summarise() {
     place.rms = std::sqrt(place.rms / n);
     place.ulps = place.difference_rms / ulp(place.rms, noise_dtype_);
   }
-  std::erase_if(result_.places, [](const DiffPlace& place) { return place.rows == 0; });
 }
 
 std::string Comparison::broken() const {
@@ -447,6 +475,7 @@ std::string Comparison::broken() const {
 DiffResult Comparison::run() {
   compare_manifests();
   for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
+  compare_drawn();
   count_rows_of_b_alone();
   summarise();
   tell(result_, broken());

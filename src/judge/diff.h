@@ -23,6 +23,7 @@ struct DiffNode {
   int32_t request = 0;
   int32_t position = 0;   // the first row that differs
   double relative = 0;    // rms of the difference / rms of a; a lower bound from digests
+  int requests = 1;       // that the bound is of together: which of them differ is not known
   double limit = 0;       // what noise explains: kDiffGrowth times the inputs', and own noise
   bool measured = false;  // by the numbers themselves
   // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
@@ -53,6 +54,7 @@ struct DiffResult {
   int64_t unmeasured = 0;              // rows of other bits without numbers that say how far apart
   std::optional<DiffNode> first_bits;  // first node in graph order with other bits
   std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
+  int64_t unmeasured_before = 0;       // those of `unmeasured` in places before it
   std::vector<DiffPlace> places;
   std::vector<std::string> structure;  // what makes the two no runs of the same thing, in sentences
   std::vector<DiffJudgement> judged;   // both, when a checkpoint was at hand; else empty

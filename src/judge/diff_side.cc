@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "kernels/check.h"
 #include "src/judge/ledger.h"
@@ -13,6 +15,21 @@ namespace {
 constexpr int32_t kMostPositions = 1 << 24;  // there is memory for a number for each
 
 }  // namespace
+
+std::vector<double> numbers_of(const ShownRow& row) {
+  const TensorView& all = row.tensor->data;
+  std::vector<double> numbers(all.empty() ? 0 : static_cast<size_t>(all.row_size()));
+  if (!numbers.empty()) widen(all, static_cast<int64_t>(row.index) * all.row_size(), numbers);
+  return numbers;
+}
+
+double digest_bound(const KeptTensor& a, const KeptTensor& b) {
+  if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
+  if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
+  const double difference = std::fabs(a.digest.rms() - b.digest.rms());
+  if (difference == 0) return 0;
+  return a.digest.rms() > 0 ? difference / a.digest.rms() : std::numeric_limits<double>::infinity();
+}
 
 bool is_written(const Point& p) { return p == point("attn.k_rope") || p == point("attn.v"); }
 

@@ -25,6 +25,13 @@ struct ShownRow {
   bool same_bits(const ShownRow& other) const;
 };
 
+// Its elements; none when they were not kept.
+std::vector<double> numbers_of(const ShownRow& row);
+
+// |rms(a) - rms(b)| / rms(a), which the relative rms of (a - b) is never below where both are of
+// the same rows; else 0.
+double digest_bound(const KeptTensor& a, const KeptTensor& b);
+
 // Whether rows of that point are what a cache is written from.
 bool is_written(const Point& p);
 

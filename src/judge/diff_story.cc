@@ -34,12 +34,24 @@ void tell(DiffResult& result, const std::string& broken) {
   } else if (kind) {
     result.verdict = "different";
     result.story = fmt::format(
-        "First different in kind: {}: {}; bits differ first at {}", where(*kind),
+        "{}: {}: {}; bits differ first at {}{}",
+        result.unmeasured_before > 0 ? "Different in kind, here at the latest"
+                                     : "First different in kind",
+        where(*kind),
         !kind->reason.empty()
             ? kind->reason
-            : fmt::format("relative difference {:.3g}{}, where noise explains {:.3g}",
-                          kind->relative, kind->measured ? "" : " or more", kind->limit),
-        where(*bits));
+            : fmt::format("relative difference {:.3g}{}{}, where noise explains {:.3g}",
+                          kind->relative, kind->measured ? "" : " or more",
+                          kind->requests > 1
+                              ? fmt::format(" over {} requests together", kind->requests)
+                              : "",
+                          kind->limit),
+        where(*bits),
+        result.unmeasured_before > 0
+            ? fmt::format(", and {} rows of other bits before have no numbers that say how far "
+                          "apart they are: keep them with --keep full",
+                          result.unmeasured_before)
+            : "");
   } else if (!broken.empty()) {
     result.verdict = "inconclusive";
     result.story =

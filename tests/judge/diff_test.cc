@@ -89,6 +89,74 @@ TEST(Diff, DigestsBoundADifferenceFromBelow) {
   EXPECT_FALSE(r.first_kind->measured);
   EXPECT_NEAR(r.first_kind->relative, 0.5, 0.02);
   EXPECT_GT(r.unmeasured, 0);
+  EXPECT_EQ(r.first_kind->requests, 2) << "a digest does not say which of them";
+  EXPECT_NE(r.story.find("or more over 2 requests together"), std::string::npos) << r.story;
+}
+
+// A digest is of all rows of a pass.
+TEST(Diff, DigestsBlameNoRowThatIsNotAsked) {
+  FakeRun a = run_of();
+  FakeRun b = run_of(DType::bf16, spoil_at("mlp.act", 0, [](std::vector<double>& v) {
+                       // Those of request 1 in the first pass: it has 13 and 9 rows.
+                       if (v.size() % 22 == 0)
+                         for (size_t i = v.size() / 22 * 13; i < v.size(); ++i) v[i] *= 1.5;
+                     }));
+  forget_data(a);
+  forget_data(b);
+  DiffResult r = diff_of(a, b);
+  ASSERT_TRUE(r.first_kind) << r.story;
+  EXPECT_EQ(r.first_kind->request, 1);
+  EXPECT_EQ(r.first_kind->requests, 1) << "the rows of the other have the same bits";
+  r = diff_of(a, b, {.selection = Selection("mlp.act", "0", "13", "")});
+  EXPECT_FALSE(r.first_kind) << r.story;
+  b.passes[0].info.rows[13].token += 1;
+  r = diff_of(a, b);
+  EXPECT_FALSE(r.first_kind) << r.story;
+  EXPECT_EQ(r.story.find("request 1 was fed token"), 0u) << r.story;
+}
+
+// A bug that leaves the rms alone has no bound: what comes after it is not the first.
+TEST(Diff, WhatHasNoNumbersMayBeTheFirst) {
+  FakeRun a = run_of();
+  FakeRun b = run_of(DType::bf16, spoil_at("mlp.gate", 0, [](std::vector<double>& v) {
+                       for (double& x : v) x = -x;
+                     }));
+  forget_data(a);
+  forget_data(b);
+  const DiffResult r = diff_of(a, b);
+  ASSERT_TRUE(r.first_kind) << r.story;
+  EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.act");
+  EXPECT_EQ(r.unmeasured_before, 22);
+  EXPECT_EQ(r.story.find("Different in kind, here at the latest: layer 0 mlp.act"), 0u) << r.story;
+  EXPECT_NE(r.story.find("bits differ first at layer 0 mlp.gate"), std::string::npos) << r.story;
+}
+
+TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
+  const FakeRun b = run_of(DType::bf16, [](const Place& p, const PassInfo&,
+                                           std::vector<double>& v) {
+    const double step = p.point->name == "attn.norm" ? 1.006 : p.point->name == "attn.v" ? 1.03 : 1;
+    for (double& x : v) x *= step;
+  });
+  const DiffResult whole = diff_of(run_of(), b, {.selection = Selection("", "0", "", "")});
+  const DiffResult v = diff_of(run_of(), b, {.selection = Selection("attn.v", "0", "", "")});
+  EXPECT_EQ(whole.verdict, "noise") << whole.story;
+  EXPECT_EQ(v.verdict, "noise") << v.story;
+  EXPECT_EQ(v.rows, 26) << "of what is asked for alone";
+  ASSERT_EQ(v.places.size(), 1u);
+  EXPECT_EQ(text_of(v.places[0].place), "layer 0 attn.v");
+}
+
+// The last one is fed to no pass.
+TEST(Diff, ATokenThatWasDrawnIsCompared) {
+  FakeRun a = run_of(), b = run_of();
+  for (FakeRun* run : {&a, &b})
+    for (RequestInfo& request : run->manifest.requests) request.sampled = true;
+  EXPECT_EQ(diff_of(a, b).verdict, "identical");
+  b.manifest.requests[1].tokens.back() += 1;
+  const DiffResult r = diff_of(a, b);
+  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
+  EXPECT_EQ(diff_of(a, b, {.selection = Selection("mlp.*", "", "", "")}).verdict, "identical");
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
@@ -109,7 +177,15 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   DiffResult r = diff_of(a, b);
   EXPECT_EQ(r.verdict, "noise") << r.story;
   EXPECT_EQ(r.unmeasured, 0);
+  // Also when they are not what is asked for.
+  r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
+  EXPECT_EQ(r.verdict, "noise") << r.story;
   // Without the numbers of what was written there are none for what is read.
+  for (FakeRun* run : {&a, &b})
+    for (Pass& pass : run->passes)
+      std::erase_if(pass.tensors, [](const KeptTensor& t) {
+        return *t.point == point("attn.v") || *t.point == point("attn.k_rope");
+      });
   r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
   EXPECT_EQ(r.verdict, "different");
   EXPECT_EQ(r.unmeasured, r.rows - r.equal);
