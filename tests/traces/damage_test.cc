@@ -133,6 +133,26 @@ TEST_F(Damage, AFlippedByteInATensorIsNamed) {
   }
 }
 
+// As of a writer that fills the column with anything: two traces of it would be identical by it.
+TEST_F(Damage, HashesOfOtherRowsAreNamed) {
+  Pass pass = test_pass(0);
+  ASSERT_EQ(pass.tensors[1].point->name, "attn.q");
+  pass.tensors[1].row_hashes.back() ^= 1;
+  const std::string path = scratch / "hashes.trace";
+  const auto writer = create_trace(path, test_manifest());
+  writer->write(pass);
+  writer->finish({});
+  const auto trace = open_trace(path);
+  expect_equal(trace->read(0, false), pass, false);
+  try {
+    trace->read(0, true);
+    FAIL() << "the wrong hash was not seen";
+  } catch (const Error& error) {
+    expect_mention(error.what(),
+                   "the tensor attn.q of layer 0 is not what was written (its row_xxh3");
+  }
+}
+
 // Wherever else: reading throws, or gives what was written (a byte between the data, say).
 TEST_F(Damage, AFlippedByteAnywhereIsSeenOrHarmless) {
   const std::string whole = text_of(file);
