@@ -31,8 +31,7 @@ class Keeping {
   Sink& sink() { return *recorder_; }
   const Manifest& manifest() const { return manifest_; }
   // Ends the trace, and says of a device in its manifest and on stderr how often the engine waited
-  // for it.
-  // Throws Error when the probe failed.
+  // for it. Throws Error when the probe failed.
   void finish(const Engine& engine, Probe& probe);
 
  private:

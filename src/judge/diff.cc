@@ -129,6 +129,8 @@ class Comparison {
   void compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
   // False when the bits differ and nothing says how far apart or why.
   bool compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) const;
+  // How far apart two digests say that the rows of the node are, at least: one is of all rows of a
+  // pass, also of those of others.
   void bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const;
   bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
   bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
@@ -163,7 +165,7 @@ class Comparison {
   std::vector<std::map<int32_t, double>> relative_;  // largest so far, by place and request
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
   std::vector<bool> selected_, needed_;
-  int64_t unmeasured_before_ = 0;  // the place that is compared
+  int64_t unmeasured_before_ = 0;  // rows, in the places before the one that is compared
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
@@ -415,6 +417,7 @@ void Comparison::compare_place(int pass, size_t index) {
       compare_times(r.row, pass, index, nodes[r.row.request]);
   }
   for (auto& [request, sums] : nodes) enter_node(sums, pass, request, index);
+  // Looked at for the limits of others, and counted nowhere.
   if (!selected_[index]) std::tie(result_.only_a, result_.only_b, result_.unmeasured) = before;
 }
 

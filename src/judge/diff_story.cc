@@ -19,6 +19,14 @@ std::string other_structure(const DiffResult& result) {
   return text;
 }
 
+std::string what_differs(const DiffNode& node) {
+  if (!node.reason.empty()) return node.reason;
+  std::string text = fmt::format("relative difference {:.3g}", node.relative);
+  if (!node.measured) text += " or more";
+  if (node.requests > 1) text += fmt::format(" over {} requests together", node.requests);
+  return text + fmt::format(", where noise explains {:.3g}", node.limit);
+}
+
 }  // namespace
 
 void tell(DiffResult& result, const std::string& broken) {
@@ -33,25 +41,16 @@ void tell(DiffResult& result, const std::string& broken) {
     result.story = "Nothing was compared: the two traces have no row of the selection in common";
   } else if (kind) {
     result.verdict = "different";
-    result.story = fmt::format(
-        "{}: {}: {}; bits differ first at {}{}",
-        result.unmeasured_before > 0 ? "Different in kind, here at the latest"
-                                     : "First different in kind",
-        where(*kind),
-        !kind->reason.empty()
-            ? kind->reason
-            : fmt::format("relative difference {:.3g}{}{}, where noise explains {:.3g}",
-                          kind->relative, kind->measured ? "" : " or more",
-                          kind->requests > 1
-                              ? fmt::format(" over {} requests together", kind->requests)
-                              : "",
-                          kind->limit),
-        where(*bits),
-        result.unmeasured_before > 0
-            ? fmt::format(", and {} rows of other bits before have no numbers that say how far "
-                          "apart they are: keep them with --keep full",
-                          result.unmeasured_before)
-            : "");
+    const bool certain = result.unmeasured_before == 0;
+    result.story =
+        fmt::format("{}: {}: {}; bits differ first at {}",
+                    certain ? "First different in kind" : "Different in kind, here at the latest",
+                    where(*kind), what_differs(*kind), where(*bits));
+    if (!certain)
+      result.story += fmt::format(
+          ", and {} rows of other bits before have no numbers that say how far apart they are: "
+          "keep them with --keep full",
+          result.unmeasured_before);
   } else if (!broken.empty()) {
     result.verdict = "inconclusive";
     result.story =

@@ -25,6 +25,7 @@ Json of_node(const std::optional<DiffNode>& node) {
           {"layer", layer_of(node->place)},
           {"point", node->place.point->name},
           {"relative", number(node->relative)},
+          {"requests", node->requests},
           {"limit", number(node->limit)},
           {"measured", node->measured},
           {"reason", node->reason.empty() ? Json(nullptr) : Json(node->reason)}};
@@ -55,7 +56,8 @@ std::string report_json(const DiffResult& result) {
                        {"equal", result.equal},
                        {"only_a", result.only_a},
                        {"only_b", result.only_b},
-                       {"unmeasured", result.unmeasured}}},
+                       {"unmeasured", result.unmeasured},
+                       {"unmeasured_before_first_kind", result.unmeasured_before}}},
                      {"first_bits", of_node(result.first_bits)},
                      {"first_kind", of_node(result.first_kind)},
                      {"points", points},

@@ -460,7 +460,9 @@ TEST(DiffReport, OfEveryFormat) {
   EXPECT_EQ(json["format"], "lockstep-diff");
   EXPECT_EQ(json["first_kind"]["point"], "mlp.up");
   EXPECT_TRUE(json["first_kind"]["reason"].is_null());
+  EXPECT_EQ(json["first_kind"]["requests"], 1);
   EXPECT_EQ(json["rows"]["compared"], r.rows);
+  EXPECT_EQ(json["rows"]["unmeasured_before_first_kind"], 0);
   const std::string table = report_table(r), csv = report_csv(r);
   EXPECT_NE(table.find("layer 0 mlp.up"), std::string::npos);
   EXPECT_EQ(table.rfind("different: "), table.rfind('\n', table.size() - 2) + 1);
