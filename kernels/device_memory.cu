@@ -15,7 +15,7 @@ using BySize = std::multimap<int64_t, void*>;  // by bytes
 // Keeps what is released, by size, for the next who wants that much.
 class Arena {
  public:
-  void* allocate(int64_t wanted);
+  void* allocate(int64_t bytes);
   void release(void* memory);
   int64_t available();
 
@@ -38,24 +38,18 @@ class Arena {
   std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the device gave
 };
 
-// So that alike wants can share memory, and none wastes much: a multiple of an eighth of its size.
-int64_t rounded(int64_t bytes) {
-  int64_t unit = 512;
-  while (unit * 16 <= bytes) unit *= 2;
-  return (bytes + unit - 1) / unit * unit;
-}
-
+// The smallest that is large enough, unless it is twice that: so passes of any length share what
+// the longest took, and what is in use takes less than twice what was asked for.
 void* Arena::take(BySize& from, int64_t bytes) {
-  const auto kept = from.find(bytes);
-  if (kept == from.end()) return nullptr;
+  const auto kept = from.lower_bound(bytes);
+  if (kept == from.end() || kept->first >= 2 * bytes) return nullptr;
   void* memory = kept->second;
   from.erase(kept);
   return memory;
 }
 
-void* Arena::allocate(int64_t wanted) {
+void* Arena::allocate(int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const int64_t bytes = rounded(wanted);
   if (keeps_apart())
     if (void* kept = take(apart_, bytes)) return kept;
   if (void* kept = take(free_, bytes)) return kept;

@@ -9,20 +9,31 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kAlignment = 64;  // a cache line, and the widest vector register
+constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
 
 DeviceMemory the_memory;
 
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
-  // Room for one more line: kernels may then read whole vectors at the end of a tensor.
-  const size_t size = (static_cast<size_t>(bytes) / kAlignment + 2) * kAlignment;
-  if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
-  void* memory = cuda_memory().allocate(static_cast<int64_t>(size));
+  const int64_t size = memory_for(bytes, device);
+  if (device == Device::cpu)
+    return {std::aligned_alloc(kAlignment, static_cast<size_t>(size)), &std::free};
+  void* memory = cuda_memory().allocate(size);
   if (memory == nullptr) return nullptr;  // which has nothing to release
   return {memory, cuda_memory().release};
 }
 
 }  // namespace
+
+int64_t memory_for(int64_t bytes, Device device) {
+  // Room for one more line: kernels may then read whole vectors at the end of a tensor.
+  if (device == Device::cpu) return (bytes / kAlignment + 2) * kAlignment;
+  // So that alike wants can share memory, and none wastes much: a multiple of an eighth of its
+  // size, or of what the device hands out large memory in.
+  constexpr int64_t kLeast = 512, kPage = int64_t{2} << 20;
+  int64_t unit = kLeast;
+  while (unit * 16 <= bytes && unit < kPage) unit *= 2;
+  return std::max(kLeast, (bytes + unit - 1) / unit * unit);
+}
 
 void set_cuda_memory(const DeviceMemory& memory) { the_memory = memory; }
 

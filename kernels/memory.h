@@ -54,7 +54,8 @@ struct DeviceMemory {
   // All that this process has its device do, it queues here.
   CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,
-  // so that no step allocates; work on it that was queued before is done before on the same stream.
+  // to whoever wants more than half of it, so that no step allocates; work on it that was queued
+  // before is done before on the same stream.
   void* (*allocate)(int64_t bytes) = nullptr;
   void (*release)(void* memory) = nullptr;
   int64_t (*available)() = nullptr;  // bytes that allocate could still find
@@ -82,6 +83,8 @@ const DeviceMemory& cuda_memory();
 
 // The stream on which ops run on that device; null on the CPU.
 CUstream_st* stream_of(Device device);
+// What a tensor of that many bytes takes of the memory of `device`.
+int64_t memory_for(int64_t bytes, Device device);
 // Bytes that a CUDA device could still give. Throws Error when no library is loaded.
 int64_t device_memory_left();
 // Copies as many bytes as both have, in the order of the device's stream. Two CPU tensors, and one

@@ -19,6 +19,29 @@ TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgain) {
   EXPECT_NE(other.view().data, first);
 }
 
+// As large prompts follow each other, a token more or less.
+TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgainToWhomItFits) {
+  const void* first = nullptr;
+  {
+    const Tensor tensor({6144, 4096}, DType::bf16, Device::cuda);
+    first = tensor.view().data;
+  }
+  for (const int64_t rows : {6144, 6141, 5000, 3073})
+    EXPECT_EQ(Tensor({rows, 4096}, DType::bf16, Device::cuda).view().data, first) << rows;
+  for (const int64_t rows : {6145, 3072, 1})
+    EXPECT_NE(Tensor({rows, 4096}, DType::bf16, Device::cuda).view().data, first) << rows;
+}
+
+// Weights and pools are of such sizes.
+TEST_F(CudaMemory, RoundSizesTakeNoMoreThanTheyAre) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const int64_t before = memory_.available();
+  std::vector<Tensor> weights;
+  for (int64_t bytes = 0; bytes < kBytes; bytes += int64_t{4} * 8192 * 4096)
+    weights.emplace_back(Shape{8192, 4096}, DType::f32, Device::cuda);
+  EXPECT_EQ(before - memory_.available(), kBytes);
+}
+
 TEST_F(CudaMemory, IsAlignedAndHoldsWhatIsCopiedThere) {
   for (const int64_t bytes : {1, 511, 512, 513, 100000, 5000000}) {
     const Tensor tensor({bytes}, DType::u8, Device::cuda);

@@ -20,6 +20,19 @@ TEST(Shape, CountsAndNames) {
   expect_refused([] { Shape{1, 2, 3, 4, 5, 6}; }, {"5 axes", "6"});
 }
 
+TEST(Tensor, TakesALittleMoreMemoryThanItsElements) {
+  constexpr int64_t kMega = int64_t{1} << 20;
+  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{511}, int64_t{512}, int64_t{513},
+                              5 * kMega + 1, 31 * kMega, 33 * kMega, 1000 * kMega + 3}) {
+    for (const Device device : {Device::cpu, Device::cuda})
+      EXPECT_GE(memory_for(bytes, device), std::max<int64_t>(1, bytes));
+    EXPECT_LE(memory_for(bytes, Device::cpu), bytes + 128);
+    EXPECT_LE(memory_for(bytes, Device::cuda), bytes + std::min(bytes / 8 + 512, 2 * kMega));
+  }
+  for (const int64_t bytes : {int64_t{512}, kMega, 32 * kMega, 96 * kMega})
+    EXPECT_EQ(memory_for(bytes, Device::cuda), bytes);
+}
+
 TEST(TensorView, SlicesAndReshapes) {
   Sample sample({4, 3}, DType::bf16);
   sample.fill({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
