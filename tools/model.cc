@@ -9,6 +9,7 @@
 
 #include "kernels/matmul.h"
 #include "kernels/memory.h"
+#include "src/engine/room.h"
 #include "src/weights/checkpoint.h"
 #include "tools/device.h"
 #include "tools/options.h"
@@ -17,18 +18,11 @@
 namespace lockstep {
 namespace {
 
-// Numbers that the weights hold, as the configuration says; a tied lm_head counts once.
-int64_t parameters_of(const ModelConfig& c) {
-  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  int64_t layer = c.hidden * (2 * q + 2 * kv) + 2 * c.hidden;
-  if (c.qkv_bias) layer += q + 2 * kv;
-  if (c.o_bias) layer += c.hidden;
-  if (c.qk_norm) layer += 2 * c.head_dim;
-  const int64_t mlp = 3 * c.hidden * c.intermediate;
-  const int64_t experts = c.experts.count * c.hidden * (1 + 3 * c.experts.intermediate);
-  const auto with_experts = std::ssize(c.experts.layers);
-  return (c.tied ? 1 : 2) * c.vocab * c.hidden + c.layers * layer +
-         (c.layers - with_experts) * mlp + with_experts * experts + c.hidden;
+// Numbers that the weights hold; a tied lm_head counts once.
+int64_t parameters_of(const ModelConfig& config) {
+  int64_t numbers = 0;
+  for (const auto& [name, shape] : needed_tensors(config)) numbers += shape.count();
+  return numbers;
 }
 
 std::string rope_text(const RopeConfig& rope) {
@@ -83,17 +77,21 @@ Room room_of(Device device) {
   return {"this machine's", sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
-// What the model takes in that dtype, and how much of it could be served there: all that the
-// weights leave is for K/V.
-std::string memory_text(const ModelConfig& c, DType dtype, const Room& room) {
+// What the model takes in that dtype, and how much of it could be served there: all that weights
+// and passes leave is for K/V.
+std::string memory_text(const ModelConfig& c, DType dtype, Device device, const Room& room) {
   constexpr double kGigabyte = 1e9;
-  const int64_t weights = parameters_of(c) * size_of(dtype), token = c.kv_bytes_per_token(dtype);
-  std::string text = fmt::format("{:.3g} GB of weights, {} bytes of K/V a token; ",
-                                 static_cast<double>(weights) / kGigabyte, token);
+  const int64_t weights = parameters_of(c) * size_of(dtype);
+  std::string text =
+      fmt::format("{:.3g} GB of weights, {} bytes of K/V a token; ",
+                  static_cast<double>(weights) / kGigabyte, c.kv_bytes_per_token(dtype));
   const double has = static_cast<double>(room.bytes) / kGigabyte;
-  const int64_t tokens = (room.bytes - weights) / token;
-  if (tokens < 1) return text + fmt::format("does not fit into {} {:.3g} GB", room.of, has);
-  text += fmt::format("runs in {} {:.3g} GB with up to {} tokens", room.of, has, tokens);
+  const EngineOptions engine{.device = device, .dtype = dtype, .budget = 2048, .max_batch = 64};
+  const int64_t pages = most_pages(c, engine, room.bytes), tokens = pages * engine.page_size;
+  if (pages < 1) return text + fmt::format("does not fit into {} {:.3g} GB", room.of, has);
+  text += fmt::format(
+      "runs in {} {:.3g} GB with up to {} tokens (--pages {} --budget {} --max-batch {})", room.of,
+      has, tokens, pages, engine.budget, engine.max_batch);
   const int64_t requests = c.max_positions > 0 ? tokens / c.max_positions : 0;
   return text + (requests > 0 ? fmt::format(", {} requests of {} positions at once", requests,
                                             c.max_positions)
@@ -124,7 +122,7 @@ Table describe(const std::string& dir, Device device) {
   row("weights", weights_text(dir));
   const Room room = room_of(device);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    std::string text = memory_text(c, dtype, room);
+    std::string text = memory_text(c, dtype, device, room);
     if (device == Device::cpu) text += fmt::format("; matrix products: {}", matmul_path(dtype));
     table.rows.push_back({fmt::format("in {}", name_of(dtype)), text});
   }

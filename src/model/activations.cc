@@ -11,12 +11,23 @@ Shape with_rows(int64_t rows, const Shape& row) {
                            : Shape{rows};
 }
 
+// Of a copy of a buffer.
+int64_t bytes_of(const Shape& row, DType dtype, int64_t rows) {
+  return (rows * row.count() * size_of(dtype) + kLine - 1) / kLine * kLine;
+}
+
 }  // namespace
 
 Activations::Activations(const ModelConfig& config, DType dtype, Device device, Lifetime lifetime)
     : config_(config), dtype_(dtype), device_(device), lifetime_(lifetime) {}
 
-void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64_t& capacity,
+int64_t Activations::copies_of(const Buffer& buffer) const {
+  if (lifetime_ == Lifetime::pass)
+    return buffer.halves == 0 ? 1 : (2 * config_.layers + 1) / buffer.halves;
+  return buffer.view == &Activations::stream ? 2 : 1;  // it is added to from half to half
+}
+
+void Activations::fit(const std::vector<Buffer>& buffers, int64_t rows, int64_t& capacity,
                       std::vector<Held>& storage) {
   const bool grows = rows > capacity || storage.empty();
   if (grows) {
@@ -25,11 +36,7 @@ void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64
   }
   size_t i = 0;
   for (const Buffer& buffer : buffers) {
-    const int64_t in_pass = buffer.halves == 0 ? 1 : (2 * config_.layers + 1) / buffer.halves;
-    const int64_t in_layer = buffer.view == &stream ? 2 : 1;  // it is added to from half to half
-    const int64_t copies = lifetime_ == Lifetime::layer ? in_layer : in_pass;
-    const TensorView one{nullptr, buffer.dtype, device_, with_rows(capacity, buffer.row)};
-    const int64_t stride = (one.bytes() + kLine - 1) / kLine * kLine;
+    const int64_t copies = copies_of(buffer), stride = bytes_of(buffer.row, buffer.dtype, capacity);
     if (grows) storage.push_back({Tensor({copies * stride}, DType::u8, device_)});
     Held& held = storage[i++];
     held.buffer = buffer;
@@ -37,8 +44,19 @@ void Activations::fit(std::initializer_list<Buffer> buffers, int64_t rows, int64
     for (int64_t copy = 0; copy < copies; ++copy)
       held.copies.push_back(
           held.block.part(copy * stride, with_rows(rows, buffer.row), buffer.dtype).view());
-    *buffer.view = held.copies[0];
+    this->*buffer.view = held.copies[0];
   }
+}
+
+int64_t Activations::memory(int64_t tokens, int64_t logit_rows) const {
+  int64_t sum = 0;
+  const auto add = [&](const std::vector<Buffer>& buffers, int64_t rows) {
+    for (const Buffer& buffer : buffers)
+      sum += memory_for(copies_of(buffer) * bytes_of(buffer.row, buffer.dtype, rows), device_);
+  };
+  add(of_tokens(), tokens);
+  add(of_logit_rows(), logit_rows);
+  return sum;
 }
 
 TensorView Activations::next_half() {
@@ -46,47 +64,58 @@ TensorView Activations::next_half() {
   for (const Held& held : storage_) {
     if (lifetime_ == Lifetime::layer) {
       // What a half makes takes the place of what the last one made.
-      *held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
+      this->*held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
       continue;
     }
     // What a half makes goes where no other half's is; the first stream is embed's.
-    const int64_t at = (half_ + (held.buffer.view == &stream ? 1 : 0)) / held.buffer.halves;
-    if (at < std::ssize(held.copies)) *held.buffer.view = held.copies[static_cast<size_t>(at)];
+    const int64_t at =
+        (half_ + (held.buffer.view == &Activations::stream ? 1 : 0)) / held.buffer.halves;
+    if (at < std::ssize(held.copies))
+      this->*held.buffer.view = held.copies[static_cast<size_t>(at)];
   }
   ++half_;
   return before;
 }
 
-void Activations::resize(int64_t tokens, int64_t logit_rows) {
-  half_ = 0;
+std::vector<Activations::Buffer> Activations::of_tokens() const {
   const ModelConfig& c = config_;
   const Shape hidden = {c.hidden}, heads = {c.heads, c.head_dim}, kv = {c.kv_heads, c.head_dim};
   const Shape inner = {c.intermediate}, chosen = {c.experts.chosen};
   const Shape expert_inner = {c.experts.chosen, c.experts.intermediate};
-  fit({{&stream, hidden, dtype_, 1},
-       {&norm, hidden, dtype_, 1},
-       {&q, heads, dtype_, 2},
-       {&q_norm, heads, dtype_, 2},
-       {&q_rope, heads, dtype_, 2},
-       {&k, kv, dtype_, 2},
-       {&k_norm, kv, dtype_, 2},
-       {&k_rope, kv, dtype_, 2},
-       {&v, kv, dtype_, 2},
-       {&attention, heads, dtype_, 2},
-       {&branch, hidden, dtype_, 1},
-       {&gate, inner, dtype_, 2},
-       {&up, inner, dtype_, 2},
-       {&act, inner, dtype_, 2},
-       {&router, {c.experts.count}, dtype_, 2},
-       {&experts, chosen, DType::i32, 2},
-       {&weights, chosen, dtype_, 2},
-       {&expert_gate, expert_inner, dtype_, 2},
-       {&expert_up, expert_inner, dtype_, 2},
-       {&expert_act, expert_inner, dtype_, 2},
-       {&expert_down, {c.experts.chosen, c.hidden}, dtype_, 2}},
-      tokens, capacity_, storage_);
-  fit({{&last, hidden, dtype_, 0}, {&logits, {c.vocab}, dtype_, 0}, {&token, {}, DType::i32, 0}},
-      logit_rows, logit_capacity_, logit_storage_);
+  using A = Activations;
+  return {{&A::stream, hidden, dtype_, 1},
+          {&A::norm, hidden, dtype_, 1},
+          {&A::q, heads, dtype_, 2},
+          {&A::q_norm, heads, dtype_, 2},
+          {&A::q_rope, heads, dtype_, 2},
+          {&A::k, kv, dtype_, 2},
+          {&A::k_norm, kv, dtype_, 2},
+          {&A::k_rope, kv, dtype_, 2},
+          {&A::v, kv, dtype_, 2},
+          {&A::attention, heads, dtype_, 2},
+          {&A::branch, hidden, dtype_, 1},
+          {&A::gate, inner, dtype_, 2},
+          {&A::up, inner, dtype_, 2},
+          {&A::act, inner, dtype_, 2},
+          {&A::router, {c.experts.count}, dtype_, 2},
+          {&A::experts, chosen, DType::i32, 2},
+          {&A::weights, chosen, dtype_, 2},
+          {&A::expert_gate, expert_inner, dtype_, 2},
+          {&A::expert_up, expert_inner, dtype_, 2},
+          {&A::expert_act, expert_inner, dtype_, 2},
+          {&A::expert_down, {c.experts.chosen, c.hidden}, dtype_, 2}};
+}
+
+std::vector<Activations::Buffer> Activations::of_logit_rows() const {
+  return {{&Activations::last, {config_.hidden}, dtype_, 0},
+          {&Activations::logits, {config_.vocab}, dtype_, 0},
+          {&Activations::token, {}, DType::i32, 0}};
+}
+
+void Activations::resize(int64_t tokens, int64_t logit_rows) {
+  half_ = 0;
+  fit(of_tokens(), tokens, capacity_, storage_);
+  fit(of_logit_rows(), logit_rows, logit_capacity_, logit_storage_);
 }
 
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <initializer_list>
 #include <vector>
 
 #include "kernels/memory.h"
@@ -20,6 +19,9 @@ class Activations {
 
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
+
+  // What it takes of the device's memory when it is made as long as that.
+  int64_t memory(int64_t tokens, int64_t logit_rows) const;
 
   // What a half of a layer begins with, and what comes after the last one: from here on the views
   // are of memory that it may write. Returns the stream as it is before, which stays whole until
@@ -44,7 +46,7 @@ class Activations {
 
  private:
   struct Buffer {
-    TensorView* view;
+    TensorView Activations::*view;
     Shape row;
     DType dtype;
     int halves;  // of a layer that share one; 0: one for the pass
@@ -54,7 +56,10 @@ class Activations {
     Buffer buffer = {};
     std::vector<TensorView> copies = {};  // in the block; with Lifetime::layer, one
   };
-  void fit(std::initializer_list<Buffer> buffers, int64_t rows, int64_t& capacity,
+  std::vector<Buffer> of_tokens() const;
+  std::vector<Buffer> of_logit_rows() const;
+  int64_t copies_of(const Buffer& buffer) const;
+  void fit(const std::vector<Buffer>& buffers, int64_t rows, int64_t& capacity,
            std::vector<Held>& storage);
 
   const ModelConfig& config_;

@@ -8,9 +8,8 @@ namespace {
 
 // Said before anything is copied, because the sentence for a single tensor speaks of pages.
 void check_room(const Checkpoint& checkpoint, DType dtype) {
-  int64_t numbers = 0;
-  for (const auto& [name, shape] : needed_tensors(checkpoint.config())) numbers += shape.count();
-  const int64_t needed = numbers * size_of(dtype), left = device_memory_left();
+  const int64_t needed = weights_memory(checkpoint.config(), dtype, Device::cuda);
+  const int64_t left = device_memory_left();
   check(needed <= left,
         "the weights need {} bytes as {}, and the device has {} left: use a shorter --dtype, a "
         "smaller model or --device cpu",
@@ -18,6 +17,13 @@ void check_room(const Checkpoint& checkpoint, DType dtype) {
 }
 
 }  // namespace
+
+int64_t weights_memory(const ModelConfig& config, DType dtype, Device device) {
+  int64_t bytes = 0;
+  for (const auto& [name, shape] : needed_tensors(config))
+    bytes += memory_for(shape.count() * size_of(dtype), device);
+  return bytes;
+}
 
 TensorView Weights::load(const Checkpoint& checkpoint, const std::string& name, DType dtype,
                          Device device) {

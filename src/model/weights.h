@@ -46,4 +46,7 @@ class Weights {
   std::deque<Tensor> copies_;  // a deque: views point into its elements
 };
 
+// What the weights of such a model take of that device's memory. On the CPU as if each were copied.
+int64_t weights_memory(const ModelConfig& config, DType dtype, Device device);
+
 }  // namespace lockstep

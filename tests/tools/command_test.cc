@@ -1,9 +1,11 @@
 // The commands as a user meets them: help, misspellings, bad values, missing files.
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "src/weights/checkpoint.h"
 #include "tests/lockstep_binary.h"
@@ -293,12 +295,34 @@ TEST(ModelCommand, DescribesAConfigurationWithoutWeights) {
   std::filesystem::remove_all(dir);
 }
 
+// On the device: with as many pages as are said to fit, and passes as large as are said. A tenth
+// more pages do not fit.
+void expect_what_fits_to_run() {
+  const std::string said = described(data_path("bard-qwen3") + " --device cuda", "in bf16");
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(said, found, std::regex(R"(\(--pages (\d+) (--budget.*)\))")));
+  const auto generate = [&](int64_t pages) {
+    std::string line = fmt::format("generate --model {} --device cuda --dtype bf16 --max-new 3",
+                                   data_path("bard-qwen3"));
+    const std::string tokens(200, '7');
+    for (int request = 0; request < 64; ++request)
+      line += " --tokens " + fmt::format("{}", fmt::join(tokens, ","));
+    return call_lockstep(line + fmt::format(" --pages {} {}", pages, found.str(2)));
+  };
+  const int64_t pages = std::stoll(found.str(1));
+  EXPECT_EQ(generate(pages).status, 0) << said;
+  const Outcome more = generate(pages / 10 * 11);
+  EXPECT_EQ(more.status, 2);
+  expect_has(more.err, "--pages");
+}
+
 TEST(ModelCommand, SaysWhatFitsOnADeviceOrThatThereIsNone) {
   const std::string model = "model " + data_path("bard-qwen3");
   const Outcome outcome = call_lockstep(model + " --device cuda");
   if (outcome.status == 0) {
     expect_has(outcome.out, "runs in this device's free");
     expect_has(outcome.out, "positions at once");
+    expect_what_fits_to_run();
   } else {
     expect_has(trouble_of(model + " --device cuda"), "--device cpu");
   }
