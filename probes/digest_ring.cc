@@ -16,6 +16,9 @@ constexpr int64_t kLine = 64;  // bytes, to a multiple of which each tensor's co
 constexpr int64_t kMostStaged = int64_t{64} << 20;  // bytes of a slot on the device
 constexpr unsigned kMostThreads = 8;
 
+// Enough for a while: the rows of the caches grow with every pass.
+int64_t with_room(int64_t bytes) { return bytes + bytes / 2; }
+
 bool is_cache(const Point& point) { return point.op == OpKind::cache; }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
@@ -202,9 +205,8 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   if (bytes <= slot.capacity) return;
   if (slot.memory != nullptr) cuda_memory().unpin(std::exchange(slot.memory, nullptr));
   slot.capacity = 0;
-  // For a while: the rows of the caches grow with every pass.
-  slot.memory = static_cast<char*>(cuda_memory().pin(bytes + bytes / 2));
-  slot.capacity = bytes + bytes / 2;
+  slot.memory = static_cast<char*>(cuda_memory().pin(with_room(bytes)));
+  slot.capacity = with_room(bytes);
   // The padding between tensors is copied with them: no memory that nobody ever wrote.
   std::memset(slot.memory, 0, static_cast<size_t>(slot.capacity));
 }
@@ -223,8 +225,9 @@ void DigestRing::queue_copies(Slot& slot) const {
   const bool staged = bytes <= kMostStaged;
   if (staged) {
     if (slot.staged.view().bytes() < bytes) {
-      slot.staged = Tensor({slot.capacity}, DType::u8, Device::cuda);
-      device.copy(slot.staged.as<char>(), slot.memory, slot.capacity, device.stream);
+      // Not all that the slot has on the host: that may be of a pass that was too large to stage.
+      slot.staged = Tensor({std::min(slot.capacity, with_room(bytes))}, DType::u8, Device::cuda);
+      device.copy(slot.staged.as<char>(), slot.memory, slot.staged.view().bytes(), device.stream);
     }
     copy_all(slot.staged.as<char>(), device.stream);
   }

@@ -44,14 +44,14 @@ class Ring : public HostDevice {
     HostDevice::TearDown();
   }
 
-  // A pass whose attn.q is full of `value`: 800 bytes, and its digest.
-  static DigestedPass pass_of(float value) {
+  // A pass whose attn.q is full of `value`: 800 bytes, unless it is wider, and its digest.
+  static DigestedPass pass_of(float value, int64_t columns = kColumns) {
     constexpr int64_t kDigest = sizeof(Digest), kHashes = kRows * int64_t{sizeof(uint64_t)};
     const auto digests =
         std::make_shared<Tensor>(Shape{kDigest + kHashes}, DType::u8, Device::cuda);
-    *digests->as<Digest>() = {.count = kRows * kColumns};
-    const auto q = std::make_shared<Tensor>(Shape{kRows, 1, kColumns}, DType::f32, Device::cuda);
-    std::fill_n(q->as<float>(), kRows * kColumns, value);
+    *digests->as<Digest>() = {.count = kRows * columns};
+    const auto q = std::make_shared<Tensor>(Shape{kRows, 1, columns}, DType::f32, Device::cuda);
+    std::fill_n(q->as<float>(), kRows * columns, value);
     const auto layout = std::make_shared<DigestLayout>();
     layout->taps = {{.point = &point("attn.q"),
                      .layer = 0,
@@ -112,6 +112,28 @@ TEST_F(Ring, LetsAPassThroughThatIsLargerAlone) {
   }
   ring.flush();
   EXPECT_EQ(taker_.taken.size(), 4u);
+}
+
+TEST_F(Ring, TakesLittleOfTheDeviceForSmallPassesAfterALargeOne) {
+  static int64_t most = 0;
+  DeviceMemory device = cuda_memory();
+  device.allocate = [](int64_t bytes) {
+    most = std::max(most, bytes);
+    return std::malloc(static_cast<size_t>(bytes));
+  };
+  set_cuda_memory(device);
+  DigestRing ring(taker_);
+  taker_.may.release(3);
+  ring.push(pass_of(1, 10'000'000));
+  ring.flush();
+  most = 0;
+  for (int i = 0; i < 2; ++i) {
+    ring.push(pass_of(2));
+    ring.flush();
+  }
+  EXPECT_LT(most, 5000);
+  ASSERT_EQ(taker_.taken.size(), 3u);
+  EXPECT_EQ(value_at(taker_.taken[2].tensors[0].data, 199), 2);
 }
 
 TEST_F(Ring, GoesOnWhenThereIsNoMemoryForAPass) {
