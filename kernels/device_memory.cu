@@ -1,69 +1,14 @@
-#include <map>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <unordered_map>
 #include <utility>
 
+#include "kernels/arena.h"
 #include "kernels/device_memory.cuh"
 
 namespace lockstep {
 namespace {
 
-using BySize = std::multimap<int64_t, void*>;  // by bytes
-
-// Keeps what is released, by size, for the next who wants that much.
-class Arena {
- public:
-  void* allocate(int64_t bytes);
-  void release(void* memory);
-  int64_t available();
-
-  // From the first call to the second, what the calling thread releases is handed out to it again,
-  // but then belongs to whoever called: a graph writes there whenever it is replayed. take_back
-  // ends that. What other threads release meanwhile no graph has seen.
-  void begin_apart();
-  BySize end_apart();
-  void take_back(const BySize& apart);
-
- private:
-  bool keeps_apart() const { return apart_for_ == std::this_thread::get_id(); }
-  static void* take(BySize& from, int64_t bytes);
-  void* ask_device(int64_t bytes);
-  void give_back_all();
-
-  std::mutex mutex_;
-  BySize free_, apart_;
-  std::thread::id apart_for_;                    // none: nobody
-  std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the device gave
-};
-
-// The smallest that is large enough, unless it is twice that: so passes of any length share what
-// the longest took, and what is in use takes less than twice what was asked for.
-void* Arena::take(BySize& from, int64_t bytes) {
-  const auto kept = from.lower_bound(bytes);
-  if (kept == from.end() || kept->first >= 2 * bytes) return nullptr;
-  void* memory = kept->second;
-  from.erase(kept);
-  return memory;
-}
-
-void* Arena::allocate(int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  if (keeps_apart())
-    if (void* kept = take(apart_, bytes)) return kept;
-  if (void* kept = take(free_, bytes)) return kept;
-  void* memory = ask_device(bytes);
-  if (memory == nullptr && !free_.empty()) {
-    give_back_all();
-    memory = ask_device(bytes);
-  }
-  if (memory != nullptr) bytes_of_[memory] = bytes;
-  return memory;
-}
-
 // Null when the device has not that much left. Other trouble throws.
-void* Arena::ask_device(int64_t bytes) {
+void* ask_device(int64_t bytes) {
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
@@ -74,49 +19,18 @@ void* Arena::ask_device(int64_t bytes) {
   return memory;
 }
 
-// Called by destructors, also after the driver has gone: there is nobody to tell.
-void Arena::release(void* memory) {
-  const std::lock_guard lock(mutex_);
-  (keeps_apart() ? apart_ : free_).emplace(bytes_of_.at(memory), memory);
-}
-
-void Arena::begin_apart() {
-  const std::lock_guard lock(mutex_);
-  apart_for_ = std::this_thread::get_id();
-}
-
-BySize Arena::end_apart() {
-  const std::lock_guard lock(mutex_);
-  apart_for_ = {};
-  return std::exchange(apart_, {});
-}
-
-void Arena::take_back(const BySize& apart) {
-  const std::lock_guard lock(mutex_);
-  free_.insert(apart.begin(), apart.end());
-}
-
-void Arena::give_back_all() {
-  for (const auto& [bytes, memory] : free_) {
-    cuda_check(cudaFree(memory), "to take memory back");
-    bytes_of_.erase(memory);
-  }
-  free_.clear();
-}
-
-int64_t Arena::available() {
-  const std::lock_guard lock(mutex_);
-  size_t free_bytes = 0, total = 0;
-  cuda_check(cudaMemGetInfo(&free_bytes, &total), "how much memory is free");
-  auto bytes = static_cast<int64_t>(free_bytes);
-  for (const auto& kept : free_) bytes += kept.first;
-  return bytes;
-}
+void give_device_back(void* memory) { cuda_check(cudaFree(memory), "to take memory back"); }
 
 // Never destroyed: tensors of static storage may be released after it.
 Arena& arena() {
-  static auto* the_arena = new Arena;
+  static auto* the_arena = new Arena({.allocate = ask_device, .release = give_device_back});
   return *the_arena;
+}
+
+int64_t available() {
+  size_t free_bytes = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free_bytes, &total), "how much memory is free");
+  return static_cast<int64_t>(free_bytes) + arena().kept();
 }
 
 void* pin(int64_t bytes) {
@@ -144,7 +58,7 @@ void wait(CUstream_st* stream) {
 
 struct Graph {
   cudaGraphExec_t work = nullptr;
-  BySize memory;  // in which its ops work
+  Arena::BySize memory;  // in which its ops work
 };
 
 void begin_graph(CUstream_st* stream) {
@@ -172,7 +86,7 @@ void replay(void* graph, CUstream_st* stream) {
   cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "the launch of a graph");
 }
 
-// Called by destructors, as Arena::release. What is queued of it is still done.
+// Called by destructors, as unpin. What is queued of it is still done.
 void forget(void* graph) {
   const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
   cudaGraphExecDestroy(gone->work);
@@ -201,7 +115,7 @@ DeviceMemory device_memory() {
           .stream = stream,
           .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
           .release = [](void* memory) { arena().release(memory); },
-          .available = [] { return arena().available(); },
+          .available = available,
           .pin = pin,
           .unpin = unpin,
           .copy = copy,

@@ -54,8 +54,8 @@ struct DeviceMemory {
   // All that this process has its device do, it queues here.
   CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,
-  // to whoever wants more than half of it, so that no step allocates; work on it that was queued
-  // before is done before on the same stream.
+  // to whoever wants nearly that much, so that no step allocates; work on it that was queued before
+  // is done before on the same stream.
   void* (*allocate)(int64_t bytes) = nullptr;
   void (*release)(void* memory) = nullptr;
   int64_t (*available)() = nullptr;  // bytes that allocate could still find

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+namespace lockstep {
+
+// Where an arena has its memory from.
+struct MemorySource {
+  void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not that much left
+  void (*release)(void* memory) = nullptr;
+};
+
+// Keeps what is released, by size, for the next who wants about that much. For several threads.
+class Arena {
+ public:
+  using BySize = std::multimap<int64_t, void*>;  // by bytes
+
+  explicit Arena(const MemorySource& source) : source_(source) {}
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // What was released, if it is that large and no more than an eighth larger: so passes of nearly
+  // one length share memory, and little of it is wasted. Else new memory of the source; when that
+  // has none left it first gets back all that is kept. Null when there is not enough.
+  void* allocate(int64_t bytes);
+  // Of what allocate gave.
+  void release(void* memory);
+  int64_t kept() const;  // bytes that wait for who wants them
+
+  // From the first call to the second, what the calling thread releases is handed out to it again,
+  // but then belongs to whoever called: a graph writes there whenever it is replayed. take_back
+  // ends that. What other threads release meanwhile no graph has seen.
+  void begin_apart();
+  BySize end_apart();
+  void take_back(const BySize& apart);
+
+ private:
+  bool keeps_apart() const { return apart_for_ == std::this_thread::get_id(); }
+  static void* take(BySize& from, int64_t bytes);
+  void give_back_all();
+
+  MemorySource source_;
+  mutable std::mutex mutex_;
+  BySize free_, apart_;
+  std::thread::id apart_for_;                    // none: nobody
+  std::unordered_map<void*, int64_t> bytes_of_;  // of everything that the source gave
+};
+
+}  // namespace lockstep
