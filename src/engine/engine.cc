@@ -149,15 +149,17 @@ Forward Engine::compute(Batch batch, Probe& probe) {
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
   DigestedPass digested;
   const Forward forward = compute_on_device(std::move(batch), probe, digested);
-  // A chunk of a prompt chooses none, but what went wrong in it is not to be said a pass later.
-  if (forward.tokens.count() == 0) wait_for(options_.device);
   const int64_t rows = forward.tokens.count();
   if (tokens_.view().empty() || tokens_.view().count() < rows)
     tokens_ = Tensor::pinned({2 * rows}, DType::i32);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
-  if (rows > 0) copy(tokens, forward.tokens);
-  // After the tokens, which the next pass waits for.
+  const DeviceMemory& device = cuda_memory();
+  if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), device.stream);
+  // While the device is still at the pass.
   if (digested.layout) probe.push(std::move(digested));
+  // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
+  // later.
+  device.wait(device.stream);
   return {forward.logits, tokens};
 }
 
