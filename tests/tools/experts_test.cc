@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
+#include "tests/weights/changed_checkpoint.h"
 #include "tools/judged_trace.h"
 
 namespace lockstep {
@@ -104,6 +106,41 @@ TEST_F(Experts, KeptInAnotherDtypeAreStructural) {
   ASSERT_TRUE(result.first) << result.story;
   EXPECT_EQ(result.first->place.point->name, "mlp.experts");
   EXPECT_EQ(result.first->verdict, Verdict::structural);
+}
+
+// The middle one of three layers has one MLP, with weights that the embedding lends.
+Checkpoint mixed() {
+  const auto change = [](StoredWeights& weights) {
+    const std::string at = "model.layers.1.mlp.";
+    std::erase_if(weights, [&](const auto& one) { return one.first.starts_with(at); });
+    const Stored embed = weights.at("model.embed_tokens.weight");
+    const size_t row = 64 * 2;  // bytes
+    weights[at + "gate_proj.weight"] = {"BF16", {160, 64}, embed.bytes.substr(0, 160 * row)};
+    weights[at + "up_proj.weight"] = {"BF16", {160, 64}, embed.bytes.substr(160 * row, 160 * row)};
+    weights[at + "down_proj.weight"] = {"BF16", {64, 160}, embed.bytes.substr(80 * row, 160 * row)};
+  };
+  return open_changed("qwen3-moe", change, {{"mlp_only_layers", {1}}});
+}
+
+TEST(MixedLayers, AreJudgedEachByItsOps) {
+  const Checkpoint checkpoint = mixed();
+  JudgedRun run{.checkpoint = checkpoint,
+                .reference = open_reference(),
+                .engine = {.dtype = DType::bf16},
+                .requests = {{.prompt = some_tokens(17, 320), .max_new = 3},
+                             {.prompt = some_tokens(5, 320, 1), .max_new = 3}}};
+  const Result clean = judged(run);
+  EXPECT_EQ(clean.verdict, "clean") << clean.story;
+  EXPECT_EQ(clean.judged, clean.expected);
+
+  for (const auto& [fault, point] : {std::pair("gelu-for-silu@layer=1", "mlp.act"),
+                                     {"moe-expert-order@layer=2", "mlp.combine"}}) {
+    run.faults = {parse_fault(fault)};
+    const Result result = judged(run);
+    ASSERT_TRUE(result.first) << result.story;
+    EXPECT_EQ(result.first->place.point->name, point);
+    EXPECT_EQ(result.first->place.layer, fault[std::strlen(fault) - 1] - '0');
+  }
 }
 
 }  // namespace

@@ -2,65 +2,17 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "tests/helpers.h"
-#include "tests/weights/safetensors_file.h"
+#include "tests/weights/changed_checkpoint.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
 
-// A tensor as a test writes it.
-struct Stored {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-using Weights = std::map<std::string, Stored>;
-
-Weights weights_of(const std::string& path) {
-  Weights weights;
-  const SafeTensors file(path);
-  for (const auto& [name, tensor] : file.tensors()) {
-    const auto extents = tensor.shape.extents();
-    weights[name] = {"BF16",
-                     {extents.begin(), extents.end()},
-                     std::string(tensor.as<char>(), static_cast<size_t>(tensor.bytes()))};
-  }
-  return weights;
-}
-
-std::string file_of(const Weights& weights) {
-  json header = json::object();
-  std::string data;
-  for (const auto& [name, stored] : weights) {
-    header[name] = {{"dtype", stored.dtype},
-                    {"shape", stored.shape},
-                    {"data_offsets", {data.size(), data.size() + stored.bytes.size()}}};
-    data += stored.bytes;
-  }
-  return safetensors_file(padded(header.dump()), data);
-}
-
-// Copies a tiny checkpoint, changes its weights and opens it.
-Checkpoint open_changed(const std::string& name, const std::function<void(Weights&)>& change,
-                        const json& fields = json::object()) {
-  const std::string dir = data_path("tiny/" + name);
-  Weights weights = weights_of(dir + "/model.safetensors");
-  change(weights);
-  json config = json::parse(text_of(dir + "/config.json"));
-  config.merge_patch(fields);
-  const TempFolder folder;
-  folder.write("config.json", config.dump());
-  folder.write("model.safetensors", file_of(weights));
-  return Checkpoint::open(folder.path());
-}
-
-void unchanged(Weights&) {}
+void unchanged(StoredWeights&) {}
 
 TEST(Checkpoint, holds_the_weights_that_transformers_read) {
   // The golden embedding of a prompt is rows of the embedding, picked by other code.
@@ -97,7 +49,7 @@ TEST(Checkpoint, a_layer_has_one_mlp_or_its_experts) {
   EXPECT_TRUE(experts.has("model.layers.2.mlp.gate.weight"));
   EXPECT_TRUE(experts.has("model.layers.2.mlp.experts.7.down_proj.weight"));
   expect_trouble("mlp.experts.5.up_proj.weight", [] {
-    open_changed("qwen3-moe", [](Weights& weights) {
+    open_changed("qwen3-moe", [](StoredWeights& weights) {
       weights.erase("model.layers.1.mlp.experts.5.up_proj.weight");
     });
   });
@@ -112,7 +64,7 @@ TEST(Checkpoint, a_layer_has_one_mlp_or_its_experts) {
 TEST(Checkpoint, a_tied_head_is_the_embedding_stored_or_not) {
   const Checkpoint without = open_changed("qwen3-default", unchanged);
   ASSERT_TRUE(without.config().tied);
-  const Checkpoint with = open_changed("qwen3-default", [](Weights& weights) {
+  const Checkpoint with = open_changed("qwen3-default", [](StoredWeights& weights) {
     weights["lm_head.weight"] = weights.at("model.embed_tokens.weight");
   });
   for (const Checkpoint& checkpoint : {without, with}) {
@@ -126,12 +78,12 @@ TEST(Checkpoint, a_tied_head_is_the_embedding_stored_or_not) {
 
 TEST(Checkpoint, says_which_tensor_does_not_fit) {
   const std::string name = "model.layers.1.mlp.up_proj.weight";
-  const auto removed = [&](Weights& weights) { weights.erase(name); };
-  const auto turned = [&](Weights& weights) {
+  const auto removed = [&](StoredWeights& weights) { weights.erase(name); };
+  const auto turned = [&](StoredWeights& weights) {
     std::swap(weights.at(name).shape[0], weights.at(name).shape[1]);
   };
-  const auto halved = [&](Weights& weights) { weights.at(name).dtype = "F16"; };
-  const auto biased = [](Weights& weights) {
+  const auto halved = [&](StoredWeights& weights) { weights.at(name).dtype = "F16"; };
+  const auto biased = [](StoredWeights& weights) {
     weights["model.layers.0.self_attn.q_proj.bias"] = {"BF16", {128}, std::string(256, '\0')};
   };
   expect_trouble("no tensor \"" + name, [&] { open_changed("qwen3-default", removed); });
@@ -156,7 +108,7 @@ TEST(Checkpoint, says_which_tensor_does_not_fit) {
 }
 
 TEST(Checkpoint, carries_old_rotary_buffers_along) {
-  const Checkpoint checkpoint = open_changed("qwen3-default", [](Weights& weights) {
+  const Checkpoint checkpoint = open_changed("qwen3-default", [](StoredWeights& weights) {
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = {"F32", {16}, std::string(64, '\0')};
   });
   EXPECT_TRUE(checkpoint.has("model.norm.weight"));
@@ -221,7 +173,7 @@ TEST_F(Sharded, has_an_index_that_is_wrong) {
 
 TEST_F(Sharded, has_a_tensor_twice) {
   const std::string first = folder_.path() + "/model-00001-of-00004.safetensors";
-  Weights more = weights_of(first);
+  StoredWeights more = weights_of(first);
   more[kName] = {"BF16", {160, 64}, std::string(160 * 64 * 2, '\0')};
   folder_.write("model-00001-of-00004.safetensors", file_of(more));
   expect("is in two files");
@@ -241,7 +193,7 @@ TEST(Checkpoint, its_fingerprint_follows_config_and_weights) {
   EXPECT_EQ(open_changed("qwen3-default", unchanged).fingerprint(), plain);
   EXPECT_NE(open_changed("qwen3-default", unchanged, {{"rms_norm_eps", 1e-5}}).fingerprint(),
             plain);
-  const auto first_byte = [](Weights& weights) { weights.begin()->second.bytes[0] ^= 1; };
+  const auto first_byte = [](StoredWeights& weights) { weights.begin()->second.bytes[0] ^= 1; };
   EXPECT_NE(open_changed("qwen3-default", first_byte).fingerprint(), plain);
   EXPECT_NE(Checkpoint::open(data_path("tiny/qwen3-linear")).fingerprint(),
             Checkpoint::open(data_path("tiny/qwen3-dynamic")).fingerprint());
