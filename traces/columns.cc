@@ -1,6 +1,7 @@
 #include "traces/columns.h"
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/check.h"
 
@@ -125,6 +126,25 @@ void check_rows(const std::string& file, const Columns& columns) {
   }
 }
 
+bool is_dtype(const std::string& name) {
+  try {
+    (void)dtype_from(name);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+bool is_shape(std::span<const int64_t> extents) {
+  constexpr int64_t kMost = int64_t{1} << 56;  // elements, whose bytes can be counted too
+  int64_t count = 1;
+  for (const int64_t extent : extents) {
+    if (extent < 0 || (extent > 0 && count > kMost / extent)) return false;
+    count *= extent;
+  }
+  return true;
+}
+
 void check_tensors(const std::string& file, const Columns::Index& index) {
   for (size_t i = 0; i < index.seq.size(); ++i) {
     check(find_point(index.point[i]) != nullptr,
@@ -150,7 +170,15 @@ void check_tensors(const std::string& file, const Columns::Index& index) {
     const int64_t extent = index.shape[static_cast<size_t>(index.shape_edges[i])];
     check(rows == extent, "{}: the tensor {} of pass {} has {} rows but names of {}", file,
           index.point[i], index.pass[i], extent, rows);
-    (void)dtype_from(index.dtype[i]);  // throws on an unknown one
+    check(is_dtype(index.dtype[i]),
+          "{}: the tensor {} of pass {} is of the dtype '{}', which no tensor has: the file is "
+          "damaged, write the trace anew",
+          file, index.point[i], index.pass[i], index.dtype[i]);
+    check(
+        is_shape(part_of(index.shape, index.shape_edges, i)),
+        "{}: the tensor {} of pass {} has axes of fewer than 0 elements, or of more together than "
+        "can be: the file is damaged, write the trace anew",
+        file, index.point[i], index.pass[i]);
   }
 }
 

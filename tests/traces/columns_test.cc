@@ -74,9 +74,19 @@ TEST(Columns, RowsMustBeThoseOfTheShape) {
   Columns columns = two_passes();
   ++columns.index.run_count[0];
   EXPECT_NE(trouble_with(columns).find("has 9 rows but names of 10"), std::string::npos);
-  columns = two_passes();
+}
+
+TEST(Columns, DtypesAndShapesMustBeThoseOfATensor) {
+  Columns columns = two_passes();
   columns.index.dtype[0] = "fp5";
-  EXPECT_NE(trouble_with(columns), "");
+  EXPECT_NE(trouble_with(columns).find("x.h5: the tensor embed of pass 0 is of the dtype 'fp5'"),
+            std::string::npos);
+  for (const int64_t extent : {int64_t{-1}, int64_t{1} << 60}) {
+    columns = two_passes();
+    columns.index.shape[1] = extent;  // of its rows' elements
+    EXPECT_NE(trouble_with(columns).find("x.h5: the tensor embed of pass 0 has axes of fewer"),
+              std::string::npos);
+  }
 }
 
 TEST(Columns, RowsOfLogitsAndPositionsMustBeThere) {
