@@ -139,8 +139,8 @@ int run_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
     return 0;
   check_output({"--json", options.report.json}, {{"--trace", options.observe.trace},
-                                                {"--limits", options.limits},
-                                                {"--requests", options.model.requests}});
+                                                 {"--limits", options.limits},
+                                                 {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
   put_result(result, options.report);
   return exit_status(result);

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
+#include <limits>
 
 #include "tests/helpers.h"
 
