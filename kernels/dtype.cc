@@ -1,5 +1,7 @@
 #include "kernels/dtype.h"
 
+#include <algorithm>
+
 #include "kernels/check.h"
 
 namespace lockstep {
@@ -23,6 +25,10 @@ const Row& row_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 int64_t size_of(DType dtype) { return row_of(dtype).size; }
 
 std::string_view name_of(DType dtype) { return row_of(dtype).name; }
+
+bool is_dtype(std::string_view name) {
+  return std::ranges::any_of(kDTypes, [&](const Row& row) { return row.name == name; });
+}
 
 DType dtype_from(std::string_view name) {
   for (const Row& row : kDTypes)

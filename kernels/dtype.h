@@ -15,6 +15,7 @@ enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, u8 };
 
 int64_t size_of(DType dtype);             // bytes of one element
 std::string_view name_of(DType dtype);    // "fp64" "fp32" "fp16" "bf16" "int64" "int32" "uint8"
+bool is_dtype(std::string_view name);     // whether it is one of those names
 DType dtype_from(std::string_view name);  // of those names; throws Error on another
 bool is_float(DType dtype);
 

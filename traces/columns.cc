@@ -126,15 +126,6 @@ void check_rows(const std::string& file, const Columns& columns) {
   }
 }
 
-bool is_dtype(const std::string& name) {
-  try {
-    (void)dtype_from(name);
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
-}
-
 bool is_shape(std::span<const int64_t> extents) {
   constexpr int64_t kMost = int64_t{1} << 56;  // elements, whose bytes can be counted too
   int64_t count = 1;

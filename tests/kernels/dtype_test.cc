@@ -96,6 +96,9 @@ TEST(DType, NamesComeBack) {
       EXPECT_THROW(format_of(dtype), Error);
     }
   }
+  EXPECT_TRUE(is_dtype("bf16"));
+  EXPECT_FALSE(is_dtype("fp8"));
+  EXPECT_FALSE(is_dtype(""));
   EXPECT_THROW(dtype_from("fp8"), Error);
   EXPECT_THROW(dtype_from(""), Error);
 }
