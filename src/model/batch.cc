@@ -117,9 +117,11 @@ void RopeCache::prepare(Batch& batch) {
     for (const PassRow& row : rows) positions.push_back(row.row.position);
     const int64_t needed = *std::ranges::max_element(positions) + 1;
     grow(needed);
-    const auto frequencies = rope_frequencies(config_, needed);
     // The whole table at once: a row costs head_dim / 2 cosines, and no row is made twice.
-    for (; filled_ < cos_.view().rows(); ++filled_) put_row(frequencies, filled_, filled_);
+    if (filled_ < cos_.view().rows()) {
+      const auto frequencies = rope_frequencies(config_, needed);
+      for (; filled_ < cos_.view().rows(); ++filled_) put_row(frequencies, filled_, filled_);
+    }
   }
   batch.positions = int32_tensor(positions, length_of(positions));
   batch.cos = cos_;
