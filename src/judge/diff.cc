@@ -7,9 +7,11 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
+#include "src/judge/diff_noise.h"
 #include "src/judge/diff_side.h"
 #include "src/judge/diff_story.h"
 #include "src/judge/ledger.h"
@@ -18,47 +20,7 @@
 namespace lockstep {
 namespace {
 
-// Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
-double own_noise(DType dtype) { return 4 * unit_roundoff(dtype) + 64 * 0x1p-24; }
-
 DType coarser(DType a, DType b) { return unit_roundoff(a) > unit_roundoff(b) ? a : b; }
-
-// The difference of two tensors' rows so far.
-struct Distance {
-  int64_t elements = 0;
-  double difference = 0, size = 0;  // sums of squares
-  bool nonfinite = false;           // finite on one side only, or unlike
-
-  void add(double a, double b) {
-    if (!std::isfinite(a) || !std::isfinite(b)) {
-      nonfinite = nonfinite || !(a == b || (std::isnan(a) && std::isnan(b)));
-      return;
-    }
-    ++elements;
-    difference += (a - b) * (a - b);
-    size += a * a;
-  }
-  // Never divides by zero: a difference from nothing is infinitely large.
-  double relative() const {
-    if (nonfinite) return std::numeric_limits<double>::infinity();
-    if (difference == 0) return 0;
-    return size > 0 ? std::sqrt(difference / size) : std::numeric_limits<double>::infinity();
-  }
-};
-
-// Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
-// does as well, and NaN is in no order.
-bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
-                std::span<const double> theirs) {
-  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
-  for (size_t i = 0; i < mine.size(); ++i) {
-    const std::span before = mine.first(i);
-    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
-    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
-    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
-  }
-  return true;
-}
 
 class Comparison {
  public:
@@ -68,7 +30,8 @@ class Comparison {
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
         places_(places_of(graph_)),
         a_(a, places_),
-        b_(b, places_) {
+        b_(b, places_),
+        noise_(graph_, places_, shown_by_both(), noise_dtype_) {
     for (size_t i = 0; i < places_.size(); ++i) {
       result_.places.push_back({.place = places_[i]});
       std::vector<size_t>& inputs = inputs_.emplace_back();
@@ -79,13 +42,14 @@ class Comparison {
             break;
           }
     }
-    relative_.resize(places_.size());
     for (const Place& place : places_)
       selected_.push_back(options.selection.has(*place.point, place.layer));
     needed_ = selected_;
-    for (size_t i = places_.size(); i-- > 0;)
-      for (size_t input : inputs_[i])
-        if (selected_[i] || (needed_[i] && is_cache(i))) needed_[input] = true;
+    for (size_t i = places_.size(); i-- > 0;) {
+      if (!selected_[i] && !(needed_[i] && is_cache(i))) continue;
+      for (size_t input : inputs_[i]) needed_[input] = true;
+      for (size_t source : noise_.sources(i)) needed_[source] = true;
+    }
   }
 
   DiffResult run();
@@ -95,11 +59,20 @@ class Comparison {
   struct NodeSums {
     DiffNode node;
     Distance distance;
-    bool differs = false, without_digest = false;
+    double worst = 0;  // of a row's elements, where they are known
+    int32_t worst_position = 0;
+    bool differs = false, without_digest = false, each_known = true;
     std::pair<const KeptTensor*, const KeptTensor*> bounded;  // the last two by their digests
     std::string reason;  // as in DiffNode, of the row at that position
     int32_t reason_position = 0;
 
+    void add(std::span<const double> a, std::span<const double> b, const Row& row) {
+      for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]);
+      const double of_row = worst_of(a, b);
+      if (of_row <= worst) return;
+      worst = of_row;
+      worst_position = row.position;
+    }
     void forbid(const Row& row, const char* why) {
       if (reason.empty()) reason = why, reason_position = row.position;
     }
@@ -138,7 +111,8 @@ class Comparison {
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
   void enter_node(NodeSums& sums, int pass, int32_t request, size_t index);
-  double inherited(const DiffNode& node, size_t index) const;
+  void look_for_kind(const NodeSums& sums, const Apart& limit, size_t index);
+  std::vector<bool> shown_by_both() const;
   void compare_drawn();
   void count_rows_of_b_alone();
   void summarise();
@@ -160,11 +134,12 @@ class Comparison {
   std::vector<Place> places_;
   std::vector<std::vector<size_t>> inputs_;  // of each place
   DiffSide a_, b_;
+  DiffNoise noise_;
   DiffResult result_;
-  std::map<int32_t, int32_t> stopped_;               // request -> first position not compared
-  std::vector<std::map<int32_t, double>> relative_;  // largest so far, by place and request
+  std::map<int32_t, int32_t> stopped_;  // request -> first position not compared
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
   std::vector<bool> selected_, needed_;
+  std::string choice_before_;  // the first place where only a choice that is not shown explains it
   int64_t unmeasured_before_ = 0;  // rows, in the places before the one that is compared
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
@@ -204,14 +179,10 @@ void Comparison::follow_tokens(int pass) {
   }
 }
 
-double Comparison::inherited(const DiffNode& node, size_t index) const {
-  double largest = 0;
-  for (size_t input : inputs_[index])
-    for (const auto& [of, relative] : relative_[input])
-      // A cache may hold what another request with the same tokens has written.
-      if (of == node.request || node.requests > 1 || is_cache(index))
-        largest = std::max(largest, relative);
-  return largest;
+std::vector<bool> Comparison::shown_by_both() const {
+  std::vector<bool> shown;
+  for (size_t i = 0; i < places_.size(); ++i) shown.push_back(a_.shows(i) && b_.shows(i));
+  return shown;
 }
 
 bool Comparison::inputs_equal(const ShownRow& x, const ShownRow& y, size_t index) {
@@ -249,11 +220,11 @@ bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums&
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
     sums.node.measured = true;
-    const std::vector<double> a = numbers_of(x), b = numbers_of(y);
-    for (size_t i = 0; i < a.size(); ++i) sums.distance.add(a[i], b[i]);
+    sums.add(numbers_of(x), numbers_of(y), x.row());
     return true;
   }
   if (x.same_bits(y)) return true;
+  sums.each_known = false;
   if (!of_x.digest.has_numbers() || !of_y.digest.has_numbers()) {
     sums.without_digest = true;
   } else if (std::exchange(sums.bounded, {&of_x, &of_y}) != std::pair(&of_x, &of_y)) {
@@ -385,24 +356,43 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
   node.pass = a_.pass(pass).info.pass;
   node.request = request;
   node.relative = std::max(node.relative, sums.distance.relative());
+  // A cache may hold what another request with the same tokens has written.
+  const Apart inherited = noise_.inherited(index, request, node.requests > 1 || is_cache(index));
+  Apart found{0, sums.each_known ? sums.worst : std::numeric_limits<double>::infinity()};
   // What attention reads is as far apart as what was written, where hashes alone do not say.
-  if (sums.without_digest) node.relative = std::max(node.relative, inherited(node, index));
-  node.limit = own_noise(noise_dtype_) + kDiffGrowth * inherited(node, index);
+  if (sums.without_digest) found = inherited;
+  node.relative = found.all = std::max(node.relative, found.all);
+  const Apart limit = noise_.limit(index, inherited);
+  node.limit = limit.all;
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
   place.difference_rms += sums.distance.difference;  // sums, until summarise()
   place.rms += sums.distance.size;
-  double& largest = relative_[index][request];
-  largest = std::max(largest, node.relative);
+  noise_.enter(index, request, found);
   if (!sums.differs || !selected_[index]) return;
   if (!result_.first_bits) result_.first_bits = node;
-  if (result_.first_kind || (sums.reason.empty() && within(node.relative, node.limit))) return;
+  if (!result_.first_kind) look_for_kind(sums, limit, index);
+}
+
+void Comparison::look_for_kind(const NodeSums& sums, const Apart& limit, size_t index) {
+  DiffNode node = sums.node;
+  if (!sums.reason.empty()) {
+    node.reason = sums.reason;
+    node.position = sums.reason_position;
+    node.limit = 0;
+  } else if (within(node.relative, limit.all)) {
+    if (within(sums.worst, limit.worst)) return;
+    node.of_element = true;
+    node.relative = sums.worst;
+    node.limit = limit.worst;
+    node.position = sums.worst_position;
+  }
+  if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
+    if (choice_before_.empty()) choice_before_ = text_of(node.place);
+    return;
+  }
   result_.first_kind = node;
   result_.unmeasured_before = unmeasured_before_;
-  if (sums.reason.empty()) return;
-  result_.first_kind->reason = sums.reason;
-  result_.first_kind->position = sums.reason_position;
-  result_.first_kind->limit = 0;
 }
 
 void Comparison::compare_place(int pass, size_t index) {
@@ -472,7 +462,12 @@ void Comparison::summarise() {
 std::string Comparison::broken() const {
   for (const DiffSide* side : {&a_, &b_})
     if (!side->trouble().empty()) return side->trouble();
-  return a_.trace().complete() && b_.trace().complete() ? "" : "a trace is incomplete";
+  if (!a_.trace().complete() || !b_.trace().complete()) return "a trace is incomplete";
+  if (choice_before_.empty()) return "";
+  return fmt::format(
+      "what is noise at {} depends on the experts that were chosen: keep mlp.experts "
+      "too",
+      choice_before_);
 }
 
 DiffResult Comparison::run() {

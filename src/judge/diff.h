@@ -21,11 +21,12 @@ struct DiffNode {
   Place place;
   int32_t pass = 0;  // of a
   int32_t request = 0;
-  int32_t position = 0;   // the first row that differs
-  double relative = 0;    // rms of the difference / rms of a; a lower bound from digests
-  int requests = 1;       // that the bound is of together: which of them differ is not known
-  double limit = 0;       // what noise explains: kDiffGrowth times the inputs', and own noise
-  bool measured = false;  // by the numbers themselves
+  int32_t position = 0;     // the first row that differs
+  double relative = 0;      // rms of the difference / rms of a; a lower bound from digests
+  int requests = 1;         // that the bound is of together: which of them differ is not known
+  bool of_element = false;  // relative and limit are of one element of the row at `position`
+  double limit = 0;         // what noise explains: kDiffGrowth times the inputs', and own noise
+  bool measured = false;    // by the numbers themselves
   // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
   std::string reason;
 };
@@ -61,13 +62,17 @@ struct DiffResult {
 };
 
 // Noise is judged without an oracle: an op passes on its inputs' relative difference at most
-// kDiffGrowth-fold and adds some roundings of its own. That is a screen: it names a suspect, and
-// only a judgement against the oracle tells which of the two is wrong.
+// kDiffGrowth-fold and adds some roundings of its own. That is asked of all rows of a request
+// together and, kDiffOutlier times as much, of each element, by the worst of its inputs' elements.
+// Of an op that one of the traces does not show, what it reads stands for it, and it adds roundings
+// of its own; elements are not asked then. That is a screen: it names a suspect, and only a
+// judgement against the oracle tells which of the two is wrong.
 //
 // An op of class exact makes the same bits of the same inputs, so there is no noise then. What
 // attn.kv shows are copies of rows of attn.k_rope and attn.v: they are its inputs, and its numbers.
 // Indices are no numbers: of other inputs they may differ where each is of the largest of its own.
 inline constexpr double kDiffGrowth = 8;
+inline constexpr double kDiffOutlier = 2;
 
 // Rows are compared by (request, position, layer, point), so that another chunking or batching
 // makes no difference. What was computed several times is compared in that order, the last time of

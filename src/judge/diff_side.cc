@@ -80,6 +80,9 @@ void DiffSide::enter(int i, const Pass& pass) {
     const Row& row = rows[at].row;
     rows_[{row.request, row.position}].push_back({i, at, rows[at].token, last[row.request] == at});
   }
+  for (const KeptTensor& t : pass.tensors)
+    if (const auto at = places_.find({order_of(*t.point), t.layer}); at != places_.end())
+      shown_.insert(at->second);
   begin_requests(pass.info);
   history_.begin(pass.info);
   enter_written(pass);

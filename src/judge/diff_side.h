@@ -60,6 +60,7 @@ class DiffSide {
   using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<Computed>>;
   const Rows& rows() const { return rows_; }  // by request, position; in the order of the passes
   const std::vector<Computed>& computed(const Row& row) const;
+  bool shows(size_t place) const { return shown_.contains(place); }  // in any pass
   // What the pass shows of that row there. Of attn.kv: any row of what that request reads.
   std::optional<ShownRow> find(int pass, size_t place, const Row& row, size_t hint);
 
@@ -87,6 +88,7 @@ class DiffSide {
   std::map<Key, size_t> places_;
   std::set<Key> own_places_;  // of its own model
   Rows rows_;
+  std::set<size_t> shown_;  // places
   std::map<int, Loaded> loaded_;
   std::set<int32_t> begun_;  // requests
   KvHistory history_{false};

@@ -22,6 +22,7 @@ std::string other_structure(const DiffResult& result) {
 std::string what_differs(const DiffNode& node) {
   if (!node.reason.empty()) return node.reason;
   std::string text = fmt::format("relative difference {:.3g}", node.relative);
+  if (node.of_element) text += " of one element";
   if (!node.measured) text += " or more";
   if (node.requests > 1) text += fmt::format(" over {} requests together", node.requests);
   return text + fmt::format(", where noise explains {:.3g}", node.limit);

@@ -26,6 +26,7 @@ Json of_node(const std::optional<DiffNode>& node) {
           {"point", node->place.point->name},
           {"relative", number(node->relative)},
           {"requests", node->requests},
+          {"of_element", node->of_element},
           {"limit", number(node->limit)},
           {"measured", node->measured},
           {"reason", node->reason.empty() ? Json(nullptr) : Json(node->reason)}};

@@ -1,0 +1,96 @@
+#include "src/judge/diff_noise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "src/judge/diff.h"
+
+namespace lockstep {
+namespace {
+
+// Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
+double own_noise(DType dtype) { return 4 * unit_roundoff(dtype) + 64 * 0x1p-24; }
+
+void take_larger(Apart& largest, const Apart& other) {
+  largest.all = std::max(largest.all, other.all);
+  largest.worst = std::max(largest.worst, other.worst);
+}
+
+}  // namespace
+
+double worst_of(std::span<const double> a, std::span<const double> b) {
+  if (std::ranges::equal(a, b)) return 0;  // of most rows
+  Distance of_a, of_b;
+  for (size_t i = 0; i < a.size(); ++i) of_a.add(a[i], b[i]), of_b.add(b[i], a[i]);
+  if (of_a.nonfinite) return std::numeric_limits<double>::infinity();
+  if (of_a.difference == 0) return 0;
+  const double rms = std::sqrt(std::max(of_a.size, of_b.size) / static_cast<double>(of_a.elements));
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i] && std::isfinite(a[i]))
+      worst = std::max(worst,
+                       std::fabs(a[i] - b[i]) / std::max({std::fabs(a[i]), std::fabs(b[i]), rms}));
+  return worst;
+}
+
+DiffNoise::DiffNoise(const Graph& graph, const std::vector<Place>& places,
+                     const std::vector<bool>& shown, DType dtype)
+    : dtype_(dtype), largest_(places.size()) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    std::set<size_t> found, hidden;  // none of a place that is not compared
+    const auto find_sources = [&](auto& self, size_t place) -> void {
+      for (const Place& input : inputs_of(graph, places[place])) {
+        const auto at = static_cast<size_t>(std::ranges::find(places, input) - places.begin());
+        if (at >= place) continue;  // it has none: the tokens, which are no place
+        if (shown[at])
+          found.insert(at);
+        else if (hidden.insert(at).second)
+          self(self, at);
+      }
+    };
+    if (shown[i]) find_sources(find_sources, i);
+    sources_.push_back({.places = {found.begin(), found.end()},
+                        .hidden = static_cast<int>(hidden.size()),
+                        .choice = std::ranges::any_of(hidden, [&](size_t at) {
+                          return places[at].point->op == OpKind::top_k;
+                        })});
+  }
+}
+
+void DiffNoise::enter(size_t place, int32_t request, const Apart& found) {
+  take_larger(largest_[place][request], found);
+}
+
+Apart DiffNoise::inherited(size_t place, int32_t request, bool of_any) const {
+  Apart largest;
+  for (size_t source : sources(place))
+    for (const auto& [of, apart] : largest_[source])
+      if (of_any || of == request) take_larger(largest, apart);
+  return largest;
+}
+
+Apart DiffNoise::limit(size_t place, const Apart& inherited) const {
+  const int hidden = sources_[place].hidden;
+  const double own = own_noise(dtype_);
+  return {// The roundings of ops in a row are independent of each other.
+          own * std::sqrt(1.0 + hidden) + kDiffGrowth * inherited.all,
+          // An element of attention was seen 7 times its own roundings away, q and k not shown.
+          hidden > 0 ? std::numeric_limits<double>::infinity()
+                     : kDiffOutlier * (own + kDiffGrowth * inherited.worst)};
+}
+
+bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
+                std::span<const double> theirs) {
+  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const std::span before = mine.first(i);
+    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
+    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
+    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
+  }
+  return true;
+}
+
+}  // namespace lockstep
