@@ -22,6 +22,16 @@ namespace {
 
 DType coarser(DType a, DType b) { return unit_roundoff(a) > unit_roundoff(b) ? a : b; }
 
+// By place, the numbers of those that its op reads.
+std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
+                                                  const std::vector<Place>& places) {
+  std::vector<std::vector<size_t>> inputs(places.size());
+  for (size_t i = 0; i < places.size(); ++i)
+    for (const Place& input : inputs_of(graph, places[i]))
+      inputs[i].push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+  return inputs;
+}
+
 class Comparison {
  public:
   Comparison(TraceReader& a, TraceReader& b, const DiffOptions& options)
@@ -29,21 +39,14 @@ class Comparison {
         graph_(a.manifest().graph),
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
         places_(places_of(graph_)),
+        inputs_(inputs_by_number(graph_, places_)),
         a_(a, places_),
         b_(b, places_),
-        noise_(graph_, places_, shown_by_both(), noise_dtype_) {
-    for (size_t i = 0; i < places_.size(); ++i) {
-      result_.places.push_back({.place = places_[i]});
-      std::vector<size_t>& inputs = inputs_.emplace_back();
-      for (const Place& input : inputs_of(graph_, places_[i]))
-        for (size_t at = i; at-- > 0;)
-          if (places_[at] == input) {
-            inputs.push_back(at);
-            break;
-          }
-    }
-    for (const Place& place : places_)
+        noise_(places_, inputs_, shown_by_both(), noise_dtype_) {
+    for (const Place& place : places_) {
+      result_.places.push_back({.place = place});
       selected_.push_back(options.selection.has(*place.point, place.layer));
+    }
     needed_ = selected_;
     for (size_t i = places_.size(); i-- > 0;) {
       if (!selected_[i] && !(needed_[i] && is_cache(i))) continue;
@@ -111,7 +114,7 @@ class Comparison {
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
   void enter_node(NodeSums& sums, int pass, int32_t request, size_t index);
-  void look_for_kind(const NodeSums& sums, const Apart& limit, size_t index);
+  void look_for_kind(const NodeSums& sums, const RelativeDifference& limit, size_t index);
   std::vector<bool> shown_by_both() const;
   void compare_drawn();
   void count_rows_of_b_alone();
@@ -139,7 +142,7 @@ class Comparison {
   std::map<int32_t, int32_t> stopped_;  // request -> first position not compared
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
   std::vector<bool> selected_, needed_;
-  std::string choice_before_;  // the first place where only a choice that is not shown explains it
+  std::string hidden_choice_;  // the first place that only a choice of experts before may explain
   int64_t unmeasured_before_ = 0;  // rows, in the places before the one that is compared
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
@@ -357,12 +360,14 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
   node.request = request;
   node.relative = std::max(node.relative, sums.distance.relative());
   // A cache may hold what another request with the same tokens has written.
-  const Apart inherited = noise_.inherited(index, request, node.requests > 1 || is_cache(index));
-  Apart found{0, sums.each_known ? sums.worst : std::numeric_limits<double>::infinity()};
+  const RelativeDifference inherited =
+      noise_.inherited(index, request, node.requests > 1 || is_cache(index));
+  RelativeDifference found{0,
+                           sums.each_known ? sums.worst : std::numeric_limits<double>::infinity()};
   // What attention reads is as far apart as what was written, where hashes alone do not say.
   if (sums.without_digest) found = inherited;
   node.relative = found.all = std::max(node.relative, found.all);
-  const Apart limit = noise_.limit(index, inherited);
+  const RelativeDifference limit = noise_.limit(index, inherited);
   node.limit = limit.all;
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
@@ -374,7 +379,8 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
   if (!result_.first_kind) look_for_kind(sums, limit, index);
 }
 
-void Comparison::look_for_kind(const NodeSums& sums, const Apart& limit, size_t index) {
+void Comparison::look_for_kind(const NodeSums& sums, const RelativeDifference& limit,
+                               size_t index) {
   DiffNode node = sums.node;
   if (!sums.reason.empty()) {
     node.reason = sums.reason;
@@ -388,7 +394,7 @@ void Comparison::look_for_kind(const NodeSums& sums, const Apart& limit, size_t 
     node.position = sums.worst_position;
   }
   if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
-    if (choice_before_.empty()) choice_before_ = text_of(node.place);
+    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.place);
     return;
   }
   result_.first_kind = node;
@@ -463,11 +469,9 @@ std::string Comparison::broken() const {
   for (const DiffSide* side : {&a_, &b_})
     if (!side->trouble().empty()) return side->trouble();
   if (!a_.trace().complete() || !b_.trace().complete()) return "a trace is incomplete";
-  if (choice_before_.empty()) return "";
-  return fmt::format(
-      "what is noise at {} depends on the experts that were chosen: keep mlp.experts "
-      "too",
-      choice_before_);
+  if (hidden_choice_.empty()) return "";
+  return fmt::format("noise at {} depends on which experts were chosen: keep mlp.experts too",
+                     hidden_choice_);
 }
 
 DiffResult Comparison::run() {

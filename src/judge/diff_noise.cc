@@ -13,7 +13,7 @@ namespace {
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
 double own_noise(DType dtype) { return 4 * unit_roundoff(dtype) + 64 * 0x1p-24; }
 
-void take_larger(Apart& largest, const Apart& other) {
+void take_larger(RelativeDifference& largest, const RelativeDifference& other) {
   largest.all = std::max(largest.all, other.all);
   largest.worst = std::max(largest.worst, other.worst);
 }
@@ -35,43 +35,42 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
   return worst;
 }
 
-DiffNoise::DiffNoise(const Graph& graph, const std::vector<Place>& places,
-                     const std::vector<bool>& shown, DType dtype)
-    : dtype_(dtype), largest_(places.size()) {
+DiffNoise::DiffNoise(const std::vector<Place>& places,
+                     const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
+                     DType dtype)
+    : dtype_(dtype), sources_(places.size()), largest_(places.size()) {
   for (size_t i = 0; i < places.size(); ++i) {
-    std::set<size_t> found, hidden;  // none of a place that is not compared
+    if (!shown[i]) continue;  // it is not compared
+    std::set<size_t> found, hidden;
     const auto find_sources = [&](auto& self, size_t place) -> void {
-      for (const Place& input : inputs_of(graph, places[place])) {
-        const auto at = static_cast<size_t>(std::ranges::find(places, input) - places.begin());
-        if (at >= place) continue;  // it has none: the tokens, which are no place
-        if (shown[at])
-          found.insert(at);
-        else if (hidden.insert(at).second)
-          self(self, at);
+      for (size_t input : inputs[place]) {
+        if (shown[input])
+          found.insert(input);
+        else if (hidden.insert(input).second)
+          self(self, input);
       }
     };
-    if (shown[i]) find_sources(find_sources, i);
-    sources_.push_back({.places = {found.begin(), found.end()},
-                        .hidden = static_cast<int>(hidden.size()),
-                        .choice = std::ranges::any_of(hidden, [&](size_t at) {
-                          return places[at].point->op == OpKind::top_k;
-                        })});
+    find_sources(find_sources, i);
+    const auto chooses = [&](size_t at) { return places[at].point->op == OpKind::top_k; };
+    sources_[i] = {{found.begin(), found.end()},
+                   static_cast<int>(hidden.size()),
+                   std::ranges::any_of(hidden, chooses)};
   }
 }
 
-void DiffNoise::enter(size_t place, int32_t request, const Apart& found) {
+void DiffNoise::enter(size_t place, int32_t request, const RelativeDifference& found) {
   take_larger(largest_[place][request], found);
 }
 
-Apart DiffNoise::inherited(size_t place, int32_t request, bool of_any) const {
-  Apart largest;
+RelativeDifference DiffNoise::inherited(size_t place, int32_t request, bool of_any) const {
+  RelativeDifference largest;
   for (size_t source : sources(place))
-    for (const auto& [of, apart] : largest_[source])
-      if (of_any || of == request) take_larger(largest, apart);
+    for (const auto& [of, found] : largest_[source])
+      if (of_any || of == request) take_larger(largest, found);
   return largest;
 }
 
-Apart DiffNoise::limit(size_t place, const Apart& inherited) const {
+RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inherited) const {
   const int hidden = sources_[place].hidden;
   const double own = own_noise(dtype_);
   return {// The roundings of ops in a row are independent of each other.

@@ -36,8 +36,8 @@ struct Distance {
   }
 };
 
-// How far apart what two traces show of a place is.
-struct Apart {
+// Of what two traces show of a place.
+struct RelativeDifference {
   double all = 0;    // rms of the difference / rms of the first trace's, over a request's rows
   double worst = 0;  // the largest of an element, as worst_of; infinite where one is not known
 };
@@ -50,20 +50,20 @@ double worst_of(std::span<const double> a, std::span<const double> b);
 // is read there. The screen of diff.h.
 class DiffNoise {
  public:
-  // `places` in graph order. `shown`: by place, whether both traces show it at all. `dtype`: the
-  // coarser of the two.
-  DiffNoise(const Graph& graph, const std::vector<Place>& places, const std::vector<bool>& shown,
-            DType dtype);
+  // By place, in graph order: what it is, which places its op reads, and whether both traces show
+  // it at all. `dtype`: the coarser of the two.
+  DiffNoise(const std::vector<Place>& places, const std::vector<std::vector<size_t>>& inputs,
+            const std::vector<bool>& shown, DType dtype);
 
   // What explains a place: its inputs and, instead of one that is not shown, those of that one.
   const std::vector<size_t>& sources(size_t place) const { return sources_[place].places; }
   // Enters what was found at a place; the largest of a request is kept.
-  void enter(size_t place, int32_t request, const Apart& found);
+  void enter(size_t place, int32_t request, const RelativeDifference& found);
   // The largest of what the sources of a place have of the request; of any request where
   // `of_any`.
-  Apart inherited(size_t place, int32_t request, bool of_any) const;
+  RelativeDifference inherited(size_t place, int32_t request, bool of_any) const;
   // What rounding may make of that; of an element, no limit is known where an op is not shown.
-  Apart limit(size_t place, const Apart& inherited) const;
+  RelativeDifference limit(size_t place, const RelativeDifference& inherited) const;
   // Whether experts are chosen in between, which is not shown: of other experts, any distance is.
   bool hides_a_choice(size_t place) const { return sources_[place].choice; }
 
@@ -74,8 +74,8 @@ class DiffNoise {
     bool choice = false;  // one of them chooses experts
   };
   DType dtype_;
-  std::vector<Sources> sources_;                   // by place
-  std::vector<std::map<int32_t, Apart>> largest_;  // by place and request
+  std::vector<Sources> sources_;                                // by place
+  std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
 };
 
 // Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score

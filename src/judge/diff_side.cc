@@ -81,8 +81,7 @@ void DiffSide::enter(int i, const Pass& pass) {
     rows_[{row.request, row.position}].push_back({i, at, rows[at].token, last[row.request] == at});
   }
   for (const KeptTensor& t : pass.tensors)
-    if (const auto at = places_.find({order_of(*t.point), t.layer}); at != places_.end())
-      shown_.insert(at->second);
+    if (const auto place = place_of(t)) shown_.insert(*place);
   begin_requests(pass.info);
   history_.begin(pass.info);
   enter_written(pass);
@@ -152,14 +151,19 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
   return "";
 }
 
+std::optional<size_t> DiffSide::place_of(const KeptTensor& tensor) const {
+  const auto found = places_.find({order_of(*tensor.point), tensor.layer});
+  if (found == places_.end()) return {};
+  return found->second;
+}
+
 const DiffSide::Loaded& DiffSide::loaded(int pass) {
   const auto found = loaded_.find(pass);
   if (found != loaded_.end()) return found->second;
   Loaded& fresh = loaded_[pass];
   fresh.pass = trace_.read(pass, true);
   for (const KeptTensor& t : fresh.pass.tensors)
-    if (const auto at = places_.find({order_of(*t.point), t.layer}); at != places_.end())
-      fresh.tensors[at->second].push_back(&t);
+    if (const auto place = place_of(t)) fresh.tensors[*place].push_back(&t);
   return fresh;
 }
 

@@ -82,6 +82,7 @@ class DiffSide {
   void enter(int i, const Pass& pass);
   void begin_requests(const PassInfo& pass);
   void enter_written(const Pass& pass);
+  std::optional<size_t> place_of(const KeptTensor& tensor) const;
   std::string trouble_of(const Pass& pass) const;
 
   TraceReader& trace_;

@@ -5,17 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/judge/diff.h"
 #include "src/judge/ledger.h"
-#include "tests/judge/memory_trace.h"
+#include "tests/judge/diff_runs.h"
 
 namespace lockstep {
 namespace {
-
-FakeRun run_of(Spoil spoil = {}) {
-  FakeModel model(DType::bf16, std::move(spoil));
-  return fake_run(model, DType::bf16);
-}
 
 // Keeps one point alone, as a trace does with --points.
 FakeRun only(FakeRun run, const std::string& name) {
@@ -24,44 +18,42 @@ FakeRun only(FakeRun run, const std::string& name) {
   return run;
 }
 
-DiffResult diff_of(FakeRun a, FakeRun b) {
-  MemoryTrace x(std::move(a)), y(std::move(b));
-  return diff(x, y, {});
-}
-
-size_t at(const std::vector<Place>& places, const std::string& name, int layer) {
-  for (size_t i = 0; i < places.size(); ++i)
-    if (places[i].point->name == name && places[i].layer == layer) return i;
-  ADD_FAILURE() << name;
-  return 0;
-}
-
 TEST(DiffNoise, IsOfWhatIsShownBefore) {
-  const Graph graph = run_of().manifest.graph;
-  const std::vector<Place> places = places_of(graph);
-  const auto place = [&](const std::string& name, int layer) { return at(places, name, layer); };
-  std::vector<bool> shown(places.size(), true);
-  const size_t act = place("mlp.act", 0), gate = place("mlp.gate", 0), up = place("mlp.up", 0),
-               norm = place("mlp.norm", 0), stream = place("attn.residual", 0);
-  EXPECT_EQ(DiffNoise(graph, places, shown, DType::bf16).sources(act), (std::vector{gate, up}));
-  shown[gate] = false;
-  EXPECT_EQ(DiffNoise(graph, places, shown, DType::bf16).sources(act), (std::vector{norm, up}));
-  shown[norm] = false;  // what up reads is of no matter: up is shown
-  DiffNoise noise(graph, places, shown, DType::bf16);
-  EXPECT_EQ(noise.sources(act), (std::vector{stream, up}));
-  noise.enter(stream, 3, {0.5, 2});
-  noise.enter(stream, 3, {1, 1});
-  noise.enter(up, 4, {0.25, 4});
-  EXPECT_EQ(noise.inherited(act, 3, false).all, 1);
-  EXPECT_EQ(noise.inherited(act, 3, false).worst, 2);
-  EXPECT_EQ(noise.inherited(act, 3, true).worst, 4);
-  EXPECT_EQ(noise.inherited(act, 5, false).all, 0);
-  // Two ops that are not shown, and its own: in the root of the sum of squares.
+  // A diamond: 1 and 2 read 0, and 3 reads both.
+  const std::vector<Place> places = {{&point("mlp.norm"), 0},
+                                     {&point("mlp.gate"), 0},
+                                     {&point("mlp.up"), 0},
+                                     {&point("mlp.act"), 0}};
+  const std::vector<std::vector<size_t>> inputs = {{}, {0}, {0}, {1, 2}};
+  const auto noise_of = [&](const std::vector<bool>& shown) {
+    return DiffNoise(places, inputs, shown, DType::bf16);
+  };
+  using Sources = std::vector<size_t>;
+  EXPECT_EQ(noise_of({true, true, true, true}).sources(3), (Sources{1, 2}));
+  EXPECT_EQ(noise_of({true, false, false, true}).sources(3), (Sources{0}));
+  EXPECT_EQ(noise_of({false, false, true, true}).sources(3), (Sources{2}));
+  DiffNoise noise = noise_of({true, false, true, true});
+  EXPECT_EQ(noise.sources(3), (Sources{0, 2}));
+  noise.enter(0, 7, {0.5, 2});
+  noise.enter(0, 7, {1, 1});
+  noise.enter(2, 8, {0.25, 4});
+  EXPECT_EQ(noise.inherited(3, 7, false).all, 1);
+  EXPECT_EQ(noise.inherited(3, 7, false).worst, 2);
+  EXPECT_EQ(noise.inherited(3, 7, true).worst, 4);
+  EXPECT_EQ(noise.inherited(3, 9, false).all, 0);
+}
+
+TEST(DiffNoise, GrowsWithTheInputsAndTheOpsThatAreNotShown) {
+  const std::vector<Place> places = {{&point("attn.o"), 0},
+                                     {&point("attn.residual"), 0},
+                                     {&point("mlp.norm"), 0},
+                                     {&point("mlp.up"), 0}};
+  const DiffNoise noise(places, {{}, {0}, {1}, {2}}, {true, false, false, true}, DType::bf16);
   const double own = 4 * 0x1p-8 + 64 * 0x1p-24;
-  EXPECT_DOUBLE_EQ(noise.limit(act, {}).all, own * std::sqrt(3.0));
-  EXPECT_DOUBLE_EQ(noise.limit(up, {}).all, own * std::sqrt(2.0));
-  EXPECT_EQ(noise.limit(up, {}).worst, INFINITY);
-  EXPECT_DOUBLE_EQ(noise.limit(stream, {0.1, 0.2}).worst, kDiffOutlier * (own + kDiffGrowth * 0.2));
+  EXPECT_DOUBLE_EQ(noise.limit(0, {0.1, 0.2}).all, own + kDiffGrowth * 0.1);
+  EXPECT_DOUBLE_EQ(noise.limit(0, {0.1, 0.2}).worst, kDiffOutlier * (own + kDiffGrowth * 0.2));
+  EXPECT_DOUBLE_EQ(noise.limit(3, {}).all, own * std::sqrt(3.0)) << "two and its own";
+  EXPECT_EQ(noise.limit(3, {}).worst, INFINITY);
 }
 
 // Each op of a layer adds less than one may, all together more.
@@ -70,15 +62,17 @@ TEST(DiffNoise, OfOpsThatAreNotShownIsExplained) {
     if (p.layer == 0 && p.point->op == OpKind::linear)
       for (double& x : v) x *= 1.012;
   };
-  const DiffResult whole = diff_of(run_of(), run_of(rounding));
+  const DiffResult whole = diff_of(run_of(), run_of(DType::bf16, rounding));
   EXPECT_EQ(whole.verdict, "noise") << whole.story;
-  const DiffResult part = diff_of(only(run_of(), "mlp.down"), only(run_of(rounding), "mlp.down"));
+  const DiffResult part =
+      diff_of(only(run_of(), "mlp.down"), only(run_of(DType::bf16, rounding), "mlp.down"));
   EXPECT_EQ(part.verdict, "noise") << part.story;
   const auto bug = [](const Place& p, const PassInfo&, std::vector<double>& v) {
     if (p.layer == 0 && p.point->name == "mlp.act")
       for (double& x : v) x *= 1.5;
   };
-  const DiffResult wrong = diff_of(only(run_of(), "mlp.down"), only(run_of(bug), "mlp.down"));
+  const DiffResult wrong =
+      diff_of(only(run_of(), "mlp.down"), only(run_of(DType::bf16, bug), "mlp.down"));
   EXPECT_EQ(wrong.verdict, "different") << wrong.story;
 }
 
@@ -90,7 +84,7 @@ TEST(DiffNoise, ExplainsNoSingleElement) {
     const auto row = std::span(v).subspan(5 * width, width);
     *std::ranges::max_element(row) *= 1.06;
   };
-  const DiffResult r = diff_of(run_of(), run_of(bug));
+  const DiffResult r = diff_of(run_of(), run_of(DType::bf16, bug));
   EXPECT_EQ(r.verdict, "different") << r.story;
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(text_of(r.first_kind->place), "layer 1 mlp.up");
@@ -122,7 +116,8 @@ TEST(DiffNoise, ExplainsNoRowThatIsNothingInOne) {
     const size_t width = v.size() / pass.rows.size();
     for (size_t i = 2 * width; i < 3 * width; ++i) v[i] = 0;
   };
-  for (const auto& r : {diff_of(run_of(), run_of(bug)), diff_of(run_of(bug), run_of())}) {
+  for (const auto& r :
+       {diff_of(run_of(), run_of(DType::bf16, bug)), diff_of(run_of(DType::bf16, bug), run_of())}) {
     ASSERT_TRUE(r.first_kind) << r.story;
     EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.norm");
   }
@@ -134,18 +129,8 @@ TEST(DiffNoise, DependsOnExpertsThatAreNotShown) {
     FakeRun run{.manifest = {.graph = {1, false, {0}}}};
     Pass& pass = run.passes.emplace_back();
     pass.info.rows.push_back({{0, 0}, 5, 0});
-    const auto show = [&](const Point& of, const std::vector<double>& values, DType dtype) {
-      KeptTensor& t = pass.tensors.emplace_back();
-      t.point = &of;
-      t.layer = 0;
-      t.data = rounded_tensor(values, {1, std::ssize(values)}, dtype);
-      t.shape = t.data.view().shape;
-      t.dtype = dtype;
-      t.rows = {{0, 0}};
-      t.row_hashes = row_hashes_of(t.data);
-    };
-    if (expert >= 0) show(point("mlp.experts"), {expert}, DType::i32);
-    show(point("mlp.combine"), {x, 1}, DType::f32);
+    if (expert >= 0) pass.tensors.push_back(kept(point("mlp.experts"), 0, {expert}, DType::i32));
+    pass.tensors.push_back(kept(point("mlp.combine"), 0, {x, 1}, DType::f32));
     return run;
   };
   const DiffResult hidden = diff_of(run(1, -1), run(5, -1));

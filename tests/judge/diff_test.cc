@@ -6,25 +6,15 @@
 
 #include "src/judge/ledger.h"
 #include "src/judge/report.h"
-#include "tests/judge/memory_trace.h"
+#include "tests/judge/diff_runs.h"
 
 namespace lockstep {
 namespace {
-
-FakeRun run_of(DType dtype = DType::bf16, Spoil spoil = {}) {
-  FakeModel model(dtype, std::move(spoil));
-  return fake_run(model, dtype);
-}
 
 Spoil spoil_at(const std::string& name, int layer, std::function<void(std::vector<double>&)> how) {
   return [=](const Place& place, const PassInfo&, std::vector<double>& v) {
     if (place.point->name == name && place.layer == layer) how(v);
   };
-}
-
-DiffResult diff_of(FakeRun a, FakeRun b, DiffOptions options = {}) {
-  MemoryTrace x(std::move(a)), y(std::move(b));
-  return diff(x, y, options);
 }
 
 void forget_data(FakeRun& run) {
@@ -367,15 +357,6 @@ TEST(Diff, AnExactOpHasNoNoise) {
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.residual");
   EXPECT_EQ(r.first_kind->limit, 0);
-}
-
-KeptTensor kept(const Point& point, int layer, const std::vector<double>& values, DType dtype) {
-  KeptTensor t{.point = &point, .layer = layer, .rows = {{0, 0}}, .dtype = dtype};
-  t.data = rounded_tensor(values, {1, std::ssize(values)}, dtype);
-  t.shape = t.data.view().shape;
-  t.digest = digest_of(t.data);
-  t.row_hashes = row_hashes_of(t.data);
-  return t;
 }
 
 // One pass of one row that shows scores and the indices that were made of them.

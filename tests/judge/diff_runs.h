@@ -1,0 +1,32 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "src/judge/diff.h"
+#include "tests/judge/memory_trace.h"
+
+namespace lockstep {
+
+inline FakeRun run_of(DType dtype = DType::bf16, Spoil spoil = {}) {
+  FakeModel model(dtype, std::move(spoil));
+  return fake_run(model, dtype);
+}
+
+inline DiffResult diff_of(FakeRun a, FakeRun b, DiffOptions options = {}) {
+  MemoryTrace x(std::move(a)), y(std::move(b));
+  return diff(x, y, options);
+}
+
+// Of the first row of request 0.
+inline KeptTensor kept(const Point& point, int layer, const std::vector<double>& values,
+                       DType dtype) {
+  KeptTensor t{.point = &point, .layer = layer, .rows = {{0, 0}}, .dtype = dtype};
+  t.data = rounded_tensor(values, {1, std::ssize(values)}, dtype);
+  t.shape = t.data.view().shape;
+  t.digest = digest_of(t.data);
+  t.row_hashes = row_hashes_of(t.data);
+  return t;
+}
+
+}  // namespace lockstep
