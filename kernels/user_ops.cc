@@ -218,53 +218,61 @@ void put(std::function<decltype(expert_matmul)>& op, const UserOp& user,
   };
 }
 
-class Library {
+// What a library's functions are put in the places of.
+class Replacing {
  public:
-  explicit Library(const std::string& path)
-      // With a slash, or else the loader looks elsewhere than in this folder.
-      : path_(path),
-        handle_(dlopen((path.find('/') == path.npos ? "./" + path : path).c_str(),
-                       RTLD_NOW | RTLD_LOCAL)) {
-    check(handle_ != nullptr,
-          "--ops wants a shared library of ops, found {} which cannot be opened: {}", path,
-          handle_ == nullptr ? dlerror() : "");
-    const auto abi = find<decltype(lockstep_ops_abi)>("lockstep_ops_abi");
-    check(abi != nullptr,
-          "--ops wants a library that exports lockstep_ops_abi, found none in {}: include "
-          "kernels/lockstep_ops.h and export the functions as C",
-          path);
-    check(abi() == LOCKSTEP_OPS_ABI,
-          "--ops wants a library of interface {}, found {} in {}: compile it against this "
-          "kernels/lockstep_ops.h",
-          static_cast<int>(LOCKSTEP_OPS_ABI), abi(), path);
-    code_ = library_around(reinterpret_cast<const void*>(abi));
-  }
+  Replacing(const std::function<void*(const char*)>& find, std::string library)
+      : find_(find), library_(std::move(library)) {}
 
   template <typename Function, typename Op>
   void replace(Op& op, const char* name, const std::vector<std::string_view>& inputs) {
-    const auto function = find<Function>(("lockstep_" + std::string(name)).c_str());
+    const auto function =
+        reinterpret_cast<Function*>(find_(("lockstep_" + std::string(name)).c_str()));
     if (function == nullptr) return;
-    put(op, {name, path_, code_, inputs}, function);
+    const AddressRange code = library_around(reinterpret_cast<const void*>(function));
+    put(op, {name, library_, code, inputs}, function);
     ++replaced_;
   }
   int replaced() const { return replaced_; }
 
  private:
-  template <typename Function>
-  Function* find(const char* symbol) const {
-    return reinterpret_cast<Function*>(dlsym(handle_, symbol));
-  }
-
-  std::string path_;
-  void* handle_;
-  AddressRange code_;
+  const std::function<void*(const char*)>& find_;
+  std::string library_;
   int replaced_ = 0;
 };
+
+// The library of that path, which stays open until the process ends.
+void* opened(const std::string& path) {
+  // With a slash, or else the loader looks elsewhere than in this folder.
+  void* library =
+      dlopen((path.find('/') == path.npos ? "./" + path : path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  check(library != nullptr,
+        "--ops wants a shared library of ops, found {} which cannot be opened: {}", path,
+        library == nullptr ? dlerror() : "");
+  const auto abi =
+      reinterpret_cast<decltype(lockstep_ops_abi)*>(dlsym(library, "lockstep_ops_abi"));
+  check(abi != nullptr,
+        "--ops wants a library that exports lockstep_ops_abi, found none in {}: include "
+        "kernels/lockstep_ops.h and export the functions as C",
+        path);
+  check(abi() == LOCKSTEP_OPS_ABI,
+        "--ops wants a library of interface {}, found {} in {}: compile it against this "
+        "kernels/lockstep_ops.h",
+        static_cast<int>(LOCKSTEP_OPS_ABI), abi(), path);
+  return library;
+}
 
 }  // namespace
 
 Ops with_user_ops(Ops ops, const std::string& path) {
-  Library library(path);
+  void* library = opened(path);
+  return with_user_functions(
+      std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
+}
+
+Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
+                        const std::string& path) {
+  Replacing library(find, path);
   library.replace<decltype(lockstep_gather_rows)>(ops.gather_rows, "gather_rows",
                                                   {"index", "table"});
   library.replace<decltype(lockstep_rms_norm)>(ops.rms_norm, "rms_norm", {"x", "weight"});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "kernels/ops.h"
@@ -12,5 +13,10 @@ namespace lockstep {
 // floating-point control of the thread changed. The library stays open until the process ends.
 // Throws Error when it cannot be opened, was made for another interface, or exports no op.
 Ops with_user_ops(Ops ops, const std::string& path);
+
+// The same of functions that are there already: `find` has them by their names in lockstep_ops.h,
+// and null for ops that are to stay. library: what errors call it.
+Ops with_user_functions(Ops ops, const std::function<void*(const char* symbol)>& find,
+                        const std::string& library);
 
 }  // namespace lockstep

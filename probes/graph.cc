@@ -18,6 +18,8 @@ bool has(const Graph& graph, const Point& p, int layer) {
       return !experts;
     case Presence::experts:
       return experts;
+    case Presence::rope_tables:
+      return graph.rope_tables;
   }
   return true;
 }
@@ -53,20 +55,25 @@ const Point* find_point(std::string_view name) {
 std::vector<Place> places_of(const Graph& graph) {
   std::vector<Place> places;
   size_t first = 0;
-  while (first < kPoints.size() && !kPoints[first].per_layer) places.push_back({&kPoints[first++]});
+  const auto add = [&](const Point& p, int layer) {
+    if (has(graph, p, layer)) places.push_back({&p, layer});
+  };
+  while (first < kPoints.size() && !kPoints[first].per_layer) add(kPoints[first++], -1);
   size_t last = first;
   while (last < kPoints.size() && kPoints[last].per_layer) ++last;
   for (int layer = 0; layer < graph.layers; ++layer)
-    for (size_t i = first; i < last; ++i)
-      if (has(graph, kPoints[i], layer)) places.push_back({&kPoints[i], layer});
-  for (size_t i = last; i < kPoints.size(); ++i) places.push_back({&kPoints[i]});
+    for (size_t i = first; i < last; ++i) add(kPoints[i], layer);
+  for (size_t i = last; i < kPoints.size(); ++i) add(kPoints[i], -1);
   return places;
 }
 
 std::vector<Place> inputs_of(const Graph& graph, const Place& place) {
   std::vector<Place> inputs;
-  for (std::string_view name : place.point->inputs)
-    if (!name.empty()) inputs.push_back(resolve(graph, name, place.layer));
+  for (std::string_view name : place.point->inputs) {
+    const bool tables = name == "rope.cos" || name == "rope.sin";
+    if (!name.empty() && (!tables || graph.rope_tables))
+      inputs.push_back(resolve(graph, name, place.layer));
+  }
   return inputs;
 }
 
@@ -76,7 +83,8 @@ std::vector<Place> places_to_judge(const Graph& graph, const Selection& selectio
   for (size_t i = places.size(); i-- > 0;) {  // readers before what they read
     const Point& p = *places[i].point;
     const bool selected = selection.has(p, places[i].layer);
-    needed[i] = needed[i] || selected || p == point("logits") || p == point("token");
+    const bool routes = p == point("mlp.router") || p == point("mlp.experts");
+    needed[i] = needed[i] || selected || routes || p == point("logits") || p == point("token");
     if (!selected && !(needed[i] && p.op == OpKind::cache)) continue;
     for (const Place& input : inputs_of(graph, places[i]))
       needed[static_cast<size_t>(std::ranges::find(places, input) - places.begin())] = true;

@@ -13,6 +13,7 @@ struct Graph {
   int layers = 0;
   bool qk_norm = false;
   std::vector<int> expert_layers;  // that have experts, ascending; the others have one MLP
+  bool rope_tables = false;        // the cosines and sines that RoPE reads are shown
 
   bool operator==(const Graph&) const = default;
 };
@@ -39,7 +40,8 @@ std::vector<Place> places_of(const Graph& graph);
 std::vector<Place> inputs_of(const Graph& graph, const Place& place);
 
 // What must be seen to judge the selected places: they, what their ops read, what a K/V cache that
-// is read was written from, and logits and tokens. In the order of places_of.
+// is read was written from, which experts rows went to, and logits and tokens. In the order of
+// places_of.
 std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection);
 
 }  // namespace lockstep

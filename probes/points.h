@@ -15,6 +15,7 @@ namespace lockstep {
 // What kind of op makes the tensor: it decides the oracle and the error budget.
 enum class OpKind : uint8_t {
   gather,         // rows copied by index
+  angles,         // cosines and sines of the rotary angles, in fp32 whatever the run's dtype
   norm,           // RMSNorm over the last axis
   linear,         // x W^T (+ b)
   rope,           // rotary embedding
@@ -40,8 +41,9 @@ enum class NodeClass : uint8_t {
 };
 
 // Which models have the point: those with QK-norm, or, of a layer, those whose layer has one MLP
-// for every token (dense) or experts that a router chooses from.
-enum class Presence : uint8_t { always, qk_norm, dense, experts };
+// for every token (dense) or experts that a router chooses from; or whose engine shows the rotary
+// tables that it reads.
+enum class Presence : uint8_t { always, qk_norm, dense, experts, rope_tables };
 
 struct Point {
   std::string_view name;   // stable: it is the dataset's name in traces
@@ -53,7 +55,8 @@ struct Point {
   // Names of the points whose tensors the op reads. "stream" is the residual stream that enters the
   // layer: mlp.residual of the layer before, or embed. A name that this layer lacks stands for that
   // point's own first input (no QK-norm: attn.q_norm means attn.q), and mlp.combine for mlp.down.
-  std::array<std::string_view, 2> inputs;
+  // Rotary tables that are not shown are left out.
+  std::array<std::string_view, 3> inputs;
   // The checkpoint's tensor, after "model.layers.<i>." for points of a layer and after
   // "mlp.experts.<e>." for those of an expert, without ".weight".
   std::string_view weight;
@@ -68,6 +71,8 @@ inline constexpr auto kPoints = [] {
   using enum Presence;
   return std::to_array<Point>({
       {"embed", "token, hidden", gather, exact, false, always, {}, "model.embed_tokens"},
+      {"rope.cos", "token, pair", angles, elementwise, false, rope_tables, {}, ""},
+      {"rope.sin", "token, pair", angles, elementwise, false, rope_tables, {}, ""},
       {"attn.norm", "token, hidden", norm, elementwise, true, always, {"stream"},
        "input_layernorm"},
       {"attn.q", "token, head, dim", linear, reduction, true, always, {"attn.norm"},
@@ -80,8 +85,10 @@ inline constexpr auto kPoints = [] {
        "self_attn.q_norm"},
       {"attn.k_norm", "token, kv head, dim", norm, elementwise, true, qk_norm, {"attn.k"},
        "self_attn.k_norm"},
-      {"attn.q_rope", "token, head, dim", rope, elementwise, true, always, {"attn.q_norm"}, ""},
-      {"attn.k_rope", "token, kv head, dim", rope, elementwise, true, always, {"attn.k_norm"}, ""},
+      {"attn.q_rope", "token, head, dim", rope, elementwise, true, always,
+       {"attn.q_norm", "rope.cos", "rope.sin"}, ""},
+      {"attn.k_rope", "token, kv head, dim", rope, elementwise, true, always,
+       {"attn.k_norm", "rope.cos", "rope.sin"}, ""},
       {"attn.kv", "position, k|v, kv head, dim", cache, exact, true, always,
        {"attn.k_rope", "attn.v"}, ""},
       {"attn.out", "token, head, dim", attention, reduction, true, always,
@@ -111,7 +118,7 @@ inline constexpr auto kPoints = [] {
       {"mlp.expert_down", "token, choice, hidden", expert_linear, reduction, true, experts,
        {"mlp.expert_act", "mlp.experts"}, "down_proj"},
       {"mlp.combine", "token, hidden", weighted_sum, reduction, true, experts,
-       {"mlp.expert_down", "mlp.weights"}, ""},
+       {"mlp.expert_down", "mlp.weights", "mlp.experts"}, ""},
       {"mlp.residual", "token, hidden", add, exact, true, always, {"attn.residual", "mlp.combine"},
        ""},
       {"final.norm", "token, hidden", norm, elementwise, false, always, {"stream"}, "model.norm"},

@@ -8,6 +8,8 @@
 #include <limits>
 
 #include "reference/bridge.h"
+#include "reference/rounding.h"
+#include "src/judge/roundoff.h"
 
 namespace lockstep {
 namespace {
@@ -16,10 +18,36 @@ namespace {
 constexpr int64_t kDeviceBlock = 1 << 24;
 
 // One entry per query head: [queries, kv heads, group] and, but for score and overlap, [..,
-// head_dim]. overlap: undefined where it was not asked for.
+// head_dim]. What the contract does not need is undefined.
 struct Attended {
-  at::Tensor out, magnitude, spread, score, weighted_squares, overlap;
+  at::Tensor out, magnitude, spread, spread_squares, weighted_squares, score, overlap, ties,
+      tie_squares;
+
+  template <typename Visit>
+  void visit(const Attended& other, Visit visit_both) {
+    const auto both = [&](at::Tensor& a, const at::Tensor& b) {
+      if (b.defined()) visit_both(a, b);
+    };
+    both(out, other.out), both(magnitude, other.magnitude), both(spread, other.spread);
+    both(spread_squares, other.spread_squares), both(weighted_squares, other.weighted_squares);
+    both(score, other.score), both(overlap, other.overlap);
+    both(ties, other.ties), both(tie_squares, other.tie_squares);
+  }
 };
+
+struct NearTies {
+  at::Tensor step, chance;
+};
+NearTies near_ties(const at::Tensor& z, const at::Tensor& most, const at::Tensor& usual,
+                   const Grid& grid) {
+  NearTies ties;
+  near_ties(z, most, usual, grid, ties.step, ties.chance);
+  return ties;
+}
+
+bool rounds_scores(RoundingContract contract) {
+  return contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
+}
 
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
@@ -55,6 +83,79 @@ at::Tensor overlap_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor
   return (all - same - 0.6 * one_key).clamp_min(0) / static_cast<double>(dim * (dim - 1));
 }
 
+// The weights of the keys, by the chain of a contract, and what a kernel that is right may have
+// otherwise: where a score or a weight lies near the border of two numbers.
+struct Weights {
+  at::Tensor p;
+  // Where scores are rounded, and undefined otherwise: p times how far a score may move, and of the
+  // weights themselves; each with its chance.
+  at::Tensor moved, moved_squares, step, step_squares;
+};
+
+// raw: q k, before it is scaled; sizes: sum |q k|; hidden: of masked keys, or undefined. All [..,
+// keys].
+Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Tensor& hidden,
+                   int64_t head_dim, const AttentionCall& call) {
+  const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  const double never = -std::numeric_limits<double>::infinity();
+  const auto softmax = [&](const at::Tensor& scores) {
+    return at::softmax(hidden.defined() ? scores.masked_fill(hidden, never) : scores, -1);
+  };
+  if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
+
+  constexpr double u = kAccumulatorRoundoff;
+  const Grid grid = grid_of(call.dtype);
+  const auto width = static_cast<double>(head_dim);
+  const at::Tensor product = rounded(raw, grid);
+  const NearTies of_product =
+      near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
+  const at::Tensor scaled = product * scale, scores = rounded(scaled, grid);
+  const NearTies of_scaled = near_ties(scaled, scaled.abs() * (2 * u), scaled.abs() * u, grid);
+  Weights w{.p = softmax(scores)};
+  // A product that is rounded the other way may round its scaled score the other way too.
+  const at::Tensor again =
+      at::where(of_product.step > 0, spacing(scaled, grid), at::zeros({}, scaled.options()));
+  const at::Tensor move = of_product.step * scale + again + of_scaled.step;
+  w.moved = w.p * move;
+  w.moved_squares = (of_product.chance + of_scaled.chance) * w.moved.square();
+  if (call.contract != RoundingContract::eager) return w;
+  // The scores that moved change the sum that all weights are divided by.
+  const at::Tensor finite = at::isfinite(scores) & (w.p > 0);
+  const at::Tensor below = at::where(finite, -w.p.log(), at::zeros({}, w.p.options()));
+  const at::Tensor off = w.moved.sum(-1, /*keepdim=*/true) + move;
+  const NearTies of_p = near_ties(w.p, w.p * ((16 + 2 * below) * u + off),
+                                  w.p * ((3 + 0.6 * below) * u + off / 3), grid);
+  w.step = of_p.step;
+  w.step_squares = of_p.chance * of_p.step.square();
+  w.p = rounded(w.p, grid);
+  return w;
+}
+
+// What of Exact follows from the weights: w and v broadcast like the arguments of matmul, [..,
+// rows, keys] and [.., keys, dim].
+Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
+                const at::Tensor& v_squared) {
+  Attended result;
+  const at::Tensor p_squared = w.p.square();
+  result.out = at::matmul(w.p, v);
+  result.magnitude = at::matmul(w.p, v_size);
+  result.weighted_squares = at::matmul(p_squared, v_squared);
+  // sum p^2 (v - o)^2, with o as it is for each row.
+  const at::Tensor &o = result.out, sum = p_squared.sum(-1, /*keepdim=*/true);
+  result.spread_squares =
+      (result.weighted_squares - 2 * o * at::matmul(p_squared, v) + o.square() * sum).clamp_min(0);
+  if (!w.moved.defined()) return result;
+  // |v - o| <= |v| + |o|
+  const auto total = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
+  result.ties = at::matmul(w.moved, v_size) + o.abs() * total(w.moved);
+  result.tie_squares =
+      2 * (at::matmul(w.moved_squares, v_squared) + o.square() * total(w.moved_squares));
+  if (!w.step.defined()) return result;
+  result.ties += at::matmul(w.step, v_size);
+  result.tie_squares += at::matmul(w.step_squares, v_squared);
+  return result;
+}
+
 // K and V and what their magnitudes are made of, once for all queries: [kv heads, keys, dim], each
 // head's rows together.
 struct KeysWithSizes {
@@ -68,68 +169,56 @@ struct KeysWithSizes {
 };
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
-Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range, bool overlap) {
+Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range,
+                    const AttentionCall& call) {
   const auto seen = [&](const at::Tensor& x) {
     return x.narrow(1, range.begin, range.end - range.begin);
   };
   const at::Tensor v = seen(all.v);
-  const at::Tensor p = at::softmax(at::bmm(q, seen(all.k).transpose(1, 2)) * scale_of(q), -1);
-  Attended result;
-  result.out = at::bmm(p, v);
-  result.magnitude = at::bmm(p, seen(all.v_size));
-  result.weighted_squares = at::bmm(p.square(), seen(all.v_squared));
-  result.score = at::bmm(q.abs(), seen(all.k_size).transpose(1, 2)).amax(-1) * scale_of(q);
+  const at::Tensor sizes = at::bmm(q.abs(), seen(all.k_size).transpose(1, 2));
+  const Weights w =
+      weights_of(at::bmm(q, seen(all.k).transpose(1, 2)), sizes, {}, q.size(-1), call);
+  Attended result = attend(w, v, seen(all.v_size), seen(all.v_squared));
+  result.score = sizes.amax(-1) * scale_of(q);
   result.spread = at::empty_like(result.out);
   for (int64_t g = 0; g < q.size(1); ++g) {
     const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
-    of_head(result.spread).copy_(at::bmm(of_head(p), (v - of_head(result.out)).abs_()));
+    of_head(result.spread).copy_(at::bmm(of_head(w.p), (v - of_head(result.out)).abs_()));
   }
-  if (overlap)
+  if (call.contract == RoundingContract::hf)
     result.overlap =
-        by_heads(p.unsqueeze(2), v, result.weighted_squares.unsqueeze(2), overlap_of).squeeze(2);
+        by_heads(w.p.unsqueeze(2), v, result.weighted_squares.unsqueeze(2), overlap_of).squeeze(2);
   return result;
 }
 
 // Many queries at once, hidden keys masked: q [queries, ...], hidden [queries, keys]. For K and V
 // that are all finite: a weight of 0 does not hide a NaN.
 Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& hidden, bool overlap) {
+                       const at::Tensor& hidden, const AttentionCall& call) {
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = k.transpose(1, 2);
   const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
-  const at::Tensor scores = by_query(at::bmm(queries, keys).mul_(scale_of(q)));
-  const double never = -std::numeric_limits<double>::infinity();
-  const at::Tensor p = at::softmax(scores.masked_fill_(hidden, never), -1).flatten(1, 2);
   const at::Tensor sizes = by_query(at::bmm(queries.abs(), keys.abs()));
-  Attended result;
-  result.score = sizes.masked_fill_(hidden, 0).amax(-1) * scale_of(q);
-  result.out = by_query(at::bmm(p, v));
-  result.magnitude = by_query(at::bmm(p, v.abs()));
-  result.weighted_squares = by_query(at::bmm(p.square(), v.square()));
-  result.spread = by_heads(by_query(p), v, result.out, spread_of);
-  if (overlap)
-    result.overlap =
-        by_heads(by_query(p), v, result.weighted_squares, overlap_of).permute({2, 0, 1});
-  for (at::Tensor* x : {&result.out, &result.magnitude, &result.spread, &result.weighted_squares})
-    *x = x->permute({2, 0, 1, 3});
-  result.score = result.score.permute({2, 0, 1});
+  Weights w = weights_of(by_query(at::bmm(queries, keys)), sizes, hidden, q.size(-1), call);
+  const at::Tensor by_head = w.p;
+  for (at::Tensor* x : {&w.p, &w.moved, &w.moved_squares, &w.step, &w.step_squares})
+    if (x->defined()) *x = x->flatten(1, 2);
+  Attended result = attend(w, v, v.abs(), v.square());
+  Attended shaped;
+  shaped.visit(result, [&](at::Tensor& to, const at::Tensor& from) { to = by_query(from); });
+  shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q);
+  shaped.spread = by_heads(by_head, v, shaped.out, spread_of);
+  if (call.contract == RoundingContract::hf)
+    shaped.overlap = by_heads(by_head, v, shaped.weighted_squares, overlap_of);
+  result = {};
+  result.visit(shaped, [&](at::Tensor& to, const at::Tensor& from) {
+    to = from.dim() == 4 ? from.permute({2, 0, 1, 3}) : from.permute({2, 0, 1});
+  });
   return result;
 }
 
-void put(const Attended& all, int64_t first, int64_t count, const Attended& part) {
-  const auto into = [&](const at::Tensor& to, const at::Tensor& from) {
-    to.narrow(0, first, count).copy_(from);
-  };
-  into(all.out, part.out);
-  into(all.magnitude, part.magnitude);
-  into(all.spread, part.spread);
-  into(all.score, part.score);
-  into(all.weighted_squares, part.weighted_squares);
-  if (all.overlap.defined()) into(all.overlap, part.overlap);
-}
-
 void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const std::vector<KeyRange>& seen, const Attended& all) {
+                      const std::vector<KeyRange>& seen, const AttentionCall& call, Attended& all) {
   const int64_t queries = q.size(0);
   const int64_t group = q.size(2), widest = std::max(q.size(1) * group, group * q.size(3));
   for (int64_t first = 0, count = 0; first < queries; first += count) {
@@ -152,52 +241,57 @@ void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor
     };
     const at::Tensor key = at::arange(begin, end, column(ends).options());
     const auto part = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
-    put(all, first, count,
-        attend_masked(q.narrow(0, first, count), part(k), part(v),
-                      (key < column(begins)) | (key >= column(ends)), all.overlap.defined()));
+    const Attended some = attend_masked(q.narrow(0, first, count), part(k), part(v),
+                                        (key < column(begins)) | (key >= column(ends)), call);
+    all.visit(some, [&](at::Tensor& to, const at::Tensor& from) {
+      to.narrow(0, first, count).copy_(from);
+    });
   }
 }
 
 void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const std::vector<KeyRange>& seen, int most_threads, const Attended& all) {
+                       const std::vector<KeyRange>& seen, const AttentionCall& call,
+                       Attended& all) {
   const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
-  const Threads threads(q.is_cpu() ? work : 0, most_threads);
+  const Threads threads(q.is_cpu() ? work : 0, call.threads);
   const KeysWithSizes keys(k, v);
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const Attended one =
-          attend_one(q[t], keys, seen[static_cast<size_t>(t)], all.overlap.defined());
-      all.out[t].copy_(one.out);
-      all.magnitude[t].copy_(one.magnitude);
-      all.spread[t].copy_(one.spread);
-      all.score[t].copy_(one.score);
-      all.weighted_squares[t].copy_(one.weighted_squares);
-      if (all.overlap.defined()) all.overlap[t].copy_(one.overlap);
-    }
+    for (int64_t t = begin; t < end; ++t)
+      all.visit(attend_one(q[t], keys, seen[static_cast<size_t>(t)], call),
+                [t](at::Tensor& to, const at::Tensor& from) { to[t].copy_(from); });
   });
 }
 
 }  // namespace
 
 Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const std::vector<KeyRange>& seen, bool overlap, int threads) {
+                      const std::vector<KeyRange>& seen, const AttentionCall& call) {
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
-  const Attended all{like_q(),     like_q(), like_q(),
-                     one_a_head(), like_q(), overlap ? one_a_head() : at::Tensor()};
+  Attended all;
+  for (at::Tensor* x :
+       {&all.out, &all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
+    *x = like_q();
+  all.score = one_a_head();
+  if (call.contract == RoundingContract::hf) all.overlap = one_a_head();
+  if (rounds_scores(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
   if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
-    attend_in_blocks(q, k, v, seen, all);
+    attend_in_blocks(q, k, v, seen, call, all);
   else
-    attend_one_by_one(q, k, v, seen, threads, all);
-  Exact result{.want = to_numbers(all.out)};
+    attend_one_by_one(q, k, v, seen, call, all);
+  Exact result{.contract = call.contract, .want = to_numbers(all.out)};
   std::vector<double> keys;
   for (const KeyRange& range : seen) keys.push_back(static_cast<double>(range.end - range.begin));
   result.row_terms = std::move(keys);
   result.magnitude = to_numbers(all.magnitude);
   result.spread = to_numbers(all.spread);
+  result.spread_squares = to_numbers(all.spread_squares);
   result.score = to_numbers(all.score);
   result.weighted_squares = to_numbers(all.weighted_squares);
-  if (overlap) result.overlap = to_numbers(all.overlap);
+  if (all.overlap.defined()) result.overlap = to_numbers(all.overlap);
+  if (!all.ties.defined()) return result;
+  result.ties = to_numbers(all.ties);
+  result.tie_squares = to_numbers(all.tie_squares);
   return result;
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/check.h"
 #include "reference/bridge.h"
+#include "reference/rounding.h"
 
 namespace lockstep {
 namespace {
@@ -22,12 +23,6 @@ std::string name_at(const Place& place, const char* part) {
   const std::string layer =
       place.layer < 0 ? "" : "model.layers." + std::to_string(place.layer) + ".";
   return layer + std::string(place.point->weight) + part;
-}
-
-// By configuration and not by what the file has: a stray tensor is no bias.
-bool has_bias(const ModelConfig& config, const Point& p) {
-  if (p == point("attn.q") || p == point("attn.k") || p == point("attn.v")) return config.qkv_bias;
-  return p == point("attn.o") && config.o_bias;
 }
 
 }  // namespace
@@ -84,18 +79,16 @@ at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
   return widened(table.index_select(0, ids.to(device())));
 }
 
-// x W^T, sum |x||W| and sum x^2 W^2.
 at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
-                                at::Tensor* squares) const {
+                                const Tf32* tf32) const {
   const at::Tensor weight = stored(name);
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
         name, inputs, shape_of(x).text());
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
-  if (squares) *squares = at::empty_like(y);
-  const at::Tensor x_abs = magnitude ? x.abs() : at::Tensor();
-  const at::Tensor x_squared = squares ? x.square() : at::Tensor();
+  if (tf32) *tf32->halves = at::empty_like(y);
+  const at::Tensor x_size = magnitude || tf32 ? x.abs() : at::Tensor();
   // Widening an element costs about as much as ten multiply-adds.
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
@@ -105,51 +98,74 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
       const int64_t count = std::min(rows, outputs - first);
-      const at::Tensor block = widened(weight.narrow(0, first, count));
-      y.narrow(1, first, count).copy_(at::mm(x, block.t()));
-      if (magnitude) magnitude->narrow(1, first, count).copy_(at::mm(x_abs, block.abs().t()));
-      if (squares) squares->narrow(1, first, count).copy_(at::mm(x_squared, block.square().t()));
+      const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
+        to.narrow(1, first, count).copy_(from);
+      };
+      const at::Tensor whole = widened(weight.narrow(0, first, count));
+      const at::Tensor block = tf32 ? rounded(whole, kTf32) : whole;
+      put(y, at::mm(x, block.t()));
+      if (magnitude) put(*magnitude, at::mm(x_size, block.abs().t()));
+      if (tf32)
+        put(*tf32->halves,
+            at::mm(*tf32->x_halves, block.abs().t()) + at::mm(x_size, halves(whole, kTf32).t()));
     }
   });
   return y;
 }
 
-at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
-                               at::Tensor* squares) const {
-  const at::Tensor y = product(name_at(place, ".weight"), x, magnitude, squares);
-  if (!has_bias(config(), *place.point)) return y;
-  const at::Tensor bias = whole(name_at(place, ".bias"));
-  if (magnitude) magnitude->add_(bias.abs());
-  return y + bias;
+bool HeldWeights::has_bias(const Point& p) const {
+  if (p == point("attn.q") || p == point("attn.k") || p == point("attn.v"))
+    return config().qkv_bias;
+  return p == point("attn.o") && config().o_bias;
+}
+
+at::Tensor HeldWeights::bias(const Place& place) const { return whole(name_at(place, ".bias")); }
+
+at::Tensor HeldWeights::product(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
+                                const Tf32* tf32) const {
+  return product(name_at(place, ".weight"), x, magnitude, tf32);
+}
+
+at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x) const {
+  const at::Tensor y = product(place, x, nullptr, nullptr);
+  return has_bias(*place.point) ? y + bias(place) : y;
 }
 
 at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
-                                at::Tensor* magnitude, at::Tensor* squares) const {
+                                at::Tensor* magnitude, const Tf32* tf32) const {
   const int64_t tokens = chosen.size(0), k = chosen.size(1);
   const at::Tensor flat = chosen.flatten(), outside = (flat < 0) | (flat >= config().experts.count);
   check(!outside.any().item<bool>(),
         "{} reads choices among {} experts, found another: record mlp.experts as it was made",
         place.point->name, config().experts.count);
-  const at::Tensor rows = x.dim() == 3 ? x.flatten(0, 1) : x.repeat_interleave(k, 0);
+  const auto by_choice = [&](const at::Tensor& t) {
+    return t.dim() == 3 ? t.flatten(0, 1) : t.repeat_interleave(k, 0);
+  };
+  const at::Tensor rows = by_choice(x);
+  const at::Tensor row_halves = tf32 ? by_choice(*tf32->x_halves) : at::Tensor();
   at::Tensor y;
+  const auto put = [&](at::Tensor& to, const at::Tensor& those, const at::Tensor& from) {
+    if (!to.defined()) to = at::empty({tokens * k, from.size(1)}, from.options());
+    to.index_copy_(0, those, from);
+  };
   for (int64_t e = 0; e < config().experts.count; ++e) {
     const at::Tensor those = at::nonzero(flat == e).flatten();
     if (those.size(0) == 0) continue;
-    at::Tensor size, square;
+    at::Tensor size, their_halves, of_those;
+    if (tf32) of_those = row_halves.index_select(0, those);
+    const Tf32 part{&of_those, &their_halves};
     const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, e,
                                          place.point->weight);
-    const at::Tensor part = product(name, rows.index_select(0, those), magnitude ? &size : nullptr,
-                                    squares ? &square : nullptr);
-    if (!y.defined()) {
-      y = at::empty({tokens * k, part.size(1)}, part.options());
-      if (magnitude) *magnitude = at::empty_like(y).view({tokens, k, -1});
-      if (squares) *squares = at::empty_like(y).view({tokens, k, -1});
-    }
-    y.index_copy_(0, those, part);
-    if (magnitude) magnitude->view(y.sizes()).index_copy_(0, those, size);
-    if (squares) squares->view(y.sizes()).index_copy_(0, those, square);
+    put(y, those,
+        product(name, rows.index_select(0, those), magnitude ? &size : nullptr,
+                tf32 ? &part : nullptr));
+    if (magnitude) put(*magnitude, those, size);
+    if (tf32) put(*tf32->halves, those, their_halves);
   }
-  return y.view({tokens, k, -1});
+  const auto by_token = [&](const at::Tensor& t) { return t.view({tokens, k, -1}); };
+  if (magnitude) *magnitude = by_token(*magnitude);
+  if (tf32) *tf32->halves = by_token(*tf32->halves);
+  return by_token(y);
 }
 
 }  // namespace lockstep

@@ -17,6 +17,12 @@ struct Device;
 
 namespace lockstep {
 
+// Of a product whose operands are rounded to tf32.
+struct Tf32 {
+  const at::Tensor* x_halves;  // per element of x, its spacing where it lay halfway; else 0
+  at::Tensor* halves;          // filled in: what operands that lay halfway may move the result by
+};
+
 // A checkpoint's weights as a run holds them: cast to the run's dtype, then widened exactly to the
 // dtype that is computed in (fp32 or fp64). Nothing wide is kept: a weight is widened each time a
 // block of it is used, which is faster than reading a widened copy from memory would be. On a CUDA
@@ -36,14 +42,19 @@ class HeldWeights {
   at::Tensor norm(const Place& place) const;
   // Rows of the embedding: [tokens, hidden]. Throws Error for an id outside the vocabulary.
   at::Tensor embedding(std::span<const int32_t> tokens) const;
-  // y = x W^T + b of the linear op at `place`: x [tokens, in], y [tokens, out]. With `magnitude`,
-  // that too: sum |x||W| + |b|. With `squares`: sum x^2 W^2.
-  at::Tensor linear(const Place& place, const at::Tensor& x, at::Tensor* magnitude = nullptr,
-                    at::Tensor* squares = nullptr) const;
+  // By configuration and not by what the file has: a stray tensor is no bias.
+  bool has_bias(const Point& point) const;
+  at::Tensor bias(const Place& place) const;
+  // y = x W^T of the linear op at `place`: x [tokens, in], y [tokens, out]. With `magnitude`, that
+  // too: sum |x||W|. tf32: of W rounded to that; null: of W.
+  at::Tensor product(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
+                     const Tf32* tf32) const;
+  // The same with the bias, where there is one.
+  at::Tensor linear(const Place& place, const at::Tensor& x) const;
   // The same of each chosen expert: chosen [tokens, k] int32, x [tokens, in] or [tokens, k, in],
   // y [tokens, k, out]. Throws Error for a choice that is no expert.
   at::Tensor experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
-                     at::Tensor* magnitude = nullptr, at::Tensor* squares = nullptr) const;
+                     at::Tensor* magnitude, const Tf32* tf32) const;
 
  private:
   using Kept = std::map<std::string, at::Tensor>;
@@ -52,7 +63,7 @@ class HeldWeights {
   // As it is in the file, or on the device in the run's dtype.
   at::Tensor stored(const std::string& name) const;
   at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
-                     at::Tensor* squares) const;
+                     const Tf32* tf32) const;
   at::Tensor widened(const at::Tensor& part) const;
   at::Tensor whole(const std::string& name) const;
 

@@ -10,7 +10,9 @@
 #include "reference/exact_attention.h"
 #include "reference/families.h"
 #include "reference/held_weights.h"
+#include "reference/recipe.h"
 #include "reference/rotary.h"
+#include "reference/rounding.h"
 
 namespace lockstep {
 namespace {
@@ -22,11 +24,14 @@ class OpOracle final : public Oracle {
         weights_(checkpoint, options, DType::f64),
         run_(options.dtype),
         threads_(options.threads),
-        rotary_(config_, options.fp64_tables) {}
+        recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
+        rotary_(recipe_, /*in_fp32=*/false) {}
 
   Graph graph() const override {
-    return {static_cast<int>(config_.layers), config_.qk_norm, config_.experts.layers};
+    return {static_cast<int>(config_.layers), config_.qk_norm, config_.experts.layers,
+            /*rope_tables=*/true};
   }
+  bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   Exact evaluate(const OracleCall& call) override {
     Exact result;
     in_torch([&] { result = evaluate_in_torch(call); });
@@ -39,6 +44,7 @@ class OpOracle final : public Oracle {
     return as_dtype(to_torch(view).to(weights_.device()), DType::f64);
   }
   Exact gather(const OracleCall& call) const;
+  Exact angles(const OracleCall& call);
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
   Exact rope(const OracleCall& call);
@@ -54,16 +60,62 @@ class OpOracle final : public Oracle {
   HeldWeights weights_;
   DType run_;
   int threads_;
+  Recipe recipe_;
   Rotary rotary_;
 };
 
-Exact exact(const at::Tensor& want) { return {.shape = shape_of(want), .want = to_numbers(want)}; }
+Exact exact(const at::Tensor& want, RoundingContract contract) {
+  return {.contract = contract, .shape = shape_of(want), .want = to_numbers(want)};
+}
 
-// What is asked must be answerable: a wrong count or shape here would read past a tensor.
-void check_inputs(const OracleCall& call, size_t wanted) {
+bool rounds_as_hf(const OracleCall& call) {
+  return call.contract == RoundingContract::hf ||
+         call.contract == RoundingContract::hf_unrounded_sum;
+}
+
+// x W^T of operands that a contract rounds, and what it may be off.
+struct Product {
+  at::Tensor y, magnitude;
+  at::Tensor halves;  // tf32, else undefined: what operands that lie halfway may move y by
+};
+
+// of(operand, magnitude, tf32) computes it.
+Product product_under(RoundingContract contract, const at::Tensor& x, const auto& of) {
+  Product product;
+  if (contract == RoundingContract::tf32) {
+    // Tensor cores take halves away from zero, LibTorch to even: such operands are either.
+    const at::Tensor x_halves = halves(x, kTf32);
+    const Tf32 tf32{&x_halves, &product.halves};
+    product.y = of(rounded(x, kTf32), &product.magnitude, &tf32);
+    return product;
+  }
+  at::Tensor operand = x;
+  if (contract == RoundingContract::operands_bf16) operand = rounded(x, grid_of(DType::bf16));
+  if (contract == RoundingContract::operands_fp16) operand = rounded(x, grid_of(DType::f16));
+  product.y = of(operand, &product.magnitude, static_cast<const Tf32*>(nullptr));
+  return product;
+}
+
+void put_halves(const Product& product, Exact& exact) {
+  if (!product.halves.defined()) return;
+  exact.ties = to_numbers(product.halves);
+  exact.tie_squares = to_numbers(product.halves.square());
+}
+
+// An op that rounds nowhere on the way knows no other contract.
+void check_fused(const OracleCall& call) {
+  check(call.contract == RoundingContract::fused,
+        "{} was asked for under a contract that it does not have: use fused",
+        call.place.point->name);
+}
+
+// What is asked must be answerable: a wrong count or shape here would read past a tensor. or_else:
+// another count that is right too.
+void check_inputs(const OracleCall& call, size_t wanted, size_t or_else = 0) {
   const std::string_view name = call.place.point->name;
-  check(call.inputs.size() == wanted, "{} reads {} tensors, found {}: record all of its producers",
-        name, wanted, call.inputs.size());
+  check(call.inputs.size() == wanted || (or_else > 0 && call.inputs.size() == or_else),
+        "{} reads {} tensors, found {}: record all of its producers", name, wanted,
+        call.inputs.size());
   for (const TensorView& input : call.inputs)
     check(!input.empty() && input.shape.rank() > 0 && input.rows() == std::ssize(call.rows),
           "an input of {} should have the output's {} rows, found a tensor {}", name,
@@ -75,80 +127,143 @@ void check_inputs(const OracleCall& call, size_t wanted) {
 }
 
 Exact OpOracle::gather(const OracleCall& call) const {
+  check_fused(call);
   check(call.tokens.size() == call.rows.size(), "{} needs a token for each of {} rows, found {}",
         call.place.point->name, call.rows.size(), call.tokens.size());
-  return exact(weights_.embedding(call.tokens));
+  return exact(weights_.embedding(call.tokens), call.contract);
+}
+
+// Of the rows of a call: [rows, pairs].
+struct AngleTables {
+  at::Tensor cos, sin, error;
+};
+
+void check_lengths(const OracleCall& call) {
+  check(call.lengths.size() == call.rows.size(),
+        "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
+        call.rows.size(), call.lengths.size());
+}
+
+AngleTables tables_of(const OracleCall& call, Rotary& rotary, int64_t pairs, at::Device device) {
+  Angles angles;
+  for (size_t i = 0; i < call.rows.size(); ++i)
+    rotary.append(angles, call.rows[i].position, call.lengths[i]);
+  const auto table = [&](std::vector<double>& values) {
+    return at::from_blob(values.data(), {std::ssize(call.rows), pairs}, at::kDouble)
+        .clone()
+        .to(device);
+  };
+  return {table(angles.cos), table(angles.sin), table(angles.error)};
+}
+
+Exact OpOracle::angles(const OracleCall& call) {
+  check_fused(call);
+  check_lengths(call);
+  const AngleTables tables = tables_of(call, rotary_, recipe_.head_dim / 2, weights_.device());
+  const bool cosine = *call.place.point == point("rope.cos");
+  Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
+  result.angle = to_numbers(tables.error);
+  result.turned = to_numbers((cosine ? tables.sin : tables.cos).abs());
+  return result;
 }
 
 Exact OpOracle::norm(const OracleCall& call) const {
-  check_inputs(call, 1);
-  const at::Tensor x = widened(call.inputs[0]), weight = weights_.norm(call.place);
+  const bool of_sum = call.contract == RoundingContract::unrounded_sum ||
+                      call.contract == RoundingContract::hf_unrounded_sum;
+  check_inputs(call, 1, of_sum ? 2 : 0);
+  at::Tensor x = widened(call.inputs[0]);
+  if (call.inputs.size() == 2) x = x + widened(call.inputs[1]);
+  const at::Tensor weight = weights_.norm(call.place);
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
-  const at::Tensor normalised = x / (mean_square + config_.norm_eps).sqrt();
-  Exact result = exact(normalised * weight);
+  const at::Tensor normalised = x / (mean_square + recipe_.norm_eps).sqrt();
+  const at::Tensor inner = rounds_as_hf(call) ? rounded(normalised, grid_of(run_)) : normalised;
+  Exact result = exact(inner * weight, call.contract);
   result.terms = weight.size(0);
-  result.inner = to_numbers(normalised);
-  result.factor = to_numbers(weight.expand_as(x));
+  if (rounds_as_hf(call))
+    result.steps = {{to_numbers(normalised), to_numbers(weight.expand_as(x)), {}}};
   return result;
 }
 
 Exact OpOracle::linear(const OracleCall& call) const {
   check_inputs(call, 1);
-  const at::Tensor x = widened(call.inputs[0]).flatten(1);
-  at::Tensor magnitude, squares;
-  Exact result =
-      exact(weights_.linear(call.place, x, &magnitude, call.squares ? &squares : nullptr));
+  at::Tensor x = widened(call.inputs[0]).flatten(1);
+  Product product = product_under(
+      call.contract, x, [&](const at::Tensor& operand, at::Tensor* magnitude, const Tf32* tf32) {
+        return weights_.product(call.place, operand, magnitude, tf32);
+      });
+  at::Tensor &y = product.y, &magnitude = product.magnitude;
+  std::vector<Step> steps;
+  if (has_bias(call.place)) {
+    const at::Tensor bias = weights_.bias(call.place);
+    if (call.contract == RoundingContract::bias_after_store) {
+      steps = {{to_numbers(y), {}, {}}};
+      y = rounded(y, grid_of(run_));
+    }
+    y = y + bias;
+    magnitude = magnitude + bias.abs();
+  }
+  Exact result = exact(y, call.contract);
   result.magnitude = to_numbers(magnitude);
-  if (call.squares) result.squares = to_numbers(squares);
+  result.steps = std::move(steps);
+  put_halves(product, result);
   result.terms = x.size(1);
   const Point& p = *call.place.point;
   const bool q = p == point("attn.q");
   if (q || p == point("attn.k") || p == point("attn.v"))
-    result.shape = {x.size(0), q ? config_.heads : config_.kv_heads, config_.head_dim};
+    result.shape = {x.size(0), q ? recipe_.heads : recipe_.kv_heads, recipe_.head_dim};
   return result;
 }
 
 Exact OpOracle::rope(const OracleCall& call) {
-  check_inputs(call, 1);
-  check(call.lengths.size() == call.rows.size(),
-        "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
-        call.rows.size(), call.lengths.size());
+  check_inputs(call, 1, 3);
   const at::Tensor x = widened(call.inputs[0]);
-  check(x.dim() == 3 && x.size(2) == config_.head_dim, "{} turns heads of {} values, found {}",
-        call.place.point->name, config_.head_dim, shape_of(x).text());
-  Angles angles;
-  for (size_t i = 0; i < call.rows.size(); ++i)
-    rotary_.append(angles, call.rows[i].position, call.lengths[i]);
-  const auto table = [&](std::vector<double>& values) {
-    const std::vector<int64_t> shape = {x.size(0), 1, config_.head_dim / 2};
-    return at::from_blob(values.data(), shape, at::kDouble).to(x.device());
-  };
-  const at::Tensor c = table(angles.cos), s = table(angles.sin), angle = table(angles.angle);
+  const int64_t pairs = recipe_.head_dim / 2;
+  check_lengths(call);
+  check(x.dim() == 3 && x.size(2) == recipe_.head_dim, "{} turns heads of {} values, found {}",
+        call.place.point->name, recipe_.head_dim, shape_of(x).text());
+  AngleTables tables;
+  if (call.inputs.size() == 3) {
+    for (size_t i : {1, 2})
+      check(
+          call.inputs[i].shape == Shape({x.size(0), pairs}),
+          "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
+          call.place.point->name, pairs, call.inputs[i].shape.text());
+    tables = {widened(call.inputs[1]), widened(call.inputs[2]), {}};
+    tables.error = at::zeros_like(tables.cos);
+  } else {
+    tables = tables_of(call, rotary_, pairs, x.device());
+  }
+  // Of every element: its own x, the other of its pair with the sign that it has there, and the
+  // tables of the pair.
   const auto halves = x.chunk(2, -1);
-  const at::Tensor &x1 = halves[0], &x2 = halves[1];
-  const at::Tensor sum = x1.abs() + x2.abs();
-  Exact result = exact(at::cat({x1 * c - x2 * s, x2 * c + x1 * s}, -1));
-  result.magnitude = to_numbers(at::cat({sum, sum}, -1));
-  result.angle = to_numbers(at::cat({angle, angle}, -1).expand_as(x));
-  result.x1c_x2s = to_numbers(at::cat({at::hypot(x1 * c, x2 * s), at::hypot(x2 * c, x1 * s)}, -1));
-  result.x1 = to_numbers(x);
-  result.x2 = to_numbers(at::cat({-x2, x1}, -1));
-  result.cos = to_numbers(at::cat({c, c}, -1).expand_as(x));
-  result.sin = to_numbers(at::cat({s, s}, -1).expand_as(x));
+  const at::Tensor &x1 = x, x2 = at::cat({-halves[1], halves[0]}, -1);
+  const auto of_pairs = [&](const at::Tensor& t) { return at::cat({t, t}, -1).unsqueeze(1); };
+  const at::Tensor c = of_pairs(tables.cos), s = of_pairs(tables.sin);
+  const auto whole = [&](const at::Tensor& t) { return to_numbers(t.expand_as(x)); };
+  const Grid grid = grid_of(run_);
+  const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? rounded(t, grid) : t; };
+  Exact result = exact(kept(x1 * kept(c)) + kept(x2 * kept(s)), call.contract);
+  result.magnitude = to_numbers(x1.abs() + x2.abs());
+  result.angle = whole(of_pairs(tables.error));
+  result.x1c_x2s = to_numbers(at::hypot(x1 * c, x2 * s));
+  result.turned = to_numbers((x2 * c - x1 * s).abs());
+  if (rounds_as_hf(call))
+    result.steps = {{whole(c), to_numbers(x1), whole(s.abs())},
+                    {whole(s), to_numbers(x2), whole(c.abs())}};
   return result;
 }
 
 Exact OpOracle::attention(const OracleCall& call) const {
-  const int64_t tokens = std::ssize(call.rows), heads = config_.heads, kv = config_.kv_heads;
-  const Shape queries = {tokens, heads, config_.head_dim};
+  const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
+  const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
         "attention of {} rows reads queries {}, and was given others: record attn.q_rope whole",
         tokens, queries.text());
   const auto& [k_view, v_view] = call.keys_values;
   const int64_t length = k_view.empty() ? 0 : k_view.rows();
-  const Shape cached = {length, kv, config_.head_dim};
+  const Shape cached = {length, kv, recipe_.head_dim};
   check(!k_view.empty() && !v_view.empty() && k_view.shape == cached && v_view.shape == cached,
         "attention reads K and V of shape {}, found {} and {}", cached.text(), k_view.shape.text(),
         v_view.shape.text());
@@ -159,12 +274,13 @@ Exact OpOracle::attention(const OracleCall& call) const {
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
   std::vector<KeyRange> seen;
-  const int64_t window = config_.window[static_cast<size_t>(call.place.layer)];
+  const int64_t window = recipe_.window.at(static_cast<size_t>(call.place.layer));
   for (const Row& row : call.rows) {
     const int64_t end = row.position + 1;
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
   }
-  Exact result = exact_attention(q, k, v, seen, call.overlap, threads_);
+  Exact result = exact_attention(q, k, v, seen,
+                                 {.contract = call.contract, .dtype = run_, .threads = threads_});
   result.shape = queries;
   return result;
 }
@@ -173,20 +289,22 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
   const at::Tensor silu = gate / (1 + (-gate).exp());
-  Exact result = exact(silu * up);
-  result.inner = to_numbers(silu);
+  const at::Tensor inner = rounds_as_hf(call) ? rounded(silu, grid_of(run_)) : silu;
+  Exact result = exact(inner * up, call.contract);
   result.factor = to_numbers(up);
+  if (rounds_as_hf(call)) result.steps = {{to_numbers(silu), result.factor, {}}};
   return result;
 }
 
 Exact OpOracle::add(const OracleCall& call) const {
+  check_fused(call);
   check_inputs(call, 2);
-  return exact(widened(call.inputs[0]) + widened(call.inputs[1]));
+  return exact(widened(call.inputs[0]) + widened(call.inputs[1]), call.contract);
 }
 
-// The experts of each row: [tokens, k] int32, the second input of an op that reads them.
+// The experts of each row: [tokens, k] int32, the last input of an op that reads them.
 at::Tensor OpOracle::chosen(const OracleCall& call) const {
-  const TensorView& index = call.inputs[1];
+  const TensorView& index = call.inputs.back();
   const Shape wanted = {std::ssize(call.rows), config_.experts.chosen};
   check(index.dtype == DType::i32 && index.shape == wanted,
         "{} reads the experts of each row as int32 {}, found {} {}: record mlp.experts whole",
@@ -198,14 +316,15 @@ Exact OpOracle::softmax(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor logits = widened(call.inputs[0]), index = chosen(call).to(at::kLong);
   const int64_t experts = config_.experts.count;
+  check_fused(call);
   const bool known = logits.dim() == 2 && logits.size(1) == experts &&
                      !((index < 0) | (index >= experts)).any().item<bool>();
   check(known, "{} reads {} logits a row and choices among them, found others: record both whole",
         call.place.point->name, experts);
   const at::Tensor x = logits - logits.amax(-1, /*keepdim=*/true), of_chosen = x.gather(-1, index);
-  const at::Tensor& summed = config_.experts.normalised ? of_chosen : x;
+  const at::Tensor& summed = recipe_.normalises_experts ? of_chosen : x;
   const at::Tensor sum = summed.exp().sum(-1, /*keepdim=*/true);
-  Exact result = exact(of_chosen.exp() / sum);
+  Exact result = exact(of_chosen.exp() / sum, call.contract);
   const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
   result.magnitude = to_numbers(of_chosen.abs() + mean);
   result.terms = summed.size(1);
@@ -214,24 +333,39 @@ Exact OpOracle::softmax(const OracleCall& call) const {
 
 Exact OpOracle::expert_linear(const OracleCall& call) const {
   check_inputs(call, 2);
-  const at::Tensor x = widened(call.inputs[0]);
-  at::Tensor magnitude, squares;
-  Exact result = exact(
-      weights_.experts(call.place, x, chosen(call), &magnitude, call.squares ? &squares : nullptr));
-  result.magnitude = to_numbers(magnitude);
-  if (call.squares) result.squares = to_numbers(squares);
+  const at::Tensor x = widened(call.inputs[0]), experts = chosen(call);
+  const Product product = product_under(
+      call.contract, x, [&](const at::Tensor& operand, at::Tensor* magnitude, const Tf32* tf32) {
+        return weights_.experts(call.place, operand, experts, magnitude, tf32);
+      });
+  Exact result = exact(product.y, call.contract);
+  result.magnitude = to_numbers(product.magnitude);
+  put_halves(product, result);
   result.terms = x.size(-1);
   return result;
 }
 
 Exact OpOracle::weighted_sum(const OracleCall& call) const {
-  check_inputs(call, 2);
+  check_inputs(call, 3);
   const at::Tensor x = widened(call.inputs[0]), weights = widened(call.inputs[1]);
   check(x.dim() == 3 && weights.dim() == 2 && weights.size(1) == x.size(1),
         "{} reads a row and a weight for each choice, found tensors {} and {}",
         call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
-  const at::Tensor terms = x * weights.unsqueeze(-1);
-  Exact result = exact(terms.sum(1));
+  at::Tensor terms = x * weights.unsqueeze(-1);
+  const Grid grid = grid_of(run_);
+  if (call.contract != RoundingContract::fused) terms = rounded(terms, grid);
+  at::Tensor sum = terms.sum(1);
+  if (call.contract == RoundingContract::hf) {
+    // Expert after expert is added to what is stored.
+    const at::Tensor experts = chosen(call);
+    const at::Tensor order =
+        experts.argsort(int64_t{1}, /*descending=*/false).unsqueeze(-1).expand_as(terms);
+    const at::Tensor ordered = terms.gather(1, order);
+    sum = ordered.select(1, 0);
+    for (int64_t k = 1; k < ordered.size(1); ++k)
+      sum = (k == 1 ? sum : rounded(sum, grid)) + ordered.select(1, k);
+  }
+  Exact result = exact(sum, call.contract);
   result.magnitude = to_numbers(terms.abs().sum(1));
   result.terms = x.size(1);
   return result;
@@ -248,6 +382,8 @@ Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
   switch (p->op) {
     case OpKind::gather:
       return gather(call);
+    case OpKind::angles:
+      return angles(call);
     case OpKind::norm:
       return norm(call);
     case OpKind::linear:

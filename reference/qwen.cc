@@ -10,6 +10,7 @@
 #include "kernels/check.h"
 #include "reference/bridge.h"
 #include "reference/held_weights.h"
+#include "reference/recipe.h"
 #include "reference/rotary.h"
 
 namespace lockstep {
@@ -48,7 +49,10 @@ class Qwen final : public ReferenceModel {
         shown_(compute),
         threads_(options.threads),
         weights_(checkpoint, options, compute == DType::f64 ? DType::f64 : DType::f32),
-        rotary_(config_, options.fp64_tables) {}
+        recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
+        rotary_(recipe_, /*in_fp32=*/compute != DType::f64) {}
+
+  void follow(Routes routes) override { routes_ = std::move(routes); }
 
   void run(const PassInfo& pass, Probe& probe) override {
     in_torch([&] {
@@ -72,7 +76,7 @@ class Qwen final : public ReferenceModel {
   at::Tensor linear(Name name, const at::Tensor& x) const;
   at::Tensor rope(const at::Tensor& x) const;
   at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) const;
-  at::Tensor top_k(const at::Tensor& logits) const;  // int32
+  at::Tensor route(const at::Tensor& logits) const;  // int32
   at::Tensor softmax(const at::Tensor& logits, const at::Tensor& chosen) const;
   at::Tensor expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const;
   at::Tensor weighted_sum(const at::Tensor& x, const at::Tensor& weights) const;
@@ -85,6 +89,11 @@ class Qwen final : public ReferenceModel {
   void show(Name name, const at::Tensor& x) {
     if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(on_host(x)));
   }
+  // In fp32 as engines have them, but for the model that has no roundings.
+  void show_angles(Name name, const at::Tensor& x) {
+    if (probe_->wants(name.point, layer_))
+      (*probe_)(name.point, layer_, to_view(on_host(x.squeeze(1).contiguous())));
+  }
   void show_last(Name name, const at::Tensor& x) {
     if (probe_->wants(name.point, layer_)) probe_->logits(name.point, to_view(on_host(x)));
   }
@@ -93,8 +102,10 @@ class Qwen final : public ReferenceModel {
   DType shown_;
   int threads_;
   HeldWeights weights_;
+  Recipe recipe_;
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
+  Routes routes_;  // of experts, from outside
 
   // Of the pass that runs.
   Probe* probe_ = nullptr;
@@ -135,7 +146,7 @@ void Qwen::prepare(const PassInfo& pass) {
   for (const Span& span : spans_)
     for (int64_t i = 0; i < span.count; ++i)
       rotary_.append(angles, span.start + i, span.start + span.count);
-  const std::vector<int64_t> shape = {std::ssize(pass.rows), 1, config_.head_dim / 2};
+  const std::vector<int64_t> shape = {std::ssize(pass.rows), 1, recipe_.head_dim / 2};
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
   const at::Device device = weights_.device();
   cos_ = wide(at::from_blob(angles.cos.data(), shape, fp64)).clone().to(device);
@@ -146,14 +157,14 @@ at::Tensor Qwen::rms_norm(Name name, const at::Tensor& x) const {
   const at::Tensor x_wide = wide(x);
   const at::Tensor mean_square = x_wide.square().mean(-1, /*keepdim=*/true);
   const at::Tensor weight = weights_.norm({&name.point, layer_});
-  return rounded(x_wide * (mean_square + config_.norm_eps).rsqrt() * weight);
+  return rounded(x_wide * (mean_square + recipe_.norm_eps).rsqrt() * weight);
 }
 
 at::Tensor Qwen::linear(Name name, const at::Tensor& x) const {
   const at::Tensor y = weights_.linear({&name.point, layer_}, wide(x.flatten(1)));
   const bool q = name.point == point("attn.q");
   if (q || name.point == point("attn.k") || name.point == point("attn.v"))
-    return rounded(y.view({-1, q ? config_.heads : config_.kv_heads, config_.head_dim}));
+    return rounded(y.view({-1, q ? recipe_.heads : recipe_.kv_heads, recipe_.head_dim}));
   return rounded(y);
 }
 
@@ -167,19 +178,22 @@ at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
   return rounded(at::silu(wide(gate)) * wide(up));
 }
 
-at::Tensor Qwen::top_k(const at::Tensor& logits) const {
+at::Tensor Qwen::route(const at::Tensor& logits) const {
+  const TensorView chosen = routes_ ? routes_(layer_) : TensorView{};
+  if (!chosen.empty() && chosen.shape == Shape({logits.size(0), config_.experts.chosen}))
+    return to_torch(chosen).to(logits.device());
   return std::get<1>(at::topk(wide(logits), config_.experts.chosen)).to(at::kInt);
 }
 
 at::Tensor Qwen::softmax(const at::Tensor& logits, const at::Tensor& chosen) const {
   const at::Tensor x = wide(logits), index = chosen.to(at::kLong);
   // Dividing by the sum of the chosen is the same as a softmax over them.
-  return rounded(config_.experts.normalised ? at::softmax(x.gather(-1, index), -1)
+  return rounded(recipe_.normalises_experts ? at::softmax(x.gather(-1, index), -1)
                                             : at::softmax(x, -1).gather(-1, index));
 }
 
 at::Tensor Qwen::expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const {
-  return rounded(weights_.experts({&name.point, layer_}, wide(x), chosen));
+  return rounded(weights_.experts({&name.point, layer_}, wide(x), chosen, nullptr, nullptr));
 }
 
 at::Tensor Qwen::weighted_sum(const at::Tensor& x, const at::Tensor& weights) const {
@@ -225,13 +239,13 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
-    const int64_t length = cache.k[layer()].size(0), block = kScores / (config_.heads * length) + 1;
+    const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
     const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
     const Threads threads(q.is_cpu() ? products : 0, threads_);
     for (int64_t first = 0; first < span.count; first += block) {
       const int64_t count = std::min(block, span.count - first), keys = span.start + first + count;
       const auto seen = [&](const at::Tensor& x) { return by_head(x.narrow(0, 0, keys)); };
-      const at::Tensor mask = mask_of(count, keys, config_.window[layer()], q.device());
+      const at::Tensor mask = mask_of(count, keys, recipe_.window.at(layer()), q.device());
       const at::Tensor y = at::scaled_dot_product_attention(
           by_head(q.narrow(0, span.first + first, count)), seen(cache.k[layer()]),
           seen(cache.v[layer()]), mask.defined() ? std::optional(mask) : std::nullopt,
@@ -277,7 +291,7 @@ void Qwen::mlp() {
 
 at::Tensor Qwen::experts(const at::Tensor& h) {
   at::Tensor router = linear("mlp.router", h);       show("mlp.router", router);
-  at::Tensor chosen = top_k(router);                 show("mlp.experts", chosen);
+  at::Tensor chosen = route(router);                 show("mlp.experts", chosen);
   at::Tensor weights = softmax(router, chosen);      show("mlp.weights", weights);
   at::Tensor gate = expert("mlp.expert_gate", h, chosen);    show("mlp.expert_gate", gate);
   at::Tensor up = expert("mlp.expert_up", h, chosen);        show("mlp.expert_up", up);
@@ -289,6 +303,8 @@ at::Tensor Qwen::experts(const at::Tensor& h) {
 
 void Qwen::forward(const PassInfo& pass) {
                                                      show("embed", stream_);
+                                                     show_angles("rope.cos", cos_);
+                                                     show_angles("rope.sin", sin_);
   for (layer_ = 0; layer_ < config_.layers; ++layer_) {
     attention();
     mlp();

@@ -13,8 +13,6 @@ struct ReferenceOptions {
   DType dtype = DType::bf16;
   int threads = 0;  // 0: all cores
   int gpu = -1;     // number of the CUDA device that computes; -1: the CPU does
-  // RoPE tables in fp64 instead of the fp32 ones that the engine is handed.
-  bool fp64_tables = false;
 };
 
 // Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.

@@ -1,35 +1,36 @@
 #include "reference/rotary.h"
 
+#include <cmath>
+
 #include "kernels/check.h"
 
 namespace lockstep {
 
-Rotary::Rotary(const ModelConfig& config, bool fp64_tables)
-    : config_(config), fp64_tables_(fp64_tables) {}
+Rotary::Rotary(const Recipe& recipe, bool in_fp32)
+    : recipe_(recipe.rotary),
+      head_dim_(recipe.head_dim),
+      in_fp32_(in_fp32),
+      magnitude_(magnitude_of(recipe_)),
+      errors_(frequency_errors(recipe_, head_dim_)) {}
 
 void Rotary::append(Angles& angles, int64_t position, int64_t length) {
   check(position >= 0 && position < length,
         "a position below the request's {} tokens was wanted, found {}: say how many tokens the "
         "request has after its pass",
         length, position);
-  if (length_ == 0 || (depends_on_length(config_.rope) && length != length_)) {
-    frequencies_ = rope_frequencies(config_, length);
+  if (length_ == 0 || (recipe_.grows_with_length() && length != length_)) {
+    frequencies_ = frequencies_of(recipe_, head_dim_, length);
     length_ = length;
   }
-  const auto half = static_cast<size_t>(config_.head_dim / 2);
-  std::vector<double> cos(half), sin(half);
-  if (fp64_tables_) {
-    rope_row(frequencies_, position, cos, sin);
-  } else {
-    std::vector<float> cos_fp32(half), sin_fp32(half);
-    rope_row(frequencies_, position, cos_fp32, sin_fp32);
-    cos.assign(cos_fp32.begin(), cos_fp32.end());
-    sin.assign(sin_fp32.begin(), sin_fp32.end());
+  const auto rounded = [this](double x) {
+    return in_fp32_ ? static_cast<double>(static_cast<float>(x)) : x;
+  };
+  for (size_t j = 0; j < frequencies_.size(); ++j) {
+    const double angle = rounded(static_cast<double>(position) * rounded(frequencies_[j]));
+    angles.cos.push_back(rounded(rounded(std::cos(angle)) * magnitude_));
+    angles.sin.push_back(rounded(rounded(std::sin(angle)) * magnitude_));
+    angles.error.push_back(angle * errors_[j]);
   }
-  angles.cos.insert(angles.cos.end(), cos.begin(), cos.end());
-  angles.sin.insert(angles.sin.end(), sin.begin(), sin.end());
-  for (double inv_freq : frequencies_.inv_freq)
-    angles.angle.push_back(static_cast<double>(position) * inv_freq);
 }
 
 }  // namespace lockstep

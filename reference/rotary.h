@@ -2,30 +2,35 @@
 
 #include <vector>
 
-#include "src/weights/rope_tables.h"
+#include "reference/recipe.h"
 
 namespace lockstep {
 
 // The rotary angles of some tokens, head_dim / 2 entries a token.
 struct Angles {
-  std::vector<double> cos, sin;  // times the attention factor
-  std::vector<double> angle;     // position * inv_freq, in fp64
+  std::vector<double> cos, sin;  // times the magnitude
+  // What the angle may be off in a kernel that makes it in fp32, in units of 2^-24: position *
+  // frequency * frequency_errors.
+  std::vector<double> error;
 };
 
-// Looks up angles, of which the engine is handed the same fp32 numbers (here widened exactly).
+// Makes angles by the reference's own recipe, in fp64, or in fp32 where the model computes in that:
+// then the angle is off by what any model in fp32 has there.
 class Rotary {
  public:
-  // Borrows the configuration. fp64_tables: angles, cos and sin in fp64 throughout instead.
-  Rotary(const ModelConfig& config, bool fp64_tables);
+  Rotary(const Recipe& recipe, bool in_fp32);
 
   // Adds those of a token at `position` of a request that has `length` tokens after its pass.
   void append(Angles& angles, int64_t position, int64_t length);
 
  private:
-  const ModelConfig& config_;
-  bool fp64_tables_;
+  RotaryRecipe recipe_;
+  int64_t head_dim_;
+  bool in_fp32_;
+  double magnitude_;
+  std::vector<double> errors_;
   int64_t length_ = 0;  // that frequencies_ are for; 0: not yet made
-  RopeFrequencies frequencies_;
+  std::vector<double> frequencies_;
 };
 
 }  // namespace lockstep

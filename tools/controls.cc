@@ -25,7 +25,7 @@ Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
   // Declared, as a run declares it: a judge that may choose takes a wrong result for another
   // schema's.
   for (const Place& place : places_of(seen.manifest.graph))
-    seen.manifest.schema[std::string(place.point->name)] = Schema::fused;
+    seen.manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   for (const Request& request : requests) {
     const int32_t id = engine.submit(request);
     seen.manifest.requests.push_back({.id = id, .prompt = request.prompt});
@@ -41,6 +41,7 @@ class OffByTwoBudgets final : public Oracle {
  public:
   OffByTwoBudgets(Oracle& right, Place place) : right_(right), place_(place) {}
   Graph graph() const override { return right_.graph(); }
+  bool has_bias(const Place& place) const override { return right_.has_bias(place); }
   Exact evaluate(const OracleCall& call) override {
     Exact exact = right_.evaluate(call);
     if (!(call.place == place_) || exact.want.empty()) return exact;

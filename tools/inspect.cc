@@ -107,7 +107,8 @@ Table table_of_places(TraceReader& trace) {
     const Pass pass = trace.read(i, /*data=*/false);
     for (const KeptTensor& t : pass.tensors) {
       const int order = order_of(*t.point);
-      const int group = t.point->per_layer ? t.layer : order == 0 ? -1 : layers;
+      const bool first = order < order_of(point("attn.norm"));  // before all layers
+      const int group = t.point->per_layer ? t.layer : first ? -1 : layers;
       places[{group, order}].add(t);
     }
   }

@@ -35,7 +35,7 @@ int judge_command(Args args) {
   check_output({"--json", report.json}, {{"TRACE", path}, {"--limits", limits}});
   const JudgeOptions options{.selection = selection_of(observe),
                              .limits = limits_of(limits),
-                             .schema = schema_of(schema),
+                             .contracts = contracts_of(schema),
                              .accumulator = accumulator_of(accumulator)};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options);

@@ -7,6 +7,18 @@
 namespace lockstep {
 namespace {
 
+std::optional<DrawInfo> draw_of(const Sequence& s) {
+  const Sampling& sampling = s.request.sampling;
+  if (sampling.argmax()) return {};
+  return DrawInfo{.repetition_penalty = sampling.repetition_penalty,
+                  .temperature = sampling.temperature,
+                  .top_k = sampling.top_k,
+                  .top_p = sampling.top_p,
+                  .min_p = sampling.min_p,
+                  .seed = sampling.seed,
+                  .sample = static_cast<uint32_t>(s.sample)};
+}
+
 RequestInfo info_of(const Sequence& s) {
   const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
   return {.id = s.id,
@@ -15,7 +27,8 @@ RequestInfo info_of(const Sequence& s) {
           .forced = s.request.forced,
           .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
           .argmax = s.argmax,
-          .sampled = !s.request.sampling.argmax()};
+          .sampled = !s.request.sampling.argmax(),
+          .draw = draw_of(s)};
 }
 
 }  // namespace
@@ -36,7 +49,7 @@ Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection
                     .requests = infos_of(engine)};
   // Every op of this engine rounds once, at the store.
   for (const Place& place : places_of(manifest.graph))
-    manifest.schema[std::string(place.point->name)] = Schema::fused;
+    manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   return manifest;
 }
 

@@ -75,7 +75,8 @@ OpWatch::OpWatch(Oracle& oracle, DType dtype, std::vector<Place> places)
 }
 
 bool OpWatch::possible(const Place& place) {
-  return place.point->op != OpKind::cache && !makes_indices(place.point->op);
+  const OpKind op = place.point->op;
+  return op != OpKind::cache && op != OpKind::angles && !makes_indices(op);
 }
 
 template <typename... Inputs>

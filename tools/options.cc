@@ -240,11 +240,11 @@ void add_schema_option(CLI::App& app, std::string& schema) {
              "too, or found by trying (what the trace says)");
 }
 
-std::optional<std::map<std::string, Schema>> schema_of(const std::string& schema) {
+std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema) {
   if (schema.empty()) return {};
-  std::map<std::string, Schema> all;
+  std::map<std::string, RoundingContract> all;
   if (schema != "auto")
-    for (const Point& p : kPoints) all[std::string(p.name)] = schema_from(schema);
+    for (const Point& p : kPoints) all[std::string(p.name)] = contract_from(schema);
   return all;
 }
 
@@ -254,9 +254,9 @@ void add_accumulator_option(CLI::App& app, std::string& accumulator) {
              "(what the trace says)");
 }
 
-std::optional<Accumulator> accumulator_of(const std::string& accumulator) {
+std::optional<std::string> accumulator_of(const std::string& accumulator) {
   if (accumulator.empty()) return {};
-  return accumulator_from(accumulator);
+  return accumulator;
 }
 
 Limits limits_of(const std::string& path) { return path.empty() ? Limits{} : Limits::read(path); }

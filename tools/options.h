@@ -84,11 +84,11 @@ Limits limits_of(const std::string& path);
 
 // --schema: one for every point, instead of what the trace or the engine declares; "" for that.
 void add_schema_option(CLI::App& app, std::string& schema);
-std::optional<std::map<std::string, Schema>> schema_of(const std::string& schema);
+std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema);
 
 // --accumulator: instead of what the trace or the engine declares; "" for that.
 void add_accumulator_option(CLI::App& app, std::string& accumulator);
-std::optional<Accumulator> accumulator_of(const std::string& accumulator);
+std::optional<std::string> accumulator_of(const std::string& accumulator);
 
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);

@@ -10,16 +10,17 @@ namespace lockstep {
 namespace {
 
 Table table_of_points() {
-  constexpr const char* kOps[] = {"gather",    "norm",          "linear",      "rope",   "cache",
-                                  "attention", "silu_mul",      "add",         "argmax", "top_k",
-                                  "softmax",   "expert_linear", "weighted_sum"};
+  constexpr const char* kOps[] = {"gather", "angles",    "norm",          "linear",      "rope",
+                                  "cache",  "attention", "silu_mul",      "add",         "argmax",
+                                  "top_k",  "softmax",   "expert_linear", "weighted_sum"};
   constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
   constexpr const char* kPresences[] = {"layer", "layer, with QK-norm", "layer without experts",
-                                        "layer with experts"};
+                                        "layer with experts", "model"};
   Table table{{"point", "of", "op", "reads", "held to", "axes"}, {}};
   for (const Point& p : kPoints) {
     std::string reads(p.inputs[0].empty() ? "tokens" : p.inputs[0]);
-    if (!p.inputs[1].empty()) reads += ", " + std::string(p.inputs[1]);
+    for (size_t i = 1; i < p.inputs.size() && !p.inputs[i].empty(); ++i)
+      reads += ", " + std::string(p.inputs[i]);
     table.rows.push_back(
         {std::string(p.name), p.per_layer ? kPresences[static_cast<size_t>(p.presence)] : "model",
          std::string(kOps[static_cast<size_t>(p.op)]), reads,

@@ -40,7 +40,7 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
   const std::vector<FaultRequest> faults = faults_of(options);
   const JudgeOptions judge{.selection = selection_of(options.observe),
                            .limits = limits_of(options.limits),
-                           .schema = schema_of(options.schema),
+                           .contracts = contracts_of(options.schema),
                            .accumulator = accumulator_of(options.accumulator)};
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);

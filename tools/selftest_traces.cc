@@ -34,7 +34,7 @@ std::vector<TraceCheck> check_trace(const std::string& path, const Checkpoint& c
   };
   return {judged(" as it declares", {.limits = limits}),
           judged(" under the schemas that are found",
-                 {.limits = limits, .schema = std::map<std::string, Schema>()})};
+                 {.limits = limits, .contracts = std::map<std::string, RoundingContract>()})};
 }
 
 }  // namespace lockstep

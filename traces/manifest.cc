@@ -1,5 +1,8 @@
 #include "traces/manifest.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -13,30 +16,69 @@ using nlohmann::ordered_json;
 
 // In the order of the enumerations in trace.h.
 constexpr std::array<const char*, 4> kKeeps = {"off", "digest", "flagged", "full"};
-constexpr std::array<const char*, 3> kSchemas = {"fused", "hf", "eager"};
+constexpr std::array<const char*, kRoundingContracts> kContracts = {"fused",
+                                                                    "hf",
+                                                                    "eager",
+                                                                    "unrounded_sum",
+                                                                    "hf_unrounded_sum",
+                                                                    "bias_after_store",
+                                                                    "scores_rounded",
+                                                                    "products_rounded",
+                                                                    "tf32",
+                                                                    "operands_bf16",
+                                                                    "operands_fp16"};
 
 // Invalid UTF-8 (a command line may hold any bytes) is replaced rather than refused.
 std::string dumped(const ordered_json& value, int indent) {
   return value.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-ordered_json schema_object(const Manifest& manifest) {
+ordered_json contracts_object(const Manifest& manifest) {
   ordered_json object = ordered_json::object();
-  for (const auto& [point, schema] : manifest.schema) object[point] = name_of(schema);
+  for (const auto& [point, contract] : manifest.contracts) object[point] = name_of(contract);
   return object;
 }
 
-std::map<std::string, Schema> schemas_from(const json& object) {
-  std::map<std::string, Schema> schemas;
-  for (const auto& [point, name] : object.items())
-    schemas[point] = schema_from(name.get<std::string>());
-  return schemas;
+// A misspelt point would leave the real one undeclared, and nobody would be told.
+std::map<std::string, RoundingContract> contracts_from(const json& object,
+                                                       const std::string& file) {
+  std::map<std::string, RoundingContract> contracts;
+  for (const auto& [point, name] : object.items()) {
+    check(find_point(point) != nullptr,
+          "{} declares where '{}' rounds, which is no point: lockstep points lists them", file,
+          point);
+    contracts[point] = contract_from(name.get<std::string>());
+  }
+  return contracts;
+}
+
+ordered_json draw_object(const std::optional<DrawInfo>& draw) {
+  if (!draw) return nullptr;
+  return {{"repetition_penalty", draw->repetition_penalty},
+          {"temperature", draw->temperature},
+          {"top_k", draw->top_k},
+          {"top_p", draw->top_p},
+          {"min_p", draw->min_p},
+          {"seed", draw->seed},
+          {"sample", draw->sample}};
+}
+
+std::optional<DrawInfo> draw_from(const json& object) {
+  if (object.is_null()) return {};
+  return DrawInfo{.repetition_penalty = object.at("repetition_penalty"),
+                  .temperature = object.at("temperature"),
+                  .top_k = object.at("top_k"),
+                  .top_p = object.at("top_p"),
+                  .min_p = object.at("min_p"),
+                  .seed = object.at("seed"),
+                  .sample = object.at("sample")};
 }
 
 ordered_json request_object(const RequestInfo& request) {
-  return {{"id", request.id},          {"name", request.name},     {"prompt", request.prompt},
-          {"forced", request.forced},  {"tokens", request.tokens}, {"argmax", request.argmax},
-          {"sampled", request.sampled}};
+  return {{"id", request.id},           {"name", request.name},
+          {"prompt", request.prompt},   {"forced", request.forced},
+          {"tokens", request.tokens},   {"argmax", request.argmax},
+          {"sampled", request.sampled}, {"draw", draw_object(request.draw)}};
 }
 
 RequestInfo request_from(const json& object) {
@@ -46,7 +88,8 @@ RequestInfo request_from(const json& object) {
           .forced = object.at("forced"),
           .tokens = object.at("tokens"),
           .argmax = object.at("argmax"),
-          .sampled = object.at("sampled")};
+          .sampled = object.at("sampled"),
+          .draw = draw_from(object.value("draw", json()))};
 }
 
 // Runs `read`; what JSON complains of becomes a sentence about the file.
@@ -70,19 +113,19 @@ Keep keep_from(const std::string& name) {
 
 const char* name_of(Keep keep) { return kKeeps[static_cast<size_t>(keep)]; }
 
-Schema schema_from(const std::string& name) {
-  for (size_t i = 0; i < kSchemas.size(); ++i)
-    if (name == kSchemas[i]) return static_cast<Schema>(i);
-  fail("'{}' is no schema: use fused, hf or eager", name);
+RoundingContract contract_from(const std::string& name) {
+  for (size_t i = 0; i < kContracts.size(); ++i)
+    if (name == kContracts[i]) return static_cast<RoundingContract>(i);
+  fail("'{}' is no rounding contract: use {}", name, fmt::join(kContracts, ", "));
 }
 
-const char* name_of(Schema schema) { return kSchemas[static_cast<size_t>(schema)]; }
+const char* name_of(RoundingContract contract) { return kContracts[static_cast<size_t>(contract)]; }
 
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
   check(
-      version == kFormatVersion || version == kFormatVersionBefore,
+      version == kFormatVersion || std::ranges::count(kFormatVersionsBefore, version) > 0,
       "{}: a trace of format version {} was wanted, found {}: read it with the version that wrote "
       "it, or write it anew",
       file, kFormatVersion, version);
@@ -108,9 +151,10 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
                          {"layers", m.graph.layers},
                          {"qk_norm", m.graph.qk_norm},
                          {"expert_layers", m.graph.expert_layers},
+                         {"rope_tables", m.graph.rope_tables},
                          {"dtype", name_of(m.dtype)},
                          {"selection", m.selection},
-                         {"schema", schema_object(m)},
+                         {"schema", contracts_object(m)},
                          {"provenance", m.provenance},
                          {"requests", ordered_json::array()}};
   for (const RequestInfo& request : m.requests)
@@ -129,19 +173,32 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     m.graph.layers = layers_from(object.at("layers"), file);
     m.graph.qk_norm = object.at("qk_norm");
     m.graph.expert_layers = object.at("expert_layers").get<std::vector<int>>();
+    m.graph.rope_tables = object.value("rope_tables", false);
     m.dtype = dtype_from(object.at("dtype").get<std::string>());
     m.selection = object.at("selection");
-    m.schema = schemas_from(object.at("schema"));
+    m.contracts = contracts_from(object.at("schema"), file);
     m.provenance = object.at("provenance").get<std::map<std::string, std::string>>();
     for (const json& request : object.at("requests")) m.requests.push_back(request_from(request));
     return saved;
   });
 }
 
-std::string schema_json_of(const Manifest& manifest) { return dumped(schema_object(manifest), -1); }
+std::string draw_json_of(const std::optional<DrawInfo>& draw) {
+  return draw ? dumped(draw_object(draw), -1) : "";
+}
 
-std::map<std::string, Schema> schema_from_json(const std::string& text, const std::string& file) {
-  return reading(file, [&] { return schemas_from(json::parse(text)); });
+std::optional<DrawInfo> draw_from_json(const std::string& text, const std::string& file) {
+  if (text.empty()) return {};
+  return reading(file, [&] { return draw_from(json::parse(text)); });
+}
+
+std::string contracts_json_of(const Manifest& manifest) {
+  return dumped(contracts_object(manifest), -1);
+}
+
+std::map<std::string, RoundingContract> contracts_from_json(const std::string& text,
+                                                            const std::string& file) {
+  return reading(file, [&] { return contracts_from(json::parse(text), file); });
 }
 
 }  // namespace lockstep

@@ -8,9 +8,10 @@
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
-inline constexpr const char* kFormatVersion = "1.1";
-// What is read besides: the digests of attn.kv were of all its bytes, and had numbers.
-inline constexpr const char* kFormatVersionBefore = "1.0";
+inline constexpr const char* kFormatVersion = "1.2";
+// What is read besides. 1.0: the digests of attn.kv were of all its bytes, and had numbers. 1.1 and
+// 1.0: neither rotary tables nor how tokens were drawn.
+inline constexpr const char* kFormatVersionsBefore[] = {"1.0", "1.1"};
 
 struct SavedManifest {
   Manifest manifest;
@@ -30,11 +31,16 @@ void check_format(const std::string& format, const std::string& version, const s
 inline constexpr int kMostLayers = 1 << 16;
 int layers_from(int64_t layers, const std::string& file);
 
-const char* name_of(Schema schema);
-Schema schema_from(const std::string& name);  // throws Error on another name
+const char* name_of(RoundingContract contract);
+RoundingContract contract_from(const std::string& name);  // throws Error on another name
 
-// The point -> schema table alone, as a JSON object: the attribute schema_json.
-std::string schema_json_of(const Manifest& manifest);
-std::map<std::string, Schema> schema_from_json(const std::string& json, const std::string& file);
+// How a request draws, as a JSON object: an entry of /requests/draw. "" where it is not known.
+std::string draw_json_of(const std::optional<DrawInfo>& draw);
+std::optional<DrawInfo> draw_from_json(const std::string& json, const std::string& file);
+
+// The point -> contract table alone, as a JSON object: the attribute schema_json.
+std::string contracts_json_of(const Manifest& manifest);
+std::map<std::string, RoundingContract> contracts_from_json(const std::string& json,
+                                                            const std::string& file);
 
 }  // namespace lockstep

@@ -12,6 +12,9 @@
 namespace lockstep {
 namespace {
 
+// The trace may be older than the column.
+constexpr const char* kDraw = "requests/draw";
+
 // Appends `part` to a flat column and closes its entry in `edges`.
 void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
             std::vector<int64_t>& edges) {
@@ -23,7 +26,7 @@ void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
 struct RequestColumns {
   std::vector<int32_t> id, sampled, prompt, forced, tokens, argmax;
   std::vector<int64_t> prompt_edges{0}, forced_edges{0}, tokens_edges{0}, argmax_edges{0};
-  std::vector<std::string> name;
+  std::vector<std::string> name, draw;
 };
 
 template <typename C, typename Visit>
@@ -47,12 +50,14 @@ void write_requests(const std::vector<RequestInfo>& requests, Hdf5File& file) {
     columns.id.push_back(request.id);
     columns.name.push_back(request.name);
     columns.sampled.push_back(request.sampled ? 1 : 0);
+    columns.draw.push_back(draw_json_of(request.draw));
     append(request.prompt, columns.prompt, columns.prompt_edges);
     append(request.forced, columns.forced, columns.forced_edges);
     append(request.tokens, columns.tokens, columns.tokens_edges);
     append(request.argmax, columns.argmax, columns.argmax_edges);
   }
   visit_requests(columns, [&](const char* path, const auto& c) { file.write(path, c); });
+  file.write(kDraw, columns.draw);
 }
 
 std::vector<RequestInfo> read_requests(const Hdf5File& file) {
@@ -60,6 +65,8 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
   visit_requests(columns, [&]<typename T>(const char* path, std::vector<T>& column) {
     column = file.read<T>(path);
   });
+  if (file.has(kDraw)) columns.draw = file.read<std::string>(kDraw);
+  columns.draw.resize(columns.id.size());
   const auto part = [&](const std::vector<int32_t>& flat, const std::vector<int64_t>& edges,
                         size_t i) {
     const bool sound = edges.size() == columns.id.size() + 1 && edges[i] >= 0 &&
@@ -78,7 +85,8 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
                         .forced = part(columns.forced, columns.forced_edges, i),
                         .tokens = part(columns.tokens, columns.tokens_edges, i),
                         .argmax = part(columns.argmax, columns.argmax_edges, i),
-                        .sampled = columns.sampled[i] != 0});
+                        .sampled = columns.sampled[i] != 0,
+                        .draw = draw_from_json(columns.draw[i], file.path())});
   return requests;
 }
 
@@ -100,7 +108,7 @@ void write_columns(const Columns& columns, Hdf5File& file) {
 void write_manifest(const Manifest& manifest, Hdf5File& file) {
   for (const auto& [name, value] : manifest.provenance)
     if (name != "schema_json") file.set("/provenance", name.c_str(), value);
-  file.set("/provenance", "schema_json", schema_json_of(manifest));
+  file.set("/provenance", "schema_json", contracts_json_of(manifest));
   file.set("/", "format", kFormat);
   file.set("/", "format_version", kFormatVersion);
   file.set("/", "default", "summary");
@@ -113,6 +121,7 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
   file.set("/", "layers", manifest.graph.layers);
   file.set("/", "qk_norm", manifest.graph.qk_norm ? 1 : 0);
   file.set("/", "expert_layers", fmt::format("{}", fmt::join(manifest.graph.expert_layers, " ")));
+  file.set("/", "rope_tables", manifest.graph.rope_tables ? 1 : 0);
   file.set("/", "dtype", std::string(name_of(manifest.dtype)));
   file.set("/", "selection", manifest.selection);
   file.set("/", "complete", 1);
@@ -175,12 +184,14 @@ SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(pat
 Manifest SegmentReader::manifest() const {
   Manifest manifest;
   manifest.provenance = file_.texts("/provenance");
-  manifest.schema = schema_from_json(file_.text("/provenance", "schema_json"), file_.path());
+  manifest.contracts = contracts_from_json(file_.text("/provenance", "schema_json"), file_.path());
   manifest.provenance.erase("schema_json");
   manifest.graph.layers = layers_from(file_.number("/", "layers"), file_.path());
   manifest.graph.qk_norm = file_.number("/", "qk_norm") == 1;
   std::istringstream expert_layers(file_.text("/", "expert_layers"));
   for (int layer; expert_layers >> layer;) manifest.graph.expert_layers.push_back(layer);
+  manifest.graph.rope_tables =
+      file_.has("/", "rope_tables") && file_.number("/", "rope_tables") == 1;
   manifest.dtype = dtype_from(file_.text("/", "dtype"));
   manifest.keep = keep_from(file_.text("/", "level"));
   manifest.selection = file_.text("/", "selection");

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,23 +12,50 @@
 
 namespace lockstep {
 
-// Where a point rounds inside: `fused` once at the end, `hf` as Hugging Face's chain of ops does,
-// `eager` hf with scores and probabilities rounded too.
-enum class Schema : uint8_t { fused, hf, eager };
+// Where an op rounds to the dtype of the run before it stores its result. Each names a chain of
+// roundings that src/judge/contracts.h spells out by kind of op.
+enum class RoundingContract : uint8_t {
+  fused,             // nowhere: once, at the store
+  hf,                // as Hugging Face's modules do
+  eager,             // hf, and attention's scores and probabilities as Hugging Face's eager one
+  unrounded_sum,     // a norm reads the residual sum before it is rounded
+  hf_unrounded_sum,  // the same, and rounds as hf
+  bias_after_store,  // a linear op stores its product, then adds the bias
+  scores_rounded,    // attention stores its scores
+  products_rounded,  // a weighted sum stores its products
+  tf32,              // linear ops of fp32 round their operands to 11 bits
+  operands_bf16,     // linear ops of fp32 round their input to bf16
+  operands_fp16,     // and to fp16
+};
+inline constexpr int kRoundingContracts = 11;
 
 enum class Keep : uint8_t { off, digest, flagged, full };
 Keep keep_from(const std::string& name);  // throws Error on another name
 const char* name_of(Keep keep);
 
+// How a request's tokens are drawn, so that a draw can be made again: the filters are those of
+// Hugging Face's logits processors, in the order of the fields, and the number is of Philox4x32-10.
+struct DrawInfo {
+  double repetition_penalty = 1;
+  double temperature = 0;  // 0: the most likely token
+  int64_t top_k = 0;       // 0: all
+  double top_p = 1;
+  double min_p = 0;
+  uint64_t seed = 0;    // the key
+  uint32_t sample = 0;  // of several texts of one prompt; the counter is (choice, sample, 0)
+  bool operator==(const DrawInfo&) const = default;
+};
+
 // What one request was and became.
 struct RequestInfo {
-  int32_t id = 0;               // of its rows
-  std::string name;             // the user's, e.g. the "id" of --requests; may be empty
-  std::vector<int32_t> prompt;  // token ids
-  std::vector<int32_t> forced;  // ids that were fed instead of the engine's choices; may be empty
-  std::vector<int32_t> tokens;  // what was fed back and, last, what was chosen at the end
-  std::vector<int32_t> argmax;  // the most likely token at each step, as the engine has it
-  bool sampled = false;         // what it chose was drawn, and need not be the most likely
+  int32_t id = 0;                // of its rows
+  std::string name;              // the user's, e.g. the "id" of --requests; may be empty
+  std::vector<int32_t> prompt;   // token ids
+  std::vector<int32_t> forced;   // ids that were fed instead of the engine's choices; may be empty
+  std::vector<int32_t> tokens;   // what was fed back and, last, what was chosen at the end
+  std::vector<int32_t> argmax;   // the most likely token at each step, as the engine has it
+  bool sampled = false;          // what it chose was drawn, and need not be the most likely
+  std::optional<DrawInfo> draw;  // then: how; nothing: not known
 };
 
 // Everything about a trace that is not a tensor.
@@ -37,9 +65,9 @@ struct Manifest {
   Graph graph;
   DType dtype = DType::bf16;  // of weights and activations
   Keep keep = Keep::digest;
-  std::string selection;                 // Selection::text()
-  std::map<std::string, Schema> schema;  // by point name; a missing one is undeclared
-  std::vector<RequestInfo> requests;     // known in full only when the run has ended
+  std::string selection;                              // Selection::text()
+  std::map<std::string, RoundingContract> contracts;  // by point name; a missing one is undeclared
+  std::vector<RequestInfo> requests;                  // known in full only when the run has ended
 };
 
 // Writes one trace. Not thread-safe. What was written before a kill stays readable.

@@ -37,6 +37,7 @@ void RunFacts::add(const Pass& pass) {
 void RunFacts::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
+  asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
   for (const PassRow& r : pass.rows) {
     int32_t& length = lengths_[r.row.request];
     preempted_ = preempted_ || r.row.position < length;
@@ -86,13 +87,18 @@ void RunFacts::add_tensors(const Pass& pass) {
   }
 }
 
+int32_t RunFacts::longest() const {
+  int32_t longest = 0;
+  for (const auto& [request, length] : lengths_) longest = std::max(longest, length);
+  return longest;
+}
+
 std::vector<std::string> RunFacts::blind_in_positions() const {
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {
     if (is_blind) blind.push_back(std::move(text));
   };
-  int32_t longest = 0;
-  for (const auto& [request, length] : lengths_) longest = std::max(longest, length);
+  const int32_t longest = this->longest();
   say(longest <= 1, "query, key, RoPE and mask bugs (position 0 sees itself alone)");
   say(longest > 1 && longest <= 256,
       fmt::format("positions rounded to 16 bits (none is past 255; the last is {})", longest - 1));

@@ -19,6 +19,10 @@ class RunFacts {
   // Which bugs this run could not have shown, and why, a sentence's part each. Of what the trace
   // does not tell (no pages, no tensors of queries) nothing is said.
   std::vector<std::string> blind_to() const;
+  bool asks_for_logits() const { return asks_for_logits_; }
+  bool inherits() const { return shared_; }
+  int32_t longest() const;  // tokens of a request
+  int64_t requests() const { return std::ssize(lengths_); }
 
  private:
   void add_rows(const PassInfo& pass);
@@ -32,6 +36,7 @@ class RunFacts {
   std::map<int32_t, int32_t> lengths_;              // tokens by request
   std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
+  bool asks_for_logits_ = false;
   bool decodes_ = false;    // a pass feeds a token that was chosen
   bool chunked_ = false;    // several queries over a longer cache
   bool scattered_ = false;  // the pages of a request are not in the order of their numbers

@@ -23,9 +23,9 @@ std::vector<std::string> names_of(const Point& point) {
 
 }  // namespace
 
-void ErrorMap::begin(const SeenPass& seen) {
+size_t ErrorMap::begin(const SeenPass& seen) {
   full_ = full_ || rows_ > kMostRows;
-  if (full_) return;
+  if (full_) return SIZE_MAX;
   SeenNodes& nodes = passes_.emplace_back();
   nodes.pass = seen.info().pass;
   nodes.tokens = seen.nodes_of(point("embed"));
@@ -33,32 +33,31 @@ void ErrorMap::begin(const SeenPass& seen) {
   for (const PassRow& r : seen.info().rows)
     if (r.phase == Phase::decode) nodes.decodes.insert(r.row.request);
   rows_ += std::ssize(seen.info().rows);
+  return passes_.size() - 1;
 }
 
-void ErrorMap::add(const SeenPass& seen, const Place& place, const NodeOutcome& outcome) {
+void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
+                   const NodeOutcome& outcome) {
+  const Point& p = *place.point;
+  if (kv_heads_ == 0 && p == point("attn.k_rope") && row_shape.rank() == 2)
+    kv_heads_ = row_shape[0];
   const bool judged =
       outcome.verdict != Verdict::inconclusive && outcome.verdict != Verdict::structural;
-  if (full_ || (judged && outcome.wrong.empty())) return;
-  Errors& errors = errors_[{order_of(*place.point), place.layer}];
-  const size_t before = passes_.size() - 1;
-  if (before >= errors.passes) return;
+  if (pass == SIZE_MAX || (judged && outcome.wrong.empty())) return;
+  Errors& errors = errors_[{order_of(p), place.layer}];
+  if (pass >= errors.passes) return;
   int64_t bits = 0;
   for (const WrongRow& row : outcome.wrong) bits += std::ssize(row.elements);
   if (errors.bits + bits > kMostBits || bits_ + bits > kMostOfAll) {
-    errors.passes = before;  // a pass of which only a part is known would make a rule of its own
+    errors.passes = pass;  // a pass of which only a part is known would make a rule of its own
     return;
   }
   errors.bits += bits;
   bits_ += bits;
-  errors.nodes[{seen.info().pass, outcome.request}] = {judged, outcome.wrong};
-  const KeptTensor* tensor = seen.tensor(place, outcome.request);
-  if (outcome.wrong.empty() || !tensor) return;
-  if (kv_heads_ == 0)
-    if (const KeptTensor* k = seen.tensor({&point("attn.k_rope"), place.layer}, outcome.request))
-      kv_heads_ = k->shape.rank() == 3 ? k->shape[1] : 0;
+  errors.nodes[{passes_[pass].pass, outcome.request}] = {judged, outcome.wrong};
   // Of attn.kv whole rows are compared.
-  errors.row_shape =
-      outcome.wrong[0].elements.size() == 1 ? Shape{} : Shape(tensor->shape.extents().subspan(1));
+  if (!outcome.wrong.empty())
+    errors.row_shape = outcome.wrong[0].elements.size() == 1 ? Shape{} : row_shape;
 }
 
 bool ErrorMap::has(const Finding& finding) const {

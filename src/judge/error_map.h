@@ -18,10 +18,11 @@ class ErrorMap {
  public:
   explicit ErrorMap(int64_t page_size) : page_size_(page_size) {}  // 0: not known
 
-  void begin(const SeenPass& seen);
-  // One node of the pass that began last, which is given again: what is wrong in it, or that it was
-  // not judged.
-  void add(const SeenPass& seen, const Place& place, const NodeOutcome& outcome);
+  // Returns the pass's number.
+  size_t begin(const SeenPass& seen);
+  // One node of the pass of that number: what is wrong in it, or that it was not judged. row_shape:
+  // of its tensor, the axes after the rows.
+  void add(size_t pass, const Place& place, const Shape& row_shape, const NodeOutcome& outcome);
   // Whether single elements of the finding's node are known to be wrong.
   bool has(const Finding& finding) const;
   // Over all passes and requests; of attn.kv a position counts as often as it is read. The passes

@@ -20,8 +20,9 @@ struct JudgeOptions {
   double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
   Limits limits;
   // By point name, instead of what the trace declares; a point that is missing is tried.
-  std::optional<std::map<std::string, Schema>> schema;
-  std::optional<Accumulator> accumulator;  // instead of what the trace declares
+  std::optional<std::map<std::string, RoundingContract>> contracts;
+  // "fp32" or "tf32", instead of what the trace declares of its linear ops.
+  std::optional<std::string> accumulator;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
 };

@@ -44,16 +44,6 @@ int gravity_of(Verdict verdict) {
   return kGravity[static_cast<size_t>(verdict)];
 }
 
-void ErrorSums::add(const ErrorSums& other) {
-  elements += other.elements;
-  introduced += other.introduced;
-  compared += other.compared;
-  propagated += other.propagated;
-  total += other.total;
-  floor += other.floor;
-  not_close += other.not_close;
-}
-
 Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.size()) {
   for (size_t i = 0; i < places_.size(); ++i) sums_[i].summary.place = places_[i];
 }
@@ -78,6 +68,8 @@ int Ledger::enter(NodeOutcome outcome) {
   if (graver) summary.verdict = outcome.verdict;
   summary.worst_t1 = std::max(summary.worst_t1, outcome.t1);
   summary.worst_t2 = std::max(summary.worst_t2, outcome.t2);
+  summary.excluded += outcome.excluded;
+  largest_ = std::max(largest_, outcome.largest);
   if (outcome.ancestor >= 0 && summary.ancestor.empty())
     summary.ancestor = text_of(place_of_finding(outcome.ancestor));
   sums.errors.add(outcome.sums);
@@ -144,6 +136,16 @@ bool Ledger::regrade_all(int place, Finding finding) {
   return true;
 }
 
+bool Ledger::any_finding_at(const Point& point) const {
+  return std::ranges::any_of(findings_, [&](const Finding& f) { return *f.place.point == point; });
+}
+
+void Ledger::explain(int place, const std::string& words) {
+  for (Finding& finding : findings_)
+    if (finding.place == places_[static_cast<size_t>(place)])
+      finding.rule += (finding.rule.empty() ? "" : "; ") + words;
+}
+
 const Place& Ledger::place_of_finding(int number) const {
   return findings_[static_cast<size_t>(number)].place;
 }
@@ -160,6 +162,7 @@ Result Ledger::result() const {
   Result result;
   result.notes = notes_;
   result.strain = strain_;
+  result.scope.largest = largest_;
   if (compared_)
     result.others = {{"torch.testing.assert_close", first_not_close_},
                      {"error over 3x the reference's own", first_over_floor_}};
@@ -167,9 +170,10 @@ Result Ledger::result() const {
     if (count > 0)
       result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
   result.findings = findings_;
+  // What is wrong by number comes before what is only of another contract than its like.
   const auto order = [this](const Finding& f) {
     const auto place = std::ranges::find(places_, f.place) - places_.begin();
-    return std::tuple(f.pass, place, f.request);
+    return std::tuple(f.statistic == kContractStatistic, f.pass, place, f.request);
   };
   std::ranges::stable_sort(result.findings, {}, order);
   if (!result.findings.empty()) result.first = result.findings.front();
@@ -185,6 +189,7 @@ Result Ledger::result() const {
   for (size_t i = 0; i < places_.size(); ++i) {
     if (sums_[i].summary.expected == 0) continue;
     PlaceSummary& summary = result.places.emplace_back(sums_[i].summary);
+    result.excluded += summary.excluded;
     const ErrorSums& errors = sums_[i].errors;
     summary.judged = judged_at[i];
     summary.introduced_rms = rms(errors.introduced, errors.elements);

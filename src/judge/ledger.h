@@ -6,23 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "src/judge/error_sums.h"
 #include "src/judge/verdict.h"
 
 namespace lockstep {
-
-// Sums of squares over the elements of a node or a place.
-struct ErrorSums {
-  int64_t elements = 0;   // finite on both sides
-  double introduced = 0;  // of got - O(x)
-  int64_t compared = 0;   // and known of the reference models
-  double propagated = 0;  // of O(x) - exact model
-  double total = 0;       // of got - exact model
-  double floor = 0;       // of rounded model - exact model
-  // That torch.testing.assert_close, as it is by default for the dtype, takes for another number
-  // than the rounded model's.
-  int64_t not_close = 0;
-  void add(const ErrorSums& other);
-};
 
 // What came out for one node.
 struct NodeOutcome {
@@ -35,10 +22,14 @@ struct NodeOutcome {
   double strain = 0;      // the largest statistic, in units of its limit
   int32_t position = 0;   // of the worst element's row
   ErrorSums sums;
-  int ancestor = -1;            // of a propagated node: its finding's number; -1: an overflow
-  bool overflows = false;       // nonfinite as the exact result is too, which is no finding
-  bool passes_on = false;       // nonfinite only because an input of the op is
-  std::string reason;           // of an inconclusive node
+  int ancestor = -1;       // of a propagated node: its finding's number; -1: an overflow
+  bool overflows = false;  // nonfinite as the exact result is too, which is no finding
+  bool passes_on = false;  // nonfinite only because an input of the op is
+  Verdict besides = Verdict::bitwise;  // then: what its finite elements come to
+  int64_t excluded = 0;                // elements in no statistic, as they are not finite
+  bool blank = false;                  // all of them are
+  double largest = 0;                  // of its finite elements, by size
+  std::string reason;                  // of an inconclusive node
   bool unrecorded = false;      // inconclusive since no pass so far had a tensor of the point
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
 };
@@ -60,7 +51,10 @@ class Ledger {
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
   bool regrade_all(int place, Finding finding);
+  // Adds to what is said of each finding of a place.
+  void explain(int place, const std::string& words);
   bool any_finding() const { return !findings_.empty(); }
+  bool any_finding_at(const Point& point) const;
   const Place& place_of_finding(int number) const;
   // A statistic in units of its limit, of no single node.
   void strain(double value) { strain_ = std::max(strain_, value); }
@@ -93,7 +87,7 @@ class Ledger {
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;
-  double strain_ = 0;
+  double strain_ = 0, largest_ = 0;
   bool compared_ = false;  // any node, with the reference models
   std::optional<Place> first_not_close_, first_over_floor_;
 };

@@ -25,7 +25,8 @@ struct Named {
   OpKind op;
   const char* name;
 };
-constexpr std::array kOps = {Named{OpKind::norm, "norm"},
+constexpr std::array kOps = {Named{OpKind::angles, "angles"},
+                             Named{OpKind::norm, "norm"},
                              Named{OpKind::linear, "linear"},
                              Named{OpKind::rope, "rope"},
                              Named{OpKind::attention, "attention"},
@@ -140,6 +141,7 @@ Limits Limits::read(const std::string& path) {
 void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
   budget.gain = std::min(budget.gain, limits.gain);
   budget.misrounds = std::min(budget.misrounds, limits.share);
+  for (double& chance : budget.misround) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
     // What is no rounding is left as it is.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "src/judge/seen.h"
@@ -57,11 +58,11 @@ double noise(std::span<const double> exact, std::span<const double> rounded) {
   return std::sqrt(sum / static_cast<double>(best));
 }
 
-// At most this many choices differ by chance, but for a chance of kFalseAlarm.
+// At most this many choices differ by chance, but for a chance of kPooledFalseAlarm.
 int64_t most_flips(double expected) {
   double term = std::exp(-expected), sum = term;  // P(0 flips)
   int64_t n = 0;
-  while (1 - sum > kFalseAlarm && term > 0) {
+  while (1 - sum > kPooledFalseAlarm && term > 0) {
     ++n;
     term *= expected / static_cast<double>(n);
     sum += term;
@@ -89,9 +90,10 @@ double second_best(std::span<const double> logits, size_t best) {
 
 }  // namespace
 
-void LogitsComparison::add(const KeptTensor* got, const KeptTensor* exact,
+void LogitsComparison::add(int32_t pass, const KeptTensor* got, const KeptTensor* exact,
                            const KeptTensor* rounded) {
   if (!got) return;
+  const auto finite = [](double x) { return std::isfinite(x); };
   for (const Row& row : got->rows) {
     std::vector<double> values[3];
     const KeptTensor* tensors[] = {got, exact, rounded};
@@ -104,25 +106,43 @@ void LogitsComparison::add(const KeptTensor* got, const KeptTensor* exact,
     if (values[0].empty() || values[0].size() != values[1].size() ||
         values[0].size() != values[2].size())
       continue;
-    add_row(row, values[0], values[1], values[2]);
+    if (!std::ranges::all_of(values[1], finite) || !std::ranges::all_of(values[2], finite))
+      continue;
+    if (std::ranges::all_of(values[0], finite))
+      add_row(pass, row, values[0], values[1], values[2]);
+    else
+      add_no_numbers(pass, row, values[0], values[1]);
   }
 }
 
-void LogitsComparison::add_row(const Row& row, std::span<const double> got,
+// Rounding explains no choice among what is no number.
+void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, std::span<const double> got,
+                                      std::span<const double> exact) {
+  summary_.max_abs = std::numeric_limits<double>::quiet_NaN();
+  if (summary_.unexplained_flips++ == 0) unexplained_ = {.row = row, .pass = pass};
+  if (summary_.compared++ == summary_.argmax_equal) first_flip_ = {.row = row, .pass = pass};
+  flips_[row.request].push_back({row.position, static_cast<int32_t>(argmax(got)),
+                                 static_cast<int32_t>(argmax(exact)),
+                                 std::numeric_limits<double>::infinity(), false, ""});
+}
+
+void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const double> got,
                                std::span<const double> exact, std::span<const double> rounded) {
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double difference = std::fabs(got[i] - exact[i]);
-    // NaN is kept: once the maximum, nothing replaces it.
-    if (!std::isnan(summary_.max_abs) && !within(difference, summary_.max_abs))
-      summary_.max_abs = difference;
-  }
-  kl_sum_ += divergence(exact, got);
+  for (size_t i = 0; i < got.size(); ++i)
+    if (!std::isnan(summary_.max_abs))
+      summary_.max_abs = std::max(summary_.max_abs, std::fabs(got[i] - exact[i]));
+  ++numbers_;
+  const double kl = divergence(exact, got);
+  kl_sum_ += kl;
   kl_reference_sum_ += divergence(exact, rounded);
+  if (numbers_ == 1 || kl > largest_kl_) {
+    largest_kl_ = kl;
+    divergent_ = {.row = row, .pass = pass};
+  }
   const size_t reference = argmax(exact), engine = argmax(got);
   const double unit = ulp(exact[reference], dtype_);
   const double margin = (exact[reference] - second_best(exact, reference)) / unit;
-  summary_.least_margin_ulp =
-      summary_.compared == 0 ? margin : std::min(summary_.least_margin_ulp, margin);
+  summary_.least_margin_ulp = numbers_ == 1 ? margin : std::min(summary_.least_margin_ulp, margin);
   ++summary_.compared;
   const double off = noise(exact, rounded);
   summary_.expected_flips += chance_of_a_flip(exact, reference, off);
@@ -132,7 +152,9 @@ void LogitsComparison::add_row(const Row& row, std::span<const double> got,
     return;
   }
   const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off);
-  if (explained) ++summary_.explained_flips;
+  if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
+  if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
+  ++(explained ? summary_.explained_flips : summary_.unexplained_flips);
   flips_[row.request].push_back({row.position, static_cast<int32_t>(engine),
                                  static_cast<int32_t>(reference), preferred / unit, explained, ""});
 }
@@ -143,32 +165,35 @@ void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
     if (std::ranges::count(rows, Row{request, flip.position}) > 0) flip.ancestor = finding;
 }
 
-std::vector<Statistic> LogitsComparison::statistics() const {
+std::vector<LogitsDoubt> LogitsComparison::doubts() const {
   const int64_t flips = summary_.compared - summary_.argmax_equal;
-  const int64_t unexplained = flips - summary_.explained_flips;
-  const auto rows = static_cast<double>(summary_.compared);
-  std::vector<Statistic> all = {
-      {"flips", static_cast<double>(unexplained), 0,
-       fmt::format("{} of {} tokens differ from the fp64 model's by more than rounding explains",
-                   unexplained, summary_.compared)},
-      {"flips", static_cast<double>(flips),
-       static_cast<double>(most_flips(summary_.expected_flips)),
-       fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
-                   flips, summary_.compared, summary_.expected_flips)}};
-  if (summary_.compared >= kDivergenceRows)
-    all.push_back(
-        {"KL", kl_sum_ / rows, kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
-         fmt::format("the KL divergence from the fp64 model, mean over {} tokens, is past "
-                     "what rounding explains",
-                     summary_.compared)});
+  const int64_t unexplained = summary_.unexplained_flips;
+  const auto rows = static_cast<double>(numbers_);
+  std::vector<LogitsDoubt> all = {unexplained_, first_flip_};
+  all[0].statistic = {
+      "flips", static_cast<double>(unexplained), 0,
+      fmt::format("{} of {} tokens differ from the fp64 model's by more than rounding explains",
+                  unexplained, summary_.compared)};
+  all[1].statistic = {
+      "flips", static_cast<double>(flips), static_cast<double>(most_flips(summary_.expected_flips)),
+      fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
+                  flips, summary_.compared, summary_.expected_flips)};
+  if (numbers_ < kDivergenceRows) return all;
+  all.push_back(divergent_);
+  all.back().statistic = {
+      "KL", kl_sum_ / rows, kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
+      fmt::format(
+          "the KL divergence from the fp64 model, mean over {} tokens, is past what rounding "
+          "explains",
+          numbers_)};
   return all;
 }
 
 std::optional<LogitsSummary> LogitsComparison::summary() const {
   if (summary_.compared == 0) return {};
   LogitsSummary summary = summary_;
-  summary.kl_mean = kl_sum_ / static_cast<double>(summary_.compared);
-  summary.kl_reference = kl_reference_sum_ / static_cast<double>(summary_.compared);
+  summary.kl_mean = kl_sum_ / static_cast<double>(numbers_);
+  summary.kl_reference = kl_reference_sum_ / static_cast<double>(numbers_);
   return summary;
 }
 

@@ -10,6 +10,14 @@
 
 namespace lockstep {
 
+// What is wrong with the choices of a run though every op may be within its budget, and the row
+// that shows it best.
+struct LogitsDoubt {
+  Statistic statistic;
+  Row row;
+  int32_t pass = 0;
+};
+
 // Compares the engine's logits with those of the model in fp64, row by row. A choice that differs
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
 // over its 50 best of (the model in the run's dtype - the model in fp64): both candidates then lie
@@ -22,28 +30,33 @@ class LogitsComparison {
  public:
   explicit LogitsComparison(DType dtype) : dtype_(dtype) {}
 
-  // Rows that `exact` or `rounded` lack, or that were kept as digests, are left out.
-  void add(const KeptTensor* got, const KeptTensor* exact, const KeptTensor* rounded);
+  // Rows that `exact` or `rounded` lack, that were kept as digests, or in which one of these two is
+  // no number are left out. Where `got` is none, its choice is explained by nothing.
+  void add(int32_t pass, const KeptTensor* got, const KeptTensor* exact, const KeptTensor* rounded);
 
   std::optional<LogitsSummary> summary() const;  // nothing when no row was compared
   std::vector<Flip> flips(int32_t request) const;
   // Says from which finding the request's choices of this pass that differ stem.
   void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
-  // What is wrong though every op may be within its budget:
   //   flips  choices that differ and are not explained (limit 0), or all of them, of which a sum of
   //          as many rare chances is over its limit with a chance of 1e-6 (Poisson's tail, which is
   //          the heavier one: Hoeffding 1956)
   //   KL     mean divergence of 100 rows or more; limit 3 times that of the model in the run's
   //          dtype
-  std::vector<Statistic> statistics() const;
+  std::vector<LogitsDoubt> doubts() const;
 
  private:
-  void add_row(const Row& row, std::span<const double> got, std::span<const double> exact,
-               std::span<const double> rounded);
+  void add_row(int32_t pass, const Row& row, std::span<const double> got,
+               std::span<const double> exact, std::span<const double> rounded);
+  void add_no_numbers(int32_t pass, const Row& row, std::span<const double> got,
+                      std::span<const double> exact);
 
   DType dtype_;
   LogitsSummary summary_;
+  int64_t numbers_ = 0;  // rows that were compared, and are numbers
   double kl_sum_ = 0, kl_reference_sum_ = 0;
+  double largest_kl_ = 0;
+  LogitsDoubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
   std::map<int32_t, std::vector<Flip>> flips_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 namespace lockstep {
 namespace {
@@ -24,11 +25,9 @@ double normal_quantile(double tail) {
   return z;
 }
 
-Statistic misrounds_of(const Moments& m) {
-  const auto n = static_cast<double>(m.elements);
-  const double share = std::min(m.may_misround / n, m.misrounds);
+Statistic misrounds_of(const Moments& m, double tail) {
   return {
-      "T3", static_cast<double>(m.misrounded) / n, share_limit(m.elements, share, kFalseAlarm),
+      "T3", m.share(), m.most_misrounds(tail),
       fmt::format("{} of {} elements are not the exact result rounded", m.misrounded, m.elements)};
 }
 
@@ -75,16 +74,26 @@ double share_limit(int64_t n, double share, double tail) {
          (third + std::sqrt(third * third + 2 * expected * log_risk)) / static_cast<double>(n);
 }
 
+double Scatter::rms() const {
+  return std::sqrt(squares / (static_cast<double>(elements) + std::max(0.0, due)));
+}
+
+int64_t Scatter::degrees() const {
+  const auto n = static_cast<double>(elements);
+  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
+}
+
+double Scatter::most_misrounds(double tail) const {
+  return share_limit(elements, std::min(1.0, may_misround / static_cast<double>(elements)), tail);
+}
+
 void Moments::add(const Moments& other) {
   Scatter::add(other);
-  misrounded += other.misrounded;
-  may_misround += other.may_misround;
   offset += other.offset;
   cross += other.cross;
   cross_scatter += other.cross_scatter;
   power += other.power;
   gain = std::max(gain, other.gain);
-  misrounds = std::max(misrounds, other.misrounds);
   rows += other.rows;
   cross_squares += other.cross_squares;
   cross_power += other.cross_power;
@@ -98,26 +107,59 @@ void Moments::end_row() {
   power_squares = power * power;
 }
 
-double Scatter::rms() const {
-  return std::sqrt(squares / (static_cast<double>(elements) + std::max(0.0, due)));
-}
-
-int64_t Scatter::degrees() const {
-  const auto n = static_cast<double>(elements);
-  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
-}
-
-std::vector<Statistic> Moments::statistics(DType dtype) const {
+std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
   if (elements < kLeastElements) return {};
   std::vector<Statistic> statistics{
-      {"T2", rms(), rms_limit(degrees(), kFalseAlarm), fmt::format("over {} elements", elements)}};
-  if (dtype != DType::f32) statistics.push_back(misrounds_of(*this));
+      {"T2", rms(), rms_limit(degrees(), tail), fmt::format("over {} elements", elements)}};
+  if (dtype != DType::f32) statistics.push_back(misrounds_of(*this, tail));
   add_gain(*this, dtype, statistics);
   return statistics;
 }
 
 double Moments::offset_deviations() const {
   return elements > 0 ? offset / std::sqrt(static_cast<double>(elements)) : 0;
+}
+
+template <typename Value, typename Limit>
+Slices::Worst Slices::worst_by(Value value_of, Limit limit_of) const {
+  Worst worst;
+  const Named* at = nullptr;
+  for (const Named& slice : slices_) {
+    const double value = value_of(*slice.scatter), limit = limit_of(*slice.scatter);
+    if (at && !(value / limit > worst.statistic.value / worst.statistic.limit)) continue;
+    at = &slice;
+    worst.statistic.value = value;
+    worst.statistic.limit = limit;
+  }
+  if (!at) return worst;
+  worst.scatter = at->scatter;
+  worst.statistic.slice = fmt::format("{} {}", at->axis, at->key);
+  return worst;
+}
+
+Slices::Worst Slices::scattered(double tail) const {
+  tail /= std::max(1.0, static_cast<double>(slices_.size()));
+  std::map<int64_t, double> limits;  // slices come in few sizes
+  Worst worst = worst_by([](const Scatter& s) { return s.rms(); },
+                         [&](const Scatter& s) {
+                           double& limit = limits[s.degrees()];
+                           if (limit == 0) limit = rms_limit(s.degrees(), tail);
+                           return limit;
+                         });
+  worst.statistic.name = "T4";
+  return worst;
+}
+
+Slices::Worst Slices::misrounded(double tail) const {
+  tail /= std::max(1.0, static_cast<double>(slices_.size()));
+  Worst worst =
+      worst_by([](const Scatter& s) { return s.share(); },
+               [&](const Scatter& s) { return s.misrounded == 0 ? 1.0 : s.most_misrounds(tail); });
+  worst.statistic.name = "T3";
+  if (worst.scatter)
+    worst.statistic.slice += fmt::format(": {} of {} elements are not the exact result rounded",
+                                         worst.scatter->misrounded, worst.scatter->elements);
+  return worst;
 }
 
 bool DistinctMoments::add(uint64_t row_hash, const Moments& row) {

@@ -8,6 +8,7 @@
 
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
+#include "src/judge/index_choice.h"
 
 namespace lockstep {
 namespace {
@@ -24,8 +25,8 @@ constexpr int64_t kBytesPerElement = 100;
 constexpr int64_t kSharedElements = 1 << 16;
 constexpr size_t kAtATime = 1 << 20;
 constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
-// A node of fewer may have nothing that a chain of ops rounds otherwise than one kernel.
-constexpr int64_t kTellingRows = 4, kTellingElements = 256;
+// Findings of a place that are judged again under other contracts: they agree or they do not.
+constexpr int64_t kMostTried = 16;
 
 std::pair<int, int> key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
 
@@ -63,69 +64,14 @@ std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vecto
   return into;
 }
 
-// The tolerances of torch.testing.assert_close where none are given.
-bool close_for_torch(double got, double reference, DType dtype) {
-  const double relative = dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
-  return within(std::fabs(got - reference), 1e-5 + relative * std::fabs(reference));
-}
-
-// The parts of a row's error that need the reference models.
-void add_errors(ErrorSums& sums, std::span<const double> got, std::span<const double> want,
-                std::span<const double> exact, std::span<const double> rounded, DType dtype) {
-  if (exact.size() != got.size() || rounded.size() != got.size()) return;
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double total = got[i] - exact[i], propagated = want[i] - exact[i];
-    const double floor = rounded[i] - exact[i];
-    if (!close_for_torch(got[i], rounded[i], dtype)) ++sums.not_close;
-    if (!std::isfinite(total) || !std::isfinite(propagated) || !std::isfinite(floor)) continue;
-    ++sums.compared;
-    sums.total += total * total;
-    sums.propagated += propagated * propagated;
-    sums.floor += floor * floor;
-  }
-}
-
-// An index that is not among those of the row's largest values, beside one that should be there.
-struct WrongIndex {
-  bool found = false;
-  bool unknown = false;  // it is the index of nothing
-  double want = 0, got = 0;
-};
-
-// By value: which of several equal values are taken is not a matter of right or wrong, nor is their
-// order.
-WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>& indices) {
-  std::vector<bool> taken(row.size(), false);
-  WrongIndex wrong;
-  for (const double index : indices) {
-    const bool known = index >= 0 && index < static_cast<double>(row.size());
-    if (!known || taken[static_cast<size_t>(index)])
-      wrong = {.found = true, .unknown = !known, .got = index};
-    if (wrong.found) break;
-    taken[static_cast<size_t>(index)] = true;
-  }
-  // The largest of those left out must not be above the smallest of those taken.
-  const auto out = [&](size_t i) { return !taken[i]; };
-  size_t best = row.size(), least = row.size();
-  for (size_t i = 0; i < row.size(); ++i) {
-    size_t& at = out(i) ? best : least;
-    if (at == row.size() || (out(i) ? row[i] > row[at] : row[i] < row[at])) at = i;
-  }
-  if (best < row.size()) wrong.want = static_cast<double>(best);
-  if (wrong.found || best == row.size() || least == row.size()) return wrong;
-  wrong.found = row[best] > row[least];
-  wrong.got = static_cast<double>(least);
-  return wrong;
-}
-
 }  // namespace
 
 struct OpJudge::Group {
   struct Member {
-    Member(const NodeRows* node_, NodeOutcome* outcome_) : node(node_), outcome(outcome_) {}
+    Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
     const NodeRows* node;
-    NodeOutcome* outcome;
-    std::vector<Meter> meters;  // one a schema
+    NodeOutcomes* outcomes;
+    std::optional<Meter> meter;  // of the contract that is being tried
     ErrorSums sums;
   };
   std::vector<Member> members;
@@ -135,11 +81,13 @@ struct OpJudge::Group {
   std::vector<size_t> owner;     // member of each row
   CacheRead cache;               // attention: what its one request reads
   const KeptTensor* tensor = nullptr;
-  std::span<const Schema> schemas;  // that the place is judged under
+  bool compared = false;  // with the two models, which no contract changes
+  bool answered = false;  // no number says what came out
 };
 
 struct OpJudge::Block {
-  OpKind op;
+  const Place& place;
+  DType dtype;
   size_t first;  // row of the group
   std::span<const Row> rows;
   const Exact& exact;
@@ -148,16 +96,45 @@ struct OpJudge::Block {
 };
 
 struct OpJudge::Measured {
-  std::vector<Meter::Row> rows;  // one a schema
+  Meter::Row row;
   ErrorSums sums;
 };
 
-OpJudge::OpJudge(Oracle& oracle, OpJudgeOptions options)
-    : oracle_(oracle), options_(std::move(options)), schemas_(options_.schema) {}
+OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options)
+    : oracle_(oracle),
+      graph_(graph),
+      options_(std::move(options)),
+      contracts_(options_.contracts) {}
 
-Moments OpJudge::pooled(const Place& place) const {
-  const auto pool = pools_.find({key_of(place), schemas_.of(*place.point)});
-  return pool == pools_.end() ? Moments{} : pool->second.sum();
+const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) const {
+  const auto pool = pools_.find({key_of(place), contract});
+  return pool == pools_.end() ? nullptr : &pool->second;
+}
+
+std::vector<Statistic> OpJudge::pooled_statistics(const Place& place,
+                                                  RoundingContract contract) const {
+  const PlacePool* pool = pooled(place, contract);
+  if (!pool) return {};
+  std::vector<Statistic> statistics = pool->statistics(dtype_at(place));
+  if (contract == RoundingContract::fused)
+    tighten(statistics, options_.limits.of(place.point->op, dtype_at(place)));
+  return statistics;
+}
+
+void OpJudge::decide_contracts(const std::vector<Place>& places) {
+  for (const Place& place : places) {
+    const std::vector<RoundingContract> contracts = candidates(place);
+    if (contracts.size() < 2) continue;
+    for (size_t c = 0; c < contracts.size(); ++c)
+      for (const Statistic& statistic : pooled_statistics(place, contracts[c]))
+        if (!statistic.passes(options_.limit_scale)) contracts_.add_misfit(place, c);
+  }
+  contracts_.decide();
+}
+
+OtherContracts OpJudge::other_contracts(const Place& place) const {
+  const auto found = others_.find(key_of(place));
+  return found == others_.end() ? OtherContracts{} : found->second;
 }
 
 std::map<OpKind, Reached> OpJudge::reached() const {
@@ -166,10 +143,10 @@ std::map<OpKind, Reached> OpJudge::reached() const {
     const Point& p = kPoints[static_cast<size_t>(key.first.first)];
     const Moments& m = pool.sum();
     // Shares and gains of few elements are chance.
-    if (key.second != Schema::fused || !reached.contains(p.op) || m.elements < kMany) continue;
+    if (key.second != RoundingContract::fused || !reached.contains(p.op) || m.elements < kMany)
+      continue;
     const double gain = m.power > 0 ? std::fabs(m.cross) / m.power : 0;
-    const auto n = static_cast<double>(m.elements);
-    reached[p.op].add({.share = static_cast<double>(m.misrounded) / n, .gain = gain});
+    reached[p.op].add({.share = m.share(), .gain = gain});
   }
   return reached;
 }
@@ -181,11 +158,19 @@ void OpJudge::begin_pass(const SeenPass& pass) {
 }
 
 DType OpJudge::dtype_at(const Place& place) const {
+  if (place.point->op == OpKind::angles) return DType::f32;  // whatever the run's
   return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
 }
 
-bool OpJudge::measured(OpKind op) const {
-  return !rounds_operands(op, options_.dtype, options_.accumulator);
+ContractTraits OpJudge::traits_of(const Place& place) const {
+  const bool linear = place.point->op == OpKind::linear;
+  return {.dtype = dtype_at(place), .has_bias = linear && oracle_.has_bias(place)};
+}
+
+std::vector<RoundingContract> OpJudge::candidates(const Place& place) const {
+  if (place.point->op == OpKind::cache || makes_indices(place.point->op))
+    return {RoundingContract::fused};
+  return contracts_.candidates(place, traits_of(place));
 }
 
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
@@ -213,57 +198,111 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
   return outcome.verdict != Verdict::bitwise;
 }
 
-std::vector<NodeOutcome> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
-                                        const JudgedPass& pass) {
+bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                   const NodeRows& node, Group& group, NodeOutcomes& outcomes) {
+  group.tensor = pass.seen.tensor(place, node.request);
+  if (place.point->op == OpKind::attention) {
+    const Place& kv = inputs.at(1);
+    group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
+    std::string trouble = group.cache.trouble();
+    if (misshapen_.contains(key_of(kv)) ||
+        !pass.seen.trouble(kv, options_.dtype, node).text.empty())
+      trouble = "attn.kv, which the op reads, was not captured, or not as the model has it";
+    if (!trouble.empty()) {
+      outcomes = {inconclusive(trouble)};
+      return false;
+    }
+  }
+  group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
+  group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
+  group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
+  group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
+  group.members.emplace_back(&node, &outcomes);
+  return true;
+}
+
+std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
+                                         const JudgedPass& pass) {
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
-  std::vector<NodeOutcome> outcomes(nodes.size());
+  std::vector<NodeOutcomes> outcomes(nodes.size());
   const OpKind op = place.point->op;
-  const DType dtype = dtype_at(place);
   Group group;
   for (size_t i = 0; i < nodes.size(); ++i) {
     const NodeRows& node = nodes[i];
-    if (rejected(place, inputs, pass, node, dtype, outcomes[i])) continue;
-    if (op == OpKind::cache) {
-      outcomes[i] = judge_cache(place, inputs, pass, node);
-      continue;
+    NodeOutcome single;
+    if (rejected(place, inputs, pass, node, dtype_at(place), single)) {
+      outcomes[i] = {std::move(single)};
+    } else if (op == OpKind::cache) {
+      outcomes[i] = {judge_cache(place, inputs, pass, node)};
+    } else if (makes_indices(op)) {
+      outcomes[i] = {judge_indices(place, inputs, pass, node)};
+    } else if (join(place, inputs, pass, node, group, outcomes[i]) && op == OpKind::attention) {
+      judge_numbers(place, inputs, pass, group);  // of one request at a time
+      group = {};
     }
-    if (makes_indices(op)) {
-      outcomes[i] = judge_indices(place, inputs, pass, node);
-      continue;
-    }
-    group.tensor = pass.seen.tensor(place, node.request);
-    if (op == OpKind::attention) {
-      const Place& kv = inputs.at(1);
-      group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
-      std::string trouble = group.cache.trouble();
-      if (misshapen_.contains(key_of(kv)) || !pass.seen.trouble(kv, dtype, node).text.empty())
-        trouble = "attn.kv, which the op reads, was not captured, or not as the model has it";
-      if (!trouble.empty()) {
-        outcomes[i] = inconclusive(trouble);
-        continue;
-      }
-    }
-    group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
-    group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
-    group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
-    group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
-    Group::Member& member = group.members.emplace_back(&node, &outcomes[i]);
-    group.schemas = schemas_.candidates(*place.point);
-    for (const Schema schema : group.schemas)
-      member.meters.emplace_back(options_.dtype, place.point->node_class,
-                                 without_rows(group.tensor->shape), std::ssize(node.rows),
-                                 options_.page_size, &pools_[{key_of(place), schema}]);
-    if (op != OpKind::attention) continue;  // of one request at a time
-    judge_numbers(place, inputs, pass, group);
-    group = {};
   }
   if (!group.members.empty()) judge_numbers(place, inputs, pass, group);
   return outcomes;
 }
 
+Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& node,
+                        PlacePool* pool) const {
+  const OpKind op = place.point->op;
+  return {{.dtype = dtype_at(place),
+           .node_class = place.point->node_class,
+           .row_shape = without_rows(group.tensor->shape),
+           .page_size = options_.page_size,
+           .may_lose_weights =
+               op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax},
+          std::ssize(node.rows),
+          pool};
+}
+
 void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, Group& group) {
-  const Shape& shape = group.tensor->shape;
+  const std::vector<RoundingContract> contracts = candidates(place);
+  const bool may_tf32 = contracts == std::vector{RoundingContract::tf32};
+  if (may_tf32) {
+    // A library picks its kernels by shape, and some of them round nothing: a node that is right in
+    // fp32 is right.
+    judge_under(RoundingContract::fused, place, inputs, pass, group);
+    judge_under(RoundingContract::tf32, place, inputs, pass, group);
+    for (Group::Member& member : group.members)
+      if (NodeOutcomes& both = *member.outcomes; both.size() == 2)
+        both.erase(is_finding(both[0]) ? both.begin() : both.begin() + 1);
+  } else {
+    for (const RoundingContract contract : contracts)
+      judge_under(contract, place, inputs, pass, group);
+  }
+  for (Group::Member& member : group.members)
+    for (NodeOutcome& outcome : *member.outcomes) {
+      const ErrorSums own = outcome.sums;
+      outcome.sums = member.sums;
+      outcome.sums.elements = own.elements;
+      outcome.sums.introduced = own.introduced;
+    }
+  if (contracts.size() == 1 && !group.answered) try_others(place, inputs, pass, group);
+}
+
+void OpJudge::judge_under(RoundingContract contract, const Place& place,
+                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group) {
+  if (group.answered) return;
+  // Of nodes that may be either of two, no pool is of one.
+  const bool pools = candidates(place).front() != RoundingContract::tf32;
+  for (Group::Member& member : group.members)
+    member.meter.emplace(
+        meter_of(place, group, *member.node, pools ? &pools_[{key_of(place), contract}] : nullptr));
+  if (!measure_under(contract, place, inputs, pass, group)) {
+    group.answered = true;
+    return;
+  }
+  for (size_t i = 0; i < group.members.size(); ++i)
+    group.members[i].outcomes->push_back(outcome_of_member(contract, place, group, i));
+}
+
+bool OpJudge::measure_under(RoundingContract contract, const Place& place,
+                            const std::vector<Place>& inputs, const JudgedPass& pass,
+                            Group& group) {
   const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
@@ -271,74 +310,112 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
   const auto block =
       static_cast<size_t>(std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes)));
   for (size_t first = 0; first < group.rows.size(); first += block)
-    if (!judge_block(place, inputs, pass, group, first, std::min(block, group.rows.size() - first)))
-      return;
-  for (size_t i = 0; i < group.members.size(); ++i)
-    judge_member(place, without_rows(shape), group, i);
+    if (!judge_block(contract, place, inputs, pass, group, first,
+                     std::min(block, group.rows.size() - first)))
+      return false;
+  group.compared = true;
+  return true;
 }
 
-void OpJudge::judge_member(const Place& place, const Shape& row_shape, Group& group, size_t i) {
-  Group::Member& member = group.members[i];
-  std::vector<NodeOutcome> outcomes;
+NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& place,
+                                       const Group& group, size_t i) {
   const OpKind op = place.point->op;
-  for (size_t s = 0; s < member.meters.size(); ++s) {
-    Measure measure = member.meters[s].finish();
-    if (group.schemas[s] == Schema::fused && place.point->node_class != NodeClass::exact)
-      reached_[op].add(reached_by(measure));
-    if (measured(op)) tighten(measure.statistics, options_.limits.of(op, options_.dtype));
-    outcomes.push_back(outcome_of(std::move(measure), row_shape, options_.limit_scale));
+  Measure measure = group.members[i].meter->finish();
+  if (contract == RoundingContract::fused) {
+    if (place.point->node_class != NodeClass::exact) reached_[op].add(reached_by(measure));
+    tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));
   }
-  const bool telling = std::ssize(member.node->rows) >= kTellingRows &&
-                       outcomes.front().sums.elements >= kTellingElements;
-  *member.outcome = std::move(outcomes[schemas_.choose(place, outcomes, telling)]);
-  member.sums.elements = member.outcome->sums.elements;
-  member.sums.introduced = member.outcome->sums.introduced;
-  member.outcome->sums = member.sums;
+  return outcome_of(std::move(measure), without_rows(group.tensor->shape), options_.limit_scale);
 }
 
-bool OpJudge::judge_block(const Place& place, const std::vector<Place>& inputs,
-                          const JudgedPass& pass, Group& group, size_t first, size_t count) {
+void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
+                         const JudgedPass& pass, Group& group) {
+  const RoundingContract own = candidates(place).front();
+  std::vector<size_t> wrong;
+  for (size_t i = 0; i < group.members.size(); ++i)
+    if (group.members[i].outcomes->front().verdict == Verdict::introduced) wrong.push_back(i);
+  if (wrong.empty()) return;
+  OtherContracts& others = others_[key_of(place)];
+  if (others.tried >= kMostTried) return;
+  if (others.others.empty())
+    for (const RoundingContract contract : contracts_of(place.point->op, traits_of(place)))
+      if (contract != own) others.others.push_back({contract});
+  if (others.others.empty()) return;
+  others.tried += std::ssize(wrong);
+  for (OtherContract& other : others.others) {
+    for (Group::Member& member : group.members)
+      member.meter.emplace(meter_of(place, group, *member.node, nullptr));
+    if (!measure_under(other.contract, place, inputs, pass, group)) return;
+    for (const size_t i : wrong)
+      if (!is_finding(outcome_of(group.members[i].meter->finish(),
+                                 without_rows(group.tensor->shape), options_.limit_scale)))
+        ++other.fits;
+  }
+}
+
+std::vector<Place> OpJudge::read_by(RoundingContract contract,
+                                    const std::vector<Place>& inputs) const {
+  const bool of_sum =
+      contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
+  if (of_sum && inputs.at(0).point->op == OpKind::add) return inputs_of(graph_, inputs[0]);
+  return inputs;
+}
+
+bool OpJudge::judge_block(RoundingContract contract, const Place& place,
+                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
+                          size_t first, size_t count) {
   const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
-  OracleCall call{.place = place, .dtype = options_.dtype, .rows = rows};
+  OracleCall call{.place = place, .dtype = options_.dtype, .contract = contract, .rows = rows};
   call.tokens = std::span(group.tokens).subspan(first, count);
-  call.squares = rounds_operands(place.point->op, options_.dtype, options_.accumulator);
-  call.overlap = place.point->op == OpKind::attention && group.schemas.back() != Schema::fused;
   call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
   std::vector<PickedRows> picked;
-  for (const Place& input : inputs)
-    if (input.point->op != OpKind::cache)
-      picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
+  const auto pick = [&](const std::vector<Place>& places) {
+    picked.clear();
+    for (const Place& input : places)
+      if (input.point->op != OpKind::cache)
+        picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
+    return std::ranges::none_of(picked, [](const PickedRows& rows) { return rows.view().empty(); });
+  };
+  if (!pick(read_by(contract, inputs))) {  // its own inputs are known to be there, a sum's are not
+    if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
+      for (Group::Member& member : group.members)
+        *member.outcomes = {inconclusive("what the norm's input is the sum of was not captured")};
+      return false;
+    }
+    pick(inputs);
+  }
   for (const PickedRows& input : picked) call.inputs.push_back(input.view());
 
   const Exact exact = oracle_.evaluate(call);
   const PickedRows got(group.tensor, rows);
   if (exact.shape != got.view().shape) {
     for (Group::Member& member : group.members)
-      *member.outcome = structural(
+      *member.outcomes = {structural(
           fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
-          *member.node);
+          *member.node)};
     misshapen_.insert(key_of(place));
     return false;
   }
   const auto reference = [&](const Pass* model) {
-    return PickedRows(model ? model->find(*place.point, place.layer) : nullptr, rows);
+    return PickedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
+                      rows);
   };
   const PickedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
-  measure_block({place.point->op, first, rows, exact, got.view(), exact_model.view(),
+  measure_block({place, dtype_at(place), first, rows, exact, got.view(), exact_model.view(),
                  rounded_model.view(), threads_for(got.view().count())},
                 group);
   return true;
 }
 
-Budget OpJudge::budget_of_row(const Block& block, size_t row, Schema schema) const {
+Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
   const auto size = static_cast<size_t>(block.got.row_size());
-  Budget budget = budget_of(block.op, block.exact, options_.dtype, schema, options_.accumulator,
-                            {.first = row * size, .count = size});
+  const OpKind op = block.place.point->op;
+  Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
   // Limits are measured of kernels that round once.
-  if (schema == Schema::fused && measured(block.op))
-    tighten(budget, std::span(block.exact.want).subspan(row * size, size), options_.dtype,
-            options_.limits.of(block.op, options_.dtype));
+  if (block.exact.contract == RoundingContract::fused)
+    tighten(budget, std::span(block.exact.want).subspan(row * size, size), block.dtype,
+            options_.limits.of(op, block.dtype));
   return budget;
 }
 
@@ -359,14 +436,12 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
   std::vector<double> seen, of_exact, of_rounded;
   row_of(block.got, row, seen);
+  const Budget b = budget_of_row(block, i);
   Measured measured;
-  for (size_t s = 0; s < group.schemas.size(); ++s) {
-    const Budget b = budget_of_row(block, i, group.schemas[s]);
-    measured.rows.push_back(member.meters[s].measure(
-        block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.gain, b.misrounds}));
-  }
-  add_errors(measured.sums, seen, want, row_of(block.exact_model, row, of_exact),
-             row_of(block.rounded_model, row, of_rounded), options_.dtype);
+  measured.row = member.meter->measure(
+      block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain});
+  measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
+                        row_of(block.rounded_model, row, of_rounded), block.dtype);
   return measured;
 }
 
@@ -385,12 +460,12 @@ void OpJudge::measure_block(const Block& block, Group& group) {
     for (size_t i = 0, end = 0; i < all.size(); i = end) {
       while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
       Group::Member& member = group.members[owner_of(i)];
-      for (size_t s = 0; s < group.schemas.size(); ++s) {
-        std::vector<Meter::Row> rows;
-        for (size_t j = i; j < end; ++j) rows.push_back(std::move(all[j].rows[s]));
-        member.meters[s].add(rows, block.threads);
+      std::vector<Meter::Row> rows;
+      for (size_t j = i; j < end; ++j) {
+        rows.push_back(std::move(all[j].row));
+        member.sums.add(all[j].sums);
       }
-      for (size_t j = i; j < end; ++j) member.sums.add(all[j].sums);
+      member.meter->add(rows, block.threads);
     }
   }
 }
@@ -411,35 +486,13 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
 
 NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
                                    const JudgedPass& pass, const NodeRows& node) {
-  const PickedRows logits(pass.seen.tensor(inputs.at(0), node.request), node.rows);
+  const PickedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
   const PickedRows chosen(pass.seen.tensor(place, node.request), node.rows);
-  const bool one = place.point->op == OpKind::argmax;
-  NodeOutcome outcome;
-  std::vector<double> row, indices;
-  for (size_t i = 0; i < node.rows.size(); ++i) {
-    row_of(logits.view(), static_cast<int64_t>(i), row);
-    row_of(chosen.view(), static_cast<int64_t>(i), indices);
-    const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
-    const WrongIndex wrong = wrong_index(row, indices);
-    // What reads indices of nothing cannot be computed, and is not judged.
-    if (wrong.unknown) misshapen_.insert(key_of(place));
-    const bool fine = !nan && !wrong.found;
-    if (wrong.found && !nan) outcome.wrong.push_back({static_cast<int64_t>(i), {true}});
-    if (fine || outcome.verdict != Verdict::bitwise) continue;
-    Finding& finding = outcome.finding;
-    outcome.verdict = nan ? Verdict::nonfinite : Verdict::introduced;
-    outcome.passes_on = nan;
-    outcome.position = finding.position = node.rows[i].position;
-    finding.index = {finding.position};
-    finding.want = wrong.want;
-    finding.got = wrong.got;
-    finding.budgets = std::numeric_limits<double>::infinity();
-    finding.rule = nan   ? "propagated: the logits hold NaN"
-                   : one ? "the token is not the largest logit"
-                         : "the experts chosen are not those of the largest logits";
-    if (!nan) finding.statistic = "T0", finding.value = 1;
-  }
-  return outcome;
+  ChoiceOutcome outcome =
+      judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
+  // What reads indices of nothing cannot be computed, and is not judged.
+  if (outcome.unknown) misshapen_.insert(key_of(place));
+  return std::move(outcome.node);
 }
 
 }  // namespace lockstep

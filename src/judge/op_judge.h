@@ -7,11 +7,12 @@
 
 #include "kernels/thread_pool.h"
 #include "src/judge/budget.h"
+#include "src/judge/cache_read.h"
+#include "src/judge/contracts.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
-#include "src/judge/schemas.h"
 #include "src/judge/seen.h"
 #include "src/judge/statistics.h"
 
@@ -30,27 +31,50 @@ struct OpJudgeOptions {
   DType dtype = DType::bf16;
   int64_t page_size = 0;  // 0: not known
   double limit_scale = 1;
-  int threads = 0;                       // that measure; 0: one a core
-  bool partial = false;                  // the trace was not meant to hold every tensor
-  std::map<std::string, Schema> schema;  // declared, by point name
-  Accumulator accumulator = Accumulator::fp32;
+  int threads = 0;       // that measure; 0: one a core
+  bool partial = false;  // the trace was not meant to hold every tensor
+  std::map<std::string, RoundingContract> contracts;  // declared, by point name
   Limits limits;
+};
+
+// What came out for one node under each contract that is tried.
+using NodeOutcomes = std::vector<NodeOutcome>;
+
+// How the nodes of a place that are findings fare under another contract than their own.
+struct OtherContract {
+  RoundingContract contract = RoundingContract::fused;
+  int64_t fits = 0;  // of them
+};
+struct OtherContracts {
+  int64_t tried = 0;  // findings that were judged again, kMostTried at most
+  std::vector<OtherContract> others;
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
 class OpJudge {
  public:
-  OpJudge(Oracle& oracle, OpJudgeOptions options);
+  // graph: of what is judged.
+  OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options);
 
   void begin_pass(const SeenPass& pass);
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
-  // One outcome for each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
-  std::vector<NodeOutcome> judge(const Place& place, const std::vector<Place>& inputs,
-                                 const JudgedPass& pass);
+  DType dtype_at(const Place& place) const;
+  // The contracts that nodes of the place are judged under.
+  std::vector<RoundingContract> candidates(const Place& place) const;
+  // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
+  std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
+                                  const JudgedPass& pass);
   // Of all rows of the place that were judged by numbers so far, whatever their pass and request.
-  Moments pooled(const Place& place) const;
-  const Schemas& schemas() const { return schemas_; }
+  // Null when there are none.
+  const PlacePool* pooled(const Place& place, RoundingContract contract) const;
+  // Of those rows, as T-numbers with limits.
+  std::vector<Statistic> pooled_statistics(const Place& place, RoundingContract contract) const;
+  // After the last pass: of each point that was tried under several contracts, which one counts.
+  void decide_contracts(const std::vector<Place>& places);
+  Contracts& contracts() { return contracts_; }
+  const Contracts& contracts() const { return contracts_; }
+  OtherContracts other_contracts(const Place& place) const;
   // What the nodes reached of their limits, by op; of points that round once and no others.
   std::map<OpKind, Reached> reached() const;
 
@@ -61,34 +85,50 @@ class OpJudge {
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
+  Meter meter_of(const Place& place, const Group& group, const NodeRows& node,
+                 PlacePool* pool) const;
+  // Adds a node to the group; false, with an outcome, when what it reads is not there.
+  bool join(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+            const NodeRows& node, Group& group, NodeOutcomes& outcomes);
   void judge_numbers(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                      Group& group);
-  // False when the oracle's shape is another: the nodes are structural then.
-  bool judge_block(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
-                   Group& group, size_t first, size_t count);
+  void judge_under(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
+                   const JudgedPass& pass, Group& group);
+  // Measures the group's rows under a contract. False when the oracle's shape is another: the nodes
+  // are structural then.
+  bool measure_under(RoundingContract contract, const Place& place,
+                     const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
+  bool judge_block(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
+                   const JudgedPass& pass, Group& group, size_t first, size_t count);
+  // The places whose tensors the oracle is given.
+  std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
   // What shares a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
-  Budget budget_of_row(const Block& block, size_t row, Schema schema) const;
+  Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row) const;
   void measure_block(const Block& block, Group& group);
-  void judge_member(const Place& place, const Shape& row_shape, Group& group, size_t member);
+  NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
+                                size_t member);
+  // Judges the findings of a declared contract again, under the others.
+  void try_others(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                  Group& group);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
                           const JudgedPass& pass, const NodeRows& node);
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, const NodeRows& node);
-  DType dtype_at(const Place& place) const;
-  // Whether the limits that were measured of kernels like the engine's hold for the op too.
-  bool measured(OpKind op) const;
+  ContractTraits traits_of(const Place& place) const;
 
   Oracle& oracle_;
+  Graph graph_;
   std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   OpJudgeOptions options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   std::set<int> seen_;              // order of the points that have tensors
-  Schemas schemas_;
+  Contracts contracts_;
   std::map<OpKind, Reached> reached_;  // by single nodes
-  std::map<std::pair<Key, Schema>, DistinctMoments> pools_;
+  std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
+  std::map<Key, OtherContracts> others_;
 };
 
 // What a node's measure comes to. row_shape: the axes after the rows.

@@ -2,6 +2,7 @@
 // these two classes and the commands hand them in.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -9,13 +10,24 @@
 #include "probes/graph.h"
 #include "probes/recorder.h"
 #include "src/judge/numbers.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 
-// One op on given inputs: the exact result y = O(x), computed in fp64 without any rounding inside,
-// and per element the magnitudes from which budget.h computes what one rounding allows. Those that
-// an op does not use are empty; else all have one entry per element of the output, row-major.
+// A value that a chain rounds on the way to its result: `value` before it is rounded, per element
+// of the output. slope: the derivative of `want` by it; empty: 1.
+struct Step {
+  Numbers value, slope;
+  Numbers other;  // rope: the derivative of `value` by the angle
+};
+
+// One op on given inputs: the result of its contract's chain of roundings (contracts.h), computed
+// in fp64, but for the last rounding, to what is stored; and per element the magnitudes from which
+// budget.h computes what one rounding allows. Under RoundingContract::fused that is the exact
+// result y = O(x). Fields that an op does not use are empty; else all have one entry per element of
+// the output, row-major.
 struct Exact {
+  RoundingContract contract = RoundingContract::fused;
   Shape shape;
   Numbers want;
   int64_t terms =
@@ -27,22 +39,27 @@ struct Exact {
   // rope: |x1| + |x2|                        silu_mul: empty
   // attention: sum p|v|
   Numbers magnitude;
-  Numbers squares;  // linear, expert_linear, where asked for: sum a^2 w^2
-  Numbers spread;   // attention: sum p |v - o|
-  Numbers score;    // attention, per (row, head): max over j of scale * sum |q k_j|
-  Numbers angle;    // rope: position * inv_freq of the element's pair
-  Numbers x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
-  // What kernels that are chains of ops round on the way. inner: norm, the normalised x; silu_mul,
-  // silu(gate). factor: what it is multiplied with, norm the weight, silu_mul up.
-  Numbers inner, factor;
-  Numbers x1, x2, cos, sin;  // rope: of want = x1 cos + x2 sin, of either sign
+  Numbers spread;            // attention: sum p |v - o|
+  Numbers spread_squares;    // attention: sum p^2 (v - o)^2
   Numbers weighted_squares;  // attention: sum p^2 v^2
-  // attention, where asked for, per (row, head): what two elements of a head, of values v and v',
-  // have in common when each weight p has an error of its own, uniform and in proportion to p. The
+  Numbers score;             // attention, per (row, head): max over j of scale * sum |q k_j|
+  // angles, rope: what the angle of the element's pair may be off, in units of 2^-24. rope: 0 where
+  // the tables were inputs.
+  Numbers angle;
+  Numbers x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
+  Numbers turned;   // angles, rope: the derivative of `want` by the angle
+  Numbers factor;   // silu_mul: up
+  // attention under hf, per (row, head): what two elements of a head, of values v and v', have in
+  // common when each weight p has an error of its own, uniform and in proportion to p. The
   // mean over the pairs of (sum a a')^2 - 0.6 sum (a a')^2, a = p v / sqrt(sum p^2 v^2): half the
   // covariance of the squares of the two errors, each in units of its variance. (A uniform error's
   // fourth cumulant is -1.2 of its variance squared.)
   Numbers overlap;
+  // The roundings on the way that a kernel's own error may turn the other way.
+  std::vector<Step> steps;
+  // Of steps that no single element has (attention: scores and weights, per key): what those that
+  // are near a tie (roundoff.h) may move an element by, added up, and the expected square of it.
+  Numbers ties, tie_squares;
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.
@@ -52,13 +69,14 @@ struct KeysValues {
 
 struct OracleCall {
   Place place;
-  DType dtype = DType::bf16;         // the run's: weights are cast to it first, then upcast exactly
-  std::vector<TensorView> inputs;    // producers' recorded tensors, rows aligned with `rows`
+  DType dtype = DType::bf16;  // the run's: weights are cast to it first, then upcast exactly
+  RoundingContract contract = RoundingContract::fused;  // one of contracts_of() the op
+  // Producers' recorded tensors, rows aligned with `rows`. rope: without tables, or with both. A
+  // norm under unrounded_sum: the two tensors that its input is the rounded sum of.
+  std::vector<TensorView> inputs;
   std::span<const Row> rows;         // of the output
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
-  bool squares = false;              // linear, expert_linear: Exact::squares too
-  bool overlap = false;              // attention: Exact::overlap too
   KeysValues keys_values;            // attention: of the one request that all rows belong to
 };
 
@@ -66,9 +84,11 @@ class Oracle {
  public:
   virtual ~Oracle() = default;
   virtual Graph graph() const = 0;
-  // Rows of several requests may be mixed, except for attention. Ops: gather, norm, linear, rope,
-  // attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k are
-  // exact by their inputs alone and are never asked for.
+  // Whether the linear op of that place adds a bias.
+  virtual bool has_bias(const Place& place) const = 0;
+  // Rows of several requests may be mixed, except for attention. Ops: gather, angles, norm, linear,
+  // rope, attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k
+  // are exact by their inputs alone and are never asked for.
   virtual Exact evaluate(const OracleCall& call) = 0;
 };
 
@@ -81,6 +101,10 @@ class ReferenceModel {
   // computed now where none did, and not shown. Positions of a request must continue where its last
   // pass or its inherited tokens end, or start again earlier, which forgets what came after.
   virtual void run(const PassInfo& pass, Probe& probe) = 0;
+  // Which experts the rows of the next passes go to, by layer: [rows, k] int32 in host memory, as
+  // in mlp.experts. Where it is empty, and before it is set, the model chooses itself.
+  using Routes = std::function<TensorView(int layer)>;
+  virtual void follow(Routes routes) = 0;
 };
 
 }  // namespace lockstep

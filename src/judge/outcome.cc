@@ -25,11 +25,13 @@ void show(Finding& finding, const Element& element, const Shape& row_shape) {
   finding.want = element.want;
   finding.got = element.got;
   finding.budgets = element.budgets;
+  finding.of_row = element.of_row;
 }
 
 void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& row_shape) {
   static constexpr const char* kRules[] = {
-      "", "", "propagated: an input of the op is not finite",
+      "", "overflow: the exact result is too large for the dtype as well",
+      "propagated: an input of the op is not finite",
       "introduced: the exact result is a number, or the op hides that it is none"};
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
@@ -40,17 +42,27 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
   outcome.position = outcome.finding.position;
 }
 
+const Element& element_of(const Measure& measure, const Statistic& statistic) {
+  const std::string name = statistic.name;
+  if (name == "T4") return measure.worst_scattered;
+  const bool of_slice = name == "T3" && statistic.slice.find(':') != std::string::npos;
+  return of_slice ? measure.worst_misrounded : measure.worst;
+}
+
 void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statistic& statistic,
                      double scale, const Shape& row_shape) {
   const std::string name = statistic.name;
   outcome.verdict = Verdict::introduced;
   Finding& finding = outcome.finding;
-  show(finding, measure.worst, row_shape);
+  show(finding, element_of(measure, statistic), row_shape);
   finding.statistic = name;
   finding.value = statistic.value;
   finding.limit = statistic.limit * scale;
-  if (name != "T0" && name != "T1") finding.budgets = statistic.value / statistic.limit;
   finding.rule = statistic.slice;
+  if (name == "T0" || name == "T1") return;
+  finding.rule += fmt::format("; no element is over its budget, the one shown is {:.2g} of it",
+                              finding.budgets);
+  finding.budgets = statistic.value / statistic.limit;
 }
 
 }  // namespace
@@ -62,6 +74,10 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   outcome.sums.elements = measure.elements - measure.excluded;
   outcome.sums.introduced = measure.sum_squares;
   outcome.t1 = measure.worst.budgets;
+  outcome.excluded = measure.excluded;
+  outcome.largest = measure.largest;
+  outcome.blank = measure.excluded == measure.elements;
+  outcome.besides = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
   const Statistic* failing = nullptr;
   for (const Statistic& statistic : measure.statistics) {
     if (std::string(statistic.name) == "T2") outcome.t2 = statistic.value / statistic.limit;
@@ -82,7 +98,7 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
     make_nonfinite(outcome, measure, row_shape);
     outcome.passes_on = true;
   } else {
-    outcome.verdict = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
+    outcome.verdict = outcome.besides;
   }
   return outcome;
 }

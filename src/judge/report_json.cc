@@ -32,6 +32,7 @@ Json of_finding(const Finding& f) {
           {"want", number(f.want)},
           {"got", number(f.got)},
           {"budgets", number(f.budgets)},
+          {"of_row", number(f.of_row)},
           {"rule", rule_of(f)},
           {"precision", f.shape ? number(f.shape->precision) : Json(nullptr)},
           {"recall", f.shape ? number(f.shape->recall) : Json(nullptr)}};
@@ -59,7 +60,20 @@ Json of_place(const PlaceSummary& p) {
           {"introduced_rms", number(p.introduced_rms)},
           {"propagated_rms", number(p.propagated_rms)},
           {"total_rms", number(p.total_rms)},
+          {"excluded", p.excluded},
           {"ancestor", p.ancestor}};
+}
+
+Json of_scope(const Scope& s) {
+  return {{"layers", s.layers},
+          {"selection", s.selection},
+          {"positions", s.positions},
+          {"requests", s.requests},
+          {"contracts", s.contracts},
+          {"contracts_found", s.found},
+          {"largest", number(s.largest)},
+          {"given", s.given},
+          {"references_checked", s.references_checked}};
 }
 
 Json of_request(const RequestResult& r) {
@@ -82,12 +96,15 @@ Json of_logits(const LogitsSummary& l) {
           {"kl_reference", number(l.kl_reference)},
           {"argmax_equal", std::to_string(l.argmax_equal) + "/" + std::to_string(l.compared)},
           {"explained_flips", l.explained_flips},
+          {"unexplained_flips", l.unexplained_flips},
           {"expected_flips", number(l.expected_flips)},
           {"least_margin_ulp", number(l.least_margin_ulp)}};
 }
 
 Json of_nodes(const Result& result) {
-  Json nodes = {{"expected", result.expected}, {"judged", result.judged}};
+  Json nodes = {{"expected", result.expected},
+                {"judged", result.judged},
+                {"excluded_elements", result.excluded}};
   for (int i = 0; i < kVerdicts; ++i)
     nodes[name_of(static_cast<Verdict>(i))] = result.counts[static_cast<size_t>(i)];
   return nodes;
@@ -115,6 +132,7 @@ std::string report_json(const Result& result) {
                {"points", points},
                {"requests", requests},
                {"logits", result.logits ? of_logits(*result.logits) : Json(nullptr)},
+               {"scope", of_scope(result.scope)},
                {"provenance", result.provenance},
                {"limits", limits},
                {"blind", result.blind},

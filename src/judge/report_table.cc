@@ -92,8 +92,8 @@ std::string logits_line(const Result& result) {
 std::string report_table(const Result& result) {
   return places_table(result) + findings_list(result) + confirmations_list(result) +
          listed("blind to", result.blind) + listed("notes", result.notes) + counts_line(result) +
-         limits_line(result) +
-         logits_line(result) + "\n" + result.verdict + ": " + result.story + "\n";
+         limits_line(result) + logits_line(result) + "\n" + result.verdict + ": " + result.story +
+         "\n";
 }
 
 }  // namespace lockstep

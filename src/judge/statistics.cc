@@ -21,6 +21,15 @@ double in_budgets(double difference, double limit) {
   return std::fabs(difference) / limit;
 }
 
+// The share of an element that counts.
+Scatter scatter_of(const Weighed& e) {
+  return {.elements = 1,
+          .squares = e.unit,
+          .due = e.due,
+          .misrounded = e.misrounded ? 1 : 0,
+          .may_misround = e.may_misround};
+}
+
 // Of what the row came to. The exact result as fp32: what a row holds besides does not depend on
 // which rows it was computed with, the last bits of fp64 do.
 uint64_t hash_of_row(const RowNumbers& row) {
@@ -31,43 +40,45 @@ uint64_t hash_of_row(const RowNumbers& row) {
 
 }  // namespace
 
-Meter::Meter(DType dtype, NodeClass node_class, const Shape& row_shape, int64_t rows,
-             int64_t page_size, DistinctMoments* pool)
-    : dtype_(dtype),
-      node_class_(node_class),
-      page_size_(page_size),
-      row_size_(row_shape.count()),
-      head_size_(row_shape.rank() == 2 ? row_shape[1] : 0),
-      largest_(format_of(dtype).max),
+Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
+    : options_(options),
+      row_size_(options.row_shape.count()),
+      head_size_(options.row_shape.rank() == 2 ? options.row_shape[1] : 0),
+      largest_(format_of(options.dtype).max),
       pool_(pool) {
-  if (head_size_ > 0) heads_.resize(static_cast<size_t>(row_shape[0]));
-  if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_shape.count()));
+  if (head_size_ > 0) heads_.resize(static_cast<size_t>(options.row_shape[0]));
+  if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_size_));
 }
 
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
   const auto i = static_cast<size_t>(offset);
   const double got = row.got[i], want = row.want[i];
   const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
-  const double rounded = round_to(want, dtype_);
+  const double rounded = round_to(want, options_.dtype);
   bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
-  if (node_class_ == NodeClass::exact)
+  if (options_.node_class == NodeClass::exact)
     different = different || std::signbit(got) != std::signbit(rounded);
-  return {element, rounded, ulp(want, dtype_), different};
+  return {element, rounded, ulp(want, options_.dtype), different};
 }
 
 NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   const Element& e = stored.element;
-  if (std::isfinite(e.want)) {
-    if (std::fabs(e.got) < largest_) return NonFinite::none;
-    // Rounding up across the border needs no more than what the op may be off before it rounds.
-    const double inner = std::max(0.0, limit - stored.spacing / 2);
-    const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, dtype_));
-    const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
-    const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
-    if (overflows && same_sign && (std::isinf(e.got) || saturated)) return NonFinite::expected;
-    return std::isfinite(e.got) ? NonFinite::none : NonFinite::introduced;
-  }
-  const bool as_wanted = !std::isfinite(e.got) || e.got == std::copysign(largest_, e.want);
+  if (!std::isfinite(e.want)) return kind_of_infinite(e);
+  if (std::fabs(e.got) < largest_) return NonFinite::none;
+  // Rounding up across the border needs no more than what the op may be off before it rounds.
+  const double inner = std::max(0.0, limit - stored.spacing / 2);
+  const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, options_.dtype));
+  const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
+  const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
+  if (overflows && same_sign && (std::isinf(e.got) || saturated)) return NonFinite::expected;
+  return std::isfinite(e.got) ? NonFinite::none : NonFinite::introduced;
+}
+
+NonFinite Meter::kind_of_infinite(const Element& e) const {
+  bool as_wanted = !std::isfinite(e.got);  // what is no number may be any
+  if (std::isinf(e.want))
+    as_wanted = e.got == e.want || e.got == std::copysign(largest_, e.want) ||
+                (options_.may_lose_weights && std::isnan(e.got));
   return as_wanted ? NonFinite::propagated : NonFinite::introduced;
 }
 
@@ -97,7 +108,7 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
     measure.inner = std::max(measure.inner, (std::fabs(eta) - half) / (limit - half));
   measure.sum_squares += eta * eta;
   if (!within(e.budgets, 1)) ++measure.over;
-  const bool exact = node_class_ == NodeClass::exact;
+  const bool exact = options_.node_class == NodeClass::exact;
   if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e);
   const bool candidate = stored.different || !exact;
   if (!candidate || (measured.any_worst && !(e.budgets > measure.worst.budgets))) return;
@@ -105,12 +116,70 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
   measured.any_worst = true;
 }
 
+void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) const {
+  const Element& e = stored.element;
+  const auto i = static_cast<size_t>(e.offset);
+  const double variance = row.variance[i], eta = e.got - e.want,
+               unit = in_budgets(eta * eta, variance);
+  Moments& sum = measured.sum;
+  Weighed& weighed = measured.elements[i];
+  weighed = {.eta = eta,
+             .got = static_cast<float>(e.got),
+             .unit = static_cast<float>(unit),
+             .budgets = static_cast<float>(e.budgets),
+             .may_misround = static_cast<float>(row.misround[i]),
+             .misrounded = stored.different};
+  ++sum.elements;
+  sum.squares += unit;
+  sum.misrounded += stored.different ? 1 : 0;
+  sum.may_misround += row.misround[i];
+  if (!std::isfinite(unit)) return;
+  const double delta = e.got - stored.rounded;
+  if (!std::isfinite(delta)) return;  // finite where an overflow was due: T1 says so
+  const double rest = stored.rounded - e.want;
+  const double due = (rest * rest - stored.spacing * stored.spacing / 12) / variance;
+  weighed.due = static_cast<float>(due);
+  sum.due += due;
+  sum.power += e.want * e.want / variance;
+  if (delta == 0) return;  // as of most
+  const double term = delta * e.want / variance;
+  sum.offset += delta / std::sqrt(variance);
+  sum.cross += term;
+  if (row.shared.empty()) sum.cross_scatter += term * term;
+}
+
+// A head of a row, or the row where there are no heads. Elements that share a part of their
+// variance count as fewer.
+void Meter::end_groups(Row& measured, const RowNumbers& row) const {
+  const auto size = static_cast<size_t>(head_size_ > 0 ? head_size_ : row_size_);
+  for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
+    NodeSlice slice;
+    double sum = 0, squares = 0, cross = 0;
+    for (size_t i = first; i < first + size; ++i) {
+      const Weighed& e = measured.elements[i];
+      if (e.unit < 0) continue;
+      slice.add(scatter_of(e));
+      if (slice.elements == 1 || e.budgets > slice.worst.budgets)
+        slice.worst = {measured.position, static_cast<int64_t>(i), e.got - e.eta, e.got, e.budgets};
+      if (row.shared.empty() || !(row.variance[i] > 0)) continue;
+      const double f = row.shared[i] / row.variance[i];
+      sum += f;
+      squares += f * f;
+      const double delta = e.got - round_to(row.want[i], options_.dtype);
+      if (std::isfinite(delta)) cross += delta * row.want[i] / row.variance[i];
+    }
+    slice.pairs = std::max(0.0, sum * sum - squares);
+    measured.sum.pairs += slice.pairs;
+    measured.sum.cross_scatter += cross * cross;
+    if (head_size_ > 0) measured.heads.push_back(slice);
+  }
+}
+
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   Row measured{.position = position};
-  Moments& sum = measured.sum;
-  sum.gain = row.gain, sum.misrounds = row.misrounds;
-  measured.units.assign(row.got.size(), -1);
-  measured.due.assign(row.got.size(), 0);
+  measured.sum.gain = row.gain;
+  measured.elements.resize(row.got.size());
+  double power = 0;
   for (size_t i = 0; i < row.got.size(); ++i) {
     const Stored element = stored(position, static_cast<int64_t>(i), row);
     ++measured.measure.elements;
@@ -121,30 +190,17 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
       exclude(measured, element.element, kind);
       continue;
     }
+    power += row.want[i] * row.want[i];
+    measured.measure.largest = std::max(measured.measure.largest, std::fabs(row.got[i]));
     compare(measured, element, row.limit[i]);
-    const double variance = row.variance[i], eta = row.got[i] - row.want[i];
-    const double unit = measured.units[i] = in_budgets(eta * eta, variance);
-    ++sum.elements;
-    sum.squares += unit;
-    if (element.different) ++sum.misrounded;
-    sum.may_misround += std::clamp(row.limit[i] / element.spacing - 0.5, 0.0, 1.0);
-    if (!std::isfinite(unit)) continue;
-    const double delta = row.got[i] - element.rounded;
-    if (!std::isfinite(delta)) continue;  // finite where an overflow was due: T1 says so
-    const double due = element.rounded - row.want[i];
-    measured.due[i] = (due * due - element.spacing * element.spacing / 12) / variance;
-    sum.due += measured.due[i];
-    sum.power += row.want[i] * row.want[i] / variance;
-    if (delta == 0) continue;  // as of most
-    const double term = delta * row.want[i] / variance;
-    sum.offset += delta / std::sqrt(variance);
-    sum.cross += term;
-    sum.cross_scatter += term * term;
+    if (options_.node_class != NodeClass::exact) weigh(measured, element, row);
   }
-  if (node_class_ == NodeClass::exact) return measured;
-  for (size_t head = 0; head < heads_.size(); ++head)
-    sum.pairs += measured.heads.emplace_back(head_of(head, measured, row)).pairs;
-  sum.end_row();
+  measured.size = std::sqrt(power / std::max(1.0, static_cast<double>(row.got.size())));
+  Element& worst = measured.measure.worst;
+  if (measured.size > 0) worst.of_row = std::fabs(worst.got - worst.want) / measured.size;
+  if (options_.node_class == NodeClass::exact) return measured;
+  end_groups(measured, row);
+  measured.sum.end_row();
   measured.hash = hash_of_row(row);
   return measured;
 }
@@ -159,8 +215,8 @@ void Meter::add(std::span<Row> rows, ThreadPool* threads) {
   for (Row& row : rows) {
     merge(row);
     ++rows_added_;
-    if (node_class_ == NodeClass::exact) continue;
-    if (pool_) pool_->add(row.hash, row.sum);
+    if (options_.node_class == NodeClass::exact) continue;
+    if (pool_) pool_->add(row);
     if (!moments_.add(row.hash, row.sum)) continue;
     add_slices(row);
     distinct.push_back(&row);
@@ -177,6 +233,7 @@ void Meter::merge(Row& row) {
   to.over += from.over;
   to.sum_squares += from.sum_squares;
   to.inner = std::max(to.inner, from.inner);
+  to.largest = std::max(to.largest, from.largest);
   for (WrongRow& wrong : row.measure.wrong)
     to.wrong.push_back({rows_added_, std::move(wrong.elements)});
   if (row.any_worst && (!any_worst_ || from.worst.budgets > to.worst.budgets)) {
@@ -194,71 +251,64 @@ void Meter::merge(Row& row) {
 
 // What can be summed up within a row, `measure` has.
 void Meter::add_slices(const Row& row) {
-  for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
-  rows_[row.position].add(row.sum);
-  if (page_size_ > 0) pages_[row.position / page_size_].add(row.sum);
+  const auto put = [&](NodeSlice& to, const Scatter& scatter, const Element& worst) {
+    if (to.elements == 0 || worst.budgets > to.worst.budgets) {
+      to.worst = worst;
+      if (row.size > 0) to.worst.of_row = std::fabs(worst.got - worst.want) / row.size;
+    }
+    to.add(scatter);
+  };
+  for (size_t head = 0; head < row.heads.size(); ++head)
+    put(heads_[head], row.heads[head], row.heads[head].worst);
+  put(rows_[row.position], row.sum, row.measure.worst);
+  if (options_.page_size > 0)
+    put(pages_[row.position / options_.page_size], row.sum, row.measure.worst);
 }
 
 // Each column by one thread, its rows in their order.
 void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
   parallel_for(threads, std::ssize(columns_), kGrain, [&](int64_t begin, int64_t end) {
     for (const Row* row : rows)
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-        if (row->units[i] >= 0)
-          columns_[i].add({.elements = 1, .squares = row->units[i], .due = row->due[i]});
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+        const Weighed& e = row->elements[i];
+        if (e.unit < 0) continue;
+        NodeSlice& column = columns_[i];
+        if (column.elements == 0 || e.budgets > column.worst.budgets)
+          column.worst = {row->position, static_cast<int64_t>(i),
+                          e.got - e.eta, e.got,
+                          e.budgets,     row->size > 0 ? std::fabs(e.eta) / row->size : 0};
+        column.add(scatter_of(e));
+      }
   });
 }
 
-// The elements of a head that share a part of their variance count as fewer.
-Scatter Meter::head_of(size_t head, const Row& measured, const RowNumbers& row) const {
-  Scatter scatter;
-  double sum = 0, squares = 0;
-  const auto size = static_cast<size_t>(head_size_);
-  for (size_t i = head * size; i < (head + 1) * size; ++i) {
-    if (measured.units[i] >= 0)
-      scatter.add({.elements = 1, .squares = measured.units[i], .due = measured.due[i]});
-    if (row.shared.empty()) continue;
-    const double f = row.variance[i] > 0 ? row.shared[i] / row.variance[i] : 0;
-    sum += f;
-    squares += f * f;
-  }
-  scatter.pairs = std::max(0.0, sum * sum - squares);
-  return scatter;
-}
-
-Statistic Meter::worst_slice() const {
-  struct Named {
-    const char* axis;
-    int64_t key;
-    const Scatter* slice;
-  };
-  std::vector<Named> slices;
-  const auto take = [&](const char* axis, int64_t key, const Scatter& slice) {
-    // A slice that is the whole node is T2 again.
-    if (slice.elements >= kLeastSlice && slice.elements < moments_.sum().elements)
-      slices.push_back({axis, key, &slice});
+void Meter::add_worst_slices(Measure& measure) const {
+  Slices slices;
+  std::vector<const NodeSlice*> all;
+  // A slice that is the whole node is T2 again.
+  const auto take = [&](const char* axis, int64_t key, const NodeSlice& slice) {
+    if (slice.elements < moments_.sum().elements) slices.add(axis, key, slice);
   };
   for (const auto& [position, slice] : rows_) take("position", position, slice);
   for (const auto& [page, slice] : pages_) take("page", page, slice);
   for (size_t h = 0; h < heads_.size(); ++h) take("head", static_cast<int64_t>(h), heads_[h]);
   for (size_t c = 0; c < columns_.size(); ++c) take("column", static_cast<int64_t>(c), columns_[c]);
-
-  Statistic worst{"T4", 0, 1, ""};
-  const double tail = kFalseAlarm / std::max(1.0, static_cast<double>(slices.size()));
-  std::map<int64_t, double> limits;  // slices come in few sizes
-  for (const auto& [axis, key, slice] : slices) {
-    double& limit = limits[slice->degrees()];
-    if (limit == 0) limit = rms_limit(slice->degrees(), tail);
-    const double value = slice->rms();
-    if (value / limit > worst.value / worst.limit)
-      worst = {"T4", value, limit, fmt::format("{} {}", axis, key)};
-  }
-  return worst;
+  const auto element_of = [](const Slices::Worst& worst) {
+    return worst.scatter ? static_cast<const NodeSlice*>(worst.scatter)->worst : Element{};
+  };
+  // They tell where, so they go before what T3 and T5 say of all.
+  const Slices::Worst scattered = slices.scattered(kFalseAlarm);
+  auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
+  measure.worst_scattered = element_of(scattered);
+  if (options_.dtype == DType::f32) return;
+  const Slices::Worst misrounded = slices.misrounded(kFalseAlarm);
+  measure.statistics.insert(at + 1, misrounded.statistic);
+  measure.worst_misrounded = element_of(misrounded);
 }
 
 Measure Meter::finish() const {
   Measure measure = measure_;
-  if (node_class_ == NodeClass::exact) {
+  if (options_.node_class == NodeClass::exact) {
     measure.statistics.push_back(
         {"T0", static_cast<double>(measure.different), 0,
          fmt::format("{} of {} elements have other bits", measure.different, measure.elements)});
@@ -267,11 +317,31 @@ Measure Meter::finish() const {
   measure.statistics.push_back(
       {"T1", measure.worst.budgets, 1,
        fmt::format("{} of {} elements over their budget", measure.over, measure.elements)});
-  for (Statistic& statistic : moments_.sum().statistics(dtype_))
+  for (Statistic& statistic : moments_.sum().statistics(options_.dtype, kFalseAlarm))
     measure.statistics.push_back(std::move(statistic));
-  if (measure.statistics.size() > 1)  // T4 tells where, so it goes before what T3 and T5 say
-    measure.statistics.insert(measure.statistics.begin() + 2, worst_slice());
+  if (measure.statistics.size() > 1) add_worst_slices(measure);
   return measure;
+}
+
+void PlacePool::add(const Meter::Row& row) {
+  if (!moments_.add(row.hash, row.sum)) return;
+  heads_.resize(std::max(heads_.size(), row.heads.size()));
+  for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
+  columns_.resize(std::max(columns_.size(), row.elements.size()));
+  for (size_t i = 0; i < row.elements.size(); ++i)
+    if (row.elements[i].unit >= 0) columns_[i].add(scatter_of(row.elements[i]));
+}
+
+std::vector<Statistic> PlacePool::statistics(DType dtype) const {
+  std::vector<Statistic> statistics = sum().statistics(dtype, kPooledFalseAlarm);
+  if (statistics.empty()) return statistics;
+  Slices slices;
+  for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", static_cast<int64_t>(h), heads_[h]);
+  for (size_t c = 0; c < columns_.size(); ++c)
+    slices.add("column", static_cast<int64_t>(c), columns_[c]);
+  statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
+  if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
+  return statistics;
 }
 
 }  // namespace lockstep

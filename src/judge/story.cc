@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <map>
+#include <vector>
 
 #include "src/judge/ledger.h"
 
@@ -26,6 +28,26 @@ std::string tokens_story(const Result& result) {
            fmt::format(", so {} of {} tokens differ as rounding allows", flips, logits.compared);
   return text + fmt::format(", {} of {} tokens differ, {} by more than rounding explains", flips,
                             logits.compared, flips - logits.explained_flips);
+}
+
+// What the nodes are some of, and by which contracts they were judged where nobody had said so.
+std::string scope_story(const Scope& scope) {
+  std::string text;
+  if (!scope.selection.empty())
+    text += fmt::format(" of the selection '{}' alone", scope.selection);
+  std::map<std::string, std::vector<std::string>> found;  // points by contract
+  for (const std::string& point : scope.found) {
+    const std::string& contract = scope.contracts.at(point);
+    if (contract != "fused") found[contract].push_back(point);
+  }
+  if (scope.found.empty()) return text;
+  text += ", each op under the rounding contract that was found for it";
+  const char* before = " (";
+  for (const auto& [contract, points] : found) {
+    text += fmt::format("{}{}: {}", before, contract, fmt::join(points, " "));
+    before = ", ";
+  }
+  return text + (found.empty() ? " (fused)" : ", the others fused)");
 }
 
 // The first token that is not the fp64 model's, led back to what made it so.
@@ -95,13 +117,21 @@ std::string text_of(const Finding& f) {
   if (!f.index.empty()) text += fmt::format(", index [{}]", fmt::join(f.index, ", "));
   if (f.index.size() > 1 || (!f.index.empty() && !f.statistic.empty()))
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
+  if (f.of_row >= 0.001) text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
   if (!f.statistic.empty() && std::isfinite(f.budgets))
-    text += fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic);
+    text += f.budgets < 1e9 ? fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic)
+                            : fmt::format(", over 1e9 budgets ({})", f.statistic);
   if (const std::string rule = rule_of(f); !rule.empty()) text += "; " + rule;
   return text;
 }
 
 void tell(Result& result, const Doubts& doubts) {
+  if (!doubts.suspicion.empty()) {
+    result.verdict = "inconclusive";
+    result.story = fmt::format(
+        "The reference contradicts itself {}: believe no finding, and report it", doubts.suspicion);
+    return;
+  }
   if (!result.findings.empty()) {
     result.verdict = "diverged";
     result.story = diverged_story(result);
@@ -114,11 +144,14 @@ void tell(Result& result, const Doubts& doubts) {
   }
   result.verdict = "clean";
   const int64_t overflowing = count_of(result, Verdict::nonfinite);
-  const std::string expected =
-      overflowing > 0 ? fmt::format(", {} of which overflow as their exact results do", overflowing)
-                      : "";
-  result.story = fmt::format("No bug: {} of {} nodes within rounding{}{}", result.judged,
-                             result.expected, expected, tokens_story(result));
+  std::string but;
+  if (overflowing > 0)
+    but = fmt::format(", {} of which overflow as their exact results do", overflowing);
+  if (result.excluded > 0)
+    but += fmt::format(", but for {} elements that are no numbers and that no op made so",
+                       result.excluded);
+  result.story = fmt::format("No bug: {} of {} nodes within rounding{}{}{}", result.judged,
+                             result.expected, scope_story(result.scope), but, tokens_story(result));
 }
 
 }  // namespace lockstep

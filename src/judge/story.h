@@ -12,7 +12,10 @@ struct Doubts {
   std::string reason;       // why nodes are inconclusive
   std::string unexplained;  // wrong with tokens by an op that was not judged
   std::string undecided;    // what of the tokens cannot be judged by the trace
-  bool none() const { return complete && unexplained.empty() && undecided.empty(); }
+  std::string suspicion;    // where the reference contradicts itself
+  bool none() const {
+    return complete && unexplained.empty() && undecided.empty() && suspicion.empty();
+  }
 };
 
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.

@@ -37,6 +37,14 @@ void TokenFlow::put(int32_t request, int32_t position, int32_t token) {
   const uint64_t before = text_at(request, position - 1);
   texts.resize(static_cast<size_t>(position) + 1);
   texts.back() = text_with(before, token);
+  std::vector<int32_t>& tokens = tokens_[request];
+  tokens.resize(static_cast<size_t>(position) + 1);
+  tokens.back() = token;
+}
+
+std::vector<int32_t> TokenFlow::tokens_up_to(const Row& row) const {
+  const std::vector<int32_t>& all = tokens_.at(row.request);
+  return {all.begin(), all.begin() + std::min(std::ssize(all), std::ptrdiff_t{row.position} + 1)};
 }
 
 void TokenFlow::begin(const Pass& pass) {

@@ -30,6 +30,8 @@ class TokenFlow {
   // have been (at embed), or whose choice is not the one that the request names (at token). Known
   // only at the end: a run may be forced from outside.
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
+  // The tokens of a request up to that row, which was fed, its own included.
+  std::vector<int32_t> tokens_up_to(const Row& row) const;
   // What of the tokens cannot be judged, in a sentence's words; empty: nothing. Without any request
   // the tokens that were fed are taken for granted.
   std::string undecided(const std::vector<RequestInfo>& requests) const;
@@ -61,6 +63,7 @@ class TokenFlow {
   // A number that stands for all tokens up to a position: requests with the same ones share it, for
   // what one of them chose may be fed to the others. By request, by position.
   std::map<int32_t, std::vector<uint64_t>> texts_;
+  std::map<int32_t, std::vector<int32_t>> tokens_;                  // by request, by position
   std::unordered_set<uint64_t> answered_;                           // texts that got logits
   std::unordered_map<uint64_t, std::set<int32_t>> chosen_by_text_;  // by anybody
   bool continues_ = true;

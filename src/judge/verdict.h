@@ -35,22 +35,28 @@ struct Flag {
   int32_t request = 0;
 };
 
+// Of a place that rounds otherwise than the others of its point.
+inline constexpr const char* kContractStatistic = "contract";
+
 struct Finding {
   int32_t request = 0;
   int32_t position = 0;  // of the worst element's row
   int32_t pass = 0;
   Place place;
   Verdict verdict = Verdict::introduced;
-  std::string statistic;  // "T0" .. "T5", "flips", "KL"; empty for structural and nonfinite
+  // "T0" .. "T5", "flips", "KL", kContractStatistic; empty for structural and nonfinite.
+  std::string statistic;
   double value = 0, limit = 0;
-  // Worst element: [position, axes of the point ...]. Empty when the finding is that of all nodes
-  // of the place together, of which `pass` and `request` are the first.
+  // Worst element, of T3 and T4 in the slice that they name: [position, axes of the point ...].
+  // Empty when the finding is that of all nodes of the place together, of which `pass` and
+  // `request` are the first.
   std::vector<int64_t> index;
   double want = 0, got = 0;
   // How many budgets B the worst element is away; for T2 to T5 value / limit. Infinity where there
   // is no B: hashes, tokens.
   double budgets = 0;
-  std::string rule;  // which part of the tensor, and for structural what is wrong, for people
+  double of_row = 0;  // |got - want| over the root mean square of its row's exact results; 0: none
+  std::string rule;   // which part of the tensor, and for structural what is wrong, for people
   // What the wrong elements of the place have in common, over all passes and requests.
   std::optional<ShapeRule> shape;
 };
@@ -63,6 +69,7 @@ struct PlaceSummary {
   double worst_t1 = 0, worst_t2 = 0;   // in units of their limits
   int32_t worst_request = 0, worst_position = 0, worst_pass = 0;
   double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
+  int64_t excluded = 0;  // elements in no statistic, because they are not finite
   std::string ancestor;  // of a propagated one: "layer 2 attn.q_rope"
 };
 
@@ -88,7 +95,7 @@ struct LogitsSummary {
   double kl_mean = 0;         // nats, of the engine's choices from those of the fp64 model
   double kl_reference = 0;    // the same of the model in the run's dtype
   double expected_flips = 0;  // by rounding alone, at most
-  int64_t compared = 0, argmax_equal = 0, explained_flips = 0;
+  int64_t compared = 0, argmax_equal = 0, explained_flips = 0, unexplained_flips = 0;
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };
 
@@ -106,6 +113,19 @@ struct OtherRule {
   std::optional<Place> first;
 };
 
+// What a verdict is about, and what it takes for granted.
+struct Scope {
+  int layers = 0;         // of the model
+  std::string selection;  // Selection::text(): what of it was judged; "" for all
+  int32_t positions = 0;  // of the longest request
+  int64_t requests = 0;
+  std::map<std::string, std::string> contracts;  // rounding contract by point name
+  std::vector<std::string> found;  // the points whose contract was found, not declared
+  double largest = 0;              // of all numbers that were judged, by size
+  std::vector<std::string> given;  // what both sides share, or nothing in the run can show
+  int64_t references_checked = 0;  // results of the fp64 model that its own oracle bore out
+};
+
 struct Result {
   std::string verdict;  // "clean" "diverged" "inconclusive"
   std::string story;    // one sentence a person can act on
@@ -113,6 +133,7 @@ struct Result {
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)
   std::vector<Finding> findings;
+  int64_t excluded = 0;  // elements that no statistic counts, as they are not finite
   // The least multiplier on all limits under which there would be no finding; infinity where there
   // is one that no limit decides (bits, structure, NaN).
   double strain = 0;
@@ -121,6 +142,7 @@ struct Result {
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;
   std::optional<LogitsSummary> logits;
+  Scope scope;
   std::map<std::string, std::string> provenance;
   std::map<std::string, double> limits;
   std::vector<std::string> blind;  // what this run could not have seen

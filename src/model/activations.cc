@@ -62,6 +62,7 @@ int64_t Activations::memory(int64_t tokens, int64_t logit_rows) const {
 TensorView Activations::next_half() {
   const TensorView before = stream;
   for (const Held& held : storage_) {
+    if (held.buffer.halves == 0) continue;
     if (lifetime_ == Lifetime::layer) {
       // What a half makes takes the place of what the last one made.
       this->*held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
@@ -83,7 +84,10 @@ std::vector<Activations::Buffer> Activations::of_tokens() const {
   const Shape inner = {c.intermediate}, chosen = {c.experts.chosen};
   const Shape expert_inner = {c.experts.chosen, c.experts.intermediate};
   using A = Activations;
+  const Shape pairs = {c.head_dim / 2};
   return {{&A::stream, hidden, dtype_, 1},
+          {&A::rope_cos, pairs, DType::f32, 0},
+          {&A::rope_sin, pairs, DType::f32, 0},
           {&A::norm, hidden, dtype_, 1},
           {&A::q, heads, dtype_, 2},
           {&A::q_norm, heads, dtype_, 2},

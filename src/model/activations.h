@@ -29,6 +29,7 @@ class Activations {
   TensorView next_half();
 
   TensorView stream;                              // [tokens, hidden] the residual stream
+  TensorView rope_cos, rope_sin;                  // [tokens, head_dim / 2]  fp32, to be shown
   TensorView norm;                                // [tokens, hidden]
   TensorView q, q_norm, q_rope;                   // [tokens, heads, head_dim]
   TensorView k, k_norm, k_rope, v;                // [tokens, kv_heads, head_dim]

@@ -30,7 +30,8 @@ const Family& family_of(const ModelConfig& config) {
 }  // namespace
 
 Graph graph_of(const ModelConfig& config) {
-  return {static_cast<int>(config.layers), config.qk_norm, config.experts.layers};
+  return {static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
+          /*rope_tables=*/true};
 }
 
 Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement)

@@ -48,6 +48,7 @@ class QwenPass {
   void mlp(const LayerWeights& w);
   void experts(const LayerWeights& w);
 
+  void show_angles(Name name, const TensorView& rows, const TensorView& table);
   void show_kv(const KvCache& cache) { show_cache(model_, batch_, cache, layer_, probe_); }
   OpContext at(Name name) const { return model_.context(name.point, layer_); }
   void show(Name name, const TensorView& tensor) { probe_(name.point, layer_, tensor); }
@@ -222,6 +223,13 @@ void QwenPass::experts(const LayerWeights& w) {
                    a.weights);                                      show("mlp.combine", a.branch);
 }
 
+// The rows of a rotary table that the pass reads. RoPE reads them where they are: who does not look
+// does not pay for them.
+void QwenPass::show_angles(Name name, const TensorView& rows, const TensorView& table) {
+  if (!probe_.wants(name.point, layer_)) return;
+  ops_.gather_rows(at(name), rows, batch_.positions, table);          show(name, rows);
+}
+
 Forward QwenPass::run(const std::vector<KvCache>& caches) {
   const Weights& w = model_.weights();
   const auto eps = static_cast<float>(config_.norm_eps);
@@ -229,6 +237,8 @@ Forward QwenPass::run(const std::vector<KvCache>& caches) {
   Activations& a = a_;
 
   ops.gather_rows(at("embed"), a.stream, batch_.tokens, w.embed);     show("embed", a.stream);
+  show_angles("rope.cos", a.rope_cos, batch_.cos);
+  show_angles("rope.sin", a.rope_sin, batch_.sin);
   layer_ = 0;
   stream_ = a.next_half();
   ops.rms_norm(at("attn.norm"), a.norm, stream_, w.layers[0].attn_norm, eps);

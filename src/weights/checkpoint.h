@@ -24,6 +24,8 @@ class Checkpoint {
 
   const std::string& dir() const { return dir_; }
   const ModelConfig& config() const { return config_; }
+  // config.json as it is, for who reads it otherwise.
+  const std::string& config_text() const { return config_text_; }
 
   // The tensor of that name, read-only, as long as the checkpoint lives. Tied: "lm_head.weight" is
   // the embedding. Throws Error when there is none.

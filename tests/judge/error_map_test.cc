@@ -69,15 +69,15 @@ TEST(ErrorMap, LeavesOutWhatWasNotJudged) {
     const Selection all;
     const SeenPass seen(pass, all);
     ErrorMap map(0);
-    map.begin(seen);
+    const size_t at = map.begin(seen);
     NodeOutcome outcome;
     outcome.verdict = Verdict::introduced;
     for (int64_t row = 0; row < 3; ++row)
       outcome.wrong.push_back({row, std::vector<bool>(64, true)});
-    map.add(seen, place, outcome);
+    map.add(at, place, {64}, outcome);
     outcome = {};
     outcome.request = 1, outcome.verdict = other;
-    map.add(seen, place, outcome);
+    map.add(at, place, {64}, outcome);
     return map.rule_of(place).value_or(ShapeRule{}).where;
   };
   EXPECT_EQ(rule(Verdict::rounding), "request 0");
@@ -96,11 +96,11 @@ TEST(ErrorMap, ForgetsWhatComesAfterItsBounds) {
     pass.info = {.pass = i, .rows = {{{0, i}, 1, i, Phase::decode}}, .logit_rows = {0}};
     pass.tensors.push_back({.point = place.point, .layer = 0, .rows = {{0, i}}, .shape = {1, 4}});
     const SeenPass seen(pass, all);
-    map.begin(seen);
+    const size_t at = map.begin(seen);
     NodeOutcome outcome;
     outcome.pass = i;
     if (i >= 100) outcome.verdict = Verdict::introduced, outcome.wrong = {{0, {true, 1, 1, 1}}};
-    map.add(seen, place, outcome);
+    map.add(at, place, {4}, outcome);
   }
   const auto rule = map.rule_of(place);
   ASSERT_TRUE(rule);

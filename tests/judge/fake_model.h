@@ -42,6 +42,7 @@ inline std::vector<double> values_of(const TensorView& tensor) {
 class FakeOracle : public Oracle {
  public:
   Graph graph() const override { return {2, true}; }
+  bool has_bias(const Place&) const override { return false; }
 
   Exact evaluate(const OracleCall& call) override {
     ++calls;
@@ -87,8 +88,22 @@ class FakeOracle : public Oracle {
     return {.shape = {std::ssize(call.rows), kHidden}, .want = std::move(want)};
   }
 
+  // A value that the chain of a contract rounds on the way.
+  static double step(double x, const OracleCall& call) {
+    return call.contract == RoundingContract::hf ? round_to(x, call.dtype) : x;
+  }
+  static std::vector<Step> steps_of(std::vector<double> inner, std::vector<double> factor,
+                                    const OracleCall& call) {
+    if (call.contract != RoundingContract::hf) return {};
+    return {{std::move(inner), std::move(factor), {}}};
+  }
+
   static Exact norm(const OracleCall& call) {
-    const std::vector<double> x = values_of(call.inputs.at(0));
+    std::vector<double> x = values_of(call.inputs.at(0));
+    if (call.inputs.size() == 2) {  // before their sum was rounded
+      const std::vector<double> more = values_of(call.inputs[1]);
+      for (size_t i = 0; i < x.size(); ++i) x[i] += more[i];
+    }
     const auto width = static_cast<size_t>(call.inputs[0].shape.last());
     std::vector<double> want, inner, factor;
     for (size_t row = 0; row < x.size(); row += width) {
@@ -98,14 +113,14 @@ class FakeOracle : public Oracle {
       for (size_t i = 0; i < width; ++i) {
         inner.push_back(x[row + i] * scale);
         factor.push_back(1 + weight(call.place, i, 0.25));
-        want.push_back(inner.back() * factor.back());
+        want.push_back(step(inner.back(), call) * factor.back());
       }
     }
-    return {.shape = call.inputs[0].shape,
+    return {.contract = call.contract,
+            .shape = call.inputs[0].shape,
             .want = std::move(want),
             .terms = static_cast<int64_t>(width),
-            .inner = std::move(inner),
-            .factor = std::move(factor)};
+            .steps = steps_of(std::move(inner), std::move(factor), call)};
   }
 
   static Shape row_shape(const Point& p) {
@@ -143,7 +158,8 @@ class FakeOracle : public Oracle {
   static Exact rope(const OracleCall& call) {
     const std::vector<double> x = values_of(call.inputs.at(0));
     const auto heads = static_cast<size_t>(call.inputs[0].shape[1]);
-    std::vector<double> want(x), magnitude(x), angles(x), x1c_x2s(x), x2(x), cos(x), sin(x);
+    std::vector<double> want(x), magnitude(x), angles(x), x1c_x2s(x), turned(x), x2(x), cos(x),
+        sin(x);
     const size_t half = kDim / 2;
     for (size_t t = 0; t < call.rows.size(); ++t)
       for (size_t h = 0; h < heads; ++h)
@@ -151,18 +167,18 @@ class FakeOracle : public Oracle {
           const size_t at = (t * heads + h) * kDim, j = i % half;
           const double angle =
               call.rows[t].position * std::pow(100.0, -static_cast<double>(j) / half);
-          // The tables are fp32 data.
-          const double c = round_to(std::cos(angle), DType::f32);
-          const double s = round_to(std::sin(angle), DType::f32);
+          const double c = std::cos(angle), s = std::sin(angle);
           const double other = i < half ? -x[at + i + half] : x[at + i - half];
-          want[at + i] = x[at + i] * c + other * s;
+          want[at + i] = step(x[at + i] * step(c, call), call) + step(other * step(s, call), call);
           x2[at + i] = other, cos[at + i] = c, sin[at + i] = s;
           magnitude[at + i] = std::fabs(x[at + i]) + std::fabs(other);
           angles[at + i] = angle;
           x1c_x2s[at + i] = std::hypot(x[at + i] * c, other * s);
+          turned[at + i] = std::fabs(other * c - x[at + i] * s);
         }
-    Exact e{.shape = call.inputs[0].shape, .want = want, .magnitude = magnitude, .angle = angles};
-    e.x1c_x2s = x1c_x2s, e.x1 = x, e.x2 = x2, e.cos = cos, e.sin = sin;
+    Exact e{.contract = call.contract, .shape = call.inputs[0].shape, .want = want};
+    e.magnitude = magnitude, e.angle = angles, e.x1c_x2s = x1c_x2s, e.turned = turned;
+    if (call.contract == RoundingContract::hf) e.steps = {{cos, x, sin}, {sin, x2, cos}};
     return e;
   }
 
@@ -177,18 +193,20 @@ class FakeOracle : public Oracle {
       row_terms.push_back(static_cast<double>(keys));
       for (size_t h = 0; h < kHeads; ++h) head(e, q, k, v, (t * kHeads + h) * kDim, h / 2, keys);
     }
-    return {.shape = call.inputs[0].shape,
+    return {.contract = call.contract,
+            .shape = call.inputs[0].shape,
             .want = e.want,
             .row_terms = row_terms,
             .magnitude = e.magnitude,
             .spread = e.spread,
-            .score = e.score,
+            .spread_squares = e.spread_squares,
             .weighted_squares = e.weighted_squares,
+            .score = e.score,
             .overlap = std::vector<double>(e.score.size())};
   }
 
   struct Attended {  // as in Exact
-    std::vector<double> want, magnitude, spread, score, weighted_squares;
+    std::vector<double> want, magnitude, spread, spread_squares, score, weighted_squares;
   };
   static void head(Attended& e, const std::vector<double>& q, const std::vector<double>& k,
                    const std::vector<double>& v, size_t at, size_t kv_head, size_t keys) {
@@ -208,16 +226,18 @@ class FakeOracle : public Oracle {
     e.score.push_back(score);
     for (size_t i = 0; i < kDim; ++i) {
       const auto value = [&](size_t j) { return v[(j * kKvHeads + kv_head) * kDim + i]; };
-      double o = 0, size = 0, spread = 0, squares = 0;
+      double o = 0, size = 0, spread = 0, spread_squares = 0, squares = 0;
       for (size_t j = 0; j < keys; ++j) o += p[j] / total * value(j);
       for (size_t j = 0; j < keys; ++j) {
         size += p[j] / total * std::fabs(value(j));
         squares += std::pow(p[j] / total * value(j), 2);
         spread += p[j] / total * std::fabs(value(j) - o);
+        spread_squares += std::pow(p[j] / total * (value(j) - o), 2);
       }
       e.want.push_back(o);
       e.magnitude.push_back(size);
       e.spread.push_back(spread);
+      e.spread_squares.push_back(spread_squares);
       e.weighted_squares.push_back(squares);
     }
   }
@@ -227,9 +247,13 @@ class FakeOracle : public Oracle {
     std::vector<double> want = values_of(call.inputs[0]), inner;
     for (size_t i = 0; i < up.size(); ++i) {
       inner.push_back(want[i] / (1 + std::exp(-want[i])));
-      want[i] = inner.back() * up[i];
+      want[i] = step(inner.back(), call) * up[i];
     }
-    return {.shape = call.inputs[0].shape, .want = want, .inner = inner, .factor = up};
+    return {.contract = call.contract,
+            .shape = call.inputs[0].shape,
+            .want = want,
+            .factor = up,
+            .steps = steps_of(inner, up, call)};
   }
 
   static Exact add(const OracleCall& call) {
@@ -246,7 +270,12 @@ using Spoil = std::function<void(const Place&, const PassInfo&, std::vector<doub
 // The model made of the oracle: every op's exact result on what came before, rounded to `dtype`.
 class FakeModel : public ReferenceModel {
  public:
-  explicit FakeModel(DType dtype, Spoil spoil = {}) : dtype_(dtype), spoil_(std::move(spoil)) {}
+  // contract: where the ops of a place round; none: fused, all of them.
+  using ContractOf = std::function<RoundingContract(const Place&)>;
+  explicit FakeModel(DType dtype, Spoil spoil = {}, ContractOf contract = {})
+      : dtype_(dtype), spoil_(std::move(spoil)), contract_(std::move(contract)) {}
+
+  void follow(Routes) override {}  // it has no experts
 
   void run(const PassInfo& pass, Probe& probe) override {
     probe.begin(pass);
@@ -258,7 +287,10 @@ class FakeModel : public ReferenceModel {
     for (const Place& place : places_of(oracle_.graph())) {
       const Point& p = *place.point;
       std::vector<Tensor> inputs;
-      for (const Place& input : inputs_of(oracle_.graph(), place))
+      std::vector<Place> read = inputs_of(oracle_.graph(), place);
+      if (contract_of(place) == RoundingContract::unrounded_sum && read[0].point->op == OpKind::add)
+        read = inputs_of(oracle_.graph(), read[0]);
+      for (const Place& input : read)
         if (input.point->op != OpKind::cache) inputs.push_back(made.at(key(input)));
       if (p.op == OpKind::cache) {
         show_cache(place, inputs[0], inputs[1], rows, probe);
@@ -295,6 +327,9 @@ class FakeModel : public ReferenceModel {
   std::function<void(FakeModel&, int layer)> before_reading;
 
  private:
+  RoundingContract contract_of(const Place& place) const {
+    return contract_ ? contract_(place) : RoundingContract::fused;
+  }
   static std::vector<Row> logit_rows(const PassInfo& pass, const std::vector<Row>& rows) {
     std::vector<Row> own;
     for (int32_t i : pass.logit_rows) own.push_back(rows[static_cast<size_t>(i)]);
@@ -319,7 +354,11 @@ class FakeModel : public ReferenceModel {
 
   void evaluate(const Place& place, const std::vector<Tensor>& inputs, const std::vector<Row>& rows,
                 const std::vector<int32_t>& tokens, std::vector<double>& values, Shape& shape) {
-    OracleCall call{.place = place, .dtype = dtype_, .rows = rows, .tokens = tokens};
+    OracleCall call{.place = place,
+                    .dtype = dtype_,
+                    .contract = contract_of(place),
+                    .rows = rows,
+                    .tokens = tokens};
     for (const Tensor& input : inputs) call.inputs.push_back(input);
     if (place.point->op != OpKind::attention) {
       const Exact e = oracle_.evaluate(call);
@@ -374,6 +413,7 @@ class FakeModel : public ReferenceModel {
   FakeOracle oracle_;
   DType dtype_;
   Spoil spoil_;
+  ContractOf contract_;
   std::map<std::pair<int, int32_t>, Lane> cache_;
 };
 
@@ -397,7 +437,8 @@ inline FakeRun fake_run(ReferenceModel& model, DType dtype, int steps = 2,
                         std::vector<int> prompts = {13, 9}) {
   FakeRun run;
   run.manifest.dtype = dtype;
-  for (const Point& p : kPoints) run.manifest.schema[std::string(p.name)] = Schema::fused;
+  for (const Point& p : kPoints)
+    run.manifest.contracts[std::string(p.name)] = RoundingContract::fused;
   PassInfo info;
   for (int32_t r = 0; r < std::ssize(prompts); ++r) {
     RequestInfo request{.id = r};

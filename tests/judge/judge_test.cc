@@ -37,6 +37,7 @@ class AskedModel : public ReferenceModel {
       if (probe.wants(*place.point, place.layer)) asked.insert(text_of(place));
     model_.run(pass, probe);
   }
+  void follow(Routes) override {}
   std::set<std::string> asked;
 
  private:
@@ -50,8 +51,13 @@ TEST_F(JudgeTest, AsksTheModelsForNothingThatItDoesNotCompare) {
     AskedModel exact(DType::f64), rounded(DType::bf16);
     Judge judge(run.manifest, oracle_, &exact, &rounded, {.selection = selection});
     judge.judge(run.passes[0]);
-    EXPECT_EQ(exact.asked, rounded.asked);
-    return exact.asked;
+    // The fp64 model is held to the oracle too, and shows the caches that an attention reads.
+    std::set<std::string> of_exact = exact.asked;
+    for (const char* cache : {"layer 0 attn.kv", "layer 1 attn.kv"}) {
+      EXPECT_EQ(of_exact.erase(cache), selection.is_everything() ? 1u : 0u);
+    }
+    EXPECT_EQ(of_exact, rounded.asked);
+    return of_exact;
   };
   // All but the caches of both layers and what was kept as a digest.
   const std::set<std::string> all = asked({});
@@ -265,11 +271,9 @@ TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {
       judged(spoilt("mlp.down", 0, 1, [&](std::vector<double>& v) { v[4] = nan; }));
   expect_first(result, "layer 0 mlp.down", 1, 0, Verdict::nonfinite);
   EXPECT_NE(result.first->rule.find("introduced"), std::string::npos);
-  ASSERT_GT(result.findings.size(), 10u);
-  for (size_t i = 1; i < result.findings.size(); ++i) {
-    EXPECT_EQ(result.findings[i].verdict, Verdict::nonfinite);
-    EXPECT_NE(result.findings[i].rule.find("propagated"), std::string::npos);
-  }
+  // Whatever it reaches is wrong by it, and no finding.
+  EXPECT_EQ(result.findings.size(), 1u) << result.story;
+  EXPECT_GT(result.counts[static_cast<size_t>(Verdict::propagated)], 10);
 }
 
 TEST_F(JudgeTest, LimitsTimesZeroFailEveryInexactNode) {

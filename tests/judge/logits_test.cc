@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tests/judge/fake_model.h"
 
@@ -19,7 +20,7 @@ KeptTensor logits(std::vector<double> values, DType dtype = DType::f64) {
 TEST(Logits, EqualOnesHaveNoDistance) {
   const KeptTensor x = logits({1, 3, 2});
   LogitsComparison c(DType::bf16);
-  c.add(&x, &x, &x);
+  c.add(0, &x, &x, &x);
   ASSERT_TRUE(c.summary());
   EXPECT_EQ(c.summary()->max_abs, 0);
   EXPECT_NEAR(c.summary()->kl_mean, 0, 1e-15);
@@ -31,7 +32,7 @@ TEST(Logits, EqualOnesHaveNoDistance) {
 TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
   const KeptTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
   LogitsComparison c(DType::f32);
-  c.add(&got, &exact, &exact);
+  c.add(0, &got, &exact, &exact);
   // p = (1/2, 1/2), q = (3/4, 1/4)
   EXPECT_NEAR(c.summary()->kl_mean, 0.5 * std::log(2.0 / 3) + 0.5 * std::log(2.0), 1e-12);
   EXPECT_NEAR(c.summary()->max_abs, std::log(3.0), 1e-15);
@@ -41,8 +42,8 @@ TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   const KeptTensor exact = logits({2, 2.25, 0}), got = logits({2.5, 2.25, 0});
   const KeptTensor noisy = logits({2.05, 2.2, 0.05}), quiet = logits({2.001, 2.251, 0.001});
   LogitsComparison c(DType::bf16);
-  c.add(&got, &exact, &noisy);  // 0.25 <= 6 sqrt(2) 0.05
-  c.add(&got, &exact, &quiet);
+  c.add(0, &got, &exact, &noisy);  // 0.25 <= 6 sqrt(2) 0.05
+  c.add(0, &got, &exact, &quiet);
   const std::vector<Flip> flips = c.flips(0);
   ASSERT_EQ(flips.size(), 2u);
   EXPECT_TRUE(flips[0].explained);
@@ -54,9 +55,9 @@ TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   EXPECT_EQ(c.summary()->argmax_equal, 0);
 }
 
-const Statistic& statistic(const std::vector<Statistic>& all, const std::string& name, size_t nth) {
-  for (const Statistic& s : all)
-    if (s.name == name && nth-- == 0) return s;
+Statistic statistic(const std::vector<LogitsDoubt>& all, const std::string& name, size_t nth) {
+  for (const LogitsDoubt& doubt : all)
+    if (doubt.statistic.name == name && nth-- == 0) return doubt.statistic;
   fail("no statistic {}", name);
 }
 
@@ -66,7 +67,7 @@ LogitsComparison flips_at(double margin, int rows, int flipped) {
   const KeptTensor exact = logits({1 + margin, 1}), rounded = logits({1.1 + margin, 0.9});
   const KeptTensor right = logits({1.2 + margin, 1}), wrong = logits({1, 1.2});
   LogitsComparison c(DType::bf16);
-  for (int i = 0; i < rows; ++i) c.add(i < flipped ? &wrong : &right, &exact, &rounded);
+  for (int i = 0; i < rows; ++i) c.add(0, i < flipped ? &wrong : &right, &exact, &rounded);
   return c;
 }
 
@@ -75,24 +76,24 @@ TEST(Flips, AreComparedWithTheirExpectedNumber) {
   // Poisson distribution, P(X >= 17) = 9e-7.
   const LogitsComparison some = flips_at(0.2, 50, 10), many = flips_at(0.2, 50, 17);
   EXPECT_NEAR(some.summary()->expected_flips, 50 * 0.07865, 0.01);
-  const std::vector<Statistic> statistics = some.statistics();
+  const std::vector<LogitsDoubt> statistics = some.doubts();
   EXPECT_EQ(statistic(statistics, "flips", 0).value, 0);  // unexplained ones
   EXPECT_TRUE(statistic(statistics, "flips", 0).passes(1));
   EXPECT_EQ(statistic(statistics, "flips", 1).value, 10);
   EXPECT_EQ(statistic(statistics, "flips", 1).limit, 16);
   EXPECT_TRUE(statistic(statistics, "flips", 1).passes(1));
-  EXPECT_FALSE(statistic(many.statistics(), "flips", 1).passes(1));
+  EXPECT_FALSE(statistic(many.doubts(), "flips", 1).passes(1));
 }
 
 TEST(Flips, ThatRoundingDoesNotExplainAreNeverExpected) {
-  EXPECT_FALSE(statistic(flips_at(1, 50, 1).statistics(), "flips", 0).passes(1));
-  EXPECT_TRUE(statistic(flips_at(1, 50, 0).statistics(), "flips", 0).passes(1));
+  EXPECT_FALSE(statistic(flips_at(1, 50, 1).doubts(), "flips", 0).passes(1));
+  EXPECT_TRUE(statistic(flips_at(1, 50, 0).doubts(), "flips", 0).passes(1));
   // Without any noise nothing is expected to differ, and that is no division by zero.
   const KeptTensor exact = logits({1.5, 1}), got = logits({1, 1.5});
   LogitsComparison c(DType::bf16);
-  c.add(&got, &exact, &exact);
+  c.add(0, &got, &exact, &exact);
   EXPECT_EQ(c.summary()->expected_flips, 0);
-  EXPECT_FALSE(statistic(c.statistics(), "flips", 1).passes(1));
+  EXPECT_FALSE(statistic(c.doubts(), "flips", 1).passes(1));
 }
 
 TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
@@ -100,14 +101,27 @@ TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
                    near = logits({0.015, 0});
   const auto of = [&](const KeptTensor& got, int rows) {
     LogitsComparison c(DType::bf16);
-    for (int i = 0; i < rows; ++i) c.add(&got, &exact, &rounded);
-    return c.statistics();
+    for (int i = 0; i < rows; ++i) c.add(0, &got, &exact, &rounded);
+    return c.doubts();
   };
   EXPECT_EQ(of(far, 99).size(), 2u) << "too few rows to tell";
   EXPECT_FALSE(statistic(of(far, 100), "KL", 0).passes(1));  // 4 times
   EXPECT_TRUE(statistic(of(near, 100), "KL", 0).passes(1));  // 2.25 times
-  const KeptTensor nan = logits({std::nan(""), 0});
-  EXPECT_FALSE(statistic(of(nan, 100), "KL", 0).passes(1));
+}
+
+TEST(Flips, AreFoundAtTheirOwnRow) {
+  const KeptTensor exact = logits({2, 1}), rounded = logits({2.01, 1});
+  LogitsComparison c(DType::bf16);
+  for (int32_t pass = 0; pass < 9; ++pass) {
+    KeptTensor got = pass == 5 ? logits({1, 2}) : logits({2, 1});
+    KeptTensor at_row = exact, of_rounded = rounded;
+    for (KeptTensor* t : {&got, &at_row, &of_rounded}) t->rows = {{7, 20 + pass}};
+    c.add(pass, &got, &at_row, &of_rounded);
+  }
+  const LogitsDoubt doubt = c.doubts().at(0);
+  EXPECT_FALSE(doubt.statistic.passes(1));
+  EXPECT_EQ(doubt.pass, 5);
+  EXPECT_EQ(doubt.row, (Row{7, 25}));
 }
 
 TEST(Flips, AreLedBackToTheirFinding) {
@@ -121,17 +135,27 @@ TEST(Flips, AreLedBackToTheirFinding) {
 TEST(Logits, NothingComparedIsNothing) {
   LogitsComparison c(DType::bf16);
   const KeptTensor x = logits({1, 2}), y = logits({1, 2, 3});
-  c.add(&x, nullptr, nullptr);
-  c.add(nullptr, &x, &x);
-  c.add(&x, &y, &y);
+  c.add(0, &x, nullptr, nullptr);
+  c.add(0, nullptr, &x, &x);
+  c.add(0, &x, &y, &y);
   EXPECT_FALSE(c.summary());
 }
 
-TEST(Logits, NanIsKept) {
-  const KeptTensor exact = logits({1, 2}), got = logits({std::nan(""), 2});
-  LogitsComparison c(DType::f32);
-  c.add(&got, &exact, &exact);
-  EXPECT_TRUE(std::isnan(c.summary()->max_abs));
+// Rounding explains no choice among what is no number; of a model that has none nothing is known.
+TEST(Logits, ThatAreNoNumbersExplainNothing) {
+  const KeptTensor exact = logits({1, 2});
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const KeptTensor got = logits({bad, 2});
+    LogitsComparison c(DType::f32);
+    c.add(0, &exact, &got, &exact);
+    c.add(0, &exact, &exact, &got);
+    EXPECT_FALSE(c.summary());
+    c.add(0, &got, &exact, &exact);
+    EXPECT_TRUE(std::isnan(c.summary()->max_abs));
+    EXPECT_EQ(c.summary()->unexplained_flips, 1);
+    EXPECT_FALSE(statistic(c.doubts(), "flips", 0).passes(1));
+    EXPECT_FALSE(c.flips(0).at(0).explained);
+  }
 }
 
 }  // namespace

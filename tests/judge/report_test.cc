@@ -33,7 +33,8 @@ bool is_of_type(const Json& value, const std::string& type) {
   return type == "boolean" && value.is_boolean();
 }
 
-// The part of JSON Schema that result.schema.json uses. Returns what is wrong, "" when nothing is.
+// The part of JSON RoundingContract that result.schema.json uses. Returns what is wrong, "" when
+// nothing is.
 std::string violation(const Json& value, const Json& rule, const Json& root, std::string at = "$") {
   static const std::set<std::string> known = {
       "$schema", "$defs",  "$ref",  "title",    "description",          "type",

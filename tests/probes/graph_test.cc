@@ -88,7 +88,8 @@ TEST(Graph, ALayerHasOneMlpOrExperts) {
   EXPECT_EQ(inputs(kMixed, point("mlp.residual"), 0), "attn.residual@0 mlp.down@0");
   EXPECT_EQ(inputs(kMixed, point("mlp.residual"), 1), "attn.residual@1 mlp.combine@1");
   EXPECT_EQ(inputs(kMixed, point("mlp.expert_up"), 1), "mlp.norm@1 mlp.experts@1");
-  EXPECT_EQ(inputs(kMixed, point("mlp.combine"), 1), "mlp.expert_down@1 mlp.weights@1");
+  EXPECT_EQ(inputs(kMixed, point("mlp.combine"), 1),
+            "mlp.expert_down@1 mlp.weights@1 mlp.experts@1");
 }
 
 TEST(Graph, IsToldToPeople) {
@@ -97,7 +98,7 @@ TEST(Graph, IsToldToPeople) {
 }
 
 TEST(Graph, NamesFromFilesAreFoundOrNot) {
-  EXPECT_EQ(find_point("attn.kv"), &kPoints[9]);
+  EXPECT_EQ(find_point("attn.kv"), &kPoints[11]);
   EXPECT_EQ(find_point("attn.qk"), nullptr);
   EXPECT_EQ(order_of(point("token")), static_cast<int>(kPoints.size()) - 1);
 }

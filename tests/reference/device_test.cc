@@ -5,8 +5,10 @@
 #include <random>
 
 #include "kernels/check.h"
+#include "src/judge/contracts.h"
 #include "tests/model_label.h"
 #include "tests/reference/passes.h"
+#include "traces/manifest.h"
 
 namespace lockstep {
 namespace {
@@ -41,11 +43,14 @@ void expect_alike(const Exact& got, const Exact& want, const std::string& where)
   EXPECT_EQ(got.shape, want.shape) << where;
   EXPECT_EQ(got.terms, want.terms) << where;
   EXPECT_TRUE(std::ranges::equal(got.row_terms, want.row_terms)) << where;
+  ASSERT_EQ(got.steps.size(), want.steps.size()) << where;
+  for (size_t i = 0; i < want.steps.size(); ++i)
+    EXPECT_LE(worst_difference(got.steps[i].value, want.steps[i].value), 1e-11) << where;
   using Field = Numbers Exact::*;
   for (const Field field :
        {&Exact::want, &Exact::magnitude, &Exact::spread, &Exact::score, &Exact::angle,
-        &Exact::x1c_x2s, &Exact::inner, &Exact::factor, &Exact::x1, &Exact::x2, &Exact::cos,
-        &Exact::sin, &Exact::weighted_squares, &Exact::squares, &Exact::overlap}) {
+        &Exact::x1c_x2s, &Exact::turned, &Exact::factor, &Exact::spread_squares,
+        &Exact::weighted_squares, &Exact::overlap, &Exact::ties, &Exact::tie_squares}) {
     EXPECT_EQ((got.*field).empty(), (want.*field).empty()) << where;
     if ((want.*field).empty()) continue;
     EXPECT_LE(worst_difference(got.*field, want.*field), 1e-11) << where;
@@ -84,7 +89,6 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
         OracleCall call{.place = place, .dtype = dtype, .rows = rows, .lengths = lengths};
         if (last) call.rows = call.rows.last(1);
         if (op == OpKind::gather) call.tokens = tokens;
-        call.squares = call.overlap = true;
         Tensor k, v;
         for (const Place& input : inputs_of(here->graph(), place)) {
           const TensorView x = pass.find(*input.point, input.layer)->data;
@@ -96,9 +100,14 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
             call.inputs.push_back(last ? x.slice(x.rows() - 1, 1) : x);
           }
         }
-        expect_alike(there->evaluate(call), here->evaluate(call),
-                     std::string(place.point->name) + " " + std::to_string(place.layer));
-        ++asked;
+        for (const RoundingContract contract :
+             contracts_of(op, {.dtype = dtype, .has_bias = here->has_bias(place)})) {
+          call.contract = contract;
+          expect_alike(there->evaluate(call), here->evaluate(call),
+                       std::string(place.point->name) + " " + std::to_string(place.layer) + " " +
+                           name_of(contract));
+          ++asked;
+        }
       }
     }
     EXPECT_GT(asked, 60);

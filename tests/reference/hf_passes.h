@@ -17,12 +17,14 @@ class HuggingFacePasses {
       : checkpoint_(Checkpoint::open(data_path(model))), golden_(model, "bfloat16/romeo") {}
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
-  Manifest manifest(const std::map<std::string, Schema>& declared) const {
-    return {
-        .graph = graph_, .dtype = DType::bf16, .selection = "what is stored", .schema = declared};
+  Manifest manifest(const std::map<std::string, RoundingContract>& declared) const {
+    return {.graph = graph_,
+            .dtype = DType::bf16,
+            .selection = "what is stored",
+            .contracts = declared};
   }
-  static std::map<std::string, Schema> every(Schema schema) {
-    std::map<std::string, Schema> all;
+  static std::map<std::string, RoundingContract> every(RoundingContract schema) {
+    std::map<std::string, RoundingContract> all;
     for (const Point& p : kPoints) all[std::string(p.name)] = schema;
     return all;
   }

@@ -27,7 +27,7 @@ std::vector<Case> all_cases() {
 class AgainstGolden : public testing::TestWithParam<Case> {
  protected:
   // Runs the prompt and the decode steps of the goldens, and compares all that is stored of them.
-  void compare(const std::string& dtype, DType compute, bool fp64_tables, double limit) {
+  void compare(const std::string& dtype, DType compute, double limit) {
     const Case& c = GetParam();
     const Golden golden(c.file, c.prefix + dtype + "/" + c.prompt);
     const std::vector<int32_t> greedy = golden.ids("greedy_ids");
@@ -39,9 +39,7 @@ class AgainstGolden : public testing::TestWithParam<Case> {
 
     const Checkpoint checkpoint = Checkpoint::open(data_path(c.model));
     const auto model = open_reference().model(
-        checkpoint,
-        {.dtype = compute == DType::f64 ? DType::bf16 : compute, .fp64_tables = fp64_tables},
-        compute);
+        checkpoint, {.dtype = compute == DType::f64 ? DType::bf16 : compute}, compute);
     const std::vector<Pass> passes =
         run_passes(*model, prefill_and_decode(golden.ids("prompt_ids"), forced));
     ASSERT_EQ(passes.size(), greedy.size());
@@ -69,9 +67,9 @@ class AgainstGolden : public testing::TestWithParam<Case> {
   size_t compared_ = 0;
 };
 
-TEST_P(AgainstGolden, Fp64WithFp64Tables) { compare("float64", DType::f64, true, 1e-11); }
+TEST_P(AgainstGolden, Fp64) { compare("float64", DType::f64, 1e-11); }
 
-TEST_P(AgainstGolden, Fp32) { compare("float32", DType::f32, false, 2e-5); }
+TEST_P(AgainstGolden, Fp32) { compare("float32", DType::f32, 2e-5); }
 
 INSTANTIATE_TEST_SUITE_P(Models, AgainstGolden, testing::ValuesIn(all_cases()),
                          [](const testing::TestParamInfo<Case>& info) {
@@ -186,7 +184,8 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
   const ModelConfig& config = checkpoint_.config();
   std::vector<std::string> expected;
   for (const Place& place :
-       places_of({static_cast<int>(config.layers), config.qk_norm, config.experts.layers}))
+       places_of({static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
+                  /*rope_tables=*/true}))
     for (int times = place.point->op == OpKind::cache ? 2 : 1; times > 0; --times)
       expected.push_back(std::to_string(place.layer) + " " + std::string(place.point->name));
   std::vector<std::string> shown;

@@ -65,7 +65,7 @@ class AgainstGolden : public testing::TestWithParam<std::string> {
     OracleCall call{.place = place, .rows = rows, .lengths = lengths};
     if (place.point->op == OpKind::gather) call.tokens = tokens;
     std::optional<Tensor> k, v;
-    for (const Place& input : inputs_of(oracle_->graph(), place)) {
+    for (const Place& input : inputs_of(graph_, place)) {
       if (input.point->op == OpKind::cache) {
         k = cached(step, {&point("attn.k_rope"), place.layer});
         v = cached(step, {&point("attn.v"), place.layer});
@@ -83,14 +83,19 @@ class AgainstGolden : public testing::TestWithParam<std::string> {
 
   Golden golden_{GetParam(), "float64/romeo"};
   Checkpoint checkpoint_ = Checkpoint::open(data_path(GetParam()));
-  std::unique_ptr<Oracle> oracle_ =
-      open_reference().oracle(checkpoint_, {.dtype = DType::bf16, .fp64_tables = true});
+  std::unique_ptr<Oracle> oracle_ = open_reference().oracle(checkpoint_, {.dtype = DType::bf16});
+  // What is stored has no rotary tables: they are the reference's own.
+  const Graph graph_ = [this] {
+    Graph graph = oracle_->graph();
+    graph.rope_tables = false;
+    return graph;
+  }();
 };
 
 TEST_P(AgainstGolden, EveryOpWhoseInputsAreStored) {
   std::map<std::string_view, int> compared;
   for (int step : {0, 1})
-    for (const Place& place : places_of(oracle_->graph())) {
+    for (const Place& place : places_of(graph_)) {
       if (!find(step, place)) continue;
       const auto exact = evaluate(step, place);
       if (!exact) continue;
@@ -99,7 +104,7 @@ TEST_P(AgainstGolden, EveryOpWhoseInputsAreStored) {
           << "step " << step << " layer " << place.layer << " " << place.point->name;
       ++compared[place.point->name];
     }
-  for (const Place& place : places_of(oracle_->graph())) {
+  for (const Place& place : places_of(graph_)) {
     if (place.point->op != OpKind::cache && place.point->op != OpKind::argmax) {
       EXPECT_GE(compared[place.point->name], 2) << place.point->name;
     }
@@ -118,6 +123,7 @@ class Magnitudes : public testing::Test {
   void open(const std::string& model, DType dtype = DType::bf16) {
     checkpoint_ = Checkpoint::open(data_path(model));
     oracle_ = open_reference().oracle(*checkpoint_, {.dtype = dtype});
+    dtype_ = dtype;
   }
   const ModelConfig& config() const { return checkpoint_->config(); }
 
@@ -143,13 +149,16 @@ class Magnitudes : public testing::Test {
                  KeysValues keys_values = {}) {
     const std::vector<Row> rows = rows_at(positions);
     return oracle_->evaluate({.place = {&p, p.per_layer ? 1 : -1},
+                              .dtype = dtype_,
+                              .contract = contract_,
                               .inputs = std::move(inputs),
                               .rows = rows,
                               .lengths = lengths,
-                              .squares = true,
-                              .overlap = true,
                               .keys_values = keys_values});
   }
+
+  RoundingContract contract_ = RoundingContract::fused;
+  DType dtype_ = DType::bf16;
 
   std::optional<Checkpoint> checkpoint_;
   std::unique_ptr<Oracle> oracle_;
@@ -166,26 +175,23 @@ TEST_F(Magnitudes, LinearWithBias) {
   const Exact exact = evaluate(point("attn.k"), {x}, {0, 1, 2, 3, 4});
   const TensorView w = checkpoint_->tensor("model.layers.1.self_attn.k_proj.weight");
   const TensorView b = checkpoint_->tensor("model.layers.1.self_attn.k_proj.bias");
-  std::vector<double> want, magnitude, squares;
+  std::vector<double> want, magnitude;
   double largest_bias = 0;
   for (int64_t t = 0; t < 5; ++t)
     for (int64_t o = 0; o < w.rows(); ++o) {
-      double sum = value_at(b, o), s = std::fabs(sum), of_squares = 0;
+      double sum = value_at(b, o), s = std::fabs(sum);
       largest_bias = std::max(largest_bias, s);
       for (int64_t i = 0; i < 64; ++i) {
         const double product = value_at(x, t * 64 + i) * value_at(w, o * 64 + i);
         sum += product;
         s += std::fabs(product);
-        of_squares += product * product;
       }
       want.push_back(sum);
       magnitude.push_back(s);
-      squares.push_back(of_squares);
     }
   EXPECT_GT(largest_bias, 0) << "this checkpoint cannot show a lost bias";
   expect_close(exact.want, want);
   expect_close(exact.magnitude, magnitude);
-  expect_close(exact.squares, squares);
   EXPECT_EQ(exact.terms, 64);
   EXPECT_EQ(exact.shape, (Shape{5, config().kv_heads, config().head_dim}));
 }
@@ -268,7 +274,7 @@ TEST_F(Magnitudes, Rope) {
   const Tensor x = random({3, kv, d});
   const std::vector<int32_t> positions = {0, 17, 90};
   const Exact exact = evaluate(point("attn.k_rope"), {x}, positions);
-  std::vector<double> want, magnitude, angle, products;
+  std::vector<double> want, magnitude, angle, products, turned;
   for (int64_t t = 0; t < 3; ++t)
     for (int64_t h = 0; h < kv; ++h)
       for (int64_t j = 0; j < d; ++j) {
@@ -282,13 +288,44 @@ TEST_F(Magnitudes, Rope) {
         magnitude.push_back(std::fabs(x1) + std::fabs(x2));
         angle.push_back(a);
         products.push_back(std::hypot(mine * std::cos(a), other * std::sin(a)));
+        turned.push_back(std::fabs(other * std::cos(a) - mine * std::sin(a)));
       }
-  // The fp32 tables, which the oracle is handed as the engine is, are off by a rounding of the
-  // angle.
-  EXPECT_LE(worst_difference(exact.want, want), 2e-5);
-  EXPECT_LE(worst_difference(exact.x1c_x2s, products), 2e-5);
+  expect_close(exact.want, want);
+  expect_close(exact.x1c_x2s, products);
+  expect_close(exact.turned, turned);
   expect_close(exact.magnitude, magnitude);
   expect_close(exact.angle, angle);
+}
+
+// The tables that an engine showed, in the place of the reference's own.
+TEST_F(Magnitudes, RopeByTheTablesThatAreGiven) {
+  open("tiny/qwen3-default");
+  const int64_t half = config().head_dim / 2;
+  const Tensor x = random({2, config().kv_heads, config().head_dim});
+  const Tensor cos = random({2, half}), sin = random({2, half});
+  const Exact exact = evaluate(point("attn.k_rope"), {x, cos, sin}, {0, 17});
+  EXPECT_TRUE(std::ranges::all_of(exact.angle, [](double a) { return a == 0; }));
+  EXPECT_NEAR(exact.want[0],
+              value_at(x, 0) * value_at(cos, 0) - value_at(x, half) * value_at(sin, 0), 1e-13);
+  EXPECT_THROW(evaluate(point("attn.k_rope"), {x, cos}, {0, 17}), Error);
+  EXPECT_THROW(evaluate(point("attn.k_rope"), {x, random({2, half + 1}), sin}, {0, 17}), Error);
+}
+
+TEST_F(Magnitudes, AnglesAreThoseOfTheConfiguration) {
+  open("bard-qwen3");  // theta 1e6
+  const Exact cos = evaluate(point("rope.cos"), {}, {0, 900});
+  const Exact sin = evaluate(point("rope.sin"), {}, {0, 900});
+  const int64_t half = config().head_dim / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    const double angle = 900 * std::pow(config().rope.theta, -2 * static_cast<double>(j) /
+                                                                 (2.0 * static_cast<double>(half)));
+    const auto at = static_cast<size_t>(half + j);
+    EXPECT_NEAR(cos.want[at], std::cos(angle), 1e-12);
+    EXPECT_NEAR(sin.want[at], std::sin(angle), 1e-12);
+    EXPECT_NEAR(cos.angle[at], angle, 1e-9 * angle);
+    EXPECT_NEAR(cos.turned[at], std::fabs(sin.want[at]), 1e-15);
+    EXPECT_EQ(cos.want[static_cast<size_t>(j)], 1);
+  }
 }
 
 // Each row by the tables of its request's length.
@@ -311,7 +348,7 @@ TEST_F(Magnitudes, RopeOfRequestsOfSeveralLengths) {
 }
 
 struct Loops {
-  std::vector<double> want, magnitude, spread, score, terms, overlap;
+  std::vector<double> want, magnitude, spread, spread_squares, score, terms, overlap;
 };
 
 // As Exact::overlap, of the values of the keys: [key][element].
@@ -372,17 +409,22 @@ Loops attention_loops(const TensorView& q, const KeysValues& kv, const std::vect
           values[static_cast<size_t>(j - first)].push_back(key(kv.v, j, i));
       loops.overlap.push_back(overlap_of(p, values));
       for (int64_t i = 0; i < dim; ++i) {
-        double o = 0, magnitude = 0, spread = 0;
+        double o = 0, magnitude = 0, spread = 0, spread_squares = 0;
         for (int64_t j = first; j <= last; ++j) {
           const double weight = p[static_cast<size_t>(j - first)] / sum;
           o += weight * key(kv.v, j, i);
           magnitude += weight * std::fabs(key(kv.v, j, i));
         }
-        for (int64_t j = first; j <= last; ++j)
-          spread += p[static_cast<size_t>(j - first)] / sum * std::fabs(key(kv.v, j, i) - o);
+        for (int64_t j = first; j <= last; ++j) {
+          const double apart =
+              p[static_cast<size_t>(j - first)] / sum * std::fabs(key(kv.v, j, i) - o);
+          spread += apart;
+          spread_squares += apart * apart;
+        }
         loops.want.push_back(o);
         loops.magnitude.push_back(magnitude);
         loops.spread.push_back(spread);
+        loops.spread_squares.push_back(spread_squares);
       }
     }
   }
@@ -398,11 +440,13 @@ TEST_P(Attention, GroupedAndWindowed) {
   const Tensor q = random({4, config().heads, dim}), k = random({22, kv, dim}),
                v = random({22, kv, dim}, DType::bf16);
   const KeysValues keys_values{k, v};
+  contract_ = RoundingContract::hf;  // which asks for the overlap too
   const Exact exact = evaluate(point("attn.out"), {q}, positions, keys_values);
   const Loops loops = attention_loops(q, keys_values, positions, config().window[1]);
   expect_close(exact.want, loops.want);
   expect_close(exact.magnitude, loops.magnitude);
   EXPECT_LE(worst_difference(exact.spread, loops.spread), 1e-12);
+  EXPECT_LE(worst_difference(exact.spread_squares, loops.spread_squares), 1e-12);
   expect_close(exact.score, loops.score);
   EXPECT_LE(worst_difference(exact.overlap, loops.overlap), 1e-12);
   EXPECT_TRUE(std::ranges::equal(exact.row_terms, loops.terms));

@@ -14,12 +14,13 @@ namespace {
 
 class HuggingFace : public testing::TestWithParam<std::string> {
  protected:
-  Result judged(const std::map<std::string, Schema>& declared, JudgeOptions options = {}) {
+  Result judged(const std::map<std::string, RoundingContract>& declared,
+                JudgeOptions options = {}) {
     Judge judge(passes_.manifest(declared), *oracle_, nullptr, nullptr, std::move(options));
     for (const Pass& pass : passes_.passes(/*digests=*/false)) judge.judge(pass);
     return judge.finish({}, true);
   }
-  static std::map<std::string, Schema> every(Schema schema) {
+  static std::map<std::string, RoundingContract> every(RoundingContract schema) {
     return HuggingFacePasses::every(schema);
   }
 
@@ -35,26 +36,30 @@ void expect_no_finding(const Result& result) {
   EXPECT_GE(result.judged, 48);
 }
 
-TEST_P(HuggingFace, IsCleanUnderItsOwnSchema) { expect_no_finding(judged(every(Schema::hf))); }
+TEST_P(HuggingFace, IsCleanUnderItsOwnContract) {
+  expect_no_finding(judged(every(RoundingContract::hf)));
+}
 
-TEST_P(HuggingFace, IsCleanWithoutADeclaredSchemaAndTheNotesSayWhichWasFound) {
+TEST_P(HuggingFace, IsCleanWithoutADeclaredContractAndTheNotesSayWhichWasFound) {
   const Result result = judged({});
   expect_no_finding(result);
   for (const char* name : {"attn.norm", "mlp.norm", "attn.q_rope", "mlp.act"}) {
     const std::string wanted = std::string(name) + " is judged as hf, which it was found to be";
     EXPECT_EQ(std::ranges::count(result.notes, wanted), 1) << wanted;
+    EXPECT_EQ(result.scope.contracts.at(name), "hf");
   }
 }
 
-TEST_P(HuggingFace, IsCleanUnderTheSchemaThatIsAskedForWhateverTheTraceDeclares) {
-  expect_no_finding(judged(every(Schema::fused), {.schema = every(Schema::hf)}));
-  expect_no_finding(judged(every(Schema::fused), {.schema = every(Schema::eager)}));
-  const Result found = judged(every(Schema::fused), {.schema = std::map<std::string, Schema>()});
+TEST_P(HuggingFace, IsCleanUnderTheContractThatIsAskedForWhateverTheTraceDeclares) {
+  using Declared = std::map<std::string, RoundingContract>;
+  const Declared fused = every(RoundingContract::fused), hf = every(RoundingContract::hf);
+  expect_no_finding(judged(fused, {.contracts = hf}));
+  const Result found = judged(fused, {.contracts = Declared()});
   expect_no_finding(found);
   EXPECT_EQ(std::ranges::count(found.notes, "attn.norm is judged as hf, which it was found to be"),
             1);
-  EXPECT_EQ(judged(every(Schema::hf), {.schema = every(Schema::fused)}).verdict, "diverged");
-  for (const Result& asked : {found, judged({}, {.schema = every(Schema::hf)})})
+  EXPECT_EQ(judged(hf, {.contracts = fused}).verdict, "diverged");
+  for (const Result& asked : {found, judged({}, {.contracts = hf})})
     EXPECT_EQ(std::ranges::count_if(asked.notes,
                                     [](const std::string& note) {
                                       return note.find("asked for") != std::string::npos;
@@ -62,8 +67,18 @@ TEST_P(HuggingFace, IsCleanUnderTheSchemaThatIsAskedForWhateverTheTraceDeclares)
               1);
 }
 
+// Its fused attention rounds no score.
+TEST_P(HuggingFace, IsAnotherContractThanEagerAtItsAttentionAlone) {
+  const Result result = judged(every(RoundingContract::eager));
+  EXPECT_FALSE(result.findings.empty());
+  for (const Finding& f : result.findings) {
+    EXPECT_EQ(f.place.point->name, "attn.out") << text_of(f.place);
+    EXPECT_NE(f.rule.find("right if it rounds as hf"), std::string::npos) << f.rule;
+  }
+}
+
 TEST_P(HuggingFace, IsABugUnderTheSchemaOfOneRounding) {
-  const Result result = judged(every(Schema::fused));
+  const Result result = judged(every(RoundingContract::fused));
   EXPECT_EQ(result.verdict, "diverged");
   std::set<std::string> places;
   for (const Finding& f : result.findings) places.insert(text_of(f.place));

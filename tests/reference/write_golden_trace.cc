@@ -9,7 +9,7 @@ namespace {
 
 void write(const std::string& model, const std::string& path) {
   const HuggingFacePasses golden(model);
-  Manifest manifest = golden.manifest(HuggingFacePasses::every(Schema::hf));
+  Manifest manifest = golden.manifest(HuggingFacePasses::every(RoundingContract::hf));
   manifest.provenance = {{"engine", "Hugging Face transformers"},
                          {"model", model},
                          {"model_xxh3", golden.checkpoint().fingerprint()}};

@@ -94,7 +94,11 @@ TEST_P(ConfirmTest, EveryOpCanBePutRight) {
   run.watch = &substitution;
   const Result result = judge_run(run);
   EXPECT_EQ(result.verdict, "clean") << result.story;
-  EXPECT_EQ(result.counts[static_cast<size_t>(Verdict::bitwise)], result.expected);
+  int64_t angles = 0;  // of the rotary tables, which no op of the engine's makes
+  for (const PlaceSummary& place : result.places)
+    if (place.place.point->op == OpKind::angles) angles += place.expected;
+  EXPECT_GT(angles, 0);
+  EXPECT_GE(result.counts[static_cast<size_t>(Verdict::bitwise)], result.expected - angles);
 }
 
 TEST_P(ConfirmTest, PlacesPastTheLimitAreSaidNotToHaveBeenTried) {

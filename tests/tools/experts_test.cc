@@ -77,8 +77,8 @@ TEST_F(Experts, ThatDoNotExistAreNamedAndWhatReadsThemIsNotJudged) {
   ASSERT_TRUE(result.first) << result.story;
   EXPECT_EQ(result.first->place.point->name, "mlp.experts");
   EXPECT_EQ(result.first->place.layer, 1);
-  // mlp.weights and three products, of the two passes.
-  EXPECT_EQ(result.expected - result.judged, 4 * 2);
+  // mlp.weights, three products and their sum, of the two passes.
+  EXPECT_EQ(result.expected - result.judged, 5 * 2);
 }
 
 TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {

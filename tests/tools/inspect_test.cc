@@ -39,7 +39,8 @@ class Inspect : public testing::Test {
 TEST_F(Inspect, ListsEveryPlaceInGraphOrder) {
   write();
   const json places = table("");
-  const std::vector<Place> expected = places_of({.layers = 6, .qk_norm = true});
+  const std::vector<Place> expected =
+      places_of({.layers = 6, .qk_norm = true, .rope_tables = true});
   ASSERT_EQ(places.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_EQ(places[i]["point"], expected[i].point->name);

@@ -29,7 +29,7 @@ class AskedSchema : public testing::Test {
     return open;
   }
   static Result judged_under(const std::string& schema) {
-    return judge_trace(path_, checkpoint(), {.schema = schema_of(schema)});
+    return judge_trace(path_, checkpoint(), {.contracts = contracts_of(schema)});
   }
   static bool says(const Result& result, const std::string& note) {
     return std::ranges::any_of(
@@ -40,7 +40,7 @@ class AskedSchema : public testing::Test {
 };
 
 TEST_F(AskedSchema, OfNoneIsTheDeclaredOne) {
-  EXPECT_FALSE(schema_of(""));
+  EXPECT_FALSE(contracts_of(""));
   const Result result = judged_under("");
   EXPECT_EQ(result.verdict, "clean") << result.story;
   EXPECT_FALSE(says(result, "asked for"));
@@ -48,13 +48,19 @@ TEST_F(AskedSchema, OfNoneIsTheDeclaredOne) {
 
 TEST_F(AskedSchema, IsTakenForEveryPoint) {
   for (const char* schema : {"fused", "hf", "eager"}) {
-    const auto all = schema_of(schema);
+    const auto all = contracts_of(schema);
     ASSERT_TRUE(all);
     EXPECT_EQ(all->size(), kPoints.size());
-    // What rounds once is also within what rounds more often.
+    // What rounds once is right, and no chain of roundings; the finding says which it would be.
     const Result result = judged_under(schema);
-    EXPECT_EQ(result.verdict, "clean") << schema << ": " << result.story;
+    const bool fused = schema == std::string("fused");
+    EXPECT_EQ(result.verdict, fused ? "clean" : "diverged") << schema << ": " << result.story;
     EXPECT_TRUE(says(result, "asked for"));
+    if (fused) continue;
+    ASSERT_TRUE(result.first);
+    EXPECT_EQ(result.first->place.point->name, "attn.norm");
+    EXPECT_NE(result.first->rule.find("right if it rounds as fused"), std::string::npos)
+        << result.first->rule;
   }
 }
 

@@ -206,7 +206,7 @@ TEST(Selftest, TakesARightTraceAndCallsAWrongOneAnAlarm) {
     EXPECT_GE(trace.judged, 48) << trace.name;
     EXPECT_LT(trace.judged, trace.expected) << "not every op is stored";
   }
-  const Result fused = judge_trace(path, checkpoint, {.schema = schema_of("fused")});
+  const Result fused = judge_trace(path, checkpoint, {.contracts = contracts_of("fused")});
   EXPECT_EQ(fused.verdict, "diverged") << "one rounding is not what it declares";
   EXPECT_NE(error_of([&] { dtypes_of_traces({path}, {DType::f32}); }).find("give --dtype bf16"),
             std::string::npos);

@@ -14,7 +14,7 @@ struct LeftOut {
 // Writes what bard-qwen3 showed in bf16.
 inline void write_trace(const std::string& path, const Served& served, LeftOut left_out = {}) {
   Manifest manifest{.provenance = {{"engine", "lockstep"}, {"model", "bard"}},
-                    .graph = {.layers = 6, .qk_norm = true},
+                    .graph = {.layers = 6, .qk_norm = true, .rope_tables = true},
                     .dtype = DType::bf16,
                     .keep = Keep::full};
   for (const Sequence& s : served.sequences)

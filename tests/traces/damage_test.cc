@@ -214,8 +214,8 @@ TEST(Malformed, AnotherVersionIsRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 1, Keep::digest);
-  replace(json, "\"format_version\":\"1.1\"", "\"format_version\":\"2.0\"");
-  expect_mention(open_error(json), "format version 1.1 was wanted, found 2.0");
+  replace(json, "\"format_version\":\"1.2\"", "\"format_version\":\"2.0\"");
+  expect_mention(open_error(json), "format version 1.2 was wanted, found 2.0");
   replace(json, "\"format\":\"lockstep\"", "\"format\":\"lockstop\"");
   expect_mention(open_error(json), "says it is 'lockstop'");
 }

@@ -25,7 +25,9 @@ inline Manifest test_manifest(Keep keep = Keep::full) {
   m.dtype = DType::bf16;
   m.keep = keep;
   m.selection = "--layers 0-1";
-  m.schema = {{"attn.norm", Schema::hf}, {"attn.out", Schema::eager}, {"mlp.act", Schema::fused}};
+  m.contracts = {{"attn.norm", RoundingContract::hf},
+                 {"attn.out", RoundingContract::eager},
+                 {"mlp.act", RoundingContract::fused}};
   for (int r = 0; r < 3; ++r) {
     m.requests.push_back({.id = r, .name = r == 1 ? "second" : ""});
     m.requests.back().prompt.assign(static_cast<size_t>(kPrompts[r]), 100 + r);

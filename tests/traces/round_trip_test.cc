@@ -33,7 +33,7 @@ TEST_P(RoundTrip, GivesBackEverything) {
   EXPECT_EQ(got.dtype, DType::bf16);
   EXPECT_EQ(got.keep, full ? Keep::full : Keep::digest);
   EXPECT_EQ(got.selection, want.selection);
-  EXPECT_EQ(got.schema, want.schema);
+  EXPECT_EQ(got.contracts, want.contracts);
   expect_equal(got.requests, ended_requests());
 }
 

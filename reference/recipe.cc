@@ -1,0 +1,189 @@
+#include "reference/recipe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numbers>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+// A field that is there and not null.
+template <typename T>
+T value_of(const json& object, const char* key, T otherwise) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? otherwise : found->get<T>();
+}
+
+RotaryRecipe rotary_of(const json& config) {
+  const json none = json::object();
+  const json fields = value_of(config, "rope_parameters", value_of(config, "rope_scaling", none));
+  RotaryRecipe r;
+  r.type = value_of(fields, "rope_type", value_of(fields, "type", r.type));
+  r.theta = value_of(fields, "rope_theta", value_of(config, "rope_theta", r.theta));
+  r.trained = config.at("max_position_embeddings");
+  r.first_trained = value_of(fields, "original_max_position_embeddings", r.trained);
+  const bool deduced = r.type == "yarn" || r.type == "longrope";
+  const double stretch = static_cast<double>(r.trained) / static_cast<double>(r.first_trained);
+  r.factor = value_of(fields, "factor", deduced ? stretch : r.factor);
+  r.attention_factor = value_of(fields, "attention_factor", 0.0);
+  r.beta_fast = value_of(fields, "beta_fast", r.beta_fast);
+  r.beta_slow = value_of(fields, "beta_slow", r.beta_slow);
+  r.mscale = value_of(fields, "mscale", 0.0);
+  r.mscale_all_dim = value_of(fields, "mscale_all_dim", 0.0);
+  r.truncate = value_of(fields, "truncate", true);
+  r.low_freq_factor = value_of(fields, "low_freq_factor", r.low_freq_factor);
+  r.high_freq_factor = value_of(fields, "high_freq_factor", r.high_freq_factor);
+  r.short_factor = value_of(fields, "short_factor", r.short_factor);
+  r.long_factor = value_of(fields, "long_factor", r.long_factor);
+  return r;
+}
+
+// Sliding as layer_types says, or else from layer max_window_layers on.
+std::vector<int64_t> windows_of(const json& config) {
+  const auto layers = config.at("num_hidden_layers").get<size_t>();
+  std::vector<int64_t> windows(layers, 0);
+  if (!value_of(config, "use_sliding_window", false)) return windows;
+  const auto types = value_of(config, "layer_types", std::vector<std::string>());
+  const auto from = static_cast<size_t>(value_of(config, "max_window_layers", 0));
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const bool slides = types.empty() ? layer >= from : types.at(layer) == "sliding_attention";
+    if (slides) windows[layer] = config.at("sliding_window");
+  }
+  return windows;
+}
+
+Recipe recipe_from(const json& config) {
+  Recipe recipe;
+  recipe.heads = config.at("num_attention_heads");
+  recipe.kv_heads = value_of(config, "num_key_value_heads", recipe.heads);
+  const bool qwen2 = value_of(config, "model_type", std::string()) == "qwen2";
+  const int64_t split = config.at("hidden_size").get<int64_t>() / recipe.heads;
+  recipe.head_dim = value_of(config, "head_dim", qwen2 ? split : int64_t{128});
+  recipe.norm_eps = value_of(config, "rms_norm_eps", recipe.norm_eps);
+  recipe.normalises_experts = value_of(config, "norm_topk_prob", false);
+  recipe.window = windows_of(config);
+  recipe.rotary = rotary_of(config);
+  return recipe;
+}
+
+double power_of(double base, int64_t pair, int64_t dim) {
+  return std::pow(base, 2 * static_cast<double>(pair) / static_cast<double>(dim));
+}
+
+// Pairs that turn more than beta_fast times over the trained positions keep their frequency, those
+// that turn less than beta_slow times are stretched, and between them is a ramp.
+std::vector<double> yarn(const RotaryRecipe& r, int64_t dim) {
+  const auto pair_that_turns = [&](double times) {
+    const double wave = static_cast<double>(r.first_trained) / (times * 2 * std::numbers::pi);
+    return static_cast<double>(dim) * std::log(wave) / (2 * std::log(r.theta));
+  };
+  double low = pair_that_turns(r.beta_fast), high = pair_that_turns(r.beta_slow);
+  if (r.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(dim - 1));
+  const double width = low == high ? 0.001 : high - low;
+  std::vector<double> result;
+  for (int64_t j = 0; j < dim / 2; ++j) {
+    const double kept = 1 / power_of(r.theta, j, dim), stretched = kept / r.factor;
+    const double ramp = std::clamp((static_cast<double>(j) - low) / width, 0.0, 1.0);
+    result.push_back(stretched * ramp + kept * (1 - ramp));
+  }
+  return result;
+}
+
+std::vector<double> llama3(const RotaryRecipe& r, int64_t dim) {
+  const auto trained = static_cast<double>(r.first_trained);
+  std::vector<double> result;
+  for (int64_t j = 0; j < dim / 2; ++j) {
+    const double kept = 1 / power_of(r.theta, j, dim), wave = 2 * std::numbers::pi / kept;
+    const double smooth =
+        (trained / wave - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+    if (wave > trained / r.low_freq_factor)
+      result.push_back(kept / r.factor);
+    else if (wave < trained / r.high_freq_factor)
+      result.push_back(kept);
+    else
+      result.push_back((1 - smooth) * kept / r.factor + smooth * kept);
+  }
+  return result;
+}
+
+// The base grows with the request once it is longer than what was trained. In fp32 steps, which are
+// part of the recipe: Hugging Face makes it of the length, a tensor in fp32 whatever the model.
+double dynamic_base(const RotaryRecipe& r, int64_t dim, int64_t length) {
+  const auto width = static_cast<double>(dim);
+  const auto trained = static_cast<float>(r.trained);
+  const float seen = std::max(static_cast<float>(length), trained);
+  const auto factor = static_cast<float>(r.factor);
+  const float grown = factor * seen / trained - static_cast<float>(r.factor - 1);
+  const double power = std::pow(static_cast<double>(grown), width / (width - 2));
+  return static_cast<float>(r.theta) * static_cast<float>(power);
+}
+
+}  // namespace
+
+Recipe read_recipe(const std::string& text, const std::string& path) {
+  const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  check(config.is_object(), "\"{}\" is no JSON object: fetch the file again", path);
+  try {
+    return recipe_from(config);
+  } catch (const json::exception& error) {
+    fail("\"{}\" lacks what the reference reads of it ({}): fetch the file again", path,
+         error.what());
+  }
+}
+
+std::vector<double> frequencies_of(const RotaryRecipe& r, int64_t dim, int64_t length) {
+  if (r.type == "yarn") return yarn(r, dim);
+  if (r.type == "llama3") return llama3(r, dim);
+  const bool is_long = length > r.first_trained;
+  const double base = r.type == "dynamic" ? dynamic_base(r, dim, length) : r.theta;
+  std::vector<double> result;
+  for (int64_t j = 0; j < dim / 2; ++j) {
+    double divisor = power_of(base, j, dim);
+    if (r.type == "linear") divisor *= r.factor;
+    if (r.type == "longrope")
+      divisor *= (is_long ? r.long_factor : r.short_factor).at(static_cast<size_t>(j));
+    result.push_back(1 / divisor);
+  }
+  return result;
+}
+
+// An exponent 2j / dim is exact where dim is a power of two; else its rounding is multiplied by the
+// logarithm of the base. Of a mixture a F + b (1 - F), the weight F is off by some u, and the
+// larger of the two frequencies is `factor` times the other.
+std::vector<double> frequency_errors(const RotaryRecipe& r, int64_t dim) {
+  double steps = 1;
+  if (r.type == "linear" || r.type == "longrope") steps = 2;
+  if (r.type == "dynamic") steps = 6;
+  if (r.type == "yarn") steps = 3 + 2 * r.factor;
+  if (r.type == "llama3") steps = 3 + 4 * r.factor;
+  const bool exact = (dim & (dim - 1)) == 0;
+  std::vector<double> errors;
+  for (int64_t j = 0; j < dim / 2; ++j) {
+    const double exponent = 2 * static_cast<double>(j) / static_cast<double>(dim);
+    errors.push_back(steps + (exact ? 0 : std::log(r.theta) * exponent));
+  }
+  return errors;
+}
+
+double magnitude_of(const RotaryRecipe& r) {
+  if (r.type != "yarn" && r.type != "longrope") return 1;
+  if (r.attention_factor > 0) return r.attention_factor;
+  if (r.type == "longrope")
+    return r.factor <= 1
+               ? 1
+               : std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.first_trained)));
+  const auto scaled = [&](double scale) {
+    return r.factor <= 1 ? 1 : 0.1 * scale * std::log(r.factor) + 1;
+  };
+  if (r.mscale > 0 && r.mscale_all_dim > 0) return scaled(r.mscale) / scaled(r.mscale_all_dim);
+  return scaled(1);
+}
+
+}  // namespace lockstep

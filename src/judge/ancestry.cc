@@ -1,0 +1,43 @@
+#include "src/judge/ancestry.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+int first_of(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
+
+Ancestry::Origin joined(const Ancestry::Origin& a, const Ancestry::Origin& b) {
+  return {first_of(a.finding, b.finding), first_of(a.overflow, b.overflow)};
+}
+
+}  // namespace
+
+Ancestry::Ancestry(const Graph& graph, const std::vector<Place>& places) {
+  for (const Place& place : places) {
+    inputs_.push_back(inputs_of(graph, place));
+    is_cache_.push_back(place.point->op == OpKind::cache);
+    std::vector<size_t>& indices = input_indices_.emplace_back();
+    for (const Place& input : inputs_.back())
+      indices.push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+  }
+}
+
+Ancestry::Origin Ancestry::of(size_t place, int32_t request) const {
+  const auto found = origins_.find({place, request});
+  return found == origins_.end() ? Origin{} : found->second;
+}
+
+Ancestry::Origin Ancestry::of_inputs(size_t place, int32_t request) const {
+  Origin origin;
+  for (const size_t input : input_indices_[place]) origin = joined(origin, of(input, request));
+  const auto found = cached_.find({place, request});
+  return found == cached_.end() ? origin : joined(origin, found->second);
+}
+
+void Ancestry::set(size_t place, int32_t request, const Origin& origin) {
+  origins_[{place, request}] = origin;
+  if (is_cache_[place]) cached_[{place, request}] = origin;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "probes/graph.h"
+
+namespace lockstep {
+
+// What a request's tensor at a place stems from, within a pass, and through what attention reads of
+// earlier ones.
+class Ancestry {
+ public:
+  struct Origin {
+    int finding = -1;   // number of the first finding upstream; -1: none
+    int overflow = -1;  // index of the place upstream that overflows as it should; -1: none
+  };
+
+  // places: of the graph, in its order.
+  Ancestry(const Graph& graph, const std::vector<Place>& places);
+
+  const std::vector<Place>& inputs(size_t place) const { return inputs_[place]; }
+
+  void begin_pass() { origins_.clear(); }
+  // Of what the op at that place reads for the request.
+  Origin of_inputs(size_t place, int32_t request) const;
+  // Of what the op made.
+  void set(size_t place, int32_t request, const Origin& origin);
+  Origin of(size_t place, int32_t request) const;
+
+ private:
+  using Key = std::pair<size_t, int32_t>;           // place, request
+  std::vector<std::vector<Place>> inputs_;          // by place
+  std::vector<std::vector<size_t>> input_indices_;  // the same as indices of places
+  std::vector<bool> is_cache_;
+  std::map<Key, Origin> origins_;
+  std::map<Key, Origin> cached_;  // of places that are a K/V cache: what earlier passes left there
+};
+
+}  // namespace lockstep

@@ -1,0 +1,140 @@
+#include "src/judge/contracts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "traces/manifest.h"
+
+namespace lockstep {
+namespace {
+
+using enum RoundingContract;
+
+bool is_linear(OpKind op) { return op == OpKind::linear || op == OpKind::expert_linear; }
+
+}  // namespace
+
+std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits) {
+  if (traits.dtype == DType::f32) return {fused};
+  switch (op) {
+    case OpKind::norm:
+      return {fused, hf, unrounded_sum, hf_unrounded_sum};
+    case OpKind::rope:
+    case OpKind::silu_mul:
+      return {fused, hf};
+    case OpKind::weighted_sum:
+      return {fused, hf, products_rounded};
+    case OpKind::attention:
+      return {fused, eager, hf};
+    case OpKind::linear:
+      if (traits.has_bias) return {fused, bias_after_store};
+      return {fused};
+    default:
+      return {fused};
+  }
+}
+
+std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& traits) {
+  std::vector<RoundingContract> all = candidates_of(op, traits);
+  const bool narrow = traits.dtype == DType::f32;
+  if (is_linear(op) && narrow) all.insert(all.end(), {tf32, operands_bf16, operands_fp16});
+  if (op == OpKind::attention && !narrow) all.push_back(scores_rounded);
+  return all;
+}
+
+RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits) {
+  const std::vector<RoundingContract> all = contracts_of(op, traits);
+  const auto has = [&](RoundingContract one) { return std::ranges::count(all, one) > 0; };
+  if (has(declared)) return declared;
+  const bool as_hf = declared == eager || declared == hf_unrounded_sum;
+  return as_hf && has(hf) ? hf : fused;
+}
+
+std::vector<RoundingContract> Contracts::candidates(const Place& place,
+                                                    const ContractTraits& traits) const {
+  const auto declared = declared_.find(std::string(place.point->name));
+  if (declared == declared_.end()) return candidates_of(place.point->op, traits);
+  return {meant_by(declared->second, place.point->op, traits)};
+}
+
+bool Contracts::Fits::fits_any() const {
+  for (size_t c = 0; c < fitting.size(); ++c)
+    if (fits(c)) return true;
+  return false;
+}
+
+void Contracts::add(const Place& place, std::span<const RoundingContract> candidates,
+                    std::span<const NodeOutcome> outcomes) {
+  if (candidates.size() < 2) return;
+  OfPoint& of = points_[order_of(*place.point)];
+  of.point = place.point;
+  of.candidates.assign(candidates.begin(), candidates.end());
+  Fits& fits = of.by_layer[place.layer];
+  fits.fitting.resize(candidates.size());
+  fits.misfit.resize(candidates.size());
+  ++fits.nodes;
+  for (size_t c = 0; c < outcomes.size(); ++c)
+    if (!is_finding(outcomes[c]) || outcomes[c].passes_on) ++fits.fitting[c];
+}
+
+void Contracts::add_misfit(const Place& place, size_t candidate) {
+  const auto of = points_.find(order_of(*place.point));
+  if (of == points_.end() || !of->second.by_layer.contains(place.layer)) return;
+  of->second.by_layer[place.layer].misfit.at(candidate) = true;
+}
+
+void Contracts::decide() {
+  for (auto& [order, of] : points_) {
+    // Places first; where all of them are bugs, single nodes.
+    std::vector<std::pair<int64_t, int64_t>> votes(of.candidates.size());
+    for (const auto& [layer, fits] : of.by_layer)
+      for (size_t c = 0; c < votes.size(); ++c) {
+        votes[c].first += fits.fits(c) ? 1 : 0;
+        votes[c].second += fits.fitting[c];
+      }
+    of.chosen = static_cast<size_t>(std::ranges::max_element(votes) - votes.begin());
+  }
+}
+
+size_t Contracts::chosen(const Place& place) const {
+  const auto of = points_.find(order_of(*place.point));
+  if (of == points_.end()) return 0;
+  const auto found = of->second.by_layer.find(place.layer);
+  if (found == of->second.by_layer.end()) return 0;
+  const Fits& fits = found->second;
+  if (fits.fits(of->second.chosen) || !fits.fits_any()) return of->second.chosen;
+  for (size_t c = 0; c < fits.fitting.size(); ++c)
+    if (fits.fits(c)) return c;
+  return of->second.chosen;
+}
+
+RoundingContract Contracts::of(const Point& point) const {
+  const auto of = points_.find(order_of(point));
+  if (of != points_.end()) return of->second.candidates[of->second.chosen];
+  const auto declared = declared_.find(std::string(point.name));
+  return declared == declared_.end() ? fused : declared->second;
+}
+
+std::vector<std::pair<const Point*, RoundingContract>> Contracts::found() const {
+  std::vector<std::pair<const Point*, RoundingContract>> found;
+  for (const auto& [order, of] : points_) found.emplace_back(of.point, of.candidates[of.chosen]);
+  return found;
+}
+
+std::vector<std::pair<Place, std::string>> Contracts::inconsistent_layers() const {
+  std::vector<std::pair<Place, std::string>> all;
+  for (const auto& [order, of] : points_)
+    for (const auto& [layer, fits] : of.by_layer) {
+      const Place place{of.point, layer};
+      const size_t own = chosen(place);
+      if (own == of.chosen) continue;
+      all.emplace_back(
+          place, fmt::format("it rounds as {} and the others of its point as {}: one kernel rounds "
+                             "in one way",
+                             name_of(of.candidates[own]), name_of(of.candidates[of.chosen])));
+    }
+  return all;
+}
+
+}  // namespace lockstep

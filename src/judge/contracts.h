@@ -1,0 +1,102 @@
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/judge/ledger.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// The chains of roundings by kind of op; r() rounds to the dtype of the run, nearest even, and the
+// rest is exact. A contract that is not named for an op is the nearest one to its left.
+//
+//   op            fused               hf                          others
+//   norm          r(n w)              r(r(n) w)                   unrounded_sum, hf_unrounded_sum:
+//   the
+//                                                                 same of x = a + b before r(a + b)
+//   rope          r(x1 c + x2 s)      r(r(x1 r(c)) + r(x2 r(s)))
+//   silu_mul      r(silu(g) u)        r(r(silu(g)) u)
+//   attention     r(sum p v)          as fused, but each weight   eager: p = r(softmax(r(r(q k)
+//   scale)))
+//                                     p has a rounding of its     scores_rounded: p is not rounded
+//                                     own (where is not known:
+//                                     blocks differ)
+//   weighted_sum  r(sum p y)          r(.. r(r(p y) + r(p' y')) ..) by ascending expert
+//                                                                 products_rounded: r(sum r(p y))
+//   linear        r(x W + b)                                      bias_after_store: r(r(x W) + b)
+//                                                                 tf32, operands_*: of fp32 alone,
+//                                                                 operands rounded to tf32 (x and
+//                                                                 W), bf16 or fp16 (x)
+//
+// The oracle computes the chain, and the node is held to one rounding of it (budget.h). In fp32 the
+// roundings of a chain are no more than what its sums may be off: there fused is all of them.
+// Sources: transformers, models/qwen3/modeling_qwen3.py; vLLM, model_executor/layers/layernorm.py;
+// FlashInfer, norm.cuh (fused_add_rmsnorm).
+
+// What of a place decides which chains it can have.
+struct ContractTraits {
+  DType dtype = DType::bf16;
+  bool has_bias = false;
+};
+// That are tried where none is declared, the strictest first.
+std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits);
+// All that the op can have.
+std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& traits);
+// The one of contracts_of() that a declared contract means for the op.
+RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits);
+
+// Under which contract each point is judged: the declared one, or, where a trace declares none, the
+// one that most of its places fit. It is decided when the run has ended. A place fits a contract
+// under which none of its nodes, nor all of them together, is a finding. Places that fit none are
+// bugs and have no say; of contracts that as many places fit the strictest is taken. A place that
+// fits another contract than its point is inconsistent: one kernel rounds in one way.
+class Contracts {
+ public:
+  // By point name.
+  explicit Contracts(const std::map<std::string, RoundingContract>& declared)
+      : declared_(declared) {}
+
+  bool is_declared(const Point& point) const { return declared_.contains(std::string(point.name)); }
+  // What a node of the place is to be judged under. One where it is declared.
+  std::vector<RoundingContract> candidates(const Place& place, const ContractTraits& traits) const;
+
+  // What came out for a node under each of its candidates.
+  void add(const Place& place, std::span<const RoundingContract> candidates,
+           std::span<const NodeOutcome> outcomes);
+  // All nodes of the place together are a finding under the candidate of that number.
+  void add_misfit(const Place& place, size_t candidate);
+  // After the last node. Until then of() is the strictest candidate.
+  void decide();
+
+  // Number of the candidate whose outcome counts for the nodes of the place.
+  size_t chosen(const Place& place) const;
+  // What most of the point is judged under.
+  RoundingContract of(const Point& point) const;
+  // The points that were tried, with what they were found to be, in the order of the table.
+  std::vector<std::pair<const Point*, RoundingContract>> found() const;
+  // Places that fit another contract than their point, with a sentence about it.
+  std::vector<std::pair<Place, std::string>> inconsistent_layers() const;
+
+ private:
+  struct Fits {
+    int64_t nodes = 0;
+    std::vector<int64_t> fitting;  // nodes, by candidate
+    std::vector<bool> misfit;      // together, by candidate
+    bool fits(size_t candidate) const { return fitting[candidate] == nodes && !misfit[candidate]; }
+    bool fits_any() const;
+  };
+  struct OfPoint {
+    const Point* point = nullptr;
+    std::vector<RoundingContract> candidates;
+    std::map<int, Fits> by_layer;
+    size_t chosen = 0;
+  };
+
+  std::map<std::string, RoundingContract> declared_;
+  std::map<int, OfPoint> points_;  // by order of the point
+};
+
+}  // namespace lockstep

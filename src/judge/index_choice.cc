@@ -1,0 +1,91 @@
+#include "src/judge/index_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lockstep {
+namespace {
+
+// An index that is not among those of the row's largest values, beside one that should be there.
+struct WrongIndex {
+  bool found = false;
+  bool unknown = false;  // it is the index of nothing
+  double want = 0, got = 0;
+};
+
+WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>& indices) {
+  std::vector<bool> taken(row.size(), false);
+  WrongIndex wrong;
+  for (const double index : indices) {
+    const bool known = index >= 0 && index < static_cast<double>(row.size());
+    if (!known || taken[static_cast<size_t>(index)])
+      wrong = {.found = true, .unknown = !known, .got = index};
+    if (wrong.found) break;
+    taken[static_cast<size_t>(index)] = true;
+  }
+  // The largest of those left out must not be above the smallest of those taken.
+  const auto out = [&](size_t i) { return !taken[i]; };
+  size_t best = row.size(), least = row.size();
+  for (size_t i = 0; i < row.size(); ++i) {
+    size_t& at = out(i) ? best : least;
+    if (at == row.size() || (out(i) ? row[i] > row[at] : row[i] < row[at])) at = i;
+  }
+  if (best < row.size()) wrong.want = static_cast<double>(best);
+  if (wrong.found || best == row.size() || least == row.size()) return wrong;
+  wrong.found = row[best] > row[least];
+  wrong.got = static_cast<double>(least);
+  return wrong;
+}
+
+void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool one) {
+  Finding& finding = outcome.finding;
+  outcome.verdict = Verdict::introduced;
+  outcome.position = finding.position = position;
+  finding.index = {position};
+  finding.want = wrong.want;
+  finding.got = wrong.got;
+  finding.budgets = std::numeric_limits<double>::infinity();
+  finding.rule = one ? "the token is not the largest logit"
+                     : "the experts chosen are not those of the largest logits";
+  finding.statistic = "T0";
+  finding.value = 1;
+}
+
+std::vector<double> row_of(const TensorView& tensor, int64_t row) {
+  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
+  widen(tensor, row * tensor.row_size(), values);
+  return values;
+}
+
+}  // namespace
+
+ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
+                           const TensorView& chosen) {
+  ChoiceOutcome outcome;
+  int64_t nan_rows = 0;
+  for (size_t i = 0; i < node.rows.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const std::vector<double> row = row_of(values, at);
+    const WrongIndex wrong = wrong_index(row, row_of(chosen, at));
+    outcome.unknown = outcome.unknown || wrong.unknown;
+    const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
+    // Among NaN nothing is the largest; an index of nothing is wrong all the same.
+    nan_rows += nan ? 1 : 0;
+    if (!wrong.found || (nan && !wrong.unknown)) continue;
+    outcome.node.wrong.push_back({at, {true}});
+    if (outcome.node.verdict == Verdict::bitwise)
+      show(outcome.node, wrong, node.rows[i].position, one);
+  }
+  outcome.node.excluded = nan_rows;
+  if (nan_rows == 0 || outcome.node.verdict != Verdict::bitwise) return outcome;
+  outcome.node.verdict = Verdict::nonfinite;
+  outcome.node.passes_on = true;
+  outcome.node.blank = nan_rows == std::ssize(node.rows);
+  outcome.node.finding.rule = "propagated: the values that it chooses among hold NaN";
+  outcome.node.finding.budgets = std::numeric_limits<double>::infinity();
+  outcome.node.finding.position = outcome.node.position = node.rows.front().position;
+  return outcome;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+// The end of a judgement: what no single node shows, contracts, tokens, and what is said.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/judge/judge_state.h"
+#include "src/judge/story.h"
+#include "traces/manifest.h"
+
+namespace lockstep {
+
+// Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
+// not every op was judged, or an overflow is due, perhaps from that.
+void Judge::State::judge_choices() {
+  if (ledger.any_finding()) return;
+  const bool of_all =
+      options.selection.is_everything() && ledger.main_reason().empty() && overflowing.empty();
+  const double scale = options.limit_scale;
+  for (const LogitsDoubt& doubt : logits.doubts()) {
+    const Statistic& statistic = doubt.statistic;
+    if (of_all) ledger.strain(statistic.strain());
+    if (statistic.passes(scale)) continue;
+    if (!of_all) {
+      unexplained = statistic.slice;
+      return;
+    }
+    ledger.regrade(index_of({&point("token"), -1}), doubt.pass, doubt.row.request,
+                   {.request = doubt.row.request,
+                    .position = doubt.row.position,
+                    .pass = doubt.pass,
+                    .place = {&point("token"), -1},
+                    .verdict = Verdict::introduced,
+                    .statistic = statistic.name,
+                    .value = statistic.value,
+                    .limit = statistic.limit * scale,
+                    .budgets = statistic.strain(),
+                    .rule = "no op is over its budget, but " + statistic.slice});
+    return;
+  }
+}
+
+// What no single node shows: the nodes of a place together.
+void Judge::State::judge_pool(size_t index) {
+  const Place& place = ledger.places()[index];
+  const double scale = options.limit_scale;
+  const std::vector<RoundingContract> candidates = op_judge.candidates(place);
+  const RoundingContract contract =
+      candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
+  const PlacePool* pool = op_judge.pooled(place, contract);
+  if (!pool) return;
+  std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
+  for (const Statistic& statistic : statistics) ledger.strain(statistic.strain());
+  for (const Statistic& statistic : statistics) {
+    if (statistic.passes(scale)) continue;
+    ledger.regrade_all(static_cast<int>(index),
+                       {.verdict = Verdict::introduced,
+                        .statistic = statistic.name,
+                        .value = statistic.value,
+                        .limit = statistic.limit * scale,
+                        .budgets = statistic.value / statistic.limit,
+                        .rule = "all passes together: " + statistic.slice});
+    return;
+  }
+  const Moments& sum = pool->sum();
+  if (contract == RoundingContract::fused && manifest.dtype != DType::f32 &&
+      !within(std::fabs(sum.offset_deviations()), kGainDeviations))
+    ledger.note(
+        fmt::format("{} is on average {:.3g} standard deviations of its {} elements too {} "
+                    "(T6), as by truncation; no limit minds",
+                    text_of(place), std::fabs(sum.offset_deviations()), sum.elements,
+                    sum.offset > 0 ? "large" : "small"));
+}
+
+// And of all places of a point that are judged under one contract, whatever the layer. What none of
+// them shows alone all of them do, so the first is named.
+void Judge::State::judge_point(const Point& point) {
+  if (ledger.any_finding_at(point)) return;
+  const double scale = options.limit_scale;
+  std::map<RoundingContract, std::pair<Moments, size_t>> sums;  // with the first place
+  for (size_t i = 0; i < ledger.places().size(); ++i) {
+    const Place& place = ledger.places()[i];
+    if (!(*place.point == point)) continue;
+    const std::vector<RoundingContract> candidates = op_judge.candidates(place);
+    const RoundingContract contract =
+        candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
+    const PlacePool* pool = op_judge.pooled(place, contract);
+    if (pool) sums.try_emplace(contract, Moments{}, i).first->second.first.add(pool->sum());
+  }
+  for (const auto& [contract, sum] : sums) {
+    std::vector<Statistic> statistics =
+        sum.first.statistics(op_judge.dtype_at({&point, -1}), kPooledFalseAlarm);
+    tighten(statistics, options.limits.of(point.op, manifest.dtype));
+    for (const Statistic& statistic : statistics) {
+      ledger.strain(statistic.strain());
+      if (statistic.passes(scale)) continue;
+      ledger.regrade_all(static_cast<int>(sum.second),
+                         {.verdict = Verdict::introduced,
+                          .statistic = statistic.name,
+                          .value = statistic.value,
+                          .limit = statistic.limit * scale,
+                          .budgets = statistic.value / statistic.limit,
+                          .rule = "all layers and passes together: " + statistic.slice});
+      return;
+    }
+  }
+}
+
+void Judge::State::judge_contracts() {
+  for (const auto& [place, sentence] : op_judge.contracts().inconsistent_layers())
+    ledger.regrade_all(
+        index_of(place),
+        {.verdict = Verdict::introduced, .statistic = kContractStatistic, .rule = sentence});
+  for (size_t i = 0; i < ledger.places().size(); ++i) {
+    const OtherContracts tried = op_judge.other_contracts(ledger.places()[i]);
+    const auto fits = [&](const OtherContract& other) { return other.fits == tried.tried; };
+    const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
+    if (other != tried.others.end())
+      ledger.explain(static_cast<int>(i),
+                     fmt::format("right if it rounds as {} (all {} nodes tried)",
+                                 name_of(other->contract), tried.tried));
+  }
+  const auto linear = op_judge.contracts().of(point("logits"));
+  if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)
+    ledger.note(fmt::format("linear ops round their operands to tf32, as {}",
+                            options.accumulator ? "was asked for" : "the trace declares"));
+  if (options.contracts)
+    ledger.note(
+        "judged under the rounding contracts that were asked for, whatever the trace "
+        "declares");
+  for (const auto& [point, contract] : op_judge.contracts().found())
+    ledger.note(fmt::format("{} is judged as {}, which it was found to be", point->name,
+                            name_of(contract)));
+}
+
+void Judge::State::find_shapes(Result& result) const {
+  std::vector<std::pair<Place, std::optional<ShapeRule>>> known;
+  for (Finding& finding : result.findings) {
+    if (!error_map.has(finding)) continue;
+    const auto same = [&](const auto& entry) { return entry.first == finding.place; };
+    auto at = std::ranges::find_if(known, same);
+    if (at == known.end()) at = known.insert(at, {finding.place, error_map.rule_of(finding.place)});
+    finding.shape = at->second;
+  }
+  if (result.first) result.first = result.findings.front();
+}
+
+// What the verdict is about, and what it takes for granted.
+Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
+  Scope scope{.layers = manifest.graph.layers,
+              .selection = options.selection.text(),
+              .positions = facts.longest(),
+              .requests = facts.requests(),
+              .references_checked = reference_check.checked()};
+  for (const auto& [point, contract] : op_judge.contracts().found()) {
+    scope.contracts[std::string(point->name)] = name_of(contract);
+    scope.found.push_back(std::string(point->name));
+  }
+  for (const Place& place : ledger.places()) {
+    const OpKind op = place.point->op;
+    if (op == OpKind::cache || makes_indices(op) ||
+        scope.contracts.contains(std::string(place.point->name)))
+      continue;
+    scope.contracts[std::string(place.point->name)] = name_of(op_judge.candidates(place).front());
+  }
+  scope.given.push_back("weights as the checkpoint's one reader has them");
+  if (!manifest.graph.rope_tables)
+    scope.given.push_back(
+        "rotary angles, which the trace does not show: held to the reference's own "
+        "within what fp32 may be off");
+  if (drawn.replayed < drawn.drawn)
+    scope.given.push_back(fmt::format("the draws of {} of {} sampled tokens",
+                                      drawn.drawn - drawn.replayed, drawn.drawn));
+  if (facts.inherits())
+    scope.given.push_back("which cached tokens a request begins with, as the trace names them");
+  return scope;
+}
+
+std::map<std::string, double> Judge::State::limits() const {
+  const double scale = options.limit_scale;
+  return {{"T0", 0},
+          {"T1", scale},
+          {"T2_least", 1.10 * scale},
+          {"T2_over_quantile", 1.05 * scale},
+          {"T3_bf16", 0.02 * scale},
+          {"T3_fp16", 0.10 * scale},
+          {"T5_deviations", kGainDeviations * scale},
+          {"T5_fp32_standard_errors", kGainStudent * scale},
+          {"T6_notice", kGainDeviations},
+          {"false_alarm_of_a_node", kFalseAlarm},
+          {"false_alarm_of_a_place", kPooledFalseAlarm},
+          {"lambda", kLambda},
+          {"propagated_over_floor", kOverFloor}};
+}
+
+void Judge::State::note_facts(bool complete) {
+  for (const auto& [place, nodes] : overflowing)
+    ledger.note(
+        fmt::format("{} overflows in {} nodes, as its exact result does: nonfinite as "
+                    "expected, and no finding",
+                    text_of(ledger.places()[place]), nodes));
+  for (const std::string& note : routing.notes()) ledger.note(note);
+  if (!complete) ledger.note("the trace is incomplete");
+}
+
+Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
+  const auto regrade = [&](const Finding& finding) {
+    ledger.regrade(index_of(finding.place), finding.pass, finding.request, finding);
+  };
+  op_judge.decide_contracts(ledger.places());
+  for (Judged& judged : waiting) settle(judged);
+  for (const Finding& finding : unrecorded)
+    if (op_judge.has_seen(*finding.place.point)) regrade(finding);
+  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
+  const DrawReplay::Outcome drawn = draws.outcome(requests);
+  for (const Finding& finding : drawn.findings) regrade(finding);
+  for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
+  for (const Point& point : kPoints) judge_point(point);
+  judge_contracts();
+  judge_choices();
+  note_facts(complete);
+  Result result = ledger.result();
+  find_shapes(result);
+  result.logits = logits.summary();
+  for (const RequestInfo& info : requests)
+    result.requests.push_back({.id = info.id,
+                               .name = info.name,
+                               .prompt = info.prompt,
+                               .tokens = info.tokens,
+                               .argmax = info.argmax,
+                               .flips = logits.flips(info.id)});
+  result.provenance = manifest.provenance;
+  result.provenance["limits"] = options.limits.name();
+  result.limits = limits();
+  result.blind = facts.blind_to();
+  const double largest = result.scope.largest;
+  result.scope = scope_of(drawn);
+  result.scope.largest = largest;
+  const std::string undecided =
+      facts.asks_for_logits() || !options.selection.has(point("logits"), -1)
+          ? flow.undecided(requests)
+          : "no pass asks for logits, so that nothing that chooses a "
+            "token was judged";
+  tell(result, {.complete = complete,
+                .reason = ledger.main_reason(),
+                .unexplained = unexplained,
+                .undecided = complete ? undecided : std::string(),
+                .suspicion = reference_check.suspicion()});
+  if (options.learn && result.verdict == "clean")
+    for (const auto& [op, reached] : op_judge.reached())
+      options.learn->learn(op, manifest.dtype, reached);
+  return result;
+}
+
+}  // namespace lockstep

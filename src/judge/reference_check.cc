@@ -1,0 +1,115 @@
+#include "src/judge/reference_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "src/judge/ledger.h"
+#include "src/judge/moments.h"
+#include "src/judge/seen.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kInTurn = 16;
+// Both compute in fp64: sums of thousands of products in other orders are some 1e-13 of their size
+// apart, and an exponential of a score of 100 is 1e-14 more.
+constexpr double kApart = 1e-9;
+
+KeysValues split(const KeptTensor& kv, Tensor& k, Tensor& v) {
+  const Shape half{kv.shape[0], kv.shape[2], kv.shape[3]};
+  k = Tensor(half, kv.dtype);
+  v = Tensor(half, kv.dtype);
+  const int64_t bytes = half[1] * half[2] * size_of(kv.dtype);
+  const char* from = kv.data.as<const char>();
+  for (int64_t i = 0; i < half[0]; ++i) {
+    std::copy_n(from + 2 * i * bytes, bytes, k.as<char>() + i * bytes);
+    std::copy_n(from + (2 * i + 1) * bytes, bytes, v.as<char>() + i * bytes);
+  }
+  return {k, v};
+}
+
+double largest(std::span<const double> values) {
+  double most = 0;
+  for (const double x : values) most = std::max(most, std::fabs(x));
+  return most;
+}
+
+}  // namespace
+
+ReferenceCheck::ReferenceCheck(Oracle& oracle, const Graph& graph, DType dtype)
+    : oracle_(oracle), graph_(graph), dtype_(dtype) {
+  for (const Place& place : places_of(graph))
+    if (place.point->op != OpKind::cache && !makes_indices(place.point->op))
+      places_.push_back(place);
+}
+
+void ReferenceCheck::begin_pass() {
+  due_.clear();
+  cached_layers_.clear();
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (passes_ > 0 && i % kInTurn != static_cast<size_t>(passes_) % kInTurn) continue;
+    due_.push_back(i);
+    if (places_[i].point->op == OpKind::attention) cached_layers_.insert(places_[i].layer);
+  }
+  ++passes_;
+}
+
+void ReferenceCheck::check(const Pass& exact) {
+  for (const size_t i : due_)
+    if (suspicion_.empty()) check_place(places_[i], exact);
+}
+
+void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
+  const KeptTensor* made = exact.find(*place.point, place.layer);
+  if (!made || made->data.view().empty() || made->rows.empty()) return;
+  const Row row = made->rows.back();
+  OracleCall call{.place = place, .dtype = dtype_, .rows = {&row, 1}};
+  const auto fed = std::ranges::find(exact.info.rows, row, &PassRow::row);
+  if (fed == exact.info.rows.end()) return;
+  call.tokens = {&fed->token, 1};
+  int64_t length = 0;
+  for (const PassRow& r : exact.info.rows)
+    if (r.row.request == row.request) length = std::max<int64_t>(length, r.row.position + 1);
+  call.lengths = {&length, 1};
+  std::vector<PickedRows> picked;
+  Tensor k, v;
+  for (const Place& input : inputs_of(graph_, place)) {
+    if (input.point->op == OpKind::angles) continue;  // by its own recipe, as the model
+    const KeptTensor* tensor = nullptr;
+    for (const KeptTensor& kept : exact.tensors)
+      if (kept.point && Place{kept.point, kept.layer} == input &&
+          std::ranges::count(kept.rows, row) > 0)
+        tensor = &kept;
+    if (!tensor || tensor->data.view().empty()) return;
+    if (input.point->op == OpKind::cache)
+      call.keys_values = split(*tensor, k, v);
+    else
+      picked.emplace_back(tensor, std::span(&row, 1));
+  }
+  for (const PickedRows& input : picked) call.inputs.push_back(input.view());
+  const Exact want = oracle_.evaluate(call);
+  const PickedRows one(made, {&row, 1});
+  std::vector<double> got(static_cast<size_t>(one.view().count()));
+  widen(one.view(), 0, got);
+  ++checked_;
+  // Under fp64 but for the tables, which a model in fp32 and the one in fp64 both show in fp32.
+  const double allowed =
+      kApart * largest(want.want) + (made->dtype == DType::f32 ? 0x1p-23 * largest(want.want) : 0);
+  double apart = want.want.size() == got.size() ? 0 : std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < got.size() && i < want.want.size(); ++i) {
+    // Inf and NaN are as wanted in both.
+    if (!std::isfinite(got[i]) && !std::isfinite(want.want[i])) continue;
+    const double difference = std::fabs(got[i] - want.want[i]);
+    if (!within(difference, apart)) apart = difference;
+  }
+  if (within(apart, allowed)) return;
+  suspicion_ = fmt::format(
+      "at {}, request {} position {}, its fp64 model and its oracle are {:.3g} apart on the same "
+      "inputs, of results of at most {:.3g}",
+      text_of(place), row.request, row.position, apart, largest(want.want));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,205 @@
+// Which rounding a trace that declares none is held to.
+#include "src/judge/contracts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "src/judge/judge.h"
+#include "tests/judge/fake_model.h"
+
+namespace lockstep {
+namespace {
+
+using enum RoundingContract;
+
+constexpr ContractTraits kBf16 = {.dtype = DType::bf16}, kFp32 = {.dtype = DType::f32};
+
+TEST(ContractsOfAnOp, AreThoseThatDifferForIt) {
+  EXPECT_EQ(candidates_of(OpKind::linear, kBf16), std::vector{fused});
+  EXPECT_EQ(candidates_of(OpKind::linear, {DType::bf16, true}),
+            (std::vector{fused, bias_after_store}));
+  EXPECT_EQ(candidates_of(OpKind::norm, kBf16).size(), 4u);
+  for (const OpKind op : {OpKind::norm, OpKind::rope, OpKind::attention, OpKind::silu_mul})
+    EXPECT_EQ(candidates_of(op, kFp32), std::vector{fused})
+        << "fp32 has no roundings to tell apart";
+  // Operands in fewer bits are wrong unless somebody says that they are meant.
+  const auto products = contracts_of(OpKind::linear, kFp32);
+  EXPECT_EQ(std::ranges::count(products, tf32), 1);
+  EXPECT_EQ(candidates_of(OpKind::linear, kFp32), std::vector{fused});
+}
+
+TEST(ContractsOfAnOp, StandForTheNearestThatItHas) {
+  EXPECT_EQ(meant_by(eager, OpKind::norm, kBf16), hf);
+  EXPECT_EQ(meant_by(eager, OpKind::attention, kBf16), eager);
+  EXPECT_EQ(meant_by(hf, OpKind::linear, kBf16), fused);
+  EXPECT_EQ(meant_by(hf_unrounded_sum, OpKind::silu_mul, kBf16), hf);
+  EXPECT_EQ(meant_by(tf32, OpKind::linear, kFp32), tf32);
+  EXPECT_EQ(meant_by(tf32, OpKind::linear, kBf16), fused);
+  EXPECT_EQ(meant_by(hf, OpKind::norm, kFp32), fused);
+}
+
+// Outcomes of a node under fused and hf.
+std::vector<NodeOutcome> outcomes(bool as_fused, bool as_hf) {
+  std::vector<NodeOutcome> both(2);
+  both[0].verdict = as_fused ? Verdict::rounding : Verdict::introduced;
+  both[1].verdict = as_hf ? Verdict::rounding : Verdict::introduced;
+  return both;
+}
+constexpr RoundingContract kTried[] = {fused, hf};
+const Point& kPoint = point("attn.q_rope");
+
+TEST(Chosen, IsWhatMostPlacesFit) {
+  Contracts contracts({});
+  for (int layer = 0; layer < 5; ++layer)
+    contracts.add({&kPoint, layer}, kTried, outcomes(layer == 2, layer != 2));
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), hf);
+  EXPECT_EQ(contracts.chosen({&kPoint, 0}), 1u);
+  // One that rounds once where the others round twice is another kernel, judged as what it is.
+  EXPECT_EQ(contracts.chosen({&kPoint, 2}), 0u);
+  ASSERT_EQ(contracts.inconsistent_layers().size(), 1u);
+  EXPECT_EQ(contracts.inconsistent_layers()[0].first.layer, 2);
+}
+
+TEST(Chosen, AmongThoseThatFitEquallyIsTheStrictest) {
+  Contracts contracts({});
+  for (int layer = 0; layer < 3; ++layer)  // as of prompts of one token, which nothing turns
+    contracts.add({&kPoint, layer}, kTried, outcomes(true, true));
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), fused);
+  EXPECT_TRUE(contracts.inconsistent_layers().empty());
+}
+
+TEST(Chosen, IsNotAffectedByPlacesThatFitNone) {
+  Contracts contracts({});
+  for (int layer = 0; layer < 2; ++layer)
+    contracts.add({&kPoint, layer}, kTried, outcomes(true, false));
+  for (int layer = 2; layer < 6; ++layer) {  // wrong in most nodes, and like hf in one
+    contracts.add({&kPoint, layer}, kTried, outcomes(false, true));
+    contracts.add({&kPoint, layer}, kTried, outcomes(false, false));
+  }
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), fused);
+  EXPECT_EQ(contracts.chosen({&kPoint, 3}), 0u);
+  EXPECT_TRUE(contracts.inconsistent_layers().empty());
+}
+
+TEST(Chosen, WhereEveryPlaceIsWrongIsWhatMostNodesFit) {
+  Contracts contracts({});
+  for (int layer = 0; layer < 3; ++layer) {
+    for (int node = 0; node < 5; ++node)
+      contracts.add({&kPoint, layer}, kTried, outcomes(false, true));
+    contracts.add({&kPoint, layer}, kTried, outcomes(false, false));
+  }
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), hf);
+}
+
+TEST(Chosen, CountsWhatOnlyAllNodesTogetherShow) {
+  Contracts contracts({});
+  for (int layer = 0; layer < 3; ++layer) {
+    contracts.add({&kPoint, layer}, kTried, outcomes(true, true));
+    contracts.add_misfit({&kPoint, layer}, 0);
+  }
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), hf);
+}
+
+Result judged(FakeRun run) {
+  FakeOracle oracle;
+  Judge judge(run.manifest, oracle, nullptr, nullptr, {});
+  for (const Pass& pass : run.passes) judge.judge(pass);
+  return judge.finish(run.requests, true);
+}
+
+TEST(Undeclared, OneRoundingIsJudgedAsFused) {
+  FakeModel model(DType::bf16);
+  FakeRun run = fake_run(model, DType::bf16);
+  run.manifest.contracts.clear();
+  const Result result = judged(run);
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.scope.contracts.at("attn.norm"), "fused");
+  EXPECT_EQ(std::ranges::count(result.scope.found, "attn.norm"), 1);
+  EXPECT_NE(result.story.find("that was found for it"), std::string::npos) << result.story;
+}
+
+// silu(gate) is rounded before it is multiplied, in `layer` or in all.
+FakeRun rounded_twice(int layer) {
+  FakeModel model(DType::bf16, {}, [layer](const Place& p) {
+    const bool here = p.point->name == "mlp.act" && (layer < 0 || p.layer == layer);
+    return here ? hf : fused;
+  });
+  FakeRun run = fake_run(model, DType::bf16);
+  run.manifest.contracts.clear();
+  return run;
+}
+
+TEST(Undeclared, RoundingOnTheWayIsFound) {
+  const Result result = judged(rounded_twice(-1));
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.scope.contracts.at("mlp.act"), "hf");
+  EXPECT_EQ(result.scope.contracts.at("mlp.norm"), "fused");
+  EXPECT_NE(result.story.find("(hf: mlp.act, the others fused)"), std::string::npos)
+      << result.story;
+}
+
+TEST(Undeclared, TwoKernelsForOnePointAreAFinding) {
+  const Result result = judged(rounded_twice(1));
+  EXPECT_EQ(result.verdict, "diverged") << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->place.point->name, "mlp.act") << result.story;
+  EXPECT_EQ(result.first->statistic, kContractStatistic);
+}
+
+TEST(Undeclared, AContractNeverComesBeforeANumber) {
+  FakeModel model(
+      DType::bf16,
+      [](const Place& p, const PassInfo&, std::vector<double>& v) {
+        if (p.point->name == "final.norm") v[3] += 1;
+      },
+      [](const Place& p) { return p.point->name == "mlp.act" && p.layer == 0 ? hf : fused; });
+  FakeRun run = fake_run(model, DType::bf16);
+  run.manifest.contracts.clear();
+  const Result result = judged(run);
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(text_of(result.first->place), "final.norm") << result.story;
+  EXPECT_TRUE(std::ranges::any_of(
+      result.findings, [](const Finding& f) { return f.statistic == kContractStatistic; }));
+}
+
+TEST(Declared, WhatIsRightUnderAnotherContractIsWrongAndSaidSo) {
+  FakeRun run = rounded_twice(-1);
+  run.manifest.contracts = {{"mlp.act", fused}};
+  const Result result = judged(run);
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->place.point->name, "mlp.act");
+  EXPECT_NE(result.first->rule.find("right if it rounds as hf"), std::string::npos)
+      << result.first->rule;
+}
+
+TEST(Declared, WhatRoundsOnceIsWrongAsAChain) {
+  FakeModel model(DType::bf16);
+  FakeRun run = fake_run(model, DType::bf16);
+  run.manifest.contracts["mlp.norm"] = hf;
+  const Result result = judged(run);
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->place.point->name, "mlp.norm");
+}
+
+// The stream is stored rounded, and the norm after it reads the sum before that.
+TEST(Undeclared, ANormOfTheUnroundedSumIsFound) {
+  FakeModel model(DType::bf16, {}, [](const Place& p) {
+    return p.point->name == "mlp.norm" || p.point->name == "attn.norm" ? unrounded_sum : fused;
+  });
+  FakeRun run = fake_run(model, DType::bf16);
+  run.manifest.contracts.clear();
+  const Result result = judged(run);
+  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.scope.contracts.at("mlp.norm"), "unrounded_sum");
+  run.manifest.contracts = {{"mlp.norm", fused}};
+  EXPECT_EQ(judged(run).verdict, "diverged");
+}
+
+}  // namespace
+}  // namespace lockstep
