@@ -243,13 +243,15 @@ Exact OpOracle::rope(const OracleCall& call) {
   const at::Tensor c = of_pairs(tables.cos), s = of_pairs(tables.sin);
   const auto whole = [&](const at::Tensor& t) { return to_numbers(t.expand_as(x)); };
   const Grid grid = grid_of(run_);
+  const bool tables_round = rounds_as_hf(call) || call.contract == RoundingContract::tables_rounded;
+  const auto table = [&](const at::Tensor& t) { return tables_round ? rounded(t, grid) : t; };
   const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? rounded(t, grid) : t; };
-  Exact result = exact(kept(x1 * kept(c)) + kept(x2 * kept(s)), call.contract);
+  Exact result = exact(kept(x1 * table(c)) + kept(x2 * table(s)), call.contract);
   result.magnitude = to_numbers(x1.abs() + x2.abs());
   result.angle = whole(of_pairs(tables.error));
   result.x1c_x2s = to_numbers(at::hypot(x1 * c, x2 * s));
   result.turned = to_numbers((x2 * c - x1 * s).abs());
-  if (rounds_as_hf(call))
+  if (tables_round)
     result.steps = {{whole(c), to_numbers(x1), whole(s.abs())},
                     {whole(s), to_numbers(x2), whole(c.abs())}};
   return result;

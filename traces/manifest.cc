@@ -24,6 +24,7 @@ constexpr std::array<const char*, kRoundingContracts> kContracts = {"fused",
                                                                     "bias_after_store",
                                                                     "scores_rounded",
                                                                     "products_rounded",
+                                                                    "tables_rounded",
                                                                     "tf32",
                                                                     "operands_bf16",
                                                                     "operands_fp16"};

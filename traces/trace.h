@@ -23,11 +23,12 @@ enum class RoundingContract : uint8_t {
   bias_after_store,  // a linear op stores its product, then adds the bias
   scores_rounded,    // attention stores its scores
   products_rounded,  // a weighted sum stores its products
+  tables_rounded,    // RoPE reads cosines and sines of the run's dtype
   tf32,              // linear ops of fp32 round their operands to 11 bits
   operands_bf16,     // linear ops of fp32 round their input to bf16
   operands_fp16,     // and to fp16
 };
-inline constexpr int kRoundingContracts = 11;
+inline constexpr int kRoundingContracts = 12;
 
 enum class Keep : uint8_t { off, digest, flagged, full };
 Keep keep_from(const std::string& name);  // throws Error on another name

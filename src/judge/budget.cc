@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/check.h"
 
@@ -167,7 +168,7 @@ double gain_of(OpKind op, const Exact& e) {
     case OpKind::attention: {
       double most = 1;
       for (const double n : e.row_terms) most = std::max(most, n);
-      return truncated(most) + 0x1p-21;
+      return truncated(most) + (e.contract == RoundingContract::hf ? 0x1p-13 : 0x1p-21);
     }
     case OpKind::norm:
     case OpKind::silu_mul:
@@ -217,11 +218,17 @@ class Filler {
   void put(size_t i, const Inner& inner) {
     const double spacing = ulp(exact_.want[i], dtype_);
     double ties = 0, tie_squares = 0, chance = 0;
+    bool of_table = false;
     for (const Step& step : exact_.steps) {
       const Reach reach = reach_of(op_, exact_, step, i);
       const NearTie tie = near_tie(step.value[i], reach.most, reach.usual, dtype_);
       if (tie.step == 0) continue;
-      const double moved = tie.step * (step.slope.empty() ? 1 : std::fabs(step.slope[i]));
+      const double slope = step.slope.empty() ? 1 : std::fabs(step.slope[i]);
+      double moved = tie.step * slope;
+      if (op_ == OpKind::rope) {
+        if (exact_.contract == RoundingContract::hf) moved += ulp(slope * step.value[i], dtype_);
+        of_table = true;
+      }
       ties += moved;
       tie_squares += tie.chance * squared(moved);
       chance += tie.chance;
@@ -234,7 +241,9 @@ class Filler {
     // What is rounded last is what the kernel has by then, which may lie in the next binade.
     const double out = ulp(std::fabs(exact_.want[i]) + inner.limit + ties, dtype_) / 2;
     budget_.limit.push_back(out + inner.limit + ties);
-    budget_.variance.push_back(spacing * spacing / 12 + inner.deviation_squared + tie_squares);
+    budget_.variance.push_back(of_table ? std::numeric_limits<double>::infinity()
+                                        : spacing * spacing / 12 + inner.deviation_squared +
+                                              tie_squares);
     const double inside = std::sqrt(inner.deviation_squared) / spacing;
     budget_.misround.push_back(std::min(1.0, std::min(inside, budget_.misrounds) + chance));
     if (op_ == OpKind::norm || op_ == OpKind::attention || op_ == OpKind::softmax)

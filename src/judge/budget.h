@@ -21,8 +21,10 @@ struct Elements {
 // What one correct evaluation may differ from Exact::want, per element, in the unit of the tensor.
 // Limit and variance are above zero wherever the exact result is finite.
 struct Budget {
-  std::vector<double> limit;     // B: no correct kernel is further away
-  std::vector<double> variance;  // V: expected square of the difference, uniform rounding included
+  std::vector<double> limit;  // B: no correct kernel is further away
+  // V: expected square of the difference, uniform rounding included. Infinity: what the element is
+  // off by, others elsewhere are too; it is held to B alone.
+  std::vector<double> variance;
   // The part of V that all elements of one head and row have in common (of one row, where there are
   // no heads), because one wrong score or scale moves them together. Empty: they are independent.
   std::vector<double> shared;
@@ -78,16 +80,20 @@ struct Budget {
 // Roundings on the way (Exact::steps, Exact::ties) are those of the exact chain, and no tolerance,
 // but where its value lies so near the border of two numbers that fp32 cannot tell: a step z of
 // slope f = d want / d z adds ulp(z) |f| to B there, chance (ulp(z) f)^2 to V and chance to
-// misround (roundoff.h, near_tie). A kernel has z to within
+// misround (roundoff.h, near_tie). Of rope the step is a cosine or a sine, whose product with f hf
+// rounds next: that may turn as well, by ulp(z f) more. All heads and layers read one table, so
+// that its ties are no independent errors: V is infinite there. A kernel has z to within
 //   norm  (lambda sqrt(n)/2 + 8) u |z|, usually s u |z|         silu_mul  16 u |z|, usually 3 u |z|
 //   rope  (3 + 2 a |sin|/|cos|) u |cos|, of cos, and of sin alike, usually a third
 //   linear (bias_after_store)  lambda sqrt(n) u S, usually w(n) u S
 // An accumulator that truncates 16 products at a time is 2^-23 too small with each: gain = max(1,
 // n/16) 2^-23, of attention's keys too, and of these 2^-21 more for an exponential that is off by a
-// few ulp; norm and silu_mul 2^-21 and softmax 2^-22 for theirs; rope 2^-22. misrounds: bf16 .02,
-// fp16 .10, twice and more of what matrix products on CPUs and GPUs have; no limit in fp32. Throws
-// Error when `exact` lacks a magnitude that `op` needs, or some of the elements. Several threads
-// may ask at once.
+// few ulp; norm and silu_mul 2^-21 and softmax 2^-22 for theirs; rope 2^-22. Under hf, where
+// weights are rounded to the dtype, kernels take exponentials of three digits for it, 1.07e-4 off
+// where the argument is 0 (Malossi et al. 2015; PyTorch's on CPUs): the largest weight is stored as
+// 1 and summed as less, 2^-13 at most. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
+// products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
+// that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 
 }  // namespace lockstep

@@ -21,6 +21,7 @@ std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& tra
     case OpKind::norm:
       return {fused, hf, unrounded_sum, hf_unrounded_sum};
     case OpKind::rope:
+      return {fused, tables_rounded, hf};
     case OpKind::silu_mul:
       return {fused, hf};
     case OpKind::weighted_sum:

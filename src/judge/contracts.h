@@ -11,30 +11,34 @@
 namespace lockstep {
 
 // The chains of roundings by kind of op; r() rounds to the dtype of the run, nearest even, and the
-// rest is exact. A contract that is not named for an op is the nearest one to its left.
+// rest is exact. A contract that an op does not have is the nearest one that it has (meant_by).
 //
-//   op            fused               hf                          others
-//   norm          r(n w)              r(r(n) w)                   unrounded_sum, hf_unrounded_sum:
-//   the
-//                                                                 same of x = a + b before r(a + b)
-//   rope          r(x1 c + x2 s)      r(r(x1 r(c)) + r(x2 r(s)))
-//   silu_mul      r(silu(g) u)        r(r(silu(g)) u)
-//   attention     r(sum p v)          as fused, but each weight   eager: p = r(softmax(r(r(q k)
-//   scale)))
-//                                     p has a rounding of its     scores_rounded: p is not rounded
-//                                     own (where is not known:
-//                                     blocks differ)
-//   weighted_sum  r(sum p y)          r(.. r(r(p y) + r(p' y')) ..) by ascending expert
-//                                                                 products_rounded: r(sum r(p y))
-//   linear        r(x W + b)                                      bias_after_store: r(r(x W) + b)
-//                                                                 tf32, operands_*: of fp32 alone,
-//                                                                 operands rounded to tf32 (x and
-//                                                                 W), bf16 or fp16 (x)
+//   norm          fused             r(n w), n = x / rms(x)
+//                 hf                r(r(n) w)
+//                 unrounded_sum, hf_unrounded_sum: the same of x = a + b before r(a + b)
+//   rope          fused             r(x1 c + x2 s)
+//                 tables_rounded    r(x1 r(c) + x2 r(s))
+//                 hf                r(r(x1 r(c)) + r(x2 r(s)))
+//   silu_mul      fused             r(silu(g) u)
+//                 hf                r(r(silu(g)) u)
+//   attention     fused             r(sum p v)
+//                 hf                the same, but each weight p has a rounding of its own: where it
+//                                   is made is not known, as blocks differ
+//                 eager             r(sum p v), p = r(softmax(r(r(q k) scale)))
+//                 scores_rounded    the same, but p is not rounded
+//   weighted_sum  fused             r(sum p y)
+//                 hf                r(.. r(r(p y) + r(p' y')) ..) by ascending expert
+//                 products_rounded  r(sum r(p y))
+//   linear        fused             r(x W + b)
+//                 bias_after_store  r(r(x W) + b)
+//                 tf32, operands_bf16, operands_fp16: in fp32 alone, operands rounded to tf32 (x
+//                 and W), bf16 or fp16 (x)
 //
 // The oracle computes the chain, and the node is held to one rounding of it (budget.h). In fp32 the
 // roundings of a chain are no more than what its sums may be off: there fused is all of them.
 // Sources: transformers, models/qwen3/modeling_qwen3.py; vLLM, model_executor/layers/layernorm.py;
-// FlashInfer, norm.cuh (fused_add_rmsnorm).
+// FlashInfer, norm.cuh (fused_add_rmsnorm);
+// vLLM, model_executor/layers/rotary_embedding (cos_sin_cache).
 
 // What of a place decides which chains it can have.
 struct ContractTraits {

@@ -119,8 +119,9 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
 void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) const {
   const Element& e = stored.element;
   const auto i = static_cast<size_t>(e.offset);
-  const double variance = row.variance[i], eta = e.got - e.want,
-               unit = in_budgets(eta * eta, variance);
+  const double variance = row.variance[i], eta = e.got - e.want;
+  if (std::isinf(variance)) return;  // held to B alone
+  const double unit = in_budgets(eta * eta, variance);
   Moments& sum = measured.sum;
   Weighed& weighed = measured.elements[i];
   weighed = {.eta = eta,

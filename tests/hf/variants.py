@@ -166,7 +166,8 @@ NORM_VARIANTS = [
     norms("norm-in-parts", "the squares summed in another order", norm_in_parts, "hf"),
     norms("norm-of-torch", "torch.nn.functional.rms_norm", torch_rms_norm, "fused"),
     Variant("add-norm-fused", "the norm reads the sum before it is rounded", add_norm,
-            declared(NORMS, "fused")),
+            declared(NORMS, "fused") | declared(("attn.norm", "mlp.norm", "final.norm"),
+                                                "unrounded_sum")),
 ]
 
 
@@ -225,8 +226,8 @@ ROPE_VARIANTS = [
     ropes("rope-fp64-once", "fp64 angles, rounded once", "fused", once_rounded(fp64_tables)),
     ropes("rope-fp64-tables", "tables of fp64 angles, then transformers'", "hf", own_tables),
     ropes("rope-complex", "complex products in fp32, rounded once", "fused", complex_product),
-    ropes("rope-low-tables-once", "tables in the model's type, then fp32, rounded once", "hf",
-          once_rounded(low_tables)),
+    ropes("rope-low-tables-once", "tables in the model's type, then fp32, rounded once",
+          "tables_rounded", once_rounded(low_tables)),
 ]
 
 
