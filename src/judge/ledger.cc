@@ -66,6 +66,7 @@ int Ledger::enter(NodeOutcome outcome) {
   }
   ++summary.expected;
   if (graver) summary.verdict = outcome.verdict;
+  if (outcome.t1 > summary.worst_t1) summary.worst_of_row = outcome.of_row;
   summary.worst_t1 = std::max(summary.worst_t1, outcome.t1);
   summary.worst_t2 = std::max(summary.worst_t2, outcome.t2);
   summary.excluded += outcome.excluded;

@@ -19,6 +19,7 @@ struct NodeOutcome {
   Verdict verdict = Verdict::bitwise;
   Finding finding;        // when is_finding(verdict); place, pass and request are filled in here
   double t1 = 0, t2 = 0;  // in units of their limits
+  double of_row = 0;      // of the element that t1 is of, as in Finding
   double strain = 0;      // the largest statistic, in units of its limit
   int32_t position = 0;   // of the worst element's row
   ErrorSums sums;

@@ -45,8 +45,10 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
 const Element& element_of(const Measure& measure, const Statistic& statistic) {
   const std::string name = statistic.name;
   if (name == "T4") return measure.worst_scattered;
-  const bool of_slice = name == "T3" && statistic.slice.find(':') != std::string::npos;
-  return of_slice ? measure.worst_misrounded : measure.worst;
+  if (name != "T3") return measure.worst;
+  const bool of_slice = statistic.slice.find(':') != std::string::npos;
+  const std::optional<Element>& shown = of_slice ? measure.misrounded_in_slice : measure.misrounded;
+  return shown ? *shown : measure.worst;  // limits of 0 fail a share of none
 }
 
 void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statistic& statistic,
@@ -74,6 +76,7 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   outcome.sums.elements = measure.elements - measure.excluded;
   outcome.sums.introduced = measure.sum_squares;
   outcome.t1 = measure.worst.budgets;
+  outcome.of_row = measure.worst.of_row;
   outcome.excluded = measure.excluded;
   outcome.largest = measure.largest;
   outcome.blank = measure.excluded == measure.elements;

@@ -22,13 +22,13 @@ std::string places_table(const Result& result) {
   });
   if (places.size() > kPlaces) places.resize(kPlaces);
   std::string text =
-      fmt::format("{:<24} {:<12} {:>9} {:>9} {:>9} {:>11} {:>11}\n", "place (worst first)",
-                  "verdict", "nodes", "T1", "T2", "introduced", "total rms");
+      fmt::format("{:<24} {:<12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}\n", "place (worst first)",
+                  "verdict", "nodes", "T1", "of row", "T2", "introduced", "total rms");
   for (const PlaceSummary& p : places) {
-    text +=
-        fmt::format("{:<24} {:<12} {:>9} {:>9.3g} {:>9.3g} {:>11.3g} {:>11.3g}", text_of(p.place),
-                    name_of(p.verdict), fmt::format("{}/{}", p.judged, p.expected), p.worst_t1,
-                    p.worst_t2, p.introduced_rms, p.total_rms);
+    text += fmt::format("{:<24} {:<12} {:>9} {:>9} {:>9.3g} {:>9.3g} {:>11.3g} {:>11.3g}",
+                        text_of(p.place), name_of(p.verdict),
+                        fmt::format("{}/{}", p.judged, p.expected), budgets_text(p.worst_t1),
+                        p.worst_of_row, p.worst_t2, p.introduced_rms, p.total_rms);
     text += p.ancestor.empty() ? "\n" : fmt::format("  from {}\n", p.ancestor);
   }
   if (result.places.size() > places.size())
@@ -51,7 +51,7 @@ std::string findings_list(const Result& result) {
 
 std::string confirmations_list(const Result& result) {
   if (result.confirmations.empty()) return "";
-  std::string text = "\nconfirmed by running again with ops put right\n";
+  std::string text = "\nrun again with ops put right, the worst elements computed a second time\n";
   for (const Confirmation& c : result.confirmations)
     text += fmt::format("  {} {}: {}\n", c.confirmed ? "yes" : "no ", text_of(c.place), c.says);
   return text;

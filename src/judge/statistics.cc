@@ -38,7 +38,39 @@ uint64_t hash_of_row(const RowNumbers& row) {
          hash_of(row.got.data(), row.got.size_bytes());
 }
 
+void keep_worse(std::optional<Element>& worst, const std::optional<Element>& other) {
+  if (other && (!worst || other->budgets > worst->budgets)) worst = other;
+}
+
+// With the difference beside the size of its row: the root mean square of the exact results.
+Element beside_row(Element e, double size) {
+  if (size > 0) e.of_row = std::fabs(e.got - e.want) / size;
+  return e;
+}
+std::optional<Element> beside_row(const std::optional<Element>& e, double size) {
+  return e ? std::optional(beside_row(*e, size)) : std::nullopt;
+}
+
+// One more element, of a row of that size.
+void put(NodeSlice& slice, const Weighed& e, int64_t position, size_t offset, double size) {
+  const auto element = [&] {
+    return beside_row({position, static_cast<int64_t>(offset), e.got - e.eta, e.got, e.budgets},
+                      size);
+  };
+  if (slice.elements == 0 || e.budgets > slice.worst.budgets) slice.worst = element();
+  std::optional<Element>& misrounded = slice.misrounded_worst;
+  if (e.misrounded && (!misrounded || e.budgets > misrounded->budgets)) misrounded = element();
+  slice.Scatter::add(scatter_of(e));
+}
+
 }  // namespace
+
+void NodeSlice::add(const Scatter& some, const Element& their_worst,
+                    const std::optional<Element>& their_misrounded) {
+  if (elements == 0 || their_worst.budgets > worst.budgets) worst = their_worst;
+  keep_worse(misrounded_worst, their_misrounded);
+  Scatter::add(some);
+}
 
 Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
     : options_(options),
@@ -108,6 +140,7 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
     measure.inner = std::max(measure.inner, (std::fabs(eta) - half) / (limit - half));
   measure.sum_squares += eta * eta;
   if (!within(e.budgets, 1)) ++measure.over;
+  if (stored.different) keep_worse(measure.misrounded, e);
   const bool exact = options_.node_class == NodeClass::exact;
   if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e);
   const bool candidate = stored.different || !exact;
@@ -159,9 +192,7 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
     for (size_t i = first; i < first + size; ++i) {
       const Weighed& e = measured.elements[i];
       if (e.unit < 0) continue;
-      slice.add(scatter_of(e));
-      if (slice.elements == 1 || e.budgets > slice.worst.budgets)
-        slice.worst = {measured.position, static_cast<int64_t>(i), e.got - e.eta, e.got, e.budgets};
+      put(slice, e, measured.position, i, 0);
       if (row.shared.empty() || !(row.variance[i] > 0)) continue;
       const double f = row.shared[i] / row.variance[i];
       sum += f;
@@ -197,8 +228,9 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
     if (options_.node_class != NodeClass::exact) weigh(measured, element, row);
   }
   measured.size = std::sqrt(power / std::max(1.0, static_cast<double>(row.got.size())));
-  Element& worst = measured.measure.worst;
-  if (measured.size > 0) worst.of_row = std::fabs(worst.got - worst.want) / measured.size;
+  Measure& of = measured.measure;
+  of.worst = beside_row(of.worst, measured.size);
+  of.misrounded = beside_row(of.misrounded, measured.size);
   if (options_.node_class == NodeClass::exact) return measured;
   end_groups(measured, row);
   measured.sum.end_row();
@@ -241,6 +273,7 @@ void Meter::merge(Row& row) {
     to.worst = from.worst;
     any_worst_ = true;
   }
+  keep_worse(to.misrounded, from.misrounded);
   if (from.nonfinite > to.nonfinite) {
     to.nonfinite = from.nonfinite;
     to.nonfinite_count = from.nonfinite_count;
@@ -252,18 +285,14 @@ void Meter::merge(Row& row) {
 
 // What can be summed up within a row, `measure` has.
 void Meter::add_slices(const Row& row) {
-  const auto put = [&](NodeSlice& to, const Scatter& scatter, const Element& worst) {
-    if (to.elements == 0 || worst.budgets > to.worst.budgets) {
-      to.worst = worst;
-      if (row.size > 0) to.worst.of_row = std::fabs(worst.got - worst.want) / row.size;
-    }
-    to.add(scatter);
-  };
-  for (size_t head = 0; head < row.heads.size(); ++head)
-    put(heads_[head], row.heads[head], row.heads[head].worst);
-  put(rows_[row.position], row.sum, row.measure.worst);
+  for (size_t head = 0; head < row.heads.size(); ++head) {
+    const NodeSlice& of = row.heads[head];
+    heads_[head].add(of, beside_row(of.worst, row.size), beside_row(of.misrounded_worst, row.size));
+  }
+  rows_[row.position].add(row.sum, row.measure.worst, row.measure.misrounded);
   if (options_.page_size > 0)
-    put(pages_[row.position / options_.page_size], row.sum, row.measure.worst);
+    pages_[row.position / options_.page_size].add(row.sum, row.measure.worst,
+                                                  row.measure.misrounded);
 }
 
 // Each column by one thread, its rows in their order.
@@ -273,12 +302,7 @@ void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
         const Weighed& e = row->elements[i];
         if (e.unit < 0) continue;
-        NodeSlice& column = columns_[i];
-        if (column.elements == 0 || e.budgets > column.worst.budgets)
-          column.worst = {row->position, static_cast<int64_t>(i),
-                          e.got - e.eta, e.got,
-                          e.budgets,     row->size > 0 ? std::fabs(e.eta) / row->size : 0};
-        column.add(scatter_of(e));
+        put(columns_[i], e, row->position, i, row->size);
       }
   });
 }
@@ -294,17 +318,17 @@ void Meter::add_worst_slices(Measure& measure) const {
   for (const auto& [page, slice] : pages_) take("page", page, slice);
   for (size_t h = 0; h < heads_.size(); ++h) take("head", static_cast<int64_t>(h), heads_[h]);
   for (size_t c = 0; c < columns_.size(); ++c) take("column", static_cast<int64_t>(c), columns_[c]);
-  const auto element_of = [](const Slices::Worst& worst) {
-    return worst.scatter ? static_cast<const NodeSlice*>(worst.scatter)->worst : Element{};
-  };
   // They tell where, so they go before what T3 and T5 say of all.
   const Slices::Worst scattered = slices.scattered(kFalseAlarm);
   auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
-  measure.worst_scattered = element_of(scattered);
+  if (scattered.scatter)
+    measure.worst_scattered = static_cast<const NodeSlice*>(scattered.scatter)->worst;
   if (options_.dtype == DType::f32) return;
   const Slices::Worst misrounded = slices.misrounded(kFalseAlarm);
   measure.statistics.insert(at + 1, misrounded.statistic);
-  measure.worst_misrounded = element_of(misrounded);
+  if (misrounded.scatter)
+    measure.misrounded_in_slice =
+        static_cast<const NodeSlice*>(misrounded.scatter)->misrounded_worst;
 }
 
 Measure Meter::finish() const {

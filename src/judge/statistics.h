@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,12 +42,14 @@ struct Measure {
   // Rows with elements that are over, of other bits where class exact, or not finite though the
   // exact result is: row i is the i-th that was added.
   std::vector<WrongRow> wrong;
-  double sum_squares = 0;    // of eta = got - want
-  double largest = 0;        // of got, by size, among what is finite
-  double inner = 0;          // largest share of B beyond ulp/2 that an element used
-  Element worst;             // largest |eta| / B; for class exact, of the elements that differ
-  Element worst_scattered;   // the same in the slice that T4 names
-  Element worst_misrounded;  // and in the slice that T3 names
+  double sum_squares = 0;   // of eta = got - want
+  double largest = 0;       // of got, by size, among what is finite
+  double inner = 0;         // largest share of B beyond ulp/2 that an element used
+  Element worst;            // largest |eta| / B; for class exact, of the elements that differ
+  Element worst_scattered;  // the same in the slice that T4 names
+  // The same among those that are not the exact result rounded, which T3 counts: of all, and in the
+  // slice that T3 names. None where there are none.
+  std::optional<Element> misrounded, misrounded_in_slice;
   NonFinite nonfinite = NonFinite::none;  // the gravest seen
   int64_t nonfinite_count = 0;            // of that kind
   Element nonfinite_at;                   // the first of that kind
@@ -69,9 +72,14 @@ struct MeterOptions {
   bool may_lose_weights = false;
 };
 
-// A slice of a node with its worst element.
+// A slice of a node with its worst element, and the worst of those that are misrounded.
 struct NodeSlice : Scatter {
   Element worst;
+  std::optional<Element> misrounded_worst;
+
+  // Adds elements whose worst ones these are.
+  void add(const Scatter& some, const Element& their_worst,
+           const std::optional<Element>& their_misrounded);
 };
 
 class PlacePool;

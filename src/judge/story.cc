@@ -12,6 +12,8 @@
 namespace lockstep {
 namespace {
 
+constexpr double kMany = 1e9;
+
 int64_t count_of(const Result& result, Verdict verdict) {
   return result.counts[static_cast<size_t>(verdict)];
 }
@@ -100,6 +102,10 @@ std::string inconclusive_story(const Result& result, const Doubts& doubts) {
 
 }  // namespace
 
+std::string budgets_text(double budgets) {
+  return budgets >= kMany && std::isfinite(budgets) ? "over 1e9" : fmt::format("{:.3g}", budgets);
+}
+
 std::string rule_of(const Finding& f) {
   if (!f.shape) return f.rule;
   const ShapeRule& shape = *f.shape;
@@ -112,15 +118,25 @@ std::string rule_of(const Finding& f) {
   return shape.precision < 1 || shape.recall < 1 ? text + ")" : text;
 }
 
+// Of attn.kv with the second axis by its name.
+std::string index_text(const Finding& f) {
+  const bool of_cache = f.place.point && f.place.point->op == OpKind::cache && f.index.size() == 4;
+  if (!of_cache) return fmt::format("{}", fmt::join(f.index, ", "));
+  return fmt::format("{}, {}, {}, {}", f.index[0], f.index[1] == 0 ? "K" : "V", f.index[2],
+                     f.index[3]);
+}
+
 std::string text_of(const Finding& f) {
   std::string text = fmt::format("request {}, position {}", f.request, f.position);
-  if (!f.index.empty()) text += fmt::format(", index [{}]", fmt::join(f.index, ", "));
+  if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
+  // Where the number of budgets says little, the size says how bad it is, however small.
+  const bool many = f.budgets >= kMany;
   if (f.index.size() > 1 || (!f.index.empty() && !f.statistic.empty()))
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
-  if (f.of_row >= 0.001) text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
+  if (f.of_row >= 0.001 || (f.of_row > 0 && many))
+    text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
   if (!f.statistic.empty() && std::isfinite(f.budgets))
-    text += f.budgets < 1e9 ? fmt::format(", {:.3g} budgets ({})", f.budgets, f.statistic)
-                            : fmt::format(", over 1e9 budgets ({})", f.statistic);
+    text += fmt::format(", {} budgets ({})", budgets_text(f.budgets), f.statistic);
   if (const std::string rule = rule_of(f); !rule.empty()) text += "; " + rule;
   return text;
 }

@@ -24,6 +24,10 @@ void tell(Result& result, const Doubts& doubts = {});
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);
 
+// A number of budgets, in four digits or as "over 1e9": a budget beside an exact zero is as small
+// as the dtype's numbers get, and how many of them a difference is says little more than that.
+std::string budgets_text(double budgets);
+
 // A finding in words: place, request, position, what was wanted and found.
 std::string text_of(const Finding& finding);
 

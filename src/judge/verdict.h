@@ -47,9 +47,10 @@ struct Finding {
   // "T0" .. "T5", "flips", "KL", kContractStatistic; empty for structural and nonfinite.
   std::string statistic;
   double value = 0, limit = 0;
-  // Worst element, of T3 and T4 in the slice that they name: [position, axes of the point ...].
-  // Empty when the finding is that of all nodes of the place together, of which `pass` and
-  // `request` are the first.
+  // Worst element, of T3 and T4 in the slice that they name and of T3 among those that it counts:
+  // [position, axes of the point ...]. Empty when no element is known: of hashes, and when the
+  // finding is that of all nodes of the place together, of which `pass` and `request` are the
+  // first.
   std::vector<int64_t> index;
   double want = 0, got = 0;
   // How many budgets B the worst element is away; for T2 to T5 value / limit. Infinity where there
@@ -67,6 +68,7 @@ struct PlaceSummary {
   int64_t expected = 0, judged = 0;
   Verdict verdict = Verdict::bitwise;  // the gravest
   double worst_t1 = 0, worst_t2 = 0;   // in units of their limits
+  double worst_of_row = 0;             // of the element that worst_t1 is of, as in Finding
   int32_t worst_request = 0, worst_position = 0, worst_pass = 0;
   double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
   int64_t excluded = 0;  // elements in no statistic, because they are not finite
@@ -99,10 +101,11 @@ struct LogitsSummary {
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };
 
-// What became of one place that was found wrong when the run was made again with ops put right.
+// What became of one place that was found wrong when the run was made again with ops put right, and
+// its worst elements were computed a second time by another hand than the oracle's.
 struct Confirmation {
   Place place;
-  bool confirmed = false;
+  bool confirmed = false;  // found again alone, gone when put right, and borne out
   std::string says;  // what was seen; where it is not confirmed, why not
 };
 

@@ -96,6 +96,7 @@ Result clean_result() {
                .verdict = Verdict::rounding,
                .worst_t1 = 0.75,
                .worst_t2 = 0.5,
+               .worst_of_row = 0.002,
                .worst_position = 17}};
   r.requests = {{.id = 0,
                  .name = "\xff not UTF-8",
@@ -133,6 +134,7 @@ Result diverged_result() {
                  .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
                 {.place = {&point("logits"), -1},
                  .verdict = Verdict::nonfinite,
+                 .index = {0, 5},
                  .got = std::numeric_limits<double>::quiet_NaN(),
                  .budgets = std::numeric_limits<double>::infinity()}};
   r.confirmations = {{{&point("attn.q_rope"), 2}, true, "confirmed: found again"},
@@ -181,7 +183,7 @@ TEST(ReportJson, TheSchemaCanRefuse) {
   EXPECT_TRUE(refused([](Json& j) { j["nodes"]["judged"] = -1; }));
   EXPECT_TRUE(refused([](Json& j) { j["first"]["layer"] = 1.5; }));
   EXPECT_TRUE(refused([](Json& j) { j["first"].erase("point"); }));
-  EXPECT_TRUE(refused([](Json& j) { j["findings"][1]["got"] = nullptr; }));
+  EXPECT_TRUE(refused([](Json& j) { j["findings"][1]["value"] = nullptr; }));
   EXPECT_TRUE(refused([](Json& j) { j["surprise"] = 1; }));
 }
 
@@ -216,6 +218,37 @@ TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
   EXPECT_EQ(said(0.999, 0.99),
             "wrong: head 3 (99 % of the elements there, 99 % of all wrong ones)");
   EXPECT_EQ(rule_of({.rule = "x"}), "x");
+}
+
+TEST(Story, SaysHowLargeADifferenceIsWhereBudgetsSayLittle) {
+  const auto said = [](double budgets, double of_row) {
+    return text_of(Finding{.statistic = "T1",
+                           .index = {0, 1},
+                           .want = 0,
+                           .got = 1e-5,
+                           .budgets = budgets,
+                           .of_row = of_row});
+  };
+  EXPECT_NE(said(4.1e39, 1e-5).find("(1e-05 x the size of its row), over 1e9 budgets (T1)"),
+            std::string::npos)
+      << said(4.1e39, 1e-5);
+  EXPECT_EQ(said(12, 1e-5).find("the size of its row"), std::string::npos) << "it is small";
+  EXPECT_NE(said(12, 0.5).find("(0.5 x the size of its row), 12 budgets (T1)"), std::string::npos);
+}
+
+TEST(Reports, SayTheWorstElementBesideItsRow) {
+  Result r = clean_result();
+  r.places.push_back({.place = {&point("mlp.up"), 3},
+                      .expected = 1,
+                      .judged = 1,
+                      .verdict = Verdict::introduced,
+                      .worst_t1 = 4.1e39,
+                      .worst_of_row = 0.031});
+  EXPECT_NE(report_csv(r).find("3,mlp.up,introduced,1,1,4.1e+39,0,0.031,"), std::string::npos);
+  EXPECT_EQ(Json::parse(report_json(r))["points"].back()["worst"]["of_row"], 0.031);
+  const std::string table = report_table(r);
+  EXPECT_NE(table.find(" over 1e9     0.031 "), std::string::npos) << table;
+  EXPECT_EQ(table.find("e+39"), std::string::npos);
 }
 
 TEST(ReportTable, EndsWithTheVerdict) {
@@ -258,7 +291,7 @@ TEST(ReportCsv, HasOneLineAPlace) {
   const std::string csv = report_csv(clean_result());
   EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
   EXPECT_NE(csv.find("\n,embed,bitwise,4,4"), std::string::npos) << csv;
-  EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0,17,0"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0.002,0,17,0"), std::string::npos) << csv;
 }
 
 TEST(Story, OfTokensThatDiffer) {

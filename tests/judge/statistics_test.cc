@@ -227,6 +227,32 @@ TEST(Noise, AColumnThatIsMisroundedIsNamedWithAnElementOfIt) {
   EXPECT_EQ(outcome.finding.statistic, "T3");
   EXPECT_TRUE(outcome.finding.rule.starts_with("column 17: ")) << outcome.finding.rule;
   EXPECT_EQ(outcome.finding.index.at(1), 17);
+  EXPECT_NE(outcome.finding.got, round_to(outcome.finding.want, DType::bf16));
+}
+
+// Of a share of misrounded elements one of them is shown, not one that is rounded right and lies
+// as far from the exact result as half an ulp is.
+TEST(Noise, AShareThatIsMisroundedIsShownByOneOfIt) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  Meter meter({.dtype = DType::bf16, .row_shape = {64}}, 8);
+  for (int64_t row = 0; row < 8; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 64; ++i) {
+      const double unit = ulp(1.5, DType::bf16);
+      const bool off = i % 4 == row % 4;  // in no column or row alone
+      want.push_back(1.5 + (off ? 0.2 : 0.45) * unit);
+      got.push_back(off ? 1.5 + unit : 1.5);
+      limit.push_back(off ? 2 * unit : unit / 2);
+      variance.push_back(unit * unit);
+    }
+    meter.add(row, {got, want, limit, variance, {}, kNever});
+  }
+  const NodeOutcome outcome = outcome_of(meter.finish(), {64}, 1);
+  ASSERT_EQ(outcome.verdict, Verdict::introduced);
+  EXPECT_EQ(outcome.finding.statistic, "T3");
+  EXPECT_EQ(outcome.finding.got, 1.5 + ulp(1.5, DType::bf16)) << outcome.finding.rule;
+  EXPECT_GT(outcome.finding.of_row, 0);
 }
 
 // Exact results that stand 0.45 ulp beside a number of the dtype, in every row of some columns, as
