@@ -32,6 +32,17 @@ size_t ErrorMap::begin(const SeenPass& seen) {
   nodes.logits = seen.nodes_of(point("logits"));
   for (const PassRow& r : seen.info().rows)
     if (r.phase == Phase::decode) nodes.decodes.insert(r.row.request);
+  nodes.rows = seen.info().rows;
+  nodes.logit_rows = seen.info().logit_rows;
+  for (const int layer : seen.layers_of(point("mlp.experts"))) {
+    const KeptTensor& chosen = *seen.tensor({&point("mlp.experts"), layer}, -1);
+    const TensorView ids = chosen.data;
+    if (ids.empty() || ids.dtype != DType::i32 || ids.shape.rank() != 2 ||
+        ids.rows() != std::ssize(nodes.rows))
+      continue;
+    nodes.experts[layer] = {ids.shape[1],
+                            {ids.as<const int32_t>(), ids.as<const int32_t>() + ids.count()}};
+  }
   rows_ += std::ssize(seen.info().rows);
   return passes_.size() - 1;
 }
@@ -55,9 +66,9 @@ void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
   errors.bits += bits;
   bits_ += bits;
   errors.nodes[{passes_[pass].pass, outcome.request}] = {judged, outcome.wrong};
-  // Of attn.kv whole rows are compared.
-  if (!outcome.wrong.empty())
-    errors.row_shape = outcome.wrong[0].elements.size() == 1 ? Shape{} : row_shape;
+  if (!outcome.wrong.empty()) errors.row_shape = row_shape;
+  for (const WrongRow& row : outcome.wrong)
+    errors.whole_rows = errors.whole_rows || std::ssize(row.elements) != row_shape.count();
 }
 
 bool ErrorMap::has(const Finding& finding) const {
@@ -68,13 +79,17 @@ bool ErrorMap::has(const Finding& finding) const {
 }
 
 std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
-                                         bool cached) const {
+                                         const Place& place) const {
+  const bool cached = place.point->op == OpKind::cache;
   std::vector<Row> rows = node.rows;
   if (cached)  // attention reads all positions up to there
     for (rows.clear(); std::ssize(rows) <= node.rows.back().position;)
       rows.push_back({node.request, static_cast<int32_t>(rows.size())});
   const auto tokens = std::ranges::find(pass.tokens, node.request, &NodeRows::request);
   const bool continues = tokens != pass.tokens.end() && tokens->rows.front().position > 0;
+  int64_t length = 0;
+  for (const PassRow& r : pass.rows)
+    if (r.row.request == node.request) length = std::max<int64_t>(length, r.row.position + 1);
   std::vector<PlacedRow> placed;
   for (const Row& row : rows)
     placed.push_back({.row = row,
@@ -83,8 +98,51 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
                       .continues = continues,
                       .opens = node.request == pass.tokens.front().request,
                       .first = row == rows.front(),
-                      .last = row == rows.back()});
+                      .last = row == rows.back(),
+                      .length = length});
+  if (cached) return placed;  // what is read is no row of the pass
+  const bool logits = of_logits(*place.point);
+  const auto experts = pass.experts.find(place.layer);
+  auto next = placed.begin();
+  for (size_t i = 0; i < (logits ? pass.logit_rows.size() : pass.rows.size()); ++i) {
+    const size_t at = logits ? static_cast<size_t>(pass.logit_rows[i]) : i;
+    if (next == placed.end() || !(pass.rows[at].row == next->row)) continue;
+    next->of_pass = static_cast<int64_t>(i);
+    next->pass_rows = std::ssize(pass.rows);
+    if (logits) next->pass_rows = std::ssize(pass.logit_rows);
+    next->token = pass.rows[at].token;
+    if (experts != pass.experts.end()) {
+      const auto& [chosen, ids] = experts->second;
+      const auto first = ids.begin() + static_cast<int64_t>(at) * chosen;
+      next->experts.assign(first, first + chosen);
+    }
+    ++next;
+  }
   return placed;
+}
+
+void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
+                             std::vector<PlacedRow>& rows, std::vector<WrongRow>& wrong) {
+  const bool known = pass.experts.contains(place.layer);
+  std::vector<PlacedRow> split;
+  for (const PlacedRow& row : rows)
+    for (int32_t c = 0; c < choices; ++c) {
+      PlacedRow& one = split.emplace_back(row);
+      one.choice = c;
+      if (known) one.expert = row.experts.at(static_cast<size_t>(c));
+      one.experts.clear();
+    }
+  std::vector<WrongRow> parts;
+  for (const WrongRow& row : wrong) {
+    const int64_t size = std::ssize(row.elements) / choices;
+    for (int64_t c = 0; c < choices; ++c) {
+      const auto first = row.elements.begin() + c * size;
+      if (std::vector<bool> part(first, first + size); std::ranges::count(part, true) > 0)
+        parts.push_back({row.row * choices + c, std::move(part)});
+    }
+  }
+  rows = std::move(split);
+  wrong = std::move(parts);
 }
 
 std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) const {
@@ -103,17 +161,26 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
   const auto found = errors_.find({order_of(*place.point), place.layer});
   if (found == errors_.end()) return {};
   const Errors& errors = found->second;
-  WrongElements all{.axes = axes_of(*place.point, errors.row_shape), .page_size = page_size_};
+  WrongElements all{.axes = axes_of(*place.point, errors.whole_rows ? Shape{} : errors.row_shape),
+                    .page_size = page_size_};
+  // Whose rows are one expert's each.
+  const bool by_choice = !all.axes.empty() && all.axes[0].name == "choice";
+  if (by_choice) all.axes.erase(all.axes.begin());
   for (size_t p = 0; p < std::min(passes_.size(), errors.passes); ++p) {
     if (std::ssize(all.rows) > kMostRows) break;
     for (const NodeRows& node : of_logits(*place.point) ? passes_[p].logits : passes_[p].tokens) {
       const auto at = errors.nodes.find({passes_[p].pass, node.request});
       if (at != errors.nodes.end() && !at->second.judged) continue;
-      const std::vector<PlacedRow> rows =
-          rows_of(passes_[p], node, place.point->op == OpKind::cache);
+      std::vector<PlacedRow> rows = rows_of(passes_[p], node, place);
+      std::vector<WrongRow> wrong;
       if (at != errors.nodes.end())
         for (const WrongRow& row : at->second.wrong)
-          all.wrong.push_back({row.row + std::ssize(all.rows), row.elements});
+          wrong.push_back({row.row, errors.whole_rows ? std::vector<bool>{true} : row.elements});
+      if (by_choice) split_choices(passes_[p], place, errors.row_shape[0], rows, wrong);
+      for (WrongRow& row : wrong) {
+        row.row += std::ssize(all.rows);
+        all.wrong.push_back(std::move(row));
+      }
       all.rows.insert(all.rows.end(), rows.begin(), rows.end());
     }
   }

@@ -35,10 +35,18 @@ class ErrorMap {
   static constexpr int64_t kMostOfAll = 1 << 27;
 
  private:
+  // That the engine chose, as mlp.experts shows them.
+  struct Experts {
+    int64_t chosen = 0;         // of a row
+    std::vector<int32_t> rows;  // of each row of the pass in turn
+  };
   struct SeenNodes {
     int32_t pass = 0;
     std::vector<NodeRows> tokens, logits;
-    std::set<int32_t> decodes;  // requests
+    std::set<int32_t> decodes;        // requests
+    std::vector<PassRow> rows;        // all of the pass, selected or not
+    std::vector<int32_t> logit_rows;  // indices of these
+    std::map<int, Experts> experts;   // by layer
   };
   struct Node {
     bool judged = true;
@@ -47,11 +55,16 @@ class ErrorMap {
   struct Errors {
     std::map<std::pair<int32_t, int32_t>, Node> nodes;  // by (pass, request), unless all is right
     Shape row_shape;
+    bool whole_rows = false;  // of some it is not known which of their elements are wrong
     int64_t bits = 0;
     size_t passes = SIZE_MAX;  // how many of the first ones are kept
   };
 
-  std::vector<PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node, bool cached) const;
+  std::vector<PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node,
+                                 const Place& place) const;
+  // Of a place with a row for each choice of a token: these as rows of their own.
+  static void split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
+                            std::vector<PlacedRow>& rows, std::vector<WrongRow>& wrong);
   std::vector<Axis> axes_of(const Point& point, const Shape& row_shape) const;
 
   int64_t page_size_;

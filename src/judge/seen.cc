@@ -49,6 +49,14 @@ bool SeenPass::shows(const Point& point) const {
   return found != tensors_.end() && found->first.first == order_of(point);
 }
 
+std::vector<int> SeenPass::layers_of(const Point& point) const {
+  std::vector<int> layers;
+  for (auto at = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
+       at != tensors_.end() && at->first.first == order_of(point); ++at)
+    layers.push_back(at->first.second);
+  return layers;
+}
+
 const std::vector<const KeptTensor*>& SeenPass::all(const Place& place) const {
   static const std::vector<const KeptTensor*> none;
   const auto found = tensors_.find({order_of(*place.point), place.layer});

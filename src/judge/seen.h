@@ -42,6 +42,8 @@ class SeenPass {
   const KeptTensor* tensor(const Place& place, int32_t request) const;
   // Whether there is a tensor of that point, of whatever layer.
   bool shows(const Point& point) const;
+  // The layers of which there is one.
+  std::vector<int> layers_of(const Point& point) const;
   // Whether that tensor is there once, is of `dtype`, and has the rows of the pass.
   Trouble trouble(const Place& place, DType dtype, const NodeRows& node) const;
 

@@ -86,12 +86,104 @@ Feature flag(Keys keys, std::string no, std::string yes, double bits) {
   return {std::move(keys), bits, 1, false, say};
 }
 
-std::vector<Feature> features_of_rows(const WrongElements& e) {
-  const auto keys = [&](auto of) {
-    Keys all;
-    for (const PlacedRow& row : e.rows) all.push_back(of(row));
-    return all;
+template <typename Of>
+Keys keys_of_rows(const WrongElements& e, Of of) {
+  Keys all;
+  for (const PlacedRow& row : e.rows) all.push_back(of(row));
+  return all;
+}
+
+// Rows of the tiles that a kernel splits the rows of a pass into, of whatever request. What is said
+// of one size could have been said of another.
+void add_tiles(const WrongElements& e, std::vector<Feature>& features) {
+  constexpr int64_t kTiles[] = {8, 16, 32, 64, 128};
+  const double which = std::log2(static_cast<double>(std::size(kTiles)));
+  const auto known = [](const PlacedRow& r) { return r.of_pass >= 0; };
+  if (!std::ranges::all_of(e.rows, known)) return;
+  const Keys rows = keys_of_rows(e, [](const PlacedRow& r) { return r.of_pass; });
+  features.push_back(plain(rows, "row of the pass", 4));
+  features.back().say = [](Relation relation, const Keys& values) {
+    if (relation == Relation::at_least) return fmt::format("rows of the pass >= {}", values[0]);
+    if (relation == Relation::at_most) return fmt::format("rows of the pass <= {}", values.back());
+    return fmt::format("row{} {} of the pass", values.size() > 1 ? "s" : "",
+                       fmt::join(values, ", "));
   };
+  const int64_t last = *std::ranges::max_element(rows);
+  for (const int64_t tile : kTiles) {
+    if (tile > last) break;
+    features.push_back(modular(rows, "row", tile, 4 + which));
+    features.back().say = [tile](Relation relation, const Keys& values) {
+      if (relation == Relation::at_least)
+        return fmt::format("rows of the pass % {} >= {}", tile, values.front());
+      if (relation == Relation::at_most)
+        return fmt::format("rows of the pass % {} <= {}", tile, values.back());
+      return fmt::format("rows of the pass % {} == {}", tile, values.front());
+    };
+    const auto partial = [tile](const PlacedRow& r) {
+      return r.of_pass >= r.pass_rows - r.pass_rows % tile;
+    };
+    features.push_back(
+        flag(keys_of_rows(e, partial), fmt::format("in the full tiles of {} rows of a pass", tile),
+             fmt::format("in the last partial tile of {} rows of a pass", tile), 4 + which));
+  }
+}
+
+Feature fed_token(const WrongElements& e) {
+  Feature feature = plain(keys_of_rows(e, [](const PlacedRow& r) { return r.token; }), "", 2);
+  feature.listed = 1;
+  feature.say = [](Relation relation, const Keys& values) {
+    if (relation == Relation::at_least)
+      return fmt::format("where token ids >= {} are fed", values.front());
+    if (relation == Relation::at_most)
+      return fmt::format("where token ids <= {} are fed", values.back());
+    return fmt::format("where token id {} is fed", values.front());
+  };
+  return feature;
+}
+
+Feature length_in_page(const WrongElements& e) {
+  Feature feature = modular(keys_of_rows(e, [](const PlacedRow& r) { return r.length; }), "length",
+                            e.page_size, 4);
+  feature.say = [page = e.page_size](Relation relation, const Keys& values) {
+    const char* sign = relation == Relation::among      ? "=="
+                       : relation == Relation::at_least ? ">="
+                                                        : "<=";
+    return fmt::format("where length % {} {} {}", page, sign,
+                       relation == Relation::at_most ? values.back() : values.front());
+  };
+  return feature;
+}
+
+// Which expert made the row; or, where a row is made of several, the one that nearly all wrong rows
+// have chosen, of all that could have been named.
+void add_experts(const WrongElements& e, std::vector<Feature>& features) {
+  if (std::ranges::all_of(e.rows, [](const PlacedRow& r) { return r.expert >= 0; })) {
+    features.push_back(
+        plain(keys_of_rows(e, [](const PlacedRow& r) { return r.expert; }), "expert", 1));
+    features.push_back(
+        plain(keys_of_rows(e, [](const PlacedRow& r) { return r.choice; }), "choice", 1));
+    return;
+  }
+  std::set<int32_t> known;
+  for (const PlacedRow& row : e.rows) known.insert(row.experts.begin(), row.experts.end());
+  std::map<int32_t, size_t> wrong;  // rows by expert
+  for (const WrongRow& row : e.wrong)
+    for (const int32_t expert : e.rows[static_cast<size_t>(row.row)].experts) ++wrong[expert];
+  for (const auto& [expert, rows] : wrong) {
+    if (static_cast<double>(rows) < kLeastRecall * static_cast<double>(e.wrong.size())) continue;
+    const auto chose = [expert = expert](const PlacedRow& r) {
+      return std::ranges::count(r.experts, expert) > 0;
+    };
+    features.push_back(flag(keys_of_rows(e, chose),
+                            fmt::format("rows that did not choose expert {}", expert),
+                            fmt::format("rows that chose expert {}", expert),
+                            std::log2(static_cast<double>(known.size()))));
+  }
+}
+
+// of_kernels: also what only a kernel knows of a row, its tile, its token or its expert.
+std::vector<Feature> features_of_rows(const WrongElements& e, bool of_kernels) {
+  const auto keys = [&](auto of) { return keys_of_rows(e, of); };
   const Keys positions = keys([](const PlacedRow& r) { return r.row.position; });
   std::vector<Feature> features = {
       plain(positions, "position"),
@@ -116,12 +208,20 @@ std::vector<Feature> features_of_rows(const WrongElements& e) {
     features.push_back(modular(positions, "position", e.page_size, 3));
     features.push_back(blocks(positions, "position", e.page_size, 6));
   }
+  if (!of_kernels) return features;
+  if (e.page_size > 1 && std::ranges::all_of(e.rows, [](auto& r) { return r.length > 0; }))
+    features.push_back(length_in_page(e));
+  if (std::ranges::all_of(e.rows, [](const PlacedRow& r) { return r.token >= 0; }))
+    features.push_back(fed_token(e));
+  add_tiles(e, features);
+  add_experts(e, features);
   return features;
 }
 
 std::vector<Feature> features_of(const Axis& axis) {
   Keys index;
   for (int64_t i = 0; i < axis.size; ++i) index.push_back(i);
+  if (axis.name == "k|v") return {flag(index, "K", "V", 0)};
   std::vector<Feature> features = {plain(index, axis.name)};
   if (axis.kv_heads > 0 && axis.size % axis.kv_heads == 0) {
     // The two maps from a head to its K/V head that are mistaken for each other.
@@ -168,8 +268,13 @@ Predicate predicate_of(size_t axis, const Feature& feature, Relation relation, c
 // Looks for the rule, one predicate after another, each the one that shortens the description most.
 class Search {
  public:
-  explicit Search(const WrongElements& elements);
-  std::optional<ShapeRule> run();
+  Search(const WrongElements& elements, bool of_kernels);
+  // A rule, with the bits that it and the elements under it take to describe.
+  struct Found {
+    std::optional<ShapeRule> rule;
+    double bits = std::numeric_limits<double>::infinity();
+  };
+  Found run();
 
  private:
   struct Units {  // of one axis
@@ -199,8 +304,8 @@ class Search {
   std::vector<Predicate> rule_;
 };
 
-Search::Search(const WrongElements& elements) : elements_(elements) {
-  units_.push_back({.features = features_of_rows(elements)});
+Search::Search(const WrongElements& elements, bool of_kernels) : elements_(elements) {
+  units_.push_back({.features = features_of_rows(elements, of_kernels)});
   for (const Axis& axis : elements.axes) units_.push_back({.features = features_of(axis)});
   for (size_t a = 0; a < units_.size(); ++a) {
     const size_t size =
@@ -324,8 +429,8 @@ std::string Search::text() const {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::optional<ShapeRule> Search::run() {
-  if (all_wrong_ == 1 && all_ > 1) return ShapeRule{"one element alone", 1, 1};
+Search::Found Search::run() {
+  if (all_wrong_ == 1 && all_ > 1) return {ShapeRule{"one element alone", 1, 1}, 0};
   while (rule_.size() < kMostPredicates) {
     Effect best;
     for (size_t axis = 0; axis < units_.size(); ++axis)
@@ -339,14 +444,21 @@ std::optional<ShapeRule> Search::run() {
     count();
   }
   if (rule_.empty() || wrong_ < kLeastPrecision * size_) return {};
-  return ShapeRule{text(), wrong_ / size_, wrong_ / all_wrong_};
+  double bits = length(size_, wrong_);
+  for (const Predicate& predicate : rule_) bits += predicate.bits;
+  return {ShapeRule{text(), wrong_ / size_, wrong_ / all_wrong_}, bits};
 }
 
 }  // namespace
 
 std::optional<ShapeRule> shape_rule(const WrongElements& elements) {
   if (elements.rows.empty() || elements.wrong.empty()) return {};
-  return Search(elements).run();
+  // One predicate at a time finds no pair of plain ones where a single one of a kernel's is nearly
+  // as good at first: so the plain ones have a search of their own, and the shorter description
+  // wins.
+  const Search::Found plain = Search(elements, /*of_kernels=*/false).run();
+  const Search::Found all = Search(elements, /*of_kernels=*/true).run();
+  return (all.bits < plain.bits ? all : plain).rule;
 }
 
 }  // namespace lockstep

@@ -19,7 +19,22 @@ struct Mask {
 
 using IsWrong = std::function<bool(const PlacedRow&, int64_t first, int64_t second)>;
 
-// Two requests, some passes of prefill, then decode; wrong where `is_wrong` says so.
+// What of a row follows from the others of its pass, and a token from a small vocabulary.
+void place(std::vector<PlacedRow>& rows) {
+  for (auto from = rows.begin(), to = from; from != rows.end(); from = to) {
+    to = std::find_if(from, rows.end(), [&](const PlacedRow& r) { return r.pass != from->pass; });
+    for (auto row = from; row != to; ++row) {
+      row->of_pass = row - from;
+      row->pass_rows = to - from;
+      row->token = (row->row.position * 37 + row->row.request * 11 + 5) % 61;
+      for (auto other = from; other != to; ++other)
+        if (other->row.request == row->row.request)
+          row->length = std::max<int64_t>(row->length, other->row.position + 1);
+    }
+  }
+}
+
+// Some requests, some passes of prefill, then decode; wrong where `is_wrong` says so.
 WrongElements mask(const IsWrong& is_wrong, const Mask& of = {}) {
   WrongElements e{.axes = of.axes, .page_size = 16};
   int32_t pass = 0;
@@ -28,7 +43,7 @@ WrongElements mask(const IsWrong& is_wrong, const Mask& of = {}) {
       e.rows.push_back(
           {{request, p}, pass, decode, from > 0, request == 0, p == from, p + 1 == to});
   };
-  for (int from = 0; from < 24; from += of.chunk, ++pass)
+  for (int from = 0; from < *std::ranges::max_element(of.prompts); from += of.chunk, ++pass)
     for (int32_t r = 0; r < std::ssize(of.prompts); ++r) {
       const int length = of.prompts[static_cast<size_t>(r)];
       if (from < length) add(r, from, std::min(length, from + of.chunk), false);
@@ -37,6 +52,7 @@ WrongElements mask(const IsWrong& is_wrong, const Mask& of = {}) {
     for (int32_t r = 0; r < std::ssize(of.prompts); ++r)
       add(r, of.prompts[static_cast<size_t>(r)] + d, of.prompts[static_cast<size_t>(r)] + d + 1,
           true);
+  place(e.rows);
   const int64_t inner = e.axes.size() > 1 ? e.axes[1].size : 1;
   for (size_t i = 0; i < e.rows.size(); ++i) {
     WrongRow row{static_cast<int64_t>(i), {}};
@@ -101,6 +117,122 @@ TEST(ShapeRule, NamesChannelsOfRowsWithoutHeads) {
   const Mask channels{.axes = {{"channel", 192}}};
   EXPECT_EQ(rule([](auto&, auto c, auto) { return c == 100; }, channels), "channel 100");
   EXPECT_EQ(rule([](auto&, auto c, auto) { return c >= 128; }, channels), "channels >= 128");
+}
+
+// Ragged: 90 + 81 + 56 rows in one pass of prefill, then three a pass.
+const Mask kBatch{.prompts = {90, 81, 56}, .decodes = 6, .axes = {{"channel", 96}}};
+
+TEST(ShapeRule, NamesRowsOfATile) {
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.of_pass % 32 == 31; }, kBatch),
+            "rows of the pass % 32 == 31");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.of_pass % 8 == 5; }, kBatch),
+            "rows of the pass % 8 == 5");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.of_pass % 64 >= 48; }, kBatch),
+            "rows of the pass % 64 >= 48");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.of_pass >= 128; }, kBatch),
+            "rows of the pass >= 128");
+  EXPECT_EQ(
+      rule([](auto& r, auto, auto) { return r.of_pass >= r.pass_rows - r.pass_rows % 64; }, kBatch),
+      "in the last partial tile of 64 rows of a pass");
+  EXPECT_EQ(rule([](auto& r, auto c, auto) { return r.of_pass % 16 == 15 && c >= 64; }, kBatch),
+            "channels >= 64, rows of the pass % 16 == 15");
+  // Several passes of prefill, each of which has its own tiles.
+  Mask chunks = kBatch;
+  chunks.chunk = 33;
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.of_pass % 32 == 31; }, chunks),
+            "rows of the pass % 32 == 31");
+}
+
+TEST(ShapeRule, NamesTheTokenThatWasFed) {
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.token == 13; }, kBatch),
+            "where token id 13 is fed");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.token >= 48; }, kBatch),
+            "where token ids >= 48 are fed");
+}
+
+TEST(ShapeRule, NamesLengthsByPage) {
+  // Prompts that fill their pages and prompts that do not, and lengths that come by in decode.
+  const Mask lengths{.prompts = {32, 17, 48, 20, 16, 9}, .decodes = 18, .axes = {{"head", 6}}};
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.length % 16 == 0; }, lengths),
+            "where length % 16 == 0");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.length % 16 == 1; }, lengths),
+            "where length % 16 == 1");
+  // In decode it is one more than the position. It says at once what takes two predicates there,
+  // and where the position alone does, that is said.
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.decode && r.row.position % 16 == 15; },
+                 {.prompts = {24, 17}, .decodes = 40}),
+            "where length % 16 == 0");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.row.position % 16 == 15; },
+                 {.prompts = {24, 17}, .decodes = 40}),
+            "positions p with p % 16 == 15");
+}
+
+// Rows of 60 tokens, each of which chose two of eight experts.
+WrongElements chosen(bool by_choice, const std::function<bool(const PlacedRow&)>& is_wrong) {
+  std::mt19937 random(7);
+  WrongElements e{.axes = {{"channel", 32}}, .page_size = 16};
+  for (int32_t p = 0; p < 60; ++p) {
+    const auto a = static_cast<int32_t>(random() % 8);
+    const auto b = static_cast<int32_t>((static_cast<unsigned>(a) + 1 + random() % 7) % 8);
+    for (int32_t c = 0; c < (by_choice ? 2 : 1); ++c) {
+      PlacedRow& row = e.rows.emplace_back(PlacedRow{.row = {p / 30, p % 30}});
+      row.of_pass = p, row.pass_rows = 60, row.token = p * 7 % 53, row.length = 30;
+      if (by_choice) row.choice = c, row.expert = c == 0 ? a : b;
+      if (!by_choice) row.experts = {a, b};
+    }
+  }
+  for (size_t i = 0; i < e.rows.size(); ++i)
+    if (is_wrong(e.rows[i]))
+      e.wrong.push_back({static_cast<int64_t>(i), std::vector<bool>(32, true)});
+  return e;
+}
+
+TEST(ShapeRule, NamesExperts) {
+  const auto of_choices = [](auto is_wrong) { return shape_rule(chosen(true, is_wrong))->where; };
+  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.expert == 3; }), "expert 3");
+  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.expert >= 6; }), "experts >= 6");
+  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.choice == 1; }), "choice 1");
+  const auto of_rows = [](auto is_wrong) { return shape_rule(chosen(false, is_wrong))->where; };
+  EXPECT_EQ(of_rows([](const PlacedRow& r) { return std::ranges::count(r.experts, 5) > 0; }),
+            "rows that chose expert 5");
+  EXPECT_EQ(of_rows([](const PlacedRow& r) { return r.row.request == 1; }), "request 1");
+}
+
+TEST(ShapeRule, PlainerRulesAreSaidWhereTheyAreTrueToo) {
+  // Of one request whose rows are those of the pass, positions are.
+  const Mask alone{.prompts = {130}, .decodes = 0, .axes = {{"channel", 96}}};
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.row.position >= 64; }, alone),
+            "positions >= 64");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.row.position % 16 == 3; }, alone),
+            "positions p with p % 16 == 3");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.row.position == 70; }, alone), "position 70");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.last; }, kBatch),
+            "the last row of each request in a pass");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.decode; }, kBatch), "in decode");
+  EXPECT_EQ(rule([](auto& r, auto, auto) { return r.row.request == 1; }, kBatch), "request 1");
+}
+
+TEST(ShapeRule, OfNoiseOfABatchThereIsNone) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    for (const unsigned one_in : {2u, 20u, 700u}) {
+      std::mt19937 random(seed);
+      EXPECT_EQ(rule([&](auto&, auto, auto) { return random() % one_in == 0; }, kBatch), "")
+          << seed << " one in " << one_in;
+    }
+    // Of whole rows, some of a half, some of a tenth.
+    for (const unsigned one_in : {2u, 10u}) {
+      std::mt19937 random(seed);
+      std::vector<bool> rows(400);
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = random() % one_in == 0;
+      const auto is_wrong = [&](auto& r, auto, auto) {
+        return rows[static_cast<size_t>(r.row.request * 100 + r.row.position)];
+      };
+      EXPECT_EQ(rule(is_wrong, kBatch), "") << seed << " one row in " << one_in;
+    }
+    std::mt19937 random(seed);
+    EXPECT_FALSE(shape_rule(chosen(true, [&](const PlacedRow&) { return random() % 3 == 0; })));
+    EXPECT_FALSE(shape_rule(chosen(false, [&](const PlacedRow&) { return random() % 3 == 0; })));
+  }
 }
 
 TEST(ShapeRule, OfWholeRowsNeedsNoAxes) {
