@@ -1,9 +1,14 @@
 #include "src/judge/cache_read.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "probes/digest.h"
 
@@ -15,41 +20,107 @@ std::vector<uint64_t> hashes_of(const KeptTensor& kv) {
   return row_hashes_of(kv.data);
 }
 
-std::string provenance(const KeptTensor& kv, size_t i, uint64_t hash, int layer,
-                       const KvHistory& history) {
-  const Row& row = kv.rows[i];
-  const std::string reads =
-      fmt::format("position {} of request {} reads", row.position, row.request);
-  const KvHistory::Writer* writer = history.writer_of(hash);
-  if (!writer) return fmt::format("{} what nobody wrote", reads);
-  const std::string where =
-      writer->layer == layer ? "" : fmt::format(" in layer {}", writer->layer);
-  return fmt::format("{} what request {} position {} wrote{}", reads, writer->row.request,
-                     writer->row.position, where);
+// A row of attn.kv that is not what was written there, K and V apart.
+struct WrongKv {
+  size_t row = 0;
+  uint64_t hash = 0;  // of what was read
+  // Bytes of K and of V; empty where they are not known.
+  std::array<std::span<const char>, 2> want, got;
+
+  bool known() const { return !want[0].empty() && want[0].size() == got[0].size(); }
+  // Whether K (0) or V (1) has other bits. Of a row whose halves are known.
+  bool differs(size_t half) const { return !std::ranges::equal(want[half], got[half]); }
+};
+
+WrongKv wrong_kv(const KeptTensor& kv, size_t i, uint64_t hash, int layer,
+                 const KvHistory& history) {
+  WrongKv wrong{.row = i, .hash = hash};
+  const uint64_t written = history.latest(layer, kv.rows[i]);
+  wrong.want = {history.k(written), history.v(written)};
+  wrong.got = {history.k(hash), history.v(hash)};
+  if (const TensorView data = kv.data; !data.empty()) {
+    const auto half = static_cast<size_t>(data.row_size() * size_of(data.dtype)) / 2;
+    const char* row = data.as<const char>() + 2 * i * half;
+    wrong.got = {std::span(row, half), std::span(row + half, half)};
+  }
+  return wrong;
 }
 
-// The first element in which a row differs from what was written, where both are known.
-void show_element(Finding& finding, const KeptTensor& kv, size_t i, int layer,
-                  const KvHistory& history) {
-  const TensorView& data = kv.data;
-  const uint64_t wanted = history.latest(layer, kv.rows[i]);
-  const std::span<const char> parts[] = {history.k(wanted), history.v(wanted)};
-  if (data.empty()) return;
-  const int64_t half = data.row_size() / 2;
-  for (int64_t part = 0; part < 2; ++part) {
-    const std::span<const char> bytes = parts[part];
-    if (static_cast<int64_t>(bytes.size()) != half * size_of(data.dtype)) return;
-    const TensorView written{const_cast<char*>(bytes.data()), data.dtype, Device::cpu, {half}};
-    for (int64_t j = 0; j < half; ++j) {
-      const double want = value_at(written, j);
-      const double got = value_at(data, (static_cast<int64_t>(i) * 2 + part) * half + j);
-      if (want == got) continue;
-      const int64_t dim = data.shape.last();
-      finding.index = {kv.rows[i].position, part, j / dim, j % dim};
-      finding.want = want;
-      finding.got = got;
-      return;
-    }
+std::string written_by(const KvHistory::Writer& writer, int layer) {
+  const std::string where = writer.layer == layer ? "" : fmt::format(" in layer {}", writer.layer);
+  return fmt::format("request {} position {} wrote{}", writer.row.request, writer.row.position,
+                     where);
+}
+
+std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHistory& history) {
+  const auto of = history.written_as(wrong.got[half], half == 1);
+  if (!of) return "nobody wrote";
+  const bool other = of->of_v != (half == 1);
+  return written_by(of->writer, layer) + (other ? of->of_v ? " as V" : " as K" : "");
+}
+
+// What was read there instead, and who wrote it.
+std::string provenance(const WrongKv& wrong, const Row& row, int layer, const KvHistory& history) {
+  const std::string reads =
+      fmt::format("position {} of request {} reads ", row.position, row.request);
+  const KvHistory::Writer* writer = history.writer_of(wrong.hash);
+  // By one hash of both, which of them is wrong cannot be told.
+  if (!wrong.known())
+    return reads + "K or V that " + (writer ? written_by(*writer, layer) : "nobody wrote");
+  const bool k = wrong.differs(0), v = wrong.differs(1);
+  if (k && v && writer) return reads + "K and V that " + written_by(*writer, layer);
+  const std::string of_k = origin_of(wrong, 0, layer, history);
+  const std::string of_v = origin_of(wrong, 1, layer, history);
+  if (k && v && of_k == of_v) return reads + "K and V that " + of_k;
+  if (k && v) return fmt::format("{}K that {} and V that {}", reads, of_k, of_v);
+  return reads + (k ? "K that " + of_k : "V that " + of_v);
+}
+
+// At how many positions K, V, or both are wrong.
+std::string counts_of(const std::vector<WrongKv>& wrong, size_t positions) {
+  static constexpr const char* kWhat[] = {"K or V", "K alone", "V alone", "K and V"};
+  std::array<size_t, 4> counts{};
+  for (const WrongKv& row : wrong)
+    ++counts[row.known() ? (row.differs(0) ? 1 : 0) + (row.differs(1) ? 2 : 0) : 0];
+  std::vector<std::string> parts;
+  for (size_t i = counts.size(); i-- > 0;)
+    if (counts[i] > 0) parts.push_back(fmt::format("{} of {}", kWhat[i], counts[i]));
+  return fmt::format("{} of {} positions are not what was written", fmt::join(parts, ", "),
+                     positions);
+}
+
+// Which elements of a row have other bits: [2, kv_heads, head_dim], where that is known.
+std::vector<bool> wrong_elements(const WrongKv& wrong, DType dtype) {
+  if (!wrong.known()) return {true};
+  const auto bytes = static_cast<size_t>(size_of(dtype));
+  std::vector<bool> elements;
+  for (size_t half = 0; half < 2; ++half)
+    for (size_t at = 0; at < wrong.got[half].size(); at += bytes)
+      elements.push_back(!std::ranges::equal(wrong.want[half].subspan(at, bytes),
+                                             wrong.got[half].subspan(at, bytes)));
+  return elements;
+}
+
+// The element that is furthest from what was written: before all others one that is no number on
+// one side, or has other bits and the same value.
+void show_element(Finding& finding, const WrongKv& wrong, const KeptTensor& kv) {
+  const std::vector<bool> elements = wrong_elements(wrong, kv.dtype);
+  const int64_t count = std::ssize(elements) / 2, dim = kv.shape.last();
+  double furthest = -1;
+  for (int64_t i = 0; i < 2 * count; ++i) {
+    if (!elements[static_cast<size_t>(i)]) continue;
+    const auto value_in = [&](const std::array<std::span<const char>, 2>& row) {
+      const std::span<const char> bytes = row[static_cast<size_t>(i / count)];
+      return value_at({const_cast<char*>(bytes.data()), kv.dtype, Device::cpu, {count}}, i % count);
+    };
+    const double want = value_in(wrong.want), got = value_in(wrong.got);
+    const double apart = std::fabs(got - want);
+    const double distance = apart > 0 ? apart : std::numeric_limits<double>::infinity();
+    if (!(distance > furthest)) continue;
+    furthest = distance;
+    finding.index = {kv.rows[wrong.row].position, i / count, i % count / dim, i % dim};
+    finding.want = want;
+    finding.got = got;
   }
 }
 
@@ -62,18 +133,23 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
                               ? history.compare(layer, kv.rows, hashes)
                               : WrongRows{.unknown = std::ssize(kv.rows)};
   if (!found.wrong.empty()) {
-    const auto i = static_cast<size_t>(found.wrong[0]);
-    for (const int64_t row : found.wrong) outcome.wrong.push_back({row, {true}});
+    std::vector<WrongKv> wrong;
+    for (const int64_t row : found.wrong) {
+      const auto i = static_cast<size_t>(row);
+      wrong.push_back(wrong_kv(kv, i, hashes[i], layer, history));
+      outcome.wrong.push_back({row, wrong_elements(wrong.back(), kv.dtype)});
+    }
+    const WrongKv& first = wrong.front();
+    const Row& row = kv.rows[first.row];
+    Finding& finding = outcome.finding;
     outcome.verdict = Verdict::introduced;
-    outcome.position = outcome.finding.position = kv.rows[i].position;
-    outcome.finding.index = {kv.rows[i].position};
-    outcome.finding.statistic = "T0";
-    outcome.finding.value = static_cast<double>(found.wrong.size());
-    outcome.finding.budgets = std::numeric_limits<double>::infinity();
-    outcome.finding.rule = fmt::format("{} ({} of {} positions are not what was written)",
-                                       provenance(kv, i, hashes[i], layer, history),
-                                       found.wrong.size(), kv.rows.size());
-    show_element(outcome.finding, kv, i, layer, history);
+    outcome.position = finding.position = row.position;
+    finding.statistic = "T0";
+    finding.value = static_cast<double>(found.wrong.size());
+    finding.budgets = std::numeric_limits<double>::infinity();
+    finding.rule = fmt::format("{} ({})", provenance(first, row, layer, history),
+                               counts_of(wrong, kv.rows.size()));
+    if (first.known()) show_element(finding, first, kv);
   } else if (found.unknown > 0) {
     outcome.verdict = Verdict::inconclusive;
     outcome.reason = "what was written to the K/V cache was not captured";

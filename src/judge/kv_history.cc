@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "probes/digest.h"
 
@@ -78,6 +79,24 @@ uint64_t KvHistory::latest(int layer, const Row& row) const {
 const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {
   const auto found = contents_.find(hash);
   return found == contents_.end() ? nullptr : &found->second.writer;
+}
+
+std::optional<KvHistory::HalfOf> KvHistory::written_as(std::span<const char> bytes,
+                                                       bool of_v) const {
+  std::optional<HalfOf> first;
+  const auto order = [of_v](const HalfOf& of) {
+    const Writer& w = of.writer;
+    return std::tuple(of.of_v != of_v, w.pass, w.layer, w.row.request, w.row.position);
+  };
+  for (const auto& [hash, content] : contents_) {
+    const std::span<const char> both = content.bytes, half = both.first(both.size() / 2);
+    for (const bool as_v : {false, true}) {
+      const HalfOf of{content.writer, as_v};
+      if (!std::ranges::equal(as_v ? both.last(half.size()) : half, bytes)) continue;
+      if (!first || order(of) < order(*first)) first = of;
+    }
+  }
+  return first;
 }
 
 uint64_t KvHistory::prefix(const Row& row) const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -32,7 +33,14 @@ class KvHistory {
     int64_t slot = -1;
   };
 
-  // keep_bytes: k() and v() can be asked for, at the price of a copy of all that was written.
+  // Whose K or V some bytes are.
+  struct HalfOf {
+    Writer writer;
+    bool of_v = false;
+  };
+
+  // keep_bytes: k(), v() and written_as() can be asked, at the price of a copy of all that was
+  // written.
   explicit KvHistory(bool keep_bytes) : keep_bytes_(keep_bytes) {}
 
   // Before the writes of each pass: which tokens its rows stand for.
@@ -46,6 +54,9 @@ class KvHistory {
   WrongRows compare(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes) const;
   // The first writer of that hash; null: nobody.
   const Writer* writer_of(uint64_t hash) const;
+  // Who first wrote those bytes as K, or as V where of_v is asked for; else as the other one.
+  // Nothing: nobody did. Looks through all that was written, so it is for findings.
+  std::optional<HalfOf> written_as(std::span<const char> bytes, bool of_v) const;
   // Stands for all tokens of the request up to that position; 0: never seen.
   uint64_t prefix(const Row& row) const;
 

@@ -215,7 +215,8 @@ TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
           if (t.point->op == OpKind::cache) t.data = {};
     const Result result = judged(run);
     expect_first(result, "layer 1 attn.kv", 0, 1, Verdict::introduced);
-    EXPECT_NE(result.story.find("position 7 of request 1 reads what request 0 position 5 wrote"),
+    EXPECT_NE(result.story.find("position 7 of request 1 reads K and V that request 0 position 5 "
+                                "wrote"),
               std::string::npos)
         << result.story;
     // Attention is judged on what was read, so it is not to blame.
