@@ -107,6 +107,7 @@ Result judge_run(const JudgedRun& run) {
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<Flag> flags = judge.judge(pass);
+    if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.keep, flags, manifest.graph);
     writer->write(pass);

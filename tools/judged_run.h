@@ -26,8 +26,10 @@ struct JudgedRun {
   JudgeOptions judge;
   OpWatch* watch = nullptr;        // borrowed; around the ops under test
   RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
-  bool audit = true;               // of the K/V cache too
-  std::string trace;               // where to keep what was seen; empty: nowhere
+  // Called with each pass as it was shown, and what of it is a finding.
+  std::function<void(const Pass& pass, const std::vector<Flag>& flags)> seen = {};
+  bool audit = true;  // of the K/V cache too
+  std::string trace;  // where to keep what was seen; empty: nowhere
   Keep keep = Keep::flagged;
   std::map<std::string, std::string> provenance;
   // Called after every pass with the tokens chosen so far and all that can be chosen.

@@ -123,8 +123,8 @@ int run_command(Args args) {
   add_accumulator_option(app, options.accumulator);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
-               "run again with what was found wrong put right, all of it and all but one: proves "
-               "each finding");
+               "run again with what was found wrong put right, all of it and all but one, and "
+               "compute the worst elements a second time, by another hand than the oracle's");
   CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
   modes->type_name("NAME,...|all");
   for (const char* of_reference :

@@ -19,6 +19,8 @@ MAY_INCLUDE = {
     "src/engine": {"tensor", "kernels", "probes", "src/weights", "src/model"},
     "src/faults": {"tensor", "kernels", "probes", "src/weights", "src/model", "src/engine"},
     "src/judge": {"tensor", "probes", "traces"},
+    # Another hand than the judge and its oracle: it may look into neither.
+    "src/opinion": {"tensor", "probes", "traces", "src/weights"},
     "reference": {"tensor", "probes", "traces", "src/weights", "src/judge"},
     "tools": None,  # everything
     "tests": None,

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "src/judge/budget.h"
 #include "src/judge/ledger.h"
 #include "tests/judged.h"
 
@@ -113,6 +116,83 @@ INSTANTIATE_TEST_SUITE_P(Models, ConfirmTest, testing::Values("bard-qwen3", "bar
                          [](const auto& info) {
                            return std::string(info.param) == "bard-qwen3" ? "qwen3" : "qwen2";
                          });
+
+// Oracles that are two budgets off at one element of one place: the first of the last prompt token
+// of the first request, whichever rows it is asked about with.
+class WrongLibrary final : public ReferenceLibrary {
+ public:
+  explicit WrongLibrary(Place place) : place_(place) {}
+  std::string version() const override { return open_reference().version(); }
+  bool has_gpu(int number) const override { return open_reference().has_gpu(number); }
+  std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
+                                        const ReferenceOptions& options, DType compute) override {
+    return open_reference().model(checkpoint, options, compute);
+  }
+  std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
+                                 const ReferenceOptions& options) override {
+    return std::make_unique<Wrong>(open_reference().oracle(checkpoint, options), place_);
+  }
+
+ private:
+  class Wrong final : public Oracle {
+   public:
+    Wrong(std::unique_ptr<Oracle> right, Place place) : right_(std::move(right)), place_(place) {}
+    Graph graph() const override { return right_->graph(); }
+    bool has_bias(const Place& place) const override { return right_->has_bias(place); }
+    Exact evaluate(const OracleCall& call) override {
+      Exact exact = right_->evaluate(call);
+      const auto row = std::ranges::find(call.rows, Row{0, 8}) - call.rows.begin();
+      if (!(call.place == place_) || row == std::ssize(call.rows)) return exact;
+      const auto at = static_cast<size_t>(row) * exact.want.size() / call.rows.size();
+      std::vector<double> want(exact.want.begin(), exact.want.end());
+      const Budget budget = budget_of(place_.point->op, exact, call.dtype);
+      want[at] -= std::copysign(2 * budget.limit[at], want[at]);
+      exact.want = std::move(want);
+      return exact;
+    }
+
+   private:
+    std::unique_ptr<Oracle> right_;
+    Place place_;
+  };
+  Place place_;
+};
+
+// An engine that is right and an oracle that is not: the two agree with themselves, so that running
+// again shows the same, and only another hand tells them apart.
+TEST_P(ConfirmTest, WhatAWrongOracleSaysIsNotConfirmed) {
+  std::vector<Place> places = {{&point("attn.norm"), 1},     {&point("attn.q"), 0},
+                               {&point("attn.k_rope"), 2},   {&point("attn.out"), 1},
+                               {&point("attn.residual"), 0}, {&point("mlp.act"), 3},
+                               {&point("embed"), -1},        {&point("logits"), -1}};
+  for (const Place& place : places) {
+    WrongLibrary library(place);
+    const JudgedRun of_right = run_with({});
+    const JudgedRun run{.checkpoint = checkpoint_,
+                        .reference = library,
+                        .engine = of_right.engine,
+                        .requests = of_right.requests};
+    const Result result = judge_run(run);
+    ASSERT_TRUE(result.first) << text_of(place) << ": " << result.story;
+    ASSERT_EQ(result.first->place, place);
+    const std::vector<Confirmation> all = confirm(run, result);
+    ASSERT_FALSE(all.empty());
+    EXPECT_FALSE(all[0].confirmed) << text_of(place) << ": " << all[0].says;
+    EXPECT_TRUE(all[0].says.starts_with("not confirmed: a second computation in long double gives"))
+        << text_of(place) << ": " << all[0].says;
+    EXPECT_NE(all[0].says.find("the oracle is the suspect"), std::string::npos) << all[0].says;
+  }
+}
+
+TEST_P(ConfirmTest, SaysWhatTheSecondComputationGives) {
+  const JudgedRun run = run_with({"gelu-for-silu@layer=1"});
+  const std::vector<Confirmation> all = confirm(run, judge_run(run));
+  ASSERT_FALSE(all.empty());
+  EXPECT_TRUE(all[0].confirmed) << all[0].says;
+  EXPECT_NE(all[0].says.find("a second computation in long double gives "), std::string::npos);
+  EXPECT_NE(all[0].says.find("; the engine wrote "), std::string::npos);
+  EXPECT_NE(all[0].says.find(" ulp away"), std::string::npos) << all[0].says;
+}
 
 TEST(OpWatch, RefusesWhatNoOpComputes) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));

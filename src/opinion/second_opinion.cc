@@ -1,0 +1,326 @@
+#include "src/opinion/second_opinion.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "kernels/check.h"
+
+namespace lockstep {
+namespace {
+
+using enum RoundingContract;
+using Numbers = std::vector<long double>;
+
+// What an element would need and the pass does not show.
+struct Lacking {
+  std::string what;
+};
+
+// To a dtype, halves to even. Its own, as all here.
+long double rounded(long double x, DType dtype) {
+  if (!std::isfinite(x) || x == 0) return x;
+  const FloatFormat format = format_of(dtype);
+  int exponent = 0;
+  std::frexp(x, &exponent);  // |x| in [2^(exponent - 1), 2^exponent)
+  const int last = std::max(exponent - 1, format.min_exponent) - (format.precision - 1);
+  const long double y = std::ldexp(std::rint(std::ldexp(x, -last)), last);
+  return std::fabs(y) > static_cast<long double>(format.max)
+             ? std::copysign(std::numeric_limits<long double>::infinity(), x)
+             : y;
+}
+
+bool is_hf(RoundingContract contract) { return contract == hf || contract == hf_unrounded_sum; }
+bool reads_sum(RoundingContract contract) {
+  return contract == unrounded_sum || contract == hf_unrounded_sum;
+}
+
+std::string layer_prefix(const Place& place) {
+  return place.layer < 0 ? "" : fmt::format("model.layers.{}.", place.layer);
+}
+std::string name_of_part(const Place& place, const char* part) {
+  return layer_prefix(place) + std::string(place.point->weight) + part;
+}
+
+}  // namespace
+
+// The few numbers of config.json that an op's definition has, read anew.
+struct SecondOpinion::Config {
+  long double eps = 1e-6L;
+  bool normalises_experts = false;
+  std::vector<int64_t> window;  // by layer; 0: all
+
+  explicit Config(const nlohmann::json& config) {
+    const auto has = [&](const char* key) {
+      return config.contains(key) && !config[key].is_null();
+    };
+    if (has("rms_norm_eps")) eps = config["rms_norm_eps"].get<double>();
+    if (has("norm_topk_prob")) normalises_experts = config["norm_topk_prob"];
+    window.assign(config.at("num_hidden_layers"), 0);
+    if (!has("use_sliding_window") || !config["use_sliding_window"].get<bool>()) return;
+    const int64_t first = has("max_window_layers") ? config["max_window_layers"].get<int64_t>() : 0;
+    for (size_t i = 0; i < window.size(); ++i) {
+      const bool slides = has("layer_types") ? config["layer_types"].at(i) == "sliding_attention"
+                                             : static_cast<int64_t>(i) >= first;
+      if (slides) window[i] = config.at("sliding_window");
+    }
+  }
+};
+
+// One element that is asked for, and the tensors that it is made of.
+struct SecondOpinion::Call {
+  Place place;
+  RoundingContract contract;
+  const Pass& pass;
+  Row row;
+  std::span<const int64_t> index;
+  std::vector<Place> inputs;
+  DType dtype;
+
+  const KeptTensor& tensor(const Place& of) const {
+    const KeptTensor* found = pass.find(*of.point, of.layer, row.request);
+    if (!found || found->data.view().empty())
+      throw Lacking{fmt::format("{} was not kept", of.point->name)};
+    return *found;
+  }
+  // The row of that tensor.
+  Numbers numbers(const Place& of) const {
+    const KeptTensor& kept = tensor(of);
+    const auto at = std::ranges::find(kept.rows, row) - kept.rows.begin();
+    if (at == std::ssize(kept.rows))
+      throw Lacking{fmt::format("a row of {} is missing", of.point->name)};
+    const TensorView data = kept.data;
+    Numbers all;
+    for (int64_t i = 0; i < data.row_size(); ++i)
+      all.push_back(value_at(data, at * data.row_size() + i));
+    return all;
+  }
+  Numbers input(size_t i) const { return numbers(inputs.at(i)); }
+  long double kept(long double x) const { return rounded(x, dtype); }
+  // Of the inner value of a chain that only Hugging Face's rounds.
+  long double kept_by_hf(long double x) const { return is_hf(contract) ? kept(x) : x; }
+};
+
+SecondOpinion::SecondOpinion(const Checkpoint& checkpoint, const Graph& graph, DType dtype)
+    : checkpoint_(checkpoint),
+      graph_(graph),
+      dtype_(dtype),
+      config_(std::make_unique<Config>(nlohmann::json::parse(checkpoint.config_text()))) {}
+SecondOpinion::~SecondOpinion() = default;
+
+long double SecondOpinion::weight_at(const std::string& name, int64_t i) const {
+  return rounded(value_at(checkpoint_.tensor(name), i), dtype_);
+}
+
+// n w, n = x / sqrt(mean x^2 + eps), over the last axis.
+long double SecondOpinion::norm(const Call& call) const {
+  Numbers x = call.input(0);
+  if (reads_sum(call.contract) && call.inputs[0].point->op == OpKind::add) {
+    const std::vector<Place> terms = inputs_of(graph_, call.inputs[0]);
+    const Numbers a = call.numbers(terms.at(0)), b = call.numbers(terms.at(1));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = a[i] + b[i];
+  }
+  const std::string weight = name_of_part(call.place, ".weight");
+  const int64_t width = checkpoint_.tensor(weight).count(), column = call.index.back();
+  const auto first = call.index.size() > 1 ? static_cast<size_t>(call.index[0] * width) : 0;
+  long double squares = 0;
+  for (size_t i = 0; i < static_cast<size_t>(width); ++i) squares += x[first + i] * x[first + i];
+  const long double root = std::sqrt(squares / static_cast<long double>(width) + config_->eps);
+  const long double n = x.at(first + static_cast<size_t>(column)) / root;
+  return call.kept_by_hf(n) * weight_at(weight, column);
+}
+
+long double SecondOpinion::product(const Call& call, const std::string& weight, int64_t row,
+                                   const Numbers& x) const {
+  const TensorView w = checkpoint_.tensor(weight);
+  long double sum = 0;
+  for (int64_t k = 0; k < w.shape[1]; ++k) {
+    long double operand = x.at(static_cast<size_t>(k));
+    if (call.contract == operands_bf16) operand = rounded(operand, DType::bf16);
+    if (call.contract == operands_fp16) operand = rounded(operand, DType::f16);
+    sum += operand * rounded(value_at(w, row * w.shape[1] + k), dtype_);
+  }
+  return sum;
+}
+
+// x W^T + b
+long double SecondOpinion::linear(const Call& call) const {
+  int64_t output = call.index[0];  // [head, dim] is one axis of the weight
+  if (call.index.size() > 1) output = output * call.tensor(call.place).shape.last() + call.index[1];
+  const long double sum = product(call, name_of_part(call.place, ".weight"), output, call.input(0));
+  const std::string bias = name_of_part(call.place, ".bias");
+  if (!checkpoint_.has(bias)) return sum;
+  return (call.contract == bias_after_store ? call.kept(sum) : sum) + weight_at(bias, output);
+}
+
+// Each pair (x[j], x[j + half]) turned by its angle, as the recorded tables have it.
+long double SecondOpinion::rope(const Call& call) const {
+  if (call.inputs.size() < 3) throw Lacking{"the rotary tables were not shown"};
+  const Numbers x = call.input(0), cosines = call.input(1), sines = call.input(2);
+  const auto half = cosines.size(), head = static_cast<size_t>(call.index[0]) * 2 * half;
+  const auto dim = static_cast<size_t>(call.index[1]), pair = dim % half;
+  const long double low = x.at(head + pair), high = x.at(head + half + pair);
+  const long double c = call.kept_by_hf(cosines[pair]), s = call.kept_by_hf(sines[pair]);
+  return dim < half ? call.kept_by_hf(low * c) - call.kept_by_hf(high * s)
+                    : call.kept_by_hf(high * c) + call.kept_by_hf(low * s);
+}
+
+// sum p v, p = softmax(q k / sqrt(dim)) over the keys up to the query's own.
+long double SecondOpinion::attention(const Call& call) const {
+  const Numbers q = call.input(0);
+  const KeptTensor& kv = call.tensor(call.inputs.at(1));
+  const TensorView data = kv.data;
+  const int64_t kv_heads = data.shape[2], dim = data.shape[3];
+  const int64_t heads = std::ssize(q) / dim, head = call.index[0];
+  const int64_t kv_head = head / (heads / kv_heads);
+  const auto cached = [&](int64_t position, int64_t half, int64_t d) -> long double {
+    return value_at(data, ((position * 2 + half) * kv_heads + kv_head) * dim + d);
+  };
+  const int64_t window = config_->window.at(static_cast<size_t>(call.place.layer));
+  const int64_t end = call.row.position + 1,
+                begin = window == 0 ? 0 : std::max<int64_t>(0, end - window);
+  if (end > data.rows()) throw Lacking{"keys of attn.kv are missing"};
+  const bool rounds = call.contract == eager || call.contract == scores_rounded;
+  Numbers weights;
+  for (int64_t key = begin; key < end; ++key) {
+    long double score = 0;
+    for (int64_t d = 0; d < dim; ++d)
+      score += q.at(static_cast<size_t>(head * dim + d)) * cached(key, 0, d);
+    if (rounds) score = call.kept(score);
+    // The factor is a number of fp64 wherever it is named in code.
+    score *= 1 / std::sqrt(static_cast<double>(dim));
+    weights.push_back(rounds ? call.kept(score) : score);
+  }
+  const long double largest = *std::ranges::max_element(weights);
+  long double sum = 0, result = 0;
+  for (long double& w : weights) sum += w = std::exp(w - largest);
+  for (int64_t key = begin; key < end; ++key) {
+    long double p = weights[static_cast<size_t>(key - begin)] / sum;
+    if (call.contract == eager) p = call.kept(p);
+    result += p * cached(key, 1, call.index[1]);
+  }
+  return result;
+}
+
+long double SecondOpinion::silu_mul(const Call& call) const {
+  int64_t at = call.index[0];  // of an expert's: [choice, intermediate]
+  if (call.index.size() > 1) at = at * call.tensor(call.place).shape.last() + call.index[1];
+  const long double gate = call.input(0).at(static_cast<size_t>(at));
+  const long double up = call.input(1).at(static_cast<size_t>(at));
+  return call.kept_by_hf(gate / (1 + std::exp(-gate))) * up;
+}
+
+// The weight of a chosen expert: of all experts' softmax, or of that of the chosen ones.
+long double SecondOpinion::softmax(const Call& call) const {
+  const Numbers logits = call.input(0), chosen = call.input(1);
+  Numbers summed = logits;
+  if (config_->normalises_experts) {
+    summed.clear();
+    for (const long double expert : chosen)
+      summed.push_back(logits.at(static_cast<size_t>(expert)));
+  }
+  const long double largest = *std::ranges::max_element(logits);
+  long double sum = 0;
+  for (const long double x : summed) sum += std::exp(x - largest);
+  const auto expert = static_cast<size_t>(chosen.at(static_cast<size_t>(call.index[0])));
+  return std::exp(logits.at(expert) - largest) / sum;
+}
+
+long double SecondOpinion::expert_linear(const Call& call) const {
+  const auto choice = static_cast<size_t>(call.index[0]);
+  const Numbers chosen = call.input(1);
+  Numbers x = call.input(0);
+  const std::string weight =
+      fmt::format("{}mlp.experts.{}.{}.weight", layer_prefix(call.place),
+                  static_cast<int64_t>(chosen.at(choice)), call.place.point->weight);
+  const int64_t width = checkpoint_.tensor(weight).shape[1];
+  if (std::ssize(x) > width) {  // a row for each choice
+    const auto first = x.begin() + static_cast<int64_t>(choice) * width;
+    x = Numbers(first, first + width);
+  }
+  return product(call, weight, call.index[1], x);
+}
+
+// Of what the chosen experts made, each times its weight.
+long double SecondOpinion::weighted_sum(const Call& call) const {
+  const Numbers y = call.input(0), weights = call.input(1), chosen = call.input(2);
+  const size_t width = y.size() / weights.size();
+  std::vector<std::pair<long double, long double>> terms;  // by expert
+  for (size_t c = 0; c < weights.size(); ++c)
+    terms.emplace_back(chosen[c], weights[c] * y[c * width + static_cast<size_t>(call.index[0])]);
+  std::ranges::sort(terms);
+  long double sum = 0;
+  for (size_t c = 0; c < terms.size(); ++c) {
+    const long double term = call.contract == fused ? terms[c].second : call.kept(terms[c].second);
+    sum = (call.contract == hf ? call.kept(sum) : sum) + term;
+  }
+  return sum;
+}
+
+long double SecondOpinion::evaluate(const Call& call) const {
+  switch (call.place.point->op) {
+    case OpKind::gather:
+      for (const PassRow& r : call.pass.info.rows)
+        if (r.row == call.row) {
+          const std::string table = name_of_part(call.place, ".weight");
+          return weight_at(table, r.token * checkpoint_.tensor(table).shape[1] + call.index[0]);
+        }
+      throw Lacking{"the row is none of the pass"};
+    case OpKind::norm:
+      return norm(call);
+    case OpKind::linear:
+      return linear(call);
+    case OpKind::rope:
+      return rope(call);
+    case OpKind::attention:
+      return attention(call);
+    case OpKind::silu_mul:
+      return silu_mul(call);
+    case OpKind::add:
+      return call.input(0).at(static_cast<size_t>(call.index[0])) +
+             call.input(1).at(static_cast<size_t>(call.index[0]));
+    case OpKind::softmax:
+      return softmax(call);
+    case OpKind::expert_linear:
+      return expert_linear(call);
+    case OpKind::weighted_sum:
+      return weighted_sum(call);
+    case OpKind::angles:
+    case OpKind::cache:
+    case OpKind::argmax:
+    case OpKind::top_k:
+      break;
+  }
+  throw Lacking{fmt::format("{} is not among the ops that are computed a second time",
+                            call.place.point->name)};
+}
+
+std::vector<Place> SecondOpinion::reads(const Place& place) const {
+  std::vector<Place> all = inputs_of(graph_, place);
+  if (place.point->op == OpKind::norm && all.at(0).point->op == OpKind::add)
+    for (const Place& term : inputs_of(graph_, all[0])) all.push_back(term);
+  return all;
+}
+
+Opinion SecondOpinion::of(const Place& place, RoundingContract contract, const Pass& pass,
+                          const Row& row, std::span<const int64_t> index) const {
+  if (contract == tf32)
+    return {.lacking = "operands that lie halfway are rounded to tf32 either way"};
+  try {
+    const Call call{place, contract, pass, row, index, inputs_of(graph_, place), dtype_};
+    const Shape& shape = call.tensor(place).shape;
+    bool inside = shape.rank() == static_cast<int>(index.size()) + 1 && !index.empty();
+    for (size_t i = 0; inside && i < index.size(); ++i)
+      inside = index[i] >= 0 && index[i] < shape[static_cast<int>(i) + 1];
+    if (!inside) return {.lacking = "no element of the tensor was named"};
+    const long double exact = evaluate(call);
+    return {exact, static_cast<double>(rounded(exact, dtype_)), ""};
+  } catch (const Lacking& lacking) {
+    return {.lacking = lacking.what};
+  }
+}
+
+}  // namespace lockstep
