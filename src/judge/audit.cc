@@ -212,8 +212,9 @@ void add_audit(Result& result, const Auditor& auditor) {
     };
     if (const auto known = std::ranges::find_if(result.findings, same);
         known != result.findings.end()) {
-      known->rule = finding.rule;
-      if (result.first && same(*result.first)) result.first->rule = finding.rule;
+      // The judge says what was read and whose it is, the auditor where it lies.
+      known->rule += (known->rule.empty() ? "" : "; ") + finding.rule;
+      if (result.first && same(*result.first)) result.first->rule = known->rule;
       continue;
     }
     result.findings.push_back(finding);

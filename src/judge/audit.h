@@ -67,7 +67,8 @@ class Auditor final : public Sink {
 };
 
 // Enters what an audit found into the result of the same run. A node that the judge found too keeps
-// its numbers and gets the audit's words, which say whose row was read.
+// its numbers and its words, which say whether K or V is wrong, and gets the audit's, which say
+// where the row lies that was read.
 void add_audit(Result& result, const Auditor& auditor);
 
 }  // namespace lockstep

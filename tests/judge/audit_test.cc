@@ -278,6 +278,19 @@ TEST(AddAudit, MakesACleanResultDivergedAndKeepsASilentOneClean) {
   EXPECT_NE(result.story.find("request"), std::string::npos);
 }
 
+TEST(AddAudit, LeavesWhatTheJudgeSaysOfTheSameNode) {
+  Auditor found(4);
+  found.begin(HandMade::info_of({{0, 0, {1, 2}, {2}}, {1, 0, {3, 4}, {2}}}, 0));
+  Finding known = found.findings().at(0);
+  const std::string where = known.rule;
+  known.rule = "reads V that nobody wrote";
+  Result result{.verdict = "diverged", .first = known, .findings = {known}};
+  add_audit(result, found);
+  EXPECT_TRUE(result.findings[0].rule.starts_with("reads V that nobody wrote; " + where))
+      << result.findings[0].rule;
+  EXPECT_EQ(result.first->rule, result.findings[0].rule);
+}
+
 // --- on the engine ---------------------------------------------------------------------------
 
 const Checkpoint& bard() {

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <random>
+
 #include "src/judge/judge.h"
 #include "tests/judge/fake_model.h"
 
@@ -83,6 +87,76 @@ TEST(ErrorMap, LeavesOutWhatWasNotJudged) {
   EXPECT_EQ(rule(Verdict::rounding), "request 0");
   EXPECT_EQ(rule(Verdict::inconclusive), "");  // all that is known is wrong
   EXPECT_EQ(rule(Verdict::structural), "");
+}
+
+// One pass of two requests, 40 and 30 rows, in a layer whose tokens choose two of eight experts.
+std::string rule_of_experts(
+    std::string_view point_name, const Shape& row_shape,
+    const std::function<std::vector<bool>(size_t row, int32_t first, int32_t second)>& is_wrong) {
+  Pass pass;
+  std::vector<Row> rows;
+  for (int32_t i = 0; i < 70; ++i) {
+    rows.push_back({i / 40, i % 40});
+    pass.info.rows.push_back({rows.back(), (i * 29 + 7) % 97});
+  }
+  Tensor ids({70, 2}, DType::i32);
+  std::minstd_rand random(3);
+  for (int64_t i = 0; i < 70; ++i) {
+    ids.as<int32_t>()[2 * i] = static_cast<int32_t>(random() % 8);
+    ids.as<int32_t>()[2 * i + 1] =
+        static_cast<int32_t>((ids.as<int32_t>()[2 * i] + 1 + static_cast<int>(random() % 7)) % 8);
+  }
+  const std::vector<int32_t> chosen(ids.as<int32_t>(), ids.as<int32_t>() + 140);
+  pass.tensors.push_back({.point = &point("mlp.experts"),
+                          .layer = 0,
+                          .rows = rows,
+                          .dtype = DType::i32,
+                          .shape = {70, 2},
+                          .data = std::move(ids)});
+  const Selection all;
+  const SeenPass seen(pass, all);
+  ErrorMap map(16);
+  const size_t at = map.begin(seen);
+  const Place place{find_point(point_name), 0};
+  for (int32_t request = 0; request < 2; ++request) {
+    NodeOutcome outcome;
+    outcome.request = request, outcome.verdict = Verdict::introduced;
+    for (size_t i = 0; i < 70; ++i) {
+      if (rows[i].request != request) continue;
+      std::vector<bool> wrong = is_wrong(i, chosen[2 * i], chosen[2 * i + 1]);
+      if (std::ranges::count(wrong, true) > 0)
+        outcome.wrong.push_back({rows[i].position, std::move(wrong)});
+    }
+    map.add(at, place, row_shape, outcome);
+  }
+  return map.rule_of(place).value_or(ShapeRule{}).where;
+}
+
+TEST(ErrorMap, KnowsTheExpertOfEachChoiceAndTheTileOfEachRow) {
+  // Of [choice, channel], where that choice is expert 5.
+  EXPECT_EQ(rule_of_experts("mlp.expert_up", {2, 16},
+                            [](size_t, int32_t first, int32_t second) {
+                              std::vector<bool> wrong(32, false);
+                              std::fill_n(wrong.begin(), 16, first == 5);
+                              std::fill_n(wrong.begin() + 16, 16, second == 5);
+                              return wrong;
+                            }),
+            "expert 5");
+  // Of a sum over the choices.
+  EXPECT_EQ(rule_of_experts("mlp.combine", {16},
+                            [](size_t, int32_t first, int32_t second) {
+                              return std::vector<bool>(16, first == 5 || second == 5);
+                            }),
+            "rows that chose expert 5");
+  EXPECT_EQ(rule_of_experts(
+                "mlp.combine", {16},
+                [](size_t row, int32_t, int32_t) { return std::vector<bool>(16, row % 16 == 15); }),
+            "rows of the pass % 16 == 15");
+  EXPECT_EQ(rule_of_experts("mlp.combine", {16},
+                            [](size_t row, int32_t, int32_t) {
+                              return std::vector<bool>(16, (row * 29 + 7) % 97 >= 80);
+                            }),
+            "where token ids >= 80 are fed");
 }
 
 // Passes of one request, one row each, wrong from a position on.
