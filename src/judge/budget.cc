@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/check.h"
+#include "src/judge/mutant.h"
 
 namespace lockstep {
 namespace {
@@ -211,10 +212,18 @@ class Filler {
       }
       put(i, inner);
     }
+    if (is_mutant(Mutant::wide_budgets)) widen(20);
     return std::move(budget_);
   }
 
  private:
+  void widen(double factor) {
+    for (double& limit : budget_.limit) limit *= factor;
+    for (double& variance : budget_.variance) variance *= factor * factor;
+    for (double& chance : budget_.misround) chance = std::min(1.0, factor * chance);
+    budget_.gain *= factor;
+  }
+
   void put(size_t i, const Inner& inner) {
     const double spacing = ulp(exact_.want[i], dtype_);
     double ties = 0, tie_squares = 0, chance = 0;

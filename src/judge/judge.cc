@@ -9,6 +9,7 @@
 #include "probes/only.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
+#include "src/judge/mutant.h"
 
 namespace lockstep {
 namespace {
@@ -176,7 +177,8 @@ void Judge::State::remember_cache(const SeenPass& seen) {
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
-  if (!options.selection.has(*place.point, place.layer)) {
+  const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
+  if (ignored || !options.selection.has(*place.point, place.layer)) {
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
     return;
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "src/judge/judge_state.h"
+#include "src/judge/mutant.h"
 #include "src/judge/story.h"
 #include "traces/manifest.h"
 
@@ -48,7 +49,7 @@ void Judge::State::judge_pool(size_t index) {
   const RoundingContract contract =
       candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
   const PlacePool* pool = op_judge.pooled(place, contract);
-  if (!pool) return;
+  if (!pool || is_mutant(Mutant::no_pooling)) return;
   std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
   for (const Statistic& statistic : statistics) ledger.strain(statistic.strain());
   for (const Statistic& statistic : statistics) {
@@ -75,7 +76,7 @@ void Judge::State::judge_pool(size_t index) {
 // And of all places of a point that are judged under one contract, whatever the layer. What none of
 // them shows alone all of them do, so the first is named.
 void Judge::State::judge_point(const Point& point) {
-  if (ledger.any_finding_at(point)) return;
+  if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
   const double scale = options.limit_scale;
   std::map<RoundingContract, std::pair<Moments, size_t>> sums;  // with the first place
   for (size_t i = 0; i < ledger.places().size(); ++i) {
@@ -91,6 +92,7 @@ void Judge::State::judge_point(const Point& point) {
     std::vector<Statistic> statistics =
         sum.first.statistics(op_judge.dtype_at({&point, -1}), kPooledFalseAlarm);
     tighten(statistics, options.limits.of(point.op, manifest.dtype));
+    drop_missing(statistics);
     for (const Statistic& statistic : statistics) {
       ledger.strain(statistic.strain());
       if (statistic.passes(scale)) continue;

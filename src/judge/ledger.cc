@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "src/judge/mutant.h"
+
 namespace lockstep {
 namespace {
 
@@ -80,7 +82,7 @@ int Ledger::enter(NodeOutcome outcome) {
 
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
   finding.verdict = outcome.verdict;
-  finding.place = places_[static_cast<size_t>(outcome.place)];
+  finding.place = named(outcome.place);
   finding.pass = outcome.pass;
   finding.request = outcome.request;
   if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
@@ -96,6 +98,11 @@ void Ledger::ask_other_rules(const NodeOutcome& outcome) {
   const bool within_floor =
       sums.compared > 0 && std::sqrt(sums.total) <= kThreeWay * std::sqrt(sums.floor);
   if (!first_over_floor_ && !within_floor) first_over_floor_ = place;
+}
+
+const Place& Ledger::named(int place) const {
+  const auto next = is_mutant(Mutant::names_next_op) ? 1 : 0;
+  return places_[(static_cast<size_t>(place) + next) % places_.size()];
 }
 
 void Ledger::stray(const Finding& finding) {
@@ -129,7 +136,7 @@ bool Ledger::regrade_all(int place, Finding finding) {
     if (!first) first = &entry;
   }
   if (!first) return false;
-  finding.place = places_[static_cast<size_t>(place)];
+  finding.place = named(place);
   finding.pass = first->pass;
   finding.request = first->request;
   finding.position = first->position;

@@ -75,6 +75,8 @@ class Ledger {
     int32_t position;
     int64_t* reason;  // how many nodes have that of this one; null: it has none
   };
+  // What a finding of the place names.
+  const Place& named(int place) const;
   void regrade(Entry& entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);
   struct Sums {

@@ -7,6 +7,8 @@
 #include <limits>
 #include <map>
 
+#include "src/judge/mutant.h"
+
 namespace lockstep {
 namespace {
 
@@ -24,6 +26,9 @@ double normal_quantile(double tail) {
   }
   return z;
 }
+
+// What a limit is made for.
+double risk_of(double tail) { return is_mutant(Mutant::many_false_alarms) ? 1e-2 : tail; }
 
 Statistic misrounds_of(const Moments& m, double tail) {
   return {
@@ -109,11 +114,22 @@ void Moments::end_row() {
 
 std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
   if (elements < kLeastElements) return {};
+  tail = risk_of(tail);
   std::vector<Statistic> statistics{
       {"T2", rms(), rms_limit(degrees(), tail), fmt::format("over {} elements", elements)}};
   if (dtype != DType::f32) statistics.push_back(misrounds_of(*this, tail));
   add_gain(*this, dtype, statistics);
   return statistics;
+}
+
+void drop_missing(std::vector<Statistic>& statistics) {
+  static constexpr Mutant kMissing[] = {Mutant::no_t0, Mutant::no_t1, Mutant::no_t2,
+                                        Mutant::no_t3, Mutant::no_t4, Mutant::no_t5};
+  for (size_t i = 0; i < std::size(kMissing); ++i)
+    if (is_mutant(kMissing[i]))
+      std::erase_if(statistics, [name = fmt::format("T{}", i)](const Statistic& statistic) {
+        return statistic.name == name;
+      });
 }
 
 double Moments::offset_deviations() const {
@@ -138,7 +154,7 @@ Slices::Worst Slices::worst_by(Value value_of, Limit limit_of) const {
 }
 
 Slices::Worst Slices::scattered(double tail) const {
-  tail /= std::max(1.0, static_cast<double>(slices_.size()));
+  tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
   std::map<int64_t, double> limits;  // slices come in few sizes
   Worst worst = worst_by([](const Scatter& s) { return s.rms(); },
                          [&](const Scatter& s) {
@@ -151,7 +167,7 @@ Slices::Worst Slices::scattered(double tail) const {
 }
 
 Slices::Worst Slices::misrounded(double tail) const {
-  tail /= std::max(1.0, static_cast<double>(slices_.size()));
+  tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
   Worst worst =
       worst_by([](const Scatter& s) { return s.share(); },
                [&](const Scatter& s) { return s.misrounded == 0 ? 1.0 : s.most_misrounds(tail); });

@@ -113,6 +113,9 @@ struct Moments : Scatter {
   double offset_deviations() const;
 };
 
+// Without what a mutant (mutant.h) does not make.
+void drop_missing(std::vector<Statistic>& statistics);
+
 // The part of some elements that scatters most (T4), or is misrounded most (T3), of all parts, with
 // a limit at which all of them together have a chance of `tail` of a false alarm. Parts of fewer
 // than kLeastSlice elements are left out.

@@ -8,6 +8,7 @@
 
 #include "kernels/dtype.h"
 #include "probes/digest.h"
+#include "src/judge/mutant.h"
 
 namespace lockstep {
 namespace {
@@ -84,7 +85,9 @@ Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
 
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
   const auto i = static_cast<size_t>(offset);
-  const double got = row.got[i], want = row.want[i];
+  const double got = row.got[i];
+  double want = row.want[i];
+  if (is_mutant(Mutant::exact_one_ulp_off)) want += ulp(want, options_.dtype);
   const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
   const double rounded = round_to(want, options_.dtype);
   bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
@@ -95,6 +98,7 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
 
 NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   const Element& e = stored.element;
+  if (is_mutant(Mutant::nan_passes) && std::isnan(e.got)) return NonFinite::expected;
   if (!std::isfinite(e.want)) return kind_of_infinite(e);
   if (std::fabs(e.got) < largest_) return NonFinite::none;
   // Rounding up across the border needs no more than what the op may be off before it rounds.
@@ -337,6 +341,7 @@ Measure Meter::finish() const {
     measure.statistics.push_back(
         {"T0", static_cast<double>(measure.different), 0,
          fmt::format("{} of {} elements have other bits", measure.different, measure.elements)});
+    drop_missing(measure.statistics);
     return measure;
   }
   measure.statistics.push_back(
@@ -345,6 +350,7 @@ Measure Meter::finish() const {
   for (Statistic& statistic : moments_.sum().statistics(options_.dtype, kFalseAlarm))
     measure.statistics.push_back(std::move(statistic));
   if (measure.statistics.size() > 1) add_worst_slices(measure);
+  drop_missing(measure.statistics);
   return measure;
 }
 
@@ -366,6 +372,7 @@ std::vector<Statistic> PlacePool::statistics(DType dtype) const {
     slices.add("column", static_cast<int64_t>(c), columns_[c]);
   statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
   if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
+  drop_missing(statistics);
   return statistics;
 }
 
