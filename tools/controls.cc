@@ -8,33 +8,10 @@
 #include "src/judge/budget.h"
 #include "src/judge/judge.h"
 #include "tools/device.h"
+#include "tools/judged_run.h"
 
 namespace lockstep {
 namespace {
-
-// What a clean engine showed, as a judge takes it.
-struct Seen {
-  Manifest manifest;
-  std::vector<Pass> passes;
-};
-
-Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
-           const std::vector<Request>& requests) {
-  Engine engine(checkpoint, ops_of(options.device), options);
-  Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
-  // Declared, as a run declares it: a judge that may choose takes a wrong result for another
-  // schema's.
-  for (const Place& place : places_of(seen.manifest.graph))
-    seen.manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
-  for (const Request& request : requests) {
-    const int32_t id = engine.submit(request);
-    seen.manifest.requests.push_back({.id = id, .prompt = request.prompt});
-  }
-  Recorder recorder({}, false, [&](Pass pass) { seen.passes.push_back(std::move(pass)); });
-  Probe probe(&recorder);
-  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
-  return seen;
-}
 
 // An oracle that is two budgets off at one element of one place.
 class OffByTwoBudgets final : public Oracle {
@@ -112,6 +89,27 @@ void swap_layers(Seen& seen, int a, int b) {
 }
 
 }  // namespace
+
+Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
+           const std::vector<Request>& requests, OpWatch* watch) {
+  const Seeded seeded(ops_of(options.device), {}, checkpoint.config(), options.device, watch);
+  EngineOptions own = options;
+  own.graph = options.graph && seeded.clean;
+  Engine engine(checkpoint, seeded.ops, own, seeded.hooks);
+  Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
+  // Declared, as a run declares it: a judge that may choose takes a wrong result for another
+  // schema's.
+  for (const Place& place : places_of(seen.manifest.graph))
+    seen.manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
+  for (const Request& request : requests) {
+    const int32_t id = engine.submit(request);
+    seen.manifest.requests.push_back({.id = id, .prompt = request.prompt});
+  }
+  Recorder recorder({}, false, [&](Pass pass) { seen.passes.push_back(std::move(pass)); });
+  Probe probe(&recorder);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  return seen;
+}
 
 std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLibrary& reference,
                                        const EngineOptions& engine,

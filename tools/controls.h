@@ -6,8 +6,20 @@
 #include "reference/reference.h"
 #include "src/engine/engine.h"
 #include "src/judge/verdict.h"
+#include "tools/op_watch.h"
+#include "traces/trace.h"
 
 namespace lockstep {
+
+// What a clean engine showed, as a judge takes it. It declares one rounding of every op, as a run
+// does: a judge that may choose takes a wrong result for another contract's.
+struct Seen {
+  Manifest manifest;
+  std::vector<Pass> passes;
+};
+// watch: stands around the ops; borrowed, may be null.
+Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
+           const std::vector<Request>& requests, OpWatch* watch = nullptr);
 
 // A judgement that must not come out clean: a judge that passes it has proved nothing by passing
 // anything else.

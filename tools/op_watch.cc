@@ -11,19 +11,10 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/ledger.h"
 #include "src/judge/seen.h"
+#include "tools/store.h"
 
 namespace lockstep {
 namespace {
-
-void store(const TensorView& out, int64_t i, double value) {
-  const auto rounded = static_cast<float>(round_to(value, out.dtype));
-  if (out.dtype == DType::bf16)
-    out.as<BFloat16>()[i] = from_float<BFloat16>(rounded);
-  else if (out.dtype == DType::f16)
-    out.as<Float16>()[i] = from_float<Float16>(rounded);
-  else
-    out.as<float>()[i] = rounded;
-}
 
 using RowIndex = std::map<std::pair<int32_t, int32_t>, int64_t>;  // (request, position) to row
 
