@@ -3,29 +3,28 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "kernels/check.h"
-#include "src/judge/budget.h"
 #include "src/judge/judge.h"
 #include "tools/device.h"
 #include "tools/judged_run.h"
+#include "tools/store.h"
 
 namespace lockstep {
 namespace {
 
-// An oracle that is two budgets off at one element of one place.
-class OffByTwoBudgets final : public Oracle {
+// An oracle that halves the largest exact result of one place.
+class HalvingOracle final : public Oracle {
  public:
-  OffByTwoBudgets(Oracle& right, Place place) : right_(right), place_(place) {}
+  HalvingOracle(Oracle& right, Place place) : right_(right), place_(place) {}
   Graph graph() const override { return right_.graph(); }
   bool has_bias(const Place& place) const override { return right_.has_bias(place); }
   Exact evaluate(const OracleCall& call) override {
     Exact exact = right_.evaluate(call);
     if (!(call.place == place_) || exact.want.empty()) return exact;
     std::vector<double> want(exact.want.begin(), exact.want.end());
-    const Budget budget = budget_of(place_.point->op, exact, call.dtype);
-    // Towards zero, for further out the budget may be that of the next power of two.
-    want.back() -= std::copysign(2 * budget.limit.back(), want.back());
+    *std::ranges::max_element(want, {}, [](double x) { return std::fabs(x); }) /= 2;
     exact.want = std::move(want);
     return exact;
   }
@@ -51,7 +50,7 @@ class Controls {
 
   void add_wrong_oracle(const std::string& name, const Place& place) {
     const auto oracle = reference_.oracle(checkpoint_, {.dtype = seen_.manifest.dtype});
-    OffByTwoBudgets wrong(*oracle, place);
+    HalvingOracle wrong(*oracle, place);
     add(name, seen_, wrong, {}, true);
   }
 
@@ -88,10 +87,61 @@ void swap_layers(Seen& seen, int a, int b) {
     }
 }
 
+// Element i of what was seen at a point, another number.
+void put(KeptTensor& tensor, int64_t i, double value) {
+  Tensor changed(tensor.shape, tensor.dtype);
+  copy(changed, tensor.data);
+  store(changed, i, value);
+  tensor.data = std::move(changed);
+}
+
+// What Hugging Face's chain of roundings makes of gate and up in layer 0: silu(gate) is rounded
+// too.
+void round_twice(Seen& seen) {
+  for (Pass& pass : seen.passes)
+    for (KeptTensor& made : pass.tensors) {
+      if (made.point->op != OpKind::silu_mul || made.layer != 0) continue;
+      const std::vector<Place> inputs = inputs_of(seen.manifest.graph, {made.point, 0});
+      const KeptTensor *gate = pass.find(*inputs.at(0).point, 0),
+                       *up = pass.find(*inputs.at(1).point, 0);
+      Tensor changed(made.shape, made.dtype);
+      for (int64_t i = 0; i < made.shape.count(); ++i) {
+        const double g = value_at(gate->data, i);
+        store(changed, i, round_to(g / (1 + std::exp(-g)), made.dtype) * value_at(up->data, i));
+      }
+      made.data = std::move(changed);
+    }
+}
+
+// Judged there alone, since what reads a wrong tensor made its own of the right one.
+void add_to_one_place(Controls& controls, DType dtype) {
+  const auto at = [](const char* points) {
+    return JudgeOptions{.selection = Selection(points, "0", "", "")};
+  };
+  controls.add(
+      "one NaN in layer 0 attn.norm",
+      [](Seen& seen) {
+        put(tensor_at(seen, point("attn.norm"), 0), 5, std::numeric_limits<double>::quiet_NaN());
+      },
+      at("attn.norm"));
+  controls.add(
+      "one ulp in layer 0 attn.residual",
+      [](Seen& seen) {
+        KeptTensor& sum = tensor_at(seen, point("attn.residual"), 0);
+        const double x = value_at(sum.data, 5);
+        put(sum, 5, x + ulp(x, sum.dtype));
+      },
+      at("attn.residual"));
+  // In fp32 two roundings are no more than what one op may be off.
+  if (dtype != DType::f32)
+    controls.add("two roundings in a silu_mul that declares one", round_twice,
+                 at("mlp.act,mlp.expert_act"));
+}
+
 }  // namespace
 
-Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
-           const std::vector<Request>& requests, OpWatch* watch) {
+Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
+                 const std::vector<Request>& requests, OpWatch* watch) {
   const Seeded seeded(ops_of(options.device), {}, checkpoint.config(), options.device, watch);
   EngineOptions own = options;
   own.graph = options.graph && seeded.clean;
@@ -117,13 +167,11 @@ std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLi
   check(checkpoint.config().layers > 1,
         "a model of two layers or more was wanted, because two are to be swapped, found {}",
         checkpoint.config().layers);
-  Controls controls(checkpoint, reference, serve(checkpoint, engine, requests));
+  Controls controls(checkpoint, reference, serve_clean(checkpoint, engine, requests));
   const auto unchanged = [](Seen&) {};
   controls.add("nothing wrong", unchanged);
-  check(!controls.all().front().failed,
-        "a clean run was wanted to put something wrong in, but it comes out {}: run `lockstep run` "
-        "on this model first",
-        controls.all().front().verdict);
+  if (controls.all().front().failed)
+    return {{"a right run, to put something wrong in", controls.all().front().verdict, false}};
   controls.add("limits times 0", unchanged, {.limit_scale = 0});
   controls.add("another dtype declared", [](Seen& seen) {
     seen.manifest.dtype = seen.manifest.dtype == DType::f16 ? DType::bf16 : DType::f16;
@@ -138,15 +186,15 @@ std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLi
   controls.add("two layers swapped", [](Seen& seen) { swap_layers(seen, 0, 1); });
   for (const Point* place : {&point("attn.norm"), &point("attn.q_rope"), &point("attn.out"),
                              &point("attn.o"), &point("attn.residual")})
-    controls.add_wrong_oracle("the exact result of one element of layer 0 " +
-                                  std::string(place->name) + " two budgets off",
-                              {place, 0});
+    controls.add_wrong_oracle(
+        "the largest exact result of layer 0 " + std::string(place->name) + " halved", {place, 0});
+  add_to_one_place(controls, engine.dtype);
   return {controls.all().begin() + 1, controls.all().end()};
 }
 
 Result reference_in_place(const Checkpoint& checkpoint, ReferenceLibrary& reference,
                           const EngineOptions& engine, const std::vector<Request>& requests) {
-  const Seen seen = serve(checkpoint, engine, requests);
+  const Seen seen = serve_clean(checkpoint, engine, requests);
   const ReferenceOptions options{.dtype = engine.dtype, .threads = engine.threads};
   const auto oracle = reference.oracle(checkpoint, options);
   const auto model = reference.model(checkpoint, options, engine.dtype);

@@ -18,8 +18,8 @@ struct Seen {
   std::vector<Pass> passes;
 };
 // watch: stands around the ops; borrowed, may be null.
-Seen serve(const Checkpoint& checkpoint, const EngineOptions& options,
-           const std::vector<Request>& requests, OpWatch* watch = nullptr);
+Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
+                 const std::vector<Request>& requests, OpWatch* watch = nullptr);
 
 // A judgement that must not come out clean: a judge that passes it has proved nothing by passing
 // anything else.
@@ -31,8 +31,9 @@ struct Control {
 
 // Serves the requests once with a clean engine and judges what was seen with something put wrong on
 // the way to the judge: the limits times 0, another dtype declared, a part of the run missing, a
-// point renamed, two layers swapped, and the exact result of one element two budgets off.
-// Throws Error when the model has a single layer, or the clean run itself is not clean.
+// point renamed, two layers swapped, an exact result halved, a NaN, a last bit of what is exact,
+// and a rounding more than was declared. When the run is not clean before that, this is the one
+// control, which has not failed as it must. Throws Error when the model has a single layer.
 std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLibrary& reference,
                                        const EngineOptions& engine,
                                        const std::vector<Request>& requests);

@@ -169,34 +169,70 @@ class Ladder {
             plan.reference.oracle(plan.checkpoint, reference_options(plan.reference, plan.engine))),
         oracle_(*right_),
         wide_(*right_, plan.engine.dtype, places()),
-        seen_(serve(plan.checkpoint, plan.engine, plan.requests, &wide_)) {}
+        seen_(serve_clean(plan.checkpoint, plan.engine, plan.requests, &wide_)) {}
 
-  std::vector<DetectionLimit> all() {
+  std::vector<DetectionLimit> limits() {
     std::vector<DetectionLimit> limits;
     for (const Point* point : plan_.points) {
       oracle_.forget();
-      const std::vector<int> layers = point->per_layer ? plan_.layers : std::vector{-1};
+      const std::vector<int> layers = layers_of(*point);
       const Result clean = judged(*point, layers, Effect::gain, 0);
-      check(clean.verdict == "clean",
-            "a clean run was wanted to put something wrong in, but {} comes out {} ({}): run "
-            "`lockstep run` on this model first",
-            point->name, clean.verdict, clean.story);
       for (int e = 0; e < kEffects; ++e) {
-        limits.push_back(least(*point, {layers.back()}, static_cast<Effect>(e)));
-        if (layers.size() > 1) limits.push_back(least(*point, layers, static_cast<Effect>(e)));
+        const auto effect = static_cast<Effect>(e);
+        limits.push_back(least(*point, {layers.back()}, effect, clean));
+        if (layers.size() > 1) limits.push_back(least(*point, layers, effect, clean));
       }
     }
     return limits;
   }
 
+  // The sizes are spread evenly by their logarithm.
+  std::vector<EffectRun> runs() {
+    std::vector<EffectRun> runs;
+    std::mt19937_64 random(7);
+    size_t last = 0;
+    const auto one_of = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    const int total = plan_.near + plan_.far;
+    for (int i = 0; i < total; ++i) {
+      const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
+      // All of a point after each other, so that its exact results are computed once.
+      const size_t at = static_cast<size_t>(i) * plan_.points.size() / static_cast<size_t>(total);
+      const Point& point = *plan_.points[at];
+      if (runs.empty() || at != last) oracle_.forget();
+      last = at;
+      const auto effect = static_cast<Effect>(one_of(kEffects));
+      std::vector<int> layers = layers_of(point);
+      if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
+      const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
+      const double times = is_near ? std::exp2(2 * chance - 1) : std::exp2(3 * chance + 1);
+      const double stated = stated_limit(seeable(point, layers, effect));
+      const Result result = judged(point, layers, effect, times * stated);
+      runs.push_back({.name = fmt::format("{} of {} in layer {}, {:.3g} ulp", name_of(effect),
+                                          point.name, fmt::join(layers, ","), times * stated),
+                      .size = times * stated,
+                      .stated = stated,
+                      .verdict = result.verdict,
+                      .story = result.story,
+                      .strain = result.strain,
+                      .exact = names(result, point, layers)});
+    }
+    return runs;
+  }
+
  private:
+  std::vector<int> layers_of(const Point& point) const {
+    return point.per_layer ? plan_.layers : std::vector{-1};
+  }
+
+  static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
+    return result.verdict == "diverged" && result.first &&
+           result.first->place == Place{&point, layers.front()};
+  }
+
   std::vector<Place> places() const {
     std::vector<Place> all;
-    for (const Point* point : plan_.points) {
-      if (!point->per_layer) all.push_back({point, -1});
-      for (const int layer : point->per_layer ? plan_.layers : std::vector<int>())
-        all.push_back({point, layer});
-    }
+    for (const Point* point : plan_.points)
+      for (const int layer : layers_of(*point)) all.push_back({point, layer});
     return all;
   }
 
@@ -255,19 +291,23 @@ class Ladder {
     return judge.finish(seen_.manifest.requests, true);
   }
 
-  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect) {
+  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect,
+                       const Result& clean) {
     DetectionLimit limit{.point = &point,
                          .effect = effect,
                          .layers = static_cast<int>(layers.size()),
                          .size = std::numeric_limits<double>::infinity(),
                          .statistic = "nothing"};
     limit.stated = stated_limit(seeable(point, layers, effect));
+    if (clean.verdict != "clean") {
+      limit.statistic = "nothing, for right results are " + clean.verdict;
+      return limit;
+    }
     int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
     while (high - low > 1) {
       const int power = (low + high) / 2;
       const Result result = judged(point, layers, effect, std::ldexp(1, power));
-      const bool found = result.verdict == "diverged" && result.first &&
-                         result.first->place == Place{&point, layers.front()};
+      const bool found = names(result, point, layers);
       if (found) {
         limit.size = std::ldexp(1, power);
         limit.statistic = statistic_of(*result.first);
@@ -370,8 +410,10 @@ std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op) 
   return points;
 }
 
-std::vector<DetectionLimit> detection_limits(const DetectionPlan& plan) {
-  return Ladder(plan).all();
+Detection detection(const DetectionPlan& plan) {
+  Ladder ladder(plan);
+  Detection detection{.limits = ladder.limits(), .runs = ladder.runs()};
+  return detection;
 }
 
 }  // namespace lockstep

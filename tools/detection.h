@@ -35,6 +35,16 @@ struct DetectionLimit {
   bool passed() const { return size <= stated; }
 };
 
+// One effect of a size near to what must be found, in one layer or in several.
+struct EffectRun {
+  std::string name;
+  double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
+  std::string verdict;          // "clean" "diverged" "inconclusive"
+  std::string story;
+  double strain = 0;   // Result::strain
+  bool exact = false;  // the place of the effect is what is found first
+};
+
 struct DetectionPlan {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;
@@ -44,6 +54,8 @@ struct DetectionPlan {
   std::vector<const Point*> points;  // of detectable_points()
   Limits limits = {};
   int threads = 0;  // that measure; 0: one a core
+  // Runs with an effect by chance, of 0.5 to 2 and of 2 to 16 times the size that must be found.
+  int near = 0, far = 0;
 };
 
 // What decides how small an effect can be seen.
@@ -84,10 +96,14 @@ double stated_limit(const Seeable& seeable);
 // The points whose op rounds, of models of that graph: one a kind of op where `one_an_op`.
 std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op);
 
+struct Detection {
+  std::vector<DetectionLimit> limits;
+  std::vector<EffectRun> runs;
+};
 // Serves the requests once with a clean engine. Then puts each effect into what it showed of each
 // point, in the last layer alone and in all that are named, and judges that point alone, in sizes
 // that are powers of two. No size, effect or place is found by the judge's budgets, its oracle or
-// its reference. Throws Error when the engine's own results are not clean.
-std::vector<DetectionLimit> detection_limits(const DetectionPlan& plan);
+// its reference. Of a point whose right results are not clean no size is found.
+Detection detection(const DetectionPlan& plan);
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 #include <map>
 
 #include "kernels/check.h"
-#include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/ledger.h"
 #include "src/judge/seen.h"
@@ -171,22 +170,25 @@ void Substitution::call(const Place& place, const TensorView& out, const Runs& r
   });
 }
 
-void EffectMeter::call(const Place& place, const TensorView& out, const Runs& runs) {
+void EffectMeter::call(const Place&, const TensorView& out, const Runs& runs) {
   const Tensor seen(out.shape, DType::f32), right(out.shape, DType::f32);
   runs.wide(seen);
   runs.wide_right(right);
   runs.op();
-  const auto width = static_cast<size_t>(out.row_size());
-  each_exact(place, [&](const Exact& exact, const std::vector<int64_t>& rows) {
-    const Budget budget = budget_of(place.point->op, exact, out.dtype);
-    for (size_t i = 0; i < exact.want.size(); ++i) {
-      const int64_t at = rows[i / width] * out.row_size() + static_cast<int64_t>(i % width);
-      const double y = value_at(seen, at), wanted = value_at(right, at);
-      if (y == wanted || (std::isnan(y) && std::isnan(wanted))) continue;
-      const double e = std::fabs(y - wanted) / budget.limit[i];
+  const int64_t width = out.row_size();
+  std::vector<double> wanted(static_cast<size_t>(width));
+  for (int64_t first = 0; first < out.count(); first += width) {
+    widen(right, first, wanted);
+    double squares = 0;
+    for (const double x : wanted) squares += x * x;
+    const double size = std::sqrt(squares / static_cast<double>(width));
+    for (int64_t i = 0; i < width; ++i) {
+      const double y = value_at(seen, first + i), x = wanted[static_cast<size_t>(i)];
+      if (y == x || (std::isnan(y) && std::isnan(x))) continue;
+      const double e = std::fabs(y - x) / ulp(std::max(std::fabs(x), size), out.dtype);
       effect_ = std::max(effect_, std::isfinite(e) ? e : std::numeric_limits<double>::infinity());
     }
-  });
+  }
 }
 
 }  // namespace lockstep

@@ -71,9 +71,9 @@ class Substitution final : public OpWatch {
   void call(const Place& place, const TensorView& out, const Runs& runs) override;
 };
 
-// Measures how far an op is from this library's own on the same inputs: e = max |y - right| / B,
-// both before they are rounded, since a last bit that flips would count as two budgets, and B the
-// budget of the element. Infinity where one of both is not finite and the other is.
+// Measures how far an op is from this library's own on the same inputs: the largest |y - right|,
+// both before they are rounded, in ulp of the run's dtype at the element or, where that is larger,
+// at the root mean square of its row. Infinity where one of both is not finite and the other is.
 class EffectMeter final : public OpWatch {
  public:
   using OpWatch::OpWatch;

@@ -12,7 +12,8 @@ namespace lockstep {
 namespace {
 
 constexpr int kClean = 300, kQuickClean = 12;
-constexpr int kDraws = 100, kQuickDraws = 4;
+constexpr int kDraws = 100, kQuickDraws = 6;
+constexpr int64_t kLong = 400, kQuickLong = 100;  // tokens
 
 // Draws that are the same on every machine, which the standard library's distributions are not.
 class Dice {
@@ -106,6 +107,25 @@ SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
   return c;
 }
 
+// Many steps, of which each reads what all before it wrote, and, of experts, may choose others.
+std::vector<SelftestCase> long_cases(const SelftestPlan& plan, DType dtype) {
+  std::vector<SelftestCase> cases;
+  for (int i = 0; i < (plan.quick ? 1 : 3); ++i) {
+    Dice dice(3000 + static_cast<uint64_t>(i));
+    SelftestCase c{.name = fmt::format("clean {} long {}", name_of(dtype), i)};
+    for (int r = 0; r <= i; ++r) {
+      const auto prompt = std::min<int64_t>(5 + dice.below(20), plan.config.max_positions / 2);
+      const int64_t room = plan.config.max_positions - prompt;
+      c.requests.push_back({.prompt = random_tokens(plan, dice, prompt),
+                            .max_new = std::min(plan.quick ? kQuickLong : kLong, room)});
+    }
+    c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 5};
+    c.engine.pages = pages_for(c.requests, c.engine.page_size);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
 // A fault can be one that only some layers can have; it refuses the others itself.
 bool can_seed(const ModelConfig& config, const FaultRequest& request) {
   Ops ops = cpu_ops();
@@ -143,7 +163,21 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
     if (i % 4 == 1) c.engine.pages = largest_need(c.requests, c.engine.page_size) + 2;
     cases.push_back(std::move(c));
   }
+  std::ranges::move(long_cases(plan, dtype), std::back_inserter(cases));
   return cases;
+}
+
+SelftestCase detection_case(const SelftestPlan& plan, DType dtype) {
+  Dice dice(77);
+  SelftestCase c{.name = fmt::format("detection {}", name_of(dtype))};
+  for (const int64_t length : {plan.quick ? 50 : 100, plan.quick ? 40 : 80, 33, 17})
+    c.requests.push_back(
+        {.prompt = random_tokens(plan, dice,
+                                 std::clamp<int64_t>(plan.config.max_positions - 8, 1, length)),
+         .max_new = 6});
+  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 3};
+  c.engine.pages = pages_for(c.requests, c.engine.page_size);
+  return c;
 }
 
 std::vector<int> fault_layers(const SelftestPlan& plan) {

@@ -26,7 +26,8 @@ struct SelftestCase {
 
 // Runs that must come out clean, of one dtype: prompts of 1, 15, 16, 17 and over 256 tokens,
 // repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
-// and thread counts by chance. quick: 12, else 300.
+// and thread counts by chance. quick: 12, else 300; and long ones, of one request of 100 tokens, or
+// of three with 400 each, where the model has as many positions.
 std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
 
 // Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
@@ -34,7 +35,10 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
 // that have sizes in each.
 std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype);
 
-// Two or three of `faults` at once, each in a layer of its own. quick: 4 draws, else 100.
+// What effects of known sizes are put in (detection.h): four requests, prompts and steps.
+SelftestCase detection_case(const SelftestPlan& plan, DType dtype);
+
+// Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
 std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
                                         const std::vector<FaultRequest>& faults);
 

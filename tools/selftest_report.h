@@ -12,11 +12,15 @@ namespace lockstep {
 double clopper_pearson_lower(int64_t k, int64_t n);
 double clopper_pearson_upper(int64_t k, int64_t n);
 
-// Runs with one fault, by how much it changes at the op that it breaks.
+// Runs with one fault or one effect of a known size, by how much it changes at the op that it
+// breaks, in units of what must be found (SelftestOutcome::limit).
 struct PowerRow {
   const char* name;
-  double least_detected, least_exact;  // shares that a judge must reach; 0: only told
+  // What the lower bounds (clopper_pearson_lower) of the shares must reach; 0: only told. A quick
+  // selftest has too few runs to claim as much as a full one.
+  double least_detected, least_exact;
   int64_t runs = 0, detected = 0, exact = 0;
+  bool reached() const;
 };
 std::vector<PowerRow> power_of(const Selftest& test);
 
@@ -38,9 +42,11 @@ struct RuleRow {
 };
 std::vector<RuleRow> rules_of(const Selftest& test);
 
-// Whether the judge may be trusted: no clean run and no right trace alarmed, every control failed,
-// every share of the power table reached, and 95 % of the runs with several faults named each of
-// them.
+// Whether what measure_judge() fills in is as it must be: every control failed, what only one
+// statistic can see was seen by it, and every effect was found at the size that is stated.
+bool judge_sees(const Selftest& test);
+// Whether the judge may be trusted: that, no clean run and no right trace alarmed, and the bounds
+// of the power table and of the runs with several faults reached.
 bool passed(const Selftest& test);
 
 std::string text_of(

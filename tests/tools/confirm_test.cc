@@ -217,7 +217,7 @@ double effect_at(const Checkpoint& checkpoint, const std::string& fault, const P
   return meter.effect();
 }
 
-TEST(EffectMeter, IsZeroWithoutAFaultAndOneForAWholeBudget) {
+TEST(EffectMeter, IsZeroWithoutAFaultAndLargeForALargeOne) {
   const Checkpoint bard = Checkpoint::open(data_path("bard-qwen3"));
   const Place norm{&point("attn.norm"), 0}, attention{&point("attn.out"), 0};
   for (const Place& place : {norm, attention, Place{&point("embed"), -1},
