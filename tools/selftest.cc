@@ -37,8 +37,9 @@ int selftest_command(Args args) {
   CLI::App app{
       "Measure whether the judge can be trusted on a model: runs that must come out clean, bugs\n"
       "that must be found and named, and judgements that must fail. Prints false alarms, the\n"
-      "share of bugs found by how much they change, every miss, and what these prompts and this\n"
-      "model cannot show. Exit status: 0 passed, 1 failed, 2 trouble.",
+      "smallest error of each op that is found, in ulp, beside what must be found, the share of\n"
+      "bugs found by how much they change, every miss, and what these prompts and this model\n"
+      "cannot show. Exit status: 0 passed, 1 failed, 2 trouble.",
       "lockstep selftest"};
   ModelOptions options;
   bool quick = false;
@@ -52,7 +53,8 @@ int selftest_command(Args args) {
              "of the runs (auto: all three, with --quick the checkpoint's)");
   add_limits_option(app, limits);
   add_device_option(app, options.device);
-  app.add_flag("--quick", quick, "a few runs of each kind: a minute instead of half an hour");
+  app.add_flag("--quick", quick,
+               "a few runs of each kind, for lower bounds: two minutes, not half an hour");
   app.add_option("--clean-trace", traces,
                  "a trace of another engine that is known to be right: it must come out without a "
                  "finding (repeatable)")
