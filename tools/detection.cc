@@ -393,7 +393,7 @@ double stated_limit(const Seeable& s) {
     size = std::min(size, 2 * (v + std::sqrt(42 * v / n) + 30 / n));
   const bool in_proportion = s.op == OpKind::norm || s.op == OpKind::silu_mul;
   if (s.beside_small && in_proportion) size = std::min(size, 20 * b / n);
-  if (s.errors > 1)
+  if (s.errors > 1 && n >= 16)
     size = std::min(size, 1.05 * (1 + 5 / std::sqrt(s.errors)) * std::sqrt(v * v + 1.0 / 3));
   return std::exp2(std::max<double>(kLeastPower, std::ceil(std::log2(size))));
 }

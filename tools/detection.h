@@ -89,7 +89,8 @@ struct Seeable {
 //     them may have by a chance of 1e-12: 2 (v + sqrt(42 v/n) + 30/n), not in fp32;
 //   - where a right kernel is off in proportion to each result, a norm's or a silu_mul's, an offset
 //     is large beside the least of n results, which are r/n or so: 20 b/n;
-//   - the root mean square of m independent errors: 1.05 (1 + 5/sqrt(m)) sqrt(v^2 + 1/3).
+//   - the root mean square of m independent errors, in 16 elements or more (fewer are worth
+//     no statistic): 1.05 (1 + 5/sqrt(m)) sqrt(v^2 + 1/3).
 // No less than 1/256: smaller sizes are not tried.
 double stated_limit(const Seeable& seeable);
 
