@@ -132,20 +132,12 @@ void read_request(const Json& line, const std::string& where, const ModelOptions
   read_sampling(line, where, request.sampling);
 }
 
-// Requests of a JSONL file, each starting as a copy of `pattern`.
-void read_file(const ModelOptions& options, const Tokenizer* tokenizer, const Request& pattern,
-               std::vector<Request>& out) {
+std::vector<Request> read_file(const ModelOptions& options, const Tokenizer* tokenizer,
+                               const Request& pattern) {
   std::ifstream file(options.requests);
   check(file.good() && !std::filesystem::is_directory(options.requests),
         "--requests {} cannot be read: give a file with a JSON object a line", options.requests);
-  std::string text;
-  for (int number = 1; std::getline(file, text); ++number) {
-    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string where = fmt::format("{}, line {}", options.requests, number);
-    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    check(!line.is_discarded(), "{}: this is no JSON: {:.60}", where, text);
-    read_request(line, where, options, tokenizer, out.emplace_back(pattern));
-  }
+  return requests_in(file, options, pattern, tokenizer);
 }
 
 }  // namespace
@@ -184,6 +176,26 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
   if (!options.ignore_eos) request.eos.push_back(end);
 }
 
+std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
+                                 const Request& pattern, const Tokenizer* tokenizer) {
+  std::vector<Request> requests;
+  std::string text;
+  int number = 1;
+  for (; std::getline(lines, text); ++number) {
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = fmt::format("{}, line {}", options.requests, number);
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    check(!line.is_discarded(), "{}: this is no JSON: {:.60}", where, text);
+    read_request(line, where, options, tokenizer, requests.emplace_back(pattern));
+  }
+  // A stream whose reading failed ends as one that is at its end, but for this.
+  check(!lines.bad(),
+        "{}, line {}: reading failed here, before the end: the {} requests above are not all, so "
+        "none is run; give a file that can be read to its end",
+        options.requests, number, requests.size());
+  return requests;
+}
+
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer) {
   const Request pattern = request_pattern(options, config);
@@ -192,7 +204,8 @@ std::vector<Request> requests_from(const ModelOptions& options, const ModelConfi
     put_text(requests.emplace_back(pattern), text, options, tokenizer);
   for (const std::string& text : options.tokens)
     requests.emplace_back(pattern).prompt = ids_from(text, "--tokens");
-  if (!options.requests.empty()) read_file(options, tokenizer, pattern, requests);
+  if (!options.requests.empty())
+    std::ranges::move(read_file(options, tokenizer, pattern), std::back_inserter(requests));
   check(!requests.empty(),
         "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
         "at least one request");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,12 @@ Request request_pattern(const ModelOptions& options, const ModelConfig& config);
 // the options say to ignore that.
 void put_chat(Request& request, const std::vector<Message>& messages, const ModelOptions& options,
               const Tokenizer& tokenizer);
+
+// The requests of a JSON object a line, each as the pattern where it does not say otherwise; blank
+// lines are none. Throws Error, naming options.requests and the line, on a malformed one, and where
+// reading fails before the end: what was read until then is not what was asked for.
+std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
+                                 const Request& pattern, const Tokenizer* tokenizer);
 
 // What --prompt, --tokens and --requests ask for, in this order, each as the pattern where it does
 // not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws Error

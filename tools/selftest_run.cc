@@ -87,6 +87,7 @@ class Journal {
       }
       if (!json.is_discarded()) known_[json.at("name")] = outcome_from(json);
     }
+    check(!in.bad(), "the journal {} cannot be read to its end: name another file", path);
     out_.open(path, std::ios::app);
     if (first) out_ << Json{{"subject", subject}} << std::endl;
     check(out_.good(), "the journal {} cannot be written: name another file", path);

@@ -5,11 +5,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "kernels/check.h"
 
@@ -41,9 +41,14 @@ void check_readable(const std::string& path) {
 
 std::string read_file(const std::string& path) {
   check_readable(path);
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  std::array<char, 1 << 16> block;
+  while (file.read(block.data(), block.size()), file.gcount() > 0)
+    text.append(block.data(), static_cast<size_t>(file.gcount()));
+  // Where reading failed, what was read so far is no file.
+  if (file.bad() || !file.eof()) fail_system(path, "read to its end");
+  return text;
 }
 
 void write_file(const std::string& path, std::string_view text) {

@@ -188,6 +188,50 @@ TEST_F(Requests, WithBadNumbersOrMessagesAreRefusedByLine) {
             "--stop wants a text, found an empty one");
 }
 
+// Hands out its text and then fails, as a disk, a pipe or a network file system may.
+class FailingBuffer : public std::streambuf {
+ public:
+  explicit FailingBuffer(std::string text) : text_(std::move(text)) {
+    setg(text_.data(), text_.data(), text_.data() + text_.size());
+  }
+
+ private:
+  int_type underflow() override { throw std::ios_base::failure("Input/output error"); }
+  std::string text_;
+};
+
+TEST_F(Requests, AreNotTakenForAllWhereReadingFails) {
+  options_.requests = "asked.jsonl";
+  const Request pattern = request_pattern(options_, config_);
+  const auto error = [&](const std::string& text) {
+    FailingBuffer buffer(text);
+    std::istream lines(&buffer);
+    return error_of([&] { requests_in(lines, options_, pattern, nullptr); });
+  };
+  const std::string tail =
+      " requests above are not all, so none is run; give a file that can be read to its end";
+  const std::string failed = ": reading failed here, before the end: the ";
+  EXPECT_EQ(error("{\"tokens\": [1]}\n{\"tokens\": [2]}\n"),
+            "asked.jsonl, line 3" + failed + "2" + tail);
+  EXPECT_EQ(error("\n{\"tokens\": [1]}\n{\"tok"), "asked.jsonl, line 3" + failed + "1" + tail);
+  EXPECT_EQ(error("{\"tokens\": [1]}"), "asked.jsonl, line 1" + failed + "0" + tail);
+  // A file that opens and whose first byte cannot be read: there is nothing at address 0.
+  options_.requests = "/proc/self/mem";
+  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
+            "/proc/self/mem, line 1" + failed + "0" + tail);
+}
+
+TEST_F(Requests, ThatWereCutAreRefused) {
+  const std::string last = "{\"tokens\": [1, 2], \"id\": \"b\"}";
+  EXPECT_EQ(read("{\"tokens\": [1]}\n" + last).size(), 2u) << "the last line needs no break";
+  for (size_t length = 1; length < last.size(); ++length)
+    EXPECT_EQ(error_in("{\"tokens\": [1]}\n" + last.substr(0, length)),
+              ", line 2: this is no JSON: " + last.substr(0, length));
+  EXPECT_NE(error_in("{\"tokens\": [1]}\n" + std::string(3, '\0')).find("this is no JSON"),
+            std::string::npos)
+      << "as a file whose end was never written";
+}
+
 TEST_F(Requests, ThatAreNoneAreRefused) {
   const std::string sentence =
       "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "

@@ -5,6 +5,7 @@
 
 #include "kernels/check.h"
 #include "tests/traces/passes.h"
+#include "traces/disk.h"
 
 namespace lockstep {
 namespace {
@@ -254,6 +255,19 @@ TEST(Malformed, ARenamedPointEndsAJournal) {
   const auto trace = open_trace(json);
   EXPECT_EQ(trace->passes(), 0);
   EXPECT_TRUE(mentions(trace->problems(), "'attn.qq' is not known here: it was renamed"));
+}
+
+// It opens, and nothing can be read of it: there is nothing at address 0.
+TEST(ReadFile, DoesNotTakeAFailureForTheEnd) {
+  EXPECT_EQ(error_of([] { read_file("/proc/self/mem"); }),
+            "/proc/self/mem: cannot be read to its end: Input/output error");
+  const std::string path = temp_path("long.txt");
+  const std::string text(200'001, 'x');
+  std::ofstream(path) << text;
+  EXPECT_EQ(read_file(path), text);
+  std::ofstream(path, std::ios::trunc).close();
+  EXPECT_EQ(read_file(path), "");
+  std::remove(path.c_str());
 }
 
 }  // namespace
