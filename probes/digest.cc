@@ -6,6 +6,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "kernels/check.h"
 
@@ -65,6 +67,27 @@ void merge_extremes(std::span<const double> block, bool first, double tiny, Dige
   }
 }
 
+// The counts and the extremes, under the names of their columns.
+constexpr std::pair<const char*, int64_t Digest::*> kCounts[] = {
+    {"nan", &Digest::nan},
+    {"posinf", &Digest::pos_inf},
+    {"neginf", &Digest::neg_inf},
+    {"zeros", &Digest::zeros},
+    {"subnormal", &Digest::subnormals}};
+constexpr std::pair<const char*, double Digest::*> kExtremes[] = {
+    {"min", &Digest::min}, {"max", &Digest::max}, {"absmax", &Digest::absmax}};
+
+// By how much, relative to the sum of sizes, two sums of n terms may differ.
+double sums_are_off(int64_t n) { return 4 * (2 * static_cast<double>(n) + 8) * 0x1p-53; }
+
+bool near(double a, double b, double most) {
+  return a == b || (std::isnan(a) && std::isnan(b)) || std::fabs(a - b) <= most;
+}
+
+bool has_magnitude(const TensorView& tensor, int64_t at, double magnitude) {
+  return at >= 0 && at < tensor.count() && std::fabs(value_at(tensor, at)) == magnitude;
+}
+
 }  // namespace
 
 uint64_t hash_of(const void* bytes, size_t size) { return XXH3_64bits(bytes, size); }
@@ -117,10 +140,43 @@ Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count) {
           .sum_squares = kNone};
 }
 
-bool is_of(const Digest& digest, const TensorView& tensor) {
-  if (digest.has_numbers())
-    return digest.hash == hash_of(tensor.data, static_cast<size_t>(tensor.bytes()));
-  return digest.hash == digest_of_rows(row_hashes_of(tensor), tensor.count()).hash;
+std::string_view contradiction(const Digest& digest, const TensorView& tensor) {
+  const Digest own = digest.has_numbers() ? digest_of(tensor)
+                                          : digest_of_rows(row_hashes_of(tensor), tensor.count());
+  if (digest.hash != own.hash) return "xxh3";
+  if (digest.count != own.count) return "n";
+  for (const auto& [name, count] : kCounts)
+    if (digest.*count != own.*count) return name;
+  if (!digest.has_numbers()) return {};
+  for (const auto& [name, number] : kExtremes)
+    if (digest.*number != own.*number) return name;
+  if (own.finite() > 0 && !has_magnitude(tensor, digest.absmax_index, own.absmax))
+    return "absmax_at";
+  if (digest.exponents != own.exponents) return "exponent_count";
+  const double off = sums_are_off(own.count), mean_of = static_cast<double>(own.finite());
+  if (!near(digest.mean, own.mean, off * own.sum_abs / std::max(mean_of, 1.0))) return "mean";
+  if (!near(digest.m2, own.m2, off * own.sum_squares)) return "m2";
+  if (!near(digest.sum_abs, own.sum_abs, off * own.sum_abs)) return "sum_abs";
+  if (!near(digest.sum_squares, own.sum_squares, off * own.sum_squares)) return "sum_squares";
+  return {};
+}
+
+std::string_view contradiction(const Digest& digest, int64_t count, double rms,
+                               std::span<const uint64_t> row_hashes) {
+  if (digest.count != count) return "n";
+  if (!digest.has_numbers()) {
+    for (const auto& [name, of] : kCounts)
+      if (digest.*of != -1) return name;
+    const bool of_rows = hash_of(row_hashes.data(), row_hashes.size_bytes()) == digest.hash;
+    return of_rows || row_hashes.empty() ? "" : "xxh3";
+  }
+  for (const auto& [name, of] : kCounts)
+    if (digest.*of < 0 || digest.*of > count) return name;
+  if (digest.finite() < 0) return "nan";
+  if (std::reduce(digest.exponents.begin(), digest.exponents.end(), int64_t{0}) != count)
+    return "exponent_count";
+  if (!near(rms, digest.rms(), sums_are_off(count) * digest.rms())) return "rms";
+  return {};
 }
 
 std::vector<uint64_t> row_hashes_of(const TensorView& tensor) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/digest.h"
@@ -12,8 +13,16 @@ namespace lockstep {
 Digest digest_of(const TensorView& cpu_tensor);
 // Of hashes alone: of a tensor of `count` elements with rows of those hashes.
 Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count);
-// Whether the tensor is one that the digest's hash is of.
-bool is_of(const Digest& digest, const TensorView& cpu_tensor);
+// The first thing that a digest says of the tensor which is not so, under the name of its column
+// (traces/README.md); empty: none. Counts, extremes and exponents are exact, and absmax_at is any
+// element of that magnitude. A sum of n terms, in fp64 and in whatever order, is off by at most
+// (n - 1) 2^-53 times the sum of their sizes (Higham, Accuracy and Stability, 4.2), and so is that
+// which it is held to; four times that is let pass, as m2 may be made of two such sums.
+std::string_view contradiction(const Digest& digest, const TensorView& cpu_tensor);
+// The same of a digest by itself, of a tensor of `count` elements that nobody has any more. `rms`
+// and the hashes of rows are what is kept beside it; no hashes: they were not kept.
+std::string_view contradiction(const Digest& digest, int64_t count, double rms,
+                               std::span<const uint64_t> row_hashes);
 
 // xxh3-64 of each row's bytes (outermost axis).
 std::vector<uint64_t> row_hashes_of(const TensorView& cpu_tensor);

@@ -28,7 +28,9 @@ RequestInfo info_of(const Sequence& s) {
           .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
           .argmax = s.argmax,
           .sampled = !s.request.sampling.argmax(),
-          .draw = draw_of(s)};
+          .draw = draw_of(s),
+          .max_new = s.request.choices(),
+          .stopped = s.ending == Ending::eos || s.ending == Ending::stop};
 }
 
 }  // namespace

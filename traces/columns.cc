@@ -1,6 +1,8 @@
 #include "traces/columns.h"
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <span>
 
 #include "kernels/check.h"
@@ -109,6 +111,12 @@ void check_edges(const std::string& file, const char* name, const std::vector<in
 }
 
 void check_rows(const std::string& file, const Columns& columns) {
+  std::set<int32_t> numbers;
+  for (const int32_t number : columns.number)
+    check(numbers.insert(number).second,
+          "{}: pass {} is there twice, and which of them the run computed is not known: write the "
+          "trace anew",
+          file, number);
   for (size_t i = 0; i < columns.position.size(); ++i)
     check(is_sound({columns.request[i], columns.position[i], 1}),
           "{}: pass {} has a row at position {}, wanted 0 to {}: the file is damaged, write the "
@@ -134,6 +142,19 @@ bool is_shape(std::span<const int64_t> extents) {
     count *= extent;
   }
   return true;
+}
+
+void check_statistics(const std::string& file, const Columns::Index& index, size_t i) {
+  const std::vector<uint64_t> hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i);
+  const int64_t rows = index.shape[static_cast<size_t>(index.shape_edges[i])];
+  const bool fit = hashes.empty() || std::ssize(hashes) == rows;
+  const int64_t count = Shape(part_of(index.shape, index.shape_edges, i)).count();
+  const std::string_view other =
+      fit ? contradiction(digest_at(index, i), count, index.rms[i], hashes) : "row_xxh3";
+  check(other.empty(),
+        "{}: in pass {}, the index contradicts itself of the tensor {} of layer {} (its {}): the "
+        "file is damaged, write the trace anew",
+        file, index.pass[i], index.point[i], index.layer[i], other);
 }
 
 void check_tensors(const std::string& file, const Columns::Index& index) {
@@ -170,6 +191,22 @@ void check_tensors(const std::string& file, const Columns::Index& index) {
         "{}: the tensor {} of pass {} has axes of fewer than 0 elements, or of more together than "
         "can be: the file is damaged, write the trace anew",
         file, index.point[i], index.pass[i]);
+    check_statistics(file, index, i);
+  }
+}
+
+void check_logits(const std::string& file, const Columns& columns) {
+  const Columns::Best& logits = columns.logits;
+  const size_t rows = logits.request.size(), k = rows == 0 ? 0 : logits.values.size() / rows;
+  for (size_t i = 0; i < rows; ++i) {
+    TopLogits top;
+    for (size_t j = 0; j < std::min<size_t>(k, 2); ++j)
+      top.values.push_back(logits.values[i * k + j]);
+    const double margin = top.margin();
+    check(logits.margin[i] == margin || (std::isnan(logits.margin[i]) && std::isnan(margin)),
+          "{}: the row of /logits of pass {}, request {}, position {} has the margin {}, but its "
+          "values have {}: the file is damaged, write the trace anew",
+          file, logits.pass[i], logits.request[i], logits.position[i], logits.margin[i], margin);
   }
 }
 
@@ -314,6 +351,7 @@ void Columns::check_sound(const std::string& file) const {
   check_edges(file, "logits/edges", logits.edges, passes(), best);
   check_rows(file, *this);
   check_tensors(file, index);
+  check_logits(file, *this);
 }
 
 }  // namespace lockstep

@@ -197,6 +197,9 @@ KeptTensor tensor_from(const json& object) {
   check(!shape.empty() && std::ssize(tensor.rows) == shape[0], "{} has names of {} rows", name,
         tensor.rows.size());
   for (const json& hash : object.at("row_xxh3")) tensor.row_hashes.push_back(hash_from(hash));
+  const std::string_view other = contradiction(tensor.digest, tensor.shape.count(),
+                                               double_from(object.at("rms")), tensor.row_hashes);
+  check(other.empty(), "the digest of {} contradicts itself in its {}", name, other);
   return tensor;
 }
 

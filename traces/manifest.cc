@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "kernels/check.h"
 
@@ -79,7 +80,8 @@ ordered_json request_object(const RequestInfo& request) {
   return {{"id", request.id},           {"name", request.name},
           {"prompt", request.prompt},   {"forced", request.forced},
           {"tokens", request.tokens},   {"argmax", request.argmax},
-          {"sampled", request.sampled}, {"draw", draw_object(request.draw)}};
+          {"sampled", request.sampled}, {"draw", draw_object(request.draw)},
+          {"max_new", request.max_new}, {"stopped", request.stopped}};
 }
 
 RequestInfo request_from(const json& object) {
@@ -90,7 +92,9 @@ RequestInfo request_from(const json& object) {
           .tokens = object.at("tokens"),
           .argmax = object.at("argmax"),
           .sampled = object.at("sampled"),
-          .draw = draw_from(object.value("draw", json()))};
+          .draw = draw_from(object.value("draw", json())),
+          .max_new = object.value("max_new", int64_t{-1}),
+          .stopped = object.value("stopped", false)};
 }
 
 // Runs `read`; what JSON complains of becomes a sentence about the file.
@@ -180,8 +184,18 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     m.contracts = contracts_from(object.at("schema"), file);
     m.provenance = object.at("provenance").get<std::map<std::string, std::string>>();
     for (const json& request : object.at("requests")) m.requests.push_back(request_from(request));
+    check_requests(m.requests, file);
     return saved;
   });
+}
+
+void check_requests(const std::vector<RequestInfo>& requests, const std::string& file) {
+  std::set<int32_t> ids;
+  for (const RequestInfo& request : requests)
+    check(ids.insert(request.id).second,
+          "{}: request {} is there twice, and which of them the rows of that number are of is not "
+          "known: write the trace anew",
+          file, request.id);
 }
 
 std::string draw_json_of(const std::optional<DrawInfo>& draw) {

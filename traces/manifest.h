@@ -31,6 +31,9 @@ void check_format(const std::string& format, const std::string& version, const s
 inline constexpr int kMostLayers = 1 << 16;
 int layers_from(int64_t layers, const std::string& file);
 
+// Throws Error, naming `file`, when two requests have one number.
+void check_requests(const std::vector<RequestInfo>& requests, const std::string& file);
+
 const char* name_of(RoundingContract contract);
 RoundingContract contract_from(const std::string& name);  // throws Error on another name
 

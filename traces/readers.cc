@@ -4,7 +4,9 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <regex>
+#include <set>
 
 #include "kernels/check.h"
 #include "traces/disk.h"
@@ -33,19 +35,28 @@ class SavedTrace final : public TraceReader {
 
   void problem(std::string sentence) { problems_.push_back(std::move(sentence)); }
 
-  // A number that is here already is not replaced: the first that was closed counts.
+  // Throws Error on a pass that is here already: which of the two the run computed is not known.
   void add(SegmentReader segment) {
     const SegmentReader& kept = segments_.emplace_back(std::move(segment));
-    for (size_t i = 0; i < kept.columns().passes(); ++i)
-      sources_.try_emplace(kept.columns().number[i], Source{&kept, i});
+    for (size_t i = 0; i < kept.columns().passes(); ++i) {
+      const int32_t number = kept.columns().number[i];
+      check(sources_.try_emplace(number, Source{&kept, i}).second,
+            "{}: pass {} is there twice, in two segments, and which of them the run computed is "
+            "not known: write the trace anew",
+            path_, number);
+    }
   }
 
-  // Takes the passes that no segment has, and returns their numbers.
+  // Takes the passes that no segment has, and returns their numbers. Throws Error on a pass that is
+  // there twice.
   std::vector<int32_t> add(std::vector<Pass> journal) {
     journal_ = std::move(journal);
     std::vector<int32_t> taken;
+    std::set<int32_t> numbers;
     for (size_t i = 0; i < journal_.size(); ++i) {
       const int32_t number = journal_[i].info.pass;
+      check(numbers.insert(number).second, "{}: pass {} is there twice in its journal", path_,
+            number);
       if (sources_.try_emplace(number, Source{nullptr, i}).second) taken.push_back(number);
     }
     return taken;
@@ -97,14 +108,16 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
   for (int i = 0; i < (paths.empty() ? 0 : paths.rbegin()->first); ++i)
     if (!paths.contains(i)) trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, i));
   for (const auto& [number, path] : paths) {
+    std::optional<SegmentReader> segment;
     try {
-      SegmentReader segment(path);
-      check(segment.run_id() == run_id_of(trace.manifest()),
+      segment.emplace(path);
+      check(segment->run_id() == run_id_of(trace.manifest()),
             "{}: it belongs to another run than its folder's manifest", path);
-      trace.add(std::move(segment));
     } catch (const Error& error) {
       trace.problem(error.what());
+      continue;
     }
+    trace.add(std::move(*segment));
   }
 }
 

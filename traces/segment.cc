@@ -12,8 +12,10 @@
 namespace lockstep {
 namespace {
 
-// The trace may be older than the column.
+// The trace may be older than these columns.
 constexpr const char* kDraw = "requests/draw";
+constexpr const char* kMaxNew = "requests/max_new";
+constexpr const char* kStopped = "requests/stopped";
 
 // Appends `part` to a flat column and closes its entry in `edges`.
 void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
@@ -27,6 +29,8 @@ struct RequestColumns {
   std::vector<int32_t> id, sampled, prompt, forced, tokens, argmax;
   std::vector<int64_t> prompt_edges{0}, forced_edges{0}, tokens_edges{0}, argmax_edges{0};
   std::vector<std::string> name, draw;
+  std::vector<int64_t> max_new;
+  std::vector<int32_t> stopped;
 };
 
 template <typename C, typename Visit>
@@ -51,6 +55,8 @@ void write_requests(const std::vector<RequestInfo>& requests, Hdf5File& file) {
     columns.name.push_back(request.name);
     columns.sampled.push_back(request.sampled ? 1 : 0);
     columns.draw.push_back(draw_json_of(request.draw));
+    columns.max_new.push_back(request.max_new);
+    columns.stopped.push_back(request.stopped ? 1 : 0);
     append(request.prompt, columns.prompt, columns.prompt_edges);
     append(request.forced, columns.forced, columns.forced_edges);
     append(request.tokens, columns.tokens, columns.tokens_edges);
@@ -58,6 +64,8 @@ void write_requests(const std::vector<RequestInfo>& requests, Hdf5File& file) {
   }
   visit_requests(columns, [&](const char* path, const auto& c) { file.write(path, c); });
   file.write(kDraw, columns.draw);
+  file.write(kMaxNew, columns.max_new);
+  file.write(kStopped, columns.stopped);
 }
 
 std::vector<RequestInfo> read_requests(const Hdf5File& file) {
@@ -67,6 +75,10 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
   });
   if (file.has(kDraw)) columns.draw = file.read<std::string>(kDraw);
   columns.draw.resize(columns.id.size());
+  if (file.has(kMaxNew)) columns.max_new = file.read<int64_t>(kMaxNew);
+  columns.max_new.resize(columns.id.size(), -1);
+  if (file.has(kStopped)) columns.stopped = file.read<int32_t>(kStopped);
+  columns.stopped.resize(columns.id.size());
   const auto part = [&](const std::vector<int32_t>& flat, const std::vector<int64_t>& edges,
                         size_t i) {
     const bool sound = edges.size() == columns.id.size() + 1 && edges[i] >= 0 &&
@@ -86,7 +98,10 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
                         .tokens = part(columns.tokens, columns.tokens_edges, i),
                         .argmax = part(columns.argmax, columns.argmax_edges, i),
                         .sampled = columns.sampled[i] != 0,
-                        .draw = draw_from_json(columns.draw[i], file.path())});
+                        .draw = draw_from_json(columns.draw[i], file.path()),
+                        .max_new = columns.max_new[i],
+                        .stopped = columns.stopped[i] != 0});
+  check_requests(requests, file.path());
   return requests;
 }
 
@@ -212,12 +227,13 @@ Pass SegmentReader::read(size_t i, bool data) const {
     file_.read_tensor(path, tensor.data);
     const bool own_rows =
         tensor.row_hashes.empty() || tensor.row_hashes == row_hashes_of(tensor.data);
-    check(own_rows && is_of(tensor.digest, tensor.data),
+    const std::string_view other =
+        own_rows ? contradiction(tensor.digest, tensor.data) : "row_xxh3";
+    check(other.empty(),
           "{}: in pass {}, the tensor {} of {} is not what was written (its {} differs): the file "
           "is damaged",
           file_.path(), pass.info.pass, tensor.point->name,
-          tensor.layer < 0 ? "the model" : fmt::format("layer {}", tensor.layer),
-          own_rows ? "xxh3" : "row_xxh3");
+          tensor.layer < 0 ? "the model" : fmt::format("layer {}", tensor.layer), other);
   }
   return pass;
 }

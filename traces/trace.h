@@ -57,6 +57,10 @@ struct RequestInfo {
   std::vector<int32_t> argmax;   // the most likely token at each step, as the engine has it
   bool sampled = false;          // what it chose was drawn, and need not be the most likely
   std::optional<DrawInfo> draw;  // then: how; nothing: not known
+  // What was asked of the run: tokens to choose, -1 where it is not known; and whether an end token
+  // or a stop text ended it before.
+  int64_t max_new = -1;
+  bool stopped = false;
 };
 
 // Everything about a trace that is not a tensor.

@@ -221,7 +221,7 @@ def number_digest(tensor: torch.Tensor) -> dict[str, float]:
         "neginf": int(np.isneginf(values).sum()),
         "zeros": int((values == 0).sum()),
         "subnormal": int(((exponents == 0) & (values != 0)).sum()),
-        "absmax_at": int(np.argmax(np.nan_to_num(np.abs(values), nan=-1, posinf=np.inf))),
+        "absmax_at": int(np.argmax(np.nan_to_num(np.abs(values), nan=-1, posinf=-1))),
         "min": some.min(), "max": some.max(), "absmax": np.abs(some).max(), "mean": some.mean(),
         "m2": ((wide - some.mean()) ** 2).sum(), "rms": np.sqrt((some ** 2).mean()),
         "sum_abs": np.abs(wide).sum(), "sum_squares": (wide ** 2).sum(),

@@ -140,10 +140,86 @@ TEST(Digest, OfHashesAloneHasNoNumbers) {
   for (double number : {digest.rms(), digest.min, digest.max, digest.absmax, digest.mean, digest.m2,
                         digest.sum_abs, digest.sum_squares})
     EXPECT_TRUE(std::isnan(number));
-  for (const Digest& of : {digest, digest_of(tensor())}) EXPECT_TRUE(is_of(of, tensor()));
+  for (const Digest& of : {digest, digest_of(tensor())}) EXPECT_EQ(contradiction(of, tensor()), "");
+  EXPECT_EQ(contradiction(digest, 4, digest.rms(), rows), "");
+  EXPECT_EQ(contradiction(digest, 4, digest.rms(), {}), "") << "not kept";
+  EXPECT_EQ(contradiction(digest, 4, digest.rms(), std::vector<uint64_t>{rows[1], rows[0]}),
+            "xxh3");
   const Digest whole = digest_of(tensor());
   std::swap(values[0], values[3]);
-  for (const Digest& of : {digest, whole}) EXPECT_FALSE(is_of(of, tensor()));
+  for (const Digest& of : {digest, whole}) EXPECT_EQ(contradiction(of, tensor()), "xxh3");
+}
+
+// Each column of a digest, made other than the tensor has it.
+TEST(Digest, ContradictsItsTensorInTheColumnThatIsNotSo) {
+  std::vector<float> values = {3, -4, 0, 0.5f, 1e-40f, INFINITY, NAN, 4};
+  const Tensor tensor = tensor_of<float>(values, {2, 4}, DType::f32);
+  const Digest right = digest_of(tensor);
+  ASSERT_EQ(contradiction(right, tensor), "");
+  const auto with = [&](auto member, auto value) {
+    Digest other = right;
+    other.*member = value;
+    return std::string(contradiction(other, tensor));
+  };
+  EXPECT_EQ(with(&Digest::hash, uint64_t{1}), "xxh3");
+  EXPECT_EQ(with(&Digest::count, int64_t{7}), "n");
+  EXPECT_EQ(with(&Digest::nan, int64_t{0}), "nan");
+  EXPECT_EQ(with(&Digest::pos_inf, int64_t{2}), "posinf");
+  EXPECT_EQ(with(&Digest::neg_inf, int64_t{1}), "neginf");
+  EXPECT_EQ(with(&Digest::zeros, int64_t{2}), "zeros");
+  EXPECT_EQ(with(&Digest::subnormals, int64_t{0}), "subnormal");
+  EXPECT_EQ(with(&Digest::min, -3.), "min");
+  EXPECT_EQ(with(&Digest::max, INFINITY), "max");
+  EXPECT_EQ(with(&Digest::absmax, 5.), "absmax");
+  for (int64_t at : {0, -1, 5, 8}) EXPECT_EQ(with(&Digest::absmax_index, at), "absmax_at") << at;
+  EXPECT_EQ(with(&Digest::absmax_index, int64_t{7}), "") << "as large, and later";
+  EXPECT_EQ(with(&Digest::mean, right.mean * (1 + 1e-12)), "mean");
+  EXPECT_EQ(with(&Digest::mean, NAN), "mean");
+  EXPECT_EQ(with(&Digest::m2, right.m2 * (1 + 1e-12)), "m2");
+  EXPECT_EQ(with(&Digest::sum_abs, right.sum_abs * (1 + 1e-12)), "sum_abs");
+  EXPECT_EQ(with(&Digest::sum_squares, right.sum_squares * (1 + 1e-12)), "sum_squares");
+  Digest other = right;
+  std::swap(other.exponents[0], other.exponents[127]);
+  EXPECT_EQ(contradiction(other, tensor), "exponent_count");
+}
+
+// What is said of a tensor that is not there can only contradict itself.
+TEST(Digest, ContradictsItselfWhereItsNumbersDoNotFit) {
+  std::vector<float> values = {3, -4, 0, NAN};
+  const Digest right = digest_of(tensor_of<float>(values, {4}, DType::f32));
+  const auto with = [&](auto member, auto value) {
+    Digest other = right;
+    other.*member = value;
+    return std::string(contradiction(other, 4, right.rms(), {}));
+  };
+  EXPECT_EQ(with(&Digest::zeros, right.zeros), "");
+  EXPECT_EQ(contradiction(right, 5, right.rms(), {}), "n");
+  EXPECT_EQ(contradiction(right, 4, right.rms() * (1 + 1e-12), {}), "rms");
+  EXPECT_EQ(with(&Digest::zeros, int64_t{5}), "zeros");
+  EXPECT_EQ(with(&Digest::neg_inf, int64_t{-1}), "neginf");
+  EXPECT_EQ(with(&Digest::nan, int64_t{-7}), "nan");
+  EXPECT_EQ(with(&Digest::pos_inf, int64_t{4}), "nan") << "5 of 4 elements";
+  Digest other = right;
+  other.exponents[3] = 1;
+  EXPECT_EQ(contradiction(other, 4, right.rms(), {}), "exponent_count");
+}
+
+// 200000 terms in the opposite order: other sums, and no contradiction.
+TEST(Digest, OfAnotherOrderOfTheSumsIsNoContradiction) {
+  std::mt19937 random(5);
+  std::vector<float> values(200'000);
+  for (float& value : values)
+    value =
+        std::ldexp(static_cast<float>(random()) - 0x1p31f, static_cast<int>(random() % 60) - 60);
+  std::vector<float> turned(values.rbegin(), values.rend());
+  const Digest of_turned = digest_of(tensor_of<float>(turned, {200'000}, DType::f32));
+  const Tensor tensor = tensor_of<float>(values, {200'000}, DType::f32);
+  Digest digest = digest_of(tensor);
+  for (auto number : {&Digest::mean, &Digest::m2, &Digest::sum_abs, &Digest::sum_squares}) {
+    EXPECT_NE(digest.*number, of_turned.*number);
+    digest.*number = of_turned.*number;
+  }
+  EXPECT_EQ(contradiction(digest, tensor), "");
 }
 
 TEST(Digest, SeesAPermutationAndTheSignOfZeroByItsHash) {

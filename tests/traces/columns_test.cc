@@ -104,6 +104,42 @@ TEST(Columns, RowsOfLogitsAndPositionsMustBeThere) {
   EXPECT_NE(trouble_with(columns).find("a row at position -4"), std::string::npos);
 }
 
+TEST(Columns, APassThatIsThereTwiceIsRefused) {
+  Columns columns = two_passes();
+  columns.number[1] = 0;
+  EXPECT_EQ(trouble_with(columns),
+            "x.h5: pass 0 is there twice, and which of them the run computed is not known: write "
+            "the trace anew");
+}
+
+TEST(Columns, StatisticsThatContradictThemselvesAreRefused) {
+  const auto trouble = [](auto change) {
+    Columns columns = two_passes();
+    change(columns.index);
+    return trouble_with(columns);
+  };
+  const auto of_embed = [](const std::string& name) {
+    return "x.h5: in pass 0, the index contradicts itself of the tensor embed of layer -1 (its " +
+           name + "): the file is damaged, write the trace anew";
+  };
+  EXPECT_EQ(trouble([](auto& index) { index.n[0] = 7; }), of_embed("n"));
+  EXPECT_EQ(trouble([](auto& index) { index.n[0] = int64_t{1} << 62; }), of_embed("n"));
+  EXPECT_EQ(trouble([](auto& index) { index.rms[0] *= 1 + 1e-9; }), of_embed("rms"));
+  EXPECT_EQ(trouble([](auto& index) { index.zeros[0] = 1000; }), of_embed("zeros"));
+  EXPECT_EQ(trouble([](auto& index) { ++index.exponent_count[0]; }), of_embed("exponent_count"));
+  // attn.kv of request 2, of which hashes alone are known.
+  EXPECT_NE(trouble([](auto& index) { index.xxh3[5] ^= 1; }).find("attn.kv of layer 0 (its xxh3)"),
+            std::string::npos);
+}
+
+TEST(Columns, AMarginThatIsNotThatOfItsValuesIsRefused) {
+  Columns columns = two_passes();
+  columns.logits.margin[4] += 1;
+  EXPECT_EQ(trouble_with(columns),
+            "x.h5: the row of /logits of pass 1, request 1, position 1 has the margin 4.5, but its "
+            "values have 3.5: the file is damaged, write the trace anew");
+}
+
 TEST(Runs, JoinConsecutivePositionsOfARequest) {
   const std::vector<Row> rows = {{0, 4}, {0, 5}, {1, 6}, {1, 6}, {0, 6}};
   std::vector<Row> back;

@@ -6,6 +6,7 @@
 #include "kernels/check.h"
 #include "tests/traces/passes.h"
 #include "traces/disk.h"
+#include "traces/segment.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +31,7 @@ bool mentions(const std::vector<std::string>& sentences, const std::string& word
 }
 
 void expect_mention(const std::string& sentence, const std::string& word) {
-  EXPECT_NE(sentence.find(word), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find(word), std::string::npos) << sentence << "\nand not " << word;
 }
 
 class Damage : public testing::Test {
@@ -245,6 +246,67 @@ TEST(Malformed, MoreLayersThanAnyModelHasAreRefused) {
   write_test_trace(json, 1, Keep::digest);
   replace(json, "\"layers\":2", "\"layers\":1000000000");
   expect_mention(open_error(json), "0 to 65536 layers was wanted, it says 1000000000");
+}
+
+// What of a tensor is only its digest must at least agree with itself.
+TEST(Malformed, ADigestThatContradictsItselfEndsAJournal) {
+  const TempFolder scratch;
+  const std::string json = scratch / "x.jsonl";
+  write_test_trace(json, 2, Keep::digest);
+  replace(json, "\"n\":144", "\"n\":145");
+  const auto trace = open_trace(json);
+  EXPECT_EQ(trace->passes(), 0);
+  EXPECT_TRUE(mentions(trace->problems(), "the digest of embed contradicts itself in its n"));
+}
+
+TEST(Malformed, ARequestOrAPassThatIsThereTwiceIsRefused) {
+  const TempFolder scratch;
+  const std::string json = scratch / "x.jsonl";
+  write_test_trace(json, 2, Keep::digest);
+  std::string bytes = text_of(json);
+  const size_t second = bytes.find("{\"kind\":\"pass\",\"pass\":1,");
+  ASSERT_NE(second, std::string::npos);
+  put(json, bytes.replace(second, 23, "{\"kind\":\"pass\",\"pass\":0"));
+  expect_mention(open_error(json), "x.jsonl: pass 0 is there twice in its journal");
+
+  const std::string file = scratch / "y.h5";
+  Manifest manifest = test_manifest();
+  manifest.requests.push_back(manifest.requests[1]);
+  SegmentWriter segment(file, 0);
+  segment.add(test_pass(0));
+  segment.finish(manifest);
+  expect_mention(open_error(file),
+                 "y.h5: request 1 is there twice, and which of them the rows of that number are "
+                 "of is not known");
+}
+
+// The tensor and its hashes are whole; what else the index says of it is not so.
+TEST(Malformed, StatisticsThatAreNotTheTensorsAreRefused) {
+  const TempFolder scratch;
+  const auto error = [&](auto change) {
+    const std::string file = scratch / "x.h5";
+    fs::remove(file);
+    Pass pass = test_pass(0);
+    change(pass.tensors.at(1).digest);
+    SegmentWriter writer(file, 0);
+    writer.add(pass);
+    writer.finish(test_manifest());
+    return error_of([&] { open_trace(file)->read(0, true); });
+  };
+  const std::string tail = " differs): the file is damaged";
+  expect_mention(error([](Digest& d) { d.max = 1e6; }), "attn.q of layer 0 is not what was");
+  expect_mention(error([](Digest& d) { d.max = 1e6; }), "(its max" + tail);
+  expect_mention(error([](Digest& d) { d.mean += 1; }), "(its mean" + tail);
+  expect_mention(error([](Digest& d) { std::swap(d.exponents[100], d.exponents[120]); }),
+                 "(its exponent_count" + tail);
+}
+
+TEST(Malformed, APassThatTwoSegmentsHaveIsRefused) {
+  const TempFolder scratch;
+  const std::string folder = scratch / "x.trace";
+  write_test_trace(folder, 20);
+  fs::copy_file(folder + "/seg-000001.h5", folder + "/seg-000003.h5");
+  expect_mention(open_error(folder), "x.trace: pass 8 is there twice, in two segments");
 }
 
 TEST(Malformed, ARenamedPointEndsAJournal) {

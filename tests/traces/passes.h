@@ -40,6 +40,9 @@ inline Manifest test_manifest(Keep keep = Keep::full) {
 inline std::vector<RequestInfo> ended_requests() {
   std::vector<RequestInfo> requests = test_manifest().requests;
   for (RequestInfo& request : requests) request.tokens = request.argmax = {1, 2, request.id};
+  requests[0].max_new = 3;
+  requests[1].max_new = int64_t{1} << 40;
+  requests[1].stopped = true;
   return requests;
 }
 
@@ -197,6 +200,9 @@ inline void expect_equal(const std::vector<RequestInfo>& got,
     EXPECT_EQ(got[i].tokens, want[i].tokens);
     EXPECT_EQ(got[i].argmax, want[i].argmax);
     EXPECT_EQ(got[i].sampled, want[i].sampled);
+    EXPECT_EQ(got[i].draw, want[i].draw);
+    EXPECT_EQ(got[i].max_new, want[i].max_new);
+    EXPECT_EQ(got[i].stopped, want[i].stopped);
   }
 }
 
