@@ -32,6 +32,15 @@ std::string name_of_oracle(const ReferenceLibrary& reference, int gpu) {
                      gpu < 0 ? "the CPU" : fmt::format("cuda:{}", gpu));
 }
 
+// A text that the engine forgot would be missed by nobody: its own list of requests is judged.
+void check_served(const std::vector<Request>& asked, const std::vector<RequestInfo>& served) {
+  int64_t texts = 0;
+  for (const Request& request : asked) texts += request.samples;
+  check(texts == std::ssize(served),
+        "{} texts were asked for, but the engine served {}: what is missing was not judged", texts,
+        served.size());
+}
+
 }  // namespace
 
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
@@ -128,6 +137,7 @@ Result judge_run(const JudgedRun& run) {
     if (run.progress) run.progress(done, total);
   }
   const std::vector<RequestInfo> requests = infos_of(engine);
+  check_served(run.requests, requests);
   if (writer) writer->finish(requests);
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);

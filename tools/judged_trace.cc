@@ -1,6 +1,7 @@
 #include "tools/judged_trace.h"
 
 #include "kernels/check.h"
+#include "src/judge/table_audit.h"
 #include "src/weights/tokenizer.h"
 #include "tools/output.h"
 #include "tools/reference_library.h"
@@ -21,6 +22,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
 
   options.selection.check_layers(manifest.graph.layers);
 
+  TableAudit tables(manifest);
   const ReferenceOptions reference{.dtype = manifest.dtype};
   const auto oracle = open_reference().oracle(checkpoint, reference);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
@@ -28,10 +30,13 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), options);
   Progress progress;
   for (int i = 0; i < trace->passes(); ++i) {
-    judge.judge(trace->read(i, /*data=*/true));
+    const Pass pass = trace->read(i, /*data=*/true);
+    judge.judge(pass);
+    tables.add(pass.info);
     progress.show(fmt::format("{} of {} passes judged", i + 1, trace->passes()));
   }
   Result result = judge.finish(manifest.requests, trace->complete());
+  tables.put_into(result);
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   return result;
 }

@@ -205,8 +205,8 @@ void Auditor::check_read(const Record& record) {
   findings_.back().index = {row.position};
 }
 
-void add_audit(Result& result, const Auditor& auditor) {
-  for (const Finding& finding : auditor.findings()) {
+void add_audit(Result& result, const std::vector<Finding>& findings) {
+  for (const Finding& finding : findings) {
     const auto same = [&finding](const Finding& f) {
       return f.pass == finding.pass && f.place == finding.place && f.request == finding.request;
     };
@@ -219,13 +219,18 @@ void add_audit(Result& result, const Auditor& auditor) {
     }
     result.findings.push_back(finding);
   }
-  const auto& found = auditor.findings();
-  result.notes.push_back(fmt::format("K/V audit: {} rows written, {} read back, {} findings",
-                                     auditor.rows_written(), auditor.rows_read(), found.size()));
-  if (found.empty()) return;
-  if (!result.first) result.first = found.front();
-  if (result.verdict != "diverged") result.story = "The K/V cache is wrong: " + found.front().rule;
+  if (findings.empty()) return;
+  if (!result.first) result.first = findings.front();
+  if (result.verdict != "diverged")
+    result.story = "The K/V cache is wrong: " + findings.front().rule;
   result.verdict = "diverged";
+}
+
+void add_audit(Result& result, const Auditor& auditor) {
+  result.notes.push_back(fmt::format("K/V audit: {} rows written, {} read back, {} findings",
+                                     auditor.rows_written(), auditor.rows_read(),
+                                     auditor.findings().size()));
+  add_audit(result, auditor.findings());
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
 #include "src/judge/mutant.h"
+#include "src/judge/top_logits.h"
 
 namespace lockstep {
 namespace {
@@ -281,6 +282,10 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
   history.begin(pass.info);
   look_for_strays(pass);
+  for (Finding& finding : top_logits_findings(pass))
+    if (options.selection.has(*finding.place.point, -1) &&
+        options.selection.has(Row{finding.request, finding.position}))
+      wrong_top_logits.push_back(std::move(finding));
   run_models(seen);
   remember_cache(seen);
   op_judge.begin_pass(seen);

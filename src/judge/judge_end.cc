@@ -214,6 +214,9 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   for (const Finding& finding : unrecorded)
     if (op_judge.has_seen(*finding.place.point)) regrade(finding);
   for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
+  for (const Finding& finding : wrong_top_logits)
+    if (!ledger.regrade(index_of(finding.place), finding.pass, finding.request, finding))
+      ledger.stray(finding);  // of a row that the pass should not have
   const DrawReplay::Outcome drawn = draws.outcome(requests);
   for (const Finding& finding : drawn.findings) regrade(finding);
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);

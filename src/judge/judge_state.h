@@ -89,6 +89,7 @@ struct Judge::State {
   std::string unexplained;                // what is wrong with tokens by no op that was judged
   // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
   std::vector<Finding> unrecorded;
+  std::vector<Finding> wrong_top_logits;  // of all passes
 };
 
 }  // namespace lockstep

@@ -120,12 +120,13 @@ void Ledger::regrade(Entry& entry, const Finding& finding) {
   findings_.push_back(finding);
 }
 
-void Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
+bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
   for (Entry& entry : entries_) {
     if (entry.place != place || entry.pass != pass || entry.request != request) continue;
     if (!entry.finding) regrade(entry, finding);
-    return;
+    return true;
   }
+  return false;
 }
 
 bool Ledger::regrade_all(int place, Finding finding) {

@@ -47,8 +47,9 @@ class Ledger {
   int enter(NodeOutcome outcome);
   // A finding that is no expected node's, e.g. of a tensor that the model does not have.
   void stray(const Finding& finding);
-  // Turns a node that was entered into a finding that only showed later.
-  void regrade(int place, int32_t pass, int32_t request, const Finding& finding);
+  // Turns a node that was entered into a finding that only showed later, unless it is one already.
+  // False when no such node was entered.
+  bool regrade(int place, int32_t pass, int32_t request, const Finding& finding);
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
   bool regrade_all(int place, Finding finding);

@@ -53,12 +53,15 @@ void TokenFlow::begin(const Pass& pass) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
   }
-  std::set<int32_t> entered;
+  std::set<int32_t> entered, heirs;
+  for (const Inherited& inherited : pass.info.inherited) heirs.insert(inherited.request);
   for (const PassRow& r : pass.info.rows) {
     const auto [found, first] = next_.try_emplace(r.row.request, 0);
     int32_t& next = found->second;
-    // A request may enter a pass at an earlier position: what came after is computed again.
-    const bool again = entered.insert(r.row.request).second && r.row.position < next;
+    // A request may enter a pass at an earlier position: what came after is computed again. But
+    // what it inherits there it does not compute.
+    const bool again = entered.insert(r.row.request).second && r.row.position < next &&
+                       !heirs.contains(r.row.request);
     if (r.row.position != next && !again) {
       continues_ = false;
       Trouble trouble{fmt::format("position {} of request {} was next, found {}", next,
@@ -83,6 +86,9 @@ void TokenFlow::begin(const Pass& pass) {
 }
 
 void TokenFlow::remember_choices(const Pass& pass) {
+  if (const KeptTensor* logits = pass.find(point("logits"), -1);
+      logits && logits->shape.rank() == 2)
+    vocabulary_ = std::max(vocabulary_, logits->shape[1]);
   const KeptTensor* tokens = pass.find(point("token"), -1);
   if (!tokens || tokens->dtype != DType::i32 || tokens->data.view().empty()) return;
   for (size_t i = 0; i < tokens->rows.size(); ++i) {
@@ -160,10 +166,16 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
   const auto other = [&token = token, &ties = ties](int32_t named) {
     return named != token && std::ranges::count(ties, named) == 0;
   };
+  const auto none = [this](int32_t named) {
+    return vocabulary_ > 0 && (named < 0 || named >= vocabulary_);
+  };
   std::string rule;
   // What was fed is judged where it was fed.
   const bool last = text_at(info.id, position + 1) == 0;
-  if (i < info.argmax.size() && other(info.argmax[i]))
+  if (i < info.tokens.size() && none(info.tokens[i]))
+    rule = fmt::format("the request names token {}, which is none of the {} of the vocabulary",
+                       info.tokens[i], vocabulary_);
+  else if (i < info.argmax.size() && other(info.argmax[i]))
     rule = fmt::format("token {} was chosen, but the request names {} as the most likely one",
                        token, info.argmax[i]);
   else if (last && i < info.tokens.size() && i >= info.forced.size() && !info.sampled &&
@@ -178,6 +190,28 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
                         .rule = std::move(rule)});
 }
 
+void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const {
+  const auto first = static_cast<int32_t>(info.prompt.size()) - 1;
+  for (auto at = chosen_.lower_bound({info.id, first});
+       at != chosen_.end() && at->first.first == info.id; ++at) {
+    const int32_t position = at->first.second;
+    const auto i = static_cast<size_t>(position - first);
+    const bool likely = i < info.tokens.size();
+    // A trace may leave out which ones were the most likely.
+    if (likely && (i < info.argmax.size() || info.argmax.empty())) continue;
+    findings.push_back(
+        {.request = info.id,
+         .position = position,
+         .pass = at->second.pass,
+         .place = {&point("token"), -1},
+         .verdict = Verdict::structural,
+         .rule = fmt::format("token {} was chosen, but the request names only {} {}",
+                             at->second.token, likely ? info.argmax.size() : info.tokens.size(),
+                             likely ? "most likely ones" : "tokens")});
+    return;
+  }
+}
+
 std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& requests) const {
   std::vector<Finding> findings;
   for (const RequestInfo& info : requests) {
@@ -185,8 +219,34 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
     if (info.prompt.empty()) continue;
     for (size_t i = 0; i < std::max(info.tokens.size(), info.argmax.size()); ++i)
       judge_choice(info, i, findings);
+    judge_lists(info, findings);
   }
   return findings;
+}
+
+std::string TokenFlow::unserved(const RequestInfo& info) const {
+  const auto fed = fed_.find(info.id);
+  if (fed == fed_.end()) return fmt::format("request {} is in no pass", info.id);
+  size_t known = texts_.at(info.id).size();  // positions, with those that it inherited
+  for (const Fed& one : fed->second) known = std::max(known, static_cast<size_t>(one.position) + 1);
+  if (known < info.prompt.size())
+    return fmt::format("of the prompt of request {}, {} of {} tokens are in a pass", info.id, known,
+                       info.prompt.size());
+  if (std::ssize(info.tokens) >= info.max_new || info.stopped) return "";
+  return fmt::format("request {} has {} of the {} tokens that it asks for, and nothing ended it",
+                     info.id, info.tokens.size(), info.max_new);
+}
+
+std::string TokenFlow::unserved(const std::vector<RequestInfo>& requests) const {
+  std::string first;
+  int64_t count = 0;
+  for (const RequestInfo& info : requests) {
+    const std::string why = unserved(info);
+    if (!why.empty() && count++ == 0) first = why;
+  }
+  if (count == 0) return "";
+  return fmt::format("{} of {} requests were not served as they ask: {}", count, requests.size(),
+                     first);
 }
 
 std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const {
@@ -200,6 +260,7 @@ std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const
           "what request {} was to be fed is not known, for the trace has no prompt "
           "of it",
           request);
+  if (std::string text = unserved(requests); !text.empty()) return text;
   for (const RequestInfo& info : requests) {
     const size_t given = info.prompt.size() + info.forced.size();
     const auto choice_of = [&](size_t position) {

@@ -27,12 +27,15 @@ class TokenFlow {
   void check_order(const NodeRows& node, NodeOutcome& outcome) const;
 
   // One structural finding for every pass and request that was fed another token than it should
-  // have been (at embed), or whose choice is not the one that the request names (at token). Known
-  // only at the end: a run may be forced from outside.
+  // have been (at embed), or whose choice is not the one that the request names (at token): another
+  // one, none, or one that is no token of the vocabulary. Known only at the end: a run may be
+  // forced from outside.
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
   // The tokens of a request up to that row, which was fed, its own included.
   std::vector<int32_t> tokens_up_to(const Row& row) const;
-  // What of the tokens cannot be judged, in a sentence's words; empty: nothing. Without any request
+  // What of the tokens cannot be judged, in a sentence's words; empty: nothing. That is also what
+  // was asked for and not served: a request that no pass computes, a prompt of which a part is in
+  // no pass, fewer tokens than the request asks for though nothing ended it. Without any request
   // the tokens that were fed are taken for granted.
   std::string undecided(const std::vector<RequestInfo>& requests) const;
 
@@ -55,6 +58,11 @@ class TokenFlow {
   std::vector<Fed> fed_of(const RequestInfo& info) const;
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
+  // The first choice that the request's lists do not have.
+  void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
+  // What of a request was not served, in a sentence's words; "": nothing.
+  std::string unserved(const RequestInfo& info) const;
+  std::string unserved(const std::vector<RequestInfo>& requests) const;
 
   std::map<int32_t, int32_t> next_;     // position by request
   std::map<int32_t, Trouble> trouble_;  // of this pass, by request
@@ -66,6 +74,7 @@ class TokenFlow {
   std::map<int32_t, std::vector<int32_t>> tokens_;                  // by request, by position
   std::unordered_set<uint64_t> answered_;                           // texts that got logits
   std::unordered_map<uint64_t, std::set<int32_t>> chosen_by_text_;  // by anybody
+  int64_t vocabulary_ = 0;  // tokens that logits are of; 0: none were seen
   bool continues_ = true;
 };
 

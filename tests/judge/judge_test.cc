@@ -262,6 +262,7 @@ TEST_F(JudgeTest, AWrongTokenIsIntroducedAndATieIsNot) {
   auto* values = logits.data.as<BFloat16>();
   values[ids[0]] = values[right];
   run.requests[0].tokens.back() = run.requests[0].argmax.back() = ids[0];
+  put_top_logits(run.passes[2]);
   const Result tie = judged(run);
   for (const Finding& f : tie.findings) EXPECT_NE(text_of(f.place), "token") << tie.story;
 }

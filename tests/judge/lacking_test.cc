@@ -64,6 +64,93 @@ TEST_F(JudgeTest, WhatARequestNamesMustBeWhatWasFedAndChosen) {
   expect_rule("token", 1, "as the most likely one", [](RequestInfo& r) { ++r.argmax[1]; });
 }
 
+TEST_F(JudgeTest, WhatARequestNamesMustBeAllThatWasChosen) {
+  const auto expect_rule = [&](int pass, const std::string& rule, auto change) {
+    FakeRun run = clean();
+    change(run.requests[0]);
+    const Result result = judged(run);
+    expect_first(result, "token", pass, 0, Verdict::structural);
+    EXPECT_NE(result.story.find(rule), std::string::npos) << result.story;
+  };
+  expect_rule(2, "the request names only 2 tokens", [](RequestInfo& r) { r.tokens.pop_back(); });
+  expect_rule(0, "the request names only 0 tokens", [](RequestInfo& r) { r.tokens.clear(); });
+  expect_rule(2, "names only 2 most likely ones", [](RequestInfo& r) { r.argmax.pop_back(); });
+  expect_rule(2, "which is none of the", [](RequestInfo& r) { r.tokens[2] = 1 << 24; });
+  expect_rule(2, "which is none of the", [](RequestInfo& r) { r.tokens[2] = -1; });
+  FakeRun run = clean();
+  for (RequestInfo& request : run.requests) request.argmax.clear();
+  EXPECT_EQ(judged(run).verdict, "clean") << "it may leave out which ones were the most likely";
+}
+
+// What was asked for and what was judged are counted against each other.
+TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
+  const auto expect_doubt = [&](const std::string& why, auto change) {
+    FakeRun run = clean();
+    change(run);
+    const Result result = judged(run);
+    EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+    EXPECT_EQ(exit_status(result), 2);
+    EXPECT_TRUE(result.findings.empty()) << result.story;
+    EXPECT_NE(result.story.find("requests were not served as they ask: " + why), std::string::npos)
+        << result.story;
+  };
+  expect_doubt("request 7 is in no pass", [](FakeRun& run) {
+    run.requests.push_back({.id = 7, .prompt = run.requests[0].prompt});
+  });
+  expect_doubt("of the prompt of request 0, ", [](FakeRun& run) {
+    RequestInfo& request = run.requests[0];
+    run.passes.resize(1);
+    for (RequestInfo& of : run.requests) of.tokens.resize(1), of.argmax.resize(1);
+    request.prompt.insert(request.prompt.end(), {1, 2});
+    request.tokens = request.argmax = {};
+  });
+  expect_doubt("request 1 has 3 of the 4 tokens that it asks for, and nothing ended it",
+               [](FakeRun& run) {
+                 for (RequestInfo& of : run.requests) of.max_new = 3 + of.id;
+               });
+  FakeRun run = clean();
+  for (RequestInfo& of : run.requests) of.max_new = 3;
+  EXPECT_EQ(judged(run).verdict, "clean");
+  for (RequestInfo& of : run.requests) of.max_new = 9, of.stopped = true;
+  EXPECT_EQ(judged(run).verdict, "clean") << "an end token came before";
+}
+
+TEST_F(JudgeTest, WhatIsInheritedIsNotComputedToo) {
+  FakeRun run = clean();
+  run.passes[1].info.inherited.push_back({0, run.requests[0].prompt});
+  EXPECT_EQ(judged(run).verdict, "clean");
+  run.passes[1].info.inherited[0].tokens.push_back(run.passes[1].info.rows[0].token);
+  expect_first(judged(run), "embed", 1, 0, Verdict::structural);
+}
+
+// What /logits says, made other than the tensors have it, one thing at a time.
+TEST_F(JudgeTest, TheBestOfLogitsMustBeThoseOfTheTensors) {
+  const auto expect_rule = [&](const char* place, const std::string& rule, auto change) {
+    FakeRun run = clean();
+    change(run.passes[1]);
+    const Result result = judged(run);
+    expect_first(result, place, 1, 0, Verdict::structural);
+    EXPECT_NE(result.story.find(rule), std::string::npos) << result.story;
+  };
+  expect_rule("logits", "number 2 of the most likely tokens",
+              [](Pass& pass) { pass.logits[0].ids[1] = 1000; });
+  expect_rule("logits", "number 1 of the most likely tokens",
+              [](Pass& pass) { pass.logits[0].values[0] += 1; });
+  expect_rule("logits", " of this row more than once", [](Pass& pass) {
+    pass.logits[0].ids[2] = pass.logits[0].ids[1];
+    pass.logits[0].values[2] = pass.logits[0].values[1];
+  });
+  expect_rule("logits", "names 7 tokens of this row, wanted 8", [](Pass& pass) {
+    pass.logits[0].ids.pop_back();
+    pass.logits[0].values.pop_back();
+  });
+  expect_rule("token", "/logits says that token", [](Pass& pass) { ++pass.logits[0].chosen; });
+  expect_rule("logits", "this row 0 times", [](Pass& pass) { pass.logits.clear(); });
+  expect_rule("logits", "this row 2 times",
+              [](Pass& pass) { pass.logits.push_back(pass.logits[0]); });
+  expect_rule("logits", "this row 0 times", [](Pass& pass) { pass.logits[0].row.position += 1; });
+}
+
 TEST_F(JudgeTest, PointsThatNoPassShowsWereNotRecorded) {
   const auto lacking = [&](const std::string& name, int but_in = -1) {
     FakeRun run = clean();

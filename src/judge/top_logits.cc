@@ -1,0 +1,79 @@
+#include "src/judge/top_logits.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep {
+namespace {
+
+bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+// What is wrong with `said` where `best` is the truth of row i of the logits; "": nothing.
+std::string wrong_values(const TopLogits& said, const TopLogits& best, const TensorView& logits,
+                         int64_t i) {
+  if (said.ids.size() != best.ids.size() || said.values.size() != best.values.size())
+    return fmt::format("/logits names {} tokens of this row, wanted {}", said.ids.size(),
+                       best.ids.size());
+  for (size_t k = 0; k < best.ids.size(); ++k) {
+    const int32_t id = said.ids[k];
+    if (std::count(said.ids.begin(), said.ids.end(), id) > 1)
+      return fmt::format("/logits names token {} of this row more than once", id);
+    const bool valid = id >= 0 && id < logits.shape[1];
+    const double has = valid ? value_at(logits, i * logits.shape[1] + id) : 0;
+    if (same(said.values[k], best.values[k]) && valid && same(has, best.values[k])) continue;
+    return fmt::format(
+        "/logits says that number {} of the most likely tokens is {}, of {:.6g}, where the tensor "
+        "has {}, of {:.6g}",
+        k + 1, id, said.values[k], best.ids[k], best.values[k]);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<Finding> top_logits_findings(const Pass& pass) {
+  const KeptTensor* logits = pass.find(point("logits"), -1);
+  const KeptTensor* token = pass.find(point("token"), -1);
+  std::vector<Finding> findings;
+  if (!logits) return findings;
+  const auto find = [&](const Point& of, const Row& row, std::string rule) {
+    findings.push_back({.request = row.request,
+                        .position = row.position,
+                        .pass = pass.info.pass,
+                        .place = {&of, -1},
+                        .verdict = Verdict::structural,
+                        .rule = std::move(rule)});
+  };
+  const TensorView& view = logits->data;
+  const bool kept = !view.empty() && view.shape.rank() == 2 && is_float(view.dtype) &&
+                    view.rows() == std::ssize(logits->rows);
+  const std::vector<TopLogits> best =
+      kept ? top_logits_of(view, logits->rows) : std::vector<TopLogits>{};
+  for (size_t i = 0; i < logits->rows.size(); ++i) {
+    const Row& row = logits->rows[i];
+    const auto said = std::ranges::find(pass.logits, row, &TopLogits::row);
+    const auto times = std::ranges::count(pass.logits, row, &TopLogits::row);
+    if (times != 1)
+      find(point("logits"), row, fmt::format("/logits has this row {} times, wanted once", times));
+    else if (const std::string rule =
+                 kept ? wrong_values(*said, best[i], view, static_cast<int64_t>(i)) : "";
+             !rule.empty())
+      find(point("logits"), row, rule);
+    if (times != 1 || !token || token->dtype != DType::i32 || token->data.view().empty()) continue;
+    const auto at = std::ranges::find(token->rows, row) - token->rows.begin();
+    if (at == std::ssize(token->rows)) continue;
+    const auto chosen = static_cast<int32_t>(value_at(token->data, at));
+    if (chosen != said->chosen)
+      find(point("token"), row,
+           fmt::format("/logits says that token {} was chosen, the tensor has {}", said->chosen,
+                       chosen));
+  }
+  for (const TopLogits& top : pass.logits)
+    if (std::ranges::count(logits->rows, top.row) == 0)
+      find(point("logits"), top.row, "/logits has this row, the tensor of logits has not");
+  return findings;
+}
+
+}  // namespace lockstep
