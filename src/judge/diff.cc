@@ -14,6 +14,7 @@
 #include "src/judge/diff_noise.h"
 #include "src/judge/diff_side.h"
 #include "src/judge/diff_story.h"
+#include "src/judge/diff_sums.h"
 #include "src/judge/ledger.h"
 #include "src/judge/statistics.h"
 
@@ -21,6 +22,12 @@ namespace lockstep {
 namespace {
 
 DType coarser(DType a, DType b) { return unit_roundoff(a) > unit_roundoff(b) ? a : b; }
+
+double relative_of(const std::vector<double>& a, const std::vector<double>& b) {
+  Distance distance;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) distance.add(a[i], b[i]);
+  return distance.relative();
+}
 
 // By place, the numbers of those that its op reads.
 std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
@@ -59,27 +66,6 @@ class Comparison {
 
  private:
   using Computed = DiffSide::Computed;
-  struct NodeSums {
-    DiffNode node;
-    Distance distance;
-    double worst = 0;  // of a row's elements, where they are known
-    int32_t worst_position = 0;
-    bool differs = false, without_digest = false, each_known = true;
-    std::pair<const KeptTensor*, const KeptTensor*> bounded;  // the last two by their digests
-    std::string reason;  // as in DiffNode, of the row at that position
-    int32_t reason_position = 0;
-
-    void add(std::span<const double> a, std::span<const double> b, const Row& row) {
-      for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]);
-      const double of_row = worst_of(a, b);
-      if (of_row <= worst) return;
-      worst = of_row;
-      worst_position = row.position;
-    }
-    void forbid(const Row& row, const char* why) {
-      if (reason.empty()) reason = why, reason_position = row.position;
-    }
-  };
   // Whose rows to look for in the other: what a cache holds belongs to the last row of a pass.
   struct Owners {
     bool a = false, b = false;
@@ -95,26 +81,26 @@ class Comparison {
   void follow_tokens(int pass);
   void compare_place(int pass, size_t index);
   // All that the two show of a row, this time of a and its times of b.
-  void compare_times(const Row& row, int pass, size_t index, NodeSums& sums);
+  void compare_times(const Row& row, int pass, size_t index, DiffSums& sums);
   // What `side` shows of the row at any time; its number among `times` too.
   static std::optional<std::pair<ShownRow, size_t>> any(DiffSide& side,
                                                         const std::vector<Computed>& times,
                                                         size_t index, const Row& row);
   void compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
-                     NodeSums& sums);
-  void compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
+                     DiffSums& sums);
+  void compare_row(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   // False when the bits differ and nothing says how far apart or why.
-  bool compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) const;
+  bool compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const;
   // How far apart two digests say that the rows of the node are, at least: one is of all rows of a
   // pass, also of those of others.
   void bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const;
-  bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums);
+  bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
   // Whether the numbers of what was written to that row of a cache were compared.
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
-  void enter_node(NodeSums& sums, int pass, int32_t request, size_t index);
-  void look_for_kind(const NodeSums& sums, const RelativeDifference& limit, size_t index);
+  void enter_node(DiffSums& sums, int pass, int32_t request, size_t index);
+  void look_for_kind(const DiffSums& sums, const RelativeDifference& limit, size_t index);
   std::vector<bool> shown_by_both() const;
   void compare_drawn();
   void count_rows_of_b_alone();
@@ -172,6 +158,7 @@ void Comparison::follow_tokens(int pass) {
     const std::vector<Computed>& theirs = b_.computed(r.row);
     if (theirs.empty()) {
       ++result_.only_a;
+      result_.more_a += !b_.begins_after(r.row);
       continue;
     }
     const Pairing pair = pairing(r.row, pass);
@@ -218,7 +205,7 @@ void Comparison::bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node)
   node.requests = static_cast<int>(std::max<size_t>(1, requests.size()));
 }
 
-bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums& sums) const {
+bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const {
   const KeptTensor &of_x = *x.tensor, &of_y = *y.tensor;
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
@@ -237,7 +224,7 @@ bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, NodeSums&
 }
 
 bool Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t index,
-                                 NodeSums& sums) {
+                                 DiffSums& sums) {
   const Row& row = x.row();
   const size_t input = inputs_[index].at(0);
   const auto of_x = a_.find(x.pass, input, row, x.index),
@@ -248,7 +235,7 @@ bool Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t in
     const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
     known = !scores_x.empty() && !scores_y.empty();
     if (known && !(of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine))) {
-      sums.forbid(row, "its indices are not those of the largest of its inputs");
+      sums.forbid(row, "its indices are not those of the largest of its inputs", 0);
       return true;
     }
   }
@@ -258,7 +245,7 @@ bool Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t in
   return true;
 }
 
-void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index, NodeSums& sums) {
+void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums) {
   const Row& row = x.row();
   const Point& point = *places_[index].point;
   DiffPlace& place = result_.places[index];
@@ -273,7 +260,9 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
   } else {
     const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
                            x.tensor->dtype == y.tensor->dtype && inputs_equal(x, y, index);
-    if (forbidden) sums.forbid(row, "its inputs have the same bits, and by them it is exact");
+    if (forbidden)
+      sums.forbid(row, "its inputs have the same bits, and by them it is exact",
+                  relative_of(numbers_of(x), numbers_of(y)));
     if (!makes_indices(point.op))
       measured = compare_numbers(x, y, sums);
     else if (!equal && !forbidden)
@@ -293,7 +282,7 @@ int64_t Comparison::rows_of(const ShownRow& shown, size_t index) const {
 }
 
 void Comparison::compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
-                               NodeSums& sums) {
+                               DiffSums& sums) {
   if (!is_cache(index)) return compare_row(x, y, index, sums);
   for (size_t i = 0; i < x.tensor->rows.size() && own.a; ++i) {
     const Row& row = x.tensor->rows[i];
@@ -323,7 +312,7 @@ std::optional<std::pair<ShownRow, size_t>> Comparison::any(DiffSide& side,
   return {};
 }
 
-void Comparison::compare_times(const Row& row, int pass, size_t index, NodeSums& sums) {
+void Comparison::compare_times(const Row& row, int pass, size_t index, DiffSums& sums) {
   const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
   const Pairing pair = pairing(row, pass);
   const auto own = [&](const Computed& a, const Computed& b) {
@@ -353,7 +342,7 @@ void Comparison::compare_times(const Row& row, int pass, size_t index, NodeSums&
     result_.only_a += rows_of(*x, index);
 }
 
-void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t index) {
+void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t index) {
   DiffNode& node = sums.node;
   node.place = places_[index];
   node.pass = a_.pass(pass).info.pass;
@@ -379,9 +368,11 @@ void Comparison::enter_node(NodeSums& sums, int pass, int32_t request, size_t in
   if (!result_.first_kind) look_for_kind(sums, limit, index);
 }
 
-void Comparison::look_for_kind(const NodeSums& sums, const RelativeDifference& limit,
+void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
                                size_t index) {
   DiffNode node = sums.node;
+  // Where numbers tell, the row that is furthest off; else the first with other bits.
+  if (sums.furthest > 0) node.position = sums.furthest_position;
   if (!sums.reason.empty()) {
     node.reason = sums.reason;
     node.position = sums.reason_position;
@@ -405,7 +396,7 @@ void Comparison::compare_place(int pass, size_t index) {
   if (!needed_[index]) return;
   const std::tuple before{result_.only_a, result_.only_b, result_.unmeasured};
   unmeasured_before_ = result_.unmeasured;
-  std::map<int32_t, NodeSums> nodes;
+  std::map<int32_t, DiffSums> nodes;
   for (const PassRow& r : a_.pass(pass).info.rows) {
     // Of a cache each row that is shown is asked for, not the one that reads them.
     const bool asked = is_cache(index) ? !stopped(r.row) : wanted(r.row);
@@ -446,7 +437,9 @@ void Comparison::compare_drawn() {
 void Comparison::count_rows_of_b_alone() {
   for (const auto& [key, times] : b_.rows()) {
     const Row row{key.first, key.second};
-    if (wanted(row) && a_.computed(row).empty()) ++result_.only_b;
+    if (!wanted(row) || !a_.computed(row).empty()) continue;
+    ++result_.only_b;
+    result_.more_b += !a_.begins_after(row);
   }
 }
 

@@ -21,7 +21,7 @@ struct DiffNode {
   Place place;
   int32_t pass = 0;  // of a
   int32_t request = 0;
-  int32_t position = 0;     // the first row that differs
+  int32_t position = 0;     // of first_bits the first row that differs, of first_kind the worst
   double relative = 0;      // rms of the difference / rms of a; a lower bound from digests
   int requests = 1;         // that the bound is of together: which of them differ is not known
   bool of_element = false;  // relative and limit are of one element of the row at `position`
@@ -51,7 +51,10 @@ struct DiffResult {
   std::string verdict;  // "identical" "noise" "different" "inconclusive"
   std::string story;    // one sentence
   int64_t rows = 0, equal = 0;
-  int64_t only_a = 0, only_b = 0;      // rows that the other trace lacks
+  int64_t only_a = 0, only_b = 0;  // rows that the other trace lacks
+  // Of those, tokens that the other one neither computed nor found in its cache: no rows that it
+  // does not show, but another run.
+  int64_t more_a = 0, more_b = 0;
   int64_t unmeasured = 0;              // rows of other bits without numbers that say how far apart
   std::optional<DiffNode> first_bits;  // first node in graph order with other bits
   std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
@@ -77,9 +80,11 @@ inline constexpr double kDiffOutlier = 2;
 // Rows are compared by (request, position, layer, point), so that another chunking or batching
 // makes no difference. What was computed several times is compared in that order, the last time of
 // the one with all further times of the other, and a point that was not shown then with any time
-// that shows it. A request is followed until the two were fed different tokens or chose different
-// experts. Throws Error when a trace cannot be read or the selection names layers that a model has
-// not.
+// that shows it. Rows that one of the two does not show, or found in its cache, are counted and
+// said, and make no difference; tokens that only one of them was fed do. A request is followed
+// until the two were fed different tokens or chose different experts. Throws Error when a trace
+// cannot be read or the selection names layers that a model has not, and where a trace's best of
+// logits are not those of its tensors (top_logits.h).
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
 
 // 0 identical or noise, 1 different, 2 inconclusive.

@@ -8,6 +8,7 @@
 
 #include "kernels/check.h"
 #include "src/judge/ledger.h"
+#include "src/judge/top_logits.h"
 
 namespace lockstep {
 namespace {
@@ -162,6 +163,11 @@ const DiffSide::Loaded& DiffSide::loaded(int pass) {
   if (found != loaded_.end()) return found->second;
   Loaded& fresh = loaded_[pass];
   fresh.pass = trace_.read(pass, true);
+  for (const Finding& finding : top_logits_findings(fresh.pass))
+    fail(
+        "pass {} of a trace, request {}, position {}: {}: the trace contradicts itself, write it "
+        "anew",
+        finding.pass, finding.request, finding.position, finding.rule);
   for (const KeptTensor& t : fresh.pass.tensors)
     if (const auto place = place_of(t)) fresh.tensors[*place].push_back(&t);
   return fresh;
@@ -177,6 +183,12 @@ const std::vector<DiffSide::Computed>& DiffSide::computed(const Row& row) const 
   static const std::vector<Computed> none;
   const auto found = rows_.find({row.request, row.position});
   return found == rows_.end() ? none : found->second;
+}
+
+bool DiffSide::begins_after(const Row& row) const {
+  const auto first = rows_.lower_bound({row.request, std::numeric_limits<int32_t>::min()});
+  return first != rows_.end() && first->first.first == row.request &&
+         first->first.second > row.position;
 }
 
 std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, size_t hint) {

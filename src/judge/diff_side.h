@@ -60,6 +60,8 @@ class DiffSide {
   using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<Computed>>;
   const Rows& rows() const { return rows_; }  // by request, position; in the order of the passes
   const std::vector<Computed>& computed(const Row& row) const;
+  // Whether the request is there and begins later: it found that row in its cache.
+  bool begins_after(const Row& row) const;
   bool shows(size_t place) const { return shown_.contains(place); }  // in any pass
   // What the pass shows of that row there. Of attn.kv: any row of what that request reads.
   std::optional<ShownRow> find(int pass, size_t place, const Row& row, size_t hint);

@@ -11,8 +11,8 @@ namespace {
 std::string other_structure(const DiffResult& result) {
   if (!result.structure.empty()) return result.structure.front();
   std::string text;
-  if (const int64_t alone = result.only_a + result.only_b; alone > 0)
-    text = fmt::format("{} rows are in one trace only", alone);
+  if (const int64_t more = result.more_a + result.more_b; more > 0)
+    text = fmt::format("{} tokens were fed in one trace only", more);
   if (result.unmeasured > 0)
     text += fmt::format("{}{} rows of other bits have no numbers that say how far apart they are",
                         text.empty() ? "" : ", ", result.unmeasured);
@@ -26,6 +26,13 @@ std::string what_differs(const DiffNode& node) {
   if (!node.measured) text += " or more";
   if (node.requests > 1) text += fmt::format(" over {} requests together", node.requests);
   return text + fmt::format(", where noise explains {:.3g}", node.limit);
+}
+
+// What no verdict rests on, as only one of the two shows it; "": nothing.
+std::string not_common(const DiffResult& result) {
+  const int64_t alone = result.only_a + result.only_b - result.more_a - result.more_b;
+  return alone > 0 ? fmt::format("; {} rows are in one trace only, and were not compared", alone)
+                   : "";
 }
 
 }  // namespace
@@ -68,8 +75,10 @@ void tell(DiffResult& result, const std::string& broken) {
         result.rows - result.equal, result.rows, where(*bits));
   } else {
     result.verdict = "identical";
-    result.story = fmt::format("All {} rows have the same bits", result.rows);
+    result.story = fmt::format("All {} rows{} have the same bits", result.rows,
+                               not_common(result).empty() ? "" : " that both have");
   }
+  if (result.rows > 0) result.story += not_common(result);
 }
 
 }  // namespace lockstep

@@ -57,6 +57,8 @@ std::string report_json(const DiffResult& result) {
                        {"equal", result.equal},
                        {"only_a", result.only_a},
                        {"only_b", result.only_b},
+                       {"tokens_only_a", result.more_a},
+                       {"tokens_only_b", result.more_b},
                        {"unmeasured", result.unmeasured},
                        {"unmeasured_before_first_kind", result.unmeasured_before}}},
                      {"first_bits", of_node(result.first_bits)},

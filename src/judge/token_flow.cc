@@ -191,6 +191,7 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
 }
 
 void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const {
+  if (info.tokens.empty() && info.argmax.empty()) return;  // it says nothing of what it became
   const auto first = static_cast<int32_t>(info.prompt.size()) - 1;
   for (auto at = chosen_.lower_bound({info.id, first});
        at != chosen_.end() && at->first.first == info.id; ++at) {

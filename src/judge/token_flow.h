@@ -58,7 +58,7 @@ class TokenFlow {
   std::vector<Fed> fed_of(const RequestInfo& info) const;
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
-  // The first choice that the request's lists do not have.
+  // The first choice that the request's lists, where it has any, do not have.
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
   // What of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;

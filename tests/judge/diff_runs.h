@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +13,14 @@ namespace lockstep {
 inline FakeRun run_of(DType dtype = DType::bf16, Spoil spoil = {}) {
   FakeModel model(dtype, std::move(spoil));
   return fake_run(model, dtype);
+}
+
+// Spoils that place, in every pass.
+inline Spoil spoil_at(const std::string& name, int layer,
+                      std::function<void(std::vector<double>&)> how) {
+  return [=](const Place& place, const PassInfo&, std::vector<double>& v) {
+    if (place.point->name == name && place.layer == layer) how(v);
+  };
 }
 
 inline DiffResult diff_of(FakeRun a, FakeRun b, DiffOptions options = {}) {

@@ -80,6 +80,8 @@ TEST_F(JudgeTest, WhatARequestNamesMustBeAllThatWasChosen) {
   FakeRun run = clean();
   for (RequestInfo& request : run.requests) request.argmax.clear();
   EXPECT_EQ(judged(run).verdict, "clean") << "it may leave out which ones were the most likely";
+  for (RequestInfo& request : run.requests) request.tokens.clear();
+  EXPECT_EQ(judged(run).verdict, "clean") << "and say nothing of what it became";
 }
 
 // What was asked for and what was judged are counted against each other.
