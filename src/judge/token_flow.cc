@@ -227,7 +227,11 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
 
 std::string TokenFlow::unserved(const RequestInfo& info) const {
   const auto fed = fed_.find(info.id);
-  if (fed == fed_.end()) return fmt::format("request {} is in no pass", info.id);
+  if (fed == fed_.end()) {
+    // Of a prompt that another request computed, a single token can be chosen without a row.
+    const bool shared = info.tokens.size() == 1 && answered_.contains(text_of_prompt(info));
+    return shared ? "" : fmt::format("request {} is in no pass", info.id);
+  }
   size_t known = texts_.at(info.id).size();  // positions, with those that it inherited
   for (const Fed& one : fed->second) known = std::max(known, static_cast<size_t>(one.position) + 1);
   if (known < info.prompt.size())

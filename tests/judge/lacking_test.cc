@@ -113,6 +113,12 @@ TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
   FakeRun run = clean();
   for (RequestInfo& of : run.requests) of.max_new = 3;
   EXPECT_EQ(judged(run).verdict, "clean");
+  RequestInfo fork = run.requests[0];
+  fork.id = 7;
+  fork.max_new = 1;
+  fork.tokens.resize(1), fork.argmax.resize(1);
+  run.requests.push_back(fork);
+  EXPECT_EQ(judged(run).verdict, "clean") << "its one token is of a row that both share";
   for (RequestInfo& of : run.requests) of.max_new = 9, of.stopped = true;
   EXPECT_EQ(judged(run).verdict, "clean") << "an end token came before";
 }
