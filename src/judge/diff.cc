@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "src/judge/diff_noise.h"
+#include "src/judge/diff_scores.h"
 #include "src/judge/diff_side.h"
 #include "src/judge/diff_story.h"
 #include "src/judge/diff_sums.h"
@@ -22,12 +23,6 @@ namespace lockstep {
 namespace {
 
 DType coarser(DType a, DType b) { return unit_roundoff(a) > unit_roundoff(b) ? a : b; }
-
-double relative_of(const std::vector<double>& a, const std::vector<double>& b) {
-  Distance distance;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) distance.add(a[i], b[i]);
-  return distance.relative();
-}
 
 // By place, the numbers of those that its op reads.
 std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
@@ -49,7 +44,9 @@ class Comparison {
         inputs_(inputs_by_number(graph_, places_)),
         a_(a, places_),
         b_(b, places_),
-        noise_(places_, inputs_, shown_by_both(), noise_dtype_) {
+        noise_(places_, inputs_, shown_by_both(), noise_dtype_),
+        scores_(a.manifest(), b.manifest()) {
+    for (TraceReader* trace : {&a, &b}) noise_.widen(trace->manifest());
     for (const Place& place : places_) {
       result_.places.push_back({.place = place});
       selected_.push_back(options.selection.has(*place.point, place.layer));
@@ -107,6 +104,9 @@ class Comparison {
   void summarise();
   std::string broken() const;  // why what was compared is not all; "": it is
   bool is_cache(size_t index) const { return places_[index].point->op == OpKind::cache; }
+  bool rounds_scores(size_t index) const {
+    return scores_.any() && places_[index].point->op == OpKind::attention;
+  }
   bool stopped(const Row& row) const {
     const auto stop = stopped_.find(row.request);
     return stop != stopped_.end() && row.position >= stop->second;
@@ -124,6 +124,7 @@ class Comparison {
   std::vector<std::vector<size_t>> inputs_;  // of each place
   DiffSide a_, b_;
   DiffNoise noise_;
+  ScoreRounding scores_;
   DiffResult result_;
   std::map<int32_t, int32_t> stopped_;  // request -> first position not compared
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
@@ -356,7 +357,11 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   // What attention reads is as far apart as what was written, where hashes alone do not say.
   if (sums.without_digest) found = inherited;
   node.relative = found.all = std::max(node.relative, found.all);
-  const RelativeDifference limit = noise_.limit(index, inherited);
+  RelativeDifference limit = noise_.limit(index, inherited);
+  if (rounds_scores(index)) {
+    const RelativeDifference more = scores_.take(request);
+    limit = {limit.all + more.all, limit.worst + more.worst};
+  }
   node.limit = limit.all;
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
@@ -403,6 +408,7 @@ void Comparison::compare_place(int pass, size_t index) {
     if (asked && !b_.computed(r.row).empty())
       compare_times(r.row, pass, index, nodes[r.row.request]);
   }
+  if (rounds_scores(index)) scores_.add(a_, pass, places_, index);
   for (auto& [request, sums] : nodes) enter_node(sums, pass, request, index);
   // Looked at for the limits of others, and counted nowhere.
   if (!selected_[index]) std::tie(result_.only_a, result_.only_b, result_.unmeasured) = before;

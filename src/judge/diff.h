@@ -71,6 +71,11 @@ struct DiffResult {
 // of its own; elements are not asked then. That is a screen: it names a suspect, and only a
 // judgement against the oracle tells which of the two is wrong.
 //
+// Where a trace declares that its attention stores its scores rounded, that explains more (a bound
+// of each element, diff_scores.h), and where its linear ops round their operands, the roundings are
+// of that dtype. Other contracts round within an op once or twice more, which the above has room
+// for.
+//
 // An op of class exact makes the same bits of the same inputs, so there is no noise then. What
 // attn.kv shows are copies of rows of attn.k_rope and attn.v: they are its inputs, and its numbers.
 // Indices are no numbers: of other inputs they may differ where each is of the largest of its own.

@@ -11,7 +11,14 @@ namespace lockstep {
 namespace {
 
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
-double own_noise(DType dtype) { return 4 * unit_roundoff(dtype) + 64 * 0x1p-24; }
+double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
+
+// Of the operands of a linear op, where that contract rounds them; else 0.
+double roundoff_of_operands(RoundingContract contract) {
+  if (contract == RoundingContract::tf32) return 0x1p-11;
+  if (contract == RoundingContract::operands_bf16) return unit_roundoff(DType::bf16);
+  return contract == RoundingContract::operands_fp16 ? unit_roundoff(DType::f16) : 0;
+}
 
 void take_larger(RelativeDifference& largest, const RelativeDifference& other) {
   largest.all = std::max(largest.all, other.all);
@@ -19,6 +26,12 @@ void take_larger(RelativeDifference& largest, const RelativeDifference& other) {
 }
 
 }  // namespace
+
+double relative_of(std::span<const double> a, std::span<const double> b) {
+  Distance distance;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) distance.add(a[i], b[i]);
+  return distance.relative();
+}
 
 double worst_of(std::span<const double> a, std::span<const double> b) {
   if (std::ranges::equal(a, b)) return 0;  // of most rows
@@ -38,7 +51,10 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
 DiffNoise::DiffNoise(const std::vector<Place>& places,
                      const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
                      DType dtype)
-    : dtype_(dtype), sources_(places.size()), largest_(places.size()) {
+    : places_(places),
+      roundoff_(places.size(), unit_roundoff(dtype)),
+      sources_(places.size()),
+      largest_(places.size()) {
   for (size_t i = 0; i < places.size(); ++i) {
     if (!shown[i]) continue;  // it is not compared
     std::set<size_t> found, hidden;
@@ -58,6 +74,20 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
   }
 }
 
+void DiffNoise::widen(const Manifest& declared) {
+  const auto accumulator = declared.provenance.find("accumulator");
+  const bool tf32 = accumulator != declared.provenance.end() && accumulator->second == "tf32" &&
+                    declared.dtype == DType::f32;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const Point& point = *places_[i].point;
+    if (point.op != OpKind::linear && point.op != OpKind::expert_linear) continue;
+    const auto found = declared.contracts.find(std::string(point.name));
+    if (found != declared.contracts.end())
+      roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(found->second));
+    if (tf32) roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(RoundingContract::tf32));
+  }
+}
+
 void DiffNoise::enter(size_t place, int32_t request, const RelativeDifference& found) {
   take_larger(largest_[place][request], found);
 }
@@ -72,7 +102,7 @@ RelativeDifference DiffNoise::inherited(size_t place, int32_t request, bool of_a
 
 RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inherited) const {
   const int hidden = sources_[place].hidden;
-  const double own = own_noise(dtype_);
+  const double own = own_noise(roundoff_[place]);
   return {// The roundings of ops in a row are independent of each other.
           own * std::sqrt(1.0 + hidden) + kDiffGrowth * inherited.all,
           // An element of attention was seen 7 times its own roundings away, q and k not shown.

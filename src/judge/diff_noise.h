@@ -10,6 +10,7 @@
 
 #include "kernels/dtype.h"
 #include "probes/graph.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 
@@ -36,6 +37,9 @@ struct Distance {
   }
 };
 
+// relative() of two rows.
+double relative_of(std::span<const double> a, std::span<const double> b);
+
 // Of what two traces show of a place.
 struct RelativeDifference {
   double all = 0;    // rms of the difference / rms of the first trace's, over a request's rows
@@ -55,6 +59,8 @@ class DiffNoise {
   DiffNoise(const std::vector<Place>& places, const std::vector<std::vector<size_t>>& inputs,
             const std::vector<bool>& shown, DType dtype);
 
+  // Linear ops that a trace declares to round their operands have the noise of that.
+  void widen(const Manifest& declared);
   // What explains a place: its inputs and, instead of one that is not shown, those of that one.
   const std::vector<size_t>& sources(size_t place) const { return sources_[place].places; }
   // Enters what was found at a place; the largest of a request is kept.
@@ -73,8 +79,9 @@ class DiffNoise {
     int hidden = 0;       // ops in between that are not shown
     bool choice = false;  // one of them chooses experts
   };
-  DType dtype_;
-  std::vector<Sources> sources_;                                // by place
+  std::vector<Place> places_;
+  std::vector<double> roundoff_;  // unit roundoff of what is rounded, by place
+  std::vector<Sources> sources_;  // by place
   std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
 };
 
