@@ -140,7 +140,7 @@ def move(trace: Trace, position: Callable[[Label], int]) -> None:
         relabel(one, lambda label: (label[0], position(label)))
 
 
-@edit("greedy", expect=DIVERGED, quick=True)
+@edit("greedy", expect=DIVERGED)
 def positions_one_further(trace: Trace) -> None:
     """Every label is one position further: requests begin at 1, and RoPE turned by one less."""
     move(trace, lambda label: label[1] + 1)
@@ -154,7 +154,7 @@ def positions_and_rope_one_further(trace: Trace) -> None:
     put_rope(trace)
 
 
-@edit("greedy", expect=DIVERGED, quick=True)
+@edit("greedy", expect=DIVERGED)
 def rope_one_further(trace: Trace) -> Place:
     """Q and K are turned as if each position were one further, throughout: attention is the same
     but for rounding, so that the two points alone can tell."""

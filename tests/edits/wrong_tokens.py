@@ -27,7 +27,7 @@ def chosen_at(trace: Trace, request: int, step: int) -> tuple[Pass, Best]:
 
 # Prompts.
 
-@edit("greedy", "moe", expect=DIVERGED, quick=True)
+@edit("greedy", "moe", expect=DIVERGED)
 def prompt_token_changed(trace: Trace) -> Place:
     """A token of a prompt is another one, in /requests and where it was fed: its embedding is not
     that of the token."""
@@ -98,7 +98,7 @@ def last_token_changed_in_requests(trace: Trace) -> None:
     tokens[-1] = other(tokens[-1])
 
 
-@edit("greedy", expect=DIVERGED, quick=True)
+@edit("greedy", expect=DIVERGED)
 def output_token_changed(trace: Trace) -> None:
     """Another token than the chosen one is in /requests and was fed: its embedding is not that of
     the token, and before that, greedy runs choose what is most likely."""
@@ -221,7 +221,7 @@ def no_tokens_at_all(trace: Trace) -> None:
 
 # Forced tokens.
 
-@edit("forced", expect=DIVERGED, quick=True)
+@edit("forced", expect=DIVERGED)
 def forced_token_changed(trace: Trace) -> None:
     """/requests says that another token was forced than was fed."""
     forced = trace.requests[0].forced
