@@ -41,6 +41,14 @@ void check_served(const std::vector<Request>& asked, const std::vector<RequestIn
         served.size());
 }
 
+void check_graphs(const JudgedRun& run, bool clean_ops) {
+  for (const FaultRequest& fault : run.faults)
+    check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && clean_ops),
+          "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
+          "--graph off and faults of ops",
+          fault.name);
+}
+
 }  // namespace
 
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
@@ -90,11 +98,7 @@ Result judge_run(const JudgedRun& run) {
   const Device device = run.engine.device;
   Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
                 run.watch);
-  for (const FaultRequest& fault : run.faults)
-    check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && seeded.clean),
-          "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
-          "--graph off and faults of ops",
-          fault.name);
+  check_graphs(run, seeded.clean);
   EngineOptions options = run.engine;
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);

@@ -106,7 +106,7 @@ struct LogitsSummary {
 struct Confirmation {
   Place place;
   bool confirmed = false;  // found again alone, gone when put right, and borne out
-  std::string says;  // what was seen; where it is not confirmed, why not
+  std::string says;        // what was seen; where it is not confirmed, why not
 };
 
 // What a rule in use elsewhere, which knows no op's inputs, would have blamed on the same run: for
