@@ -40,13 +40,13 @@ Inner norm(const Exact& e, size_t i) {
 }
 
 Inner rope(const Exact& e, size_t i) {
-  return {(4 + 2 * e.angle[i]) * u * e.magnitude[i],
-          squared(0.85 * u * e.x1c_x2s[i]) + 2 * squared(e.angle[i] * u * e.turned[i])};
+  return {4 * (1 + e.angle[i]) * u * e.magnitude[i],
+          squared(0.85 * u * e.x1c_x2s[i]) + 3 * squared(e.angle[i] * u * e.turned[i])};
 }
 
 Inner angles(const Exact& e, size_t i) {
   const double turn = e.angle[i] * e.turned[i], size = std::fabs(e.want[i]);
-  return {(2 * turn + 4 * size) * u, squared(u) * (2 * squared(turn) + squared(size))};
+  return {4 * (turn + size) * u, squared(u) * (3 * squared(turn) + squared(size))};
 }
 
 Inner silu_mul(const Exact& e, size_t i) {
@@ -103,7 +103,7 @@ Reach reach_of(OpKind op, const Exact& e, const Step& step, size_t i) {
     case OpKind::silu_mul:
       return {16 * u * z, 3 * u * z};
     case OpKind::rope: {
-      const double most = (3 * z + 2 * e.angle[i] * step.other[i]) * u;
+      const double most = (3 * z + 4 * e.angle[i] * step.other[i]) * u;
       return {most, most / 3};
     }
     default: {

@@ -52,13 +52,15 @@ struct Budget {
 //              numbers, which round alike, B has room for three times as much
 //   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o| + 2^-126
 //              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2 + 2^-252, all shared
-//   rope       B = out + (4 + 2 a) u (|x1|+|x2|)
-//              V = ulp^2/12 + (0.85 u)^2 ((x1 c)^2+(x2 s)^2) + 2 (a u (x2 c - x1 s))^2
+//   rope       B = out + 4 (1 + a) u (|x1|+|x2|)
+//              V = ulp^2/12 + (0.85 u)^2 ((x1 c)^2+(x2 s)^2) + 3 (a u (x2 c - x1 s))^2
 //              c, s and the products round once each: u^2 (1/3 + 1/3) of each term. a: what the
 //              angle may be off, in units of u, 0 where the tables were seen; it turns the pair, so
-//              it shows in x2 c - x1 s. Frequency and angle round once each, at most a u together:
-//              two thirds of that squared on average, the worst frequency of a kernel 4/3
-//   angles     B = out + (2 a |t| + 4 |o|) u           V = ulp^2/12 + u^2 (2 (a t)^2 + o^2), t the
+//              it shows in x2 c - x1 s. A power of a library is off by 2 u, the division and the
+//              product with the position by one each. What a frequency is off by, all positions
+//              share: of five bases and six sizes of heads the worst is 1.42 u, which with a third
+//              of u^2 for the product is 2.4 of these 3
+//   angles     B = out + 4 (a |t| + |o|) u             V = ulp^2/12 + u^2 (3 (a t)^2 + o^2), t the
 //              derivative by the angle: of a cosine its sine
 //   silu_mul   B = out + 16 u |o| + f                  V = ulp^2/12 + (3 u o)^2 + f^2
 //              f = 88 2^-126 |up|: where the sigmoid of a gate is below 2^-126, its silu is below
@@ -84,7 +86,7 @@ struct Budget {
 // rounds next: that may turn as well, by ulp(z f) more. All heads and layers read one table, so
 // that its ties are no independent errors: V is infinite there. A kernel has z to within
 //   norm  (lambda sqrt(n)/2 + 8) u |z|, usually s u |z|         silu_mul  16 u |z|, usually 3 u |z|
-//   rope  (3 + 2 a |sin|/|cos|) u |cos|, of cos, and of sin alike, usually a third
+//   rope  (3 + 4 a |sin|/|cos|) u |cos|, of cos, and of sin alike, usually a third
 //   linear (bias_after_store)  lambda sqrt(n) u S, usually w(n) u S
 // An accumulator that truncates 16 products at a time is 2^-23 too small with each: gain = max(1,
 // n/16) 2^-23, of attention's keys too, and of these 2^-21 more for an exponential that is off by a

@@ -163,7 +163,9 @@ long double SecondOpinion::rope(const Call& call) const {
   const auto half = cosines.size(), head = static_cast<size_t>(call.index[0]) * 2 * half;
   const auto dim = static_cast<size_t>(call.index[1]), pair = dim % half;
   const long double low = x.at(head + pair), high = x.at(head + half + pair);
-  const long double c = call.kept_by_hf(cosines[pair]), s = call.kept_by_hf(sines[pair]);
+  const bool tables = is_hf(call.contract) || call.contract == tables_rounded;
+  const long double c = tables ? call.kept(cosines[pair]) : cosines[pair];
+  const long double s = tables ? call.kept(sines[pair]) : sines[pair];
   return dim < half ? call.kept_by_hf(low * c) - call.kept_by_hf(high * s)
                     : call.kept_by_hf(high * c) + call.kept_by_hf(low * s);
 }

@@ -8,9 +8,9 @@
 
 namespace lockstep {
 
-// The rotary angles of a checkpoint are data: the engine, the reference and the oracle are handed
-// the same numbers, because recipes differ by far more than a rounding at long positions. Formulas:
-// Hugging Face's modeling_rope_utils.
+// The rotary angles of a checkpoint, as the engine has them. The reference makes its own from
+// config.json (reference/recipe.h), and the judge holds one to the other. Formulas: Hugging Face's
+// modeling_rope_utils.
 
 struct RopeFrequencies {
   std::vector<double> inv_freq;      // [head_dim / 2], computed in fp64

@@ -63,16 +63,16 @@ TEST(Budget, OfRope) {
                     .x1c_x2s = {1.5},
                     .turned = {0.5}};
   const Budget b = budget_of(OpKind::rope, exact, DType::f16);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 204 * kU * 2);
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 404 * kU * 2);
   EXPECT_DOUBLE_EQ(b.variance[0],
-                   0x1p-22 / 12 + std::pow(0.85 * kU * 1.5, 2) + 2 * std::pow(100 * kU * 0.5, 2));
+                   0x1p-22 / 12 + std::pow(0.85 * kU * 1.5, 2) + 3 * std::pow(100 * kU * 0.5, 2));
 }
 
 TEST(Budget, OfAnglesIsThatOfTheirFrequency) {
   const Exact exact{.shape = {1, 1}, .want = {0.75}, .angle = {1000}, .turned = {0.5}};
   const Budget b = budget_of(OpKind::angles, exact, DType::f32);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-25 + (2 * 1000 * 0.5 + 4 * 0.75) * kU);
-  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + kU * kU * (2 * 500.0 * 500.0 + 0.75 * 0.75));
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-25 + (4 * 1000 * 0.5 + 4 * 0.75) * kU);
+  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + kU * kU * (3 * 500.0 * 500.0 + 0.75 * 0.75));
 }
 
 TEST(Budget, OfSilu) {

@@ -264,7 +264,8 @@ TEST_F(JudgeTest, AWrongTokenIsIntroducedAndATieIsNot) {
   run.requests[0].tokens.back() = run.requests[0].argmax.back() = ids[0];
   put_top_logits(run.passes[2]);
   const Result tie = judged(run);
-  for (const Finding& f : tie.findings) EXPECT_NE(text_of(f.place), "token") << tie.story;
+  for (const Finding& f : tie.findings)
+    EXPECT_NE(text_of(f.place), "token") << f.statistic << f.rule;
 }
 
 TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {

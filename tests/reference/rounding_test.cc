@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "src/judge/budget.h"
+#include "src/weights/rope_tables.h"
 #include "tests/reference/passes.h"
 
 namespace lockstep {
@@ -138,6 +141,41 @@ INSTANTIATE_TEST_SUITE_P(
           name, [](char c) { return !std::isalnum(c); }, '_');
       return name;
     });
+
+// A table as the engine makes it in fp32, of published bases and sizes of heads, at positions far
+// into a context: what its frequencies are off by, all positions share.
+TEST(Angles, OfFp32AreWithinTheirBudgetAtAllPositions) {
+  for (const double theta : {1e4, 5e5, 1e6, 5e6, 1e7})
+    for (const int64_t dim : {32, 64, 128, 256}) {
+      ModelConfig config;
+      config.head_dim = dim;
+      config.rope.theta = theta;
+      const RopeFrequencies frequencies = rope_frequencies(config, 1);
+      const auto pairs = static_cast<size_t>(dim / 2);
+      std::vector<double> unit(pairs);  // sum of eta^2 / V
+      int64_t rows = 0;
+      for (int64_t position = 1; position < 32768; position += 41, ++rows) {
+        std::vector<float> cosines(pairs), sines(pairs);
+        rope_row(frequencies, position, cosines, sines);
+        std::vector<double> want(pairs), angle(pairs), turned(pairs);
+        for (size_t j = 0; j < pairs; ++j) {
+          const double frequency =
+              std::pow(theta, -2 * static_cast<double>(j) / static_cast<double>(dim));
+          angle[j] = static_cast<double>(position) * frequency;
+          want[j] = std::cos(angle[j]), turned[j] = std::fabs(std::sin(angle[j]));
+        }
+        const Exact exact{.shape = {1, dim / 2}, .want = want, .angle = angle, .turned = turned};
+        const Budget b = budget_of(OpKind::angles, exact, DType::f32);
+        for (size_t j = 0; j < pairs; ++j) {
+          const double eta = static_cast<double>(cosines[j]) - want[j];
+          EXPECT_LE(std::fabs(eta), b.limit[j]) << theta << " " << dim << " " << position;
+          unit[j] += eta * eta / b.variance[j];
+        }
+      }
+      for (const double sum : unit)
+        EXPECT_LE(sum, static_cast<double>(rows)) << theta << " of " << dim;
+    }
+}
 
 }  // namespace
 }  // namespace lockstep
