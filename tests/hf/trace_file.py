@@ -213,14 +213,14 @@ def number_digest(tensor: torch.Tensor) -> dict[str, float]:
     values = tensor.to(torch.float32).numpy().ravel()
     wide = values[np.isfinite(values)].astype(np.float64)
     some = wide if wide.size else np.zeros(1)
-    exponents = (values.view(np.uint32) >> 23) & 0xFF
+    tiny = torch.finfo(tensor.dtype).tiny
     digest = {
         "xxh3": xxh3(bits.tobytes()),
         "nan": int(np.isnan(values).sum()),
         "posinf": int(np.isposinf(values).sum()),
         "neginf": int(np.isneginf(values).sum()),
         "zeros": int((values == 0).sum()),
-        "subnormal": int(((exponents == 0) & (values != 0)).sum()),
+        "subnormal": int(((np.abs(values) < tiny) & (values != 0)).sum()),
         "absmax_at": int(np.argmax(np.nan_to_num(np.abs(values), nan=-1, posinf=-1))),
         "min": some.min(), "max": some.max(), "absmax": np.abs(some).max(), "mean": some.mean(),
         "m2": ((wide - some.mean()) ** 2).sum(), "rms": np.sqrt((some ** 2).mean()),
