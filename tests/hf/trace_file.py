@@ -213,7 +213,7 @@ def number_digest(tensor: torch.Tensor) -> dict[str, float]:
     values = tensor.to(torch.float32).numpy().ravel()
     wide = values[np.isfinite(values)].astype(np.float64)
     some = wide if wide.size else np.zeros(1)
-    tiny = torch.finfo(tensor.dtype).tiny
+    tiny = torch.finfo(tensor.dtype).tiny if tensor.dtype.is_floating_point else 0
     digest = {
         "xxh3": xxh3(bits.tobytes()),
         "nan": int(np.isnan(values).sum()),
