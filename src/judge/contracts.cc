@@ -12,6 +12,9 @@ namespace {
 
 using enum RoundingContract;
 
+// Layers that a candidate fails in before it is out.
+constexpr size_t kFailingLayers = 3;
+
 bool is_linear(OpKind op) { return op == OpKind::linear || op == OpKind::expert_linear; }
 
 }  // namespace
@@ -61,6 +64,8 @@ std::vector<RoundingContract> Contracts::candidates(const Place& place,
   return {meant_by(declared->second, place.point->op, traits)};
 }
 
+bool fits(const NodeOutcome& outcome) { return !is_finding(outcome) || outcome.passes_on; }
+
 bool Contracts::Fits::fits_any() const {
   for (size_t c = 0; c < fitting.size(); ++c)
     if (fits(c)) return true;
@@ -76,9 +81,25 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   Fits& fits = of.by_layer[place.layer];
   fits.fitting.resize(candidates.size());
   fits.misfit.resize(candidates.size());
+  of.out.resize(candidates.size());
   ++fits.nodes;
   for (size_t c = 0; c < outcomes.size(); ++c)
-    if (!is_finding(outcomes[c]) || outcomes[c].passes_on) ++fits.fitting[c];
+    if (lockstep::fits(outcomes[c])) ++fits.fitting[c];
+  of.put_out();
+}
+
+void Contracts::OfPoint::put_out() {
+  std::vector<size_t> failing(candidates.size());  // layers
+  for (const auto& [layer, fits] : by_layer)
+    for (size_t c = 0; c < candidates.size(); ++c) failing[c] += fits.fitting[c] < fits.nodes;
+  if (std::ranges::count(failing, 0u) == 0) return;
+  for (size_t c = 0; c < candidates.size(); ++c)
+    if (failing[c] >= kFailingLayers && 2 * failing[c] > by_layer.size()) out[c] = true;
+}
+
+bool Contracts::is_out(const Point& point, size_t candidate) const {
+  const auto of = points_.find(order_of(point));
+  return of != points_.end() && candidate < of->second.out.size() && of->second.out[candidate];
 }
 
 void Contracts::add_misfit(const Place& place, size_t candidate) {

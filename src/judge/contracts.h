@@ -52,6 +52,9 @@ std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& trai
 // The one of contracts_of() that a declared contract means for the op.
 RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits);
 
+// Whether the node may be of an op that rounds as the contract that it was judged under.
+bool fits(const NodeOutcome& outcome);
+
 // Under which contract each point is judged: the declared one, or, where a trace declares none, the
 // one that most of its places fit. It is decided when the run has ended. A place fits a contract
 // under which none of its nodes, nor all of them together, is a finding. Places that fit none are
@@ -67,6 +70,9 @@ class Contracts {
   // What a node of the place is to be judged under. One where it is declared.
   std::vector<RoundingContract> candidates(const Place& place, const ContractTraits& traits) const;
 
+  // Whether the candidate of that number is only to be tried at nodes of the point that fit no
+  // other: it failed in most layers so far, three at least, while another failed at no node.
+  bool is_out(const Point& point, size_t candidate) const;
   // What came out for a node under each of its candidates.
   void add(const Place& place, std::span<const RoundingContract> candidates,
            std::span<const NodeOutcome> outcomes);
@@ -96,7 +102,10 @@ class Contracts {
     const Point* point = nullptr;
     std::vector<RoundingContract> candidates;
     std::map<int, Fits> by_layer;
+    std::vector<bool> out;  // by candidate
     size_t chosen = 0;
+
+    void put_out();
   };
 
   std::map<std::string, RoundingContract> declared_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <thread>
 
 #include "src/judge/budget.h"
@@ -271,8 +272,7 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
       if (NodeOutcomes& both = *member.outcomes; both.size() == 2)
         both.erase(is_finding(both[0]) ? both.begin() : both.begin() + 1);
   } else {
-    for (const RoundingContract contract : contracts)
-      judge_under(contract, place, inputs, pass, group);
+    judge_under_each(contracts, place, inputs, pass, group);
   }
   for (Group::Member& member : group.members)
     for (NodeOutcome& outcome : *member.outcomes) {
@@ -282,6 +282,32 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
       outcome.sums.introduced = own.introduced;
     }
   if (contracts.size() == 1 && !group.answered) try_others(place, inputs, pass, group);
+}
+
+// Those that are out come last, where a member fits none of the others. Of a member that was not
+// tried under one, what the first says that it fits is said.
+void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, const Place& place,
+                               const std::vector<Place>& inputs, const JudgedPass& pass,
+                               Group& group) {
+  std::vector<size_t> order(contracts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto out = std::ranges::stable_partition(
+      order, [&](size_t c) { return !contracts_.is_out(*place.point, c); });
+  for (const size_t c : std::span(order.begin(), out.begin()))
+    judge_under(contracts[c], place, inputs, pass, group);
+  const bool all_fit = std::ranges::all_of(group.members, [](const Group::Member& member) {
+    return std::ranges::any_of(*member.outcomes, fits);
+  });
+  if (!all_fit)
+    for (const size_t c : out) judge_under(contracts[c], place, inputs, pass, group);
+  if (group.answered || out.empty()) return;
+  for (Group::Member& member : group.members) {
+    const NodeOutcomes tried = *member.outcomes;
+    member.outcomes->resize(order.size());
+    for (size_t i = 0; i < order.size(); ++i)
+      (*member.outcomes)[order[i]] =
+          i < tried.size() ? tried[i] : *std::ranges::find_if(tried, fits);
+  }
 }
 
 void OpJudge::judge_under(RoundingContract contract, const Place& place,

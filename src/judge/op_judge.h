@@ -92,6 +92,8 @@ class OpJudge {
             const NodeRows& node, Group& group, NodeOutcomes& outcomes);
   void judge_numbers(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                      Group& group);
+  void judge_under_each(const std::vector<RoundingContract>& contracts, const Place& place,
+                        const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
   void judge_under(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
                    const JudgedPass& pass, Group& group);
   // Measures the group's rows under a contract. False when the oracle's shape is another: the nodes

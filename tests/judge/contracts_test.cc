@@ -106,6 +106,37 @@ TEST(Chosen, CountsWhatOnlyAllNodesTogetherShow) {
   EXPECT_EQ(contracts.of(kPoint), hf);
 }
 
+// `nodes` of each of `layers`.
+void add(Contracts& contracts, std::vector<int> layers, int nodes, bool as_fused, bool as_hf) {
+  for (const int layer : layers)
+    for (int node = 0; node < nodes; ++node)
+      contracts.add({&kPoint, layer}, kTried, outcomes(as_fused, as_hf));
+}
+
+TEST(Out, IsWhatFailsWhereAnotherNeverDoes) {
+  Contracts contracts({});
+  add(contracts, {0, 1}, 50, false, true);
+  EXPECT_FALSE(contracts.is_out(kPoint, 0)) << "two layers";
+  add(contracts, {2}, 1, false, true);
+  EXPECT_TRUE(contracts.is_out(kPoint, 0));
+  EXPECT_FALSE(contracts.is_out(kPoint, 1));
+  EXPECT_FALSE(contracts.is_out(point("attn.k_rope"), 0)) << "of another point nothing is known";
+}
+
+TEST(Out, IsNothingWhereEveryOneFails) {
+  Contracts contracts({});
+  add(contracts, {0}, 1, true, false);
+  add(contracts, {1, 2, 3}, 50, false, true);
+  EXPECT_FALSE(contracts.is_out(kPoint, 0));
+}
+
+TEST(Out, IsNothingForTheFewerLayers) {
+  Contracts contracts({});
+  add(contracts, {3, 4, 5}, 1, true, true);
+  add(contracts, {0, 1, 2}, 100, false, true);
+  EXPECT_FALSE(contracts.is_out(kPoint, 0)) << "three of six";
+}
+
 Result judged(FakeRun run) {
   FakeOracle oracle;
   Judge judge(run.manifest, oracle, nullptr, nullptr, {});
