@@ -9,21 +9,19 @@
 namespace lockstep {
 namespace {
 
-// base^(2j / dim) for j < dim / 2. Hugging Face divides and raises in fp32, so T rounds each step;
-// the power itself is taken in fp64, as an fp32 power differs between libraries.
-template <typename T>
-std::vector<T> powers(double base, int64_t dim) {
-  std::vector<T> result;
+// base^(2j / dim) for j < dim / 2. Hugging Face divides and raises in fp32, so each step is rounded
+// to it; the power itself is taken in fp64, as an fp32 power differs between libraries.
+std::vector<float> powers(double base, int64_t dim) {
+  std::vector<float> result;
   for (int64_t j = 0; j < dim / 2; ++j) {
-    const T exponent = static_cast<T>(2 * j) / static_cast<T>(dim);
-    result.push_back(static_cast<T>(std::pow(base, static_cast<double>(exponent))));
+    const float exponent = static_cast<float>(2 * j) / static_cast<float>(dim);
+    result.push_back(static_cast<float>(std::pow(base, static_cast<double>(exponent))));
   }
   return result;
 }
 
-template <typename T>
-std::vector<T> inverted(std::vector<T> values, double divisor) {
-  for (T& value : values) value = T{1} / (static_cast<T>(divisor) * value);
+std::vector<float> inverted(std::vector<float> values, double divisor) {
+  for (float& value : values) value = 1.F / (static_cast<float>(divisor) * value);
   return values;
 }
 
@@ -57,8 +55,7 @@ double yarn_dimension(const ModelConfig& config, double turns) {
 // Slow pairs are stretched, fast ones kept, and in between is a ramp: inv / factor ramp + inv (1 -
 // ramp), ramp = clamp((j - low) / (high - low), 0, 1). Sums and products stand as Hugging Face has
 // them, as another order moves the last bits.
-template <typename T>
-std::vector<T> yarn(const ModelConfig& config) {
+std::vector<float> yarn(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
   double low = yarn_dimension(config, rope.beta_fast);
   double high = yarn_dimension(config, rope.beta_slow);
@@ -70,68 +67,66 @@ std::vector<T> yarn(const ModelConfig& config) {
   high = std::min(high, static_cast<double>(config.head_dim - 1));
   if (low == high) high += 0.001;  // no ramp: a step, without dividing by zero
 
-  const std::vector<T> power = powers<T>(rope.theta, config.head_dim);
-  const std::vector<T> kept = inverted(power, 1);
-  std::vector<T> result = inverted(power, rope.factor);
+  const std::vector<float> power = powers(rope.theta, config.head_dim);
+  const std::vector<float> kept = inverted(power, 1);
+  std::vector<float> result = inverted(power, rope.factor);
   for (size_t j = 0; j < result.size(); ++j) {
-    const T slope = (static_cast<T>(j) - static_cast<T>(low)) / static_cast<T>(high - low);
-    const T keep = T{1} - std::clamp(slope, T{0}, T{1});
-    result[j] = result[j] * (T{1} - keep) + kept[j] * keep;
+    const float slope =
+        (static_cast<float>(j) - static_cast<float>(low)) / static_cast<float>(high - low);
+    const float keep = 1.F - std::clamp(slope, 0.F, 1.F);
+    result[j] = result[j] * (1.F - keep) + kept[j] * keep;
   }
   return result;
 }
 
 // By wavelength 2 pi / inv: long waves are stretched, short ones kept, and those between are mixed
 // by (trained / wave - low) / (high - low).
-template <typename T>
-std::vector<T> llama3(const ModelConfig& config) {
+std::vector<float> llama3(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
-  const auto trained = static_cast<T>(rope.original_max_positions);
-  const auto low = static_cast<T>(rope.low_freq_factor);
-  const auto high = static_cast<T>(rope.high_freq_factor);
-  const auto factor = static_cast<T>(rope.factor);
-  std::vector<T> result = inverted(powers<T>(rope.theta, config.head_dim), 1);
-  for (T& inverse : result) {
-    const T wave = static_cast<T>(2 * std::numbers::pi) / inverse;
-    const T smooth = (trained / wave - low) / (high - low);
+  const auto trained = static_cast<float>(rope.original_max_positions);
+  const auto low = static_cast<float>(rope.low_freq_factor);
+  const auto high = static_cast<float>(rope.high_freq_factor);
+  const auto factor = static_cast<float>(rope.factor);
+  std::vector<float> result = inverted(powers(rope.theta, config.head_dim), 1);
+  for (float& inverse : result) {
+    const float wave = static_cast<float>(2 * std::numbers::pi) / inverse;
+    const float smooth = (trained / wave - low) / (high - low);
     if (wave > trained / low)
       inverse = inverse / factor;
     else if (wave >= trained / high)
-      inverse = (T{1} - smooth) * inverse / factor + smooth * inverse;
+      inverse = (1.F - smooth) * inverse / factor + smooth * inverse;
   }
   return result;
 }
 
 // A divisor for each pair, from one list up to the trained length and from another beyond it.
-template <typename T>
-std::vector<T> longrope(const ModelConfig& config, int64_t length) {
+std::vector<float> longrope(const ModelConfig& config, int64_t length) {
   const RopeConfig& rope = config.rope;
   const auto& factors = length > rope.original_max_positions ? rope.long_factor : rope.short_factor;
-  std::vector<T> result = powers<T>(rope.theta, config.head_dim);
+  std::vector<float> result = powers(rope.theta, config.head_dim);
   for (size_t j = 0; j < result.size(); ++j)
-    result[j] = T{1} / (static_cast<T>(factors.at(j)) * result[j]);
+    result[j] = 1.F / (static_cast<float>(factors.at(j)) * result[j]);
   return result;
 }
 
-template <typename T>
-std::vector<T> inverse_frequencies(const ModelConfig& config, int64_t length) {
+std::vector<float> inverse_frequencies(const ModelConfig& config, int64_t length) {
   const double theta = config.rope.theta;
   switch (config.rope.type) {
     case RopeType::standard:
-      return inverted(powers<T>(theta, config.head_dim), 1);
+      return inverted(powers(theta, config.head_dim), 1);
     case RopeType::linear: {
-      std::vector<T> result = inverted(powers<T>(theta, config.head_dim), 1);
-      for (T& inverse : result) inverse /= static_cast<T>(config.rope.factor);
+      std::vector<float> result = inverted(powers(theta, config.head_dim), 1);
+      for (float& inverse : result) inverse /= static_cast<float>(config.rope.factor);
       return result;
     }
     case RopeType::dynamic:
-      return inverted(powers<T>(dynamic_base(config, length), config.head_dim), 1);
+      return inverted(powers(dynamic_base(config, length), config.head_dim), 1);
     case RopeType::yarn:
-      return yarn<T>(config);
+      return yarn(config);
     case RopeType::llama3:
-      return llama3<T>(config);
+      return llama3(config);
     case RopeType::longrope:
-      return longrope<T>(config, length);
+      return longrope(config, length);
   }
   fail("rope type {} has no formula", static_cast<int>(config.rope.type));
 }
@@ -156,25 +151,11 @@ double attention_factor(const RopeConfig& rope) {
   return yarn_magnitude(rope.factor, 1);
 }
 
-template <typename T>
-void fill_row(std::span<const T> inverse, double factor, int64_t position, std::span<T> cos,
-              std::span<T> sin) {
-  check(position >= 0 && cos.size() == inverse.size() && sin.size() == inverse.size(),
-        "position {} of a rope table wants {} cosines and sines, found room for {} and {}",
-        position, inverse.size(), cos.size(), sin.size());
-  for (size_t j = 0; j < inverse.size(); ++j) {
-    const double angle = static_cast<T>(position) * inverse[j];  // rounded to T, then exact
-    cos[j] = static_cast<T>(std::cos(angle)) * static_cast<T>(factor);
-    sin[j] = static_cast<T>(std::sin(angle)) * static_cast<T>(factor);
-  }
-}
-
 }  // namespace
 
 RopeFrequencies rope_frequencies(const ModelConfig& config, int64_t length) {
   check(length >= 1, "rope tables are made for a request of at least one token, found {}", length);
-  return {inverse_frequencies<double>(config, length), inverse_frequencies<float>(config, length),
-          attention_factor(config.rope)};
+  return {inverse_frequencies(config, length), attention_factor(config.rope)};
 }
 
 bool depends_on_length(const RopeConfig& rope) {
@@ -183,12 +164,15 @@ bool depends_on_length(const RopeConfig& rope) {
 
 void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<float> cos,
               std::span<float> sin) {
-  fill_row<float>(frequencies.inv_freq_fp32, frequencies.attention_factor, position, cos, sin);
-}
-
-void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<double> cos,
-              std::span<double> sin) {
-  fill_row<double>(frequencies.inv_freq, frequencies.attention_factor, position, cos, sin);
+  const auto& [inverse, factor] = frequencies;
+  check(position >= 0 && cos.size() == inverse.size() && sin.size() == inverse.size(),
+        "position {} of a rope table wants {} cosines and sines, found room for {} and {}",
+        position, inverse.size(), cos.size(), sin.size());
+  for (size_t j = 0; j < inverse.size(); ++j) {
+    const double angle = static_cast<float>(position) * inverse[j];  // rounded to fp32, then exact
+    cos[j] = static_cast<float>(std::cos(angle)) * static_cast<float>(factor);
+    sin[j] = static_cast<float>(std::sin(angle)) * static_cast<float>(factor);
+  }
 }
 
 }  // namespace lockstep

@@ -13,20 +13,17 @@ namespace lockstep {
 // modeling_rope_utils.
 
 struct RopeFrequencies {
-  std::vector<double> inv_freq;      // [head_dim / 2], computed in fp64
-  std::vector<float> inv_freq_fp32;  // as Hugging Face computes it, in fp32 steps
-  double attention_factor = 1;       // multiplies cos and sin
+  std::vector<float> inv_freq;  // [head_dim / 2], as Hugging Face computes it, in fp32 steps
+  double attention_factor = 1;  // multiplies cos and sin
 };
 
 // For a request of `length` tokens (dynamic and longrope depend on it, see depends_on_length).
 RopeFrequencies rope_frequencies(const ModelConfig& config, int64_t length);
 bool depends_on_length(const RopeConfig& rope);
 
-// cos and sin of position * inv_freq[j], times the attention factor, for j < head_dim / 2: in fp32
-// (angle, cosine and product each rounded to fp32), and the same in fp64 throughout.
+// cos and sin of position * inv_freq[j], times the attention factor, for j < head_dim / 2: angle,
+// cosine and product each rounded to fp32.
 void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<float> cos,
               std::span<float> sin);
-void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<double> cos,
-              std::span<double> sin);
 
 }  // namespace lockstep

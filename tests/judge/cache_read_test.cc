@@ -73,7 +73,9 @@ TEST_F(CacheReadTest, KAndVThatChangedPlacesAreSaidSo) {
   const FakeRun run = reading(1, [&](FakeModel& m) {
     if (!std::exchange(swapped, true)) std::swap(m.lane(1, 0)[2][0], m.lane(1, 0)[2][1]);
   });
-  const Finding& f = *judged(run).first;
+  const Result result = judged(run);
+  ASSERT_TRUE(result.first);
+  const Finding& f = *result.first;
   EXPECT_TRUE(says(f,
                    "reads K that request 0 position 2 wrote as V and V that request 0 position 2 "
                    "wrote as K (K and V of 1 of "))

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // Of what all runs came to, every so manyth is run here.
-constexpr size_t kEvery = 131;
+constexpr size_t kEvery = 199;
 
 // Wrong kernels that these runs cannot show, and why: each computes what a right one does here, or
 // so nearly that no 16-bit result of one layer tells.
