@@ -223,17 +223,15 @@ Exact OpOracle::rope(const OracleCall& call) {
   check_lengths(call);
   check(x.dim() == 3 && x.size(2) == recipe_.head_dim, "{} turns heads of {} values, found {}",
         call.place.point->name, recipe_.head_dim, shape_of(x).text());
-  AngleTables tables;
+  AngleTables tables = tables_of(call, rotary_, pairs, x.device());
   if (call.inputs.size() == 3) {
     for (size_t i : {1, 2})
       check(
           call.inputs[i].shape == Shape({x.size(0), pairs}),
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
           call.place.point->name, pairs, call.inputs[i].shape.text());
-    tables = {widened(call.inputs[1]), widened(call.inputs[2]), {}};
-    tables.error = at::zeros_like(tables.cos);
-  } else {
-    tables = tables_of(call, rotary_, pairs, x.device());
+    tables.cos = widened(call.inputs[1]);
+    tables.sin = widened(call.inputs[2]);
   }
   // Of every element: its own x, the other of its pair with the sign that it has there, and the
   // tables of the pair.

@@ -282,6 +282,9 @@ class Ladder {
     std::vector<Pass> passes(seen_.passes.size());
     for (size_t p = 0; p < passes.size(); ++p) passes[p].info = seen_.passes[p].info;
     for (const int layer : layers) show({&point, layer}, effect, size, passes);
+    for (Pass& pass : passes)
+      if (const KeptTensor* logits = pass.find(lockstep::point("logits"), -1))
+        pass.logits = top_logits_of(logits->data, logits->rows);
     const std::string named = point.per_layer ? fmt::format("{}", fmt::join(layers, ",")) : "";
     Judge judge(seen_.manifest, oracle_, nullptr, nullptr,
                 {.selection = Selection(std::string(point.name), named, "", ""),

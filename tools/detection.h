@@ -74,13 +74,13 @@ struct Seeable {
 //
 // In units of u = 2^-p of the result, a right kernel that computes in fp32 is off by v on average
 // and b at most before it rounds (Higham and Mary 2019), times 2^(p-24), which fp32 is finer by:
-//   products of either sign, S = sqrt(K) times their sum   v = .34 K               b = 8 K
-//   norm of width D                                        v = .17 sqrt(D) + 3     b = 4 sqrt(D) +
-//   8 silu_mul                                               v = 3                   b = 16 rope v
-//   = 1.2                 b = 6 softmax of n                                           v = 5 + .3
-//   sqrt(n)      b = 32 + 8 sqrt(n) attention of n keys with scores of S, and head_dim d   v = S
-//   (.34 sqrt(d) + 2) + 6 + ln n
-//                                                          b = 16 (S sqrt(d) + 4) + 8 sqrt(n)
+//   - products of either sign, S = sqrt(K) times their sum: v = .34 K, b = 8 K;
+//   - norm of width D: v = .17 sqrt(D) + 3, b = 4 sqrt(D) + 8;
+//   - silu_mul: v = 3, b = 16;
+//   - rope: v = 1.2, b = 6;
+//   - softmax of n: v = 5 + .3 sqrt(n), b = 32 + 8 sqrt(n);
+//   - attention of n keys with scores of S, and head_dim d: v = S (.34 sqrt(d) + 2) + 6 + ln n,
+//     b = 16 (S sqrt(d) + 4) + 8 sqrt(n).
 // The least of these:
 //   - one element is off by a rounding, half an ulp of doubt and b: 1.5 + b;
 //   - of n elements each crosses the border to the next number with a chance of size/2 or more:

@@ -40,7 +40,7 @@ Inner norm(const Exact& e, size_t i) {
 }
 
 Inner rope(const Exact& e, size_t i) {
-  return {4 * (1 + e.angle[i]) * u * e.magnitude[i],
+  return {4 * u * (e.magnitude[i] + e.angle[i] * e.turned[i]),
           squared(0.85 * u * e.x1c_x2s[i]) + 3 * squared(e.angle[i] * u * e.turned[i])};
 }
 

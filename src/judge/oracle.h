@@ -43,8 +43,8 @@ struct Exact {
   Numbers spread_squares;    // attention: sum p^2 (v - o)^2
   Numbers weighted_squares;  // attention: sum p^2 v^2
   Numbers score;             // attention, per (row, head): max over j of scale * sum |q k_j|
-  // angles, rope: what the angle of the element's pair may be off, in units of 2^-24. rope: 0 where
-  // the tables were inputs.
+  // angles, rope: what the angle of the element's pair may be off, in units of 2^-24. rope: where
+  // the tables were inputs too, as a kernel may make its own angles.
   Numbers angle;
   Numbers x1c_x2s;  // rope: sqrt((x1 c)^2 + (x2 s)^2)
   Numbers turned;   // angles, rope: the derivative of `want` by the angle

@@ -69,6 +69,20 @@ TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
   }
 }
 
+TEST_F(Mutants, OfNoKindLeavesEffectsAtEveryPointSeen) {
+  const SelftestCase seen =
+      detection_case({.config = checkpoint_.config(), .prompts = {}, .quick = true}, DType::bf16);
+  for (const DetectionLimit& limit :
+       detection({.checkpoint = checkpoint_,
+       .reference = open_reference(),
+       .engine = seen.engine,
+       .requests = seen.requests,
+       .layers = {0},
+       .points = detectable_points(graph_of(checkpoint_.config()), false)})
+           .limits)
+    EXPECT_TRUE(limit.passed()) << limit.point->name << ": " << limit.statistic;
+}
+
 // Each statistic is needed by a made-up kernel that nothing else sees.
 TEST_F(Mutants, WithoutAStatisticMissWhatItAloneSees) {
   constexpr Mutant kWithout[] = {Mutant::no_t1, Mutant::no_t2, Mutant::no_t3, Mutant::no_t4,
