@@ -185,7 +185,7 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange rang
     const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
     of_head(result.spread).copy_(at::bmm(of_head(w.p), (v - of_head(result.out)).abs_()));
   }
-  if (call.contract == RoundingContract::hf)
+  if (rounds_weights(call.contract))
     result.overlap =
         by_heads(w.p.unsqueeze(2), v, result.weighted_squares.unsqueeze(2), overlap_of).squeeze(2);
   return result;
@@ -208,7 +208,7 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   shaped.visit(result, [&](at::Tensor& to, const at::Tensor& from) { to = by_query(from); });
   shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q);
   shaped.spread = by_heads(by_head, v, shaped.out, spread_of);
-  if (call.contract == RoundingContract::hf)
+  if (rounds_weights(call.contract))
     shaped.overlap = by_heads(by_head, v, shaped.weighted_squares, overlap_of);
   result = {};
   result.visit(shaped, [&](at::Tensor& to, const at::Tensor& from) {
@@ -264,8 +264,12 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 
 }  // namespace
 
-Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+Exact exact_attention(const at::Tensor& query, const at::Tensor& k, const at::Tensor& v,
                       const std::vector<KeyRange>& seen, const AttentionCall& call) {
+  const double scale = scale_of(query);
+  const at::Tensor q = call.contract == RoundingContract::query_rounded
+                           ? rounded(query * scale, grid_of(call.dtype)) / scale
+                           : query;
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
   Attended all;
@@ -273,7 +277,7 @@ Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
        {&all.out, &all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
     *x = like_q();
   all.score = one_a_head();
-  if (call.contract == RoundingContract::hf) all.overlap = one_a_head();
+  if (rounds_weights(call.contract)) all.overlap = one_a_head();
   if (rounds_scores(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
   if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
     attend_in_blocks(q, k, v, seen, call, all);

@@ -22,13 +22,19 @@ enum class RoundingContract : uint8_t {
   hf_unrounded_sum,  // the same, and rounds as hf
   bias_after_store,  // a linear op stores its product, then adds the bias
   scores_rounded,    // attention stores its scores
+  query_rounded,     // hf, and attention scales its query first, and stores that
   products_rounded,  // a weighted sum stores its products
   tables_rounded,    // RoPE reads cosines and sines of the run's dtype
   tf32,              // linear ops of fp32 round their operands to 11 bits
   operands_bf16,     // linear ops of fp32 round their input to bf16
   operands_fp16,     // and to fp16
 };
-inline constexpr int kRoundingContracts = 12;
+inline constexpr int kRoundingContracts = 13;
+
+// Whether attention rounds the weights of the keys, each by itself.
+constexpr bool rounds_weights(RoundingContract contract) {
+  return contract == RoundingContract::hf || contract == RoundingContract::query_rounded;
+}
 
 enum class Keep : uint8_t { off, digest, flagged, full };
 Keep keep_from(const std::string& name);  // throws Error on another name

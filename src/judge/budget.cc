@@ -141,7 +141,7 @@ bool is_full(OpKind op, const Exact& e) {
       const size_t heads = rows * static_cast<size_t>(e.shape[1]);
       return full(e.magnitude) && full(e.spread) && full(e.spread_squares) &&
              full(e.weighted_squares) && e.row_terms.size() == rows && e.score.size() == heads &&
-             (e.contract != RoundingContract::hf || e.overlap.size() == heads);
+             (!rounds_weights(e.contract) || e.overlap.size() == heads);
     }
     default:
       return true;
@@ -169,7 +169,7 @@ double gain_of(OpKind op, const Exact& e) {
     case OpKind::attention: {
       double most = 1;
       for (const double n : e.row_terms) most = std::max(most, n);
-      return truncated(most) + (e.contract == RoundingContract::hf ? 0x1p-13 : 0x1p-21);
+      return truncated(most) + (rounds_weights(e.contract) ? 0x1p-13 : 0x1p-21);
     }
     case OpKind::norm:
     case OpKind::silu_mul:
@@ -201,7 +201,7 @@ class Filler {
 
   template <typename InnerOf>
   Budget fill(InnerOf inner_of) {
-    const bool weights = op_ == OpKind::attention && exact_.contract == RoundingContract::hf;
+    const bool weights = op_ == OpKind::attention && rounds_weights(exact_.contract);
     if (weights) budget_.misrounds = 1;  // they are no step of a known chain
     for (size_t i = elements_.first; i < elements_.first + elements_.count; ++i) {
       Inner inner = inner_of(exact_, i);

@@ -151,8 +151,7 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
                                counts_of(wrong, kv.rows.size()));
     if (first.known()) show_element(finding, first, kv);
   } else if (found.unknown > 0) {
-    outcome.verdict = Verdict::inconclusive;
-    outcome.reason = "what was written to the K/V cache was not captured";
+    return inconclusive("what was written to the K/V cache was not captured");
   }
   return outcome;
 }

@@ -31,7 +31,7 @@ std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& tra
     case OpKind::weighted_sum:
       return {fused, hf, products_rounded};
     case OpKind::attention:
-      return {fused, eager, hf};
+      return {fused, eager, hf, query_rounded};
     case OpKind::linear:
       if (traits.has_bias) return {fused, bias_after_store};
       return {fused};
@@ -52,7 +52,7 @@ RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTr
   const std::vector<RoundingContract> all = contracts_of(op, traits);
   const auto has = [&](RoundingContract one) { return std::ranges::count(all, one) > 0; };
   if (has(declared)) return declared;
-  const bool as_hf = declared == eager || declared == hf_unrounded_sum;
+  const bool as_hf = declared == eager || declared == hf_unrounded_sum || declared == query_rounded;
   return as_hf && has(hf) ? hf : fused;
 }
 

@@ -26,6 +26,7 @@ namespace lockstep {
 //                                   is made is not known, as blocks differ
 //                 eager             r(sum p v), p = r(softmax(r(r(q k) scale)))
 //                 scores_rounded    the same, but p is not rounded
+//                 query_rounded     hf, of r(q scale) k
 //   weighted_sum  fused             r(sum p y)
 //                 hf                r(.. r(r(p y) + r(p' y')) ..) by ascending expert
 //                 products_rounded  r(sum r(p y))

@@ -14,6 +14,7 @@ ScoreRounding::ScoreRounding(const Manifest& a, const Manifest& b) {
     const double u = unit_roundoff(manifest->dtype);
     if (declared->second == RoundingContract::eager) scores_ += 2 * u, probabilities_ += u;
     if (declared->second == RoundingContract::scores_rounded) scores_ += 2 * u;
+    if (declared->second == RoundingContract::query_rounded) scores_ += u;
   }
 }
 

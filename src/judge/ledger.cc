@@ -32,6 +32,21 @@ bool judged(Verdict verdict) {
 
 }  // namespace
 
+NodeOutcome inconclusive(std::string reason) {
+  NodeOutcome outcome;
+  outcome.verdict = Verdict::inconclusive;
+  outcome.reason = std::move(reason);
+  return outcome;
+}
+
+NodeOutcome structural(std::string rule, int32_t position) {
+  NodeOutcome outcome;
+  outcome.verdict = Verdict::structural;
+  outcome.finding.rule = std::move(rule);
+  outcome.finding.position = position;
+  return outcome;
+}
+
 std::string text_of(const Place& place) {
   if (place.layer < 0) return std::string(place.point->name);
   return fmt::format("layer {} {}", place.layer, place.point->name);

@@ -36,6 +36,10 @@ struct NodeOutcome {
 };
 // Whether it is a difference to report.
 bool is_finding(const NodeOutcome& outcome);
+// Of a node that could not be judged.
+NodeOutcome inconclusive(std::string reason);
+// Of a node whose tensor is not as the model has it. position: of its first row.
+NodeOutcome structural(std::string rule, int32_t position);
 
 // Keeps what came out of every node and makes the Result of it.
 class Ledger {

@@ -57,6 +57,15 @@ double number_from(const Json& limits, const char* name, const std::string& path
 
 }  // namespace
 
+Reached reached_by(const Measure& measure) {
+  Reached reached{.inner = measure.inner};
+  for (const Statistic& statistic : measure.statistics) {
+    const std::string name = statistic.name;
+    if (name == "T2" || name == "T4") reached.rms = std::max(reached.rms, statistic.value);
+  }
+  return reached;
+}
+
 void Reached::add(const Reached& other) {
   inner = std::max(inner, other.inner);
   rms = std::max(rms, other.rms);

@@ -25,6 +25,7 @@ struct Reached {
   double inner = 0, rms = 0, share = 0, gain = 0;
   void add(const Reached& other);  // the larger of each
 };
+Reached reached_by(const Measure& measure);  // one node
 
 // The limits of a judgement as data: theory (budget.h, moments.h), lowered where clean runs of an
 // engine were measured. A calibration only ever tightens: no run that fails theory is clean, so

@@ -15,9 +15,8 @@ namespace lockstep {
 namespace {
 
 // What the oracle may hold at once: more is asked for in blocks of rows. Small ones find the memory
-// that the last one had, where large ones are given new memory each time, whose pages cost more
-// than what is computed there. Blocks of very few rows read a large weight for little, as that of
-// the head of a large vocabulary, and may be larger.
+// of the last one, where large ones get new pages, which cost more than what is computed there. Of
+// very few rows they may be larger, as these read a large weight, of the head's say, for little.
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
@@ -32,30 +31,6 @@ constexpr int64_t kMostTried = 16;
 std::pair<int, int> key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
 
 Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
-
-NodeOutcome inconclusive(std::string reason) {
-  NodeOutcome outcome;
-  outcome.verdict = Verdict::inconclusive;
-  outcome.reason = std::move(reason);
-  return outcome;
-}
-
-NodeOutcome structural(std::string rule, const NodeRows& node) {
-  NodeOutcome outcome;
-  outcome.verdict = Verdict::structural;
-  outcome.finding.rule = std::move(rule);
-  outcome.finding.position = node.rows.front().position;
-  return outcome;
-}
-
-Reached reached_by(const Measure& measure) {
-  Reached reached{.inner = measure.inner};
-  for (const Statistic& statistic : measure.statistics) {
-    const std::string name = statistic.name;
-    if (name == "T2" || name == "T4") reached.rms = std::max(reached.rms, statistic.value);
-  }
-  return reached;
-}
 
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
@@ -183,7 +158,7 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     outcome = inconclusive(fmt::format("the trace has no tensor of {}", place.point->name));
     outcome.unrecorded = true;
   } else if (!trouble.text.empty()) {
-    outcome = structural(trouble.text, node);
+    outcome = structural(trouble.text, node.rows.front().position);
   } else if (place.point->op != OpKind::cache &&
              pass.seen.tensor(place, node.request)->data.view().empty()) {
     outcome = inconclusive("their tensors were kept as digests only");
@@ -419,7 +394,7 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
     for (Group::Member& member : group.members)
       *member.outcomes = {structural(
           fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
-          *member.node)};
+          member.node->rows.front().position)};
     misshapen_.insert(key_of(place));
     return false;
   }
@@ -505,7 +480,7 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
   if (kv.shape != wanted || kv.shape.rank() != 4) {
     misshapen_.insert(key_of(place));
     return structural(fmt::format("shape {} was wanted, found {}", wanted.text(), kv.shape.text()),
-                      node);
+                      node.rows.front().position);
   }
   return compare_cache(kv, place.layer, pass.history);
 }

@@ -186,14 +186,17 @@ long double SecondOpinion::attention(const Call& call) const {
                 begin = window == 0 ? 0 : std::max<int64_t>(0, end - window);
   if (end > data.rows()) throw Lacking{"keys of attn.kv are missing"};
   const bool rounds = call.contract == eager || call.contract == scores_rounded;
+  // The factor is a number of fp64 wherever it is named in code.
+  const double scale = 1 / std::sqrt(static_cast<double>(dim));
+  const auto of_query = [&](int64_t d) { return q.at(static_cast<size_t>(head * dim + d)); };
+  const bool scales_query = call.contract == query_rounded;
   Numbers weights;
   for (int64_t key = begin; key < end; ++key) {
     long double score = 0;
     for (int64_t d = 0; d < dim; ++d)
-      score += q.at(static_cast<size_t>(head * dim + d)) * cached(key, 0, d);
+      score += (scales_query ? call.kept(of_query(d) * scale) : of_query(d)) * cached(key, 0, d);
     if (rounds) score = call.kept(score);
-    // The factor is a number of fp64 wherever it is named in code.
-    score *= 1 / std::sqrt(static_cast<double>(dim));
+    if (!scales_query) score *= scale;
     weights.push_back(rounds ? call.kept(score) : score);
   }
   const long double largest = *std::ranges::max_element(weights);

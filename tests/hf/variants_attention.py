@@ -128,7 +128,10 @@ ATTENTION = [
     attending("attention-rounded-p", "scores in fp32, probabilities rounded", "hf",
               rounded_probabilities),
     Variant("mask-finite", "-10000 hides a key", finite_mask),
-    Variant("scale-on-q", "q * scale rounded first", scaled_q),
+    Variant("scale-on-q", "q * scale rounded first", scaled_q,
+            declared("attn.out", "query_rounded"), attention=("sdpa",)),
+    Variant("scale-on-q-eager", "the same, and scores and probabilities rounded", scaled_q,
+            attention=("eager",)),
 ]
 
 

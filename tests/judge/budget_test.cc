@@ -63,7 +63,7 @@ TEST(Budget, OfRope) {
                     .x1c_x2s = {1.5},
                     .turned = {0.5}};
   const Budget b = budget_of(OpKind::rope, exact, DType::f16);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 404 * kU * 2);
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 4 * kU * (2 + 100 * 0.5));
   EXPECT_DOUBLE_EQ(b.variance[0],
                    0x1p-22 / 12 + std::pow(0.85 * kU * 1.5, 2) + 3 * std::pow(100 * kU * 0.5, 2));
 }
