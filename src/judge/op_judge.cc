@@ -266,16 +266,15 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
                                Group& group) {
   std::vector<size_t> order(contracts.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto out = std::ranges::stable_partition(
-      order, [&](size_t c) { return !contracts_.is_out(*place.point, c); });
-  for (const size_t c : std::span(order.begin(), out.begin()))
+  const auto out = std::stable_partition(
+      order.begin(), order.end(), [&](size_t c) { return !contracts_.is_out(*place.point, c); });
+  for (const size_t c : std::span(order.begin(), out))
     judge_under(contracts[c], place, inputs, pass, group);
-  const bool all_fit = std::ranges::all_of(group.members, [](const Group::Member& member) {
-    return std::ranges::any_of(*member.outcomes, fits);
-  });
-  if (!all_fit)
-    for (const size_t c : out) judge_under(contracts[c], place, inputs, pass, group);
-  if (group.answered || out.empty()) return;
+  const auto fits_one = [](const auto& m) { return std::ranges::any_of(*m.outcomes, fits); };
+  if (!std::ranges::all_of(group.members, fits_one))
+    for (const size_t c : std::span(out, order.end()))
+      judge_under(contracts[c], place, inputs, pass, group);
+  if (group.answered || out == order.end()) return;
   for (Group::Member& member : group.members) {
     const NodeOutcomes tried = *member.outcomes;
     member.outcomes->resize(order.size());
