@@ -15,6 +15,7 @@
 
 #include "kernels/check.h"
 #include "src/judge/report.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -74,9 +75,7 @@ std::string table_text(const Table& table) {
 }
 
 Json json_of(const Cell& cell) {
-  const auto* number = std::get_if<double>(&cell);
-  if (number && std::isnan(*number)) return "NaN";
-  if (number && std::isinf(*number)) return *number > 0 ? "Infinity" : "-Infinity";
+  if (const auto* number = std::get_if<double>(&cell)) return json_number<Json>(*number);
   return std::visit([](const auto& value) { return Json(value); }, cell);
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/output.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -174,8 +175,6 @@ void tell_several(const Selftest& test, std::string& text) {
       text += fmt::format("  missed: {}, found {}\n", outcome.name, fmt::join(outcome.found, ", "));
 }
 
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json("Infinity"); }
-
 Json json_of(const std::vector<CurvePoint>& curve) {
   Json list = Json::array();
   for (const CurvePoint& point : curve)
@@ -211,7 +210,7 @@ Json json_of(const std::vector<DetectionLimit>& limits) {
     list.push_back({{"point", limit.point->name},
                     {"layers", limit.layers},
                     {"effect", name_of(limit.effect)},
-                    {"ulp", number(limit.size)},
+                    {"ulp", json_number<Json>(limit.size)},
                     {"statistic", limit.statistic},
                     {"stated_ulp", limit.stated},
                     {"passed", limit.passed()}});
@@ -353,9 +352,9 @@ std::string json_of(const std::vector<Selftest>& tests) {
     for (const SelftestOutcome& o : all) {
       Json one = {{"name", o.name},     {"verdict", o.verdict}, {"story", o.story},
                   {"seeded", o.seeded}, {"found", o.found},     {"first_exact", o.first_exact}};
-      if (o.effect) one["effect_ulp"] = number(*o.effect);
-      if (o.effect) one["limit_ulp"] = o.limit;
-      one["strain"] = number(o.strain);
+      if (o.effect) one["effect_ulp"] = json_number<Json>(*o.effect);
+      if (o.effect) one["limit_ulp"] = json_number<Json>(o.limit);
+      one["strain"] = json_number<Json>(o.strain);
       list.push_back(std::move(one));
     }
     return list;

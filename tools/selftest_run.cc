@@ -17,6 +17,7 @@
 #include "probes/digest.h"
 #include "tools/device.h"
 #include "tools/judged_run.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -27,12 +28,6 @@ using Json = nlohmann::ordered_json;
 // confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
 constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
-// Infinity is a string in JSON, because it has no such number.
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json("Infinity"); }
-double number_from(const Json& json) {
-  return json.is_string() ? std::numeric_limits<double>::infinity() : json.get<double>();
-}
-
 Json json_of(const SelftestOutcome& outcome) {
   Json json = {{"name", outcome.name},
                {"verdict", outcome.verdict},
@@ -42,8 +37,8 @@ Json json_of(const SelftestOutcome& outcome) {
                {"found", outcome.found},
                {"first_exact", outcome.first_exact},
                {"exact_class", outcome.exact_class}};
-  if (outcome.effect) json["effect"] = number(*outcome.effect);
-  json["strain"] = number(outcome.strain);
+  if (outcome.effect) json["effect"] = json_number<Json>(*outcome.effect);
+  json["strain"] = json_number<Json>(outcome.strain);
   for (const auto& [rule, other] : outcome.others)
     json["others"][rule] = {{"alarmed", other.alarmed}, {"first_exact", other.first_exact}};
   return json;
@@ -58,8 +53,8 @@ SelftestOutcome outcome_from(const Json& json) {
                           .found = json.at("found"),
                           .first_exact = json.at("first_exact"),
                           .exact_class = json.at("exact_class")};
-  if (json.contains("effect")) outcome.effect = number_from(json.at("effect"));
-  outcome.strain = number_from(json.at("strain"));
+  if (json.contains("effect")) outcome.effect = double_from(json.at("effect"));
+  outcome.strain = double_from(json.at("strain"));
   if (json.contains("others"))
     for (const auto& [rule, other] : json.at("others").items())
       outcome.others[rule] = {other.at("alarmed"), other.at("first_exact")};

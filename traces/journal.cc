@@ -9,27 +9,14 @@
 #include "kernels/check.h"
 #include "traces/columns.h"
 #include "traces/disk.h"
+#include "traces/json_number.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
 using nlohmann::ordered_json;
-
-// JSON has no word for what is not finite.
-ordered_json number(double x) {
-  if (std::isfinite(x)) return x;
-  return std::isnan(x) ? "NaN" : x > 0 ? "Infinity" : "-Infinity";
-}
-
-double double_from(const json& value) {
-  if (value.is_number()) return value;
-  const auto text = value.get<std::string>();
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (text == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  check(text == "Infinity" || text == "-Infinity", "'{}' is no number", text);
-  return text == "Infinity" ? kInfinity : -kInfinity;
-}
 
 // 64 bits do not fit the numbers of most readers of JSON.
 std::string hex(uint64_t x) { return fmt::format("{:016x}", x); }
@@ -72,11 +59,11 @@ ordered_json pass_object(const Pass& pass) {
     pages.push_back({{"request", table.request}, {"pages", table.pages}});
   for (const TopLogits& top : pass.logits) {
     ordered_json values = ordered_json::array();
-    for (double value : top.values) values.push_back(number(value));
+    for (double value : top.values) values.push_back(json_number<ordered_json>(value));
     logits.push_back({{"request", top.row.request},
                       {"position", top.row.position},
                       {"chosen", top.chosen},
-                      {"margin", number(top.margin())},
+                      {"margin", json_number<ordered_json>(top.margin())},
                       {"ids", top.ids},
                       {"values", values}});
   }
@@ -149,15 +136,15 @@ ordered_json tensor_object(int32_t pass, const KeptTensor& tensor, int64_t seq) 
           {"neginf", d.neg_inf},
           {"zeros", d.zeros},
           {"subnormal", d.subnormals},
-          {"min", number(d.min)},
-          {"max", number(d.max)},
-          {"absmax", number(d.absmax)},
+          {"min", json_number<ordered_json>(d.min)},
+          {"max", json_number<ordered_json>(d.max)},
+          {"absmax", json_number<ordered_json>(d.absmax)},
           {"absmax_at", d.absmax_index},
-          {"mean", number(d.mean)},
-          {"m2", number(d.m2)},
-          {"rms", number(d.rms())},
-          {"sum_abs", number(d.sum_abs)},
-          {"sum_squares", number(d.sum_squares)},
+          {"mean", json_number<ordered_json>(d.mean)},
+          {"m2", json_number<ordered_json>(d.m2)},
+          {"rms", json_number<ordered_json>(d.rms())},
+          {"sum_abs", json_number<ordered_json>(d.sum_abs)},
+          {"sum_squares", json_number<ordered_json>(d.sum_squares)},
           {"exponents", exponents},
           {"row_xxh3", hashes}};
 }

@@ -6,14 +6,12 @@
 
 #include "src/judge/ledger.h"
 #include "src/judge/report.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// JSON has no Infinity: as a string it survives.
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json(x > 0 ? "Infinity" : "NaN"); }
 
 Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
 
@@ -24,10 +22,10 @@ Json of_node(const std::optional<DiffNode>& node) {
           {"pass", node->pass},
           {"layer", layer_of(node->place)},
           {"point", node->place.point->name},
-          {"relative", number(node->relative)},
+          {"relative", json_number<Json>(node->relative)},
           {"requests", node->requests},
           {"of_element", node->of_element},
-          {"limit", number(node->limit)},
+          {"limit", json_number<Json>(node->limit)},
           {"measured", node->measured},
           {"reason", node->reason.empty() ? Json(nullptr) : Json(node->reason)}};
 }
@@ -42,9 +40,9 @@ std::string report_json(const DiffResult& result) {
                       {"rows", p.rows},
                       {"equal", p.equal},
                       {"measured", p.measured},
-                      {"difference_rms", number(p.difference_rms)},
-                      {"rms", number(p.rms)},
-                      {"ulps", number(p.ulps)}});
+                      {"difference_rms", json_number<Json>(p.difference_rms)},
+                      {"rms", json_number<Json>(p.rms)},
+                      {"ulps", json_number<Json>(p.ulps)}});
   Json judged = Json::array();
   for (const DiffJudgement& j : result.judged)
     judged.push_back({{"trace", j.trace}, {"verdict", j.verdict}, {"story", j.story}});

@@ -3,18 +3,12 @@
 
 #include "src/judge/report.h"
 #include "src/judge/story.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// JSON has no non-finite numbers; as strings they survive, as null they would look like nothing.
-Json number(double x) {
-  if (std::isnan(x)) return "NaN";
-  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
-  return x;
-}
 
 Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
 
@@ -26,16 +20,16 @@ Json of_finding(const Finding& f) {
           {"point", f.place.point->name},
           {"verdict", name_of(f.verdict)},
           {"statistic", f.statistic},
-          {"value", number(f.value)},
-          {"limit", number(f.limit)},
+          {"value", json_number<Json>(f.value)},
+          {"limit", json_number<Json>(f.limit)},
           {"index", f.index},
-          {"want", f.index.empty() ? Json(nullptr) : number(f.want)},
-          {"got", f.index.empty() ? Json(nullptr) : number(f.got)},
-          {"budgets", number(f.budgets)},
-          {"of_row", number(f.of_row)},
+          {"want", f.index.empty() ? Json(nullptr) : json_number<Json>(f.want)},
+          {"got", f.index.empty() ? Json(nullptr) : json_number<Json>(f.got)},
+          {"budgets", json_number<Json>(f.budgets)},
+          {"of_row", json_number<Json>(f.of_row)},
           {"rule", rule_of(f)},
-          {"precision", f.shape ? number(f.shape->precision) : Json(nullptr)},
-          {"recall", f.shape ? number(f.shape->recall) : Json(nullptr)}};
+          {"precision", f.shape ? json_number<Json>(f.shape->precision) : Json(nullptr)},
+          {"recall", f.shape ? json_number<Json>(f.shape->recall) : Json(nullptr)}};
 }
 
 Json of_confirmation(const Confirmation& c) {
@@ -51,16 +45,16 @@ Json of_place(const PlaceSummary& p) {
           {"expected", p.expected},
           {"judged", p.judged},
           {"worst",
-           {{"t1", number(p.worst_t1)},
-            {"t2", number(p.worst_t2)},
-            {"of_row", number(p.worst_of_row)},
+           {{"t1", json_number<Json>(p.worst_t1)},
+            {"t2", json_number<Json>(p.worst_t2)},
+            {"of_row", json_number<Json>(p.worst_of_row)},
             {"request", p.worst_request},
             {"position", p.worst_position},
             {"pass", p.worst_pass}}},
           {"verdict", name_of(p.verdict)},
-          {"introduced_rms", number(p.introduced_rms)},
-          {"propagated_rms", number(p.propagated_rms)},
-          {"total_rms", number(p.total_rms)},
+          {"introduced_rms", json_number<Json>(p.introduced_rms)},
+          {"propagated_rms", json_number<Json>(p.propagated_rms)},
+          {"total_rms", json_number<Json>(p.total_rms)},
           {"excluded", p.excluded},
           {"ancestor", p.ancestor}};
 }
@@ -72,7 +66,7 @@ Json of_scope(const Scope& s) {
           {"requests", s.requests},
           {"contracts", s.contracts},
           {"contracts_found", s.found},
-          {"largest", number(s.largest)},
+          {"largest", json_number<Json>(s.largest)},
           {"given", s.given},
           {"references_checked", s.references_checked}};
 }
@@ -83,7 +77,7 @@ Json of_request(const RequestResult& r) {
     flips.push_back({{"position", f.position},
                      {"engine", f.engine},
                      {"reference", f.reference},
-                     {"margin_ulp", number(f.margin_ulp)},
+                     {"margin_ulp", json_number<Json>(f.margin_ulp)},
                      {"explained", f.explained},
                      {"ancestor", f.ancestor}});
   return {{"id", r.id},         {"name", r.name},     {"prompt_tokens", r.prompt},
@@ -92,14 +86,14 @@ Json of_request(const RequestResult& r) {
 }
 
 Json of_logits(const LogitsSummary& l) {
-  return {{"max_abs", number(l.max_abs)},
-          {"kl_mean", number(l.kl_mean)},
-          {"kl_reference", number(l.kl_reference)},
+  return {{"max_abs", json_number<Json>(l.max_abs)},
+          {"kl_mean", json_number<Json>(l.kl_mean)},
+          {"kl_reference", json_number<Json>(l.kl_reference)},
           {"argmax_equal", std::to_string(l.argmax_equal) + "/" + std::to_string(l.compared)},
           {"explained_flips", l.explained_flips},
           {"unexplained_flips", l.unexplained_flips},
-          {"expected_flips", number(l.expected_flips)},
-          {"least_margin_ulp", number(l.least_margin_ulp)}};
+          {"expected_flips", json_number<Json>(l.expected_flips)},
+          {"least_margin_ulp", json_number<Json>(l.least_margin_ulp)}};
 }
 
 Json of_nodes(const Result& result) {
@@ -121,7 +115,7 @@ std::string report_json(const Result& result) {
   for (const PlaceSummary& p : result.places) points.push_back(of_place(p));
   for (const RequestResult& r : result.requests) requests.push_back(of_request(r));
   Json limits = Json::object();
-  for (const auto& [name, value] : result.limits) limits[name] = number(value);
+  for (const auto& [name, value] : result.limits) limits[name] = json_number<Json>(value);
   Json json = {{"format", "lockstep-result"},
                {"format_version", "1.0"},
                {"verdict", result.verdict},

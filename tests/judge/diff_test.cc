@@ -413,6 +413,17 @@ TEST(Diff, RefusesLayersThatAModelHasNot) {
             "identical");
 }
 
+TEST(DiffReport, KeepsWhatIsNoNumber) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  DiffResult r = diff_of(run_of(), run_of());
+  r.first_kind = {.place = {&point("embed"), -1}, .relative = std::nan(""), .limit = -kInfinity};
+  r.places[0].difference_rms = kInfinity;
+  const auto json = nlohmann::json::parse(report_json(r));
+  EXPECT_EQ(json["first_kind"]["relative"], "NaN");
+  EXPECT_EQ(json["first_kind"]["limit"], "-Infinity");
+  EXPECT_EQ(json["points"][0]["difference_rms"], "Infinity");
+}
+
 TEST(DiffReport, OfEveryFormat) {
   const DiffResult r = diff_of(
       run_of(),

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tests/judged.h"
@@ -89,6 +90,15 @@ TEST(Passed, NeedsEverything) {
     test.traces.push_back(bad);
     EXPECT_FALSE(passed(test)) << "a right trace that is called wrong, or an empty one";
   }
+}
+
+TEST(SelftestJson, KeepsWhatIsNoNumber) {
+  Selftest test = good_test();
+  test.limits[0].size = std::numeric_limits<double>::quiet_NaN();
+  test.clean[0].strain = -std::numeric_limits<double>::infinity();
+  const auto json = nlohmann::json::parse(json_of({test}))[0];
+  EXPECT_EQ(json["detection_limits"][0]["ulp"], "NaN");
+  EXPECT_NE(json.dump().find("\"-Infinity\""), std::string::npos);
 }
 
 // Of the shares it is the lower bound that counts: 199 of 200 are at least 97.2 %, 198 96.4 %.
