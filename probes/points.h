@@ -30,6 +30,41 @@ enum class OpKind : uint8_t {
   weighted_sum,   // of what the chosen experts made
 };
 
+// As in reports and files of limits. A kind that is missing here does not compile.
+constexpr const char* name_of(OpKind op) {
+  switch (op) {
+    case OpKind::gather:
+      return "gather";
+    case OpKind::angles:
+      return "angles";
+    case OpKind::norm:
+      return "norm";
+    case OpKind::linear:
+      return "linear";
+    case OpKind::rope:
+      return "rope";
+    case OpKind::cache:
+      return "cache";
+    case OpKind::attention:
+      return "attention";
+    case OpKind::silu_mul:
+      return "silu_mul";
+    case OpKind::add:
+      return "add";
+    case OpKind::argmax:
+      return "argmax";
+    case OpKind::top_k:
+      return "top_k";
+    case OpKind::softmax:
+      return "softmax";
+    case OpKind::expert_linear:
+      return "expert_linear";
+    case OpKind::weighted_sum:
+      return "weighted_sum";
+  }
+  return "";
+}
+
 // Whether the op's result is indices (int32), which are exact by the op's inputs alone.
 constexpr bool makes_indices(OpKind op) { return op == OpKind::argmax || op == OpKind::top_k; }
 

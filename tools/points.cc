@@ -10,9 +10,6 @@ namespace lockstep {
 namespace {
 
 Table table_of_points() {
-  constexpr const char* kOps[] = {"gather", "angles",    "norm",          "linear",      "rope",
-                                  "cache",  "attention", "silu_mul",      "add",         "argmax",
-                                  "top_k",  "softmax",   "expert_linear", "weighted_sum"};
   constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
   constexpr const char* kPresences[] = {"layer", "layer, with QK-norm", "layer without experts",
                                         "layer with experts", "model"};
@@ -23,8 +20,8 @@ Table table_of_points() {
       reads += ", " + std::string(p.inputs[i]);
     table.rows.push_back(
         {std::string(p.name), p.per_layer ? kPresences[static_cast<size_t>(p.presence)] : "model",
-         std::string(kOps[static_cast<size_t>(p.op)]), reads,
-         std::string(kClasses[static_cast<size_t>(p.node_class)]), std::string(p.shape)});
+         name_of(p.op), reads, std::string(kClasses[static_cast<size_t>(p.node_class)]),
+         std::string(p.shape)});
   }
   return table;
 }

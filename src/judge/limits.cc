@@ -21,19 +21,9 @@ constexpr double kRoom = 1.5;  // over what clean runs reached
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // Those whose results are held to numbers.
-struct Named {
-  OpKind op;
-  const char* name;
-};
-constexpr std::array kOps = {Named{OpKind::angles, "angles"},
-                             Named{OpKind::norm, "norm"},
-                             Named{OpKind::linear, "linear"},
-                             Named{OpKind::rope, "rope"},
-                             Named{OpKind::attention, "attention"},
-                             Named{OpKind::silu_mul, "silu_mul"},
-                             Named{OpKind::softmax, "softmax"},
-                             Named{OpKind::expert_linear, "expert_linear"},
-                             Named{OpKind::weighted_sum, "weighted_sum"}};
+constexpr std::array kOps = {OpKind::angles,  OpKind::norm,          OpKind::linear,
+                             OpKind::rope,    OpKind::attention,     OpKind::silu_mul,
+                             OpKind::softmax, OpKind::expert_linear, OpKind::weighted_sum};
 
 struct Field {
   const char* name;
@@ -41,8 +31,6 @@ struct Field {
 };
 constexpr std::array kFields = {Field{"T1_inner", &OpLimits::inner}, Field{"T2_T4", &OpLimits::rms},
                                 Field{"T3", &OpLimits::share}, Field{"T5_gain", &OpLimits::gain}};
-
-const char* name_of(OpKind op) { return std::ranges::find(kOps, op, &Named::op)->name; }
 
 double number_from(const Json& limits, const char* name, const std::string& path) {
   const auto found = limits.find(name);
@@ -98,7 +86,7 @@ void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
 std::string Limits::json() const {
   Json dtypes = Json::object();
   for (const auto& [key, limits] : ops_) {
-    Json& op = dtypes[std::string(lockstep::name_of(key.second))][name_of(key.first)];
+    Json& op = dtypes[std::string(name_of(key.second))][name_of(key.first)];
     for (const Field& field : kFields) {
       const double value = limits.*field.value;
       op[field.name] = value < kUnlimited ? Json(value) : Json();
@@ -135,12 +123,12 @@ Limits Limits::read(const std::string& path) {
           ops.dump());
     for (const auto& [name, values] : ops.items()) {
       const auto op =
-          std::ranges::find(kOps, name, [](const Named& n) { return std::string(n.name); });
+          std::ranges::find(kOps, name, [](OpKind of) { return std::string(name_of(of)); });
       check(
           op != kOps.end() && values.is_object(),
           "{} should give limits of ops that have some, found {}: make it with lockstep calibrate",
           path, name);
-      OpLimits& of_op = limits.ops_[{op->op, dtype_from(dtype)}];
+      OpLimits& of_op = limits.ops_[{*op, dtype_from(dtype)}];
       for (const Field& field : kFields) of_op.*field.value = number_from(values, field.name, path);
     }
   }
