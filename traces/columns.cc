@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/check.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 namespace {

@@ -78,9 +78,6 @@ struct Columns {
 // ".../model/embed", of the cache of one request ".../attn.kv.request000000".
 std::string path_of(int32_t pass, const KeptTensor& tensor);
 
-// Positions from here on are taken for damage: what is made of them is as long as they are far.
-inline constexpr int32_t kMostPositions = 1 << 26;
-
 // A pass's rows as runs of consecutive positions, and back; used by the journal too.
 struct RowRun {
   int32_t request = 0, first = 0, count = 0;

@@ -36,6 +36,10 @@ constexpr bool rounds_weights(RoundingContract contract) {
   return contract == RoundingContract::hf || contract == RoundingContract::query_rounded;
 }
 
+// Positions from here on, and pages of more of them, are taken for damage: what is made of
+// positions is as long as they are far.
+inline constexpr int32_t kMostPositions = 1 << 24;
+
 enum class Keep : uint8_t { off, digest, flagged, full };
 Keep keep_from(const std::string& name);  // throws Error on another name
 const char* name_of(Keep keep);

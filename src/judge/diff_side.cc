@@ -11,11 +11,6 @@
 #include "src/judge/top_logits.h"
 
 namespace lockstep {
-namespace {
-
-constexpr int32_t kMostPositions = 1 << 24;  // there is memory for a number for each
-
-}  // namespace
 
 std::vector<double> numbers_of(const ShownRow& row) {
   const TensorView& all = row.tensor->data;

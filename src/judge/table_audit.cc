@@ -11,8 +11,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMost = 1 << 26;  // positions of a page; slots then fit in 64 bits
-
 // The whole number of that name; 0 when the trace declares none.
 int64_t declared(const Manifest& manifest, const char* name, int64_t most) {
   const auto found = manifest.provenance.find(name);
@@ -30,7 +28,7 @@ int64_t declared(const Manifest& manifest, const char* name, int64_t most) {
 }  // namespace
 
 TableAudit::TableAudit(const Manifest& manifest)
-    : page_size_(declared(manifest, "page_size", kMost)),
+    : page_size_(declared(manifest, "page_size", kMostPositions)),
       pages_(declared(manifest, "pages", std::numeric_limits<int32_t>::max())) {
   if (page_size_ > 0) auditor_.emplace(page_size_);
 }

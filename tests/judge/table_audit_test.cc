@@ -123,7 +123,7 @@ TEST(TableAudit, RefusesSizesThatAreNone) {
        {"0", "-5", "9223372036854775807", "18446744073709551616", "four", "", "4 "})
     EXPECT_EQ(error_of([&] { TableAudit audit(manifest_of(size)); }),
               "the trace declares page_size '" + size +
-                  "', and 1 to 67108864 was wanted: its page tables cannot be understood, write it "
+                  "', and 1 to 16777216 was wanted: its page tables cannot be understood, write it "
                   "anew");
   EXPECT_NE(
       error_of([] { TableAudit audit(manifest_of("4", "none")); }).find("declares pages 'none'"),
