@@ -20,10 +20,24 @@
 namespace lockstep {
 namespace {
 
-// Written around an output, and into it: no number of an op is likely to have all bits set, which
-// is a NaN in every floating-point dtype and -1 of an index.
+// Written around an output.
 constexpr int64_t kGuardBytes = 256;
-constexpr uint8_t kGuard = 0xa5, kUnwritten = 0xff;
+constexpr uint8_t kGuard = 0xa5;
+
+// The bytes of every element of an output that nobody wrote: a signalling NaN, which neither
+// arithmetic nor a conversion makes, and -1 of an index.
+std::array<uint8_t, 8> unwritten(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return {0xa5, 0xa5, 0xa5, 0x7f};
+    case DType::bf16:
+      return {0xa5, 0x7f};
+    case DType::f16:
+      return {0xa5, 0x7d};
+    default:
+      return {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+  }
+}
 
 DLDataType data_type_of(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
@@ -130,7 +144,9 @@ class GuardedOutput {
   explicit GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}, DType::u8) {
     auto* begin = host_.as<uint8_t>();
     std::fill_n(begin, bytes(), kGuard);
-    std::fill_n(begin + kGuardBytes, out.bytes(), kUnwritten);
+    const auto fill = unwritten(out.dtype);
+    for (int64_t i = 0; i < out.count(); ++i)
+      std::copy_n(fill.data(), size_of(out.dtype), begin + kGuardBytes + i * size_of(out.dtype));
     there_ = copy_on(out.device, host_);
     view_ = out;
     view_.data = there_.as<uint8_t>() + kGuardBytes;
@@ -151,9 +167,10 @@ class GuardedOutput {
           op.at(context), out_.shape.text(),
           std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before");
     const int64_t size = size_of(out_.dtype);
+    const auto fill = unwritten(out_.dtype);
     for (int64_t i = 0; i < out_.count(); ++i) {
       const auto* element = begin + kGuardBytes + i * size;
-      check(std::any_of(element, element + size, [](uint8_t b) { return b != kUnwritten; }),
+      check(!std::equal(element, element + size, fill.data()),
             "{} was wanted to write every element of its output {}, found that of row {}, element "
             "{}, it did not: cover the last rows and the tails",
             op.at(context), out_.shape.text(), i / out_.row_size(), i % out_.row_size());
