@@ -76,10 +76,10 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
   }
 }
 
-void add_choice(CLI::App& app, const std::string& name, std::string& value,
-                std::vector<std::string> choices, const std::string& help) {
+CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
+                        std::vector<std::string> choices, const std::string& help) {
   const std::string all = CLI::detail::join(choices, "|");
-  app.add_option(name, value, help)
+  return app.add_option(name, value, help)
       ->type_name(all)
       ->check([choices = std::move(choices), all](const std::string& text) {
         return std::ranges::find(choices, text) != choices.end()
@@ -212,12 +212,17 @@ void add_selection_options(CLI::App& app, ObserveOptions& options) {
 }
 
 void add_observe_options(CLI::App& app, ObserveOptions& options) {
-  add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
-             "what a trace keeps: digests, and the tensors of what is wrong or all (" +
-                 options.keep + ")");
+  const CLI::Option* keep =
+      add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
+                 "what a trace keeps: digests, and the tensors of what is wrong or all (" +
+                     options.keep + "; .jsonl: digest)");
   add_selection_options(app, options);
   CLI::Option* trace = app.add_option("--trace", options.trace, "keep what was seen in this trace");
   trace->type_name("PATH.trace");
+  app.parse_complete_callback([&options, keep] {
+    // A journal alone has no tensors.
+    if (keep->count() == 0 && options.trace.ends_with(".jsonl")) options.keep = "digest";
+  });
   app.add_option("--record-before", options.record_before,
                  "before an op of these points is launched, have its inputs on the disk, in "
                  "PATH.before.h5: they stay when it does not come back")

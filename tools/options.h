@@ -14,7 +14,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace lockstep {
 
@@ -24,8 +25,8 @@ namespace lockstep {
 bool parse(CLI::App& app, Args args, const std::string& examples);
 
 // An option whose value is one of `choices`; `value` is what it is bound to, and its default.
-void add_choice(CLI::App& app, const std::string& name, std::string& value,
-                std::vector<std::string> choices, const std::string& help);
+CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
+                        std::vector<std::string> choices, const std::string& help);
 void add_threads_option(CLI::App& app, int& threads);        // --threads
 void add_device_option(CLI::App& app, std::string& device);  // --device, a text for open_device
 

@@ -116,6 +116,19 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
   std::filesystem::remove(trace);
 }
 
+TEST(Lockstep, KeepsDigestsInAJournalUnlessTensorsAreAskedFor) {
+  const std::string trace = temp_path("run.jsonl");
+  const std::string run = "run --model " + data_path("tiny/qwen3-default") +
+                          " --tokens 1,2 --max-new 1 --trace " + trace;
+  std::filesystem::remove(trace);
+  EXPECT_EQ(call_lockstep(run).status, 0);
+  const Outcome seen = call_lockstep("inspect " + trace);
+  EXPECT_EQ(seen.status, 0) << seen.err;
+  expect_has(seen.out, "digest");
+  std::filesystem::remove(trace);
+  expect_has(trouble_of(run + " --keep full"), "digest");
+}
+
 TEST(Lockstep, PrintsTheResultThatItsFileHasNoRoomFor) {
   const Outcome run = call_lockstep("run --model " + data_path("tiny/qwen3-default") +
                                     " --tokens 1,2 --max-new 1 --json /dev/full");
