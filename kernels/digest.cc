@@ -1,5 +1,6 @@
-#include "kernels/check.h"
 #include "kernels/digest.h"
+
+#include "kernels/check.h"
 
 namespace lockstep {
 namespace {

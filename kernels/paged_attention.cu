@@ -38,32 +38,31 @@ template <typename T>
 AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, const KvCache& cache,
                                    const AttentionBatch& batch, float scale, int64_t window) {
   const int64_t table_pages = batch.page_table.shape[1];
-  return {
-      .out = out.as<T>(),
-      .q = q.as<const T>(),
-      .k = cache.k.as<const T>(),
-      .v = cache.v.as<const T>(),
-      .query_start = batch.query_start.as<const int32_t>(),
-      .context_length = batch.context_length.as<const int32_t>(),
-      .page_table = batch.page_table.as<const int32_t>(),
-      .tokens = q.rows(),
-      .requests = batch.context_length.rows(),
-      .pages = cache.pages(),
-      .page_size = cache.page_size(),
-      .table_pages = table_pages,
-      .page_shift = std::has_single_bit(static_cast<uint64_t>(cache.page_size()))
-                        ? std::countr_zero(static_cast<uint64_t>(cache.page_size()))
-                        : -1,
-      .heads = static_cast<int>(q.shape[1]),
-      .kv_heads = static_cast<int>(cache.k.shape[2]),
-      .head_dim = static_cast<int>(q.shape[2]),
-      .group = static_cast<int>(q.shape[1] / cache.k.shape[2]),
-      .scale = scale,
-      .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
-      .bad = bad_index_report(),
-      .parts = nullptr,
-      .chunks = static_cast<int>(std::max<int64_t>(
-          1, (table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys))};
+  return {.out = out.as<T>(),
+          .q = q.as<const T>(),
+          .k = cache.k.as<const T>(),
+          .v = cache.v.as<const T>(),
+          .query_start = batch.query_start.as<const int32_t>(),
+          .context_length = batch.context_length.as<const int32_t>(),
+          .page_table = batch.page_table.as<const int32_t>(),
+          .tokens = q.rows(),
+          .requests = batch.context_length.rows(),
+          .pages = cache.pages(),
+          .page_size = cache.page_size(),
+          .table_pages = table_pages,
+          .page_shift = std::has_single_bit(static_cast<uint64_t>(cache.page_size()))
+                            ? std::countr_zero(static_cast<uint64_t>(cache.page_size()))
+                            : -1,
+          .heads = static_cast<int>(q.shape[1]),
+          .kv_heads = static_cast<int>(cache.k.shape[2]),
+          .head_dim = static_cast<int>(q.shape[2]),
+          .group = static_cast<int>(q.shape[1] / cache.k.shape[2]),
+          .scale = scale,
+          .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
+          .bad = bad_index_report(),
+          .parts = nullptr,
+          .chunks = static_cast<int>(std::max<int64_t>(
+              1, (table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys))};
 }
 
 template <typename T>
