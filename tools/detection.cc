@@ -80,6 +80,23 @@ struct WideRow {
   bool chosen;  // of all rows of the run, the one that Effect::row and element are put in
 };
 
+double mean_square_root(const std::vector<double>& values) {
+  double squares = 0;
+  for (const double x : values) squares += x * x;
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+// Where Effect::element is put: the largest of the last 8 that is not above the row's r.
+size_t element_of(const std::vector<double>& values) {
+  const double r = mean_square_root(values);
+  size_t at = values.size() - 1;
+  for (size_t i = values.size() - std::min<size_t>(8, values.size()); i < values.size(); ++i) {
+    const double size = std::fabs(values[i]), most = std::fabs(values[at]);
+    if (size <= r && (most > r || size > most)) at = i;
+  }
+  return at;
+}
+
 void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideRow& row) {
   std::vector<double>& values = row.values;
   const double factor = 1 + size * unit_roundoff(dtype), step = size * row.unit;
@@ -99,17 +116,12 @@ void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideR
     case Effect::column:
       values.back() *= factor;
       return;
-    case Effect::element: {
-      double squares = 0;
-      for (const double x : values) squares += x * x;
-      const double r = std::sqrt(squares / static_cast<double>(values.size()));
-      double* at = &values.back();
-      for (double& x : std::span(values).last(std::min<size_t>(8, values.size())))
-        if (std::fabs(x) <= r && (std::fabs(*at) > r || std::fabs(x) > std::fabs(*at))) at = &x;
-      if (row.chosen) *at += step;
-    }
+    case Effect::element:
+      if (row.chosen) values[element_of(values)] += step;
   }
 }
+
+int64_t chosen_of(int64_t rows) { return rows / 2; }
 
 // What a right kernel is off before it rounds, in units of 2^-p of the result.
 struct RightKernel {
@@ -128,7 +140,7 @@ RightKernel right_kernel(const Seeable& s) {
     case OpKind::silu_mul:
       return of(3, 16);
     case OpKind::rope:
-      return of(1.2, 6);
+      return of(1.2, 4 * s.pair);
     case OpKind::softmax:
       return of(5 + 0.3 * root, 32 + 8 * root);
     case OpKind::attention: {
@@ -238,12 +250,8 @@ class Ladder {
 
   // What was seen of what the op at the place reads and makes, with the effect in it.
   void show(const Place& place, Effect effect, double size, std::vector<Pass>& passes) const {
-    size_t number = 0, longest = 0;
-    int64_t most = 0;
-    for (size_t p = 0; p < seen_.passes.size(); ++p) {
-      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
-      if (tensor && std::ssize(tensor->rows) > most) most = std::ssize(tensor->rows), longest = p;
-    }
+    size_t number = 0;
+    const size_t longest = longest_pass(place);
     for (size_t p = 0; p < seen_.passes.size(); ++p) {
       for (const Place& input : inputs_of(seen_.manifest.graph, place))
         for (const KeptTensor& tensor : seen_.passes[p].tensors)
@@ -261,6 +269,16 @@ class Ladder {
     }
   }
 
+  size_t longest_pass(const Place& place) const {
+    size_t longest = 0;
+    int64_t most = 0;
+    for (size_t p = 0; p < seen_.passes.size(); ++p) {
+      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
+      if (tensor && std::ssize(tensor->rows) > most) most = std::ssize(tensor->rows), longest = p;
+    }
+    return longest;
+  }
+
   void change(const TensorView& wide, Effect effect, double size, bool longest,
               KeptTensor& changed) const {
     const auto rows = std::ssize(changed.rows), width = changed.data.view().row_size();
@@ -268,10 +286,8 @@ class Ladder {
     WideRow row{.values = std::vector<double>(static_cast<size_t>(width))};
     for (int64_t r = 0; r < rows; ++r) {
       widen(wide, r * width, row.values);
-      double squares = 0;
-      for (const double x : row.values) squares += x * x;
-      row.unit = ulp(std::sqrt(squares / static_cast<double>(width)), plan_.engine.dtype);
-      row.chosen = longest && r == rows / 2;
+      row.unit = ulp(mean_square_root(row.values), plan_.engine.dtype);
+      row.chosen = longest && r == chosen_of(rows);
       put(effect, size, plan_.engine.dtype, random, row);
       for (int64_t i = 0; i < width; ++i)
         store(changed.data, r * width + i, row.values[static_cast<size_t>(i)]);
@@ -337,6 +353,27 @@ class Ladder {
     return most;
   }
 
+  // (|x1| + |x2|) / r of what Effect::element is put in of a rope.
+  double pair(const Place& place) const {
+    const size_t longest = longest_pass(place);
+    size_t number = 0;
+    for (size_t p = 0; p < longest; ++p)
+      if (seen_.passes[p].find(*place.point, place.layer)) ++number;
+    const Place input = inputs_of(seen_.manifest.graph, place).at(0);
+    const KeptTensor* read = seen_.passes[longest].find(*input.point, input.layer);
+    const KeptTensor* made = seen_.passes[longest].find(*place.point, place.layer);
+    check(read && made, "{} and what it reads were wanted in one pass", text_of(place));
+    const int64_t width = made->data.view().row_size(), dim = made->shape.last(),
+                  start = chosen_of(std::ssize(made->rows)) * width;
+    std::vector<double> turned(static_cast<size_t>(width)), x(turned.size());
+    widen(wide_.of(place).at(number), start, turned);
+    widen(read->data, start, x);
+    const auto at = static_cast<int64_t>(element_of(turned));
+    const int64_t other = at % dim < dim / 2 ? at + dim / 2 : at - dim / 2;
+    return (std::fabs(x[static_cast<size_t>(at)]) + std::fabs(x[static_cast<size_t>(other)])) /
+           mean_square_root(turned);
+  }
+
   Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
     const Place place{&point, layers.back()};
     const KeptTensor& made = tensor_of(place);
@@ -352,6 +389,10 @@ class Ladder {
       for (const Request& request : plan_.requests)
         s.terms = std::max(s.terms, static_cast<double>(request.most_positions()));
       for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
+    }
+    if (op == OpKind::rope && effect == Effect::element) {
+      s.pair = 0;
+      for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
     }
     double rows = 0;
     for (const Pass& pass : seen_.passes)

@@ -65,6 +65,7 @@ struct Seeable {
   double terms = 0;           // products summed per element, width of a norm, keys of an attention
   double head_dim = 0;        // of an attention
   double scores = 0;          // of an attention: the largest sum |q k| / sqrt(head_dim)
+  double pair = 1.5;          // of a rope: (|x1| + |x2|) / r of what one element is turned from
   double elements = 0;        // that the effect is put in
   double errors = 0;          // of a right kernel in them that are independent of each other
   bool by_chance = true;      // how they round; else they lie close to numbers of the dtype
@@ -77,7 +78,7 @@ struct Seeable {
 //   - products of either sign, S = sqrt(K) times their sum: v = .34 K, b = 8 K;
 //   - norm of width D: v = .17 sqrt(D) + 3, b = 4 sqrt(D) + 8;
 //   - silu_mul: v = 3, b = 16;
-//   - rope: v = 1.2, b = 6;
+//   - rope: v = 1.2, b = 4 (|x1| + |x2|) / r, 6 of all elements together;
 //   - softmax of n: v = 5 + .3 sqrt(n), b = 32 + 8 sqrt(n);
 //   - attention of n keys with scores of S, and head_dim d: v = S (.34 sqrt(d) + 2) + 6 + ln n,
 //     b = 16 (S sqrt(d) + 4) + 8 sqrt(n).

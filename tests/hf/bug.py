@@ -10,6 +10,10 @@ from patches import Patch
 from trace_file import MODEL_POINTS, Place
 
 
+# Which a model of experts does not have.
+DENSE_POINTS = {"mlp.gate", "mlp.up", "mlp.act", "mlp.down"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Bug:
     """A way to compute something wrong, in one layer or in all.
@@ -36,7 +40,8 @@ class Bug:
         return (-1 if self.point in MODEL_POINTS else self.layers(model)[0]), self.point
 
     def possible(self, model: nn.Module, dtype: str) -> bool:
-        return fits(self.needs, model, dtype)
+        dense = {"dense"} if self.point in DENSE_POINTS else set()
+        return fits(self.needs | dense, model, dtype)
 
 
 def fits(needs: frozenset[str], model: nn.Module, dtype: str) -> bool:
