@@ -81,9 +81,10 @@ std::vector<int> layers_of(const Fault& fault) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
+  for (const std::string model : {"bard-qwen3", "bard-qwen2.5"})
     for (const Fault& fault : faults())
       for (int layer : layers_of(fault)) {
+        if (layer == 0 && model == "bard-qwen2.5") continue;  // its last layer is enough
         // An eps of 1e-5 moves bf16 by a thousandth of its budget in all layers but the first:
         // SmallGain has what it takes to see that.
         const bool small = fault.name == "rms-norm-eps" && layer > 0;

@@ -88,7 +88,7 @@ class Clean(Judged):
         for folder in (QWEN3, QWEN25):
             for dtype, attention in (("bf16", "sdpa"), ("bf16", "eager"), ("fp32", "sdpa")):
                 setting = Setting(folder, dtype, attention)
-                for rounding in ({}, None):
+                for rounding in ({}, None) if dtype == "bf16" else (None,):
                     asked.append(((setting, "undeclared" if rounding is None else "declared"),
                                   self.judge_variant(setting, "plain", rounding)))
         self.assert_clean(asked)

@@ -26,7 +26,7 @@ std::string traced(const Checkpoint& checkpoint, const std::string& fault) {
 
 TEST(JudgeThreads, ChangeNothing) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
-  for (const char* fault : {"", "one-element-off@layer=2,size=3", "rope-tables-16-bit@layer=1"}) {
+  for (const char* fault : {"", "one-element-off@layer=2,size=3"}) {
     const std::string path = traced(checkpoint, fault);
     const Result one = judge_trace(path, checkpoint, {.threads = 1});
     const Result three = judge_trace(path, checkpoint, {.threads = 3});

@@ -62,7 +62,8 @@ TEST_P(OwnAngles, AreRightWhereTheirBaseIs) {
   JudgedRun run{.checkpoint = checkpoint_,
                 .reference = open_reference(),
                 .engine = {.dtype = dtype, .page_order = 3},
-                .ops = ops()};
+                .ops = ops(),
+                .judge = {.selection = {"attn.q_rope,attn.k_rope", "", "", ""}}};
   for (const int64_t tokens : {500, 37, 1})
     run.requests.push_back(
         {.prompt = some_tokens(tokens, checkpoint_.config().vocab), .max_new = 2});
