@@ -59,20 +59,7 @@ void carry(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
 
 Ops carried(const Ops& ops, Device to) {
   Ops all = ops;
-  carry(all.gather_rows, to);
-  carry(all.rms_norm, to);
-  carry(all.matmul, to);
-  carry(all.rope, to);
-  carry(all.kv_write, to);
-  carry(all.kv_gather, to);
-  carry(all.paged_attention, to);
-  carry(all.silu_mul, to);
-  carry(all.add, to);
-  carry(all.argmax, to);
-  carry(all.top_k, to);
-  carry(all.softmax_of, to);
-  carry(all.expert_matmul, to);
-  carry(all.weighted_sum, to);
+  for_each_op([&](const auto& row) { carry(all.*row.entry, to); });
   return all;
 }
 

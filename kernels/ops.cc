@@ -3,23 +3,9 @@
 namespace lockstep {
 
 Ops cpu_ops() {
-  return {
-      .gather_rows = gather_rows,
-      .rms_norm = rms_norm,
-      .matmul = matmul,
-      .rope = rope,
-      .kv_write = kv_write,
-      .kv_gather = kv_gather,
-      .paged_attention = paged_attention,
-      .silu_mul = silu_mul,
-      .add = add,
-      .argmax = argmax,
-      .top_k = top_k,
-      .softmax_of = softmax_of,
-      .expert_matmul = expert_matmul,
-      .weighted_sum = weighted_sum,
-      .fused = {},
-  };
+  Ops ops;
+  for_each_op([&](const auto& row) { ops.*row.entry = row.on_cpu; });
+  return ops;
 }
 
 }  // namespace lockstep

@@ -8,14 +8,18 @@
 // alone, not on the rest of the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
-// its CUDA twin in kernels/<op>.cu, name it in kernels/CMakeLists.txt, and add a row here, in
-// ops.cc, in cuda_ops.h, in cuda_ops.cu, in carried.cc (host code around a device's op) and in
-// user_ops.cc, with its declaration in lockstep_ops.h (a user's kernel in its place).
+// its CUDA twin in kernels/<op>.cu, and name it in kernels/CMakeLists.txt, here (an entry of `Ops`
+// and a row of kOps), in cuda_ops.h and cuda_ops.cu, and in lockstep_ops.h (a user's kernel in its
+// place).
 // An op that joins several goes into fused.h, its pieces in fused.cc. tests/kernels/<op>_test.cc is
 // its test, cuda_<op>_test.cc that of its twin. What it makes is shown at a point: probes/points.h.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "kernels/add.h"
 #include "kernels/argmax.h"
@@ -49,6 +53,56 @@ struct Ops {
   std::function<decltype(lockstep::weighted_sum)> weighted_sum;
   FusedOps fused;  // made of those above
 };
+
+// One op of the table.
+template <typename Signature>
+struct OpRow {
+  std::string_view name;  // a user's library exports lockstep_<name>
+  std::function<Signature> Ops::*entry;
+  Signature* on_cpu;
+  // The tensors that it reads, in the order of its arguments; those left over are empty.
+  std::array<std::string_view, 6> inputs;
+};
+
+// All ops. Whatever is done with each of them visits this list, so that none is forgotten.
+inline constexpr auto kOps = std::tuple{
+    OpRow{"gather_rows", &Ops::gather_rows, gather_rows, {"index", "table"}},
+    OpRow{"rms_norm", &Ops::rms_norm, rms_norm, {"x", "weight"}},
+    OpRow{"matmul", &Ops::matmul, matmul, {"x", "weight", "bias"}},
+    OpRow{"rope", &Ops::rope, rope, {"x", "cos", "sin", "positions"}},
+    OpRow{"kv_write", &Ops::kv_write, kv_write, {"k", "v", "slots"}},
+    OpRow{"kv_gather", &Ops::kv_gather, kv_gather, {"cache.k", "cache.v", "page_table"}},
+    OpRow{"paged_attention",
+          &Ops::paged_attention,
+          paged_attention,
+          {"q", "cache.k", "cache.v", "query_start", "context_length", "page_table"}},
+    OpRow{"silu_mul", &Ops::silu_mul, silu_mul, {"gate", "up"}},
+    OpRow{"add", &Ops::add, add, {"a", "b"}},
+    OpRow{"argmax", &Ops::argmax, argmax, {"logits"}},
+    OpRow{"top_k", &Ops::top_k, top_k, {"logits"}},
+    OpRow{"softmax_of", &Ops::softmax_of, softmax_of, {"logits", "index"}},
+    OpRow{"expert_matmul", &Ops::expert_matmul, expert_matmul, {"x", "index", "weights"}},
+    OpRow{"weighted_sum", &Ops::weighted_sum, weighted_sum, {"x", "weights"}}};
+
+static_assert(sizeof(Ops) ==
+                  std::tuple_size_v<decltype(kOps)> * sizeof(Ops::add) + sizeof(FusedOps),
+              "every entry of Ops needs a row of kOps");
+
+// Calls visit(row) with each row of kOps, in their order.
+template <typename Visit>
+void for_each_op(Visit visit) {
+  std::apply([&](const auto&... rows) { (visit(rows), ...); }, kOps);
+}
+
+// Puts around(op, context, arguments...) in the place of an entry of a table; `op` is what was
+// there.
+template <typename Signature, typename Around>
+void wrap(std::function<Signature>& op, Around around) {
+  op = [inner = std::move(op), around = std::move(around)](const OpContext& context,
+                                                           const auto&... arguments) {
+    around(inner, context, arguments...);
+  };
+}
 
 Ops cpu_ops();
 

@@ -9,7 +9,9 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/crash_watch.h"
@@ -75,9 +77,23 @@ class Arguments {
     batch_ = {(*this)(batch.query_start), (*this)(batch.context_length), (*this)(batch.page_table)};
     return &batch_;
   }
+  const DLTensor* const* operator()(const std::vector<TensorView>& all) {
+    auto& pointers = lists_.emplace_back();
+    for (const TensorView& one : all) pointers.push_back((*this)(one));
+    return pointers.data();
+  }
   float operator()(float x) { return x; }
   int64_t operator()(int64_t x) { return x; }
   int32_t operator()(bool x) { return x ? 1 : 0; }
+
+  // The arguments in C that an argument in C++ becomes: of a list its length too.
+  template <typename In>
+  auto in_c(const In& in) {
+    if constexpr (std::is_same_v<In, std::vector<TensorView>>)
+      return std::tuple((*this)(in), static_cast<int64_t>(in.size()));
+    else
+      return std::tuple((*this)(in));
+  }
 
   // Where its tensors are that the host cannot read.
   std::span<const AddressRange> on_device() const { return on_device_; }
@@ -85,14 +101,27 @@ class Arguments {
  private:
   std::deque<DLTensor> tensors_;
   std::deque<std::array<int64_t, 5>> shapes_;
+  std::deque<std::vector<const DLTensor*>> lists_;
   std::vector<AddressRange> on_device_;
   LockstepCache cache_{};
   LockstepBatch batch_{};
 };
 
+// The function in lockstep_ops.h of an op with arguments of these types.
+template <typename... Tuples>
+struct Joined;
+template <typename... C>
+struct Joined<std::tuple<C...>> {
+  using Function = const char*(const LockstepCall*, C...);
+};
+template <typename... In>
+using FunctionOf = typename Joined<decltype(std::tuple_cat(
+    std::declval<Arguments>().in_c(std::declval<std::decay_t<In>>())...))>::Function;
+
 // An op of the library, and how its errors begin.
 struct UserOp {
-  std::string name, library;
+  std::string_view name;
+  std::string library;
   AddressRange code;                     // of the library
   std::vector<std::string_view> inputs;  // what its tensors are called, in order
 
@@ -186,77 +215,49 @@ class GuardedOutput {
   TensorView view_;
 };
 
-// Puts a function of the library in the place of an op that has an output.
-template <typename... In, typename Function>
-void put(std::function<void(const OpContext&, TensorView, In...)>& op, const UserOp& user,
-         Function* function) {
-  op = [user, function](const OpContext& context, TensorView out, const In&... in) {
-    if (out.count() == 0) return;
+// The cache of kv_write, which is written where it is: what lies beside a slot is another
+// request's.
+class CacheOutput {
+ public:
+  explicit CacheOutput(const KvCache& cache) : cache_(cache) {}
+  const LockstepCache* as_argument(Arguments& arguments) const { return arguments(cache_); }
+  void take(const UserOp&, const OpContext&) const {}
+
+ private:
+  KvCache cache_;
+};
+
+template <typename Out>
+using OutputOf = std::conditional_t<std::is_same_v<Out, KvCache>, CacheOutput, GuardedOutput>;
+
+// Puts a function of the library in the place of an op.
+template <typename Out, typename... In>
+void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& user, void* symbol) {
+  const auto function = reinterpret_cast<FunctionOf<Out, In...>*>(symbol);
+  op = [user, function](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
+    if constexpr (std::is_same_v<Out, TensorView>)
+      if (out.count() == 0) return;
     Inputs inputs;
     (inputs.add(in), ...);
     Arguments arguments;
-    GuardedOutput guarded(out);
-    user.call(context, arguments, function, guarded.as_argument(arguments), arguments(in)...);
+    OutputOf<Out> output(out);
+    std::apply(
+        [&](auto... in_c) {
+          user.call(context, arguments, function, output.as_argument(arguments), in_c...);
+        },
+        std::tuple_cat(arguments.in_c(in)...));
     inputs.check_unchanged(user.at(context), user.inputs);
-    guarded.take(user, context);
+    output.take(user, context);
   };
 }
 
-void put(std::function<decltype(kv_write)>& op, const UserOp& user,
-         decltype(lockstep_kv_write)* function) {
-  op = [user, function](const OpContext& context, KvCache cache, TensorView k, TensorView v,
-                        TensorView slots) {
-    Inputs inputs;
-    for (const TensorView& input : {k, v, slots}) inputs.add(input);
-    Arguments arguments;
-    user.call(context, arguments, function, arguments(cache), arguments(k), arguments(v),
-              arguments(slots));
-    inputs.check_unchanged(user.at(context), user.inputs);
-  };
+// Without those that there are not.
+std::vector<std::string_view> names_of(std::span<const std::string_view> inputs) {
+  std::vector<std::string_view> names;
+  std::ranges::copy_if(inputs, std::back_inserter(names),
+                       [](std::string_view name) { return !name.empty(); });
+  return names;
 }
-
-void put(std::function<decltype(expert_matmul)>& op, const UserOp& user,
-         decltype(lockstep_expert_matmul)* function) {
-  op = [user, function](const OpContext& context, TensorView out, TensorView x, TensorView index,
-                        const std::vector<TensorView>& weights) {
-    if (out.count() == 0) return;
-    Inputs inputs;
-    inputs.add(x);
-    inputs.add(index);
-    inputs.add(weights);
-    Arguments arguments;
-    std::vector<const DLTensor*> experts;
-    for (const TensorView& weight : weights) experts.push_back(arguments(weight));
-    GuardedOutput guarded(out);
-    user.call(context, arguments, function, guarded.as_argument(arguments), arguments(x),
-              arguments(index), experts.data(), std::ssize(experts));
-    inputs.check_unchanged(user.at(context), user.inputs);
-    guarded.take(user, context);
-  };
-}
-
-// What a library's functions are put in the places of.
-class Replacing {
- public:
-  Replacing(const std::function<void*(const char*)>& find, std::string library)
-      : find_(find), library_(std::move(library)) {}
-
-  template <typename Function, typename Op>
-  void replace(Op& op, const char* name, const std::vector<std::string_view>& inputs) {
-    const auto function =
-        reinterpret_cast<Function*>(find_(("lockstep_" + std::string(name)).c_str()));
-    if (function == nullptr) return;
-    const AddressRange code = library_around(reinterpret_cast<const void*>(function));
-    put(op, {name, library_, code, inputs}, function);
-    ++replaced_;
-  }
-  int replaced() const { return replaced_; }
-
- private:
-  const std::function<void*(const char*)>& find_;
-  std::string library_;
-  int replaced_ = 0;
-};
 
 // The library of that path, which stays open until the process ends.
 void* opened(const std::string& path) {
@@ -289,28 +290,14 @@ Ops with_user_ops(Ops ops, const std::string& path) {
 
 Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
                         const std::string& path) {
-  Replacing library(find, path);
-  library.replace<decltype(lockstep_gather_rows)>(ops.gather_rows, "gather_rows",
-                                                  {"index", "table"});
-  library.replace<decltype(lockstep_rms_norm)>(ops.rms_norm, "rms_norm", {"x", "weight"});
-  library.replace<decltype(lockstep_matmul)>(ops.matmul, "matmul", {"x", "weight", "bias"});
-  library.replace<decltype(lockstep_rope)>(ops.rope, "rope", {"x", "cos", "sin", "positions"});
-  library.replace<decltype(lockstep_kv_write)>(ops.kv_write, "kv_write", {"k", "v", "slots"});
-  library.replace<decltype(lockstep_kv_gather)>(ops.kv_gather, "kv_gather",
-                                                {"cache.k", "cache.v", "page_table"});
-  library.replace<decltype(lockstep_paged_attention)>(
-      ops.paged_attention, "paged_attention",
-      {"q", "cache.k", "cache.v", "query_start", "context_length", "page_table"});
-  library.replace<decltype(lockstep_silu_mul)>(ops.silu_mul, "silu_mul", {"gate", "up"});
-  library.replace<decltype(lockstep_add)>(ops.add, "add", {"a", "b"});
-  library.replace<decltype(lockstep_argmax)>(ops.argmax, "argmax", {"logits"});
-  library.replace<decltype(lockstep_top_k)>(ops.top_k, "top_k", {"logits"});
-  library.replace<decltype(lockstep_softmax_of)>(ops.softmax_of, "softmax_of", {"logits", "index"});
-  library.replace<decltype(lockstep_expert_matmul)>(ops.expert_matmul, "expert_matmul",
-                                                    {"x", "index", "weights"});
-  library.replace<decltype(lockstep_weighted_sum)>(ops.weighted_sum, "weighted_sum",
-                                                   {"x", "weights"});
-  check(library.replaced() > 0,
+  int replaced = 0;
+  for_each_op([&](const auto& row) {
+    void* symbol = find(("lockstep_" + std::string(row.name)).c_str());
+    if (symbol == nullptr) return;
+    put(ops.*row.entry, {row.name, path, library_around(symbol), names_of(row.inputs)}, symbol);
+    ++replaced;
+  });
+  check(replaced > 0,
         "--ops wants a library that exports an op, such as lockstep_rms_norm, found none in {}: "
         "kernels/lockstep_ops.h names them",
         path);

@@ -24,32 +24,34 @@ class Clock {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
+// Where the time in an op is counted; null: nowhere.
+double PassMeter::Pass::*seconds_in(std::string_view op) {
+  if (op == "matmul" || op == "expert_matmul") return &PassMeter::Pass::matmul;
+  if (op == "paged_attention") return &PassMeter::Pass::attention;
+  return nullptr;
+}
+
 }  // namespace
 
 PassMeter::PassMeter(Ops ops) : inner_(std::move(ops)) {}
 
 Ops PassMeter::ops() {
   Ops watched = inner_;
-  const auto watch = [this](auto& op, double Pass::*seconds) {
-    op = [this, seconds, inner = op](const OpContext& context, TensorView out, auto... inputs) {
-      outputs_[out.data] = out;
-      if (seconds == nullptr) return inner(context, out, inputs...);
-      const Clock clock(pass_.*seconds);
-      inner(context, out, inputs...);
-    };
-  };
-  watch(watched.gather_rows, nullptr);
-  watch(watched.rms_norm, nullptr);
-  watch(watched.matmul, &Pass::matmul);
-  watch(watched.rope, nullptr);
-  watch(watched.paged_attention, &Pass::attention);
-  watch(watched.silu_mul, nullptr);
-  watch(watched.add, nullptr);
-  watched.argmax = [this](const OpContext& context, TensorView out, TensorView logits) {
-    outputs_[out.data] = out;
+  for_each_op([&](const auto& row) {
+    wrap(watched.*row.entry,
+         [this, seconds = seconds_in(row.name)](const auto& op, const OpContext& context,
+                                                const auto& out, const auto&... inputs) {
+           keep(out);
+           if (seconds == nullptr) return op(context, out, inputs...);
+           const Clock clock(pass_.*seconds);
+           op(context, out, inputs...);
+         });
+  });
+  wrap(watched.argmax, [this](const auto& op, const OpContext& context, const TensorView& out,
+                              const TensorView& logits) {
     see_logits(logits);
-    inner_.argmax(context, out, logits);
-  };
+    op(context, out, logits);
+  });
   return watched;
 }
 

@@ -13,10 +13,11 @@ class PassMeter {
  public:
   // Of one pass, in seconds.
   struct Pass {
-    double matmul = 0, attention = 0;  // inside these ops
-    double checking = 0;               // the meter's own: to be taken off the pass
-    uint64_t logits = 0;               // hash of the bytes of all its logits
-    bool finite = true;                // no NaN or infinity in them
+    double matmul = 0;     // inside matmul and expert_matmul
+    double attention = 0;  // inside paged_attention
+    double checking = 0;   // the meter's own: to be taken off the pass
+    uint64_t logits = 0;   // hash of the bytes of all its logits
+    bool finite = true;    // no NaN or infinity in them
   };
 
   explicit PassMeter(Ops ops);
@@ -31,6 +32,8 @@ class PassMeter {
   const Pass& pass() const { return pass_; }
 
  private:
+  void keep(const TensorView& out) { outputs_[out.data] = out; }
+  void keep(const KvCache&) {}  // later passes read it
   void see_logits(const TensorView& logits);
 
   Ops inner_;

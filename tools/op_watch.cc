@@ -89,20 +89,11 @@ void OpWatch::wrap(std::function<void(const OpContext&, TensorView, Inputs...)>&
 void OpWatch::wrap(Ops& ops, const Ops& right) {
   // The rows that logits are made of are gathered under the name of the logits, and are none.
   const auto gather = ops.gather_rows;
-  wrap(ops.gather_rows, right.gather_rows);
+  for_each_op([&](const auto& row) { wrap(ops.*row.entry, right.*row.entry); });
   ops.gather_rows = [gather, watched = ops.gather_rows](const OpContext& context, TensorView out,
                                                         TensorView rows, TensorView table) {
     (context.point == "embed" ? watched : gather)(context, out, rows, table);
   };
-  wrap(ops.rms_norm, right.rms_norm);
-  wrap(ops.matmul, right.matmul);
-  wrap(ops.rope, right.rope);
-  wrap(ops.paged_attention, right.paged_attention);
-  wrap(ops.silu_mul, right.silu_mul);
-  wrap(ops.add, right.add);
-  wrap(ops.softmax_of, right.softmax_of);
-  wrap(ops.expert_matmul, right.expert_matmul);
-  wrap(ops.weighted_sum, right.weighted_sum);
 }
 
 bool OpWatch::wants(const Point& point, int layer) const {

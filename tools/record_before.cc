@@ -26,29 +26,14 @@ RecordBefore::RecordBefore(const std::string& points, const std::string& trace, 
         path_);
 }
 
-template <typename... Arguments>
-void RecordBefore::wrap(std::function<void(const OpContext&, Arguments...)>& op) {
-  op = [this, inner = op](const OpContext& context, Arguments... arguments) {
-    before(context);
-    inner(context, arguments...);
-  };
-}
-
 void RecordBefore::wrap(Ops& ops) {
-  wrap(ops.gather_rows);
-  wrap(ops.rms_norm);
-  wrap(ops.matmul);
-  wrap(ops.rope);
-  wrap(ops.kv_write);
-  wrap(ops.kv_gather);
-  wrap(ops.paged_attention);
-  wrap(ops.silu_mul);
-  wrap(ops.add);
-  wrap(ops.argmax);
-  wrap(ops.top_k);
-  wrap(ops.softmax_of);
-  wrap(ops.expert_matmul);
-  wrap(ops.weighted_sum);
+  for_each_op([&](const auto& row) {
+    lockstep::wrap(ops.*row.entry,
+                   [this](const auto& op, const OpContext& context, const auto&... arguments) {
+                     before(context);
+                     op(context, arguments...);
+                   });
+  });
 }
 
 void RecordBefore::expect(const Manifest& manifest) {

@@ -38,8 +38,6 @@ class RecordBefore final : public Sink {
   void finish();
 
  private:
-  template <typename... Arguments>
-  void wrap(std::function<void(const OpContext&, Arguments...)>& op);
   void before(const OpContext& context);
 
   Selection chosen_;
