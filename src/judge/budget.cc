@@ -39,14 +39,27 @@ Inner norm(const Exact& e, size_t i) {
   return {norm_bound(e) * size, shared, shared};
 }
 
+// What an angle that is off by `angle` units of u moves a result: first by its derivative, and
+// where that is 0 by the curve, want angle^2 / 2. `variance` is that of the two together.
+struct Turn {
+  double most, variance;
+};
+Turn turn(const Exact& e, size_t i) {
+  const double size = std::fabs(e.want[i]), most = 4 * e.angle[i] * u,
+               square = 3 * squared(e.angle[i] * u);
+  return {most * e.turned[i] + squared(most) / 2 * size,
+          square * squared(e.turned[i]) + 0.75 * squared(square * size)};
+}
+
 Inner rope(const Exact& e, size_t i) {
-  return {4 * u * (e.magnitude[i] + e.angle[i] * e.turned[i]),
-          squared(0.85 * u * e.x1c_x2s[i]) + 3 * squared(e.angle[i] * u * e.turned[i])};
+  const Turn by = turn(e, i);
+  return {4 * u * e.magnitude[i] + by.most, squared(0.85 * u * e.x1c_x2s[i]) + by.variance};
 }
 
 Inner angles(const Exact& e, size_t i) {
-  const double turn = e.angle[i] * e.turned[i], size = std::fabs(e.want[i]);
-  return {4 * (turn + size) * u, squared(u) * (3 * squared(turn) + squared(size))};
+  const Turn by = turn(e, i);
+  const double size = u * std::fabs(e.want[i]);
+  return {4 * size + by.most, squared(size) + by.variance};
 }
 
 Inner silu_mul(const Exact& e, size_t i) {

@@ -52,17 +52,20 @@ struct Budget {
 //              numbers, which round alike, B has room for three times as much
 //   softmax    B = out + (16 + 2 magnitude + lambda sqrt(n)) u |o| + 2^-126
 //              V = ulp^2/12 + ((3 + 0.3 (magnitude + sqrt(n))) u o)^2 + 2^-252, all shared
-//   rope       B = out + 4 u (|x1|+|x2| + a |x2 c - x1 s|)
-//              V = ulp^2/12 + (0.85 u)^2 ((x1 c)^2+(x2 s)^2) + 3 (a u (x2 c - x1 s))^2
+//   rope       B = out + 4 u (|x1|+|x2| + a |x2 c - x1 s|) + (4 a u)^2 |o| / 2
+//              V = ulp^2/12 + (0.85 u)^2 ((x1 c)^2+(x2 s)^2) + d^2 (x2 c - x1 s)^2 + 3/4 d^4 o^2,
+//              d^2 = 3 (a u)^2
 //              c, s and the products round once each: u^2 (1/3 + 1/3) of each term. a: what the
-//              angle may be off, in units of u; it turns the pair, so it shows in x2 c - x1 s. A
-//              kernel may make its own angles, so this is so where the tables were seen too. A
-//              power of a library is off by 2 u, the division and the product with the position by
-//              one each. What a frequency is off by, all positions share: of five bases and six
-//              sizes of heads the worst is 1.42 u, which with a third of u^2 for the product is 2.4
-//              of these 3
-//   angles     B = out + 4 (a |t| + |o|) u             V = ulp^2/12 + u^2 (3 (a t)^2 + o^2), t the
-//              derivative by the angle: of a cosine its sine
+//              angle may be off, in units of u; it turns the pair, so it shows in x2 c - x1 s, and
+//              where that is 0 in the curve of o: the mean of d^4 is three times that of d^2
+//              squared. A kernel may make its own angles, so this is so where the tables were seen
+//              too. A power of a library is off by 2 u, the division and the product with the
+//              position by one each. What a frequency is off by, all positions share: of five bases
+//              and six sizes of heads the worst is 1.42 u, which with a third of u^2 for the
+//              product is 2.4 of these 3
+//   angles     B = out + 4 (a |t| + |o|) u + (4 a u)^2 |o| / 2
+//              V = ulp^2/12 + (u o)^2 + d^2 t^2 + 3/4 d^4 o^2, t the derivative by the angle: of a
+//              cosine its sine
 //   silu_mul   B = out + 16 u |o| + f                  V = ulp^2/12 + (3 u o)^2 + f^2
 //              f = 88 2^-126 |up|: where the sigmoid of a gate is below 2^-126, its silu is below
 //              88 2^-126, and 0 in kernels whose 1 + exp(-gate) overflows

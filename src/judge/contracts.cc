@@ -64,7 +64,9 @@ std::vector<RoundingContract> Contracts::candidates(const Place& place,
   return {meant_by(declared->second, place.point->op, traits)};
 }
 
-bool fits(const NodeOutcome& outcome) { return !is_finding(outcome) || outcome.passes_on; }
+bool may_round_so(const NodeOutcome& outcome) {
+  return outcome.tried && (!is_finding(outcome) || outcome.passes_on);
+}
 
 bool Contracts::Fits::fits_any() const {
   for (size_t c = 0; c < fitting.size(); ++c)
@@ -84,7 +86,7 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   of.out.resize(candidates.size());
   ++fits.nodes;
   for (size_t c = 0; c < outcomes.size(); ++c)
-    if (lockstep::fits(outcomes[c])) ++fits.fitting[c];
+    if (may_round_so(outcomes[c])) ++fits.fitting[c];
   of.put_out();
 }
 
@@ -97,9 +99,12 @@ void Contracts::OfPoint::put_out() {
     if (failing[c] >= kFailingLayers && 2 * failing[c] > by_layer.size()) out[c] = true;
 }
 
-bool Contracts::is_out(const Point& point, size_t candidate) const {
-  const auto of = points_.find(order_of(point));
-  return of != points_.end() && candidate < of->second.out.size() && of->second.out[candidate];
+bool Contracts::is_out(const Place& place, size_t candidate) const {
+  const auto of = points_.find(order_of(*place.point));
+  if (of == points_.end() || candidate >= of->second.out.size() || !of->second.out[candidate])
+    return false;
+  const auto layer = of->second.by_layer.find(place.layer);
+  return layer == of->second.by_layer.end() || !layer->second.fits(candidate);
 }
 
 void Contracts::add_misfit(const Place& place, size_t candidate) {

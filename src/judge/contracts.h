@@ -54,13 +54,14 @@ std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& trai
 RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits);
 
 // Whether the node may be of an op that rounds as the contract that it was judged under.
-bool fits(const NodeOutcome& outcome);
+bool may_round_so(const NodeOutcome& outcome);
 
 // Under which contract each point is judged: the declared one, or, where a trace declares none, the
 // one that most of its places fit. It is decided when the run has ended. A place fits a contract
-// under which none of its nodes, nor all of them together, is a finding. Places that fit none are
-// bugs and have no say; of contracts that as many places fit the strictest is taken. A place that
-// fits another contract than its point is inconsistent: one kernel rounds in one way.
+// under which all of its nodes were judged and none of them, nor all together, is a finding. Places
+// that fit none are bugs and have no say; of contracts that as many places fit the strictest is
+// taken. A place that fits another contract than its point is inconsistent: one kernel rounds in
+// one way.
 class Contracts {
  public:
   // By point name.
@@ -71,10 +72,11 @@ class Contracts {
   // What a node of the place is to be judged under. One where it is declared.
   std::vector<RoundingContract> candidates(const Place& place, const ContractTraits& traits) const;
 
-  // Whether the candidate of that number is only to be tried at nodes of the point that fit no
-  // other: it failed in most layers so far, three at least, while another failed at no node.
-  bool is_out(const Point& point, size_t candidate) const;
-  // What came out for a node under each of its candidates.
+  // Whether the candidate of that number is only to be tried at nodes of the place that fit no
+  // other: once it failed in most layers, three at least, while another had failed at no node. Not
+  // where it has fitted every node of the place so far.
+  bool is_out(const Place& place, size_t candidate) const;
+  // What came out for a node under each of its candidates; one that was not tried says so.
   void add(const Place& place, std::span<const RoundingContract> candidates,
            std::span<const NodeOutcome> outcomes);
   // All nodes of the place together are a finding under the candidate of that number.

@@ -17,6 +17,8 @@ struct NodeOutcome {
   int32_t pass = 0;
   int32_t request = 0;
   Verdict verdict = Verdict::bitwise;
+  bool tried = true;      // false: under this contract the node was not judged, what it holds is
+                          // that of one which it fits
   Finding finding;        // when is_finding(verdict); place, pass and request are filled in here
   double t1 = 0, t2 = 0;  // in units of their limits
   double of_row = 0;      // of the element that t1 is of, as in Finding

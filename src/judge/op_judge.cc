@@ -259,18 +259,18 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
   if (contracts.size() == 1 && !group.answered) try_others(place, inputs, pass, group);
 }
 
-// Those that are out come last, where a member fits none of the others. Of a member that was not
-// tried under one, what the first says that it fits is said.
 void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, const Place& place,
                                const std::vector<Place>& inputs, const JudgedPass& pass,
                                Group& group) {
   std::vector<size_t> order(contracts.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto out = std::stable_partition(
-      order.begin(), order.end(), [&](size_t c) { return !contracts_.is_out(*place.point, c); });
+  const auto out = std::stable_partition(order.begin(), order.end(),
+                                         [&](size_t c) { return !contracts_.is_out(place, c); });
   for (const size_t c : std::span(order.begin(), out))
     judge_under(contracts[c], place, inputs, pass, group);
-  const auto fits_one = [](const auto& m) { return std::ranges::any_of(*m.outcomes, fits); };
+  const auto fits_one = [](const auto& m) {
+    return std::ranges::any_of(*m.outcomes, may_round_so);
+  };
   if (!std::ranges::all_of(group.members, fits_one))
     for (const size_t c : std::span(out, order.end()))
       judge_under(contracts[c], place, inputs, pass, group);
@@ -278,9 +278,10 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
   for (Group::Member& member : group.members) {
     const NodeOutcomes tried = *member.outcomes;
     member.outcomes->resize(order.size());
+    NodeOutcome instead = *std::ranges::find_if(tried, may_round_so);
+    instead.tried = false;
     for (size_t i = 0; i < order.size(); ++i)
-      (*member.outcomes)[order[i]] =
-          i < tried.size() ? tried[i] : *std::ranges::find_if(tried, fits);
+      (*member.outcomes)[order[i]] = i < tried.size() ? tried[i] : instead;
   }
 }
 

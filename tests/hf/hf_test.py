@@ -110,6 +110,10 @@ class Clean(Judged):
         setting = Setting(str(folder), "bf16", "sdpa", count=64, steps=3)
         self.assert_clean([(name, self.judge_variant(setting, "plain", rounding))
                            for name, rounding in (("declared", {}), ("undeclared", None))])
+        # Heads of 128, whose scale is no power of two: q times it is another number when rounded.
+        scaled = VARIANTS["scale-on-q"].rounding
+        self.assert_clean([("scale-on-q", self.judge_variant(setting, "scale-on-q", rounding))
+                           for rounding in (scaled, None)])
 
 
 class Named(Judged):

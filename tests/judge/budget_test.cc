@@ -63,16 +63,43 @@ TEST(Budget, OfRope) {
                     .x1c_x2s = {1.5},
                     .turned = {0.5}};
   const Budget b = budget_of(OpKind::rope, exact, DType::f16);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 4 * kU * (2 + 100 * 0.5));
-  EXPECT_DOUBLE_EQ(b.variance[0],
-                   0x1p-22 / 12 + std::pow(0.85 * kU * 1.5, 2) + 3 * std::pow(100 * kU * 0.5, 2));
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-12 + 4 * kU * (2 + 100 * 0.5) + 8e4 * kU * kU * 0.75);
+  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-22 / 12 + std::pow(0.85 * kU * 1.5, 2) +
+                                      3 * std::pow(100 * kU * 0.5, 2) +
+                                      0.75 * std::pow(3e4 * kU * kU * 0.75, 2));
 }
 
 TEST(Budget, OfAnglesIsThatOfTheirFrequency) {
   const Exact exact{.shape = {1, 1}, .want = {0.75}, .angle = {1000}, .turned = {0.5}};
   const Budget b = budget_of(OpKind::angles, exact, DType::f32);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-25 + (4 * 1000 * 0.5 + 4 * 0.75) * kU);
-  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + kU * kU * (3 * 500.0 * 500.0 + 0.75 * 0.75));
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-25 + (4 * 1000 * 0.5 + 4 * 0.75) * kU + 8e6 * kU * kU * 0.75);
+  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + kU * kU * (3 * 500.0 * 500.0 + 0.75 * 0.75) +
+                                      0.75 * std::pow(3e6 * kU * kU * 0.75, 2));
+}
+
+// Where a cosine or a sine is nearly 1 an angle moves it by its curve alone.
+TEST(Budget, OfAnglesHoldsForThoseOfFp32AtLongPositions) {
+  constexpr int kDim = 128, kBase = 1000000;
+  int64_t curved = 0;  // over what the derivative alone allows
+  for (int position = 17000; position <= 131072; position += position < 18000 ? 1 : 37)
+    for (int j = 0; j < kDim / 2; ++j) {
+      const float exponent = static_cast<float>(2 * j) / kDim;
+      const float angle =
+          static_cast<float>(position) * (1 / std::pow(static_cast<float>(kBase), exponent));
+      const double exact = position * std::pow(kBase, -2.0 * j / kDim);
+      const double cos = std::cos(exact), sin = std::sin(exact);
+      const Exact of{.shape = {1, 2},
+                     .want = {cos, sin},
+                     .angle = {exact, exact},
+                     .turned = {std::fabs(sin), std::fabs(cos)}};
+      const Budget b = budget_of(OpKind::angles, of, DType::f32);
+      const double off[] = {std::fabs(std::cos(angle) - cos), std::fabs(std::sin(angle) - sin)};
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_LE(off[i], b.limit[i]) << position << " " << j << " " << i;
+        curved += off[i] > 4 * kU * (exact * of.turned[i] + 2 * std::fabs(of.want[i]));
+      }
+    }
+  EXPECT_GT(curved, 0);
 }
 
 TEST(Budget, OfSilu) {

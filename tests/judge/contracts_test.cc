@@ -116,25 +116,57 @@ void add(Contracts& contracts, std::vector<int> layers, int nodes, bool as_fused
 TEST(Out, IsWhatFailsWhereAnotherNeverDoes) {
   Contracts contracts({});
   add(contracts, {0, 1}, 50, false, true);
-  EXPECT_FALSE(contracts.is_out(kPoint, 0)) << "two layers";
+  EXPECT_FALSE(contracts.is_out({&kPoint, 5}, 0)) << "two layers";
   add(contracts, {2}, 1, false, true);
-  EXPECT_TRUE(contracts.is_out(kPoint, 0));
-  EXPECT_FALSE(contracts.is_out(kPoint, 1));
-  EXPECT_FALSE(contracts.is_out(point("attn.k_rope"), 0)) << "of another point nothing is known";
+  EXPECT_TRUE(contracts.is_out({&kPoint, 5}, 0));
+  EXPECT_FALSE(contracts.is_out({&kPoint, 5}, 1));
+  EXPECT_FALSE(contracts.is_out({&point("attn.k_rope"), 5}, 0))
+      << "of another point nothing is known";
 }
 
 TEST(Out, IsNothingWhereEveryOneFails) {
   Contracts contracts({});
   add(contracts, {0}, 1, true, false);
   add(contracts, {1, 2, 3}, 50, false, true);
-  EXPECT_FALSE(contracts.is_out(kPoint, 0));
+  EXPECT_FALSE(contracts.is_out({&kPoint, 6}, 0));
 }
 
 TEST(Out, IsNothingForTheFewerLayers) {
   Contracts contracts({});
   add(contracts, {3, 4, 5}, 1, true, true);
   add(contracts, {0, 1, 2}, 100, false, true);
-  EXPECT_FALSE(contracts.is_out(kPoint, 0)) << "three of six";
+  EXPECT_FALSE(contracts.is_out({&kPoint, 6}, 0)) << "three of six";
+}
+
+// Of a node that was judged under hf alone.
+std::vector<NodeOutcome> untried_as_fused(bool as_hf) {
+  std::vector<NodeOutcome> both = outcomes(true, as_hf);
+  both[0].tried = false;
+  return both;
+}
+
+TEST(Out, IsNoContractThatOthersFit) {
+  Contracts contracts({});
+  add(contracts, {0, 1, 2}, 1, false, true);
+  for (int layer = 3; layer < 28; ++layer) {
+    contracts.add({&kPoint, layer}, kTried, untried_as_fused(true));
+    if (layer >= 10) contracts.add_misfit({&kPoint, layer}, 1);  // what only all nodes show
+  }
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPoint), hf);
+  EXPECT_TRUE(contracts.inconsistent_layers().empty());
+  for (int layer = 0; layer < 28; ++layer) EXPECT_EQ(contracts.chosen({&kPoint, layer}), 1u);
+}
+
+TEST(Out, IsTriedOnWhereItAloneFits) {
+  Contracts contracts({});
+  add(contracts, {0, 1, 2}, 1, false, true);
+  add(contracts, {3}, 1, true, false);
+  EXPECT_FALSE(contracts.is_out({&kPoint, 3}, 0));
+  EXPECT_TRUE(contracts.is_out({&kPoint, 4}, 0));
+  add(contracts, {3}, 1, true, true);
+  contracts.decide();
+  EXPECT_EQ(contracts.chosen({&kPoint, 3}), 0u);
 }
 
 Result judged(FakeRun run) {

@@ -7,9 +7,12 @@
 #include <bit>
 #include <cfenv>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <thread>
+#include <tuple>
 
+#include "kernels/lockstep_ops.h"
 #include "tests/helpers.h"
 #include "tests/host_device.h"
 
@@ -91,6 +94,45 @@ TEST_F(BrokenOp, ThatFailsIsNamedWithItsReason) {
   Tensor chosen({2}, DType::i32);
   const std::string error = error_of([&] { user_.argmax(at_, chosen, a_); });
   EXPECT_NE(error.find("it has no registers left"), std::string::npos) << error;
+}
+
+// Returns at once, and shows what it found in its output.
+uint32_t g_found = 0;
+const char* leave(const LockstepCall*, const DLTensor* out, const DLTensor*, const DLTensor*) {
+  g_found = 0;
+  std::memcpy(&g_found, static_cast<char*>(out->data) + out->byte_offset, out->dtype.bits / 8u);
+  return nullptr;
+}
+const char* leave_index(const LockstepCall*, const DLTensor*, const DLTensor*) { return nullptr; }
+
+TEST(UnwrittenOutput, IsSeenInEveryDtype) {
+  const auto find = [](const std::string& symbol) -> void* {
+    if (symbol == "lockstep_add") return reinterpret_cast<void*>(leave);
+    if (symbol == "lockstep_argmax") return reinterpret_cast<void*>(leave_index);
+    return nullptr;
+  };
+  const Ops user = with_user_functions(cpu_ops(), find, "it");
+  const auto error = [&](const TensorView& out, const TensorView& x) {
+    return error_of([&] {
+      if (is_float(out.dtype))
+        user.add({}, out, x, x);
+      else
+        user.argmax({}, out, x);
+    });
+  };
+  // Neither arithmetic nor a conversion makes a NaN whose first bit of the mantissa is clear.
+  const std::tuple<DType, uint32_t, uint32_t> kinds[] = {{DType::f32, 0x7f800000, 0x00400000},
+                                                         {DType::bf16, 0x7f80, 0x0040},
+                                                         {DType::f16, 0x7c00, 0x0200}};
+  for (const auto& [dtype, exponent, quiet] : kinds) {
+    const Tensor out({2, 3}, dtype), x({2, 3}, dtype);
+    EXPECT_NE(error(out, x).find("row 0, element 0, it did not"), std::string::npos);
+    EXPECT_EQ(g_found & exponent, exponent) << name_of(dtype);
+    EXPECT_EQ(g_found & quiet, 0u) << name_of(dtype);
+    EXPECT_NE(g_found & (quiet - 1), 0u) << name_of(dtype) << ": infinity";
+  }
+  const Tensor chosen({2}, DType::i32), logits({2, 3}, DType::f32);
+  EXPECT_NE(error(chosen, logits).find("row 0, element 0, it did not"), std::string::npos);
 }
 
 class UserOpOfADevice : public HostDevice {};
