@@ -268,20 +268,19 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
                                          [&](size_t c) { return !contracts_.is_out(place, c); });
   for (const size_t c : std::span(order.begin(), out))
     judge_under(contracts[c], place, inputs, pass, group);
-  const auto fits_one = [](const auto& m) {
-    return std::ranges::any_of(*m.outcomes, may_round_so);
-  };
-  if (!std::ranges::all_of(group.members, fits_one))
+  const auto fits = [](const auto& m) { return std::ranges::any_of(*m.outcomes, may_round_so); };
+  if (!std::ranges::all_of(group.members, fits))
     for (const size_t c : std::span(out, order.end()))
       judge_under(contracts[c], place, inputs, pass, group);
   if (group.answered || out == order.end()) return;
   for (Group::Member& member : group.members) {
     const NodeOutcomes tried = *member.outcomes;
     member.outcomes->resize(order.size());
-    NodeOutcome instead = *std::ranges::find_if(tried, may_round_so);
-    instead.tried = false;
-    for (size_t i = 0; i < order.size(); ++i)
-      (*member.outcomes)[order[i]] = i < tried.size() ? tried[i] : instead;
+    for (size_t i = 0; i < order.size(); ++i) {
+      NodeOutcome& outcome = (*member.outcomes)[order[i]];
+      outcome = i < tried.size() ? tried[i] : *std::ranges::find_if(tried, may_round_so);
+      outcome.tried = i < tried.size();
+    }
   }
 }
 
