@@ -64,6 +64,11 @@ struct OpRow {
   std::array<std::string_view, 6> inputs;
 };
 
+// Compilers before P1816 deduce nothing for aggregates.
+template <typename Signature>
+OpRow(std::string_view, std::function<Signature> Ops::*, Signature*,
+      std::array<std::string_view, 6>) -> OpRow<Signature>;
+
 // All ops. Whatever is done with each of them visits this list, so that none is forgotten.
 inline constexpr auto kOps = std::tuple{
     OpRow{"gather_rows", &Ops::gather_rows, gather_rows, {"index", "table"}},
