@@ -80,7 +80,7 @@ struct WideRow {
   bool chosen;  // of all rows of the run, the one that Effect::row and element are put in
 };
 
-double mean_square_root(const std::vector<double>& values) {
+double root_mean_square(const std::vector<double>& values) {
   double squares = 0;
   for (const double x : values) squares += x * x;
   return std::sqrt(squares / static_cast<double>(values.size()));
@@ -88,7 +88,7 @@ double mean_square_root(const std::vector<double>& values) {
 
 // Where Effect::element is put: the largest of the last 8 that is not above the row's r.
 size_t element_of(const std::vector<double>& values) {
-  const double r = mean_square_root(values);
+  const double r = root_mean_square(values);
   size_t at = values.size() - 1;
   for (size_t i = values.size() - std::min<size_t>(8, values.size()); i < values.size(); ++i) {
     const double size = std::fabs(values[i]), most = std::fabs(values[at]);
@@ -286,7 +286,7 @@ class Ladder {
     WideRow row{.values = std::vector<double>(static_cast<size_t>(width))};
     for (int64_t r = 0; r < rows; ++r) {
       widen(wide, r * width, row.values);
-      row.unit = ulp(mean_square_root(row.values), plan_.engine.dtype);
+      row.unit = ulp(root_mean_square(row.values), plan_.engine.dtype);
       row.chosen = longest && r == chosen_of(rows);
       put(effect, size, plan_.engine.dtype, random, row);
       for (int64_t i = 0; i < width; ++i)
@@ -371,7 +371,7 @@ class Ladder {
     const auto at = static_cast<int64_t>(element_of(turned));
     const int64_t other = at % dim < dim / 2 ? at + dim / 2 : at - dim / 2;
     return (std::fabs(x[static_cast<size_t>(at)]) + std::fabs(x[static_cast<size_t>(other)])) /
-           mean_square_root(turned);
+           root_mean_square(turned);
   }
 
   Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "probes/digest.h"
