@@ -1,6 +1,6 @@
 #include "kernels/add.h"
-#include "kernels/cuda_ops.h"
-#include "kernels/elementwise.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/elementwise.cuh"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "kernels/stream.h"
-#include "kernels/tensor.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor.h"
 
 namespace lockstep {
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/arguments.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/thread_pool.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
 #include "kernels/argmax.h"
-#include "kernels/cuda_ops.h"
-#include "kernels/device.cuh"
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.cuh"
 
 namespace lockstep {
 namespace {

@@ -2,12 +2,12 @@
 
 #include <cstring>
 
-#include "kernels/arguments.h"
-#include "kernels/bad_index.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/bad_index.h"
+#include "kernels/base/memory.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 #include "kernels/matmul.h"
-#include "kernels/memory.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
-#include "kernels/cuda_ops.h"
+#include "kernels/base/memory.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/matmul_rows.cuh"
 #include "kernels/experts.h"
-#include "kernels/matmul_rows.cuh"
-#include "kernels/memory.h"
 
 namespace lockstep {
 namespace {

@@ -7,9 +7,9 @@
 #include <functional>
 #include <span>
 
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor.h"
 #include "kernels/kv_cache.h"
-#include "kernels/stream.h"
-#include "kernels/tensor.h"
 
 namespace lockstep {
 

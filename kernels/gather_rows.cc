@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-#include "kernels/arguments.h"
-#include "kernels/bad_index.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/bad_index.h"
+#include "kernels/base/thread_pool.h"
 
 namespace lockstep {
 

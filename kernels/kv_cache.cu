@@ -1,6 +1,6 @@
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/rows.cuh"
 #include "kernels/kv_cache.h"
-#include "kernels/rows.cuh"
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,8 @@
 #include "kernels/matmul.h"
 
-#include "kernels/arguments.h"
-#include "kernels/matmul_onednn.h"
-#include "kernels/matmul_rows.h"
+#include "kernels/base/arguments.h"
+#include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/matmul_rows.h"
 
 namespace lockstep {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-#include "kernels/stream.h"
-#include "kernels/tensor.h"
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor.h"
 
 namespace lockstep {
 

@@ -1,6 +1,6 @@
 // The checks of matmul and of what experts do, apart from the CPU code, so that the CUDA library,
 // which shares them, has no need of oneDNN.
-#include "kernels/arguments.h"
+#include "kernels/base/arguments.h"
 #include "kernels/experts.h"
 #include "kernels/matmul.h"
 

@@ -8,10 +8,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/arguments.h"
-#include "kernels/bad_index.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/bad_index.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 namespace {

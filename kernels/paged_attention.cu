@@ -1,8 +1,8 @@
 #include <bit>
 
-#include "kernels/attention.cuh"
-#include "kernels/cuda_ops.h"
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/paged_attention.h"
 
 namespace lockstep {

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "kernels/base/stream.h"
+#include "kernels/base/tensor.h"
 #include "kernels/kv_cache.h"
-#include "kernels/stream.h"
-#include "kernels/tensor.h"
 
 namespace lockstep {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/arguments.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 namespace {

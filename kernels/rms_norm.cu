@@ -1,5 +1,5 @@
-#include "kernels/cuda_ops.h"
-#include "kernels/rms_norm.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/rms_norm.cuh"
 #include "kernels/rms_norm.h"
 
 namespace lockstep {

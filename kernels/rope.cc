@@ -1,9 +1,9 @@
 #include "kernels/rope.h"
 
-#include "kernels/arguments.h"
-#include "kernels/bad_index.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/bad_index.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
-#include "kernels/cuda_ops.h"
-#include "kernels/rope.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/rope.cuh"
 #include "kernels/rope.h"
 
 namespace lockstep {

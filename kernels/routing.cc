@@ -5,9 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/arguments.h"
-#include "kernels/bad_index.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/bad_index.h"
+#include "kernels/base/thread_pool.h"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
-#include "kernels/cuda_ops.h"
-#include "kernels/device.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.cuh"
 #include "kernels/routing.h"
 
 namespace lockstep {

@@ -1,8 +1,8 @@
 #include "kernels/silu_mul.h"
 
-#include "kernels/arguments.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/arguments.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 namespace {

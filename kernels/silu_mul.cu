@@ -1,6 +1,6 @@
-#include "kernels/cuda_ops.h"
-#include "kernels/elementwise.cuh"
-#include "kernels/silu_mul.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/silu_mul.cuh"
 #include "kernels/silu_mul.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/digest.h"
-#include "kernels/tensor.h"
+#include "kernels/base/digest.h"
+#include "kernels/base/tensor.h"
 
 namespace lockstep {
 

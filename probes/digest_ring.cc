@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

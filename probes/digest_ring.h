@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/memory.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/memory.h"
+#include "kernels/base/thread_pool.h"
 #include "probes/recorder.h"
 
 namespace lockstep {

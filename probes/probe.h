@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "probes/record.h"
 
 namespace lockstep {

@@ -1,6 +1,6 @@
 // Apart from the rest of Probe: what shows tensors and no digests, as the reference does, is linked
 // without the ring and its threads.
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/digest_ring.h"
 #include "probes/probe.h"
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "probes/points.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "probes/digest.h"
 #include "probes/probe.h"
 #include "probes/selection.h"

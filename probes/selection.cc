@@ -4,8 +4,8 @@
 #include <charconv>
 #include <limits>
 
-#include "kernels/check.h"
-#include "kernels/nearest.h"
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "src/judge/numbers.h"
 
 namespace at {

@@ -9,7 +9,7 @@
 
 #include "reference/bridge.h"
 #include "reference/rounding.h"
-#include "src/judge/roundoff.h"
+#include "src/stats/roundoff.h"
 
 namespace lockstep {
 namespace {

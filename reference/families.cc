@@ -1,6 +1,6 @@
 #include "reference/families.h"
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "reference/qwen.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/rounding.h"
 

@@ -3,7 +3,7 @@
 #include <torch/cuda.h>
 #include <torch/version.h>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "reference/families.h"
 #include "reference/oracle.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/exact_attention.h"
 #include "reference/families.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"

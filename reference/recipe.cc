@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

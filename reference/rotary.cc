@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 

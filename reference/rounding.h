@@ -1,7 +1,7 @@
 // Roundings to the dtype of a run, of fp64 tensors: the steps of a chain (src/judge/contracts.h).
 #pragma once
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace at {
 class Tensor;
@@ -23,7 +23,7 @@ at::Tensor rounded(const at::Tensor& x, const Grid& grid);
 // The distance between the two numbers around each x.
 at::Tensor spacing(const at::Tensor& x, const Grid& grid);
 
-// `step` and `chance` as in NearTie of src/judge/roundoff.h, of each z, which a kernel has to
+// `step` and `chance` as in NearTie of src/stats/roundoff.h, of each z, which a kernel has to
 // within `most`, and usually to within `usual`, before it rounds it.
 void near_ties(const at::Tensor& z, const at::Tensor& most, const at::Tensor& usual,
                const Grid& grid, at::Tensor& step, at::Tensor& chance);

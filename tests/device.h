@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "kernels/check.h"
-#include "tools/device.h"
+#include "kernels/base/check.h"
+#include "src/session/device.h"
 
 namespace lockstep {
 

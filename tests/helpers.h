@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 

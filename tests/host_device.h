@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 
 namespace lockstep {
 

@@ -1,9 +1,9 @@
 #pragma once
 
+#include "src/session/judged_run.h"
+#include "src/session/reference_library.h"
 #include "tests/device.h"
 #include "tests/fixtures.h"
-#include "tools/judged_run.h"
-#include "tools/reference_library.h"
 
 namespace lockstep {
 

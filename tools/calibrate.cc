@@ -4,13 +4,13 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
-#include "kernels/check.h"
-#include "tools/judged_run.h"
+#include "kernels/base/check.h"
+#include "src/report/output.h"
+#include "src/session/judged_run.h"
+#include "src/session/provenance.h"
+#include "src/session/reference_library.h"
+#include "src/session/session.h"
 #include "tools/options.h"
-#include "tools/output.h"
-#include "tools/provenance.h"
-#include "tools/reference_library.h"
-#include "tools/session.h"
 
 namespace lockstep {
 namespace {

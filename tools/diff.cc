@@ -1,11 +1,11 @@
 // lockstep diff: two traces against each other; with a checkpoint, each is judged too.
-#include "src/judge/diff.h"
+#include "src/diff/diff.h"
 
 #include <CLI/CLI.hpp>
 
-#include "tools/judged_trace.h"
+#include "src/report/output.h"
+#include "src/session/judged_trace.h"
 #include "tools/options.h"
-#include "tools/output.h"
 
 namespace lockstep {
 namespace {

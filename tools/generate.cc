@@ -3,33 +3,23 @@
 
 #include <CLI/CLI.hpp>
 #include <deque>
-#include <iostream>
 #include <optional>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/tee.h"
-#include "src/judge/audit.h"
-#include "tools/keeping.h"
+#include "src/audit/audit.h"
+#include "src/report/output.h"
+#include "src/session/conversation.h"
+#include "src/session/keeping.h"
+#include "src/session/printer.h"
+#include "src/session/provenance.h"
+#include "src/session/record_before.h"
+#include "src/session/requests.h"
+#include "src/session/session.h"
 #include "tools/options.h"
-#include "tools/output.h"
-#include "tools/printer.h"
-#include "tools/provenance.h"
-#include "tools/record_before.h"
-#include "tools/requests.h"
-#include "tools/session.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kChatPositions = 4096;  // that a conversation may take when no --pages say more
-
-const Tokenizer& tokenizer_of(const Session& session) {
-  check(session.tokenizer.has_value(),
-        "generate prints text, but {} has no tokenizer.json: add it, or give --tokens with "
-        "--format json, which shows tokens alone then",
-        session.checkpoint.dir());
-  return *session.tokenizer;
-}
 
 // What an audit found, for people, on stderr: stdout is the text alone.
 void tell(const Auditor& auditor) {
@@ -49,7 +39,7 @@ struct GenerateOptions {
 bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
   const bool json = options.format == "json";
-  const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &tokenizer_of(session);
+  const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &session.wanted_tokenizer();
   selection_of(options.observe).check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   if (before) before->wrap(session.ops);
@@ -76,47 +66,6 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
   if (before) before->finish();
   if (options.audit) tell(auditor);
   return auditor.findings().empty();
-}
-
-// Prints the answer as it comes, and returns it.
-std::string answer(Engine& engine, Request request, const Tokenizer& tokenizer) {
-  const int32_t id = engine.submit(std::move(request));
-  SequenceText text(engine.sequence(id), tokenizer);
-  Probe off;
-  std::string all;
-  while (engine.step(off)) {
-    const std::string part = text.take_new();
-    print(part);
-    all += part;
-  }
-  print("\n");
-  return all;
-}
-
-// A conversation, a line of the terminal a turn, until its end (Ctrl-D).
-void converse(const ModelOptions& options) {
-  Session session = open_model(options);
-  const Tokenizer& tokenizer = tokenizer_of(session);
-  EngineOptions& settings = session.engine;
-  // The next turn begins with all that was said: the cache has most of it.
-  settings.prefix_cache = true;
-  const ModelConfig& config = session.checkpoint.config();
-  if (settings.pages == 0)
-    settings.pages = (std::min(kChatPositions, config.max_positions) + settings.page_size - 1) /
-                     settings.page_size;
-  Engine engine(session.checkpoint, session.ops, settings);
-  Request request = request_pattern(options, config);
-  std::vector<Message> messages;
-  std::string line;
-  while (fmt::print(stderr, "> "), std::getline(std::cin, line)) {
-    if (line.empty()) continue;
-    messages.push_back({"user", line});
-    request.eos = request_pattern(options, config).eos;
-    put_chat(request, messages, options, tokenizer);
-    messages.push_back({"assistant", answer(engine, request, tokenizer)});
-    ++request.sampling.seed;  // so that a question asked again is not answered by the same draws
-  }
-  fmt::print(stderr, "\n");
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
-#include "kernels/check.h"
-#include "tools/judged_trace.h"
+#include "kernels/base/check.h"
+#include "src/report/output.h"
+#include "src/session/judged_trace.h"
+#include "src/session/reference_library.h"
 #include "tools/options.h"
-#include "tools/output.h"
-#include "tools/reference_library.h"
 
 namespace lockstep {
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/check.h"
-#include "kernels/nearest.h"
-#include "tools/build_info.h"
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "src/report/output.h"
+#include "src/session/build_info.h"
 #include "tools/commands.h"
-#include "tools/output.h"
 
 namespace lockstep {
 namespace {

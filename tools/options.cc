@@ -5,10 +5,9 @@
 #include <charconv>
 #include <utility>
 
-#include "kernels/check.h"
-#include "kernels/nearest.h"
-#include "tools/output.h"
-#include "traces/manifest.h"
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "src/report/output.h"
 
 namespace lockstep {
 namespace {
@@ -183,26 +182,6 @@ void add_logprobs_option(CLI::App& app, ModelOptions& options) {
             "show that many of the most likely tokens at each choice (0)");
 }
 
-DType dtype_of(const ModelOptions& options, const ModelConfig& config) {
-  return options.dtype == "auto" ? config.dtype : dtype_from(options.dtype);
-}
-
-EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config) {
-  EngineOptions engine;
-  engine.dtype = dtype_of(options, config);
-  engine.page_size = options.page_size;
-  engine.pages = options.pages;
-  engine.page_order = options.page_order;
-  engine.chunk = options.chunk;
-  engine.max_batch = options.max_batch;
-  engine.budget = options.budget;
-  engine.prefix_cache = options.prefix_cache;
-  engine.preempt = options.preempt == "swap" ? Preempt::swap : Preempt::recompute;
-  engine.schedule = options.schedule;
-  engine.threads = options.threads;
-  return engine;
-}
-
 void add_selection_options(CLI::App& app, ObserveOptions& options) {
   app.add_option("--points", options.points, "look at these points only (all)")
       ->type_name("GLOB,...");
@@ -230,10 +209,6 @@ void add_observe_options(CLI::App& app, ObserveOptions& options) {
       ->needs(trace);
 }
 
-Selection selection_of(const ObserveOptions& options) {
-  return {options.points, options.layers, options.positions, ""};
-}
-
 void add_limits_option(CLI::App& app, std::string& limits) {
   app.add_option("--limits", limits, "limits of lockstep calibrate (those of theory alone)")
       ->type_name("FILE");
@@ -245,26 +220,11 @@ void add_schema_option(CLI::App& app, std::string& schema) {
              "too, or found by trying (what the trace says)");
 }
 
-std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema) {
-  if (schema.empty()) return {};
-  std::map<std::string, RoundingContract> all;
-  if (schema != "auto")
-    for (const Point& p : kPoints) all[std::string(p.name)] = contract_from(schema);
-  return all;
-}
-
 void add_accumulator_option(CLI::App& app, std::string& accumulator) {
   add_choice(app, "--accumulator", accumulator, {"fp32", "tf32"},
              "how linear ops of an fp32 run sum: their operands as they are, or rounded to tf32 "
              "(what the trace says)");
 }
-
-std::optional<std::string> accumulator_of(const std::string& accumulator) {
-  if (accumulator.empty()) return {};
-  return accumulator;
-}
-
-Limits limits_of(const std::string& path) { return path.empty() ? Limits{} : Limits::read(path); }
 
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
   app.add_option("--fault", faults, "seed a bug into the engine (repeatable; see lockstep faults)")

@@ -3,8 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "src/report/output.h"
 #include "tools/options.h"
-#include "tools/output.h"
 
 namespace lockstep {
 namespace {

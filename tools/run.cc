@@ -3,15 +3,15 @@
 
 #include <CLI/CLI.hpp>
 
-#include "src/judge/report.h"
-#include "tools/confirm.h"
-#include "tools/judged_run.h"
-#include "tools/modes.h"
+#include "src/report/output.h"
+#include "src/report/report.h"
+#include "src/session/confirm.h"
+#include "src/session/judged_run.h"
+#include "src/session/modes.h"
+#include "src/session/provenance.h"
+#include "src/session/reference_library.h"
+#include "src/session/session.h"
 #include "tools/options.h"
-#include "tools/output.h"
-#include "tools/provenance.h"
-#include "tools/reference_library.h"
-#include "tools/session.h"
 
 namespace lockstep {
 namespace {

@@ -4,13 +4,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
+#include "src/report/output.h"
+#include "src/selftest/selftest_report.h"
+#include "src/session/reference_library.h"
+#include "src/session/requests.h"
+#include "src/session/session.h"
 #include "tools/options.h"
-#include "tools/output.h"
-#include "tools/reference_library.h"
-#include "tools/requests.h"
-#include "tools/selftest_report.h"
-#include "tools/session.h"
 
 namespace lockstep {
 namespace {

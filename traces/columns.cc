@@ -5,7 +5,7 @@
 #include <set>
 #include <span>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/trace.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

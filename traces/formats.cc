@@ -1,6 +1,6 @@
 #include <filesystem>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/readers.h"
 #include "traces/writers.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/disk.h"
 #include "traces/seal.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/columns.h"
 #include "traces/disk.h"
 #include "traces/json_number.h"

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 

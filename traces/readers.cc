@@ -8,7 +8,7 @@
 #include <regex>
 #include <set>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/disk.h"
 #include "traces/journal.h"
 #include "traces/segment.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "traces/disk.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/manifest.h"
 #include "traces/summary.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "traces/disk.h"
 #include "traces/journal.h"
 #include "traces/manifest.h"

@@ -4,7 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/engine/device_digests.h"
 #include "src/model/show_cache.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "kernels/device_graph.h"
+#include "kernels/base/device_graph.h"
 #include "probes/digest_ring.h"
 #include "src/model/device_batch.h"
 #include "src/model/model.h"

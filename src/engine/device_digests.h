@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/digest.h"
+#include "kernels/base/digest.h"
 #include "probes/digest_ring.h"
 #include "src/model/model.h"
 

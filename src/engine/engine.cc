@@ -4,7 +4,7 @@
 #include <limits>
 #include <thread>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/engine/device_digests.h"
 #include "src/model/device_batch.h"
 

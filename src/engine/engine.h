@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 #include "src/engine/decode_graphs.h"
 #include "src/engine/scheduler.h"
 #include "src/model/model.h"

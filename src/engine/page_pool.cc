@@ -4,7 +4,7 @@
 #include <limits>
 #include <random>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/digest.h"
 
 namespace lockstep {

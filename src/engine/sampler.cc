@@ -7,7 +7,7 @@
 #include <numeric>
 #include <string>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "src/engine/sampling.h"
 
 namespace lockstep {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/faults/attend.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {

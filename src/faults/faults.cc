@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "kernels/check.h"
-#include "kernels/nearest.h"
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
 #include "probes/points.h"
 #include "src/faults/seeds.h"
 

@@ -28,7 +28,7 @@ struct Seams {
   Ops& ops;
   Engine::Hooks& hooks;
   const ModelConfig& config;
-  // Kernels with bugs (kernels/broken_ops.h); null where `ops` are not a device's own.
+  // Kernels with bugs (kernels/faults/broken_ops.h); null where `ops` are not a device's own.
   const Ops* broken = nullptr;
 };
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {

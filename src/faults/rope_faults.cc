@@ -2,7 +2,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/faults/seeds.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/faults/attend.h"
 
 namespace lockstep {

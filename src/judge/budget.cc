@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/check.h"
-#include "src/judge/mutant.h"
+#include "kernels/base/check.h"
+#include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {

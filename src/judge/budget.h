@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "probes/points.h"
 #include "src/judge/oracle.h"
-#include "src/judge/roundoff.h"
+#include "src/stats/roundoff.h"
 #include "traces/trace.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "probes/recorder.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "src/judge/mutant.h"
+#include "src/stats/mutant.h"
 #include "traces/manifest.h"
 
 namespace lockstep {

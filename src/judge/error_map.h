@@ -9,7 +9,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/judge/seen.h"
-#include "src/judge/shape_rule.h"
+#include "src/stats/shape_rule.h"
 
 namespace lockstep {
 

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <set>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/only.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
-#include "src/judge/mutant.h"
 #include "src/judge/top_logits.h"
+#include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {

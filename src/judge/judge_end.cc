@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "src/judge/judge_state.h"
-#include "src/judge/mutant.h"
 #include "src/judge/story.h"
+#include "src/stats/mutant.h"
 #include "traces/manifest.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "probes/record.h"
 
 namespace lockstep {

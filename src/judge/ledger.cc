@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "src/judge/mutant.h"
+#include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {

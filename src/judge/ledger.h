@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "src/judge/error_sums.h"
 #include "src/judge/verdict.h"
+#include "src/stats/error_sums.h"
 
 namespace lockstep {
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "probes/digest.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/judge/budget.h"
-#include "src/judge/statistics.h"
+#include "src/stats/statistics.h"
 
 namespace lockstep {
 

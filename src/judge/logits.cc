@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "src/judge/seen.h"
-#include "src/judge/statistics.h"
+#include "src/stats/statistics.h"
 
 namespace lockstep {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "probes/recorder.h"
-#include "src/judge/moments.h"
 #include "src/judge/verdict.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
@@ -14,7 +14,7 @@
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/seen.h"
-#include "src/judge/statistics.h"
+#include "src/stats/statistics.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "probes/graph.h"
 #include "probes/recorder.h"
 #include "src/judge/numbers.h"

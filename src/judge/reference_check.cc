@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "src/judge/ledger.h"
-#include "src/judge/moments.h"
 #include "src/judge/seen.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "probes/graph.h"
 #include "probes/recorder.h"
 #include "probes/selection.h"

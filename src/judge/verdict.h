@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "probes/graph.h"
-#include "src/judge/shape_rule.h"
+#include "src/stats/shape_rule.h"
 
 namespace lockstep {
 

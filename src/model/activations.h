@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "src/weights/config.h"
 
 namespace lockstep {

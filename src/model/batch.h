@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "kernels/paged_attention.h"
 #include "probes/record.h"
 #include "src/weights/rope_tables.h"

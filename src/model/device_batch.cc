@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 #include <string>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/model/model.h"
 #include "src/model/qwen.h"
 

@@ -1,6 +1,6 @@
 #include "src/model/weights.h"
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "probes/graph.h"
 #include "probes/recorder.h"
 #include "src/weights/checkpoint.h"

@@ -3,7 +3,7 @@
 #include <queue>
 #include <tuple>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

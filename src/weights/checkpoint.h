@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "src/weights/config.h"
 #include "src/weights/safetensors.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/weights/files.h"
 
 namespace lockstep {

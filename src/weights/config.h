@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 #include "src/weights/files.h"
 
 namespace lockstep {

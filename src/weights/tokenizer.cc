@@ -6,7 +6,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/weights/bpe.h"
 #include "src/weights/files.h"
 #include "src/weights/utf8.h"

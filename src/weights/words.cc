@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdlib>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

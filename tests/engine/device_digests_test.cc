@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "probes/digest_recorder.h"
 #include "tests/fixtures.h"
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <random>
 
-#include "kernels/sample.h"
+#include "kernels/base/sample.h"
 #include "src/engine/sampler.h"
 #include "tests/fixtures.h"
 #include "tests/kernels/cuda_samples.h"

@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <set>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "tests/helpers.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "probes/tee.h"
-#include "src/judge/audit.h"
+#include "src/audit/audit.h"
 #include "tests/fixtures.h"
 #include "tests/schedules.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "src/judge/verdict.h"
+#include "src/session/modes.h"
 #include "tests/judged.h"
-#include "tools/modes.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,10 @@
 #include <set>
 #include <tuple>
 
-#include "src/judge/audit.h"
+#include "src/audit/audit.h"
 #include "src/judge/verdict.h"
+#include "src/session/modes.h"
 #include "tests/judged.h"
-#include "tools/modes.h"
 
 namespace lockstep {
 namespace {

@@ -40,8 +40,8 @@ class Layers(Rule):
         self.write(path, "".join(f"#include {i}\n" for i in includes))
 
     def test_a_clean_house_is_clean(self):
-        self.include("kernels/tensor.h", "<vector>")
-        self.include("kernels/add.h", '"kernels/tensor.h"')
+        self.include("kernels/base/tensor.h", "<vector>")
+        self.include("kernels/add.h", '"kernels/base/tensor.h"')
         self.include("src/model/qwen.cc", '"kernels/add.h"', "<sys/mman.h>", "<fmt/core.h>")
         self.include("tests/traces/writer_test.cc", "<gtest/gtest.h>", "<hdf5.h>")
         self.expect(layers.problems)
@@ -51,15 +51,15 @@ class Layers(Rule):
         self.include("src/engine/engine.h")
         self.include("src/judge/judge.cc", '"src/engine/engine.h"')
         self.include("reference/oracle.cc", '"kernels/add.h"')
-        self.include("kernels/tensor.h", '"kernels/add.h"')
-        self.expect(layers.problems, "tensor may not look into kernels",
+        self.include("kernels/base/tensor.h", '"kernels/add.h"')
+        self.expect(layers.problems, "kernels/base may not look into kernels",
                     "src/judge may not look into src/engine", "reference may not look into kernels")
 
     def test_foreign_headers_away_from_home_are_named(self):
         self.include("probes/digest.cc", "<hdf5.h>")
         self.include("src/judge/judge.cc", "<torch/torch.h>")
         self.include("kernels/matmul.cc", "<cuda_runtime.h>")
-        self.include("tools/output.h", "<nlohmann/json.hpp>")
+        self.include("src/report/output.h", "<nlohmann/json.hpp>")
         self.include("src/model/qwen.cc", "<boost/any.hpp>")
         self.expect(layers.problems, "belongs in a .cu", "at home in traces",
                     "at home in reference", "has no home", "headers name no foreign type")
@@ -93,6 +93,15 @@ class Sizes(Rule):
         self.write("tests/engine/file_test.cc", "int x;\n" * 500)
         self.write("tools/wide.cc", "// " + "x" * 98 + "\n")
         self.expect(sizes.problems, "long.cc:3: a function of 61 lines", "500 lines", "101 columns")
+
+    def test_a_command_is_thin(self):
+        work = "".join(f"int x{i};\n" for i in range(148))
+        self.write("tools/run.cc", work + "int run_command(Args args) {\n}\n")
+        self.write("tools/options.cc", work * 3)
+        self.expect(sizes.problems, "a command has under 150")
+        for i in range(10):
+            self.write(f"tools/more{i}.cc", work)
+        self.expect(sizes.problems, "a command has under 150", "tools: 2074 lines")
 
     def test_tables_and_strings_are_no_functions(self):
         self.write("probes/points.h",

@@ -4,24 +4,42 @@ import re
 
 import house
 
-# The tensor and threads: the part of kernels that everyone may use, and which knows no op.
-TENSOR = {f"kernels/{name}.h"
-          for name in ("check", "digest", "dtype", "memory", "nearest", "sample", "stream",
-                       "tensor", "thread_pool")}
+# A folder is a room, and a file's room is the nearest folder around it that stands here.
+BASE = {"kernels/base"}  # the tensor and threads, which know no op
+TRACES = BASE | {"probes", "traces"}
+WEIGHTS = BASE | {"src/weights"}
+MODEL = WEIGHTS | {"kernels", "probes", "src/model"}
+JUDGE = TRACES | {"src/stats", "src/judge"}
+REPORT = JUDGE | {"src/diff", "src/report"}
+SESSION = (REPORT | MODEL | {"kernels/bench", "kernels/faults", "kernels/plugin", "reference",
+                             "src/audit", "src/engine", "src/faults", "src/opinion",
+                             "src/session"})
 
 MAY_INCLUDE = {
-    "tensor": set(),
-    "kernels": {"tensor"},
-    "probes": {"tensor"},
-    "traces": {"tensor", "probes"},
-    "src/weights": {"tensor"},
-    "src/model": {"tensor", "kernels", "probes", "src/weights"},
-    "src/engine": {"tensor", "kernels", "probes", "src/weights", "src/model"},
-    "src/faults": {"tensor", "kernels", "probes", "src/weights", "src/model", "src/engine"},
-    "src/judge": {"tensor", "probes", "traces"},
+    "kernels/base": set(),
+    "kernels/cpu": BASE,
+    "kernels/cuda": BASE | {"kernels"},
+    "kernels": BASE | {"kernels/cpu", "kernels/cuda"},
+    "kernels/plugin": BASE | {"kernels"},
+    "kernels/bench": BASE | {"kernels/cpu", "kernels/cuda"},
+    "kernels/faults": BASE | {"kernels", "kernels/cuda"},
+    "probes": BASE,
+    "traces": BASE | {"probes"},
+    "src/weights": BASE,
+    "src/model": MODEL,
+    "src/engine": MODEL,
+    "src/faults": MODEL | {"src/engine"},
+    "src/stats": BASE | {"probes"},
+    "src/judge": TRACES | {"src/stats"},
+    "src/audit": JUDGE,
+    "src/diff": JUDGE,
+    "src/report": JUDGE | {"src/diff"},
     # Another hand than the judge and its oracle: it may look into neither.
-    "src/opinion": {"tensor", "probes", "traces", "src/weights"},
-    "reference": {"tensor", "probes", "traces", "src/weights", "src/judge"},
+    "src/opinion": TRACES | WEIGHTS,
+    "src/session": SESSION,
+    "src/selftest": SESSION,
+    "src/bench": SESSION,
+    "reference": JUDGE | WEIGHTS,
     "tools": None,  # everything
     "tests": None,
 }
@@ -29,7 +47,7 @@ MAY_INCLUDE = {
 # Whose types are the user's too.
 USERS_INTERFACE = "kernels/lockstep_ops.h"
 
-# Foreign headers, and the rooms where they are at home. A room's tests live where the room does.
+# Foreign headers, and the folders where they are at home. A room's tests live where the room does.
 FOREIGN = [
     (r"cuda|cublas|cub/|cooperative_groups|mma\.h", {"kernels"}),
     (r"dnnl|oneapi/|omp\.h", {"kernels"}),
@@ -50,9 +68,8 @@ ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
 
 
 def room_of(path):
-    if path in TENSOR or re.sub(r"\.cc$", ".h", path) in TENSOR:
-        return "tensor"
-    return next((room for room in MAY_INCLUDE if path.startswith(room + "/")), None)
+    around = [room for room in MAY_INCLUDE if path.startswith(room + "/")]
+    return max(around, key=len, default=None)
 
 
 def own_include(root, path, room, include):
@@ -78,8 +95,9 @@ def foreign_include(path, include):
         return f"{path}: <{include}> is foreign, and headers name no foreign type"
     if path.startswith("kernels/") and re.match("cuda|cublas", include) and path.endswith(".cc"):
         return f"{path}: <{include}> belongs in a .cu file"
-    room = room_of(path.removeprefix("tests/"))
-    if room not in homes and not (path.startswith("tests/") and "tests" in homes):
+    inside = path.removeprefix("tests/")
+    if not any(inside.startswith(home + "/") for home in homes) and not (
+            path.startswith("tests/") and "tests" in homes):
         return f"{path}: <{include}> is at home in {', '.join(sorted(homes))}"
     return None
 

@@ -1,10 +1,11 @@
-"""Files under 500 lines, functions of at most 60, lines of at most 100 columns."""
+"""Files under 500 lines, functions of at most 60, lines of at most 100 columns; thin commands."""
 import ast
 import re
 
 import house
 
 FILE_LINES, FUNCTION_LINES, COLUMNS = 500, 60, 100
+COMMAND_LINES, TOOLS_LINES = 150, 2000  # what a command does is a room of src
 
 CONTAINER = re.compile(r"^(inline |export )?\s*(namespace\b|extern\s*$)"
                        r"|\b(class|struct|union|enum)\b[^()]*$")
@@ -55,6 +56,15 @@ def python_functions(text):
 
 
 def problems(root):
+    tools = {path: (root / path).read_text() for path in house.files(root, house.CODE)
+             if path.startswith("tools/")}
+    for path, text in tools.items():
+        if "_command(Args" in text and path.endswith(".cc") and text.count("\n") >= COMMAND_LINES:
+            yield (f"{path}: {text.count(chr(10))} lines, a command has under {COMMAND_LINES}: "
+                   "what it does belongs in a room of src")
+    total = sum(text.count("\n") for text in tools.values())
+    if total >= TOOLS_LINES:
+        yield f"tools: {total} lines, they have under {TOOLS_LINES}: move work into rooms of src"
     for path in house.files(root, house.CODE | {".py"}):
         text = (root / path).read_text()
         lines = text.splitlines()

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "src/judge/diff.h"
+#include "src/diff/diff.h"
 #include "src/judge/lineup.h"
 #include "src/judge/logits.h"
 #include "src/judge/op_judge.h"

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/judge/limits.h"
-#include "src/judge/statistics.h"
+#include "src/stats/statistics.h"
 #include "tests/helpers.h"
 
 namespace lockstep {

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "src/judge/report.h"
 #include "src/judge/story.h"
+#include "src/report/report.h"
 #include "tests/judge/judge_fixture.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/judge/oracle.h"
 #include "traces/trace.h"
 

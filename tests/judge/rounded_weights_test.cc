@@ -8,7 +8,7 @@
 #include <random>
 
 #include "src/judge/budget.h"
-#include "src/judge/statistics.h"
+#include "src/stats/statistics.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/arena.h"
+#include "kernels/base/arena.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <numeric>
 
+#include "kernels/base/thread_pool.h"
 #include "kernels/paged_attention.h"
-#include "kernels/thread_pool.h"
 #include "tests/kernels/expected.h"
 
 namespace lockstep {

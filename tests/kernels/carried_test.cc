@@ -1,7 +1,7 @@
 // The "device" of these tests is other memory of the CPU: what is carried there is a copy.
-#include "kernels/carried.h"
+#include "kernels/plugin/carried.h"
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "tests/kernels/samples.h"
 
 namespace lockstep {

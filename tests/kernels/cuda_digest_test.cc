@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "kernels/device_graph.h"
+#include "kernels/base/device_graph.h"
 #include "probes/digest.h"
 #include "tests/helpers.h"
 #include "tests/kernels/cuda_samples.h"

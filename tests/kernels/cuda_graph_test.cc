@@ -1,6 +1,6 @@
 #include <thread>
 
-#include "kernels/device_graph.h"
+#include "kernels/base/device_graph.h"
 #include "tests/helpers.h"
 #include "tests/kernels/cuda_samples.h"
 

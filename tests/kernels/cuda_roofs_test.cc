@@ -1,7 +1,7 @@
 // What a roof is measured with does the work that it is measured by.
 #include <random>
 
-#include "kernels/device_roofs.h"
+#include "kernels/bench/device_roofs.h"
 #include "tests/helpers.h"
 #include "tests/kernels/cuda_samples.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/kernels/samples.h"
 
 namespace lockstep {

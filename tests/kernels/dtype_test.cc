@@ -1,10 +1,10 @@
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "kernels/base/thread_pool.h"
 #include "kernels/matmul.h"
-#include "kernels/thread_pool.h"
 #include "tests/kernels/expected.h"
 
 namespace lockstep {

@@ -1,8 +1,8 @@
 #include "kernels/kv_cache.h"
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
+#include "kernels/base/thread_pool.h"
 #include "kernels/paged_attention.h"
-#include "kernels/thread_pool.h"
 #include "tests/kernels/samples.h"
 
 namespace lockstep {

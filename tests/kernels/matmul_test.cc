@@ -1,8 +1,8 @@
 #include "kernels/matmul.h"
 
-#include "kernels/matmul_onednn.h"
-#include "kernels/matmul_rows.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/matmul_onednn.h"
+#include "kernels/cpu/matmul_rows.h"
 #include "tests/kernels/expected.h"
 
 namespace lockstep {

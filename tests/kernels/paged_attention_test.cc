@@ -1,6 +1,6 @@
 #include "kernels/paged_attention.h"
 
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 #include "tests/kernels/attention_cases.h"
 
 namespace lockstep {

@@ -1,12 +1,12 @@
-#include "kernels/roofs.h"
+#include "kernels/bench/roofs.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "kernels/memory.h"
-#include "kernels/simd.h"
-#include "kernels/thread_pool.h"
+#include "kernels/base/memory.h"
+#include "kernels/base/thread_pool.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 namespace {

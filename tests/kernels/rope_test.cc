@@ -1,6 +1,6 @@
 #include "kernels/rope.h"
 
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 #include "tests/kernels/expected.h"
 
 namespace lockstep {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check.h"
-#include "kernels/simd.h"
-#include "kernels/tensor.h"
+#include "kernels/base/check.h"
+#include "kernels/base/tensor.h"
+#include "kernels/cpu/simd.h"
 
 namespace lockstep {
 

@@ -1,6 +1,6 @@
 #include "kernels/silu_mul.h"
 
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 #include "tests/kernels/samples.h"
 
 namespace lockstep {

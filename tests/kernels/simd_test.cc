@@ -1,4 +1,4 @@
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #include "tests/kernels/samples.h"
 

@@ -1,9 +1,9 @@
-#include "kernels/tensor.h"
+#include "kernels/base/tensor.h"
 
 #include <cstring>
 #include <memory>
 
-#include "kernels/memory.h"
+#include "kernels/base/memory.h"
 #include "tests/kernels/samples.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "kernels/thread_pool.h"
+#include "kernels/base/thread_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/user_ops.h"
+#include "kernels/plugin/user_ops.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

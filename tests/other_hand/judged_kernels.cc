@@ -8,7 +8,7 @@
 #include <map>
 #include <sstream>
 
-#include "kernels/user_ops.h"
+#include "kernels/plugin/user_ops.h"
 #include "src/judge/ledger.h"
 #include "tests/judged.h"
 #include "traces/manifest.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/other_hand/judged_kernels.h"
 
 namespace lockstep {

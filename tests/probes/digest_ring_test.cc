@@ -5,7 +5,7 @@
 #include <semaphore>
 #include <thread>
 
-#include "kernels/digest.h"
+#include "kernels/base/digest.h"
 #include "tests/helpers.h"
 #include "tests/host_device.h"
 

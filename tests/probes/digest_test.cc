@@ -7,8 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "kernels/check.h"
-#include "kernels/memory.h"
+#include "kernels/base/check.h"
+#include "kernels/base/memory.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/host_device.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "src/judge/contracts.h"
 #include "tests/model_label.h"
 #include "tests/reference/passes.h"

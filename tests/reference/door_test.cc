@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdio>
 
+#include "src/session/reference_library.h"
 #include "tests/helpers.h"
-#include "tools/reference_library.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/reference/passes.h"
 #include "traces/trace.h"
 

@@ -9,8 +9,8 @@
 
 #include "probes/recorder.h"
 #include "reference/reference.h"
+#include "src/session/reference_library.h"
 #include "tests/golden.h"
-#include "tools/reference_library.h"
 
 namespace lockstep {
 

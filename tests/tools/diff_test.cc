@@ -1,4 +1,4 @@
-// lockstep diff as a user meets it; what it computes is tested beside src/judge/diff.cc.
+// lockstep diff as a user meets it; what it computes is tested beside src/diff/diff.cc.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 

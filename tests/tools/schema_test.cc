@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "src/session/judged_trace.h"
+#include "src/session/options.h"
 #include "tests/judged.h"
-#include "tools/judged_trace.h"
-#include "tools/options.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 #include "traces/columns.h"
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/traces/passes.h"
 #include "traces/hdf5_file.h"
 #include "traces/manifest.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/traces/passes.h"
 #include "traces/disk.h"
 #include "traces/segment.h"

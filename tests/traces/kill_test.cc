@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/traces/passes.h"
 
 namespace lockstep {

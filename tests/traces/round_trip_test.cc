@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "tests/traces/passes.h"
 
 namespace lockstep {

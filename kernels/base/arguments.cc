@@ -1,0 +1,33 @@
+#include "kernels/base/arguments.h"
+
+namespace lockstep {
+namespace {
+
+std::string_view name_of(Device device) { return device == Device::cpu ? "CPU" : "CUDA device"; }
+
+}  // namespace
+
+void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,
+                  const Shape& shape, Device device) {
+  const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device == device;
+  check(fits,
+        "{} wants {} as {} {} on the {}, found {} {} on the {}: pass one that agrees with the "
+        "other arguments",
+        op, name, name_of(dtype), shape.text(), name_of(device), name_of(tensor.dtype),
+        tensor.shape.text(), name_of(tensor.device));
+  check(tensor.data != nullptr || tensor.count() == 0,
+        "{} wants the {} elements of {}, found a tensor without memory: allocate it first", op,
+        tensor.count(), name);
+}
+
+void check_storage(std::string_view op, DType dtype) {
+  check(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16,
+        "{} computes in fp32, fp16 or bf16, found {}: convert its arguments", op, name_of(dtype));
+}
+
+void check_rank(std::string_view op, std::string_view name, const TensorView& tensor, int rank) {
+  check(tensor.shape.rank() == rank, "{} wants {} with {} axes, found the shape {}: reshape it", op,
+        name, rank, tensor.shape.text());
+}
+
+}  // namespace lockstep

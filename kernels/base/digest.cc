@@ -1,0 +1,21 @@
+#include "kernels/base/digest.h"
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+DigestMaker the_maker;
+
+}  // namespace
+
+void set_digest_maker(const DigestMaker& maker) { the_maker = maker; }
+
+const DigestMaker& digest_maker() {
+  check(the_maker.digest != nullptr,
+        "digests made on a CUDA device were wanted, but no CUDA library is loaded: use --device "
+        "cpu");
+  return the_maker;
+}
+
+}  // namespace lockstep

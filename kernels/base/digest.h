@@ -1,0 +1,109 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "kernels/base/dtype.h"
+
+struct CUstream_st;
+
+namespace lockstep {
+
+// What is kept of every tensor, in one pass over its bytes. Numbers are of the finite elements, in
+// fp64; counts are of all elements. Made on the CPU by probes/digest.h, on a device by
+// DigestMaker: hash, counts, extremes and exponents are then the same to the bit. A digest of
+// hashes alone, as one of a K/V cache is, has no numbers: its counts but `count` are -1 then, its
+// fp64 NaN.
+struct Digest {
+  // xxh3-64 of the bytes in logical order; of hashes alone, of the row hashes: 8 bytes each, little
+  // endian, in order.
+  uint64_t hash = 0;
+  int64_t count = 0;
+  int64_t nan = 0, pos_inf = 0, neg_inf = 0;
+  int64_t zeros = 0, subnormals = 0;
+  double min = 0, max = 0;  // 0 when nothing is finite
+  double absmax = 0;
+  int64_t absmax_index = -1;  // first element with that magnitude; -1: nothing finite
+  double mean = 0, m2 = 0;    // Welford: m2 = sum (x - mean)^2
+  double sum_abs = 0, sum_squares = 0;
+  std::array<uint32_t, 256> exponents{};  // of fp32-like exponents: bin = clamp(e + 127, 0, 255)
+
+  bool has_numbers() const { return nan >= 0; }
+  int64_t finite() const { return has_numbers() ? count - nan - pos_inf - neg_inf : -1; }
+  // sqrt(sum_squares / finite elements), 0 when there is none
+  double rms() const {
+    if (!has_numbers()) return std::numeric_limits<double>::quiet_NaN();
+    return finite() > 0 ? std::sqrt(sum_squares / static_cast<double>(finite())) : 0;
+  }
+};
+
+// A digest that is wanted of a tensor with dense rows in the memory of a CUDA device. Every pointer
+// is of the device. How many rows there are is known there alone: so that a graph can do the same
+// job for passes of any length, `rows` is read when it is done.
+struct DigestJob {
+  DType dtype = DType::f32;
+  const void* data = nullptr;
+  int64_t row_bytes = 0;
+  const int32_t* rows = nullptr;
+  int64_t most_rows = 0;  // what there is room for: what `rows` says beyond that is left out
+
+  Digest* out = nullptr;
+  uint64_t* row_hashes = nullptr;  // xxh3-64 of each row
+};
+
+// Row hashes that are wanted of what the attention of each request reads of a K/V cache,
+// [positions, k|v, row]; pointers and rows are as DigestJob has them.
+struct CacheJob {
+  const void* k = nullptr;  // pools
+  const void* v = nullptr;
+  int64_t row_bytes = 0;  // of K, and of V, of one position
+  const int32_t* rows = nullptr;
+  int64_t requests = 0;
+  int64_t most_rows = 0;  // of a request
+  // Page tables [requests, width], as AttentionBatch has them, and pages of a pool. A page that the
+  // pool lacks reads as bytes of 255, NaN; the attention itself reports it.
+  const int32_t* table = nullptr;
+  int64_t width = 0, page_size = 1, pages = 0;
+
+  int64_t* hashed = nullptr;  // how many rows, of each request
+  // Those of all requests follow each other without gaps, and those of `order` other caches of the
+  // same requests come first.
+  uint64_t* row_hashes = nullptr;
+  int64_t order = 0;
+};
+
+// What makes digests on a device, from the library of CUDA ops.
+struct DigestMaker {
+  static constexpr int kMostJobs = 128;  // of one call
+
+  // Queues one launch for up to kMostJobs jobs, which works in `scratch`, scratch_bytes(jobs) of
+  // the device's memory. Sums are made in an order that depends on the rows alone.
+  void (*digest)(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) = nullptr;
+  int64_t (*scratch_bytes)(std::span<const DigestJob> jobs) = nullptr;
+  // The same of caches, which needs no scratch.
+  void (*hash_caches)(std::span<const CacheJob> jobs, CUstream_st* stream) = nullptr;
+
+  // Streams beside that of the ops: what takes long is not to hold up what does not. And the order
+  // of two streams: what is queued on `later` from now on is done after what `earlier` has queued
+  // so far. Can be kept in a graph.
+  CUstream_st* aside = nullptr;
+  CUstream_st* long_aside = nullptr;
+  void (*order)(CUstream_st* later, CUstream_st* earlier) = nullptr;
+  // For the host: the point that a stream's work has reached when all that it has queued so far is
+  // done. `await` waits for that, in any thread, and forgets the point.
+  void* (*mark)(CUstream_st* stream) = nullptr;
+  void (*await)(void* mark) = nullptr;
+};
+
+// What the library of CUDA ops exports, of the device that it was opened for. Throws Error when it
+// was not.
+extern "C" [[gnu::visibility("default")]] const DigestMaker* lockstep_cuda_digests();
+
+// Where the host keeps that. Throws Error when nothing was set.
+void set_digest_maker(const DigestMaker& maker);
+const DigestMaker& digest_maker();
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "kernels/base/memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
+
+DeviceMemory the_memory;
+
+std::shared_ptr<void> allocate(int64_t bytes, Device device) {
+  const int64_t size = memory_for(bytes, device);
+  if (device == Device::cpu)
+    return {std::aligned_alloc(kAlignment, static_cast<size_t>(size)), &std::free};
+  void* memory = cuda_memory().allocate(size);
+  if (memory == nullptr) return nullptr;  // which has nothing to release
+  return {memory, cuda_memory().release};
+}
+
+}  // namespace
+
+int64_t memory_for(int64_t bytes, Device device) {
+  // Room for one more line: kernels may then read whole vectors at the end of a tensor.
+  if (device == Device::cpu) return (bytes / kAlignment + 2) * kAlignment;
+  // So that alike wants can share memory, and none wastes much: a multiple of an eighth of its
+  // size, or of what the device hands out large memory in.
+  constexpr int64_t kLeast = 512, kPage = int64_t{2} << 20;
+  int64_t unit = kLeast;
+  while (unit * 16 <= bytes && unit < kPage) unit *= 2;
+  return std::max(kLeast, (bytes + unit - 1) / unit * unit);
+}
+
+void set_cuda_memory(const DeviceMemory& memory) { the_memory = memory; }
+
+const DeviceMemory& cuda_memory() {
+  check(the_memory.allocate != nullptr,
+        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
+  return the_memory;
+}
+
+CUstream_st* stream_of(Device device) {
+  return device == Device::cpu ? nullptr : cuda_memory().stream;
+}
+
+int64_t device_memory_left() { return cuda_memory().available(); }
+
+void copy(const TensorView& to, const TensorView& from) {
+  check(to.bytes() == from.bytes(), "{} bytes were to be copied into a tensor of {}", from.bytes(),
+        to.bytes());
+  if (from.bytes() == 0) return;
+  if (to.device == Device::cpu && from.device == Device::cpu) {
+    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+    return;
+  }
+  const DeviceMemory& memory = cuda_memory();
+  memory.copy(to.data, from.data, from.bytes(), memory.stream);
+  if (to.device == Device::cpu) memory.wait(memory.stream);
+}
+
+Tensor copy_on(Device device, const TensorView& from) {
+  Tensor made(from.shape, from.dtype, device);
+  copy(made, from);
+  return made;
+}
+
+void wait_for(Device device) {
+  if (device == Device::cuda) cuda_memory().wait(cuda_memory().stream);
+}
+
+Tensor::Tensor(const Shape& shape, DType dtype, Device device)
+    : view_{nullptr, dtype, device, shape} {
+  for (int64_t extent : shape.extents())
+    check(extent >= 0, "a tensor of shape {} was wanted: extents cannot be negative", shape.text());
+  memory_ = allocate(view_.bytes(), device);
+  check(
+      memory_ != nullptr,
+      "{} bytes for a tensor {} were wanted and the {} has not that much memory left{}: use fewer "
+      "or smaller --pages, or a shorter prompt",
+      view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
+      device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory().available()));
+  view_.data = memory_.get();
+}
+
+Tensor Tensor::pinned(const Shape& shape, DType dtype) {
+  Tensor made;
+  made.view_ = {nullptr, dtype, Device::cpu, shape};
+  made.memory_ = {cuda_memory().pin(made.view_.bytes()), cuda_memory().unpin};
+  made.view_.data = made.memory_.get();
+  return made;
+}
+
+Tensor Tensor::part(int64_t offset, const Shape& shape, DType dtype) const {
+  Tensor made;
+  made.view_ = {view_.as<char>() + offset, dtype, view_.device, shape};
+  check(offset >= 0 && offset + made.view_.bytes() <= view_.bytes(),
+        "{} bytes from byte {} on were wanted of a tensor of {}", made.view_.bytes(), offset,
+        view_.bytes());
+  made.memory_ = memory_;
+  return made;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,85 @@
+#include "kernels/base/tensor.h"
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+
+Shape::Shape(std::initializer_list<int64_t> extents)
+    : Shape(std::span<const int64_t>(extents.begin(), extents.size())) {}
+
+Shape::Shape(std::span<const int64_t> extents) : rank_(static_cast<int>(extents.size())) {
+  check(extents.size() <= extents_.size(), "a tensor has at most {} axes, found {}",
+        extents_.size(), extents.size());
+  std::copy(extents.begin(), extents.end(), extents_.begin());
+}
+
+int64_t Shape::count() const {
+  int64_t n = 1;
+  for (int64_t extent : extents()) n *= extent;
+  return n;
+}
+
+std::string Shape::text() const {
+  std::string out = "[";
+  for (int axis = 0; axis < rank_; ++axis)
+    out += (axis ? ", " : "") + std::to_string((*this)[axis]);
+  return out + "]";
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return std::ranges::equal(extents(), other.extents());
+}
+
+TensorView TensorView::reshaped(const Shape& other) const {
+  check(other.count() == count(), "shape {} cannot be seen as {}", shape.text(), other.text());
+  TensorView view = *this;
+  view.shape = other;
+  return view;
+}
+
+TensorView TensorView::slice(int64_t first, int64_t n) const {
+  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} were wanted of a tensor {}",
+        first, first + n, shape.text());
+  std::array<int64_t, 5> extents{};
+  std::ranges::copy(shape.extents(), extents.begin());
+  extents[0] = n;
+  TensorView view = *this;
+  view.shape = Shape(std::span<const int64_t>(extents.data(), static_cast<size_t>(shape.rank())));
+  view.data = static_cast<char*>(data) + first * row_size() * size_of(dtype);
+  return view;
+}
+
+double value_at(const TensorView& tensor, int64_t i) {
+  double value = 0;
+  widen(tensor, i, {&value, 1});
+  return value;
+}
+
+void widen(const TensorView& tensor, int64_t first, std::span<double> out) {
+  const auto copy = [&]<typename T>(const T* from) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(from[i]);
+  };
+  const auto copy_half = [&]<typename T>(const T* from) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(to_float(from[i]));
+  };
+  switch (tensor.dtype) {
+    case DType::f64:
+      return copy(tensor.as<const double>() + first);
+    case DType::f32:
+      return copy(tensor.as<const float>() + first);
+    case DType::f16:
+      return copy_half(tensor.as<const Float16>() + first);
+    case DType::bf16:
+      return copy_half(tensor.as<const BFloat16>() + first);
+    case DType::i64:
+      return copy(tensor.as<const int64_t>() + first);
+    case DType::i32:
+      return copy(tensor.as<const int32_t>() + first);
+    case DType::u8:
+      return copy(tensor.as<const uint8_t>() + first);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// How blocks of keys and values come from their pages to shared memory, for the kernels of
+// paged_attention on tensor cores.
+#pragma once
+
+#include <bit>
+
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/tensor_cores.cuh"
+
+namespace lockstep {
+
+// A block of keys or values in shared memory, of which eight rows at one column lie in different
+// banks: by the order of each row's columns where that will do, else by padding.
+template <typename T, int kDim>
+class Rows {
+ public:
+  // Eight columns of a row, from a multiple of eight on.
+  __device__ T* at(int row, int column) {
+    return &rows_[row][kSwizzled ? column ^ row % 8 * 8 : column];
+  }
+  __device__ const T* at(int row, int column) const {
+    return &rows_[row][kSwizzled ? column ^ row % 8 * 8 : column];
+  }
+
+ private:
+  static constexpr bool kSwizzled = kDim % 64 == 0;
+  T rows_[kBlockKeys][kSwizzled ? kDim : kDim + 8];
+};
+
+template <typename T, int kDim>
+struct Block {
+  Rows<T, kDim> k, v;
+};
+
+constexpr int64_t kZeros = -2;  // the place of a key that nobody wants
+
+// Where the key of this lane lies, in a block that begins at position `first`.
+template <typename T>
+__device__ int64_t look_up(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
+                           int first, KeyRange wanted) {
+  const int key = first + static_cast<int>(threadIdx.x % kWarp);
+  if (key < wanted.begin || key >= wanted.end) return kZeros;
+  return place_of(a, queries, kv_head, key);
+}
+
+// The places of a block's keys, of which each of kThreads threads brings its share of pieces;
+// kOnce: of keys that few tiles read.
+template <typename T, int kDim, int kThreads, bool kOnce = false>
+class Pieces {
+ public:
+  __device__ explicit Pieces(int64_t mine)  // the place of this lane's key
+      : mine_(static_cast<uint32_t>(max(mine, int64_t{0}) / kDim)),
+        known_(__ballot_sync(~0u, mine >= 0)),
+        missing_(__ballot_sync(~0u, mine == -1)) {}
+  // Begins to bring the keys, or the values: zeros for those that nobody wants, and NaN for those
+  // that have no page.
+  __device__ void bring(Rows<T, kDim>& to, const T* from) const {
+    bring_to([&](int row, int column) { return to.at(row, column); }, from);
+  }
+  // The same to where `to(row, column)` says that a key's elements from a column on are to lie.
+  template <typename To>
+  __device__ void bring_to(To to, const T* from) const {
+    if (known_ == ~0u) {
+#pragma unroll 8  // of all, the addresses would take too many registers
+      for (int i = 0; i < kCount; ++i) {
+        const T* const piece = place(from, i);
+        if (exists(i)) begin(to(row(i), column()), piece);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+      const T* const piece = place(from, i);
+      if (!exists(i)) continue;
+      if ((missing_ >> row(i) & 1) != 0)
+        *reinterpret_cast<uint4*>(to(row(i), column())) = {~0u, ~0u, ~0u, ~0u};
+      else if ((known_ >> row(i) & 1) != 0)
+        begin(to(row(i), column()), piece);
+      else
+        *reinterpret_cast<uint4*>(to(row(i), column())) = {};
+    }
+  }
+
+ private:
+  // A row is of kPerRow pieces, and for kAcross threads, so that a thread keeps its column.
+  static constexpr int kPerRow = kDim / 8, kAcross = std::bit_ceil(unsigned{kPerRow});
+  static constexpr int kRows = kThreads / kAcross, kCount = (kBlockKeys + kRows - 1) / kRows;
+  static constexpr bool kWhole = kPerRow == kAcross && kBlockKeys % kRows == 0;
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+  __device__ static int row(int i) { return thread() / kAcross + i * kRows; }
+  __device__ static int column() { return thread() % kAcross * 8; }
+  __device__ static bool exists(int i) {
+    return kWhole || (row(i) < kBlockKeys && column() < kDim);
+  }
+
+  __device__ static void begin(T* to, const T* from) {
+    if constexpr (kOnce)
+      begin_copy_once(to, from);
+    else
+      begin_copy(to, from);
+  }
+  __device__ const T* place(const T* from, int i) const {
+    return from + int64_t{__shfl_sync(~0u, mine_, row(i) % kWarp)} * kDim + column();
+  }
+
+  // The number of this lane's key among those of all K/V heads.
+  uint32_t mine_;
+  unsigned known_, missing_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+#pragma once
+
+#include "kernels/base/memory.h"
+#include "kernels/base/stream.h"
+#include "kernels/ops.h"
+
+namespace lockstep {
+
+// What the shared library liblockstep_cuda exports, which is opened for --device cuda only.
+
+// How many CUDA devices this process can use; 0 where there is no driver too.
+extern "C" [[gnu::visibility("default")]] int lockstep_cuda_devices();
+
+// Returns the table of the twins, for tensors on the CUDA device of that number, and says where
+// device memory comes from, which the host passes on to set_cuda_memory: the library's own copy of
+// that setting is not the host's. Throws Error when there is no such device, or when this process
+// has been given another one: it has one at most.
+extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(int device,
+                                                                       DeviceMemory* memory);
+
+// The twins, within the library: each keeps the contract of its op on the stream of `context`, and
+// returns before the work is done. Indices in tensors are looked at on the device (bad_index.h).
+// Weights, rotary tables, positions, slots, lengths and page tables may be read while the kernel
+// queued before still works: copies may write them, kernels may not.
+decltype(gather_rows) gather_rows_cuda;
+decltype(rms_norm) rms_norm_cuda;
+decltype(matmul) matmul_cuda;
+decltype(rope) rope_cuda;
+decltype(kv_write) kv_write_cuda;
+decltype(kv_gather) kv_gather_cuda;
+decltype(paged_attention) paged_attention_cuda;
+decltype(silu_mul) silu_mul_cuda;
+decltype(add) add_cuda;
+decltype(argmax) argmax_cuda;
+decltype(top_k) top_k_cuda;
+decltype(softmax_of) softmax_of_cuda;
+decltype(expert_matmul) expert_matmul_cuda;
+decltype(weighted_sum) weighted_sum_cuda;
+
+// The fused ops (fused.h).
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made);
+void matmuls_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
+                  const AddNorm* made);
+void heads_cuda(const OpContext& context, const Heads& heads);
+void gated_cuda(const OpContext& context, TensorView out, TensorView x, TensorView gate_weight,
+                TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made);
+
+}  // namespace lockstep

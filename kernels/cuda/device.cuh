@@ -1,0 +1,200 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/bad_index.h"
+#include "kernels/base/check.h"
+#include "kernels/base/dtype.h"
+
+namespace lockstep {
+
+constexpr int kWarp = 32;
+
+// Throws Error, with what was tried and CUDA's own words, unless `status` is success. Every call
+// and every launch is followed by it.
+inline void cuda_check(cudaError_t status, const char* what) {
+  check(status == cudaSuccess, "{} was wanted of the CUDA device, but it said: {} ({})", what,
+        cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+// Blocks of `threads` for `items` of work, no more than fill a device a few times over: kernels
+// that are launched with it stride over the rest.
+inline unsigned blocks_for(int64_t items, int threads) {
+  constexpr int64_t kMost = 4096;
+  return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
+}
+
+inline int current_device() {
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "its number");
+  return device;
+}
+
+// A number of the current device.
+inline int number_of_device(cudaDeviceAttr which, const char* what) {
+  int number = 0;
+  cuda_check(cudaDeviceGetAttribute(&number, which, current_device()), what);
+  return number;
+}
+
+// Ten times its compute capability: 90 for Hopper.
+inline int compute_capability() {
+  static const int capability =
+      10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "its generation") +
+      number_of_device(cudaDevAttrComputeCapabilityMinor, "its generation");
+  return capability;
+}
+
+// Lets blocks of a kernel have that much dynamic shared memory: more than 48 KiB must be asked for.
+template <auto kKernel>
+void grant_shared(unsigned bytes) {
+  static const cudaError_t granted = cudaFuncSetAttribute(
+      kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  cuda_check(granted, "shared memory");
+}
+
+// What a block of a kernel has.
+struct BlockShape {
+  BlockShape(unsigned thread_count, unsigned bytes = 0, unsigned blocks = 1)
+      : threads(thread_count), shared(bytes), cluster(blocks) {}
+  unsigned threads;
+  unsigned shared;   // bytes of dynamic shared memory
+  unsigned cluster;  // blocks that work together, along z; more than 1 from Hopper on
+};
+
+// Launches a kernel that calls wait_for_the_kernel_before() in each of its threads: its blocks can
+// then be set up while the kernel before it on the stream still runs, which hides most of the gap
+// between the two.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
+                  void (*kernel)(Parameters...), Arguments... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, 1, block.cluster};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = block.threads;
+  config.dynamicSmemBytes = block.shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  // From Hopper on kernels can be set up early, and blocks be clusters.
+  config.numAttrs = compute_capability() < 90 ? 0 : block.cluster > 1 ? 2 : 1;
+  const cudaError_t status =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  cuda_check(status, op);
+}
+
+// Lets the next kernel be set up.
+__device__ inline void let_the_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Waits until all that was queued before is done and can be read. Before that a kernel may read
+// only what no kernel writes: weights, and the indices that a pass is told.
+__device__ inline void wait_for_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+__device__ inline void after_the_kernel_before() {
+  let_the_next_begin();
+  wait_for_the_kernel_before();
+}
+
+// Calls body with a null pointer of the device's element type of a dtype that was checked.
+template <typename Body>
+void dispatch_cuda(DType dtype, Body&& body) {
+  if (dtype == DType::f32)
+    body(static_cast<float*>(nullptr));
+  else if (dtype == DType::f16)
+    body(static_cast<__half*>(nullptr));
+  else
+    body(static_cast<__nv_bfloat16*>(nullptr));
+}
+
+// Where ops leave the first bad index that they meet, on the device; see DeviceMemory::wait.
+BadIndex* bad_index_report();
+
+__device__ inline void report(BadIndex* to, BadIndex::Of of, int64_t limit, int64_t found,
+                              int64_t at) {
+  if (atomicCAS(reinterpret_cast<int*>(&to->of), 0, static_cast<int>(of)) != 0) return;
+  to->limit = limit;
+  to->found = found;
+  to->at = at;
+}
+
+// 16 bytes of elements, which one instruction reads or writes; its address is a multiple of 16.
+template <typename T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T e[kSize];
+};
+
+// Whether rows of that many bytes at these addresses can be read 16 bytes at a time.
+template <typename... Elements>
+bool aligned_16(int64_t row_bytes, const Elements*... rows) {
+  return row_bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(rows) % 16 == 0) && ...);
+}
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(__half x) { return __half2float(x); }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// Rounds to nearest even.
+template <typename T>
+__device__ T narrow(float x);
+template <>
+__device__ inline float narrow<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __half narrow<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// The sum over the warp, for all its lanes, in an order that is always the same.
+__device__ inline float warp_sum(float x) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+// A number at its place in a row.
+struct Place {
+  float value;
+  int64_t index;
+};
+
+// Whether `a` is larger than `b`, or stands before it where they are alike; a NaN is larger than
+// any number.
+__device__ inline bool before(const Place& a, const Place& b) {
+  const bool a_nan = isnan(a.value), b_nan = isnan(b.value);
+  if (a_nan != b_nan) return a_nan;
+  return a_nan || a.value == b.value ? a.index < b.index : a.value > b.value;
+}
+
+// The first of the warp's places, for all its lanes.
+__device__ inline Place warp_first(Place best) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const Place other = {__shfl_xor_sync(~0u, best.value, offset),
+                         __shfl_xor_sync(~0u, best.index, offset)};
+    if (before(other, best)) best = other;
+  }
+  return best;
+}
+
+}  // namespace lockstep

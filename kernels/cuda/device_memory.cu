@@ -1,0 +1,130 @@
+#include <memory>
+#include <utility>
+
+#include "kernels/base/arena.h"
+#include "kernels/cuda/device_memory.cuh"
+
+namespace lockstep {
+namespace {
+
+// Null when the device has not that much left. Other trouble throws.
+void* ask_device(int64_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // else the next launch would report this
+    return nullptr;
+  }
+  cuda_check(status, "memory");
+  return memory;
+}
+
+void give_device_back(void* memory) { cuda_check(cudaFree(memory), "to take memory back"); }
+
+// Never destroyed: tensors of static storage may be released after it.
+Arena& arena() {
+  static auto* the_arena = new Arena({.allocate = ask_device, .release = give_device_back});
+  return *the_arena;
+}
+
+int64_t available() {
+  size_t free_bytes = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free_bytes, &total), "how much memory is free");
+  return static_cast<int64_t>(free_bytes) + arena().kept();
+}
+
+void* pin(int64_t bytes) {
+  void* memory = nullptr;
+  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "pinned memory of the host");
+  return memory;
+}
+
+// Called by destructors, also after the driver has gone: there is nobody to tell.
+void unpin(void* memory) { cudaFreeHost(memory); }
+
+void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+             "a copy");
+}
+
+void wait(CUstream_st* stream) {
+  cuda_check(cudaStreamSynchronize(stream), "the end of the work of a stream");
+  // A user's library may have left one unread, for which the next kernel would be blamed.
+  cuda_check(cudaGetLastError(), "a launch");
+  BadIndex* seen = bad_index_report();
+  if (seen->of == BadIndex::Of::none) return;
+  refuse(std::exchange(*seen, {}));
+}
+
+struct Graph {
+  cudaGraphExec_t work = nullptr;
+  Arena::BySize memory;  // in which its ops work
+};
+
+void begin_graph(CUstream_st* stream) {
+  // Relaxed: ops may ask the device for memory on the way.
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "to begin a graph");
+  arena().begin_apart();
+}
+
+void* end_graph(CUstream_st* stream, bool wanted) {
+  auto graph = std::make_unique<Graph>();
+  graph->memory = arena().end_apart();
+  cudaGraph_t recorded = nullptr;
+  cudaError_t status = cudaStreamEndCapture(stream, &recorded);
+  if (wanted && status == cudaSuccess)
+    status = cudaGraphInstantiate(&graph->work, recorded, cudaGraphInstantiateFlagUseNodePriority);
+  if (recorded != nullptr) cudaGraphDestroy(recorded);
+  if (graph->work != nullptr) return graph.release();
+  arena().take_back(graph->memory);
+  if (wanted) cuda_check(status, "a graph of what was queued");
+  cudaGetLastError();  // of a graph that nobody wants any more
+  return nullptr;
+}
+
+void replay(void* graph, CUstream_st* stream) {
+  cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "the launch of a graph");
+}
+
+// Called by destructors, as unpin. What is queued of it is still done.
+void forget(void* graph) {
+  const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
+  cudaGraphExecDestroy(gone->work);
+  arena().take_back(gone->memory);
+}
+
+}  // namespace
+
+// In the host's memory, to which kernels write what they seldom have to say, so that nobody has to
+// copy it.
+BadIndex* bad_index_report() {
+  static auto* place = new (pin(sizeof(BadIndex))) BadIndex;
+  return place;
+}
+
+DeviceMemory device_memory() {
+  // One that waits for the default stream, and it for this one; what works beside it comes second.
+  static CUstream_st* stream = [] {
+    CUstream_st* made = nullptr;
+    int least = 0, greatest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "the priorities of streams");
+    cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest), "a stream");
+    return made;
+  }();
+  return {.number = current_device(),
+          .stream = stream,
+          .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
+          .release = [](void* memory) { arena().release(memory); },
+          .available = available,
+          .pin = pin,
+          .unpin = unpin,
+          .copy = copy,
+          .wait = wait,
+          .sample = sample_on_device,
+          .begin_graph = begin_graph,
+          .end_graph = end_graph,
+          .replay = replay,
+          .forget = forget};
+}
+
+}  // namespace lockstep

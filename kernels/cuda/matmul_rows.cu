@@ -1,0 +1,261 @@
+#include "kernels/cuda/matmul_rows.cuh"
+#include "kernels/cuda/rms_norm.cuh"
+#include "kernels/cuda/silu_mul.cuh"
+
+namespace lockstep {
+namespace {
+
+constexpr int kWarps = 8;  // of a block
+// Rows are short of which a warp has all under way with this many vectors a lane.
+constexpr int kShort = 4;
+constexpr int64_t kShortBytes = int64_t{kShort} * kWarp * 16;
+constexpr int kRowsMaking = 2;  // of a warp that makes its own x: fewer blocks, which all make it
+
+template <typename T>
+struct Matrix {
+  T* out = nullptr;  // null: not wanted
+  const T* weight = nullptr;
+  const T* bias = nullptr;  // or null
+  int64_t n = 0;
+  int64_t bundles = 0;  // of rows, a warp each
+};
+
+// As AddNorm.
+template <typename T>
+struct Made {
+  T* sum = nullptr;  // null: x is there already
+  const T* a = nullptr;
+  const T* b = nullptr;
+  const T* weight = nullptr;
+  float eps = 0;
+};
+
+template <typename T>
+struct RowsArguments {
+  Matrix<T> all[kMostTogether];  // those that there are not have no rows
+  T* x;
+  Made<T> made;
+  T* out;  // of the products' silu_mul
+  int64_t tokens, k;
+};
+
+// Which rows a warp multiplies. Gated, these are one row of each of two matrices.
+template <typename T, int kWeights, bool kGated>
+struct Share {
+  Matrix<T> matrix[kGated ? 2 : 1];
+  int64_t row;
+
+  __device__ explicit Share(const RowsArguments<T>& a) {
+    row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+    matrix[0] = a.all[0];
+    if constexpr (kGated) {
+      matrix[1] = a.all[1];
+    } else {
+#pragma unroll
+      for (int m = 1; m < kMostTogether; ++m)
+        if (row >= matrix[0].bundles && a.all[m].bundles > 0)
+          row -= matrix[0].bundles, matrix[0] = a.all[m];
+      row *= kWeights;
+    }
+  }
+  __device__ bool exists() const { return row < matrix[0].n; }
+  // Of a row that there is not, that of the last one.
+  __device__ const T* weight(int r, int64_t k) const {
+    const int64_t last = matrix[0].n - 1;
+    if constexpr (kGated) return matrix[r].weight + min(row, last) * k;
+    return matrix[0].weight + min(row + r, last) * k;
+  }
+  // Rounds the sum of row r, and shows it where it is wanted.
+  __device__ T finish(float sum, int r, int64_t token) const {
+    const int64_t n = matrix[0].n, to = kGated ? row : row + r;
+    if (to >= n) return {};
+    T* out = matrix[0].out;
+    if constexpr (kGated) {
+      if (r == 1) out = matrix[1].out;
+    } else if (matrix[0].bias != nullptr) {
+      sum = __fadd_rn(sum, widen(matrix[0].bias[to]));
+    }
+    const T rounded = narrow<T>(sum);
+    if (out != nullptr) out[token * n + to] = rounded;
+    return rounded;
+  }
+};
+
+// Blocks that a multiprocessor is to have room for: what is under way in it keeps memory busy. For
+// three a thread that makes x has not registers enough, but where it is gated.
+template <int kTokens, int kWeights, int kAhead, bool kGated, bool kMakes>
+constexpr int kRoom = kTokens == 1 && kWeights* kAhead <= 8 && (kGated || !kMakes) ? 3 : 2;
+
+// Makes x in the memory of the block, with the bits of add_rms_norm; the first block keeps it and
+// the sum.
+template <typename T, int kVector>
+__device__ void make_x(const RowsArguments<T>& a, T* x) {
+  static_assert(kWarps * kWarp == kNormThreads);
+  using Some = Elements<T, kVector>;
+  const bool keeps = blockIdx.x == 0;
+  normalise_wide<T, kVector, false>(x, x, a.made.weight, a.k, a.made.eps, [&](int64_t i, T* to) {
+    const Some sum = sum_of<T, kVector>(a.made.a + i, a.made.b + i);
+    if (keeps) *reinterpret_cast<Some*>(a.made.sum + i) = sum;
+    *reinterpret_cast<Some*>(x + i) = sum;
+    *reinterpret_cast<Some*>(to) = sum;
+  });
+  __syncthreads();
+  if (!keeps) return;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kVector; i < a.k;
+       i += int64_t{kNormThreads} * kVector)
+    *reinterpret_cast<Some*>(a.x + i) = *reinterpret_cast<const Some*>(x + i);
+}
+
+// A warp a bundle of kWeights rows, for kTokens tokens.
+template <typename T, int kTokens, int kWeights, int kVector, int kAhead, bool kGated, bool kMakes>
+__global__ void __launch_bounds__(kWarps* kWarp, kRoom<kTokens, kWeights, kAhead, kGated, kMakes>)
+    multiply(RowsArguments<T> a) {
+  constexpr int kSums = kWeights * kTokens;
+  static_assert(kSums <= kWarp && (!kGated || kWeights == 2) && (!kMakes || kTokens == 1));
+  let_the_next_begin();
+  const Share<T, kWeights, kGated> share(a);
+  if (!kMakes && !share.exists()) return wait_for_the_kernel_before();
+  const T* rows[kWeights];
+#pragma unroll
+  for (int r = 0; r < kWeights; ++r) rows[r] = share.weight(r, a.k);
+  // Weights are not what the kernel before writes: they are on their way while it still works.
+  WeightRows<T, kWeights, kVector, kAhead> weights(rows, a.k);
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
+  const T* x[kTokens];
+  if constexpr (kMakes) {
+    __shared__ __align__(16) T own_x[kAhead * kWarp * kVector];
+    make_x<T, kVector>(a, own_x);
+    x[0] = own_x;
+  } else {
+    wait_for_the_kernel_before();
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t)  // those that there are not repeat the last one
+      x[t] = a.x + min(first + t, a.tokens - 1) * a.k;
+  }
+  float sums[kWeights][kTokens];
+  weights.multiply(sums, x);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float mine = 0;  // sum `lane`
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    const float sum = warp_sum(sums[i / kTokens][i % kTokens]);
+    if (lane == i) mine = sum;
+  }
+  const int64_t token = first + lane % kTokens;
+  T product{};
+  if (lane < kSums && token < a.tokens) product = share.finish(mine, lane / kTokens, token);
+  if constexpr (kGated) {
+    const float up = __shfl_down_sync(~0u, widen(product), kTokens);
+    if (lane < kTokens && token < a.tokens && share.exists())
+      a.out[token * share.matrix[0].n + share.row] = narrow<T>(SiluMul()(widen(product), up));
+  }
+}
+
+template <typename T, int kTokens, int kWeights, int kVector, int kAhead, bool kGated,
+          bool kMakes = false>
+void launch(const OpContext& context, RowsArguments<T> a) {
+  int64_t bundles = 0;
+  for (Matrix<T>& matrix : a.all) {
+    matrix.bundles = kGated ? matrix.n : (matrix.n + kWeights - 1) / kWeights;
+    bundles = kGated ? a.all[0].n : bundles + matrix.bundles;
+  }
+  if (bundles == 0) return;
+  const dim3 blocks(static_cast<unsigned>((bundles + kWarps - 1) / kWarps),
+                    static_cast<unsigned>((a.tokens + kTokens - 1) / kTokens));
+  launch_early("matmul", context.stream, blocks, kWarps * kWarp,
+               multiply<T, kTokens, kWeights, kVector, kAhead, kGated, kMakes>, a);
+}
+
+// All of a row under way at once where it is no longer than those of common models; by k alone.
+template <typename T, int kTokens, int kWeights, bool kGated>
+void launch_ahead(const OpContext& context, const RowsArguments<T>& a, bool wide) {
+  constexpr int kVector = Vector<T>::kSize;
+  if (!wide) return launch<T, kTokens, kWeights, 1, 2, kGated>(context, a);
+  if constexpr (kTokens > 1) {
+    launch<T, kTokens, kWeights, kVector, 2, kGated>(context, a);
+  } else {
+    const int64_t vectors = (a.k + kWarp * kVector - 1) / (kWarp * kVector);  // a lane
+    if (vectors <= kShort)
+      launch<T, kTokens, kWeights, kVector, kShort, kGated>(context, a);
+    else if (vectors <= 8)
+      launch<T, kTokens, kWeights, kVector, 8, kGated>(context, a);
+    else
+      launch<T, kTokens, kWeights, kVector, 12, kGated>(context, a);
+  }
+}
+
+bool aligned(const Linear& one, const TensorView& x) {
+  return aligned_16(x.shape[1] * size_of(x.dtype), static_cast<const char*>(x.data),
+                    static_cast<const char*>(one.weight.data));
+}
+
+template <typename T>
+RowsArguments<T> arguments_of(std::span<const Linear> all, const TensorView& x,
+                              const AddNorm* made) {
+  RowsArguments<T> a = {.x = x.as<T>(), .tokens = x.rows(), .k = x.shape[1]};
+  if (made != nullptr)
+    a.made = {made->sum.as<T>(), made->a.as<const T>(), made->b.as<const T>(),
+              made->weight.as<const T>(), made->eps};
+  for (size_t i = 0; i < all.size(); ++i)
+    a.all[i] = {all[i].out.as<T>(), all[i].weight.as<const T>(), all[i].bias.as<const T>(),
+                all[i].weight.rows()};
+  return a;
+}
+
+}  // namespace
+
+bool together(std::span<const Linear> all, const TensorView& x) {
+  return all.size() <= kMostTogether && x.rows() <= kFewTokens &&
+         std::ranges::all_of(
+             all, [&](const Linear& one) { return aligned(one, x) == aligned(all[0], x); });
+}
+
+bool makes_own_x(std::span<const Linear> all, bool gated, const TensorView& x,
+                 const AddNorm& made) {
+  if (all.empty() || x.rows() != 1 || !together(all, x) || !aligned(all[0], x)) return false;
+  const int64_t k = x.shape[1], bytes = k * size_of(x.dtype);
+  if (k <= kNarrowRow || bytes > kShortBytes ||
+      !aligned_16(bytes, made.sum.as<char>(), made.a.as<char>(), made.b.as<char>(),
+                  made.weight.as<char>()))
+    return false;
+  // Measured on an H200: all of the blocks are to be at work at once, and the weights of few are
+  // there before x is, whoever makes it.
+  constexpr int64_t kMostGated = 3 * 132 * kWarps, kMost = 2 * 132 * kWarps * kRowsMaking;
+  if (gated) return all[0].weight.rows() <= kMostGated;
+  int64_t rows = 0;
+  for (const Linear& one : all) rows += one.weight.rows();
+  return rows > kMost / 2 && rows <= kMost;
+}
+
+// With several tokens, two rows of weights share what is read of x, which would bound them.
+void matmul_rows_cuda(const OpContext& context, std::span<const Linear> all, const TensorView& x,
+                      const AddNorm* made) {
+  const bool wide = aligned(all[0], x);
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) {
+    const auto a = arguments_of<T>(all, x, made);
+    if (made != nullptr)
+      launch<T, 1, kRowsMaking, Vector<T>::kSize, kShort, false, true>(context, a);
+    else if (a.tokens == 1)
+      launch_ahead<T, 1, 1, false>(context, a, wide);
+    else
+      launch_ahead<T, 4, 2, false>(context, a, wide);
+  });
+}
+
+void gated_rows_cuda(const OpContext& context, const TensorView& out, const Linear& gate,
+                     const Linear& up, const TensorView& x, const AddNorm* made) {
+  const Linear both[] = {gate, up};
+  const bool wide = aligned(gate, x);
+  dispatch_cuda(x.dtype, [&]<typename T>(T*) {
+    auto a = arguments_of<T>(both, x, made);
+    a.out = out.as<T>();
+    if (made != nullptr)
+      launch<T, 1, 2, Vector<T>::kSize, kShort, true, true>(context, a);
+    else if (a.tokens == 1)
+      launch_ahead<T, 1, 2, true>(context, a, wide);
+    else
+      launch_ahead<T, 4, 2, true>(context, a, wide);
+  });
+}
+
+}  // namespace lockstep

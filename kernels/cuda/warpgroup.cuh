@@ -1,0 +1,192 @@
+// Products of 16-bit matrices by a warpgroup: four warps, the first of which has a number that four
+// divides. They run by themselves until they are waited for, and read what lies in shared memory.
+// For devices of capability 9.0 alone. Every bit is the one that mma.sync gives for the same steps
+// of 16 (seen on an H200). Source: NVIDIA, PTX ISA 8.0 (wgmma, mbarrier, setmaxnreg).
+#pragma once
+
+#include "kernels/cuda/tensor_cores.cuh"
+
+namespace lockstep {
+
+constexpr int kWarpgroup = 4 * kWarp;
+
+// A matrix of 64 columns of a 16-bit dtype, of which a row is 128 bytes: the pieces of 16 bytes of
+// a row are in an order that depends on the row, so that eight rows' are in different banks.
+// Wider matrices are such panels one after the other. Begins at a multiple of 1024 bytes.
+template <typename T, int kRows, int kColumns>
+struct alignas(1024) Panels {
+  static_assert(kColumns % 64 == 0 && kRows % 8 == 0);
+  static constexpr unsigned kBytes = kRows * 128;  // of a panel
+  T e[kColumns / 64][kRows][64];
+
+  // The element where a piece begins: `column` is a multiple of 8.
+  __device__ T* at(int row, int column) {
+    return &e[column / 64][row][(column / 8 % 8 ^ row % 8) * 8];
+  }
+  // What the tensor cores are told of it, from a multiple of 8 rows on. Distances and addresses
+  // count in 16 bytes: between panels, between groups of eight rows.
+  __device__ uint64_t descriptor(int row) const {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(e[0][row]));
+    return uint64_t{1} << 62 | uint64_t{1024 / 16} << 32 | uint64_t{kBytes / 16} << 16 |
+           address / 16;
+  }
+  // What to add to it for the 16 columns of a step of products that sum over columns.
+  __device__ static constexpr uint64_t step(int step) {
+    return (step / 4 * kBytes + step % 4 * 32) / 16;
+  }
+};
+
+// Before products: what this thread did to their registers is done.
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Those begun since the last call are a group.
+__device__ inline void end_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until only the newest kGroups groups still run.
+template <int kGroups>
+__device__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+// Registers that products use have their values here and now: compilers may move what computes them
+// otherwise, past the instructions above too.
+template <int kCount>
+__device__ void settle(float (&sum)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    asm volatile("" : "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])::"memory");
+}
+
+// What PTX calls a dtype.
+template <typename T>
+struct PtxName {
+  static constexpr char kName[] = "bf16";
+};
+template <>
+struct PtxName<__half> {
+  static constexpr char kName[] = "f16";
+};
+
+// sum = a b^T, or sum += a b^T, over 16 columns of a and b, each of 64 rows. Of each 32 columns of
+// the sum a lane holds, for its warp's 16 rows, what multiply_add gives it of four times eight.
+template <typename T>
+__device__ void multiply_rows(float (&sum)[2][4][4], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, %34, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+      ", %32, %33, add, 1, 1, 0, 0;}"
+      : "+f"(sum[0][0][0]), "+f"(sum[0][0][1]), "+f"(sum[0][0][2]), "+f"(sum[0][0][3]),
+        "+f"(sum[0][1][0]), "+f"(sum[0][1][1]), "+f"(sum[0][1][2]), "+f"(sum[0][1][3]),
+        "+f"(sum[0][2][0]), "+f"(sum[0][2][1]), "+f"(sum[0][2][2]), "+f"(sum[0][2][3]),
+        "+f"(sum[0][3][0]), "+f"(sum[0][3][1]), "+f"(sum[0][3][2]), "+f"(sum[0][3][3]),
+        "+f"(sum[1][0][0]), "+f"(sum[1][0][1]), "+f"(sum[1][0][2]), "+f"(sum[1][0][3]),
+        "+f"(sum[1][1][0]), "+f"(sum[1][1][1]), "+f"(sum[1][1][2]), "+f"(sum[1][1][3]),
+        "+f"(sum[1][2][0]), "+f"(sum[1][2][1]), "+f"(sum[1][2][2]), "+f"(sum[1][2][3]),
+        "+f"(sum[1][3][0]), "+f"(sum[1][3][1]), "+f"(sum[1][3][2]), "+f"(sum[1][3][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(PtxName<T>::kName));
+}
+
+// sum = a b, or sum += a b, over 16 rows of b, of 64 columns or 128; a warp has its 16 rows of a
+// and of the sum as multiply_add has them.
+template <typename T>
+__device__ void multiply_columns(float (&sum)[8][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, %37, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+      ", {%32,%33,%34,%35}, %36, add, 1, 1, 1;}"
+      : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]), "+f"(sum[1][0]),
+        "+f"(sum[1][1]), "+f"(sum[1][2]), "+f"(sum[1][3]), "+f"(sum[2][0]), "+f"(sum[2][1]),
+        "+f"(sum[2][2]), "+f"(sum[2][3]), "+f"(sum[3][0]), "+f"(sum[3][1]), "+f"(sum[3][2]),
+        "+f"(sum[3][3]), "+f"(sum[4][0]), "+f"(sum[4][1]), "+f"(sum[4][2]), "+f"(sum[4][3]),
+        "+f"(sum[5][0]), "+f"(sum[5][1]), "+f"(sum[5][2]), "+f"(sum[5][3]), "+f"(sum[6][0]),
+        "+f"(sum[6][1]), "+f"(sum[6][2]), "+f"(sum[6][3]), "+f"(sum[7][0]), "+f"(sum[7][1]),
+        "+f"(sum[7][2]), "+f"(sum[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "C"(PtxName<T>::kName));
+}
+template <typename T>
+__device__ void multiply_columns(float (&sum)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                 bool add) {
+  asm volatile(
+      "{.reg .pred add; setp.ne.b32 add, %69, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+      ", {%64,%65,%66,%67}, %68, add, 1, 1, 1;}"
+      : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]), "+f"(sum[1][0]),
+        "+f"(sum[1][1]), "+f"(sum[1][2]), "+f"(sum[1][3]), "+f"(sum[2][0]), "+f"(sum[2][1]),
+        "+f"(sum[2][2]), "+f"(sum[2][3]), "+f"(sum[3][0]), "+f"(sum[3][1]), "+f"(sum[3][2]),
+        "+f"(sum[3][3]), "+f"(sum[4][0]), "+f"(sum[4][1]), "+f"(sum[4][2]), "+f"(sum[4][3]),
+        "+f"(sum[5][0]), "+f"(sum[5][1]), "+f"(sum[5][2]), "+f"(sum[5][3]), "+f"(sum[6][0]),
+        "+f"(sum[6][1]), "+f"(sum[6][2]), "+f"(sum[6][3]), "+f"(sum[7][0]), "+f"(sum[7][1]),
+        "+f"(sum[7][2]), "+f"(sum[7][3]), "+f"(sum[8][0]), "+f"(sum[8][1]), "+f"(sum[8][2]),
+        "+f"(sum[8][3]), "+f"(sum[9][0]), "+f"(sum[9][1]), "+f"(sum[9][2]), "+f"(sum[9][3]),
+        "+f"(sum[10][0]), "+f"(sum[10][1]), "+f"(sum[10][2]), "+f"(sum[10][3]), "+f"(sum[11][0]),
+        "+f"(sum[11][1]), "+f"(sum[11][2]), "+f"(sum[11][3]), "+f"(sum[12][0]), "+f"(sum[12][1]),
+        "+f"(sum[12][2]), "+f"(sum[12][3]), "+f"(sum[13][0]), "+f"(sum[13][1]), "+f"(sum[13][2]),
+        "+f"(sum[13][3]), "+f"(sum[14][0]), "+f"(sum[14][1]), "+f"(sum[14][2]), "+f"(sum[14][3]),
+        "+f"(sum[15][0]), "+f"(sum[15][1]), "+f"(sum[15][2]), "+f"(sum[15][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "C"(PtxName<T>::kName));
+}
+
+// A barrier that one side of a hand-over waits on and that the other completes: the n-th time
+// completes phase n % 2.
+class Handover {
+ public:
+  __device__ void begin(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals)
+                 : "memory");
+  }
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+  }
+  __device__ void wait(unsigned phase) {
+    asm volatile(
+        "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
+        "@!done bra again;}" ::"r"(address()),
+        "r"(phase)
+        : "memory");
+  }
+
+ private:
+  __device__ uint32_t address() const {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(&state_));
+  }
+  uint64_t state_;
+};
+
+// What this thread wrote to shared memory can be read by the tensor cores, by those that it tells.
+__device__ inline void publish_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Of a warpgroup's threads: whether any of them says so. Until all of them are there.
+__device__ inline bool any_of_warpgroup(int barrier, bool mine) {
+  int any;
+  asm volatile(
+      "{.reg .pred mine, any; setp.ne.b32 mine, %1, 0; "
+      "barrier.cta.red.or.pred any, %2, 128, mine; selp.b32 %0, 1, 0, any;}"
+      : "=r"(any)
+      : "r"(static_cast<int>(mine)), "r"(barrier)
+      : "memory");
+  return any != 0;
+}
+
+// All warps of a warpgroup give registers away, or get some, down or up to kCount each.
+template <int kCount>
+__device__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ void get_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+#include "kernels/plugin/carried.h"
+
+#include <deque>
+#include <tuple>
+
+#include "kernels/base/memory.h"
+
+namespace lockstep {
+namespace {
+
+// Arguments of one call with every tensor as a copy on a device, which lives as long as this.
+class Carrier {
+ public:
+  explicit Carrier(Device to) : to_(to) {}
+
+  TensorView operator()(const TensorView& from) {
+    if (from.empty()) return from;  // a bias that is none
+    return copies_.emplace_back(copy_on(to_, from));
+  }
+  KvCache operator()(const KvCache& cache) { return {(*this)(cache.k), (*this)(cache.v)}; }
+  AttentionBatch operator()(const AttentionBatch& batch) {
+    return {(*this)(batch.query_start), (*this)(batch.context_length), (*this)(batch.page_table)};
+  }
+  std::vector<TensorView> operator()(const std::vector<TensorView>& all) {
+    std::vector<TensorView> there;
+    for (const TensorView& one : all) there.push_back((*this)(one));
+    return there;
+  }
+  template <typename Other>
+  Other operator()(const Other& other) {
+    return other;
+  }
+
+ private:
+  Device to_;
+  std::deque<Tensor> copies_;
+};
+
+void bring_back(const TensorView& to, const TensorView& from) { copy(to, from); }
+void bring_back(const KvCache& to, const KvCache& from) {
+  copy(to.k, from.k);
+  copy(to.v, from.v);
+}
+
+template <typename Out, typename... In>
+void carry(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
+  op = [op, to](const OpContext& context, Out out, In... in) {
+    Carrier carrier(to);
+    // What an op leaves unwritten stays what it was, so the output is carried there too.
+    const Out far = carrier(out);
+    // Braces: from the left to the right, so that runs allocate alike.
+    std::tuple<std::decay_t<In>...> inputs{carrier(in)...};
+    std::apply([&](const auto&... far_in) { op(context, far, far_in...); }, inputs);
+    bring_back(out, far);
+  };
+}
+
+}  // namespace
+
+Ops carried(const Ops& ops, Device to) {
+  Ops all = ops;
+  for_each_op([&](const auto& row) { carry(all.*row.entry, to); });
+  return all;
+}
+
+}  // namespace lockstep

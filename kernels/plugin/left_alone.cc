@@ -1,0 +1,70 @@
+#include "kernels/plugin/left_alone.h"
+
+#include <immintrin.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "kernels/base/memory.h"
+
+namespace lockstep {
+namespace {
+
+uint64_t hash_of(const TensorView& tensor) {
+  if (tensor.device == Device::cuda) return hash_of(copy_on(Device::cpu, tensor));
+  return XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes()));
+}
+
+// Of MXCSR, all but the flags of exceptions.
+unsigned sse_control() { return _mm_getcsr() & ~static_cast<unsigned>(_MM_EXCEPT_MASK); }
+
+}  // namespace
+
+void Inputs::add(const TensorView& tensor) {
+  inputs_.push_back({tensor, tensor.empty() ? 0 : hash_of(tensor)});
+}
+
+void Inputs::add(const KvCache& cache) {
+  add(cache.k);
+  add(cache.v);
+}
+
+void Inputs::add(const AttentionBatch& batch) {
+  add(batch.query_start);
+  add(batch.context_length);
+  add(batch.page_table);
+}
+
+void Inputs::add(const std::vector<TensorView>& tensors) {
+  for (const TensorView& tensor : tensors) add(tensor);
+}
+
+void Inputs::check_unchanged(const std::string& who,
+                             const std::vector<std::string_view>& names) const {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const auto& [tensor, hash] = inputs_[i];
+    check(tensor.empty() || hash_of(tensor) == hash,
+          "{} was wanted to write its output alone, found that it changed its input {} {}: write "
+          "what it works with into memory of its own",
+          who, names[std::min(i, names.size() - 1)], tensor.shape.text());
+  }
+}
+
+FloatControl::FloatControl() : control_(sse_control()) { std::fegetenv(&found_); }
+
+FloatControl::~FloatControl() { std::fesetenv(&found_); }
+
+std::string_view FloatControl::changed() const {
+  std::fenv_t now;
+  std::fegetenv(&now);
+  const unsigned sse = sse_control() ^ control_;
+  const auto x87 = static_cast<unsigned>(now.__control_word ^ found_.__control_word);
+  constexpr unsigned kX87Rounding = 0xc00, kDenormalsAreZero = 0x40;
+  if ((sse & _MM_ROUND_MASK) != 0 || (x87 & kX87Rounding) != 0) return "the rounding mode";
+  if ((sse & (_MM_FLUSH_ZERO_MASK | kDenormalsAreZero)) != 0)
+    return "whether subnormal numbers are zero";
+  return sse != 0 || x87 != 0 ? "which exceptions trap, or the precision of x87" : "";
+}
+
+}  // namespace lockstep

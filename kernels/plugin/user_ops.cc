@@ -1,0 +1,307 @@
+#include "kernels/plugin/user_ops.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/memory.h"
+#include "kernels/lockstep_ops.h"
+#include "kernels/plugin/crash_watch.h"
+#include "kernels/plugin/left_alone.h"
+
+namespace lockstep {
+namespace {
+
+// Written around an output.
+constexpr int64_t kGuardBytes = 256;
+constexpr uint8_t kGuard = 0xa5;
+
+// The bytes of every element of an output that nobody wrote: a signalling NaN, which neither
+// arithmetic nor a conversion makes, and -1 of an index.
+std::array<uint8_t, 8> unwritten(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return {0xa5, 0xa5, 0xa5, 0x7f};
+    case DType::bf16:
+      return {0xa5, 0x7f};
+    case DType::f16:
+      return {0xa5, 0x7d};
+    default:
+      return {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+  }
+}
+
+DLDataType data_type_of(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  if (dtype == DType::bf16) return {kDLBfloat, bits, 1};
+  if (is_float(dtype)) return {kDLFloat, bits, 1};
+  return {static_cast<uint8_t>(dtype == DType::u8 ? kDLUInt : kDLInt), bits, 1};
+}
+
+// The arguments of one call in C. What it hands out lives as long as it does.
+class Arguments {
+ public:
+  // `offset` bytes of the tensor's memory before its first element belong to it too.
+  const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
+    if (tensor.empty()) return nullptr;
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
+    if (tensor.device == Device::cuda)
+      on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
+    const DLDevice device = tensor.device == Device::cuda ? DLDevice{kDLCUDA, cuda_memory().number}
+                                                          : DLDevice{kDLCPU, 0};
+    const auto extents = tensor.shape.extents();
+    std::ranges::copy(extents, shapes_.emplace_back().begin());
+    return &tensors_.emplace_back(DLTensor{.data = static_cast<char*>(tensor.data) - offset,
+                                           .device = device,
+                                           .ndim = tensor.shape.rank(),
+                                           .dtype = data_type_of(tensor.dtype),
+                                           .shape = shapes_.back().data(),
+                                           .strides = nullptr,
+                                           .byte_offset = offset});
+  }
+  const LockstepCache* operator()(const KvCache& cache) {
+    cache_ = {(*this)(cache.k), (*this)(cache.v)};
+    return &cache_;
+  }
+  const LockstepBatch* operator()(const AttentionBatch& batch) {
+    batch_ = {(*this)(batch.query_start), (*this)(batch.context_length), (*this)(batch.page_table)};
+    return &batch_;
+  }
+  const DLTensor* const* operator()(const std::vector<TensorView>& all) {
+    auto& pointers = lists_.emplace_back();
+    for (const TensorView& one : all) pointers.push_back((*this)(one));
+    return pointers.data();
+  }
+  float operator()(float x) { return x; }
+  int64_t operator()(int64_t x) { return x; }
+  int32_t operator()(bool x) { return x ? 1 : 0; }
+
+  // The arguments in C that an argument in C++ becomes: of a list its length too.
+  template <typename In>
+  auto in_c(const In& in) {
+    if constexpr (std::is_same_v<In, std::vector<TensorView>>)
+      return std::tuple((*this)(in), static_cast<int64_t>(in.size()));
+    else
+      return std::tuple((*this)(in));
+  }
+
+  // Where its tensors are that the host cannot read.
+  std::span<const AddressRange> on_device() const { return on_device_; }
+
+ private:
+  std::deque<DLTensor> tensors_;
+  std::deque<std::array<int64_t, 5>> shapes_;
+  std::deque<std::vector<const DLTensor*>> lists_;
+  std::vector<AddressRange> on_device_;
+  LockstepCache cache_{};
+  LockstepBatch batch_{};
+};
+
+// The function in lockstep_ops.h of an op with arguments of these types.
+template <typename... Tuples>
+struct Joined;
+template <typename... C>
+struct Joined<std::tuple<C...>> {
+  using Function = const char*(const LockstepCall*, C...);
+};
+template <typename... In>
+using FunctionOf = typename Joined<decltype(std::tuple_cat(
+    std::declval<Arguments>().in_c(std::declval<std::decay_t<In>>())...))>::Function;
+
+// An op of the library, and how its errors begin.
+struct UserOp {
+  std::string_view name;
+  std::string library;
+  AddressRange code;                     // of the library
+  std::vector<std::string_view> inputs;  // what its tensors are called, in order
+
+  std::string at(const OpContext& context) const {
+    const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
+    return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
+  }
+  // Calls its function with `in`, made by `arguments`, and waits for what it queued on a device.
+  // Throws Error when it failed, or left the floating-point control of this thread changed, which
+  // all ops after it would feel. Ends the process in one sentence when it crashes or exits.
+  template <typename Function, typename... In>
+  void call(const OpContext& context, const Arguments& arguments, Function* function,
+            In... in) const {
+    const std::string who = at(context), point(context.point);
+    const LockstepCall call = {point.c_str(), context.layer, context.stream};
+    const bool on_device = !arguments.on_device().empty();
+    if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
+    const FloatControl control;
+    const char* trouble = [&] {
+      const CrashWatch watch(who, code, arguments.on_device());
+      return function(&call, in...);
+    }();
+    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
+          trouble == nullptr ? "" : trouble);
+    if (on_device) wait_for_kernels_of(who);
+    const std::string_view changed = control.changed();
+    check(changed.empty(),
+          "{} was wanted to leave this thread's floating-point control as it was, found that it "
+          "changed {}: put it back before it returns (fegetenv, fesetenv)",
+          who, changed);
+  }
+
+ private:
+  static void wait_for_kernels_of(const std::string& who) {
+    try {
+      wait_for(Device::cuda);
+    } catch (const Error& error) {
+      fail(
+          "{} was wanted to compute, found that its kernels failed, which compute-sanitizer "
+          "shows: {}",
+          who, error.what());
+    }
+  }
+};
+
+// Memory for the output of one call in which it shows what was written.
+class GuardedOutput {
+ public:
+  explicit GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}, DType::u8) {
+    auto* begin = host_.as<uint8_t>();
+    std::fill_n(begin, bytes(), kGuard);
+    const auto fill = unwritten(out.dtype);
+    for (int64_t i = 0; i < out.count(); ++i)
+      std::copy_n(fill.data(), size_of(out.dtype), begin + kGuardBytes + i * size_of(out.dtype));
+    there_ = copy_on(out.device, host_);
+    view_ = out;
+    view_.data = there_.as<uint8_t>() + kGuardBytes;
+  }
+
+  const DLTensor* as_argument(Arguments& arguments) const { return arguments(view_, kGuardBytes); }
+
+  // Hands the output on. Throws Error when it is not whole.
+  void take(const UserOp& op, const OpContext& context) {
+    copy(host_, there_);
+    const auto* begin = host_.as<uint8_t>();
+    const auto* end = begin + bytes();
+    const auto guard = [](uint8_t byte) { return byte == kGuard; };
+    check(std::all_of(begin, begin + kGuardBytes, guard) &&
+              std::all_of(end - kGuardBytes, end, guard),
+          "{} was wanted to write its output {} alone, found bytes changed {} it: mind the shape "
+          "and byte_offset of the tensor",
+          op.at(context), out_.shape.text(),
+          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before");
+    const int64_t size = size_of(out_.dtype);
+    const auto fill = unwritten(out_.dtype);
+    for (int64_t i = 0; i < out_.count(); ++i) {
+      const auto* element = begin + kGuardBytes + i * size;
+      check(!std::equal(element, element + size, fill.data()),
+            "{} was wanted to write every element of its output {}, found that of row {}, element "
+            "{}, it did not: cover the last rows and the tails",
+            op.at(context), out_.shape.text(), i / out_.row_size(), i % out_.row_size());
+    }
+    copy(out_, view_);
+  }
+
+ private:
+  int64_t bytes() const { return out_.bytes() + 2 * kGuardBytes; }
+
+  TensorView out_;
+  Tensor host_, there_;
+  TensorView view_;
+};
+
+// The cache of kv_write, which is written where it is: what lies beside a slot is another
+// request's.
+class CacheOutput {
+ public:
+  explicit CacheOutput(const KvCache& cache) : cache_(cache) {}
+  const LockstepCache* as_argument(Arguments& arguments) const { return arguments(cache_); }
+  void take(const UserOp&, const OpContext&) const {}
+
+ private:
+  KvCache cache_;
+};
+
+template <typename Out>
+using OutputOf = std::conditional_t<std::is_same_v<Out, KvCache>, CacheOutput, GuardedOutput>;
+
+// Puts a function of the library in the place of an op.
+template <typename Out, typename... In>
+void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& user, void* symbol) {
+  const auto function = reinterpret_cast<FunctionOf<Out, In...>*>(symbol);
+  op = [user, function](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
+    if constexpr (std::is_same_v<Out, TensorView>)
+      if (out.count() == 0) return;
+    Inputs inputs;
+    (inputs.add(in), ...);
+    Arguments arguments;
+    OutputOf<Out> output(out);
+    std::apply(
+        [&](auto... in_c) {
+          user.call(context, arguments, function, output.as_argument(arguments), in_c...);
+        },
+        std::tuple_cat(arguments.in_c(in)...));
+    inputs.check_unchanged(user.at(context), user.inputs);
+    output.take(user, context);
+  };
+}
+
+// Without those that there are not.
+std::vector<std::string_view> names_of(std::span<const std::string_view> inputs) {
+  std::vector<std::string_view> names;
+  std::ranges::copy_if(inputs, std::back_inserter(names),
+                       [](std::string_view name) { return !name.empty(); });
+  return names;
+}
+
+// The library of that path, which stays open until the process ends.
+void* opened(const std::string& path) {
+  // With a slash, or else the loader looks elsewhere than in this folder.
+  void* library =
+      dlopen((path.find('/') == path.npos ? "./" + path : path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  check(library != nullptr,
+        "--ops wants a shared library of ops, found {} which cannot be opened: {}", path,
+        library == nullptr ? dlerror() : "");
+  const auto abi =
+      reinterpret_cast<decltype(lockstep_ops_abi)*>(dlsym(library, "lockstep_ops_abi"));
+  check(abi != nullptr,
+        "--ops wants a library that exports lockstep_ops_abi, found none in {}: include "
+        "kernels/lockstep_ops.h and export the functions as C",
+        path);
+  check(abi() == LOCKSTEP_OPS_ABI,
+        "--ops wants a library of interface {}, found {} in {}: compile it against this "
+        "kernels/lockstep_ops.h",
+        static_cast<int>(LOCKSTEP_OPS_ABI), abi(), path);
+  return library;
+}
+
+}  // namespace
+
+Ops with_user_ops(Ops ops, const std::string& path) {
+  void* library = opened(path);
+  return with_user_functions(
+      std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
+}
+
+Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
+                        const std::string& path) {
+  int replaced = 0;
+  for_each_op([&](const auto& row) {
+    void* symbol = find(("lockstep_" + std::string(row.name)).c_str());
+    if (symbol == nullptr) return;
+    put(ops.*row.entry, {row.name, path, library_around(symbol), names_of(row.inputs)}, symbol);
+    ++replaced;
+  });
+  check(replaced > 0,
+        "--ops wants a library that exports an op, such as lockstep_rms_norm, found none in {}: "
+        "kernels/lockstep_ops.h names them",
+        path);
+  return ops;
+}
+
+}  // namespace lockstep

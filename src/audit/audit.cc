@@ -1,0 +1,236 @@
+#include "src/audit/audit.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "kernels/base/check.h"
+#include "probes/digest.h"
+
+namespace lockstep {
+
+Auditor::Auditor(int64_t page_size) : page_size_(page_size) {
+  check(page_size >= 1, "pages of at least 1 position were wanted, found {}", page_size);
+}
+
+bool Auditor::wants(const Point& p, int) const {
+  return p.op == OpKind::cache || p == point("attn.k_rope") || p == point("attn.v");
+}
+
+void Auditor::begin(const PassInfo& pass) {
+  pass_ = pass;
+  history_.begin(pass);
+  check_slots();
+  check_tables();
+  check_counts();
+  for (const PassRow& r : pass.rows) slots_[r.slot] = {r.row, pass.pass};
+}
+
+void Auditor::record(const Record& record) {
+  if (*record.point == point("attn.v")) {
+    v_ = Tensor(record.tensor.shape, record.tensor.dtype);
+    std::memcpy(v_.as<char>(), record.tensor.data, static_cast<size_t>(record.tensor.bytes()));
+  } else if (*record.point == point("attn.k_rope")) {
+    check(record.tensor.shape == v_.view().shape,
+          "attn.v and attn.k_rope of one shape were wanted, found {} and {}",
+          v_.view().shape.text(), record.tensor.shape.text());
+    history_.write(record.layer, record.rows, record.tensor, v_);
+    rows_written_ += std::ssize(record.rows);
+  } else {
+    check_read(record);
+  }
+}
+
+void Auditor::find(const Row& row, int layer, Verdict verdict, std::string rule) {
+  Finding finding{.request = row.request,
+                  .position = row.position,
+                  .pass = pass_.pass,
+                  .place = {&point("attn.kv"), layer},
+                  .verdict = verdict,
+                  .budgets = std::numeric_limits<double>::infinity(),
+                  .rule = std::move(rule)};
+  findings_.push_back(std::move(finding));
+}
+
+int64_t Auditor::slot_of(const Row& row) const {
+  const auto table = std::ranges::find(pass_.pages, row.request, &RequestPages::request);
+  const int64_t index = row.position / page_size_;
+  if (table == pass_.pages.end() || index >= std::ssize(table->pages)) return -1;
+  return table->pages[static_cast<size_t>(index)] * page_size_ + row.position % page_size_;
+}
+
+int64_t Auditor::length_of(int32_t request) const {
+  int64_t length = 0;
+  for (const PassRow& r : pass_.rows)
+    if (r.row.request == request) length = std::max<int64_t>(length, r.row.position + 1);
+  return length;
+}
+
+std::string Auditor::place_of(int64_t slot) const {
+  return slot < 0 ? "no page"
+                  : fmt::format("page {} slot {}", slot / page_size_, slot % page_size_);
+}
+
+void Auditor::check_slots() {
+  std::unordered_map<int64_t, Row> taken;
+  for (const PassRow& r : pass_.rows) {
+    const auto [other, first] = taken.try_emplace(r.slot, r.row);
+    if (!first)
+      find(r.row, -1, Verdict::structural,
+           fmt::format("request {} position {} is written to {}, where the same pass writes "
+                       "request {} position {}",
+                       r.row.request, r.row.position, place_of(r.slot), other->second.request,
+                       other->second.position));
+    if (const int64_t wanted = slot_of(r.row); wanted != r.slot)
+      find(r.row, -1, Verdict::structural,
+           fmt::format("request {} position {} is written to {}, but its page table says {}",
+                       r.row.request, r.row.position, place_of(r.slot), place_of(wanted)));
+  }
+}
+
+void Auditor::check_tables() {
+  for (size_t a = 0; a < pass_.pages.size(); ++a)
+    for (size_t b = 0; b < pass_.pages.size(); ++b)
+      if (a != b) check_pair(pass_.pages[a], pass_.pages[b]);
+  for (const RequestPages& a : pass_.pages)
+    for (const RequestPages& b : pass_.idle) check_pair(a, b);
+}
+
+// A count that is too low gives a page away while somebody reads it, one that is too high loses it.
+void Auditor::check_counts() {
+  if (pass_.page_counts.empty()) return;
+  std::map<int32_t, std::vector<int32_t>> holders;  // by page: the requests that have it
+  for (const auto* tables : {&pass_.pages, &pass_.idle})
+    for (const RequestPages& table : *tables)
+      for (int32_t page : table.pages) holders[page].push_back(table.request);
+  std::map<int32_t, int32_t> counts;
+  for (const PageCount& count : pass_.page_counts) counts[count.page] = count.holders;
+  for (const auto& [page, requests] : holders) counts.try_emplace(page, 0);
+  for (const auto& [page, count] : counts) {
+    const std::vector<int32_t>& held_by = holders[page];
+    if (count == std::ssize(held_by)) continue;
+    find(
+        {held_by.empty() ? -1 : held_by[0], 0}, -1, Verdict::structural,
+        held_by.empty()
+            ? fmt::format("page {} is in no request's table, but the engine counts {}", page, count)
+            : fmt::format("page {} is held by {} (requests {}), but the engine counts {}", page,
+                          held_by.size(), fmt::join(held_by, ", "), count));
+    return;  // the others follow from the same mistake
+  }
+}
+
+// What the rows of `a` do to `b`, once for each pair in each order.
+void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
+  std::unordered_map<int32_t, int64_t> places;  // of the pages of b
+  for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = static_cast<int64_t>(i);
+  for (const PassRow& r : pass_.rows) {
+    if (r.row.request != a.request || r.slot < 0) continue;
+    const auto page = static_cast<int32_t>(r.slot / page_size_);
+    if (!places.contains(page)) continue;
+    find(r.row, -1, Verdict::structural,
+         fmt::format("request {} position {} is written to {} while request {} holds that page "
+                     "as its {} of {}",
+                     r.row.request, r.row.position, place_of(r.slot), b.request,
+                     places.at(page) + 1, b.pages.size()));
+    break;
+  }
+  if (a.request > b.request) return;  // holding is the same in both orders
+  const int64_t both = std::min(length_of(a.request), length_of(b.request));
+  for (size_t i = 0; i < a.pages.size(); ++i) {
+    const auto other = places.find(a.pages[i]);
+    if (other == places.end()) continue;
+    const auto index = static_cast<int64_t>(i);
+    const int64_t last = std::min(both, (index + 1) * page_size_) - 1;
+    const auto position = static_cast<int32_t>(last);
+    // The last position that both have in the page stands for all tokens up to it.
+    const bool alike = other->second == index &&
+                       (last < index * page_size_ || history_.prefix({a.request, position}) ==
+                                                         history_.prefix({b.request, position}));
+    if (alike) continue;
+    find({a.request, static_cast<int32_t>(index * page_size_)}, -1, Verdict::structural,
+         fmt::format("requests {} and {} both hold page {} (their {} and {}), for different tokens",
+                     a.request, b.request, a.pages[i], index + 1, other->second + 1));
+    return;
+  }
+}
+
+// Whose row it is that was read instead.
+std::string Auditor::what_is_read(int layer, const Row& row, uint64_t hash) const {
+  const std::string reads =
+      fmt::format("layer {}, request {}, position {} reads ", layer, row.request, row.position);
+  const int64_t slot = slot_of(row);
+  const auto told = slots_.find(slot);
+  const KvHistory::Writer* writer = history_.writer_of(hash);
+  if (!writer && told == slots_.end())
+    return fmt::format("{}{}, a slot that nobody wrote", reads, place_of(slot));
+  if (!writer)
+    return fmt::format(
+        "{}{}, which holds what nobody wrote; request {} position {} was to write "
+        "it in pass {}",
+        reads, place_of(slot), told->second.row.request, told->second.row.position,
+        told->second.pass);
+  const bool here = told != slots_.end() && told->second.row == writer->row;
+  std::string text = fmt::format("{}{}, written by request {} position {} in pass {}", reads,
+                                 place_of(here ? slot : writer->slot), writer->row.request,
+                                 writer->row.position, writer->pass);
+  if (writer->layer != layer) text += fmt::format(" in layer {}", writer->layer);
+  if (!here && writer->slot != slot)
+    text += fmt::format("; its page table says {}", place_of(slot));
+  return text;
+}
+
+void Auditor::check_read(const Record& record) {
+  const std::vector<uint64_t> hashes = row_hashes_of(record.tensor);
+  rows_read_ += std::ssize(hashes);
+  const WrongRows found = history_.compare(record.layer, record.rows, hashes);
+  if (found.wrong.empty() && found.unknown == 0) return;
+  const auto i = static_cast<size_t>(found.wrong.empty() ? found.first_unknown : found.wrong[0]);
+  const Row& row = record.rows[i];
+  std::string rule =
+      !found.wrong.empty()
+          ? what_is_read(record.layer, row, hashes[i])
+          : fmt::format(
+                "layer {}, request {}, position {} reads {}, but nobody wrote K and V for "
+                "its tokens",
+                record.layer, row.request, row.position, place_of(slot_of(row)));
+  const int64_t wrong = std::ssize(found.wrong) + found.unknown;
+  rule += fmt::format(" ({} of {} positions are wrong)", wrong, record.rows.size());
+  find(row, record.layer, Verdict::introduced, std::move(rule));
+  findings_.back().statistic = "T0";
+  findings_.back().value = static_cast<double>(wrong);
+  findings_.back().index = {row.position};
+}
+
+void add_audit(Result& result, const std::vector<Finding>& findings) {
+  for (const Finding& finding : findings) {
+    const auto same = [&finding](const Finding& f) {
+      return f.pass == finding.pass && f.place == finding.place && f.request == finding.request;
+    };
+    if (const auto known = std::ranges::find_if(result.findings, same);
+        known != result.findings.end()) {
+      // The judge says what was read and whose it is, the auditor where it lies.
+      known->rule += (known->rule.empty() ? "" : "; ") + finding.rule;
+      if (result.first && same(*result.first)) result.first->rule = known->rule;
+      continue;
+    }
+    result.findings.push_back(finding);
+  }
+  if (findings.empty()) return;
+  if (!result.first) result.first = findings.front();
+  if (result.verdict != "diverged")
+    result.story = "The K/V cache is wrong: " + findings.front().rule;
+  result.verdict = "diverged";
+}
+
+void add_audit(Result& result, const Auditor& auditor) {
+  result.notes.push_back(fmt::format("K/V audit: {} rows written, {} read back, {} findings",
+                                     auditor.rows_written(), auditor.rows_read(),
+                                     auditor.findings().size()));
+  add_audit(result, auditor.findings());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,129 @@
+#include "src/audit/table_audit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+// The whole number of that name; 0 when the trace declares none.
+int64_t declared(const Manifest& manifest, const char* name, int64_t most) {
+  const auto found = manifest.provenance.find(name);
+  if (found == manifest.provenance.end()) return 0;
+  const std::string& text = found->second;
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  check(error == std::errc() && end == text.data() + text.size() && number >= 1 && number <= most,
+        "the trace declares {} '{}', and 1 to {} was wanted: its page tables cannot be understood, "
+        "write it anew",
+        name, text, most);
+  return number;
+}
+
+}  // namespace
+
+TableAudit::TableAudit(const Manifest& manifest)
+    : page_size_(declared(manifest, "page_size", kMostPositions)),
+      pages_(declared(manifest, "pages", std::numeric_limits<int32_t>::max())) {
+  if (page_size_ > 0) auditor_.emplace(page_size_);
+}
+
+void TableAudit::find(const PassInfo& pass, int32_t request, int64_t position, std::string rule) {
+  findings_.push_back({.request = request,
+                       .position = static_cast<int32_t>(position),
+                       .pass = pass.pass,
+                       .place = {&point("attn.kv"), -1},
+                       .verdict = Verdict::structural,
+                       .budgets = std::numeric_limits<double>::infinity(),
+                       .rule = std::move(rule)});
+}
+
+// Positions of `first` on are written in this pass, wherever that is.
+void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, int64_t first) {
+  const auto known = tables_.find(table.request);
+  // Between passes that it has no part in, a request may lose its pages and get others.
+  if (known == tables_.end() || known->second.seen + 1 != passes_) return;
+  const std::vector<int32_t>& before = known->second.pages;
+  const int64_t kept = std::min(first, known->second.length);
+  for (int64_t i = 0; i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
+    const int32_t page = table.pages[static_cast<size_t>(i)];
+    const int64_t held = std::ranges::find(before, page) - before.begin();
+    if (held == i || held * page_size_ >= known->second.length) continue;
+    find(
+        pass, table.request, i * page_size_,
+        fmt::format("request {} reads positions {} on from page {}, which held its positions {} on "
+                    "in the pass before",
+                    table.request, i * page_size_, page, held * page_size_));
+    return;
+  }
+}
+
+void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
+  int64_t first = std::numeric_limits<int64_t>::max(), length = 0;
+  for (const PassRow& r : pass.rows) {
+    if (r.row.request != table.request) continue;
+    first = std::min<int64_t>(first, r.row.position);
+    length = std::max<int64_t>(length, r.row.position + 1);
+  }
+  if (length == 0) return;  // of a request that the pass does not compute
+  if (std::ranges::count(pass.pages, table.request, &RequestPages::request) > 1)
+    find(pass, table.request, first,
+         fmt::format("request {} has several page tables", table.request));
+  std::map<int32_t, int64_t> places;
+  for (int64_t i = 0; i * page_size_ < length && i < std::ssize(table.pages); ++i) {
+    const int32_t page = table.pages[static_cast<size_t>(i)];
+    const auto [other, fresh] = places.try_emplace(page, i);
+    std::string rule;
+    if (page < 0 || (pages_ > 0 && page >= pages_))
+      rule = fmt::format("the page table of request {} names page {}", table.request, page) +
+             (pages_ > 0 ? fmt::format(" of a pool of {}", pages_) : "");
+    else if (!fresh)
+      rule = fmt::format("request {} holds page {} twice, as its {} and {}", table.request, page,
+                         other->second + 1, i + 1);
+    if (rule.empty()) continue;
+    find(pass, table.request, i * page_size_, rule);
+    break;
+  }
+  check_moves(pass, table, first);
+  tables_[table.request] = {table.pages, length, passes_};
+}
+
+void TableAudit::add(const PassInfo& pass) {
+  if (!auditor_) return;
+  any_table_ = any_table_ || !pass.pages.empty();
+  any_slot_ =
+      any_slot_ || std::ranges::any_of(pass.rows, [](const PassRow& r) { return r.slot >= 0; });
+  auditor_->begin(pass);
+  for (const RequestPages& table : pass.pages) check_table(pass, table);
+  ++passes_;
+}
+
+void TableAudit::put_into(Result& result) const {
+  if (!auditor_ || passes_ == 0) return;
+  if (!any_table_ || !any_slot_) {
+    const std::string why = fmt::format(
+        "where K and V lie was not judged: the trace declares pages of {} positions, but no pass "
+        "shows {}",
+        page_size_, any_table_ ? "a slot" : "a page table");
+    result.notes.push_back(why);
+    if (result.verdict != "clean") return;
+    result.verdict = "inconclusive";
+    result.story += "; but " + why;
+    return;
+  }
+  // What is wrong with a table explains what is wrong with slots.
+  std::vector<Finding> findings = findings_;
+  const std::vector<Finding>& of_slots = auditor_->findings();
+  findings.insert(findings.end(), of_slots.begin(), of_slots.end());
+  std::ranges::stable_sort(findings, {}, &Finding::pass);
+  result.notes.push_back(fmt::format("page tables and slots of {} passes audited, {} findings",
+                                     passes_, findings.size()));
+  add_audit(result, findings);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,213 @@
+#include "src/bench/device_bench.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "kernels/base/check.h"
+#include "probes/digest.h"
+#include "probes/digest_recorder.h"
+#include "src/engine/engine.h"
+#include "src/session/device.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kPrompts[] = {512, 2048};
+constexpr int64_t kDecodes = 40;  // passes of a run; the first kWarmUp of them do not count
+constexpr int64_t kWarmUp = 8;    // among them those that graphs are made of
+constexpr int kRepeats = 5;
+
+struct Load {
+  int64_t requests, context;
+};
+constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {64, 1024}};
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
+  std::vector<Request> requests(static_cast<size_t>(count));
+  for (size_t r = 0; r < requests.size(); ++r) {
+    requests[r].max_new = choices;
+    for (int64_t i = 0; i < prompt; ++i)
+      requests[r].prompt.push_back(
+          static_cast<int32_t>((i * 7919 + 13 + static_cast<int64_t>(r) * 104729) % vocab));
+  }
+  return requests;
+}
+
+struct Timed {
+  std::vector<double> seconds;  // of each pass
+  std::vector<std::vector<int32_t>> tokens;
+};
+
+// What is seen of each pass.
+enum class Seen : uint8_t { nothing, digests };
+
+Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph,
+            Seen seen = Seen::nothing) {
+  const EngineOptions options{.device = Device::cuda,
+                              .graph = graph,
+                              .dtype = DType::bf16,
+                              .pages = pages_for(requests, EngineOptions().page_size)};
+  Engine engine(checkpoint, ops_of(Device::cuda), options);
+  for (const Request& request : requests) engine.submit(request);
+  Timed timed;
+  DigestRecorder recorder({}, false, [](const Pass&) {});
+  Probe probe = seen == Seen::digests ? Probe(&recorder) : Probe();
+  for (bool more = true; more;) {
+    const double seconds = seconds_of([&] { more = engine.step(probe); });
+    if (more) timed.seconds.push_back(seconds);
+  }
+  check(probe.failure().empty(), "{}", probe.failure());
+  for (int32_t id = 0; id < engine.requests(); ++id)
+    timed.tokens.push_back(engine.sequence(id).tokens);
+  return timed;
+}
+
+// Bytes that a decode pass reads in the middle of a run: all weights once (of an untied embedding,
+// nothing worth counting) and the K and V of every position before.
+double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
+  const ModelConfig& c = checkpoint.config();
+  const int64_t embedding = c.tied ? 0 : c.vocab * c.hidden * size_of(DType::bf16);
+  const int64_t middle = load.context + (kDecodes + kWarmUp) / 2;
+  return static_cast<double>(checkpoint.bytes() - embedding +
+                             load.requests * middle * c.kv_bytes_per_token(DType::bf16));
+}
+
+// What decode passes of many long contexts read: one layer's cache, its pages in no order.
+struct Caches {
+  static constexpr int64_t kRequests = 64, kContext = 4096, kPage = 16;
+
+  explicit Caches(const ModelConfig& c)
+      : pool({kRequests * kContext / kPage, kPage, c.kv_heads, c.head_dim}),
+        k(numbers(pool, 1)),
+        v(numbers(pool, 2)),
+        q(numbers({kRequests, c.heads, c.head_dim}, 3)) {
+    std::vector<int32_t> start, length(kRequests, kContext), table(kRequests * kContext / kPage);
+    for (int32_t r = 0; r <= kRequests; ++r) start.push_back(r);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937_64(4));
+    const auto on_device = [](const std::vector<int32_t>& values, const Shape& shape) {
+      return copy_on(Device::cuda, tensor_of(std::span<const int32_t>(values), shape, DType::i32));
+    };
+    query_start = on_device(start, {kRequests + 1});
+    context_length = on_device(length, {kRequests});
+    page_table = on_device(table, {kRequests, kContext / kPage});
+  }
+  KvCache cache() const { return {k, v}; }
+  AttentionBatch batch() const { return {query_start, context_length, page_table}; }
+  double bytes() const { return static_cast<double>(k.view().bytes() + v.view().bytes()); }
+
+  Shape pool;
+  Tensor k, v, q;
+  Tensor query_start, context_length, page_table;
+
+ private:
+  // Of about the size of a trained model's.
+  static Tensor numbers(const Shape& shape, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    Tensor numbers(shape, DType::bf16);
+    // Signs and mantissas of any kind, exponents of 0.25 to 1.
+    for (int64_t i = 0; i < shape.count(); ++i)
+      numbers.as<uint16_t>()[i] = static_cast<uint16_t>((random() & 0x80ff) | 0x3e80);
+    return copy_on(Device::cuda, numbers);
+  }
+};
+
+Figure decode_attention(const std::string& shape, const ModelConfig& config, DeviceRoofs& roofs) {
+  constexpr int kLaunches = 20;
+  const Caches caches(config);
+  const Tensor out(caches.q.view().shape, DType::bf16, Device::cuda);
+  const Tensor poison({out.view().bytes()}, DType::u8);
+  std::memset(poison.as<char>(), 0xff, static_cast<size_t>(poison.view().bytes()));
+  const Tensor nan = copy_on(Device::cuda, poison);
+  const Ops ops = ops_of(Device::cuda);
+  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
+  const OpContext context{.stream = stream_of(Device::cuda)};
+  Figure figure{
+      shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
+      "ms",  1e3,
+      {},    Whole::read_roof};
+  uint64_t wanted = 0;
+  roofs.sample();
+  for (int i = -1; i < kRepeats; ++i) {
+    copy(out, nan);
+    wait_for(Device::cuda);
+    const double seconds = seconds_of([&] {
+      for (int n = 0; n < kLaunches; ++n)
+        ops.paged_attention(context, out, caches.q, caches.cache(), caches.batch(), scale, 0);
+      wait_for(Device::cuda);
+    });
+    const Digest seen = digest_of(copy_on(Device::cpu, out));
+    if (i < 0) wanted = seen.hash;
+    check(seen.hash == wanted && seen.finite() == seen.count,
+          "bench wants the same finite numbers of attention each time, found others");
+    if (i >= 0) figure.samples.push_back(seconds / kLaunches);
+  }
+  roofs.sample();
+  figure.best = caches.bytes() / roofs.read();
+  return figure;
+}
+
+Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens) {
+  Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
+  // One engine, whose first pass makes the library's plans for these shapes.
+  std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
+  const Timed timed = serve(checkpoint, requests, false);
+  figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
+  return figure;
+}
+
+}  // namespace
+
+std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& checkpoint,
+                                   DeviceRoofs& roofs,
+                                   const std::function<void(const char*)>& progress) {
+  std::vector<Figure> list;
+  progress("prefill");
+  for (const int64_t tokens : kPrompts) list.push_back(prefill(shape, checkpoint, tokens));
+  progress("attention");
+  list.push_back(decode_attention(shape, checkpoint.config(), roofs));
+  for (const Load& load : kLoads) {
+    progress("decode");
+    const auto requests =
+        requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
+    const Timed eager = serve(checkpoint, requests, false);
+    roofs.sample();
+    const Timed graph = serve(checkpoint, requests, true);
+    roofs.sample();
+    const Timed seen = serve(checkpoint, requests, true, Seen::digests);
+    check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
+          "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
+          "--device cuda --modes graph` finds where they part");
+    for (const auto& [timed, path] : {std::pair(&eager, "op by op"), {&graph, "graphs"}})
+      list.push_back({shape,
+                      fmt::format("decode, {} x {}, {}", load.requests, load.context, path),
+                      "ms",
+                      1e3,
+                      {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
+                      Whole::read_roof,
+                      decode_bytes(checkpoint, load) / roofs.read()});
+    list.push_back(
+        {shape,
+         fmt::format("decode, {} x {}, every point digested", load.requests, load.context),
+         "ms",
+         1e3,
+         {seen.seconds.begin() + kWarmUp, seen.seconds.end()},
+         Whole::step,
+         median_of({graph.seconds.begin() + kWarmUp, graph.seconds.end()})});
+  }
+  return list;
+}
+
+}  // namespace lockstep

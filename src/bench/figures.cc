@@ -1,0 +1,43 @@
+#include "src/bench/figures.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<Cell> row_of(const Figure& figure) {
+  const double least = std::ranges::min(figure.samples), most = std::ranges::max(figure.samples);
+  const double median = median_of(figure.samples);
+  const auto row = [&](double share, const char* of) {
+    return std::vector<Cell>{
+        figure.shape,          figure.what,         figure.unit, least * figure.scale,
+        median * figure.scale, most * figure.scale, share,       std::string(of)};
+  };
+  switch (figure.whole) {
+    case Whole::read_roof:
+      return row(figure.best / median, "the read roof");
+    case Whole::dot_roof:
+      return row(figure.best / median, "the products' roof");
+    case Whole::step:
+      return row(median / figure.best, "the pass");
+    case Whole::limit:
+      return row(median / figure.best, "weights + K/V + 200 MB");
+    case Whole::judging_limit:
+      return row(median / figure.best, "2 GB");
+    case Whole::fp64_model:
+      return row(median / figure.best, "the fp64 model's pass");
+    case Whole::least:
+      return row(least / median, "its best");
+    case Whole::most:
+      break;
+  }
+  return row(median / most, "its best");
+}
+
+}  // namespace
+
+Table table_of(const std::vector<Figure>& figures) {
+  Table table{{"shape", "what", "unit", "min", "median", "max", "share", "of"}, {}};
+  for (const Figure& figure : figures) table.rows.push_back(row_of(figure));
+  return table;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/report/output.h"
+
+namespace lockstep {
+
+// What a figure of a benchmark is a share of: of a roof, the time that it would take there, by the
+// median. Else the median by that.
+enum class Whole : uint8_t {
+  most,   // its own best, of a rate
+  least,  // its own best, of a time: that by the median
+  read_roof,
+  dot_roof,
+  step,
+  limit,
+  judging_limit,
+  fp64_model
+};
+
+struct Figure {
+  std::string shape, what, unit;
+  double scale = 1;             // from SI to the unit
+  std::vector<double> samples;  // in SI
+  Whole whole = Whole::most;
+  double best = 0;  // what the median is held against, in SI
+};
+
+inline double median_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t n = values.size();
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+// The columns of `lockstep bench`: shape, what, unit, min, median, max, share and what it is of.
+Table table_of(const std::vector<Figure>& figures);
+
+}  // namespace lockstep

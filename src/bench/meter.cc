@@ -1,0 +1,75 @@
+#include "src/bench/meter.h"
+
+#include <chrono>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "probes/digest.h"
+
+namespace lockstep {
+namespace {
+
+// Adds the seconds of its life to a sum.
+class Clock {
+ public:
+  explicit Clock(double& sum) : sum_(sum) {}
+  ~Clock() {
+    sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
+  Clock(const Clock&) = delete;
+  Clock& operator=(const Clock&) = delete;
+
+ private:
+  double& sum_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// Where the time in an op is counted; null: nowhere.
+double PassMeter::Pass::*seconds_in(std::string_view op) {
+  if (op == "matmul" || op == "expert_matmul") return &PassMeter::Pass::matmul;
+  if (op == "paged_attention") return &PassMeter::Pass::attention;
+  return nullptr;
+}
+
+}  // namespace
+
+PassMeter::PassMeter(Ops ops) : inner_(std::move(ops)) {}
+
+Ops PassMeter::ops() {
+  Ops watched = inner_;
+  for_each_op([&](const auto& row) {
+    wrap(watched.*row.entry,
+         [this, seconds = seconds_in(row.name)](const auto& op, const OpContext& context,
+                                                const auto& out, const auto&... inputs) {
+           keep(out);
+           if (seconds == nullptr) return op(context, out, inputs...);
+           const Clock clock(pass_.*seconds);
+           op(context, out, inputs...);
+         });
+  });
+  wrap(watched.argmax, [this](const auto& op, const OpContext& context, const TensorView& out,
+                              const TensorView& logits) {
+    see_logits(logits);
+    op(context, out, logits);
+  });
+  return watched;
+}
+
+void PassMeter::before_pass() {
+  pass_ = {};
+  const Clock clock(pass_.checking);
+  // All bits set is a NaN in every float dtype, and no token.
+  for (const auto& [data, output] : outputs_)
+    std::memset(data, 0xff, static_cast<size_t>(output.bytes()));
+  outputs_.clear();  // the next pass may need longer ones
+}
+
+void PassMeter::see_logits(const TensorView& logits) {
+  const Clock clock(pass_.checking);
+  const Digest digest = digest_of(logits);
+  pass_.logits = digest.hash;
+  pass_.finite = digest.finite() == digest.count;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,125 @@
+#include "src/diff/diff_noise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "src/diff/diff.h"
+
+namespace lockstep {
+namespace {
+
+// Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
+double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
+
+// Of the operands of a linear op, where that contract rounds them; else 0.
+double roundoff_of_operands(RoundingContract contract) {
+  if (contract == RoundingContract::tf32) return 0x1p-11;
+  if (contract == RoundingContract::operands_bf16) return unit_roundoff(DType::bf16);
+  return contract == RoundingContract::operands_fp16 ? unit_roundoff(DType::f16) : 0;
+}
+
+void take_larger(RelativeDifference& largest, const RelativeDifference& other) {
+  largest.all = std::max(largest.all, other.all);
+  largest.worst = std::max(largest.worst, other.worst);
+}
+
+}  // namespace
+
+double relative_of(std::span<const double> a, std::span<const double> b) {
+  Distance distance;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) distance.add(a[i], b[i]);
+  return distance.relative();
+}
+
+double worst_of(std::span<const double> a, std::span<const double> b) {
+  if (std::ranges::equal(a, b)) return 0;  // of most rows
+  Distance of_a, of_b;
+  for (size_t i = 0; i < a.size(); ++i) of_a.add(a[i], b[i]), of_b.add(b[i], a[i]);
+  if (of_a.nonfinite) return std::numeric_limits<double>::infinity();
+  if (of_a.difference == 0) return 0;
+  const double rms = std::sqrt(std::max(of_a.size, of_b.size) / static_cast<double>(of_a.elements));
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i] && std::isfinite(a[i]))
+      worst = std::max(worst,
+                       std::fabs(a[i] - b[i]) / std::max({std::fabs(a[i]), std::fabs(b[i]), rms}));
+  return worst;
+}
+
+DiffNoise::DiffNoise(const std::vector<Place>& places,
+                     const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
+                     DType dtype)
+    : places_(places),
+      roundoff_(places.size(), unit_roundoff(dtype)),
+      sources_(places.size()),
+      largest_(places.size()) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (!shown[i]) continue;  // it is not compared
+    std::set<size_t> found, hidden;
+    const auto find_sources = [&](auto& self, size_t place) -> void {
+      for (size_t input : inputs[place]) {
+        if (shown[input])
+          found.insert(input);
+        else if (hidden.insert(input).second)
+          self(self, input);
+      }
+    };
+    find_sources(find_sources, i);
+    const auto chooses = [&](size_t at) { return places[at].point->op == OpKind::top_k; };
+    sources_[i] = {{found.begin(), found.end()},
+                   static_cast<int>(hidden.size()),
+                   std::ranges::any_of(hidden, chooses)};
+  }
+}
+
+void DiffNoise::widen(const Manifest& declared) {
+  const auto accumulator = declared.provenance.find("accumulator");
+  const bool tf32 = accumulator != declared.provenance.end() && accumulator->second == "tf32" &&
+                    declared.dtype == DType::f32;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const Point& point = *places_[i].point;
+    if (point.op != OpKind::linear && point.op != OpKind::expert_linear) continue;
+    const auto found = declared.contracts.find(std::string(point.name));
+    if (found != declared.contracts.end())
+      roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(found->second));
+    if (tf32) roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(RoundingContract::tf32));
+  }
+}
+
+void DiffNoise::enter(size_t place, int32_t request, const RelativeDifference& found) {
+  take_larger(largest_[place][request], found);
+}
+
+RelativeDifference DiffNoise::inherited(size_t place, int32_t request, bool of_any) const {
+  RelativeDifference largest;
+  for (size_t source : sources(place))
+    for (const auto& [of, found] : largest_[source])
+      if (of_any || of == request) take_larger(largest, found);
+  return largest;
+}
+
+RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inherited) const {
+  const int hidden = sources_[place].hidden;
+  const double own = own_noise(roundoff_[place]);
+  return {// The roundings of ops in a row are independent of each other.
+          own * std::sqrt(1.0 + hidden) + kDiffGrowth * inherited.all,
+          // An element of attention was seen 7 times its own roundings away, q and k not shown.
+          hidden > 0 ? std::numeric_limits<double>::infinity()
+                     : kDiffOutlier * (own + kDiffGrowth * inherited.worst)};
+}
+
+bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
+                std::span<const double> theirs) {
+  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const std::span before = mine.first(i);
+    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
+    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
+    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
+  }
+  return true;
+}
+
+}  // namespace lockstep

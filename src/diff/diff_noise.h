@@ -1,0 +1,93 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "probes/graph.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// The difference of two tensors' rows so far.
+struct Distance {
+  int64_t elements = 0;
+  double difference = 0, size = 0;  // sums of squares
+  bool nonfinite = false;           // finite on one side only, or unlike
+
+  void add(double a, double b) {
+    if (!std::isfinite(a) || !std::isfinite(b)) {
+      nonfinite = nonfinite || !(a == b || (std::isnan(a) && std::isnan(b)));
+      return;
+    }
+    ++elements;
+    difference += (a - b) * (a - b);
+    size += a * a;
+  }
+  // Never divides by zero: a difference from nothing is infinitely large.
+  double relative() const {
+    if (nonfinite) return std::numeric_limits<double>::infinity();
+    if (difference == 0) return 0;
+    return size > 0 ? std::sqrt(difference / size) : std::numeric_limits<double>::infinity();
+  }
+};
+
+// relative() of two rows.
+double relative_of(std::span<const double> a, std::span<const double> b);
+
+// Of what two traces show of a place.
+struct RelativeDifference {
+  double all = 0;    // rms of the difference / rms of the first trace's, over a request's rows
+  double worst = 0;  // the largest of an element, as worst_of; infinite where one is not known
+};
+
+// The largest |a - b| of two rows' elements, in units of the element or of the rms of its row,
+// whichever is larger: 2 at most, and infinite where only one of the two is finite.
+double worst_of(std::span<const double> a, std::span<const double> b);
+
+// What rounding explains of the distance of two traces, place by place, from the distance of what
+// is read there. The screen of diff.h.
+class DiffNoise {
+ public:
+  // By place, in graph order: what it is, which places its op reads, and whether both traces show
+  // it at all. `dtype`: the coarser of the two.
+  DiffNoise(const std::vector<Place>& places, const std::vector<std::vector<size_t>>& inputs,
+            const std::vector<bool>& shown, DType dtype);
+
+  // Linear ops that a trace declares to round their operands have the noise of that.
+  void widen(const Manifest& declared);
+  // What explains a place: its inputs and, instead of one that is not shown, those of that one.
+  const std::vector<size_t>& sources(size_t place) const { return sources_[place].places; }
+  // Enters what was found at a place; the largest of a request is kept.
+  void enter(size_t place, int32_t request, const RelativeDifference& found);
+  // The largest of what the sources of a place have of the request; of any request where
+  // `of_any`.
+  RelativeDifference inherited(size_t place, int32_t request, bool of_any) const;
+  // What rounding may make of that; of an element, no limit is known where an op is not shown.
+  RelativeDifference limit(size_t place, const RelativeDifference& inherited) const;
+  // Whether experts are chosen in between, which is not shown: of other experts, any distance is.
+  bool hides_a_choice(size_t place) const { return sources_[place].choice; }
+
+ private:
+  struct Sources {
+    std::vector<size_t> places;
+    int hidden = 0;       // ops in between that are not shown
+    bool choice = false;  // one of them chooses experts
+  };
+  std::vector<Place> places_;
+  std::vector<double> roundoff_;  // unit roundoff of what is rounded, by place
+  std::vector<Sources> sources_;  // by place
+  std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
+};
+
+// Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
+// does as well, and NaN is in no order.
+bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
+                std::span<const double> theirs);
+
+}  // namespace lockstep

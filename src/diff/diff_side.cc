@@ -1,0 +1,209 @@
+#include "src/diff/diff_side.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/base/check.h"
+#include "src/judge/ledger.h"
+#include "src/judge/top_logits.h"
+
+namespace lockstep {
+
+std::vector<double> numbers_of(const ShownRow& row) {
+  const TensorView& all = row.tensor->data;
+  std::vector<double> numbers(all.empty() ? 0 : static_cast<size_t>(all.row_size()));
+  if (!numbers.empty()) widen(all, static_cast<int64_t>(row.index) * all.row_size(), numbers);
+  return numbers;
+}
+
+double digest_bound(const KeptTensor& a, const KeptTensor& b) {
+  if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
+  if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
+  const double difference = std::fabs(a.digest.rms() - b.digest.rms());
+  if (difference == 0) return 0;
+  return a.digest.rms() > 0 ? difference / a.digest.rms() : std::numeric_limits<double>::infinity();
+}
+
+bool is_written(const Point& p) { return p == point("attn.k_rope") || p == point("attn.v"); }
+
+std::optional<uint64_t> ShownRow::hash() const {
+  if (index < tensor->row_hashes.size()) return tensor->row_hashes[index];
+  if (tensor->data.view().empty()) return {};
+  const TensorView row = tensor->data.view().slice(static_cast<int64_t>(index), 1);
+  return hash_of(row.data, static_cast<size_t>(row.bytes()));
+}
+
+bool ShownRow::same_form(const ShownRow& other) const {
+  const auto axes = [](const Shape& s) { return s.extents().subspan(s.rank() > 0 ? 1 : 0); };
+  return std::ranges::equal(axes(tensor->shape), axes(other.tensor->shape));
+}
+
+bool ShownRow::same_bits(const ShownRow& other) const {
+  const auto own = hash();
+  return own && own == other.hash() && tensor->dtype == other.tensor->dtype && same_form(other);
+}
+
+std::optional<size_t> index_of(const KeptTensor& tensor, const Row& row, size_t hint) {
+  if (hint < tensor.rows.size() && tensor.rows[hint] == row) return hint;
+  const auto found = std::ranges::find(tensor.rows, row);
+  if (found == tensor.rows.end()) return {};
+  return static_cast<size_t>(found - tensor.rows.begin());
+}
+
+DiffSide::DiffSide(TraceReader& trace, const std::vector<Place>& places) : trace_(trace) {
+  for (size_t i = 0; i < places.size(); ++i)
+    places_.emplace(Key{order_of(*places[i].point), places[i].layer}, i);
+  for (const Place& place : places_of(trace_.manifest().graph))
+    own_places_.insert({order_of(*place.point), place.layer});
+  for (int i = 0; i < trace_.passes(); ++i) enter(i, trace_.read(i, false));
+}
+
+void DiffSide::enter(int i, const Pass& pass) {
+  std::map<int32_t, size_t> last;
+  const std::vector<PassRow>& rows = pass.info.rows;
+  for (size_t at = 0; at < rows.size(); ++at) {
+    const Row& row = rows[at].row;
+    check(row.position >= 0 && row.position < kMostPositions,
+          "positions from 0 to {} were wanted, found {} of request {} in pass {}: the trace is "
+          "damaged",
+          kMostPositions - 1, row.position, row.request, pass.info.pass);
+    last[row.request] = at;
+  }
+  for (size_t at = 0; at < rows.size(); ++at) {
+    const Row& row = rows[at].row;
+    rows_[{row.request, row.position}].push_back({i, at, rows[at].token, last[row.request] == at});
+  }
+  for (const KeptTensor& t : pass.tensors)
+    if (const auto place = place_of(t)) shown_.insert(*place);
+  begin_requests(pass.info);
+  history_.begin(pass.info);
+  enter_written(pass);
+  if (trouble_.empty()) trouble_ = trouble_of(pass);
+}
+
+// A trace does not say what tokens a request found in the cache: its prompt does.
+void DiffSide::begin_requests(const PassInfo& pass) {
+  PassInfo before;
+  for (const PassRow& r : pass.rows) {
+    if (!begun_.insert(r.row.request).second) continue;
+    const auto& requests = trace_.manifest().requests;
+    const auto request = std::ranges::find(requests, r.row.request, &RequestInfo::id);
+    const auto found = static_cast<size_t>(std::max(r.row.position, 0));
+    if (request == requests.end() || request->prompt.size() < found) continue;
+    const auto first = request->prompt.begin();
+    before.inherited.push_back({r.row.request, {first, first + static_cast<ptrdiff_t>(found)}});
+  }
+  history_.begin(before);
+}
+
+void DiffSide::enter_written(const Pass& pass) {
+  const auto hash = [](const KeptTensor* tensor, const Row& row, size_t hint) -> uint64_t {
+    if (!tensor || tensor->row_hashes.size() != tensor->rows.size()) return 0;
+    const auto index = index_of(*tensor, row, hint);
+    return index ? tensor->row_hashes[*index] : 0;
+  };
+  std::set<int> layers;
+  for (const KeptTensor& t : pass.tensors)
+    if (t.point->op == OpKind::cache || is_written(*t.point)) layers.insert(t.layer);
+  for (int layer : layers) {
+    const KeptTensor* k = pass.find(point("attn.k_rope"), layer);
+    const KeptTensor* v = pass.find(point("attn.v"), layer);
+    for (size_t i = 0; i < pass.info.rows.size(); ++i) {
+      const Row& row = pass.info.rows[i].row;
+      const std::pair hashes{hash(k, row, i), hash(v, row, i)};
+      const auto [known, fresh] = written_.try_emplace({layer, prefix(row)}, hashes);
+      if (!fresh && known->second != hashes) known->second = {};
+    }
+  }
+}
+
+std::string DiffSide::trouble_of(const Pass& pass) const {
+  std::set<std::pair<int32_t, int32_t>> rows;
+  std::set<int32_t> requests;
+  for (const PassRow& r : pass.info.rows) {
+    if (!rows.insert({r.row.request, r.row.position}).second)
+      return fmt::format("pass {} computes position {} of request {} twice", pass.info.pass,
+                         r.row.position, r.row.request);
+    requests.insert(r.row.request);
+  }
+  std::set<std::pair<Key, int32_t>> seen;
+  for (const KeptTensor& t : pass.tensors) {
+    const bool cache = t.point->op == OpKind::cache;
+    const int32_t reader = cache && !t.rows.empty() ? t.rows[0].request : -1;
+    const auto where = [&] {
+      return fmt::format("pass {} shows {}", pass.info.pass, text_of(Place{t.point, t.layer}));
+    };
+    const Key key{order_of(*t.point), t.layer};
+    if (!own_places_.contains(key)) return where() + ", which its model has not";
+    if (!seen.insert({key, reader}).second) return where() + " twice";
+    for (const Row& row : t.rows)
+      if (cache ? row.request != reader || !requests.contains(reader)
+                : !rows.contains({row.request, row.position}))
+        return where() + " of rows that it does not compute";
+  }
+  return "";
+}
+
+std::optional<size_t> DiffSide::place_of(const KeptTensor& tensor) const {
+  const auto found = places_.find({order_of(*tensor.point), tensor.layer});
+  if (found == places_.end()) return {};
+  return found->second;
+}
+
+const DiffSide::Loaded& DiffSide::loaded(int pass) {
+  const auto found = loaded_.find(pass);
+  if (found != loaded_.end()) return found->second;
+  Loaded& fresh = loaded_[pass];
+  fresh.pass = trace_.read(pass, true);
+  for (const Finding& finding : top_logits_findings(fresh.pass))
+    fail(
+        "pass {} of a trace, request {}, position {}: {}: the trace contradicts itself, write it "
+        "anew",
+        finding.pass, finding.request, finding.position, finding.rule);
+  for (const KeptTensor& t : fresh.pass.tensors)
+    if (const auto place = place_of(t)) fresh.tensors[*place].push_back(&t);
+  return fresh;
+}
+
+const Pass& DiffSide::pass(int i) { return loaded(i).pass; }
+
+void DiffSide::keep(const std::set<int>& passes) {
+  std::erase_if(loaded_, [&](const auto& entry) { return !passes.contains(entry.first); });
+}
+
+const std::vector<DiffSide::Computed>& DiffSide::computed(const Row& row) const {
+  static const std::vector<Computed> none;
+  const auto found = rows_.find({row.request, row.position});
+  return found == rows_.end() ? none : found->second;
+}
+
+bool DiffSide::begins_after(const Row& row) const {
+  const auto first = rows_.lower_bound({row.request, std::numeric_limits<int32_t>::min()});
+  return first != rows_.end() && first->first.first == row.request &&
+         first->first.second > row.position;
+}
+
+std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, size_t hint) {
+  const Loaded& from = loaded(pass);
+  const auto tensors = from.tensors.find(place);
+  if (tensors == from.tensors.end()) return {};
+  for (const KeptTensor* tensor : tensors->second) {
+    const bool cache = tensor->point->op == OpKind::cache;
+    if (cache && !tensor->rows.empty() && tensor->rows[0].request == row.request)
+      return ShownRow{pass, tensor, 0};
+    if (cache) continue;
+    if (const auto index = index_of(*tensor, row, hint)) return ShownRow{pass, tensor, *index};
+  }
+  return {};
+}
+
+std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const Row& row) const {
+  const auto found = written_.find({layer, prefix(row)});
+  if (found == written_.end() || found->second.first == 0 || found->second.second == 0) return {};
+  return found->second;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "src/diff/diff.h"
+
+namespace lockstep {
+
+// Fills in verdict and story from all the rest. `broken`: why what was compared is not all there
+// is, in a sentence's words; "": it is.
+void tell(DiffResult& result, const std::string& broken);
+
+}  // namespace lockstep

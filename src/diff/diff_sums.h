@@ -1,0 +1,44 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "src/diff/diff.h"
+#include "src/diff/diff_noise.h"
+
+namespace lockstep {
+
+// What was found so far of one place, pass and request of two traces.
+struct DiffSums {
+  DiffNode node;
+  Distance distance;
+  double worst = 0;  // of a row's elements, where they are known
+  int32_t worst_position = 0;
+  double furthest = 0;  // relative() of a row
+  int32_t furthest_position = 0;
+  bool differs = false, without_digest = false, each_known = true;
+  std::pair<const KeptTensor*, const KeptTensor*> bounded;  // the last two by their digests
+  std::string reason;  // as in DiffNode, of the row at that position
+  int32_t reason_position = 0;
+  double reason_worst = -1;
+
+  void add(std::span<const double> a, std::span<const double> b, const Row& row) {
+    Distance own;
+    for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]), own.add(a[i], b[i]);
+    if (own.relative() > furthest) furthest = own.relative(), furthest_position = row.position;
+    const double of_row = worst_of(a, b);
+    if (of_row <= worst) return;
+    worst = of_row;
+    worst_position = row.position;
+  }
+  // `by`: relative() of the two rows, 0 where it is not known; of several the worst is named.
+  void forbid(const Row& row, const char* why, double by) {
+    if (by <= reason_worst) return;
+    reason = why;
+    reason_position = row.position;
+    reason_worst = by;
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "src/judge/ledger.h"
+#include "src/report/report.h"
+#include "traces/json_number.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
+
+Json of_node(const std::optional<DiffNode>& node) {
+  if (!node) return nullptr;
+  return {{"request", node->request},
+          {"position", node->position},
+          {"pass", node->pass},
+          {"layer", layer_of(node->place)},
+          {"point", node->place.point->name},
+          {"relative", json_number<Json>(node->relative)},
+          {"requests", node->requests},
+          {"of_element", node->of_element},
+          {"limit", json_number<Json>(node->limit)},
+          {"measured", node->measured},
+          {"reason", node->reason.empty() ? Json(nullptr) : Json(node->reason)}};
+}
+
+}  // namespace
+
+std::string report_json(const DiffResult& result) {
+  Json points = Json::array();
+  for (const DiffPlace& p : result.places)
+    points.push_back({{"layer", layer_of(p.place)},
+                      {"point", p.place.point->name},
+                      {"rows", p.rows},
+                      {"equal", p.equal},
+                      {"measured", p.measured},
+                      {"difference_rms", json_number<Json>(p.difference_rms)},
+                      {"rms", json_number<Json>(p.rms)},
+                      {"ulps", json_number<Json>(p.ulps)}});
+  Json judged = Json::array();
+  for (const DiffJudgement& j : result.judged)
+    judged.push_back({{"trace", j.trace}, {"verdict", j.verdict}, {"story", j.story}});
+  const Json json = {{"format", "lockstep-diff"},
+                     {"format_version", "1.0"},
+                     {"verdict", result.verdict},
+                     {"story", result.story},
+                     {"rows",
+                      {{"compared", result.rows},
+                       {"equal", result.equal},
+                       {"only_a", result.only_a},
+                       {"only_b", result.only_b},
+                       {"tokens_only_a", result.more_a},
+                       {"tokens_only_b", result.more_b},
+                       {"unmeasured", result.unmeasured},
+                       {"unmeasured_before_first_kind", result.unmeasured_before}}},
+                     {"first_bits", of_node(result.first_bits)},
+                     {"first_kind", of_node(result.first_kind)},
+                     {"points", points},
+                     {"structure", result.structure},
+                     {"judged", judged}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string report_csv(const DiffResult& result) {
+  std::string csv = "layer,point,rows,equal,measured,difference_rms,rms,ulps\n";
+  for (const DiffPlace& p : result.places)
+    csv += fmt::format("{},{},{},{},{},{},{},{}\n",
+                       p.place.layer < 0 ? "" : std::to_string(p.place.layer), p.place.point->name,
+                       p.rows, p.equal, p.measured, p.difference_rms, p.rms, p.ulps);
+  return csv;
+}
+
+std::string report_table(const DiffResult& result) {
+  std::string text = fmt::format("{:<24} {:>15} {:>12} {:>12} {:>9}\n", "place", "equal rows",
+                                 "difference", "rms", "ulps");
+  bool any = false;
+  for (const DiffPlace& p : result.places) {
+    if (p.equal == p.rows) continue;
+    any = true;
+    text += fmt::format("{:<24} {:>15} {:>12.3g} {:>12.3g} {:>9.3g}\n", text_of(p.place),
+                        fmt::format("{}/{}", p.equal, p.rows), p.difference_rms, p.rms, p.ulps);
+  }
+  if (!any) text = "";
+  for (const std::string& sentence : result.structure) text += sentence + "\n";
+  if (result.only_a + result.only_b > 0)
+    text += fmt::format("rows that only the first trace has: {}, only the second: {}\n",
+                        result.only_a, result.only_b);
+  for (const DiffJudgement& j : result.judged)
+    text += fmt::format("{} is {}: {}\n", j.trace, j.verdict, j.story);
+  return text + result.verdict + ": " + result.story + "\n";
+}
+
+}  // namespace lockstep

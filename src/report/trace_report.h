@@ -1,0 +1,31 @@
+// What is in a trace, as tables and as text for people.
+#pragma once
+
+#include <string>
+
+#include "probes/selection.h"
+#include "src/report/output.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// What of a trace is looked at.
+struct InspectOptions {
+  std::string path, points, layers, requests, positions, format = "table";
+  bool values = false;  // every number of the selected rows
+
+  bool selects() const {
+    return !(points.empty() && layers.empty() && requests.empty() && positions.empty());
+  }
+  Selection selection() const { return {points, layers, positions, requests}; }
+  // Who asks for a layer does not want what is of none, which a Selection lets through.
+  bool has(const KeptTensor& t) const { return layers.empty() || t.layer >= 0; }
+};
+
+// Without a selection a line for every place, in graph order; with one a line for every tensor that
+// has selected rows, their magnitudes and their largest numbers, or every number. In a format other
+// than the table's, one table alone. Throws Error when nothing is selected, or when numbers are
+// wanted and the trace has none.
+std::string inspect(TraceReader& trace, const InspectOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,463 @@
+#include "src/selftest/detection.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <span>
+
+#include "kernels/base/check.h"
+#include "src/judge/judge.h"
+#include "src/judge/ledger.h"
+#include "src/selftest/controls.h"
+#include "src/selftest/statistic_cases.h"
+#include "src/session/device.h"
+#include "src/session/judged_run.h"
+#include "src/session/op_watch.h"
+#include "src/session/store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kLeastPower = -8, kMostPower = 14;  // of two: the sizes that are tried
+
+bool rounds(const Point& point) {
+  return OpWatch::possible({&point, 0}) && point.node_class != NodeClass::exact;
+}
+
+using PlaceKey = std::pair<int, int>;  // order of the point, layer
+PlaceKey key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+
+// Keeps what ops make before it is rounded to the dtype: in fp32, of the inputs widened.
+class WideResults final : public OpWatch {
+ public:
+  using OpWatch::OpWatch;
+  bool wants(const Point&, int) const override { return false; }
+  // One a call, in their order.
+  const std::vector<Tensor>& of(const Place& place) const { return results_.at(key_of(place)); }
+
+ protected:
+  void call(const Place& place, const TensorView& out, const Runs& runs) override {
+    Tensor& wide = results_[key_of(place)].emplace_back(out.shape, DType::f32);
+    runs.wide(wide);
+    runs.op();
+  }
+
+ private:
+  std::map<PlaceKey, std::vector<Tensor>> results_;
+};
+
+// An oracle that is asked the same again and again.
+class RememberingOracle final : public Oracle {
+ public:
+  explicit RememberingOracle(Oracle& oracle) : oracle_(oracle) {}
+  Graph graph() const override { return oracle_.graph(); }
+  bool has_bias(const Place& place) const override { return oracle_.has_bias(place); }
+  Exact evaluate(const OracleCall& call) override {
+    std::vector<std::pair<int32_t, int32_t>> rows;
+    for (const Row& row : call.rows) rows.emplace_back(row.request, row.position);
+    const auto found = known_.find({key_of(call.place), call.contract, rows});
+    if (found != known_.end()) return found->second;
+    const Key key{key_of(call.place), call.contract, std::move(rows)};
+    return known_.emplace(key, oracle_.evaluate(call)).first->second;
+  }
+  void forget() { known_.clear(); }
+
+ private:
+  using Key = std::tuple<PlaceKey, RoundingContract, std::vector<std::pair<int32_t, int32_t>>>;
+  Oracle& oracle_;
+  std::map<Key, Exact> known_;
+};
+
+// One row of a result, before it is rounded.
+struct WideRow {
+  std::vector<double> values;
+  double unit;  // ulp(r)
+  bool chosen;  // of all rows of the run, the one that Effect::row and element are put in
+};
+
+double root_mean_square(const std::vector<double>& values) {
+  double squares = 0;
+  for (const double x : values) squares += x * x;
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+// Where Effect::element is put: the largest of the last 8 that is not above the row's r.
+size_t element_of(const std::vector<double>& values) {
+  const double r = root_mean_square(values);
+  size_t at = values.size() - 1;
+  for (size_t i = values.size() - std::min<size_t>(8, values.size()); i < values.size(); ++i) {
+    const double size = std::fabs(values[i]), most = std::fabs(values[at]);
+    if (size <= r && (most > r || size > most)) at = i;
+  }
+  return at;
+}
+
+void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideRow& row) {
+  std::vector<double>& values = row.values;
+  const double factor = 1 + size * unit_roundoff(dtype), step = size * row.unit;
+  switch (effect) {
+    case Effect::gain:
+      for (double& x : values) x *= factor;
+      return;
+    case Effect::offset:
+      for (double& x : values) x += step;
+      return;
+    case Effect::noise:
+      for (double& x : values) x += random() % 2 == 0 ? step : -step;
+      return;
+    case Effect::row:
+      for (double& x : values) x *= row.chosen ? factor : 1;
+      return;
+    case Effect::column:
+      values.back() *= factor;
+      return;
+    case Effect::element:
+      if (row.chosen) values[element_of(values)] += step;
+  }
+}
+
+int64_t chosen_of(int64_t rows) { return rows / 2; }
+
+// What a right kernel is off before it rounds, in units of 2^-p of the result.
+struct RightKernel {
+  double usual, most;
+};
+
+RightKernel right_kernel(const Seeable& s) {
+  const double root = std::sqrt(s.terms),
+               finer = unit_roundoff(DType::f32) / unit_roundoff(s.dtype);
+  const auto of = [&](double usual, double most) {
+    return RightKernel{usual * finer, most * finer};
+  };
+  switch (s.op) {
+    case OpKind::norm:
+      return of(0.17 * root + 3, 4 * root + 8);
+    case OpKind::silu_mul:
+      return of(3, 16);
+    case OpKind::rope:
+      return of(1.2, 4 * s.pair);
+    case OpKind::softmax:
+      return of(5 + 0.3 * root, 32 + 8 * root);
+    case OpKind::attention: {
+      const double width = std::sqrt(s.head_dim);
+      return of(s.scores * (0.34 * width + 2) + 6 + std::log(s.terms),
+                16 * (s.scores * width + 4) + 8 * root);
+    }
+    default:
+      return of(0.34 * s.terms, 8 * s.terms);
+  }
+}
+
+// max |q| . |k| / sqrt(head_dim), of rows and keys of the same request.
+double largest_score(const KeptTensor& q, const KeptTensor& k) {
+  const auto heads = static_cast<size_t>(q.shape[1]), kv_heads = static_cast<size_t>(k.shape[1]),
+             dim = static_cast<size_t>(q.shape[2]);
+  std::vector<double> queries(q.rows.size() * heads * dim), keys(k.rows.size() * kv_heads * dim);
+  widen(q.data, 0, queries);
+  widen(k.data, 0, keys);
+  double most = 0;
+  for (size_t i = 0; i < q.rows.size() * heads; ++i)
+    for (size_t j = 0; j < k.rows.size(); ++j) {
+      if (q.rows[i / heads].request != k.rows[j].request) continue;
+      const double* a = &queries[i * dim];
+      const double* b = &keys[(j * kv_heads + i % heads * kv_heads / heads) * dim];
+      double sum = 0;
+      for (size_t d = 0; d < dim; ++d) sum += std::fabs(a[d] * b[d]);
+      most = std::max(most, sum);
+    }
+  return most / std::sqrt(static_cast<double>(dim));
+}
+
+class Ladder {
+ public:
+  explicit Ladder(const DetectionPlan& plan)
+      : plan_(plan),
+        right_(
+            plan.reference.oracle(plan.checkpoint, reference_options(plan.reference, plan.engine))),
+        oracle_(*right_),
+        wide_(*right_, plan.engine.dtype, places()),
+        seen_(serve_clean(plan.checkpoint, plan.engine, plan.requests, &wide_)) {}
+
+  std::vector<DetectionLimit> limits() {
+    std::vector<DetectionLimit> limits;
+    for (const Point* point : plan_.points) {
+      oracle_.forget();
+      const std::vector<int> layers = layers_of(*point);
+      const Result clean = judged(*point, layers, Effect::gain, 0);
+      for (int e = 0; e < kEffects; ++e) {
+        const auto effect = static_cast<Effect>(e);
+        limits.push_back(least(*point, {layers.back()}, effect, clean));
+        if (layers.size() > 1) limits.push_back(least(*point, layers, effect, clean));
+      }
+    }
+    return limits;
+  }
+
+  // The sizes are spread evenly by their logarithm.
+  std::vector<EffectRun> runs() {
+    std::vector<EffectRun> runs;
+    std::mt19937_64 random(7);
+    size_t last = 0;
+    const auto one_of = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    const int total = plan_.near + plan_.far;
+    for (int i = 0; i < total; ++i) {
+      const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
+      // All of a point after each other, so that its exact results are computed once.
+      const size_t at = static_cast<size_t>(i) * plan_.points.size() / static_cast<size_t>(total);
+      const Point& point = *plan_.points[at];
+      if (runs.empty() || at != last) oracle_.forget();
+      last = at;
+      const auto effect = static_cast<Effect>(one_of(kEffects));
+      std::vector<int> layers = layers_of(point);
+      if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
+      const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
+      const double times = is_near ? std::exp2(2 * chance - 1) : std::exp2(3 * chance + 1);
+      const double stated = stated_limit(seeable(point, layers, effect));
+      const Result result = judged(point, layers, effect, times * stated);
+      runs.push_back({.name = fmt::format("{} of {} in layer {}, {:.3g} ulp", name_of(effect),
+                                          point.name, fmt::join(layers, ","), times * stated),
+                      .size = times * stated,
+                      .stated = stated,
+                      .verdict = result.verdict,
+                      .story = result.story,
+                      .strain = result.strain,
+                      .exact = names(result, point, layers)});
+    }
+    return runs;
+  }
+
+ private:
+  std::vector<int> layers_of(const Point& point) const {
+    return point.per_layer ? plan_.layers : std::vector{-1};
+  }
+
+  static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
+    return result.verdict == "diverged" && result.first &&
+           result.first->place == Place{&point, layers.front()};
+  }
+
+  std::vector<Place> places() const {
+    std::vector<Place> all;
+    for (const Point* point : plan_.points)
+      for (const int layer : layers_of(*point)) all.push_back({point, layer});
+    return all;
+  }
+
+  // What was seen of what the op at the place reads and makes, with the effect in it.
+  void show(const Place& place, Effect effect, double size, std::vector<Pass>& passes) const {
+    size_t number = 0;
+    const size_t longest = longest_pass(place);
+    for (size_t p = 0; p < seen_.passes.size(); ++p) {
+      for (const Place& input : inputs_of(seen_.manifest.graph, place))
+        for (const KeptTensor& tensor : seen_.passes[p].tensors)
+          if (Place{tensor.point, tensor.layer} == input) passes[p].tensors.push_back(tensor);
+      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
+      if (!tensor) continue;
+      const Tensor& wide = wide_.of(place).at(number++);
+      check(wide.view().count() == tensor->shape.count(),
+            "{} elements of {} were wanted before they are rounded, found {}",
+            tensor->shape.count(), text_of(place), wide.view().count());
+      KeptTensor changed = *tensor;
+      changed.data = Tensor(tensor->shape, tensor->dtype);
+      change(wide, effect, size, p == longest, changed);
+      passes[p].tensors.push_back(std::move(changed));
+    }
+  }
+
+  size_t longest_pass(const Place& place) const {
+    size_t longest = 0;
+    int64_t most = 0;
+    for (size_t p = 0; p < seen_.passes.size(); ++p) {
+      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
+      if (tensor && std::ssize(tensor->rows) > most) most = std::ssize(tensor->rows), longest = p;
+    }
+    return longest;
+  }
+
+  void change(const TensorView& wide, Effect effect, double size, bool longest,
+              KeptTensor& changed) const {
+    const auto rows = std::ssize(changed.rows), width = changed.data.view().row_size();
+    std::mt19937_64 random(static_cast<uint64_t>(1000 + changed.layer));
+    WideRow row{.values = std::vector<double>(static_cast<size_t>(width))};
+    for (int64_t r = 0; r < rows; ++r) {
+      widen(wide, r * width, row.values);
+      row.unit = ulp(root_mean_square(row.values), plan_.engine.dtype);
+      row.chosen = longest && r == chosen_of(rows);
+      put(effect, size, plan_.engine.dtype, random, row);
+      for (int64_t i = 0; i < width; ++i)
+        store(changed.data, r * width + i, row.values[static_cast<size_t>(i)]);
+    }
+  }
+
+  Result judged(const Point& point, const std::vector<int>& layers, Effect effect, double size) {
+    std::vector<Pass> passes(seen_.passes.size());
+    for (size_t p = 0; p < passes.size(); ++p) passes[p].info = seen_.passes[p].info;
+    for (const int layer : layers) show({&point, layer}, effect, size, passes);
+    for (Pass& pass : passes)
+      if (const KeptTensor* logits = pass.find(lockstep::point("logits"), -1))
+        pass.logits = top_logits_of(logits->data, logits->rows);
+    const std::string named = point.per_layer ? fmt::format("{}", fmt::join(layers, ",")) : "";
+    Judge judge(seen_.manifest, oracle_, nullptr, nullptr,
+                {.selection = Selection(std::string(point.name), named, "", ""),
+                 .threads = plan_.threads,
+                 .limits = plan_.limits});
+    for (const Pass& pass : passes) judge.judge(pass);
+    return judge.finish(seen_.manifest.requests, true);
+  }
+
+  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect,
+                       const Result& clean) {
+    DetectionLimit limit{.point = &point,
+                         .effect = effect,
+                         .layers = static_cast<int>(layers.size()),
+                         .size = std::numeric_limits<double>::infinity(),
+                         .statistic = "nothing"};
+    limit.stated = stated_limit(seeable(point, layers, effect));
+    if (clean.verdict != "clean") {
+      limit.statistic = "nothing, for right results are " + clean.verdict;
+      return limit;
+    }
+    int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
+    while (high - low > 1) {
+      const int power = (low + high) / 2;
+      const Result result = judged(point, layers, effect, std::ldexp(1, power));
+      const bool found = names(result, point, layers);
+      if (found) {
+        limit.size = std::ldexp(1, power);
+        limit.statistic = statistic_of(*result.first);
+      }
+      (found ? high : low) = power;
+    }
+    return limit;
+  }
+
+  const KeptTensor& tensor_of(const Place& place) const {
+    for (const Pass& pass : seen_.passes)
+      for (const KeptTensor& tensor : pass.tensors)
+        if (Place{tensor.point, tensor.layer} == place) return tensor;
+    fail("a tensor of {} was wanted, but the engine did not show it", text_of(place));
+  }
+
+  double scores(int layer) const {
+    double most = 0;
+    for (const Pass& pass : seen_.passes) {
+      const KeptTensor* q = pass.find(point("attn.q_rope"), layer);
+      const KeptTensor* k = pass.find(point("attn.k_rope"), layer);
+      if (q && k) most = std::max(most, largest_score(*q, *k));
+    }
+    return most;
+  }
+
+  // (|x1| + |x2|) / r of what Effect::element is put in of a rope.
+  double pair(const Place& place) const {
+    const size_t longest = longest_pass(place);
+    size_t number = 0;
+    for (size_t p = 0; p < longest; ++p)
+      if (seen_.passes[p].find(*place.point, place.layer)) ++number;
+    const Place input = inputs_of(seen_.manifest.graph, place).at(0);
+    const KeptTensor* read = seen_.passes[longest].find(*input.point, input.layer);
+    const KeptTensor* made = seen_.passes[longest].find(*place.point, place.layer);
+    check(read && made, "{} and what it reads were wanted in one pass", text_of(place));
+    const int64_t width = made->data.view().row_size(), dim = made->shape.last(),
+                  start = chosen_of(std::ssize(made->rows)) * width;
+    std::vector<double> turned(static_cast<size_t>(width)), x(turned.size());
+    widen(wide_.of(place).at(number), start, turned);
+    widen(read->data, start, x);
+    const auto at = static_cast<int64_t>(element_of(turned));
+    const int64_t other = at % dim < dim / 2 ? at + dim / 2 : at - dim / 2;
+    return (std::fabs(x[static_cast<size_t>(at)]) + std::fabs(x[static_cast<size_t>(other)])) /
+           root_mean_square(turned);
+  }
+
+  Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
+    const Place place{&point, layers.back()};
+    const KeptTensor& made = tensor_of(place);
+    const KeptTensor& read = tensor_of(inputs_of(seen_.manifest.graph, place).at(0));
+    const OpKind op = point.op;
+    Seeable s{.op = op, .dtype = plan_.engine.dtype};
+    s.terms = static_cast<double>(read.shape.last());
+    if (op == OpKind::linear) s.terms = static_cast<double>(read.data.view().row_size());
+    if (op == OpKind::weighted_sum) s.terms = static_cast<double>(read.shape[1]);
+    if (op == OpKind::attention) {
+      s.head_dim = s.terms;
+      s.terms = 1;
+      for (const Request& request : plan_.requests)
+        s.terms = std::max(s.terms, static_cast<double>(request.most_positions()));
+      for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
+    }
+    if (op == OpKind::rope && effect == Effect::element) {
+      s.pair = 0;
+      for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
+    }
+    double rows = 0;
+    for (const Pass& pass : seen_.passes)
+      if (const KeptTensor* tensor = pass.find(point, place.layer))
+        rows += static_cast<double>(tensor->rows.size());
+    const auto width = static_cast<double>(made.data.view().row_size());
+    const bool of_row = effect == Effect::row, of_column = effect == Effect::column;
+    s.elements = effect == Effect::element ? 1 : of_row ? width : of_column ? rows : rows * width;
+    s.errors = s.elements;
+    // A norm and a softmax are off by a factor that a row has in common, an attention by one a
+    // head.
+    if (op == OpKind::norm || op == OpKind::softmax)
+      s.errors = of_row ? 1 : std::min(s.errors, rows);
+    if (op == OpKind::attention && of_row) s.errors = static_cast<double>(made.shape[1]);
+    s.beside_small = effect == Effect::offset || effect == Effect::noise;
+    // The slow dims of a head turn by so little that what was a number of the dtype stays close.
+    s.by_chance = s.elements > 1 && !(op == OpKind::rope && of_column);
+    return s;
+  }
+
+  const DetectionPlan& plan_;
+  std::unique_ptr<Oracle> right_;
+  RememberingOracle oracle_;
+  WideResults wide_;
+  Seen seen_;
+};
+
+}  // namespace
+
+const char* name_of(Effect effect) {
+  static constexpr const char* kNames[kEffects] = {"gain", "offset", "noise",
+                                                   "row",  "column", "element"};
+  return kNames[static_cast<size_t>(effect)];
+}
+
+double stated_limit(const Seeable& s) {
+  const RightKernel right = right_kernel(s);
+  const double n = s.elements, v = right.usual, b = right.most;
+  double size = 1.5 + b;
+  if (s.by_chance) size = std::min(size, 20 / n + b);
+  if (s.by_chance && s.dtype != DType::f32)
+    size = std::min(size, 2 * (v + std::sqrt(42 * v / n) + 30 / n));
+  const bool in_proportion = s.op == OpKind::norm || s.op == OpKind::silu_mul;
+  if (s.beside_small && in_proportion) size = std::min(size, 20 * b / n);
+  if (s.errors > 1 && n >= 16)
+    size = std::min(size, 1.05 * (1 + 5 / std::sqrt(s.errors)) * std::sqrt(v * v + 1.0 / 3));
+  return std::exp2(std::max<double>(kLeastPower, std::ceil(std::log2(size))));
+}
+
+std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op) {
+  std::vector<const Point*> points;
+  for (const Place& place : places_of(graph)) {
+    const Point& point = *place.point;
+    const auto is_it = [&](const Point* p) { return *p == point; };
+    const auto same_op = [&](const Point* p) { return p->op == point.op; };
+    if (!rounds(point) || std::ranges::any_of(points, is_it)) continue;
+    if (!one_an_op || std::ranges::none_of(points, same_op)) points.push_back(&point);
+  }
+  return points;
+}
+
+Detection detection(const DetectionPlan& plan) {
+  Ladder ladder(plan);
+  Detection detection{.limits = ladder.limits(), .runs = ladder.runs()};
+  return detection;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,231 @@
+#include "src/selftest/selftest_cases.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <random>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kClean = 300, kQuickClean = 12;
+constexpr int kDraws = 100, kQuickDraws = 6;
+constexpr int64_t kLong = 400, kQuickLong = 100;  // tokens
+
+// Draws that are the same on every machine, which the standard library's distributions are not.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : random_(seed) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  template <typename T>
+  T one_of(std::initializer_list<T> values) {
+    return *(values.begin() + below(std::ssize(values)));
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+std::vector<int32_t> random_tokens(const SelftestPlan& plan, Dice& dice, int64_t count) {
+  std::vector<int32_t> tokens;
+  while (std::ssize(tokens) < count)
+    tokens.push_back(static_cast<int32_t>(dice.below(plan.config.vocab)));
+  return tokens;
+}
+
+// A prompt of one of the kinds that have shown false alarms somewhere.
+std::vector<int32_t> some_prompt(const SelftestPlan& plan, Dice& dice, int i) {
+  const int64_t longest = plan.config.max_positions - 8;
+  const auto length = [&](int64_t wanted) { return std::clamp<int64_t>(wanted, 1, longest); };
+  switch (i % 10) {
+    case 0:
+      return random_tokens(plan, dice, 1);
+    case 1:
+    case 2:
+    case 3:
+      return random_tokens(plan, dice, length(14 + i % 10));  // 15, 16, 17
+    case 4:                                                   // one token again and again
+      return std::vector<int32_t>(static_cast<size_t>(length(20 + dice.below(20))),
+                                  static_cast<int32_t>(dice.below(plan.config.vocab)));
+    case 5: {  // special tokens have the last ids, and the end of text among them
+      std::vector<int32_t> tokens = random_tokens(plan, dice, length(9));
+      for (size_t t = 0; t < tokens.size(); t += 2)
+        tokens[t] = static_cast<int32_t>(plan.config.vocab - 1 - dice.below(4));
+      if (!plan.config.eos.empty()) tokens[0] = plan.config.eos[0];
+      return tokens;
+    }
+    case 6:  // past 256, but not in every round: it costs as much as ten others
+      return random_tokens(plan, dice, length(i % 40 == 6 ? 257 + dice.below(30) : 30));
+    default:
+      if (!plan.prompts.empty())
+        return plan.prompts[static_cast<size_t>(dice.below(std::ssize(plan.prompts)))];
+      return random_tokens(plan, dice, length(1 + dice.below(40)));
+  }
+}
+
+int64_t largest_need(const std::vector<Request>& requests, int64_t page_size) {
+  int64_t pages = 0;
+  for (const Request& r : requests)
+    pages = std::max(pages, (r.most_positions() + page_size - 1) / page_size);
+  return pages;
+}
+
+// Chunks of prompts beside decodes in one pass, over scattered pages with ragged tails.
+SelftestCase mixed(const SelftestPlan& plan, DType dtype) {
+  Dice dice(11);
+  SelftestCase c;
+  c.requests = {{.prompt = random_tokens(plan, dice, 21), .max_new = 3},
+                {.prompt = random_tokens(plan, dice, 38), .max_new = 3}};
+  if (!plan.prompts.empty()) c.requests[1].prompt = plan.prompts[0];
+  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 8, .page_order = 3, .chunk = 16};
+  c.engine.pages = pages_for(c.requests, c.engine.page_size);
+  return c;
+}
+
+// All that can happen to pages: a prefix that is found again, texts that part inside a page, and
+// requests that are swapped out for others.
+SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
+  Dice dice(12);
+  SelftestCase c;
+  const std::vector<int32_t> first = random_tokens(plan, dice, 21);
+  c.requests = {{.prompt = first, .max_new = 9},
+                {.prompt = random_tokens(plan, dice, 13), .max_new = 3},
+                {.prompt = first, .max_new = 6, .arrival = 4},
+                {.prompt = random_tokens(plan, dice, 10),
+                 .max_new = 4,
+                 .arrival = 1,
+                 .sampling = {.temperature = 20, .seed = 3},
+                 .samples = 2}};
+  c.requests[2].prompt.back() = c.requests[1].prompt.back();
+  c.engine = {
+      .device = plan.device, .dtype = dtype, .page_size = 4, .page_order = 3, .prefix_cache = true};
+  c.engine.preempt = Preempt::swap;
+  c.engine.pages = largest_need(c.requests, c.engine.page_size) + 3;
+  return c;
+}
+
+// Many steps, of which each reads what all before it wrote, and, of experts, may choose others.
+std::vector<SelftestCase> long_cases(const SelftestPlan& plan, DType dtype) {
+  std::vector<SelftestCase> cases;
+  for (int i = 0; i < (plan.quick ? 1 : 3); ++i) {
+    Dice dice(3000 + static_cast<uint64_t>(i));
+    SelftestCase c{.name = fmt::format("clean {} long {}", name_of(dtype), i)};
+    for (int r = 0; r <= i; ++r) {
+      const auto prompt = std::min<int64_t>(5 + dice.below(20), plan.config.max_positions / 2);
+      const int64_t room = plan.config.max_positions - prompt;
+      c.requests.push_back({.prompt = random_tokens(plan, dice, prompt),
+                            .max_new = std::min(plan.quick ? kQuickLong : kLong, room)});
+    }
+    c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 5};
+    c.engine.pages = pages_for(c.requests, c.engine.page_size);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+// A fault can be one that only some layers can have; it refuses the others itself.
+bool can_seed(const ModelConfig& config, const FaultRequest& request) {
+  Ops ops = cpu_ops();
+  Engine::Hooks hooks;
+  try {
+    seed_fault({ops, hooks, config}, request);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
+  std::vector<SelftestCase> cases;
+  for (int i = 0; i < (plan.quick ? kQuickClean : kClean); ++i) {
+    Dice dice(1000 + static_cast<uint64_t>(i));
+    SelftestCase c{.name = fmt::format("clean {} {}", name_of(dtype), i)};
+    const int64_t requests = i % 3 == 0 ? 1 : 1 + dice.below(8);
+    for (int64_t r = 0; r < requests; ++r)
+      c.requests.push_back({.prompt = some_prompt(plan, dice, i + static_cast<int>(7 * r)),
+                            .max_new = 1 + dice.below(4),
+                            .arrival = dice.below(3)});
+    c.engine = {.device = plan.device,
+                .dtype = dtype,
+                .page_size = dice.one_of<int64_t>({1, 4, 16, 64}),
+                .page_order = static_cast<uint64_t>(dice.below(1000)),
+                .chunk = dice.one_of<int64_t>({0, 0, 1, 7, 16}),
+                .budget = dice.one_of<int64_t>({0, 0, 24}),
+                .prefix_cache = dice.below(2) == 0,
+                .preempt = dice.one_of({Preempt::recompute, Preempt::swap})};
+    c.engine.threads = static_cast<int>(dice.one_of<int64_t>({1, 2, 3}));
+    c.engine.pages = pages_for(c.requests, c.engine.page_size);
+    if (i % 4 == 1) c.engine.pages = largest_need(c.requests, c.engine.page_size) + 2;
+    cases.push_back(std::move(c));
+  }
+  std::ranges::move(long_cases(plan, dtype), std::back_inserter(cases));
+  return cases;
+}
+
+SelftestCase detection_case(const SelftestPlan& plan, DType dtype) {
+  Dice dice(77);
+  SelftestCase c{.name = fmt::format("detection {}", name_of(dtype))};
+  for (const int64_t length : {plan.quick ? 50 : 100, plan.quick ? 40 : 80, 33, 17})
+    c.requests.push_back(
+        {.prompt = random_tokens(plan, dice,
+                                 std::clamp<int64_t>(plan.config.max_positions - 8, 1, length)),
+         .max_new = 6});
+  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 3};
+  c.engine.pages = pages_for(c.requests, c.engine.page_size);
+  return c;
+}
+
+std::vector<int> fault_layers(const SelftestPlan& plan) {
+  const auto last = static_cast<int>(plan.config.layers - 1);
+  std::vector<int> layers =
+      plan.quick ? std::vector<int>{0, last} : std::vector<int>{0, last / 3, 2 * last / 3, last};
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  return layers;
+}
+
+std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype) {
+  std::vector<SelftestCase> cases;
+  for (const Fault& fault : faults()) {
+    if (!fault.applies(plan.config) || fault.seat != Seat::host) continue;
+    for (int layer : fault.one_layer ? fault_layers(plan) : std::vector<int>{-1})
+      for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {
+        const FaultRequest request{std::string(fault.name), layer, fault.sizes[i]};
+        if (!can_seed(plan.config, request)) continue;
+        SelftestCase c = fault.one_layer ? mixed(plan, dtype) : crowded(plan, dtype);
+        c.faults = {request};
+        c.name = fmt::format("fault {} {} layer {} size {:g}", name_of(dtype), fault.name, layer,
+                             fault.sizes[i]);
+        cases.push_back(std::move(c));
+      }
+  }
+  return cases;
+}
+
+std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
+                                        const std::vector<FaultRequest>& known) {
+  std::vector<SelftestCase> cases;
+  for (int i = 0; i < (plan.quick ? kQuickDraws : kDraws); ++i) {
+    Dice dice(5000 + static_cast<uint64_t>(i));
+    SelftestCase c = mixed(plan, dtype);
+    const int64_t wanted = std::min<int64_t>(2 + dice.below(2), plan.config.layers);
+    std::vector<std::string> names;
+    for (int64_t tries = 0; std::ssize(c.faults) < wanted && tries < 1000 && !known.empty();
+         ++tries) {
+      const FaultRequest& fault = known[static_cast<size_t>(dice.below(std::ssize(known)))];
+      if (std::ranges::count(c.faults, fault.layer, &FaultRequest::layer) > 0) continue;
+      c.faults.push_back(fault);
+      names.push_back(fmt::format("{}@{}", fault.name, fault.layer));
+    }
+    if (std::ssize(c.faults) < 2) return {};
+    c.name = fmt::format("several {} {}: {}", name_of(dtype), i, fmt::join(names, ", "));
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,353 @@
+#include "src/selftest/selftest_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "kernels/base/check.h"
+#include "probes/digest.h"
+#include "src/session/device.h"
+#include "src/session/judged_run.h"
+#include "traces/json_number.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Runs with an effect of a known size. With 150 of them, 92 % found are at least 86 % with the
+// confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
+constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
+
+Json json_of(const SelftestOutcome& outcome) {
+  Json json = {{"name", outcome.name},
+               {"verdict", outcome.verdict},
+               {"story", outcome.story},
+               {"nonfinite", outcome.nonfinite},
+               {"seeded", outcome.seeded},
+               {"found", outcome.found},
+               {"first_exact", outcome.first_exact},
+               {"exact_class", outcome.exact_class}};
+  if (outcome.effect) json["effect"] = json_number<Json>(*outcome.effect);
+  json["strain"] = json_number<Json>(outcome.strain);
+  for (const auto& [rule, other] : outcome.others)
+    json["others"][rule] = {{"alarmed", other.alarmed}, {"first_exact", other.first_exact}};
+  return json;
+}
+
+SelftestOutcome outcome_from(const Json& json) {
+  SelftestOutcome outcome{.name = json.at("name"),
+                          .verdict = json.at("verdict"),
+                          .story = json.at("story"),
+                          .nonfinite = json.at("nonfinite"),
+                          .seeded = json.at("seeded"),
+                          .found = json.at("found"),
+                          .first_exact = json.at("first_exact"),
+                          .exact_class = json.at("exact_class")};
+  if (json.contains("effect")) outcome.effect = double_from(json.at("effect"));
+  outcome.strain = double_from(json.at("strain"));
+  if (json.contains("others"))
+    for (const auto& [rule, other] : json.at("others").items())
+      outcome.others[rule] = {other.at("alarmed"), other.at("first_exact")};
+  return outcome;
+}
+
+// What was run before, and a place for what is run now.
+class Journal {
+ public:
+  // `subject`: what the runs are of.
+  Journal(const std::string& path, const std::string& subject) : path_(path) {
+    if (path.empty()) return;
+    std::ifstream in(path);
+    std::string line;
+    bool first = true;
+    // A line that was cut off when its writer was killed is run again.
+    while (std::getline(in, line)) {
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (std::exchange(first, false)) {
+        check(!json.is_discarded() && json.value("subject", "") == subject,
+              "{} is no journal of a selftest of this model under these limits ({}): name another "
+              "file",
+              path, subject);
+        continue;
+      }
+      if (!json.is_discarded()) known_[json.at("name")] = outcome_from(json);
+    }
+    check(!in.bad(), "the journal {} cannot be read to its end: name another file", path);
+    out_.open(path, std::ios::app);
+    if (first) out_ << Json{{"subject", subject}} << std::endl;
+    check(out_.good(), "the journal {} cannot be written: name another file", path);
+  }
+
+  const SelftestOutcome* find(const std::string& name) const {
+    const auto found = known_.find(name);
+    return found == known_.end() ? nullptr : &found->second;
+  }
+  void add(const SelftestOutcome& outcome) {
+    if (path_.empty()) return;
+    out_ << json_of(outcome) << std::endl;
+    check(out_.good(), "the journal {} cannot be written any more: is the disk full?", path_);
+  }
+
+ private:
+  std::string path_;
+  std::map<std::string, SelftestOutcome> known_;
+  std::ofstream out_;
+};
+
+std::string text_of(const FaultRequest& fault) {
+  return fmt::format("{}@{}", fault.name, fault.layer);
+}
+
+// The place at which a fault shows first. Of all layers: in the first.
+Place first_place(const FaultRequest& request) {
+  const Point* point = find_point(fault_of(request).point);
+  return {point, point->per_layer ? std::max(0, request.layer) : -1};
+}
+
+// Stands for all that an engine shows.
+class Fingerprint final : public Sink {
+ public:
+  bool wants(const Point&, int) const override { return true; }
+  void begin(const PassInfo&) override {}
+  void record(const Record& record) override {
+    const uint64_t link[] = {
+        hash_, hash_of(record.tensor.data, static_cast<size_t>(record.tensor.bytes()))};
+    hash_ = hash_of(link, sizeof(link));
+  }
+  void end() override {}
+  uint64_t hash() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0;
+};
+
+uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool with_faults) {
+  const Device device = c.engine.device;
+  const Seeded seeded(ops_of(device), with_faults ? c.faults : std::vector<FaultRequest>(),
+                      checkpoint.config(), device);
+  Engine engine(checkpoint, seeded.ops, c.engine, seeded.hooks);
+  for (const Request& request : c.requests) engine.submit(request);
+  Fingerprint sink;
+  Probe probe(&sink);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  return sink.hash();
+}
+
+// What a journal is of: a model, limits, and the device of its engine.
+std::string journal_of(const SelftestRun& run) {
+  return run.checkpoint.fingerprint() + " " + run.limits.name() + " in ulp" +
+         (run.plan.device == Device::cpu ? "" : " on cuda");
+}
+
+class Runner {
+ public:
+  explicit Runner(const SelftestRun& run) : run_(run), journal_(run.journal, journal_of(run)) {}
+
+  void expect(size_t cases) { total_ += cases; }
+  // In the order of the cases, whichever ends first.
+  std::vector<SelftestOutcome> all(const std::vector<SelftestCase>& cases) {
+    std::vector<SelftestOutcome> outcomes(cases.size());
+    std::atomic<size_t> next = 0;
+    std::exception_ptr failure;
+    const auto work = [&] {
+      for (size_t i = next++; i < cases.size(); i = next++) try {
+          outcomes[i] = known_or_new(cases[i]);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!failure) failure = std::current_exception();
+          next = cases.size();
+        }
+    };
+    {
+      std::vector<std::jthread> workers;
+      for (int t = 1; t < threads(); ++t) workers.emplace_back(work);
+      work();
+    }
+    if (failure) std::rethrow_exception(failure);
+    return outcomes;
+  }
+
+ private:
+  int threads() const {
+    if (run_.plan.device != Device::cpu) return 1;  // a device has one stream, and one user
+    return run_.threads > 0 ? run_.threads
+                            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
+  SelftestOutcome known_or_new(const SelftestCase& c) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++done_;
+      if (run_.progress) run_.progress(done_, total_, c.name);
+      if (const SelftestOutcome* known = journal_.find(c.name)) return *known;
+    }
+    SelftestOutcome outcome = one(c);
+    const std::lock_guard lock(mutex_);
+    journal_.add(outcome);
+    return outcome;
+  }
+
+  SelftestOutcome one(const SelftestCase& c) {
+    JudgedRun judged{.checkpoint = run_.checkpoint,
+                     .reference = run_.reference,
+                     .engine = c.engine,
+                     .requests = c.requests,
+                     .faults = c.faults,
+                     .judge = {.limits = run_.limits}};
+    SelftestOutcome outcome{.name = c.name};
+    for (const FaultRequest& fault : c.faults) {
+      outcome.seeded.push_back(text_of(fault));
+      outcome.exact_class = first_place(fault).point->node_class == NodeClass::exact;
+    }
+    std::unique_ptr<Oracle> oracle;
+    std::optional<EffectMeter> meter;
+    if (c.faults.size() == 1 && OpWatch::possible(first_place(c.faults[0]))) {
+      oracle = run_.reference.oracle(run_.checkpoint, reference_options(run_.reference, c.engine));
+      meter.emplace(*oracle, c.engine.dtype, std::vector{first_place(c.faults[0])});
+      judged.watch = &*meter;
+    }
+    const Result result = judge_run(judged);
+    outcome.verdict = result.verdict;
+    outcome.story = result.story;
+    outcome.strain = result.strain;
+    for (const OtherRule& rule : result.others) {
+      SelftestOutcome::Other& other = outcome.others[rule.name];
+      other.alarmed = rule.first.has_value();
+      for (const FaultRequest& fault : c.faults)
+        other.first_exact = other.first_exact || rule.first == first_place(fault);
+    }
+    // An op that is right on what it was given may have been given the wrong thing.
+    if (meter && meter->effect() > 0)
+      outcome.effect = meter->effect();
+    else if (c.faults.size() == 1 &&
+             fingerprint(run_.checkpoint, c, true) == fingerprint(run_.checkpoint, c, false))
+      outcome.effect = 0;
+    if (!result.first) return outcome;
+    outcome.nonfinite = result.first->verdict == Verdict::nonfinite;
+    for (const FaultRequest& fault : c.faults) {
+      const Place place = first_place(fault);
+      if (std::ranges::count(result.findings, place, &Finding::place) > 0)
+        outcome.found.push_back(text_of(fault));
+      outcome.first_exact = outcome.first_exact || result.first->place == place;
+    }
+    return outcome;
+  }
+
+  const SelftestRun& run_;
+  Journal journal_;
+  std::mutex mutex_;  // of what follows, the journal and the progress
+  size_t done_ = 0, total_ = 0;
+};
+
+// Faults that were found alone, by a number that is too far off: one that makes NaN hides what
+// comes after it.
+std::vector<FaultRequest> for_several(const std::vector<SelftestCase>& cases,
+                                      const std::vector<SelftestOutcome>& outcomes) {
+  std::vector<FaultRequest> known;
+  for (size_t i = 0; i < cases.size(); ++i)
+    if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0)
+      known.push_back(cases[i].faults[0]);
+  return known;
+}
+
+SelftestOutcome outcome_of(const Result& result) {
+  return {.name = "the reference in the engine's place",
+          .verdict = result.verdict,
+          .story = result.story,
+          .strain = result.strain};
+}
+
+std::vector<std::string> left_out(const ModelConfig& config) {
+  std::vector<std::string> names;
+  for (const Fault& fault : faults())
+    if (!fault.applies(config) || fault.seat != Seat::host)
+      names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
+  return names;
+}
+
+SelftestOutcome outcome_of(const EffectRun& run) {
+  return {.name = run.name,
+          .verdict = run.verdict,
+          .story = run.story,
+          .first_exact = run.exact,
+          .effect = run.size,
+          .limit = run.stated,
+          .strain = run.strain};
+}
+
+// What a fault of one place must be as large as to be found by every judge: as one element that is
+// off, of that point or of another of its op.
+double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit>& limits) {
+  const std::string name = outcome.seeded.at(0).substr(0, outcome.seeded[0].find('@'));
+  const Point& point = *first_place({.name = name}).point;
+  const DetectionLimit* best = nullptr;
+  for (const DetectionLimit& limit : limits)
+    if (limit.effect == Effect::element && limit.point->op == point.op &&
+        (!best || *limit.point == point))
+      best = &limit;
+  return best ? best->stated : 1;
+}
+
+}  // namespace
+
+void measure_judge(const SelftestRun& run, Selftest& test) {
+  const SelftestPlan& plan = run.plan;
+  const SelftestCase base = clean_cases(plan, test.dtype).at(1);
+  test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
+  test.statistics = statistic_cases();
+  const SelftestCase seen = detection_case(plan, test.dtype);
+  const Graph graph =
+      run.reference.oracle(run.checkpoint, {.dtype = test.dtype, .threads = run.threads})->graph();
+  Detection found = detection({.checkpoint = run.checkpoint,
+                               .reference = run.reference,
+                               .engine = seen.engine,
+                               .requests = seen.requests,
+                               .layers = fault_layers(plan),
+                               .points = detectable_points(graph, plan.quick),
+                               .limits = run.limits,
+                               .threads = run.threads,
+                               .near = plan.quick ? kQuickNear : kNear,
+                               .far = plan.quick ? kQuickFar : kFar});
+  test.limits = std::move(found.limits);
+  for (const EffectRun& effect : found.runs) test.effects.push_back(outcome_of(effect));
+}
+
+std::vector<Selftest> selftest(const SelftestRun& run) {
+  const std::vector<DType> of_traces = dtypes_of_traces(run.traces, run.dtypes);
+  Runner runner(run);
+  std::vector<Selftest> tests;
+  for (DType dtype : run.dtypes)
+    runner.expect(clean_cases(run.plan, dtype).size() + fault_cases(run.plan, dtype).size());
+  for (DType dtype : run.dtypes) {
+    Selftest& test = tests.emplace_back(Selftest{.dtype = dtype, .quick = run.plan.quick});
+    measure_judge(run, test);
+    test.clean = runner.all(clean_cases(run.plan, dtype));
+    const std::vector<SelftestCase> cases = fault_cases(run.plan, dtype);
+    test.faults = runner.all(cases);
+    for (SelftestOutcome& outcome : test.faults) outcome.limit = limit_of(outcome, test.limits);
+    const auto several = several_cases(run.plan, dtype, for_several(cases, test.faults));
+    runner.expect(several.size());
+    test.several = runner.all(several);
+    SelftestCase base = clean_cases(run.plan, dtype).at(1);
+    test.clean.push_back(
+        outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
+    for (size_t i = 0; i < run.traces.size(); ++i)
+      if (of_traces[i] == dtype)
+        std::ranges::move(check_trace(run.traces[i], run.checkpoint, run.limits),
+                          std::back_inserter(test.traces));
+    test.left_out = left_out(run.plan.config);
+  }
+  return tests;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/reference.h"
+#include "src/judge/limits.h"
+#include "src/selftest/controls.h"
+#include "src/selftest/detection.h"
+#include "src/selftest/selftest_cases.h"
+#include "src/selftest/selftest_traces.h"
+#include "src/selftest/statistic_cases.h"
+
+namespace lockstep {
+
+// What one judged run of a selftest came to.
+struct SelftestOutcome {
+  std::string name;     // of its case
+  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string story;
+  bool nonfinite = false;           // what was found first is
+  std::vector<std::string> seeded;  // the faults of the case, as "fault@layer"
+  std::vector<std::string> found;   // those of them that have a finding at their own first place
+  bool first_exact = false;         // the first finding is at the first place of one of them
+  bool exact_class = false;         // of a run with one fault: the op it breaks is exact
+  // Of a run with one fault or effect, in ulp of the run's dtype: how far it puts a result of the
+  // op that it breaks from the right one, on the same inputs (EffectMeter). Nothing: the fault is
+  // one of memory or tables, which are exact or wrong; 0: it had no occasion.
+  std::optional<double> effect;
+  // The size of such an effect that a judge must find (stated_limit): of a fault, in one element.
+  double limit = 1;
+  double strain = 0;  // the least multiplier on all limits under which there is no finding
+  // What each of Result::others said, by its name.
+  struct Other {
+    bool alarmed = false, first_exact = false;
+  };
+  std::map<std::string, Other> others;
+};
+
+struct Selftest {
+  DType dtype = DType::bf16;
+  bool quick = false;
+  // clean: of the engine, and the last of the reference in the engine's place.
+  std::vector<SelftestOutcome> clean, faults, several;
+  std::vector<SelftestOutcome> effects;  // of sizes about what must be found (detection.h)
+  std::vector<DetectionLimit> limits;
+  std::vector<StatisticCase> statistics;
+  std::vector<Control> controls;
+  std::vector<TraceCheck> traces;     // of other engines
+  std::vector<std::string> left_out;  // faults that the model cannot have, with what they need
+};
+
+struct SelftestRun {
+  const Checkpoint& checkpoint;
+  ReferenceLibrary& reference;
+  SelftestPlan plan;
+  std::vector<DType> dtypes;
+  Limits limits = {};
+  std::vector<std::string> traces = {};  // of other engines, known to be right
+  // A file that gets a line as each case ends; those it has already are not run again. Empty: none.
+  std::string journal;
+  int threads = 0;  // runs at once; 0: as many as there are cores
+  std::function<void(size_t done, size_t total, const std::string& name)> progress;
+};
+
+// What of a selftest needs no run of a fault: `controls`, `limits`, `effects` and `statistics`. The
+// quick one takes a few seconds on a small model.
+void measure_judge(const SelftestRun& run, Selftest& test);
+
+// One Selftest a dtype. Throws Error when a run cannot go on, a trace is none of this model in one
+// of these dtypes, or the journal is of another model or
+// other limits, or cannot be written.
+std::vector<Selftest> selftest(const SelftestRun& run);
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "kernels/bench/device_roofs.h"
+#include "kernels/ops.h"
+
+namespace lockstep {
+
+// Makes the device that --device names ready for this process: "cpu", "cuda" or "cuda:1". Throws
+// Error when the text is none of those, this build has no CUDA, or the machine has no such device.
+Device open_device(const std::string& name);
+
+// The ops of a device that was opened.
+Ops ops_of(Device device);
+// Its kernels with bugs (kernels/faults/broken_ops.h); null for the CPU, which has none.
+const Ops* broken_ops_of(Device device);
+// Its number among those of its kind; -1 for the CPU.
+int number_of(Device device);
+// What measures the CUDA device that was opened. Throws Error when none was.
+const RoofKernels& roof_kernels();
+
+}  // namespace lockstep

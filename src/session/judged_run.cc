@@ -1,0 +1,153 @@
+#include "src/session/judged_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/plugin/carried.h"
+#include "probes/only.h"
+#include "probes/tee.h"
+#include "src/audit/audit.h"
+#include "src/session/device.h"
+#include "src/session/keeping.h"
+
+namespace lockstep {
+namespace {
+
+Only::Wanted wanted_to_judge(const Graph& graph, const Selection& selection) {
+  std::set<std::pair<int, int>> places;
+  for (const Place& place : places_to_judge(graph, selection))
+    places.emplace(order_of(*place.point), place.layer);
+  return [places = std::move(places)](const Point& point, int layer) {
+    return places.contains({order_of(point), layer});
+  };
+}
+
+std::string name_of_oracle(const ReferenceLibrary& reference, int gpu) {
+  return fmt::format("LibTorch {} in fp64 on {}", reference.version(),
+                     gpu < 0 ? "the CPU" : fmt::format("cuda:{}", gpu));
+}
+
+// A text that the engine forgot would be missed by nobody: its own list of requests is judged.
+void check_served(const std::vector<Request>& asked, const std::vector<RequestInfo>& served) {
+  int64_t texts = 0;
+  for (const Request& request : asked) texts += request.samples;
+  check(texts == std::ssize(served),
+        "{} texts were asked for, but the engine served {}: what is missing was not judged", texts,
+        served.size());
+}
+
+void check_graphs(const JudgedRun& run, bool clean_ops) {
+  for (const FaultRequest& fault : run.faults)
+    check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && clean_ops),
+          "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
+          "--graph off and faults of ops",
+          fault.name);
+}
+
+}  // namespace
+
+Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+               Device device, OpWatch* watch)
+    : ops(std::move(of_device)),
+      clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
+        return fault_of(fault).seat != Seat::host;
+      })) {
+  if (clean) {
+    for (const FaultRequest& fault : faults)
+      seed_fault({ops, hooks, config, broken_ops_of(device)}, fault);
+    return;
+  }
+  const bool far = device != Device::cpu;
+  const Ops right = far ? carried(ops, device) : ops;
+  ops = right;
+  for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+  if (watch) watch->wrap(ops, right);
+  if (far) ops = carried(ops, Device::cpu);
+}
+
+void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
+  const auto flagged = [&](const KeptTensor& tensor) {
+    const Place place{tensor.point, tensor.layer};
+    return std::ranges::any_of(flags, [&](const Flag& flag) {
+      return flag.place == place || std::ranges::count(inputs_of(graph, flag.place), place) > 0;
+    });
+  };
+  for (KeptTensor& tensor : pass.tensors) {
+    const bool by_hash = tensor.point->op == OpKind::cache;
+    const bool keeps = keep == Keep::full && !by_hash;
+    const bool keeps_flagged = keep == Keep::full || keep == Keep::flagged;
+    if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};
+  }
+}
+
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine) {
+  const int number = number_of(engine.device);
+  return {.dtype = engine.dtype,
+          .threads = engine.threads,
+          .gpu = number >= 0 && reference.has_gpu(number) ? number : -1};
+}
+
+Result judge_run(const JudgedRun& run) {
+  const ReferenceOptions reference = reference_options(run.reference, run.engine);
+  const auto oracle = run.reference.oracle(run.checkpoint, reference);
+  const Device device = run.engine.device;
+  Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
+                run.watch);
+  check_graphs(run, seeded.clean);
+  EngineOptions options = run.engine;
+  options.graph = options.graph && seeded.clean && run.before == nullptr;
+  if (run.before) run.before->wrap(seeded.ops);
+  Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
+  int64_t total = 0, done = 0;
+  for (const Request& request : run.requests) {
+    engine.submit(request);
+    total += request.choices();
+  }
+  const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
+  const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
+
+  const Manifest manifest = manifest_of(engine, run.keep, run.judge.selection, run.provenance);
+  if (run.before) run.before->expect(manifest);
+  std::unique_ptr<TraceWriter> writer;
+  if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
+  JudgeOptions judging = run.judge;
+  judging.threads = run.engine.threads;
+  Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  Recorder recorder({}, writer != nullptr, [&](Pass pass) {
+    const std::vector<Flag> flags = judge.judge(pass);
+    if (run.seen) run.seen(pass, flags);
+    if (!writer) return;
+    keep_only(pass, run.keep, flags, manifest.graph);
+    writer->write(pass);
+  });
+  Only needed(recorder, wanted_to_judge(manifest.graph, run.judge.selection));
+  Auditor auditor(run.engine.page_size);
+  Tee audited(needed, auditor);
+  Sink& seen = run.audit ? static_cast<Sink&>(audited) : needed;
+  Tee watched(run.watch ? *run.watch : seen, seen);
+  Sink& judged = run.watch ? static_cast<Sink&>(watched) : seen;
+  Tee before(run.before ? *run.before : judged, judged);
+  Probe probe(run.before ? &before : &judged);
+  while (engine.step(probe)) {
+    check(probe.failure().empty(), "{}", probe.failure());
+    done = 0;
+    for (int32_t id = 0; id < engine.requests(); ++id)
+      done += std::ssize(engine.sequence(id).argmax);
+    if (run.progress) run.progress(done, total);
+  }
+  const std::vector<RequestInfo> requests = infos_of(engine);
+  check_served(run.requests, requests);
+  if (writer) writer->finish(requests);
+  if (run.before) run.before->finish();
+  Result result = judge.finish(requests, true);
+  if (run.audit) add_audit(result, auditor);
+  result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/reference.h"
+#include "src/engine/engine.h"
+#include "src/faults/faults.h"
+#include "src/judge/judge.h"
+#include "src/session/op_watch.h"
+#include "src/session/record_before.h"
+
+namespace lockstep {
+
+// The main job: serve requests with the engine, judge every pass as it goes, keep what was seen.
+struct JudgedRun {
+  const Checkpoint& checkpoint;
+  ReferenceLibrary& reference;
+  EngineOptions engine;
+  std::optional<Ops> ops = {};  // nothing: those of the engine's device
+  std::vector<Request> requests;
+  std::vector<FaultRequest> faults;
+  JudgeOptions judge;
+  OpWatch* watch = nullptr;        // borrowed; around the ops under test
+  RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
+  // Called with each pass as it was shown, and what of it is a finding.
+  std::function<void(const Pass& pass, const std::vector<Flag>& flags)> seen = {};
+  bool audit = true;  // of the K/V cache too
+  std::string trace;  // where to keep what was seen; empty: nowhere
+  Keep keep = Keep::flagged;
+  std::map<std::string, std::string> provenance;
+  // Called after every pass with the tokens chosen so far and all that can be chosen.
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// Ops of a device with bugs seeded into them and a watch around them, and the hooks that go with
+// these. They remember what they have seen of an engine: one engine each. Faults and watches read
+// and write tensors in host memory, so off the CPU every call then copies all of its arguments.
+struct Seeded {
+  Ops ops;
+  Engine::Hooks hooks;
+  bool clean = false;  // they are all the device's own, bugs included, and can be in graphs
+
+  // watch: borrowed, may be null.
+  Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
+         Device device = Device::cpu, OpWatch* watch = nullptr);
+};
+
+// How the reference beside an engine is opened: on the engine's device if LibTorch can compute
+// there, on the CPU otherwise.
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine);
+
+// Throws Error when the run or the writing of its trace cannot go on.
+Result judge_run(const JudgedRun& run);
+
+// Empties the data of every tensor that `keep` does not keep: for flagged, all but those of `flags`
+// and of the places they read. What attention read is kept as hashes unless it was flagged.
+void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph);
+
+}  // namespace lockstep

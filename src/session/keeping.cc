@@ -1,0 +1,85 @@
+#include "src/session/keeping.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+std::optional<DrawInfo> draw_of(const Sequence& s) {
+  const Sampling& sampling = s.request.sampling;
+  if (sampling.argmax()) return {};
+  return DrawInfo{.repetition_penalty = sampling.repetition_penalty,
+                  .temperature = sampling.temperature,
+                  .top_k = sampling.top_k,
+                  .top_p = sampling.top_p,
+                  .min_p = sampling.min_p,
+                  .seed = sampling.seed,
+                  .sample = static_cast<uint32_t>(s.sample)};
+}
+
+RequestInfo info_of(const Sequence& s) {
+  const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
+  return {.id = s.id,
+          .name = s.request.name,
+          .prompt = s.request.prompt,
+          .forced = s.request.forced,
+          .tokens = {s.tokens.begin() + prompt, s.tokens.end()},
+          .argmax = s.argmax,
+          .sampled = !s.request.sampling.argmax(),
+          .draw = draw_of(s),
+          .max_new = s.request.choices(),
+          .stopped = s.ending == Ending::eos || s.ending == Ending::stop};
+}
+
+}  // namespace
+
+std::vector<RequestInfo> infos_of(const Engine& engine) {
+  std::vector<RequestInfo> infos;
+  for (int32_t id = 0; id < engine.requests(); ++id) infos.push_back(info_of(engine.sequence(id)));
+  return infos;
+}
+
+Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection,
+                     const std::map<std::string, std::string>& provenance) {
+  Manifest manifest{.provenance = provenance,
+                    .graph = engine.model().graph(),
+                    .dtype = engine.model().dtype(),
+                    .keep = keep,
+                    .selection = selection.text(),
+                    .requests = infos_of(engine)};
+  // Every op of this engine rounds once, at the store.
+  for (const Place& place : places_of(manifest.graph))
+    manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
+  return manifest;
+}
+
+Keeping::Keeping(const ObserveOptions& options, const Engine& engine,
+                 const std::map<std::string, std::string>& provenance) {
+  const Keep keep = keep_from(options.keep);
+  check(keep == Keep::digest || keep == Keep::full,
+        "--keep digest or full is wanted where nothing is judged, found {}: use lockstep run, or "
+        "one of both",
+        options.keep);
+  const Selection selection = selection_of(options);
+  manifest_ = manifest_of(engine, keep, selection, provenance);
+  writer_ = create_trace(options.trace, manifest_);
+  recorder_.emplace(selection, keep == Keep::full,
+                    [this](const Pass& pass) { writer_->write(pass); });
+}
+
+void Keeping::finish(const Engine& engine, Probe& probe) {
+  check(probe.failure().empty(), "{}", probe.failure());
+  const DigestRing* ring = probe.digests();
+  // On the CPU nothing is on its way.
+  if (const DigestWaits waits = ring ? ring->waits() : DigestWaits{}; waits.passes > 0) {
+    const std::string said =
+        fmt::format("{} of {} passes, {:.3f} s", waits.waited, waits.passes, waits.seconds);
+    writer_->note("trace_waits", said);
+    fmt::print(stderr, "trace: the engine waited for it in {}\n", said);
+  }
+  writer_->finish(infos_of(engine));
+}
+
+}  // namespace lockstep

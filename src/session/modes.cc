@@ -1,0 +1,291 @@
+#include "src/session/modes.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "probes/recorder.h"
+#include "probes/tee.h"
+#include "src/audit/audit.h"
+#include "src/judge/lineup.h"
+#include "src/judge/story.h"
+#include "src/session/judged_run.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kBase = "whole";
+
+// All requests in one engine, with options changed by `change`.
+template <typename Change>
+std::vector<Serving> all_with(const BaseServing& base, Change change) {
+  Serving serving{base.engine, base.requests, std::vector<int32_t>(base.requests.size())};
+  std::iota(serving.base_of.begin(), serving.base_of.end(), 0);
+  change(serving.engine);
+  const int64_t needed = pages_for(serving.requests, serving.engine.page_size);
+  serving.engine.pages = std::max(serving.engine.pages, needed);
+  return {serving};
+}
+
+template <int64_t kTokens>
+std::vector<Serving> chunked(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& engine) { engine.chunk = kTokens; });
+}
+
+std::vector<Serving> token_by_token(const BaseServing& base) {
+  std::vector<Serving> servings;
+  for (size_t i = 0; i < base.requests.size(); ++i) {
+    Serving& alone =
+        servings.emplace_back(Serving{base.engine, {base.requests[i]}, {static_cast<int32_t>(i)}});
+    alone.engine.chunk = 1;
+  }
+  return servings;
+}
+
+// A request that nobody asked for.
+Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
+  Request request{.max_new = max_new};
+  const std::vector<int32_t>& from = base.requests.back().prompt;
+  for (int64_t i = 0; i < tokens; ++i)
+    request.prompt.push_back(from[from.size() - 1 - static_cast<size_t>(i) % from.size()]);
+  return request;
+}
+
+std::vector<Serving> with_strangers(const BaseServing& base) {
+  Serving serving = all_with(base, [](EngineOptions&) {})[0];
+  serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
+  serving.base_of.insert(serving.base_of.begin(), -1);
+  serving.requests.push_back(stranger(base, 19, 2));
+  serving.base_of.push_back(-1);
+  const int64_t needed = pages_for(serving.requests, serving.engine.page_size);
+  serving.engine.pages = std::max(serving.engine.pages, needed);
+  return {serving};
+}
+
+// Each request twice: the second one comes when the first one's pages are all published, and so is
+// one of a stranger, which must not be taken for the request's own.
+std::vector<Serving> prefix_hit(const BaseServing& base) {
+  std::vector<Serving> servings;
+  for (size_t i = 0; i < base.requests.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    Serving& twice =
+        servings.emplace_back(Serving{base.engine, {base.requests[i], base.requests[i]}, {id, id}});
+    twice.requests[1].arrival = twice.requests[0].choices();
+    twice.requests.push_back(stranger(base, twice.engine.page_size + 1, 1));
+    twice.base_of.push_back(-1);
+    twice.engine.prefix_cache = true;
+    twice.engine.pages =
+        std::max(twice.engine.pages, pages_for(twice.requests, twice.engine.page_size));
+  }
+  return servings;
+}
+
+// Each request behind a stranger that came first, in a pool of which the two need the last page
+// before the request ends: it loses its pages then and gets others later. Pages of one position let
+// that happen to requests of any length; its prompt comes in two chunks, so that one that chooses a
+// single token is there long enough.
+std::vector<Serving> preempted(const BaseServing& base, Preempt how) {
+  std::vector<Serving> servings;
+  for (size_t i = 0; i < base.requests.size(); ++i) {
+    const Request& request = base.requests[i];
+    const int64_t prompt = std::ssize(request.prompt), choices = request.choices();
+    Serving serving{
+        base.engine, {stranger(base, 1, choices + 1), request}, {-1, static_cast<int32_t>(i)}};
+    serving.engine.preempt = how;
+    serving.engine.page_size = 1;
+    serving.engine.chunk = (prompt + 1) / 2;
+    serving.engine.pages = std::max({request.most_positions(), choices + 1, prompt + 1});
+    servings.push_back(std::move(serving));
+  }
+  return servings;
+}
+
+std::vector<Serving> recomputed(const BaseServing& base) {
+  return preempted(base, Preempt::recompute);
+}
+std::vector<Serving> swapped(const BaseServing& base) { return preempted(base, Preempt::swap); }
+
+std::vector<Serving> other_pages(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& engine) { engine.page_order += 7919; });
+}
+
+std::vector<Serving> other_page_size(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& e) { e.page_size = e.page_size == 8 ? 4 : 8; });
+}
+
+std::vector<Serving> other_threads(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& e) { e.threads = e.threads == 1 ? 3 : 1; });
+}
+
+// The base's pages are filled with NaN when they are handed out.
+std::vector<Serving> other_poison(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& engine) { engine.poison = 60000; });
+}
+
+std::vector<Serving> replayed(const BaseServing& base) {
+  return all_with(base, [](EngineOptions& engine) { engine.graph = true; });
+}
+
+constexpr Mode kModes[] = {
+    {"chunk-1", "prompts one token a pass, all requests in a batch", true, chunked<1>},
+    {"chunk-7", "prompts in chunks of 7", true, chunked<7>},
+    {"chunk-16", "prompts in chunks of 16", true, chunked<16>},
+    {"tokens", "each request alone, one token a pass", true, token_by_token},
+    {"strangers", "other requests in the batch", false, with_strangers},
+    {"prefix", "prompts found in the prefix cache", true, prefix_hit},
+    {"recompute", "preempted, and computed again", true, recomputed},
+    {"swap", "preempted, and swapped back from host memory", true, swapped},
+    {"pages", "pages in another order", false, other_pages},
+    {"page-size", "pages of another size", false, other_page_size},
+    {"threads", "another number of threads", false, other_threads},
+    {"poison", "unused slots hold a large number instead of NaN", false, other_poison},
+    {"graph", "decode passes replayed as CUDA graphs", false, replayed, true},
+};
+
+// Serves with an engine of its own, seen by `sink`.
+std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
+                            const std::vector<Request>& requests, Sink& sink) {
+  const Seeded seeded(run.ops, run.faults, run.checkpoint.config(), options.device);
+  Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
+  for (const Request& request : requests) engine.submit(request);
+  Probe probe(&sink);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  std::vector<Sequence> sequences;
+  for (int32_t id = 0; id < engine.requests(); ++id) sequences.push_back(engine.sequence(id));
+  return sequences;
+}
+
+BaseServing base_of(const ModesRun& run) {
+  BaseServing base{run.engine, run.requests};
+  EngineOptions& engine = base.engine;
+  engine.chunk = engine.budget = engine.max_batch = 0;
+  engine.schedule = 0;
+  engine.graph = false;
+  engine.prefix_cache = false;
+  engine.pages = std::max(engine.pages, pages_for(run.requests, engine.page_size));
+  for (Request& request : base.requests) {
+    request.arrival = 0;
+    request.samples = 1;
+  }
+  return base;
+}
+
+// What an audit found in a mode, as a finding of that mode.
+void take_audit(const Auditor& auditor, std::string_view mode, std::vector<Finding>& findings) {
+  for (Finding finding : auditor.findings()) {
+    finding.rule = fmt::format("in {}: {}", mode, finding.rule);
+    findings.push_back(std::move(finding));
+  }
+}
+
+std::string summary(std::string_view mode, const Result& before, const Result& after) {
+  std::string text =
+      fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
+  for (int i = 0; i < kVerdicts; ++i) {
+    const auto v = static_cast<size_t>(i);
+    if (const int64_t n = after.counts[v] - before.counts[v]; n > 0)
+      text += fmt::format(", {} {}", n, name_of(static_cast<Verdict>(i)));
+  }
+  return text;
+}
+
+// The modes that can be compared, with a note for each that cannot.
+std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
+  std::vector<const Mode*> left;
+  const bool ops_are_right = std::ranges::all_of(
+      run.faults, [](const FaultRequest& fault) { return fault_of(fault).seat == Seat::graphs; });
+  for (const Mode* mode : run.modes) {
+    if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
+      ledger.note(fmt::format("{} was left out: it needs --device cuda, and no fault of an op",
+                              mode->name));
+    else if (!mode->other_lengths || !depends_on_length(run.checkpoint.config().rope))
+      left.push_back(mode);
+    else
+      ledger.note(
+          fmt::format("{} was left out: this model's rotary tables depend on the length of the "
+                      "request in each pass, so that it has other passes or shares no pages",
+                      mode->name));
+  }
+  check(!left.empty(),
+        "no mode is left to compare: --modes all takes every one that this model has");
+  return left;
+}
+
+}  // namespace
+
+std::span<const Mode> modes() { return kModes; }
+
+std::vector<const Mode*> modes_from(const std::string& list) {
+  std::vector<const Mode*> chosen;
+  if (list == "all") {
+    for (const Mode& mode : kModes) chosen.push_back(&mode);
+    return chosen;
+  }
+  std::vector<std::string_view> names;
+  for (const Mode& mode : kModes) names.push_back(mode.name);
+  for (size_t start = 0; start <= list.size();) {
+    const size_t end = std::min(list.find(',', start), list.size());
+    const std::string name = list.substr(start, end - start);
+    const auto found = std::ranges::find(kModes, name, &Mode::name);
+    check(found != std::end(kModes),
+          "--modes wants \"all\" or some of {}, found \"{}\"; did you mean \"{}\"?",
+          fmt::join(names, ","), name, nearest(name, names));
+    chosen.push_back(found);
+    start = end + 1;
+  }
+  return chosen;
+}
+
+Result run_modes(const ModesRun& run) {
+  const Graph graph = graph_of(run.checkpoint.config());
+  Ledger ledger(graph);
+  const std::vector<const Mode*> wanted = comparable(run, ledger);
+  BaseServing base = base_of(run);
+  BaseRows rows(graph);
+  std::vector<Finding> audited;
+  if (run.progress) run.progress(kBase);
+  Recorder recorder({}, false, [&rows](Pass pass) { rows.add(std::move(pass)); });
+  Auditor auditor(base.engine.page_size);
+  Tee both(recorder, auditor);
+  const std::vector<Sequence> served = serve(run, base.engine, base.requests, both);
+  take_audit(auditor, kBase, audited);
+  for (size_t i = 0; i < served.size(); ++i) {
+    // What was chosen last is never fed.
+    const std::vector<int32_t>& tokens = served[i].tokens;
+    const auto prompt = std::ssize(base.requests[i].prompt);
+    base.requests[i].forced = {tokens.begin() + prompt, tokens.end() - 1};
+    base.requests[i].max_new = std::ssize(tokens) - prompt;
+  }
+  for (const Mode* mode : wanted) {
+    if (run.progress) run.progress(mode->name);
+    const Result before = ledger.result();
+    for (const Serving& serving : mode->servings(base)) {
+      Lineup lineup(rows, {kBase, std::string(mode->name), serving.base_of}, ledger);
+      Auditor mode_auditor(serving.engine.page_size);
+      // The audit second: it must see what is written, which is the base's.
+      Tee seen(lineup, mode_auditor);
+      serve(run, serving.engine, serving.requests, seen);
+      take_audit(mode_auditor, mode->name, audited);
+    }
+    ledger.note(summary(mode->name, before, ledger.result()));
+  }
+  for (const Finding& finding : audited) ledger.stray(finding);
+  Result result = ledger.result();
+  result.provenance = run.provenance;
+  for (size_t i = 0; i < served.size(); ++i)
+    result.requests.push_back(
+        {.id = served[i].id,
+         .name = served[i].request.name,
+         .prompt = served[i].request.prompt,
+         .tokens = {served[i].tokens.begin() + std::ssize(served[i].request.prompt),
+                    served[i].tokens.end()},
+         .argmax = served[i].argmax});
+  tell(result, {.reason = ledger.main_reason()});
+  return result;
+}
+
+}  // namespace lockstep

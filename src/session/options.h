@@ -1,0 +1,71 @@
+// What a command was asked for, whichever front end asked: read here into what the engine, the
+// judge and the trace take. The command line's own reading of them is tools/options.h.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "probes/selection.h"
+#include "src/engine/engine.h"
+#include "src/judge/limits.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// Of everything that runs a model.
+struct ModelOptions {
+  std::string model;  // folder of the checkpoint
+  std::vector<std::string> prompts;
+  std::vector<std::string> tokens;  // "1,2,3", one request each
+  std::string requests;             // path of a JSONL file
+  bool chat = false;                // a prompt of text is what a user says
+  int64_t max_new = 16;
+  std::string force;  // "5,6,7"
+  Sampling sampling;
+  int32_t samples = 1;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  std::string device = "cpu";
+  std::string graph;  // "on" "off"; empty: as the device can
+  std::string ops;    // path of a user's library of ops; empty: none
+  std::string dtype = "auto";
+  int64_t page_size = 16;
+  int64_t pages = 0;  // 0: as many as the requests need together
+  uint64_t page_order = 0;
+  int64_t chunk = 0;
+  int64_t max_batch = 0;
+  int64_t budget = 0;
+  bool prefix_cache = false;
+  std::string preempt = "recompute";
+  uint64_t schedule = 0;
+  int threads = 0;
+
+  bool asks_for_nothing() const { return prompts.empty() && tokens.empty() && requests.empty(); }
+};
+
+// The dtype of a run: the one asked for, or the checkpoint's own.
+DType dtype_of(const ModelOptions& options, const ModelConfig& config);
+EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config);
+
+// Of everything that observes.
+struct ObserveOptions {
+  std::string keep = "flagged";
+  std::string points, layers, positions;
+  std::string trace;          // path; empty: nothing is kept
+  std::string record_before;  // globs; empty: no op's inputs
+};
+Selection selection_of(const ObserveOptions& options);
+
+// A file of Limits; "" for theory alone.
+Limits limits_of(const std::string& path);
+
+// A contract for every point, instead of what the trace or the engine declares; "" for that.
+std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema);
+
+// How linear ops sum, instead of what the trace or the engine declares; "" for that.
+std::optional<std::string> accumulator_of(const std::string& accumulator);
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+#include "src/session/provenance.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "kernels/matmul.h"
+#include "probes/digest.h"
+#include "src/session/build_info.h"
+
+namespace lockstep {
+namespace {
+
+std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+std::string hash_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return "";
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return hash_text(hash_of(text.data(), text.size()));
+}
+
+std::string hash_of_prompts(const std::vector<Request>& requests) {
+  std::vector<int32_t> all;
+  for (const Request& r : requests) {
+    all.push_back(static_cast<int32_t>(r.prompt.size()));  // so that two prompts are not one
+    all.insert(all.end(), r.prompt.begin(), r.prompt.end());
+  }
+  return hash_text(hash_of(all.data(), all.size() * sizeof(int32_t)));
+}
+
+// Keys that a query sees where it sees fewest; 0: all, in every layer.
+int64_t narrowest_window(const ModelConfig& config) {
+  int64_t least = 0;
+  for (const int64_t keys : config.window)
+    if (keys > 0 && (least == 0 || keys < least)) least = keys;
+  return least;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
+                                                 const EngineOptions& options,
+                                                 const std::vector<Request>& requests,
+                                                 const std::vector<std::string>& command_line) {
+  const std::string dtype(name_of(options.dtype));
+  const bool on_cpu = options.device == Device::cpu;
+  const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
+  return {
+      {"created_utc", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+      {"command_line", fmt::format("{}", fmt::join(command_line, " "))},
+      {"tool_version", kToolVersion},
+      {"git_sha", kGitSha},
+      {"git_dirty", kGitDirty ? "1" : "0"},
+      {"compiler", kCompiler},
+      {"build_flags", kBuildFlags},
+      {"engine", "lockstep"},
+      {"engine_version", kToolVersion},
+      {"model", model},
+      {"model_xxh3", checkpoint.fingerprint()},
+      {"tokenizer_xxh3", hash_of_file(model + "/tokenizer.json")},
+      {"prompt_xxh3", hash_of_prompts(requests)},
+      {"device", on_cpu ? "cpu" : "cuda"},
+      {"matmul", on_cpu ? std::string(matmul_path(options.dtype)) : "cuBLASLt"},
+      {"weight_dtype", dtype},
+      {"compute_dtype", dtype},
+      {"accumulator", "fp32"},
+      {"kv_dtype", dtype},
+      {"sliding_window", std::to_string(narrowest_window(checkpoint.config()))},
+      {"page_size", std::to_string(options.page_size)},
+      {"pages", std::to_string(options.pages)},
+      {"page_order", std::to_string(options.page_order)},
+      {"chunk", std::to_string(options.chunk)},
+      {"budget", std::to_string(options.budget)},
+      {"prefix_cache", options.prefix_cache ? "1" : "0"},
+      {"preempt", options.preempt == Preempt::swap ? "swap" : "recompute"},
+      {"schedule", std::to_string(options.schedule)},
+      {"path", options.graph ? "graph" : "eager"},
+  };
+}
+
+std::vector<std::string> command_line_of(const std::string& command, std::span<char*> arguments) {
+  std::vector<std::string> line = {"lockstep", command};
+  line.insert(line.end(), arguments.begin(), arguments.end());
+  return line;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+
+namespace lockstep {
+
+// Where numbers come from, as traces and results keep it: who computed what, with what, when.
+std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
+                                                 const EngineOptions& options,
+                                                 const std::vector<Request>& requests,
+                                                 const std::vector<std::string>& command_line);
+
+// The command line of a command, as a user would type it.
+std::vector<std::string> command_line_of(const std::string& command, std::span<char*> arguments);
+
+}  // namespace lockstep

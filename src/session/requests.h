@@ -1,0 +1,38 @@
+#pragma once
+
+#include <istream>
+#include <string>
+#include <vector>
+
+#include "src/engine/request.h"
+#include "src/session/chat.h"
+#include "src/session/options.h"
+#include "src/weights/config.h"
+#include "src/weights/tokenizer.h"
+
+namespace lockstep {
+
+// Token ids from "1,2,3". `option` is named in the Error on anything else.
+std::vector<int32_t> ids_from(const std::string& text, const std::string& option);
+
+// What the options say of every request; it has no prompt yet.
+Request request_pattern(const ModelOptions& options, const ModelConfig& config);
+
+// Makes a conversation the request's prompt. The end of the assistant's turn ends its text, unless
+// the options say to ignore that.
+void put_chat(Request& request, const std::vector<Message>& messages, const ModelOptions& options,
+              const Tokenizer& tokenizer);
+
+// The requests of a JSON object a line, each as the pattern where it does not say otherwise; blank
+// lines are none. Throws Error, naming options.requests and the line, on a malformed one, and where
+// reading fails before the end: what was read until then is not what was asked for.
+std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
+                                 const Request& pattern, const Tokenizer* tokenizer);
+
+// What --prompt, --tokens and --requests ask for, in this order, each as the pattern where it does
+// not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws Error
+// too when nothing was asked for, and on a malformed file, naming its line.
+std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
+                                   const Tokenizer* tokenizer);
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#include "src/session/session.h"
+
+#include <filesystem>
+
+#include "kernels/base/check.h"
+#include "kernels/plugin/user_ops.h"
+#include "src/session/device.h"
+#include "src/session/requests.h"
+
+namespace lockstep {
+
+std::string Session::text_of(const std::vector<int32_t>& tokens) const {
+  return tokenizer ? tokenizer->decode(tokens) : "";
+}
+
+const Tokenizer& Session::wanted_tokenizer() const {
+  check(tokenizer.has_value(),
+        "generate prints text, but {} has no tokenizer.json: add it, or give --tokens with "
+        "--format json, which shows tokens alone then",
+        checkpoint.dir());
+  return *tokenizer;
+}
+
+Session open_model(const ModelOptions& options) {
+  Session session{.checkpoint = Checkpoint::open(options.model)};
+  session.engine = engine_options_of(options, session.checkpoint.config());
+  session.engine.device = open_device(options.device);
+  check(options.graph != "on" || session.engine.device != Device::cpu,
+        "--graph on needs a device that has graphs: add --device cuda");
+  check(options.graph != "on" || options.ops.empty(),
+        "--graph on was found with --ops, whose outputs are looked at after every call: leave one "
+        "out");
+  session.engine.graph =
+      session.engine.device != Device::cpu && options.graph != "off" && options.ops.empty();
+  session.ops = ops_of(session.engine.device);
+  if (!options.ops.empty()) session.ops = with_user_ops(session.ops, options.ops);
+  if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
+    return session;
+  session.tokenizer = Tokenizer::open(options.model);
+  session.engine.text_of = [tokenizer = *session.tokenizer](std::span<const int32_t> tokens) {
+    return tokenizer.decode(tokens);
+  };
+  return session;
+}
+
+Session open_session(const ModelOptions& options) {
+  Session session = open_model(options);
+  session.requests = requests_from(options, session.checkpoint.config(),
+                                   session.tokenizer ? &*session.tokenizer : nullptr);
+  if (session.engine.pages == 0)
+    session.engine.pages = pages_for(session.requests, session.engine.page_size);
+  return session;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+#include "src/session/options.h"
+#include "src/weights/tokenizer.h"
+
+namespace lockstep {
+
+// What the options of everything that runs a model name, opened and read, the device too.
+struct Session {
+  Checkpoint checkpoint;
+  std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
+  std::vector<Request> requests;
+  EngineOptions engine;
+  Ops ops;  // of the engine's device, with the user's in their places
+
+  // The text of token ids; empty without a tokenizer.
+  std::string text_of(const std::vector<int32_t>& tokens) const;
+  // For what prints text. Throws Error when the checkpoint has none.
+  const Tokenizer& wanted_tokenizer() const;
+};
+
+// Throws Error when a file is not what it should be or the options name no request.
+Session open_session(const ModelOptions& options);
+// The same without requests, and with the pages that were asked for, which may be none.
+Session open_model(const ModelOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,187 @@
+#include "src/stats/moments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "src/stats/mutant.h"
+
+namespace lockstep {
+namespace {
+
+// z with P(standard normal > z) = tail, by Newton steps on the logarithm of the tail.
+double normal_quantile(double tail) {
+  double z = std::sqrt(-2 * std::log(tail));
+  for (int i = 0; i < 30; ++i) {
+    const double upper = 0.5 * std::erfc(z / std::sqrt(2.0));
+    const double density = std::exp(-0.5 * z * z) / std::sqrt(2 * M_PI);
+    if (!(density > 0) || !(upper > 0)) {
+      z *= 0.9;  // the start lies beyond what fp64 can show
+      continue;
+    }
+    z += upper / density * std::log(upper / tail);
+  }
+  return z;
+}
+
+// What a limit is made for.
+double risk_of(double tail) { return is_mutant(Mutant::many_false_alarms) ? 1e-2 : tail; }
+
+Statistic misrounds_of(const Moments& m, double tail) {
+  return {
+      "T3", m.share(), m.most_misrounds(tail),
+      fmt::format("{} of {} elements are not the exact result rounded", m.misrounded, m.elements)};
+}
+
+// Standard errors of the gain as the rows differ in it.
+double student(const Moments& m, double gain) {
+  const double squares = m.cross_squares - 2 * gain * m.cross_power + gain * gain * m.power_squares;
+  if (squares > 0) return std::fabs(m.cross) / std::sqrt(squares);
+  return m.cross == 0 ? 0 : std::numeric_limits<double>::infinity();
+}
+
+// Of a sum of independent terms that are as likely of either sign.
+double deviations_of(const Moments& m) {
+  return m.cross_scatter > 0 ? std::fabs(m.cross) / std::sqrt(m.cross_scatter) : 0;
+}
+
+void add_gain(const Moments& m, DType dtype, std::vector<Statistic>& statistics) {
+  const bool clustered = dtype == DType::f32;
+  if (!(m.power > 0) || !(m.gain > 0) || (clustered && m.rows < kGainRows)) return;
+  const double gain = m.cross / m.power;
+  const double z = clustered ? student(m, gain) : deviations_of(m);
+  const double deviations = z / (clustered ? kGainStudent : kGainDeviations);
+  statistics.push_back({"T5", std::min(std::fabs(gain) / m.gain, deviations), 1,
+                        fmt::format("everything is {:.3g} too {}, {:.3g} standard errors from 0",
+                                    std::fabs(gain), gain > 0 ? "large" : "small", z)});
+}
+
+}  // namespace
+
+double chi_square_quantile(int64_t n, double tail) {
+  const double k = 2.0 / (9.0 * static_cast<double>(n));
+  const double cube_root = 1 - k + normal_quantile(tail) * std::sqrt(k);
+  return static_cast<double>(n) * cube_root * cube_root * cube_root;
+}
+
+double rms_limit(int64_t n, double tail) {
+  return std::max(1.10, 1.05 * std::sqrt(chi_square_quantile(n, tail) / static_cast<double>(n)));
+}
+
+double share_limit(int64_t n, double share, double tail) {
+  const double log_risk = -std::log(tail);
+  const double expected = static_cast<double>(n) * share;
+  const double third = log_risk / 3;
+  return share +
+         (third + std::sqrt(third * third + 2 * expected * log_risk)) / static_cast<double>(n);
+}
+
+double Scatter::rms() const {
+  return std::sqrt(squares / (static_cast<double>(elements) + std::max(0.0, due)));
+}
+
+int64_t Scatter::degrees() const {
+  const auto n = static_cast<double>(elements);
+  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
+}
+
+double Scatter::most_misrounds(double tail) const {
+  return share_limit(elements, std::min(1.0, may_misround / static_cast<double>(elements)), tail);
+}
+
+void Moments::add(const Moments& other) {
+  Scatter::add(other);
+  offset += other.offset;
+  cross += other.cross;
+  cross_scatter += other.cross_scatter;
+  power += other.power;
+  gain = std::max(gain, other.gain);
+  rows += other.rows;
+  cross_squares += other.cross_squares;
+  cross_power += other.cross_power;
+  power_squares += other.power_squares;
+}
+
+void Moments::end_row() {
+  rows = 1;
+  cross_squares = cross * cross;
+  cross_power = cross * power;
+  power_squares = power * power;
+}
+
+std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
+  if (elements < kLeastElements) return {};
+  tail = risk_of(tail);
+  std::vector<Statistic> statistics{
+      {"T2", rms(), rms_limit(degrees(), tail), fmt::format("over {} elements", elements)}};
+  if (dtype != DType::f32) statistics.push_back(misrounds_of(*this, tail));
+  add_gain(*this, dtype, statistics);
+  return statistics;
+}
+
+void drop_missing(std::vector<Statistic>& statistics) {
+  static constexpr Mutant kMissing[] = {Mutant::no_t0, Mutant::no_t1, Mutant::no_t2,
+                                        Mutant::no_t3, Mutant::no_t4, Mutant::no_t5};
+  for (size_t i = 0; i < std::size(kMissing); ++i)
+    if (is_mutant(kMissing[i]))
+      std::erase_if(statistics, [name = fmt::format("T{}", i)](const Statistic& statistic) {
+        return statistic.name == name;
+      });
+}
+
+double Moments::offset_deviations() const {
+  return elements > 0 ? offset / std::sqrt(static_cast<double>(elements)) : 0;
+}
+
+template <typename Value, typename Limit>
+Slices::Worst Slices::worst_by(Value value_of, Limit limit_of) const {
+  Worst worst;
+  const Named* at = nullptr;
+  for (const Named& slice : slices_) {
+    const double value = value_of(*slice.scatter), limit = limit_of(*slice.scatter);
+    if (at && !(value / limit > worst.statistic.value / worst.statistic.limit)) continue;
+    at = &slice;
+    worst.statistic.value = value;
+    worst.statistic.limit = limit;
+  }
+  if (!at) return worst;
+  worst.scatter = at->scatter;
+  worst.statistic.slice = fmt::format("{} {}", at->axis, at->key);
+  return worst;
+}
+
+Slices::Worst Slices::scattered(double tail) const {
+  tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
+  std::map<int64_t, double> limits;  // slices come in few sizes
+  Worst worst = worst_by([](const Scatter& s) { return s.rms(); },
+                         [&](const Scatter& s) {
+                           double& limit = limits[s.degrees()];
+                           if (limit == 0) limit = rms_limit(s.degrees(), tail);
+                           return limit;
+                         });
+  worst.statistic.name = "T4";
+  return worst;
+}
+
+Slices::Worst Slices::misrounded(double tail) const {
+  tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
+  Worst worst =
+      worst_by([](const Scatter& s) { return s.share(); },
+               [&](const Scatter& s) { return s.misrounded == 0 ? 1.0 : s.most_misrounds(tail); });
+  worst.statistic.name = "T3";
+  if (worst.scatter)
+    worst.statistic.slice += fmt::format(": {} of {} elements are not the exact result rounded",
+                                         worst.scatter->misrounded, worst.scatter->elements);
+  return worst;
+}
+
+bool DistinctMoments::add(uint64_t row_hash, const Moments& row) {
+  if (!rows_.insert(row_hash).second) return false;
+  sum_.add(row);
+  return true;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+// What fp32 arithmetic and roundings on the way may be off: the constants of budgets.h, and of an
+// oracle that must say which of its own roundings another kernel may have taken the other way.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/base/dtype.h"
+
+namespace lockstep {
+
+// B is exceeded by chance about once in 1e15 correct elements per kLambda = 8 standard deviations
+// of an accumulation's random walk; over all comparisons of a run the risk stays about 1e-3.
+inline constexpr double kLambda = 8;
+// Unit roundoff of the accumulators: every op here sums in fp32.
+inline constexpr double kAccumulatorRoundoff = 0x1p-24;
+// The least normal number of fp32.
+inline constexpr double kLeastNormal = 0x1p-126;
+
+// Standard deviation of a sum of n products in fp32, one after the other, in units of u S, S the
+// sum of their sizes. Each addition is off by u/sqrt(3) of what there is so far at most, and that
+// grows to S evenly when all are of one sign: sqrt(sum (k/n)^2 / 3) = sqrt(n)/3. Products of either
+// sign stay below.
+inline double walk_of(double n) { return 0.34 * std::sqrt(n); }
+
+// A value that is rounded on the way: `near` is how far it may be from the exact one (in units of
+// the value), and the border between two numbers of the dtype is within that. Kernels that are
+// right then take either.
+struct NearTie {
+  double step = 0;    // distance of the two numbers; 0: not near
+  double chance = 0;  // that a kernel takes the other one
+};
+
+// Of z, which a kernel has to within `most` at the very most and `usual` (one standard deviation)
+// otherwise, both absolute, before it rounds it to `dtype`.
+inline NearTie near_tie(double z, double most, double usual, DType dtype) {
+  const double step = ulp(z, dtype), at = std::fabs(z) / step;
+  const double distance = std::fabs(at - std::floor(at) - 0.5) * step;
+  if (!(distance <= most)) return {};
+  const double chance = usual > 0 ? 0.5 * std::erfc(distance / (usual * std::sqrt(2.0))) : 0;
+  return {step, chance};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,379 @@
+#include "src/stats/statistics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/base/dtype.h"
+#include "probes/digest.h"
+#include "src/stats/mutant.h"
+
+namespace lockstep {
+namespace {
+
+// Columns that are worth a thread.
+constexpr int64_t kGrain = 64;
+
+// A budget that is not a positive number can vouch for nothing.
+double in_budgets(double difference, double limit) {
+  if (!(limit > 0) || !std::isfinite(limit)) return std::numeric_limits<double>::infinity();
+  return std::fabs(difference) / limit;
+}
+
+// The share of an element that counts.
+Scatter scatter_of(const Weighed& e) {
+  return {.elements = 1,
+          .squares = e.unit,
+          .due = e.due,
+          .misrounded = e.misrounded ? 1 : 0,
+          .may_misround = e.may_misround};
+}
+
+// Of what the row came to. The exact result as fp32: what a row holds besides does not depend on
+// which rows it was computed with, the last bits of fp64 do.
+uint64_t hash_of_row(const RowNumbers& row) {
+  std::vector<float> want(row.want.begin(), row.want.end());
+  return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
+         hash_of(row.got.data(), row.got.size_bytes());
+}
+
+void keep_worse(std::optional<Element>& worst, const std::optional<Element>& other) {
+  if (other && (!worst || other->budgets > worst->budgets)) worst = other;
+}
+
+// With the difference beside the size of its row: the root mean square of the exact results.
+Element beside_row(Element e, double size) {
+  if (size > 0) e.of_row = std::fabs(e.got - e.want) / size;
+  return e;
+}
+std::optional<Element> beside_row(const std::optional<Element>& e, double size) {
+  return e ? std::optional(beside_row(*e, size)) : std::nullopt;
+}
+
+// One more element, of a row of that size.
+void put(NodeSlice& slice, const Weighed& e, int64_t position, size_t offset, double size) {
+  const auto element = [&] {
+    return beside_row({position, static_cast<int64_t>(offset), e.got - e.eta, e.got, e.budgets},
+                      size);
+  };
+  if (slice.elements == 0 || e.budgets > slice.worst.budgets) slice.worst = element();
+  std::optional<Element>& misrounded = slice.misrounded_worst;
+  if (e.misrounded && (!misrounded || e.budgets > misrounded->budgets)) misrounded = element();
+  slice.Scatter::add(scatter_of(e));
+}
+
+}  // namespace
+
+void NodeSlice::add(const Scatter& some, const Element& their_worst,
+                    const std::optional<Element>& their_misrounded) {
+  if (elements == 0 || their_worst.budgets > worst.budgets) worst = their_worst;
+  keep_worse(misrounded_worst, their_misrounded);
+  Scatter::add(some);
+}
+
+Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
+    : options_(options),
+      row_size_(options.row_shape.count()),
+      head_size_(options.row_shape.rank() == 2 ? options.row_shape[1] : 0),
+      largest_(format_of(options.dtype).max),
+      pool_(pool) {
+  if (head_size_ > 0) heads_.resize(static_cast<size_t>(options.row_shape[0]));
+  if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_size_));
+}
+
+Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
+  const auto i = static_cast<size_t>(offset);
+  const double got = row.got[i];
+  double want = row.want[i];
+  if (is_mutant(Mutant::exact_one_ulp_off)) want += ulp(want, options_.dtype);
+  const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
+  const double rounded = round_to(want, options_.dtype);
+  bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
+  if (options_.node_class == NodeClass::exact)
+    different = different || std::signbit(got) != std::signbit(rounded);
+  return {element, rounded, ulp(want, options_.dtype), different};
+}
+
+NonFinite Meter::kind_of(const Stored& stored, double limit) const {
+  const Element& e = stored.element;
+  if (is_mutant(Mutant::nan_passes) && std::isnan(e.got)) return NonFinite::expected;
+  if (!std::isfinite(e.want)) return kind_of_infinite(e);
+  if (std::fabs(e.got) < largest_) return NonFinite::none;
+  // Rounding up across the border needs no more than what the op may be off before it rounds.
+  const double inner = std::max(0.0, limit - stored.spacing / 2);
+  const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, options_.dtype));
+  const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
+  const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
+  if (overflows && same_sign && (std::isinf(e.got) || saturated)) return NonFinite::expected;
+  return std::isfinite(e.got) ? NonFinite::none : NonFinite::introduced;
+}
+
+NonFinite Meter::kind_of_infinite(const Element& e) const {
+  bool as_wanted = !std::isfinite(e.got);  // what is no number may be any
+  if (std::isinf(e.want))
+    as_wanted = e.got == e.want || e.got == std::copysign(largest_, e.want) ||
+                (options_.may_lose_weights && std::isnan(e.got));
+  return as_wanted ? NonFinite::propagated : NonFinite::introduced;
+}
+
+void Meter::exclude(Row& measured, const Element& e, NonFinite kind) const {
+  Measure& measure = measured.measure;
+  if (kind == NonFinite::introduced) note_wrong(measured, e);
+  ++measure.excluded;
+  if (kind > measure.nonfinite) {
+    measure.nonfinite = kind;
+    measure.nonfinite_count = 0;
+    measure.nonfinite_at = e;
+  }
+  if (kind == measure.nonfinite) ++measure.nonfinite_count;
+}
+
+void Meter::note_wrong(Row& measured, const Element& e) const {
+  std::vector<WrongRow>& wrong = measured.measure.wrong;
+  if (wrong.empty()) wrong.push_back({0, std::vector<bool>(static_cast<size_t>(row_size_))});
+  wrong.back().elements[static_cast<size_t>(e.offset)] = true;
+}
+
+void Meter::compare(Row& measured, const Stored& stored, double limit) const {
+  Measure& measure = measured.measure;
+  const Element& e = stored.element;
+  const double eta = e.got - e.want, half = stored.spacing / 2;
+  if (limit > half)
+    measure.inner = std::max(measure.inner, (std::fabs(eta) - half) / (limit - half));
+  measure.sum_squares += eta * eta;
+  if (!within(e.budgets, 1)) ++measure.over;
+  if (stored.different) keep_worse(measure.misrounded, e);
+  const bool exact = options_.node_class == NodeClass::exact;
+  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e);
+  const bool candidate = stored.different || !exact;
+  if (!candidate || (measured.any_worst && !(e.budgets > measure.worst.budgets))) return;
+  measure.worst = e;
+  measured.any_worst = true;
+}
+
+void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) const {
+  const Element& e = stored.element;
+  const auto i = static_cast<size_t>(e.offset);
+  const double variance = row.variance[i], eta = e.got - e.want;
+  if (std::isinf(variance)) return;  // held to B alone
+  const double unit = in_budgets(eta * eta, variance);
+  Moments& sum = measured.sum;
+  Weighed& weighed = measured.elements[i];
+  weighed = {.eta = eta,
+             .got = static_cast<float>(e.got),
+             .unit = static_cast<float>(unit),
+             .budgets = static_cast<float>(e.budgets),
+             .may_misround = static_cast<float>(row.misround[i]),
+             .misrounded = stored.different};
+  ++sum.elements;
+  sum.squares += unit;
+  sum.misrounded += stored.different ? 1 : 0;
+  sum.may_misround += row.misround[i];
+  if (!std::isfinite(unit)) return;
+  const double delta = e.got - stored.rounded;
+  if (!std::isfinite(delta)) return;  // finite where an overflow was due: T1 says so
+  const double rest = stored.rounded - e.want;
+  const double due = (rest * rest - stored.spacing * stored.spacing / 12) / variance;
+  weighed.due = static_cast<float>(due);
+  sum.due += due;
+  sum.power += e.want * e.want / variance;
+  if (delta == 0) return;  // as of most
+  const double term = delta * e.want / variance;
+  sum.offset += delta / std::sqrt(variance);
+  sum.cross += term;
+  if (row.shared.empty()) sum.cross_scatter += term * term;
+}
+
+// A head of a row, or the row where there are no heads. Elements that share a part of their
+// variance count as fewer.
+void Meter::end_groups(Row& measured, const RowNumbers& row) const {
+  const auto size = static_cast<size_t>(head_size_ > 0 ? head_size_ : row_size_);
+  for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
+    NodeSlice slice;
+    double sum = 0, squares = 0, cross = 0;
+    for (size_t i = first; i < first + size; ++i) {
+      const Weighed& e = measured.elements[i];
+      if (e.unit < 0) continue;
+      put(slice, e, measured.position, i, 0);
+      if (row.shared.empty() || !(row.variance[i] > 0)) continue;
+      const double f = row.shared[i] / row.variance[i];
+      sum += f;
+      squares += f * f;
+      const double delta = e.got - round_to(row.want[i], options_.dtype);
+      if (std::isfinite(delta)) cross += delta * row.want[i] / row.variance[i];
+    }
+    slice.pairs = std::max(0.0, sum * sum - squares);
+    measured.sum.pairs += slice.pairs;
+    measured.sum.cross_scatter += cross * cross;
+    if (head_size_ > 0) measured.heads.push_back(slice);
+  }
+}
+
+Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
+  Row measured{.position = position};
+  measured.sum.gain = row.gain;
+  measured.elements.resize(row.got.size());
+  double power = 0;
+  for (size_t i = 0; i < row.got.size(); ++i) {
+    const Stored element = stored(position, static_cast<int64_t>(i), row);
+    ++measured.measure.elements;
+    const NonFinite kind = kind_of(element, row.limit[i]);
+    // Saturation is another number than Inf, and as right.
+    if (element.different && kind != NonFinite::expected) ++measured.measure.different;
+    if (kind != NonFinite::none) {
+      exclude(measured, element.element, kind);
+      continue;
+    }
+    power += row.want[i] * row.want[i];
+    measured.measure.largest = std::max(measured.measure.largest, std::fabs(row.got[i]));
+    compare(measured, element, row.limit[i]);
+    if (options_.node_class != NodeClass::exact) weigh(measured, element, row);
+  }
+  measured.size = std::sqrt(power / std::max(1.0, static_cast<double>(row.got.size())));
+  Measure& of = measured.measure;
+  of.worst = beside_row(of.worst, measured.size);
+  of.misrounded = beside_row(of.misrounded, measured.size);
+  if (options_.node_class == NodeClass::exact) return measured;
+  end_groups(measured, row);
+  measured.sum.end_row();
+  measured.hash = hash_of_row(row);
+  return measured;
+}
+
+void Meter::add(int64_t position, const RowNumbers& row) {
+  Row measured = measure(position, row);
+  add(std::span(&measured, 1), nullptr);
+}
+
+void Meter::add(std::span<Row> rows, ThreadPool* threads) {
+  std::vector<const Row*> distinct;
+  for (Row& row : rows) {
+    merge(row);
+    ++rows_added_;
+    if (options_.node_class == NodeClass::exact) continue;
+    if (pool_) pool_->add(row);
+    if (!moments_.add(row.hash, row.sum)) continue;
+    add_slices(row);
+    distinct.push_back(&row);
+  }
+  add_columns(distinct, threads);
+}
+
+void Meter::merge(Row& row) {
+  Measure& to = measure_;
+  const Measure& from = row.measure;
+  to.elements += from.elements;
+  to.excluded += from.excluded;
+  to.different += from.different;
+  to.over += from.over;
+  to.sum_squares += from.sum_squares;
+  to.inner = std::max(to.inner, from.inner);
+  to.largest = std::max(to.largest, from.largest);
+  for (WrongRow& wrong : row.measure.wrong)
+    to.wrong.push_back({rows_added_, std::move(wrong.elements)});
+  if (row.any_worst && (!any_worst_ || from.worst.budgets > to.worst.budgets)) {
+    to.worst = from.worst;
+    any_worst_ = true;
+  }
+  keep_worse(to.misrounded, from.misrounded);
+  if (from.nonfinite > to.nonfinite) {
+    to.nonfinite = from.nonfinite;
+    to.nonfinite_count = from.nonfinite_count;
+    to.nonfinite_at = from.nonfinite_at;
+  } else if (from.nonfinite == to.nonfinite) {
+    to.nonfinite_count += from.nonfinite_count;
+  }
+}
+
+// What can be summed up within a row, `measure` has.
+void Meter::add_slices(const Row& row) {
+  for (size_t head = 0; head < row.heads.size(); ++head) {
+    const NodeSlice& of = row.heads[head];
+    heads_[head].add(of, beside_row(of.worst, row.size), beside_row(of.misrounded_worst, row.size));
+  }
+  rows_[row.position].add(row.sum, row.measure.worst, row.measure.misrounded);
+  if (options_.page_size > 0)
+    pages_[row.position / options_.page_size].add(row.sum, row.measure.worst,
+                                                  row.measure.misrounded);
+}
+
+// Each column by one thread, its rows in their order.
+void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
+  parallel_for(threads, std::ssize(columns_), kGrain, [&](int64_t begin, int64_t end) {
+    for (const Row* row : rows)
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+        const Weighed& e = row->elements[i];
+        if (e.unit < 0) continue;
+        put(columns_[i], e, row->position, i, row->size);
+      }
+  });
+}
+
+void Meter::add_worst_slices(Measure& measure) const {
+  Slices slices;
+  std::vector<const NodeSlice*> all;
+  // A slice that is the whole node is T2 again.
+  const auto take = [&](const char* axis, int64_t key, const NodeSlice& slice) {
+    if (slice.elements < moments_.sum().elements) slices.add(axis, key, slice);
+  };
+  for (const auto& [position, slice] : rows_) take("position", position, slice);
+  for (const auto& [page, slice] : pages_) take("page", page, slice);
+  for (size_t h = 0; h < heads_.size(); ++h) take("head", static_cast<int64_t>(h), heads_[h]);
+  for (size_t c = 0; c < columns_.size(); ++c) take("column", static_cast<int64_t>(c), columns_[c]);
+  // They tell where, so they go before what T3 and T5 say of all.
+  const Slices::Worst scattered = slices.scattered(kFalseAlarm);
+  auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
+  if (scattered.scatter)
+    measure.worst_scattered = static_cast<const NodeSlice*>(scattered.scatter)->worst;
+  if (options_.dtype == DType::f32) return;
+  const Slices::Worst misrounded = slices.misrounded(kFalseAlarm);
+  measure.statistics.insert(at + 1, misrounded.statistic);
+  if (misrounded.scatter)
+    measure.misrounded_in_slice =
+        static_cast<const NodeSlice*>(misrounded.scatter)->misrounded_worst;
+}
+
+Measure Meter::finish() const {
+  Measure measure = measure_;
+  if (options_.node_class == NodeClass::exact) {
+    measure.statistics.push_back(
+        {"T0", static_cast<double>(measure.different), 0,
+         fmt::format("{} of {} elements have other bits", measure.different, measure.elements)});
+    drop_missing(measure.statistics);
+    return measure;
+  }
+  measure.statistics.push_back(
+      {"T1", measure.worst.budgets, 1,
+       fmt::format("{} of {} elements over their budget", measure.over, measure.elements)});
+  for (Statistic& statistic : moments_.sum().statistics(options_.dtype, kFalseAlarm))
+    measure.statistics.push_back(std::move(statistic));
+  if (measure.statistics.size() > 1) add_worst_slices(measure);
+  drop_missing(measure.statistics);
+  return measure;
+}
+
+void PlacePool::add(const Meter::Row& row) {
+  if (!moments_.add(row.hash, row.sum)) return;
+  heads_.resize(std::max(heads_.size(), row.heads.size()));
+  for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
+  columns_.resize(std::max(columns_.size(), row.elements.size()));
+  for (size_t i = 0; i < row.elements.size(); ++i)
+    if (row.elements[i].unit >= 0) columns_[i].add(scatter_of(row.elements[i]));
+}
+
+std::vector<Statistic> PlacePool::statistics(DType dtype) const {
+  std::vector<Statistic> statistics = sum().statistics(dtype, kPooledFalseAlarm);
+  if (statistics.empty()) return statistics;
+  Slices slices;
+  for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", static_cast<int64_t>(h), heads_[h]);
+  for (size_t c = 0; c < columns_.size(); ++c)
+    slices.add("column", static_cast<int64_t>(c), columns_[c]);
+  statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
+  if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
+  drop_missing(statistics);
+  return statistics;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,176 @@
+// How far a node is from the exact result, as numbers with limits.
+//
+// Non-finite elements are decided before any number is made and are in none of the sums.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/base/tensor.h"
+#include "kernels/base/thread_pool.h"
+#include "probes/points.h"
+#include "src/stats/moments.h"
+#include "src/stats/shape_rule.h"
+
+namespace lockstep {
+
+// How a non-finite element came about, gravest last.
+enum class NonFinite : uint8_t {
+  none,
+  expected,    // the exact result overflows the dtype and got is that Inf, or the largest number
+  propagated,  // the exact result is not finite either: an input was not
+  introduced,  // the exact result is a number or another Inf, or the op makes NaN of an Inf
+};
+
+// An element worth naming.
+struct Element {
+  int64_t position = 0;  // of its row
+  int64_t offset = 0;    // in its row
+  double want = 0, got = 0;
+  double budgets = 0;  // |got - want| / B
+  double of_row = 0;   // |got - want| / the root mean square of the row's exact results
+};
+
+struct Measure {
+  int64_t elements = 0;
+  int64_t excluded = 0;   // not finite on one side or both
+  int64_t different = 0;  // got is not want rounded; for class exact: has other bits
+  int64_t over = 0;       // elements with |eta| > B
+  // Rows with elements that are over, of other bits where class exact, or not finite though the
+  // exact result is: row i is the i-th that was added.
+  std::vector<WrongRow> wrong;
+  double sum_squares = 0;   // of eta = got - want
+  double largest = 0;       // of got, by size, among what is finite
+  double inner = 0;         // largest share of B beyond ulp/2 that an element used
+  Element worst;            // largest |eta| / B; for class exact, of the elements that differ
+  Element worst_scattered;  // the same in the slice that T4 names
+  // The same among those that are not the exact result rounded, which T3 counts: of all, and in the
+  // slice that T3 names. None where there are none.
+  std::optional<Element> misrounded, misrounded_in_slice;
+  NonFinite nonfinite = NonFinite::none;  // the gravest seen
+  int64_t nonfinite_count = 0;            // of that kind
+  Element nonfinite_at;                   // the first of that kind
+  std::vector<Statistic> statistics;      // those that this node is held to: T0, or T1 .. T5
+};
+
+// One row of a node, all of one length. The other fields are those of its Budget, which see.
+struct RowNumbers {
+  std::span<const double> got, want, limit, variance, shared, misround;
+  double gain = 0;
+};
+
+// What of a place decides how its nodes are measured.
+struct MeterOptions {
+  DType dtype = DType::bf16;
+  NodeClass node_class = NodeClass::elementwise;
+  Shape row_shape;        // the axes after the rows
+  int64_t page_size = 0;  // 0: not known, no slices by page
+  // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
+  bool may_lose_weights = false;
+};
+
+// A slice of a node with its worst element, and the worst of those that are misrounded.
+struct NodeSlice : Scatter {
+  Element worst;
+  std::optional<Element> misrounded_worst;
+
+  // Adds elements whose worst ones these are.
+  void add(const Scatter& some, const Element& their_worst,
+           const std::optional<Element>& their_misrounded);
+};
+
+class PlacePool;
+
+// Measures one node in one pass over its rows.
+class Meter {
+ public:
+  struct Row;  // one that is measured
+
+  // rows: how many will come. pool: where the rows go that all nodes of the place are measured by;
+  // borrowed, or null.
+  Meter(const MeterOptions& options, int64_t rows, PlacePool* pool = nullptr);
+
+  // Adds rows in their order. What each comes to does not depend on the others, and several
+  // threads may measure some at once. threads: what shares the adding; borrowed, may be null.
+  void add(std::span<Row> rows, ThreadPool* threads);
+  void add(int64_t position, const RowNumbers& row);
+  Row measure(int64_t position, const RowNumbers& row) const;
+  Measure finish() const;
+
+ private:
+  // An element beside what the dtype makes of the exact result.
+  struct Stored {
+    Element element;
+    double rounded, spacing;
+    bool different;
+  };
+
+  Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
+  // How a non-finite element came about; none: its numbers count.
+  NonFinite kind_of(const Stored& stored, double limit) const;
+  NonFinite kind_of_infinite(const Element& element) const;
+  void exclude(Row& measured, const Element& element, NonFinite kind) const;
+  void note_wrong(Row& measured, const Element& element) const;
+  // T0 and T1.
+  void compare(Row& measured, const Stored& stored, double limit) const;
+  // T2 to T5.
+  void weigh(Row& measured, const Stored& stored, const RowNumbers& row) const;
+  void end_groups(Row& measured, const RowNumbers& row) const;
+  void merge(Row& row);
+  // Of rows that no other row of the node equals.
+  void add_slices(const Row& row);
+  void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
+  void add_worst_slices(Measure& measure) const;
+
+  MeterOptions options_;
+  int64_t row_size_;
+  int64_t head_size_;  // elements of a head in a row; 0: the tensor has no heads
+  double largest_;     // finite value of the dtype
+  Measure measure_;
+  int64_t rows_added_ = 0;
+  bool any_worst_ = false;
+  DistinctMoments moments_;
+  PlacePool* pool_;
+  std::map<int64_t, NodeSlice> rows_, pages_;  // slices
+  std::vector<NodeSlice> heads_, columns_;     // columns only when a column can be long enough
+};
+
+// What one element adds to the slices that it is in.
+struct Weighed {
+  double eta = 0;   // got - want
+  float got = 0;    // of a dtype that fp32 holds
+  float unit = -1;  // eta^2 / V, -1 for elements that do not count
+  float due = 0;    // as in Scatter
+  float budgets = 0;
+  float may_misround = 0;
+  bool misrounded = false;
+};
+
+struct Meter::Row {
+  int64_t position = 0;
+  uint64_t hash = 0;  // of what the row came to
+  Measure measure;
+  bool any_worst = false;
+  Moments sum;
+  std::vector<Weighed> elements;
+  std::vector<NodeSlice> heads;
+  double size = 0;  // root mean square of the exact results
+};
+
+// All rows of a place, whatever their pass and request, that differ from each other.
+class PlacePool {
+ public:
+  void add(const Meter::Row& row);
+  const Moments& sum() const { return moments_.sum(); }
+  // T2, T3, T5, and T4 over heads and columns.
+  std::vector<Statistic> statistics(DType dtype) const;
+
+ private:
+  DistinctMoments moments_;
+  std::vector<Scatter> heads_, columns_;
+};
+
+}  // namespace lockstep

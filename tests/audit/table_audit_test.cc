@@ -1,0 +1,134 @@
+// Page tables and slots of saved traces, where each thing that can be found is done once.
+#include "src/audit/table_audit.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/helpers.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kPage = 4;
+
+Manifest manifest_of(const std::string& page_size, const std::string& pages = "16") {
+  return {.provenance = {{"page_size", page_size}, {"pages", pages}}};
+}
+
+struct Chunk {
+  int32_t request, first, tokens;
+  std::vector<int32_t> pages;
+};
+
+PassInfo info_of(int32_t pass, const std::vector<Chunk>& chunks) {
+  PassInfo info{.pass = pass};
+  for (const Chunk& c : chunks) {
+    for (int32_t p = c.first; p < c.first + c.tokens; ++p)
+      info.rows.push_back({{c.request, p},
+                           100 * c.request + p,
+                           c.pages[static_cast<size_t>(p / kPage)] * kPage + p % kPage});
+    info.pages.push_back({c.request, c.pages});
+  }
+  return info;
+}
+
+// Requests of 6 and 3 tokens, and two decode passes.
+std::vector<PassInfo> right_passes() {
+  return {info_of(0, {{0, 0, 6, {5, 2}}, {1, 0, 3, {7}}}),
+          info_of(1, {{0, 6, 1, {5, 2}}, {1, 3, 1, {7}}}),
+          info_of(2, {{0, 7, 1, {5, 2}}, {1, 4, 1, {7, 0}}})};
+}
+
+Result audited(const std::vector<PassInfo>& passes, const Manifest& manifest = manifest_of("4")) {
+  TableAudit audit(manifest);
+  for (const PassInfo& pass : passes) audit.add(pass);
+  Result result{.verdict = "clean", .story = "No bug"};
+  audit.put_into(result);
+  return result;
+}
+
+void expect_found(const std::string& rule, int pass, auto change) {
+  std::vector<PassInfo> passes = right_passes();
+  change(passes);
+  const Result result = audited(passes);
+  EXPECT_EQ(result.verdict, "diverged") << rule;
+  ASSERT_TRUE(result.first) << rule;
+  EXPECT_EQ(result.first->rule, rule);
+  EXPECT_EQ(result.first->pass, pass);
+  EXPECT_EQ(result.first->verdict, Verdict::structural);
+}
+
+TEST(TableAudit, FindsNothingInARightRun) {
+  const Result result = audited(right_passes());
+  EXPECT_EQ(result.verdict, "clean");
+  EXPECT_EQ(result.notes,
+            std::vector<std::string>{"page tables and slots of 3 passes audited, 0 findings"});
+}
+
+TEST(TableAudit, NamesThePageOrSlotThatIsWrong) {
+  expect_found(
+      "request 0 position 7 is written to page 5 slot 0, but its page table says page 2 "
+      "slot 3",
+      2, [](auto& passes) { passes[2].rows[0].slot = 20; });
+  expect_found("the page table of request 0 names page -1 of a pool of 16", 1,
+               [](auto& passes) { passes[1].pages[0].pages[0] = -1; });
+  expect_found("the page table of request 0 names page 16 of a pool of 16", 1,
+               [](auto& passes) { passes[1].pages[0].pages[0] = 16; });
+  expect_found("request 0 has several page tables", 1,
+               [](auto& passes) { passes[1].pages.push_back(passes[1].pages[0]); });
+  expect_found("request 0 holds page 2 twice, as its 1 and 2", 2,
+               [](auto& passes) { passes[2].pages[0].pages[0] = 2; });
+  expect_found("request 1 position 4 is written to page 0 slot 0, but its page table says no page",
+               2, [](auto& passes) { passes[2].pages[1].pages.pop_back(); });
+  expect_found("request 0 position 6 is written to page 2 slot 2, but its page table says no page",
+               1, [](auto& passes) { passes[1].pages.clear(); });
+}
+
+// Its own slot is where the table says, and the positions before are in each other's pages.
+TEST(TableAudit, FindsRowsThatChangePlaces) {
+  expect_found(
+      "request 0 reads positions 0 on from page 2, which held its positions 4 on in the "
+      "pass before",
+      2, [](auto& passes) {
+        passes[1] = info_of(1, {{0, 6, 2, {5, 2}}, {1, 3, 1, {7}}});
+        passes[2] = info_of(2, {{0, 8, 1, {2, 5, 9}}, {1, 4, 1, {7, 0}}});
+      });
+  std::vector<PassInfo> passes = right_passes();
+  passes[1] = info_of(1, {{0, 6, 2, {5, 2}}, {1, 3, 1, {7}}});
+  passes[2] = info_of(2, {{0, 8, 1, {5, 11, 9}}, {1, 4, 1, {7, 0}}});
+  EXPECT_EQ(audited(passes).verdict, "clean") << "a page is copied to one that nobody had";
+  passes.insert(passes.begin() + 2, info_of(2, {{1, 4, 1, {7, 0}}}));
+  passes[3] = info_of(3, {{0, 8, 1, {2, 5, 9}}, {1, 5, 1, {7, 0}}});
+  EXPECT_EQ(audited(passes).verdict, "clean") << "it was swapped out in between";
+}
+
+TEST(TableAudit, OfATraceThatDoesNotShowThemIsUndecided) {
+  std::vector<PassInfo> without = right_passes();
+  for (PassInfo& pass : without) pass.pages.clear();
+  const Result tables = audited(without);
+  EXPECT_EQ(tables.verdict, "inconclusive");
+  EXPECT_EQ(tables.story,
+            "No bug; but where K and V lie was not judged: the trace declares pages of 4 "
+            "positions, but no pass shows a page table");
+  std::vector<PassInfo> nowhere = right_passes();
+  for (PassInfo& pass : nowhere)
+    for (PassRow& row : pass.rows) row.slot = -1;
+  EXPECT_EQ(audited(nowhere).verdict, "inconclusive");
+  EXPECT_NE(audited(nowhere).story.find("no pass shows a slot"), std::string::npos);
+  for (const auto& passes : {without, nowhere})
+    EXPECT_EQ(audited(passes, {}).verdict, "clean") << "of an engine without pages";
+}
+
+TEST(TableAudit, RefusesSizesThatAreNone) {
+  for (const std::string size :
+       {"0", "-5", "9223372036854775807", "18446744073709551616", "four", "", "4 "})
+    EXPECT_EQ(error_of([&] { TableAudit audit(manifest_of(size)); }),
+              "the trace declares page_size '" + size +
+                  "', and 1 to 16777216 was wanted: its page tables cannot be understood, write it "
+                  "anew");
+  EXPECT_NE(
+      error_of([] { TableAudit audit(manifest_of("4", "none")); }).find("declares pages 'none'"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep

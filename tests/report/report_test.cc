@@ -1,0 +1,316 @@
+// Reports of results of every kind; JSON is held to tools/result.schema.json.
+#include "src/report/report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "src/judge/story.h"
+#include "tests/helpers.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+Json schema() {
+  std::ifstream file(std::string(LOCKSTEP_TEST_DATA) + "/../../tools/result.schema.json");
+  return Json::parse(file);
+}
+
+bool is_of_type(const Json& value, const std::string& type) {
+  if (type == "null") return value.is_null();
+  if (type == "object") return value.is_object();
+  if (type == "array") return value.is_array();
+  if (type == "string") return value.is_string();
+  if (type == "integer") return value.is_number_integer();
+  if (type == "number") return value.is_number();
+  return type == "boolean" && value.is_boolean();
+}
+
+// The part of JSON RoundingContract that result.schema.json uses. Returns what is wrong, "" when
+// nothing is.
+std::string violation(const Json& value, const Json& rule, const Json& root, std::string at = "$") {
+  static const std::set<std::string> known = {
+      "$schema", "$defs",  "$ref",  "title",    "description",          "type",
+      "enum",    "const",  "anyOf", "required", "additionalProperties", "properties",
+      "items",   "minimum"};
+  for (const auto& [keyword, unused] : rule.items())
+    if (!known.contains(keyword)) return at + ": the schema uses unknown keyword " + keyword;
+  if (rule.contains("$ref")) {
+    const std::string ref = rule["$ref"].get<std::string>().substr(1);
+    return violation(value, root.at(Json::json_pointer(ref)), root, at);
+  }
+  if (rule.contains("anyOf")) {
+    std::string all;
+    for (const Json& option : rule["anyOf"]) {
+      const std::string wrong = violation(value, option, root, at);
+      if (wrong.empty()) return "";
+      all += wrong + " | ";
+    }
+    return all;
+  }
+  if (rule.contains("type") && !is_of_type(value, rule["type"])) return at + ": type";
+  if (rule.contains("const") && value != rule["const"]) return at + ": const";
+  if (rule.contains("enum") && std::ranges::count(rule["enum"], value) == 0) return at + ": enum";
+  if (rule.contains("minimum") && value < rule["minimum"]) return at + ": minimum";
+  if (value.is_object()) {
+    for (const Json& name : rule.value("required", Json::array()))
+      if (!value.contains(name)) return at + ": lacks " + name.get<std::string>();
+    for (const auto& [name, inner] : value.items()) {
+      const Json properties = rule.value("properties", Json::object());
+      const Json other = rule.value("additionalProperties", Json(true));
+      std::string wrong;
+      if (properties.contains(name))
+        wrong = violation(inner, properties[name], root, at + "." + name);
+      else if (other.is_object())
+        wrong = violation(inner, other, root, at + "." + name);
+      else if (other == false)
+        wrong = at + ": unknown " + name;
+      if (!wrong.empty()) return wrong;
+    }
+  }
+  if (value.is_array() && rule.contains("items"))
+    for (size_t i = 0; i < value.size(); ++i)
+      if (std::string wrong =
+              violation(value[i], rule["items"], root, at + "[" + std::to_string(i) + "]");
+          !wrong.empty())
+        return wrong;
+  return "";
+}
+
+Result clean_result() {
+  Result r;
+  r.expected = r.judged = 412;
+  r.counts[0] = 130;
+  r.counts[1] = 282;
+  r.places = {{.place = {&point("embed"), -1}, .expected = 4, .judged = 4},
+              {.place = {&point("attn.q"), 0},
+               .expected = 4,
+               .judged = 4,
+               .verdict = Verdict::rounding,
+               .worst_t1 = 0.75,
+               .worst_t2 = 0.5,
+               .worst_of_row = 0.002,
+               .worst_position = 17}};
+  r.requests = {{.id = 0,
+                 .name = "\xff not UTF-8",
+                 .prompt = {1, 2},
+                 .tokens = {3},
+                 .argmax = {3},
+                 .text = "x",
+                 .flips = {{20, 5, 9, 1.2, true}}}};
+  r.logits = LogitsSummary{.max_abs = 0.1,
+                           .kl_mean = 1e-5,
+                           .compared = 24,
+                           .argmax_equal = 24,
+                           .least_margin_ulp = 1.25};
+  r.provenance = {{"model", "m"}};
+  r.limits = {{"T1", 1.0}};
+  r.blind = {"bugs of decoding (prefill only)"};
+  tell(r);
+  return r;
+}
+
+Result diverged_result() {
+  Result r = clean_result();
+  r.findings = {{.request = 0,
+                 .position = 17,
+                 .pass = 3,
+                 .place = {&point("attn.q_rope"), 2},
+                 .statistic = "T1",
+                 .value = 35.2,
+                 .limit = 1,
+                 .index = {17, 3, 5},
+                 .want = 0.103,
+                 .got = -0.25,
+                 .budgets = 35.2,
+                 .rule = "37 of 2048 elements over their budget",
+                 .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
+                {.place = {&point("logits"), -1},
+                 .verdict = Verdict::nonfinite,
+                 .index = {0, 5},
+                 .got = std::numeric_limits<double>::quiet_NaN(),
+                 .budgets = std::numeric_limits<double>::infinity()}};
+  r.confirmations = {{{&point("attn.q_rope"), 2}, true, "confirmed: found again"},
+                     {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
+  r.first = r.findings[0];
+  r.counts = {130, 200, 80, 1, 1, 0, 0};
+  tell(r);
+  return r;
+}
+
+TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
+  Result r = clean_result();
+  tell(r, {.unexplained = "3 of 24 tokens differ"});
+  EXPECT_EQ(r.verdict, "inconclusive");
+  EXPECT_EQ(exit_status(r), 2);
+  EXPECT_NE(r.story.find("3 of 24 tokens differ, so an op that was not judged is wrong"),
+            std::string::npos)
+      << r.story;
+}
+
+Result nothing_result() {
+  Result r;
+  tell(r);
+  return r;
+}
+
+TEST(ReportJson, OfEveryKindOfResultFitsTheSchema) {
+  const Json rules = schema();
+  for (const Result& r : {clean_result(), diverged_result(), nothing_result()}) {
+    const Json json = Json::parse(report_json(r));
+    EXPECT_EQ(violation(json, rules, rules), "") << json.dump(2);
+  }
+}
+
+TEST(ReportJson, TheSchemaCanRefuse) {
+  const Json rules = schema();
+  const Json good = Json::parse(report_json(diverged_result()));
+  const auto refused = [&](auto spoil) {
+    Json bad = good;
+    spoil(bad);
+    return !violation(bad, rules, rules).empty();
+  };
+  EXPECT_TRUE(refused([](Json& j) { j["verdict"] = "fine"; }));
+  EXPECT_TRUE(refused([](Json& j) { j.erase("nodes"); }));
+  EXPECT_TRUE(refused([](Json& j) { j["nodes"]["judged"] = "many"; }));
+  EXPECT_TRUE(refused([](Json& j) { j["nodes"]["judged"] = -1; }));
+  EXPECT_TRUE(refused([](Json& j) { j["first"]["layer"] = 1.5; }));
+  EXPECT_TRUE(refused([](Json& j) { j["first"].erase("point"); }));
+  EXPECT_TRUE(refused([](Json& j) { j["findings"][1]["value"] = nullptr; }));
+  EXPECT_TRUE(refused([](Json& j) { j["surprise"] = 1; }));
+}
+
+TEST(ReportJson, SaysWhatWasFound) {
+  const Json json = Json::parse(report_json(diverged_result()));
+  EXPECT_EQ(json["verdict"], "diverged");
+  EXPECT_EQ(json["nodes"]["expected"], 412);
+  EXPECT_EQ(json["nodes"]["propagated"], 80);
+  EXPECT_EQ(json["first"]["layer"], 2);
+  EXPECT_EQ(json["first"]["point"], "attn.q_rope");
+  EXPECT_EQ(json["first"]["index"], Json({17, 3, 5}));
+  EXPECT_EQ(json["first"]["rule"],
+            "37 of 2048 elements over their budget; wrong: dims <= 31, positions >= 1 (91 % of the "
+            "elements there)");
+  EXPECT_EQ(json["first"]["precision"], 0.919);
+  EXPECT_EQ(json["first"]["recall"], 1);
+  EXPECT_TRUE(json["findings"][1]["precision"].is_null());
+  EXPECT_EQ(json["findings"][1]["got"], "NaN");
+  EXPECT_EQ(json["findings"][1]["budgets"], "Infinity");
+  EXPECT_TRUE(json["findings"][1]["layer"].is_null());
+  EXPECT_EQ(json["logits"]["argmax_equal"], "24/24");
+  EXPECT_TRUE(Json::parse(report_json(clean_result()))["first"].is_null());
+}
+
+TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
+  const auto said = [](double precision, double recall) {
+    return rule_of({.rule = "", .shape = ShapeRule{"head 3", precision, recall}});
+  };
+  EXPECT_EQ(said(1, 1), "wrong: head 3");
+  EXPECT_EQ(said(0.5, 1), "wrong: head 3 (50 % of the elements there)");
+  EXPECT_EQ(said(1, 0.999), "wrong: head 3 (99 % of all wrong ones)");
+  EXPECT_EQ(said(0.999, 0.99),
+            "wrong: head 3 (99 % of the elements there, 99 % of all wrong ones)");
+  EXPECT_EQ(rule_of({.rule = "x"}), "x");
+}
+
+TEST(Story, SaysHowLargeADifferenceIsWhereBudgetsSayLittle) {
+  const auto said = [](double budgets, double of_row) {
+    return text_of(Finding{.statistic = "T1",
+                           .index = {0, 1},
+                           .want = 0,
+                           .got = 1e-5,
+                           .budgets = budgets,
+                           .of_row = of_row});
+  };
+  EXPECT_NE(said(4.1e39, 1e-5).find("(1e-05 x the size of its row), over 1e9 budgets (T1)"),
+            std::string::npos)
+      << said(4.1e39, 1e-5);
+  EXPECT_EQ(said(12, 1e-5).find("the size of its row"), std::string::npos) << "it is small";
+  EXPECT_NE(said(12, 0.5).find("(0.5 x the size of its row), 12 budgets (T1)"), std::string::npos);
+}
+
+TEST(Reports, SayTheWorstElementBesideItsRow) {
+  Result r = clean_result();
+  r.places.push_back({.place = {&point("mlp.up"), 3},
+                      .expected = 1,
+                      .judged = 1,
+                      .verdict = Verdict::introduced,
+                      .worst_t1 = 4.1e39,
+                      .worst_of_row = 0.031});
+  EXPECT_NE(report_csv(r).find("3,mlp.up,introduced,1,1,4.1e+39,0,0.031,"), std::string::npos);
+  EXPECT_EQ(Json::parse(report_json(r))["points"].back()["worst"]["of_row"], 0.031);
+  const std::string table = report_table(r);
+  EXPECT_NE(table.find(" over 1e9     0.031 "), std::string::npos) << table;
+  EXPECT_EQ(table.find("e+39"), std::string::npos);
+}
+
+TEST(ReportTable, EndsWithTheVerdict) {
+  const auto last_line = [](const Result& r) {
+    std::string text = report_table(r);
+    EXPECT_EQ(text.back(), '\n');
+    text.pop_back();
+    return text.substr(text.rfind('\n') + 1);
+  };
+  EXPECT_EQ(last_line(clean_result()).find("clean: No bug: 412 of 412 nodes"), 0u);
+  const std::string diverged = last_line(diverged_result());
+  EXPECT_EQ(diverged.find("diverged: layer 2 attn.q_rope introduces the first error: request 0, "
+                          "position 17"),
+            0u)
+      << diverged;
+  EXPECT_NE(diverged.find("35.2 budgets (T1)"), std::string::npos);
+  EXPECT_NE(diverged.find("1 more finding"), std::string::npos);
+  EXPECT_EQ(last_line(nothing_result()).find("inconclusive: Nothing was judged"), 0u);
+}
+
+TEST(ReportTable, ShowsTheGravestPlacesFirst) {
+  Result r = clean_result();
+  for (int layer = 0; layer < 40; ++layer)
+    r.places.push_back({.place = {&point("mlp.up"), layer}, .expected = 1, .judged = 1});
+  r.places.push_back({.place = {&point("mlp.down"), 39},
+                      .expected = 1,
+                      .judged = 1,
+                      .verdict = Verdict::introduced,
+                      .worst_t1 = 9});
+  const std::string text = report_table(r);
+  const size_t worst = text.find("layer 39 mlp.down"), next = text.find("layer 0 attn.q");
+  ASSERT_NE(worst, std::string::npos);
+  ASSERT_NE(next, std::string::npos);
+  EXPECT_LT(worst, next);
+  EXPECT_EQ(text.find("layer 39 mlp.up"), std::string::npos);
+  EXPECT_NE(text.find("places less grave"), std::string::npos);
+}
+
+TEST(ReportCsv, HasOneLineAPlace) {
+  const std::string csv = report_csv(clean_result());
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
+  EXPECT_NE(csv.find("\n,embed,bitwise,4,4"), std::string::npos) << csv;
+  EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0.002,0,17,0"), std::string::npos) << csv;
+}
+
+TEST(Story, OfTokensThatDiffer) {
+  Result r = clean_result();
+  EXPECT_NE(r.story.find("no token differs"), std::string::npos);
+  r.logits->argmax_equal = 22;
+  r.logits->explained_flips = 2;
+  tell(r);
+  EXPECT_NE(r.story.find("2 of 24 tokens differ as rounding allows"), std::string::npos);
+  r.logits->explained_flips = 1;
+  tell(r);
+  EXPECT_NE(r.story.find("1 by more than rounding explains"), std::string::npos);
+}
+
+TEST(Verdicts, GiveTheExitStatus) {
+  EXPECT_EQ(exit_status(clean_result()), 0);
+  EXPECT_EQ(exit_status(diverged_result()), 1);
+  EXPECT_EQ(exit_status(nothing_result()), 2);
+}
+
+}  // namespace
+}  // namespace lockstep

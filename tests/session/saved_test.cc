@@ -1,0 +1,68 @@
+// A saved trace is judged as its run was, whoever shared K and V with whom.
+#include <gtest/gtest.h>
+
+#include "src/diff/diff.h"
+#include "src/session/judged_trace.h"
+#include "tests/judged.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+namespace {
+
+class SavedRun : public testing::Test {
+ protected:
+  Result run(const std::string& name, bool samples, Keep keep) {
+    const int64_t vocab = checkpoint_.config().vocab;
+    Request first{.prompt = some_tokens(19, vocab), .max_new = 3};
+    Request second{.prompt = first.prompt, .max_new = 2, .arrival = 2};
+    if (samples) first.samples = 3, second.max_new = 1;
+    second.samples = first.samples;
+    second.prompt.back() = 1;
+    return judged({.checkpoint = checkpoint_,
+                   .reference = open_reference(),
+                   .engine = {.dtype = DType::bf16, .page_size = 8, .prefix_cache = !samples},
+                   .requests = {first, second},
+                   .trace = scratch_ / name,
+                   .keep = keep});
+  }
+  int inheriting(const std::string& name) {
+    const auto trace = open_trace(scratch_ / name);
+    int requests = 0;
+    for (int i = 0; i < trace->passes(); ++i)
+      for (const Inherited& inherited : trace->read(i, false).info.inherited)
+        requests += inherited.tokens.empty() ? 0 : 1;
+    return requests;
+  }
+
+  Checkpoint checkpoint_ = Checkpoint::open(data_path("tiny/qwen3-default"));
+  TempFolder scratch_;
+};
+
+TEST_F(SavedRun, IsJudgedAsItWasLive) {
+  for (const bool samples : {true, false})
+    for (const std::string name : {"x.h5", "x.trace"}) {
+      const std::string file = (samples ? "samples-" : "prefix-") + name;
+      const Result live = run(file, samples, Keep::full);
+      EXPECT_EQ(live.verdict, "clean") << live.story;
+      EXPECT_EQ(inheriting(file), samples ? 2 : 1) << "nothing was shared";
+      const Result saved = judge_trace(scratch_ / file, checkpoint_, {});
+      EXPECT_EQ(saved.story, live.story);
+      EXPECT_EQ(saved.judged, live.judged);
+      EXPECT_EQ(saved.counts, live.counts);
+      EXPECT_EQ(saved.blind, live.blind);
+      const auto a = open_trace(scratch_ / file), b = open_trace(scratch_ / file);
+      EXPECT_EQ(diff(*a, *b, {}).verdict, "identical");
+    }
+}
+
+// Of digests nothing can be judged, and nothing is amiss.
+TEST_F(SavedRun, OfDigestsIsInconclusive) {
+  EXPECT_EQ(run("x.jsonl", true, Keep::digest).verdict, "clean");
+  EXPECT_EQ(inheriting("x.jsonl"), 2);
+  const Result saved = judge_trace(scratch_ / "x.jsonl", checkpoint_, {});
+  EXPECT_EQ(saved.verdict, "inconclusive") << saved.story;
+  EXPECT_TRUE(saved.findings.empty());
+}
+
+}  // namespace
+}  // namespace lockstep

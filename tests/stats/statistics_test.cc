@@ -1,0 +1,470 @@
+#include "src/stats/statistics.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "kernels/base/dtype.h"
+#include "src/judge/op_judge.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+// No element may be another number than the exact result rounded.
+const std::vector<double> kNever(8192);
+
+TEST(Quantile, AgreesWithTables) {
+  // sqrt(chi-square at 1 - 1e-6, over n): scipy.stats.chi2.isf(1e-6, n).
+  const auto root = [](int64_t n) {
+    return std::sqrt(chi_square_quantile(n, 1e-6) / static_cast<double>(n));
+  };
+  EXPECT_NEAR(root(16), 1.91, 0.03);
+  EXPECT_NEAR(root(64), 1.44, 0.01);
+  EXPECT_NEAR(root(1024), 1.11, 0.005);
+  EXPECT_NEAR(root(1000000), 1.0034, 0.0005);
+  EXPECT_NEAR(chi_square_quantile(10, 0.05), 18.307, 0.1);
+  EXPECT_NEAR(chi_square_quantile(100, 0.01), 135.807, 0.2);
+  EXPECT_GT(chi_square_quantile(100, 1e-11), chi_square_quantile(100, 1e-6));
+}
+
+TEST(Quantile, TheLimitHasAFloor) {
+  EXPECT_EQ(rms_limit(100000000, 1e-6), 1.10);
+  EXPECT_NEAR(rms_limit(64, 1e-6), 1.05 * 1.44, 0.01);
+}
+
+TEST(Within, NanNeverPasses) {
+  EXPECT_TRUE(within(1, 1));
+  EXPECT_FALSE(within(kNan, 1));
+  EXPECT_FALSE(within(1, kNan));
+  EXPECT_FALSE(within(kInf, 1));
+}
+
+// A node of one row, each element with the budget of one rounding.
+Measure measure(std::vector<double> want, std::vector<double> got, DType dtype = DType::bf16,
+                NodeClass node_class = NodeClass::elementwise) {
+  std::vector<double> limit, variance;
+  for (double x : want) {
+    limit.push_back(ulp(x, dtype) / 2);
+    variance.push_back(ulp(x, dtype) * ulp(x, dtype) / 12);
+  }
+  Meter meter({.dtype = dtype, .node_class = node_class, .row_shape = {std::ssize(want)}}, 1);
+  meter.add(0, {got, want, limit, variance, {}, kNever});
+  return meter.finish();
+}
+
+Verdict verdict(std::vector<double> want, std::vector<double> got, DType dtype = DType::bf16,
+                NodeClass node_class = NodeClass::elementwise) {
+  const Shape row{std::ssize(want)};
+  return outcome_of(measure(std::move(want), std::move(got), dtype, node_class), row, 1).verdict;
+}
+
+TEST(Adversarial, NanIsNeverAlike) {
+  EXPECT_EQ(verdict({1, 1}, {kNan, 1}), Verdict::nonfinite);
+  EXPECT_EQ(measure({1, 1}, {kNan, 1}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({kNan, 1}, {1, 1}).nonfinite, NonFinite::introduced);  // it hides a NaN
+  EXPECT_EQ(measure({kNan, 1}, {kNan, 1}).nonfinite, NonFinite::propagated);
+  EXPECT_EQ(verdict({kNan, 1}, {kNan, 1}), Verdict::nonfinite);
+  EXPECT_EQ(verdict({1, kNan}, {1, kNan}, DType::f32, NodeClass::exact), Verdict::nonfinite);
+  EXPECT_EQ(measure({1, 1, 1}, {1, 1, kNan}).excluded, 1);
+}
+
+TEST(Adversarial, Infinities) {
+  EXPECT_EQ(measure({1, 2}, {kInf, 2}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({1, 2}, {-kInf, 2}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({kInf}, {kInf}).nonfinite, NonFinite::propagated);
+  EXPECT_EQ(measure({kInf}, {-kInf}).nonfinite, NonFinite::introduced);  // its sign is the op's
+  EXPECT_EQ(measure({kInf}, {kNan}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({kNan}, {kInf}).nonfinite, NonFinite::propagated);  // either may come of NaN
+  EXPECT_EQ(measure({kInf}, {3}).nonfinite, NonFinite::introduced);
+  // The exact result is above what fp16 holds: Inf and the largest number are what is expected.
+  EXPECT_EQ(measure({70000}, {kInf}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {65504}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({-70000}, {-65504}, DType::f16).nonfinite, NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {-kInf}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({70000}, {kNan}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({65504}, {kInf}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(verdict({70000}, {65000}, DType::f16), Verdict::introduced);
+}
+
+TEST(Adversarial, SignsAndZeros) {
+  EXPECT_EQ(verdict({-1, -2}, {-1, -2}), Verdict::bitwise);
+  EXPECT_EQ(verdict({-1}, {1}), Verdict::introduced);
+  EXPECT_EQ(verdict({0, 0}, {0, 0}), Verdict::bitwise);
+  EXPECT_EQ(verdict({0.0}, {-0.0}), Verdict::bitwise);
+  EXPECT_EQ(verdict({0.0}, {-0.0}, DType::f32, NodeClass::exact), Verdict::introduced);
+  EXPECT_EQ(verdict({-0.0}, {-0.0}, DType::f32, NodeClass::exact), Verdict::bitwise);
+  EXPECT_EQ(verdict({0}, {1}), Verdict::introduced);
+  EXPECT_EQ(verdict({1}, {0}), Verdict::introduced);
+}
+
+TEST(Adversarial, SubnormalsAndHugeGaps) {
+  const double tiny = 0x1p-149;
+  EXPECT_EQ(verdict({tiny}, {tiny}, DType::f32), Verdict::bitwise);
+  EXPECT_EQ(verdict({tiny}, {0}, DType::f32), Verdict::introduced);  // flushed to zero
+  EXPECT_EQ(verdict({tiny / 4}, {0}, DType::f32), Verdict::bitwise);
+  EXPECT_EQ(verdict({0}, {tiny}, DType::f32), Verdict::introduced);
+  EXPECT_EQ(verdict({1e-40}, {3e38}, DType::f32), Verdict::introduced);
+  EXPECT_EQ(verdict({3e38}, {-3e38}, DType::f32), Verdict::introduced);
+}
+
+TEST(Adversarial, LastElementOneElementNone) {
+  std::vector<double> want(1000, 1.0), got = want;
+  got.back() = 1 + 0x1p-7;
+  const Measure last = measure(want, got);
+  EXPECT_EQ(last.worst.offset, 999);
+  EXPECT_EQ(last.worst.budgets, 2);
+  EXPECT_EQ(last.over, 1);
+  EXPECT_EQ(verdict(want, got), Verdict::introduced);
+  EXPECT_EQ(verdict({2}, {2}), Verdict::bitwise);
+  EXPECT_EQ(verdict({}, {}), Verdict::inconclusive);
+}
+
+TEST(Adversarial, ABudgetThatIsNoNumberVouchesForNothing) {
+  for (double bad : {kNan, kInf, 0.0, -1.0}) {
+    const std::vector<double> want{1}, got{1}, limit{bad}, variance{1};
+    Meter meter({.dtype = DType::bf16, .row_shape = {1}}, 1);
+    meter.add(0, {got, want, limit, variance, {}, kNever});
+    EXPECT_EQ(outcome_of(meter.finish(), {1}, 1).verdict, Verdict::introduced) << bad;
+  }
+}
+
+TEST(Strain, IsTheLeastScaleThatPasses) {
+  EXPECT_EQ((Statistic{"T1", 3, 1.5, ""}.strain()), 2);
+  EXPECT_EQ((Statistic{"T5", 0, 0, ""}.strain()), 0);
+  EXPECT_EQ((Statistic{"T0", 1, 0, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{"T1", kNan, 1, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{"T1", kInf, 1, ""}.strain()), kInf);
+}
+
+TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {
+  // +-0.9 budgets everywhere: no element is over, the mean is 0, sum and norm hardly move.
+  std::vector<double> want(4096, 1.0), got = want;
+  for (size_t i = 0; i < got.size(); ++i) got[i] += (i % 2 ? 0.9 : -0.9) * 0x1p-8;
+  const Measure m = measure(want, got);
+  EXPECT_TRUE(m.statistics.at(0).passes(1));
+  EXPECT_FALSE(m.statistics.at(1).passes(1));
+  EXPECT_STREQ(m.statistics[1].name, "T2");
+}
+
+TEST(Adversarial, APermutationOfTheRightNumbersIsSeen) {
+  std::vector<double> want, got;
+  for (int i = 0; i < 256; ++i) want.push_back(round_to(1 + i / 64.0, DType::bf16));
+  got.assign(want.rbegin(), want.rend());
+  EXPECT_EQ(verdict(want, got), Verdict::introduced);
+}
+
+const Statistic* find(const std::vector<Statistic>& statistics, std::string_view name) {
+  const auto found = std::ranges::find(statistics, name, &Statistic::name);
+  return found == statistics.end() ? nullptr : &*found;
+}
+
+// Random numbers with heads and several rows, rounded: what a perfect kernel gives.
+Measure rounded_node(DType dtype, uint64_t seed, double worse_head = 1) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  Meter meter({.dtype = dtype, .row_shape = {4, 32}, .page_size = 16}, 40);
+  for (int64_t row = 0; row < 40; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 128; ++i) {
+      want.push_back(normal(random) * std::exp2(static_cast<double>(i % 7)));
+      const double unit = ulp(want.back(), dtype);
+      got.push_back(round_to(want.back(), dtype));
+      if (i / 32 == 2) got.back() = want.back() + (got.back() - want.back()) * worse_head;
+      limit.push_back(unit / 2);
+      variance.push_back(unit * unit / 12);
+    }
+    meter.add(row, {got, want, limit, variance, {}, kNever});
+  }
+  return meter.finish();
+}
+
+TEST(Noise, OfOneRoundingRaisesNoAlarm) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (uint64_t seed = 0; seed < 200; ++seed)
+      for (const Statistic& s : rounded_node(dtype, seed).statistics)
+        EXPECT_TRUE(s.passes(1)) << name_of(dtype) << ' ' << s.name << ' ' << s.value << ' '
+                                 << s.slice;
+}
+
+TEST(Noise, AHeadThatIsWorseIsNamed) {
+  const Measure m = rounded_node(DType::bf16, 1, 1.6);
+  const Statistic& t4 = m.statistics.at(2);
+  EXPECT_STREQ(t4.name, "T4");
+  EXPECT_FALSE(t4.passes(1));
+  EXPECT_EQ(t4.slice, "head 2");
+  // What is shown of it lies there.
+  const NodeOutcome outcome = outcome_of(m, {4, 32}, 1);
+  ASSERT_EQ(outcome.verdict, Verdict::introduced);
+  if (outcome.finding.statistic == "T4") {
+    EXPECT_EQ(outcome.finding.index.at(1), 2);
+  }
+}
+
+// One column of many rows whose results are rounded up instead of to nearest.
+TEST(Noise, AColumnThatIsMisroundedIsNamedWithAnElementOfIt) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  Meter meter({.dtype = DType::bf16, .row_shape = {64}}, 100);
+  for (int64_t row = 0; row < 100; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 64; ++i) {
+      want.push_back(normal(random));
+      const double unit = ulp(want.back(), DType::bf16);
+      got.push_back(i == 17 ? std::ceil(want.back() / unit) * unit
+                            : round_to(want.back(), DType::bf16));
+      limit.push_back(unit);  // T1 is not what this is about
+      variance.push_back(unit * unit / 3);
+    }
+    meter.add(row, {got, want, limit, variance, {}, kNever});
+  }
+  const NodeOutcome outcome = outcome_of(meter.finish(), {64}, 1);
+  ASSERT_EQ(outcome.verdict, Verdict::introduced);
+  EXPECT_EQ(outcome.finding.statistic, "T3");
+  EXPECT_TRUE(outcome.finding.rule.starts_with("column 17: ")) << outcome.finding.rule;
+  EXPECT_EQ(outcome.finding.index.at(1), 17);
+  EXPECT_NE(outcome.finding.got, round_to(outcome.finding.want, DType::bf16));
+}
+
+// Of a share of misrounded elements one of them is shown, not one that is rounded right and lies
+// as far from the exact result as half an ulp is.
+TEST(Noise, AShareThatIsMisroundedIsShownByOneOfIt) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  Meter meter({.dtype = DType::bf16, .row_shape = {64}}, 8);
+  for (int64_t row = 0; row < 8; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 64; ++i) {
+      const double unit = ulp(1.5, DType::bf16);
+      const bool off = i % 4 == row % 4;  // in no column or row alone
+      want.push_back(1.5 + (off ? 0.2 : 0.45) * unit);
+      got.push_back(off ? 1.5 + unit : 1.5);
+      limit.push_back(off ? 2 * unit : unit / 2);
+      variance.push_back(unit * unit);
+    }
+    meter.add(row, {got, want, limit, variance, {}, kNever});
+  }
+  const NodeOutcome outcome = outcome_of(meter.finish(), {64}, 1);
+  ASSERT_EQ(outcome.verdict, Verdict::introduced);
+  EXPECT_EQ(outcome.finding.statistic, "T3");
+  EXPECT_EQ(outcome.finding.got, 1.5 + ulp(1.5, DType::bf16)) << outcome.finding.rule;
+  EXPECT_GT(outcome.finding.of_row, 0);
+}
+
+// Exact results that stand 0.45 ulp beside a number of the dtype, in every row of some columns, as
+// a bias that a slow dim of a rope moves a little; `noise` ulp come on top of the rounding.
+Measure node_in_a_fixed_place(DType dtype, double noise) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  Meter meter({.dtype = dtype, .row_shape = {4, 32}, .page_size = 16}, 600);
+  for (int64_t row = 0; row < 600; ++row) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 128; ++i) {
+      const double unit = ulp(1.5, dtype), free = 1.5 + 0.1 * normal(random);
+      want.push_back(i % 32 < 3 ? 1.5 + 0.45 * unit : free);
+      const double error = i % 32 < 3 ? noise * normal(random) : 0;
+      got.push_back(round_to(want.back(), dtype) + error * unit);
+      limit.push_back(unit * 100);  // T1 is not what this is about
+      variance.push_back(unit * unit / 12);
+    }
+    meter.add(row, {got, want, limit, variance, {}, kNever});
+  }
+  return meter.finish();
+}
+
+TEST(Noise, OfResultsInAFixedPlaceRaisesNoAlarm) {
+  for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const Measure clean = node_in_a_fixed_place(dtype, 0);
+    for (const char* name : {"T2", "T4"}) {
+      const Statistic* s = find(clean.statistics, name);
+      ASSERT_NE(s, nullptr);
+      EXPECT_TRUE(s->passes(1)) << name_of(dtype) << ' ' << name << ' ' << s->value << ' '
+                                << s->slice;
+    }
+    const Measure noisy = node_in_a_fixed_place(dtype, 0.4);
+    const Statistic* t4 = find(noisy.statistics, "T4");
+    ASSERT_NE(t4, nullptr);
+    EXPECT_FALSE(t4->passes(1)) << name_of(dtype);
+    EXPECT_TRUE(t4->slice.starts_with("column")) << t4->slice;
+  }
+}
+
+TEST(Noise, LimitsTimesZeroFail) {
+  const NodeOutcome outcome = outcome_of(rounded_node(DType::bf16, 1), {4, 32}, 0);
+  EXPECT_EQ(outcome.verdict, Verdict::introduced);
+  EXPECT_EQ(outcome.finding.limit, 0);
+  EXPECT_TRUE(std::isfinite(outcome.finding.budgets));
+}
+
+TEST(Noise, FewElementsAreHeldToT1Only) {
+  const std::vector<double> want(63, 1.0);
+  EXPECT_EQ(measure(want, want).statistics.size(), 1u);
+  const std::vector<double> enough(64, 1.0);
+  std::string names;
+  for (const Statistic& s : measure(enough, enough).statistics) names += s.name;
+  EXPECT_EQ(names, "T1T2T4T3T3");  // and no gain: a budget without one was given
+}
+
+TEST(Share, LimitIsThatOfARareBinomial) {
+  // scipy.stats.binom.isf(1e-6, n, p) + 1 is at most the limit, and not far from it.
+  EXPECT_GE(share_limit(64, 0.02, 1e-6) * 64, 9);
+  EXPECT_LE(share_limit(64, 0.02, 1e-6) * 64, 14);
+  EXPECT_GE(share_limit(10000, 0.02, 1e-6) * 10000, 270);
+  EXPECT_LE(share_limit(10000, 0.02, 1e-6) * 10000, 285);
+  EXPECT_GT(share_limit(1, 0, 1e-6), 1);  // one element tells nothing
+}
+
+// Rows of `width` numbers as a kernel gives them whose every result is off by `gain` before it is
+// rounded, and by noise of `noise` ulp.
+// What pooled() makes.
+struct Pooled : Moments {
+  std::vector<Statistic> statistics(DType dtype) const {
+    return Moments::statistics(dtype, kPooledFalseAlarm);
+  }
+};
+
+Pooled pooled(DType dtype, int64_t rows, double gain, double noise, bool repeated = false,
+              uint64_t seed = 3) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  PlacePool pool;
+  constexpr size_t kWidth = 192;
+  std::vector<double> want(kWidth), got(kWidth), limit(kWidth), variance(kWidth);
+  const std::vector<double> misround(kWidth, 1e-3);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < kWidth; ++i) {
+      if (!repeated || row == 0) want[i] = normal(random);
+      const double unit = ulp(want[i], dtype);
+      if (!repeated || row == 0)
+        got[i] = round_to(want[i] * (1 + gain) + noise * unit * normal(random), dtype);
+      limit[i] = unit / 2 + 1e-3 * unit;
+      variance[i] = unit * unit / 12;
+    }
+    Meter meter({.dtype = dtype, .row_shape = {std::ssize(want)}}, 1, &pool);
+    meter.add(row, {got, want, limit, variance, {}, misround, 1.4e-6});
+  }
+  return {pool.sum()};
+}
+
+TEST(Misrounds, OfMoreThanTheBudgetAllowsAreSeen) {
+  const Pooled good = pooled(DType::bf16, 100, 0, 3e-4);
+  EXPECT_LE(good.misrounded, 40);
+  EXPECT_NEAR(good.may_misround, 19.2, 0.1);
+  EXPECT_TRUE(find(good.statistics(DType::bf16), "T3")->passes(1));
+  const Pooled bad = pooled(DType::bf16, 100, 0, 1e-2);
+  EXPECT_NEAR(static_cast<double>(bad.misrounded), 19200 * 0.8e-2, 60);
+  const auto statistics = bad.statistics(DType::bf16);
+  EXPECT_FALSE(find(statistics, "T3")->passes(1));
+  EXPECT_TRUE(find(statistics, "T2")->passes(1));  // which a hundredth of an ulp does not move
+  EXPECT_EQ(find(pooled(DType::f32, 100, 0, 1e-2).statistics(DType::f32), "T3"), nullptr);
+}
+
+TEST(Gain, OfAFewMillionthsIsSeenInManyRows) {
+  for (const double gain : {4e-6, -4e-6}) {
+    const Pooled many = pooled(DType::bf16, 1500, gain, 3e-4);
+    const auto statistics = many.statistics(DType::bf16);
+    EXPECT_FALSE(find(statistics, "T5")->passes(1)) << find(statistics, "T5")->slice;
+    EXPECT_NEAR(many.cross / many.power, gain, 1e-6);
+    EXPECT_NE(find(statistics, "T5")->slice.find(gain > 0 ? "large" : "small"), std::string::npos);
+    EXPECT_TRUE(find(pooled(DType::bf16, 5, gain, 3e-4).statistics(DType::bf16), "T5")->passes(1));
+  }
+  const Pooled none = pooled(DType::bf16, 1500, 0, 3e-4);
+  EXPECT_TRUE(find(none.statistics(DType::bf16), "T5")->passes(1));
+}
+
+TEST(Gain, OfFp32IsHeldToWhatRowsHaveInCommon) {
+  EXPECT_FALSE(find(pooled(DType::f32, 256, 4e-6, 2).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_TRUE(find(pooled(DType::f32, 256, 0, 2).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_TRUE(find(pooled(DType::f32, 256, 1e-7, 0.1).statistics(DType::f32), "T5")->passes(1));
+  EXPECT_EQ(find(pooled(DType::f32, 255, 4e-6, 2).statistics(DType::f32), "T5"), nullptr);
+}
+
+TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {
+  // Exact results a tenth of an ulp under the numbers of the dtype: all round up, and should.
+  std::vector<double> want, got, limit, variance;
+  for (int i = 0; i < 4096; ++i) {
+    const double number = 1 + (i % 128) * 0x1p-7;
+    want.push_back(number - 0.1 * 0x1p-7);
+    got.push_back(number);
+    limit.push_back(0x1p-8);
+    variance.push_back(0x1p-14 / 12);
+  }
+  Meter meter({.dtype = DType::bf16, .row_shape = {4096}}, 1);
+  meter.add(0, {got, want, limit, variance, {}, kNever, 0x1p-23});
+  EXPECT_EQ(find(meter.finish().statistics, "T5")->value, 0);
+}
+
+TEST(Repeated, RowsAreOneObservation) {
+  const Moments once = pooled(DType::bf16, 1, 0, 0.02, true);
+  const Moments often = pooled(DType::bf16, 500, 0, 0.02, true);
+  EXPECT_EQ(often.rows, 1);
+  EXPECT_EQ(often.elements, once.elements);
+  EXPECT_EQ(often.misrounded, once.misrounded);
+  Meter meter({.dtype = DType::bf16, .row_shape = {64}, .page_size = 16}, 40);
+  const std::vector<double> row(64, 1.0), limit(64, 0x1p-8), variance(64, 1e-5);
+  std::vector<double> last = row;
+  last[3] += 0x1p-7;
+  for (int64_t i = 0; i < 40; ++i)
+    meter.add(i, {i == 39 ? last : row, row, limit, variance, {}, kNever});
+  EXPECT_EQ(meter.finish().over, 1);  // T1 sees every row all the same
+  EXPECT_EQ(meter.finish().elements, 40 * 64);
+}
+
+// A column that is a quarter of an ulp off in every decode pass shows in none of them.
+TEST(Pool, OfManyNodesShowsAColumnThatNoneOfThemDoes) {
+  std::mt19937_64 random(2);
+  std::normal_distribution<double> normal;
+  PlacePool pool;
+  for (int64_t pass = 0; pass < 400; ++pass) {
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 128; ++i) {
+      want.push_back(normal(random));
+      const double unit = ulp(want.back(), DType::bf16);
+      got.push_back(round_to(want.back() + (i == 5 ? 0.25 * unit : 0), DType::bf16));
+      limit.push_back(unit);
+      variance.push_back(unit * unit / 12);
+    }
+    Meter node({.dtype = DType::bf16, .row_shape = {128}}, 1, &pool);
+    node.add(pass, {got, want, limit, variance, {}, std::vector<double>(128, 1e-3)});
+    for (const Statistic& s : node.finish().statistics) EXPECT_TRUE(s.passes(1)) << s.name;
+  }
+  bool named = false;
+  for (const Statistic& s : pool.statistics(DType::bf16))
+    named = named || (!s.passes(1) && s.slice.starts_with("column 5"));
+  EXPECT_TRUE(named);
+}
+
+// Elements that share their error are as one: a row whose scale is wrong by two deviations is no
+// alarm where the scale is shared, and one where elements are independent.
+TEST(Shared, ErrorsOfARowCountOnce) {
+  const std::vector<double> want(256, 1.5), limit(256, 1), variance(256, 1e-6);
+  const std::vector<double> got(256, 1.5 + 2e-3);
+  for (const bool shared : {true, false}) {
+    Meter meter({.dtype = DType::f32, .row_shape = {256}}, 1);
+    meter.add(0, {got, want, limit, variance, shared ? variance : std::vector<double>(), kNever});
+    const std::vector<Statistic> statistics = meter.finish().statistics;
+    EXPECT_EQ(find(statistics, "T2")->passes(1), shared);
+  }
+}
+
+TEST(Offset, OfATruncationIsManyDeviations) {
+  std::vector<double> want, got, limit, variance;
+  for (int i = 0; i < 4096; ++i) {
+    want.push_back(1.5 + i * 1e-5);
+    got.push_back(std::floor(want.back() * 128) / 128);
+    limit.push_back(0x1p-7);
+    variance.push_back(0x1p-14 / 12);
+  }
+  PlacePool pool;
+  Meter meter({.dtype = DType::bf16, .row_shape = {4096}}, 1, &pool);
+  meter.add(0, {got, want, limit, variance, {}, kNever, 0x1p-23});
+  EXPECT_LT(pool.sum().offset_deviations(), -kGainDeviations);
+  EXPECT_EQ(Moments{}.offset_deviations(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep
