@@ -21,9 +21,7 @@ class DigestRecorder final : public Sink, private DigestSink {
   void end() override { host_.end(); }
 
  private:
-  bool keeps(const Point& point, int) const override {
-    return tensors_ && point.op != OpKind::cache;
-  }
+  bool keeps(const Point& point, int) const override { return tensors_ && !point.is_cache(); }
   void take(Pass pass) override;
 
   bool whole_rows_, tensors_;

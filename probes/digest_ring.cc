@@ -19,7 +19,7 @@ constexpr unsigned kMostThreads = 8;
 // Enough for a while: the rows of the caches grow with every pass.
 int64_t with_room(int64_t bytes) { return bytes + bytes / 2; }
 
-bool is_cache(const Point& point) { return point.op == OpKind::cache; }
+bool is_cache(const Point& point) { return point.is_cache(); }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 int64_t length_of(const PassInfo& info, int32_t request) {

@@ -7,42 +7,64 @@
 namespace lockstep {
 namespace {
 
-bool has(const Graph& graph, const Point& p, int layer) {
-  const bool experts = std::ranges::binary_search(graph.expert_layers, layer);
-  switch (p.presence) {
-    case Presence::always:
-      break;
-    case Presence::qk_norm:
-      return graph.qk_norm;
-    case Presence::dense:
-      return !experts;
-    case Presence::experts:
-      return experts;
-    case Presence::rope_tables:
-      return graph.rope_tables;
-  }
-  return true;
-}
-
-Place resolve(const Graph& graph, std::string_view name, int layer) {
-  if (name == "stream") {
-    if (layer == 0 || graph.layers == 0) return {&point("embed"), -1};
-    return {&point("mlp.residual"), (layer < 0 ? graph.layers : layer) - 1};
-  }
-  if (name == "mlp.combine" && !has(graph, point("mlp.combine"), layer)) name = "mlp.down";
-  const Point* p = find_point(name);
-  check(p != nullptr, "the table of points names '{}' as an input, but has no such point", name);
-  while (!has(graph, *p, layer)) p = find_point(p->inputs[0]);
-  return {p, p->per_layer ? layer : -1};
+size_t slot_of(const Place& place) {
+  return static_cast<size_t>(place.layer + 1) * kPoints.size() +
+         static_cast<size_t>(order_of(*place.point));
 }
 
 }  // namespace
 
+int Graph::add(const Place& place, std::vector<int> inputs) {
+  const int number = static_cast<int>(places_.size());
+  check(place.point->per_layer == (place.layer >= 0),
+        "the graph has {} of layer {}, and that point is {} a layer", place.point->name,
+        place.layer, place.point->per_layer ? "of" : "not of");
+  check(!has(place), "the graph has {} of layer {} twice", place.point->name, place.layer);
+  for (const int input : inputs)
+    check(input >= 0 && input < number,
+          "the graph's node {} ({} of layer {}) reads node {}, which is not before it", number,
+          place.point->name, place.layer, input);
+  layers_ = std::max(layers_, place.layer + 1);
+  numbers_.resize(static_cast<size_t>(layers_ + 1) * kPoints.size(), -1);
+  numbers_[slot_of(place)] = number;
+  places_.push_back(place);
+  inputs_.push_back(std::move(inputs));
+  return number;
+}
+
+std::vector<Place> Graph::inputs_of(const Place& place) const {
+  std::vector<Place> read;
+  if (const int node = index_of(place); node >= 0)
+    for (const int input : inputs(node)) read.push_back(places_[static_cast<size_t>(input)]);
+  return read;
+}
+
+int Graph::index_of(const Place& place) const {
+  if (place.layer < -1 || place.layer >= layers_ || numbers_.empty()) return -1;
+  return numbers_[slot_of(place)];
+}
+
+Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& keep) {
+  Graph kept;
+  std::vector<int> number(graph.places().size(), -1);
+  for (size_t i = 0; i < number.size(); ++i) {
+    if (!keep(graph.places()[i])) continue;
+    std::vector<int> inputs;
+    for (const int input : graph.inputs(static_cast<int>(i)))
+      if (const int to = number[static_cast<size_t>(input)]; to >= 0) inputs.push_back(to);
+    number[i] = kept.add(graph.places()[i], std::move(inputs));
+  }
+  return kept;
+}
+
 std::string text_of(const Graph& graph) {
-  std::string text = fmt::format("{} layers", graph.layers);
-  if (graph.qk_norm) text += " with QK-norm";
-  if (!graph.expert_layers.empty())
-    text += fmt::format(", {} of them with experts", graph.expert_layers.size());
+  const auto count = [&](const Point& p) {
+    return std::ranges::count_if(graph.places(), [&](const Place& at) { return *at.point == p; });
+  };
+  std::string text = fmt::format("{} layers", graph.layers());
+  if (count(point("attn.q_norm")) > 0) text += " with QK-norm";
+  if (const auto experts = count(point("mlp.experts")); experts > 0)
+    text += fmt::format(", {} of them with experts", experts);
   return text;
 }
 
@@ -52,42 +74,23 @@ const Point* find_point(std::string_view name) {
   return nullptr;
 }
 
-std::vector<Place> places_of(const Graph& graph) {
-  std::vector<Place> places;
-  size_t first = 0;
-  const auto add = [&](const Point& p, int layer) {
-    if (has(graph, p, layer)) places.push_back({&p, layer});
-  };
-  while (first < kPoints.size() && !kPoints[first].per_layer) add(kPoints[first++], -1);
-  size_t last = first;
-  while (last < kPoints.size() && kPoints[last].per_layer) ++last;
-  for (int layer = 0; layer < graph.layers; ++layer)
-    for (size_t i = first; i < last; ++i) add(kPoints[i], layer);
-  for (size_t i = last; i < kPoints.size(); ++i) add(kPoints[i], -1);
-  return places;
-}
-
-std::vector<Place> inputs_of(const Graph& graph, const Place& place) {
-  std::vector<Place> inputs;
-  for (std::string_view name : place.point->inputs) {
-    const bool tables = name == "rope.cos" || name == "rope.sin";
-    if (!name.empty() && (!tables || graph.rope_tables))
-      inputs.push_back(resolve(graph, name, place.layer));
-  }
-  return inputs;
+int order_of(const Point& p) {
+  const std::less<const Point*> before;
+  const bool ours = !before(&p, kPoints.data()) && before(&p, kPoints.data() + kPoints.size());
+  return static_cast<int>((ours ? &p : find_point(p.name)) - kPoints.data());
 }
 
 std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection) {
-  const std::vector<Place> places = places_of(graph);
+  const std::vector<Place>& places = graph.places();
   std::vector<bool> needed(places.size());
   for (size_t i = places.size(); i-- > 0;) {  // readers before what they read
     const Point& p = *places[i].point;
     const bool selected = selection.has(p, places[i].layer);
     const bool routes = p == point("mlp.router") || p == point("mlp.experts");
-    needed[i] = needed[i] || selected || routes || p == point("logits") || p == point("token");
-    if (!selected && !(needed[i] && p.op == OpKind::cache)) continue;
-    for (const Place& input : inputs_of(graph, places[i]))
-      needed[static_cast<size_t>(std::ranges::find(places, input) - places.begin())] = true;
+    needed[i] = needed[i] || selected || routes || p.rows == RowDomain::logit;
+    if (!selected && !(needed[i] && p.is_cache())) continue;
+    for (const int input : graph.inputs(static_cast<int>(i)))
+      needed[static_cast<size_t>(input)] = true;
   }
   std::vector<Place> found;
   for (size_t i = 0; i < places.size(); ++i)

@@ -1,25 +1,15 @@
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "probes/points.h"
 #include "probes/selection.h"
 
 namespace lockstep {
-
-// What of a model decides which nodes it has.
-struct Graph {
-  int layers = 0;
-  bool qk_norm = false;
-  std::vector<int> expert_layers;  // that have experts, ascending; the others have one MLP
-  bool rope_tables = false;        // the cosines and sines that RoPE reads are shown
-
-  bool operator==(const Graph&) const = default;
-};
-
-// "3 layers with QK-norm, 2 of them with experts", for people.
-std::string text_of(const Graph& graph);
 
 // A point of one layer (layer is -1 for the points that are not of a layer).
 struct Place {
@@ -32,16 +22,49 @@ struct Place {
   }
 };
 
-// Every place of the model in the order in which it computes them.
-std::vector<Place> places_of(const Graph& graph);
+// What a model computes, as data: a node for every place where a tensor can be seen, in the order
+// in which the model computes them, and which nodes each one reads. The model's family makes it, a
+// trace carries it.
+//
+//   embed -> attn.norm@0 -> attn.q@0 -> ... -> mlp.residual@0 -> attn.norm@1 -> ... -> token
+//        \-------------------------- attn.residual@0 --/
+class Graph {
+ public:
+  // Adds a node that reads those nodes, in the order of the op's arguments, and returns its number.
+  // Throws Error when the place is there already, or when an input is no earlier node.
+  int add(const Place& place, std::vector<int> inputs);
 
-// The places whose tensors the op at `place` reads, in the order of its point's `inputs`. Empty for
-// embed, which reads tokens.
-std::vector<Place> inputs_of(const Graph& graph, const Place& place);
+  const std::vector<Place>& places() const& { return places_; }
+  std::vector<Place> places() && { return std::move(places_); }  // of a graph that nobody keeps
+  std::span<const int> inputs(int node) const { return inputs_.at(static_cast<size_t>(node)); }
+  // The places that the op at `place` reads. Empty for embed, which reads tokens, and for a place
+  // that the model does not have.
+  std::vector<Place> inputs_of(const Place& place) const;
+  // The node's number; -1: the model has no such place. In constant time.
+  int index_of(const Place& place) const;
+  bool has(const Place& place) const { return index_of(place) >= 0; }
+  int layers() const { return layers_; }  // one more than the last layer of a node
+
+  bool operator==(const Graph& other) const {
+    return places_ == other.places_ && inputs_ == other.inputs_;
+  }
+
+ private:
+  std::vector<Place> places_;
+  std::vector<std::vector<int>> inputs_;
+  std::vector<int> numbers_;  // by layer + 1 and order of the point; -1: none
+  int layers_ = 0;
+};
+
+// The nodes that `keep` wants; the others are no longer read either.
+Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& keep);
+
+// "3 layers with QK-norm, 2 of them with experts", for people.
+std::string text_of(const Graph& graph);
 
 // What must be seen to judge the selected places: they, what their ops read, what a K/V cache that
 // is read was written from, which experts rows went to, and logits and tokens. In the order of
-// places_of.
+// places().
 std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ namespace {
 // Row hashes that the judge compares whatever is kept: what was written to the cache and what came
 // out of it.
 bool always_hashed(const Point& p) {
-  return p.op == OpKind::cache || p == point("attn.k_rope") || p == point("attn.v");
+  return p.is_cache() || p == point("attn.k_rope") || p == point("attn.v");
 }
 
 Shape with_rows(const Shape& shape, int64_t rows) {
@@ -43,7 +43,7 @@ Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
 const KeptTensor* Pass::find(const Point& point, int layer, int32_t request) const {
   for (const KeptTensor& tensor : tensors) {
     if (tensor.layer != layer || !(*tensor.point == point)) continue;
-    const bool of_one = point.op == OpKind::cache && request >= 0;
+    const bool of_one = point.is_cache() && request >= 0;
     if (!of_one || (!tensor.rows.empty() && tensor.rows[0].request == request)) return &tensor;
   }
   return nullptr;
@@ -130,8 +130,7 @@ void Recorder::record(const Record& record) {
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < record.rows.size(); ++i) {
     const Row& row = record.rows[i];
-    const bool has =
-        point.op == OpKind::cache ? selection_.has_request(row.request) : selection_.has(row);
+    const bool has = point.is_cache() ? selection_.has_request(row.request) : selection_.has(row);
     if (!has) continue;
     wanted.push_back(static_cast<int64_t>(i));
     kept.rows.push_back(row);
@@ -141,8 +140,8 @@ void Recorder::record(const Record& record) {
   kept.shape = kept.data.view().shape;
   if (digests_ || always_hashed(point)) kept.row_hashes = row_hashes_of(kept.data);
   if (digests_)
-    kept.digest = point.op == OpKind::cache ? digest_of_rows(kept.row_hashes, kept.shape.count())
-                                            : digest_of(kept.data);
+    kept.digest = point.is_cache() ? digest_of_rows(kept.row_hashes, kept.shape.count())
+                                   : digest_of(kept.data);
   pass_.tensors.push_back(std::move(kept));
 }
 

@@ -2,6 +2,7 @@
 
 #include "kernels/base/check.h"
 #include "reference/qwen.h"
+#include "src/weights/qwen_graph.h"
 
 namespace lockstep {
 namespace {
@@ -9,9 +10,9 @@ namespace {
 // To add a family: write its model beside qwen.cc, its row here and in src/model/families.cc, and
 // teach src/weights/config.cc its config.json.
 constexpr Family kFamilies[] = {
-    {"Qwen2ForCausalLM", qwen_reference},
-    {"Qwen3ForCausalLM", qwen_reference},
-    {"Qwen3MoeForCausalLM", qwen_reference},
+    {"Qwen2ForCausalLM", qwen_graph_of, qwen_reference},
+    {"Qwen3ForCausalLM", qwen_graph_of, qwen_reference},
+    {"Qwen3MoeForCausalLM", qwen_graph_of, qwen_reference},
 };
 
 }  // namespace

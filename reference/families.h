@@ -3,6 +3,7 @@
 #include <memory>
 #include <string_view>
 
+#include "probes/graph.h"
 #include "reference/reference.h"
 
 namespace lockstep {
@@ -10,6 +11,7 @@ namespace lockstep {
 // How the models of an architecture are made.
 struct Family {
   std::string_view architecture;
+  Graph (*graph)(const ModelConfig&);
   std::unique_ptr<ReferenceModel> (*make)(const Checkpoint&, const ReferenceOptions&,
                                           DType compute);
 };

@@ -27,10 +27,7 @@ class OpOracle final : public Oracle {
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
         rotary_(recipe_, /*in_fp32=*/false) {}
 
-  Graph graph() const override {
-    return {static_cast<int>(config_.layers), config_.qk_norm, config_.experts.layers,
-            /*rope_tables=*/true};
-  }
+  Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   Exact evaluate(const OracleCall& call) override {
     Exact result;

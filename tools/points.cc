@@ -1,6 +1,8 @@
 // lockstep points: the table of points.
 #include "probes/points.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "src/report/output.h"
@@ -11,17 +13,13 @@ namespace {
 
 Table table_of_points() {
   constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
-  constexpr const char* kPresences[] = {"layer", "layer, with QK-norm", "layer without experts",
-                                        "layer with experts", "model"};
   Table table{{"point", "of", "op", "reads", "held to", "axes"}, {}};
   for (const Point& p : kPoints) {
-    std::string reads(p.inputs[0].empty() ? "tokens" : p.inputs[0]);
-    for (size_t i = 1; i < p.inputs.size() && !p.inputs[i].empty(); ++i)
-      reads += ", " + std::string(p.inputs[i]);
+    std::string of = p.per_layer ? "layer" : "model";
+    if (!p.models.empty()) of += fmt::format(" {}", p.models);
     table.rows.push_back(
-        {std::string(p.name), p.per_layer ? kPresences[static_cast<size_t>(p.presence)] : "model",
-         name_of(p.op), reads, std::string(kClasses[static_cast<size_t>(p.node_class)]),
-         std::string(p.shape)});
+        {std::string(p.name), of, name_of(p.op), std::string(p.reads.empty() ? "tokens" : p.reads),
+         std::string(kClasses[static_cast<size_t>(p.node_class)]), std::string(p.shape)});
   }
   return table;
 }

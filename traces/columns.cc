@@ -217,7 +217,7 @@ std::string path_of(int32_t pass, const KeptTensor& tensor) {
   std::string path = fmt::format("/tensors/pass{:06}/", pass);
   path += tensor.layer < 0 ? "model/" : fmt::format("layer{:03}/", tensor.layer);
   path += tensor.point->name;
-  if (tensor.point->op == OpKind::cache && !tensor.rows.empty())
+  if (tensor.point->is_cache() && !tensor.rows.empty())
     path += fmt::format(".request{:06}", tensor.rows[0].request);
   return path;
 }

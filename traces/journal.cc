@@ -30,13 +30,6 @@ uint64_t hash_from(const json& value) {
   return x;
 }
 
-// A number that the columns keep in 32 bits: a larger one is not cut to fit.
-int32_t int_from(const json& value) {
-  const auto wide = value.get<int64_t>();
-  check(wide == static_cast<int32_t>(wide), "{} is no number that belongs there", wide);
-  return static_cast<int32_t>(wide);
-}
-
 std::vector<int32_t> ints_from(const json& values) {
   std::vector<int32_t> numbers;
   for (const json& value : values) numbers.push_back(int_from(value));

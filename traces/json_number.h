@@ -1,12 +1,21 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 
 #include "kernels/base/check.h"
 
 namespace lockstep {
+
+// A number that is kept in 32 bits. Throws Error for a larger one: it is not cut to fit.
+template <typename Json>
+int32_t int_from(const Json& value) {
+  const auto wide = value.template get<int64_t>();
+  check(wide == static_cast<int32_t>(wide), "{} is no number that belongs there", wide);
+  return static_cast<int32_t>(wide);
+}
 
 // A double of a report or a journal, for either Json of nlohmann/json. JSON has no number that is
 // not finite: as "NaN", "Infinity" or "-Infinity" it comes back as it was, where null would look

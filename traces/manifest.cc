@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -98,6 +99,28 @@ RequestInfo request_from(const json& object) {
           .stopped = object.value("stopped", false)};
 }
 
+ordered_json graph_array(const Graph& graph) {
+  ordered_json nodes = ordered_json::array();
+  for (size_t i = 0; i < graph.places().size(); ++i) {
+    const Place& place = graph.places()[i];
+    nodes.push_back({{"point", place.point->name},
+                     {"layer", place.layer},
+                     {"inputs", graph.inputs(static_cast<int>(i))}});
+  }
+  return nodes;
+}
+
+GraphColumns graph_columns_from(const json& nodes) {
+  GraphColumns columns;
+  for (const json& node : nodes) {
+    columns.point.push_back(node.at("point"));
+    columns.layer.push_back(int_from(node.at("layer")));
+    for (const json& input : node.at("inputs")) columns.input.push_back(int_from(input));
+    columns.input_edges.push_back(std::ssize(columns.input));
+  }
+  return columns;
+}
+
 // Runs `read`; what JSON complains of becomes a sentence about the file.
 template <typename Read>
 auto reading(const std::string& file, Read read) {
@@ -130,20 +153,51 @@ const char* name_of(RoundingContract contract) { return kContracts[static_cast<s
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
-  check(
-      version == kFormatVersion || std::ranges::count(kFormatVersionsBefore, version) > 0,
-      "{}: a trace of format version {} was wanted, found {}: read it with the version that wrote "
-      "it, or write it anew",
-      file, kFormatVersion, version);
+  check(version == kFormatVersion,
+        "{}: a trace of format version {} was wanted, found {}: read it with the version that "
+        "wrote it, or write it anew",
+        file, kFormatVersion, version);
 }
 
-int layers_from(int64_t layers, const std::string& file) {
-  check(
-      layers >= 0 && layers <= kMostLayers,
-      "{}: a model of 0 to {} layers was wanted, it says {}: the file is damaged, write the trace "
-      "anew",
-      file, kMostLayers, layers);
-  return static_cast<int>(layers);
+GraphColumns columns_of(const Graph& graph) {
+  GraphColumns columns;
+  for (size_t i = 0; i < graph.places().size(); ++i) {
+    columns.point.emplace_back(graph.places()[i].point->name);
+    columns.layer.push_back(graph.places()[i].layer);
+    const std::span<const int> inputs = graph.inputs(static_cast<int>(i));
+    columns.input.insert(columns.input.end(), inputs.begin(), inputs.end());
+    columns.input_edges.push_back(std::ssize(columns.input));
+  }
+  return columns;
+}
+
+Graph graph_from(const GraphColumns& columns, const std::string& file) {
+  const size_t nodes = columns.point.size();
+  check(columns.layer.size() == nodes && columns.input_edges.size() == nodes + 1 &&
+            columns.input_edges.front() == 0 && std::ranges::is_sorted(columns.input_edges) &&
+            columns.input_edges.back() == std::ssize(columns.input),
+        "{}: the columns of its graph do not fit each other: the file is damaged, write the trace "
+        "anew",
+        file);
+  Graph graph;
+  for (size_t i = 0; i < nodes; ++i) {
+    const Point* point = find_point(columns.point[i]);
+    check(point != nullptr,
+          "{}: its graph has the point '{}', which this version does not know: it was renamed or "
+          "the trace is of another version (see lockstep points)",
+          file, columns.point[i]);
+    check(-1 <= columns.layer[i] && columns.layer[i] < kMostLayers,
+          "{}: a model of at most {} layers was wanted, its graph has layer {}: the file is "
+          "damaged, write the trace anew",
+          file, kMostLayers, columns.layer[i]);
+    try {
+      graph.add({point, columns.layer[i]}, {columns.input.begin() + columns.input_edges[i],
+                                            columns.input.begin() + columns.input_edges[i + 1]});
+    } catch (const Error& error) {
+      fail("{}: {}: the file is damaged, write the trace anew", file, error.what());
+    }
+  }
+  return graph;
 }
 
 std::string json_of(const SavedManifest& saved, Layout layout) {
@@ -154,10 +208,7 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
                          {"complete", saved.ended()},
                          {"passes", saved.ended() ? ordered_json(saved.passes) : ordered_json()},
                          {"level", name_of(m.keep)},
-                         {"layers", m.graph.layers},
-                         {"qk_norm", m.graph.qk_norm},
-                         {"expert_layers", m.graph.expert_layers},
-                         {"rope_tables", m.graph.rope_tables},
+                         {"graph", graph_array(m.graph)},
                          {"dtype", name_of(m.dtype)},
                          {"selection", m.selection},
                          {"schema", contracts_object(m)},
@@ -176,10 +227,7 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     if (object.at("complete").get<bool>()) saved.passes = object.at("passes").get<int64_t>();
     Manifest& m = saved.manifest;
     m.keep = keep_from(object.at("level"));
-    m.graph.layers = layers_from(object.at("layers"), file);
-    m.graph.qk_norm = object.at("qk_norm");
-    m.graph.expert_layers = object.at("expert_layers").get<std::vector<int>>();
-    m.graph.rope_tables = object.value("rope_tables", false);
+    m.graph = graph_from(graph_columns_from(object.at("graph")), file);
     m.dtype = dtype_from(object.at("dtype").get<std::string>());
     m.selection = object.at("selection");
     m.contracts = contracts_from(object.at("schema"), file);

@@ -1,17 +1,16 @@
 // A trace's manifest as JSON: manifest.json, and the first and last line of a journal.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "traces/trace.h"
 
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
-inline constexpr const char* kFormatVersion = "1.2";
-// What is read besides. 1.0: the digests of attn.kv were of all its bytes, and had numbers. 1.1 and
-// 1.0: neither rotary tables nor how tokens were drawn.
-inline constexpr const char* kFormatVersionsBefore[] = {"1.0", "1.1"};
+inline constexpr const char* kFormatVersion = "2.0";
 
 struct SavedManifest {
   Manifest manifest;
@@ -27,9 +26,18 @@ SavedManifest manifest_from(const std::string& json, const std::string& file);
 // Throws Error, naming `file`, unless a file that says it is `format` `version` can be read here.
 void check_format(const std::string& format, const std::string& version, const std::string& file);
 
-// Throws Error, naming `file`, on more layers than any model has.
+// A graph as columns, one entry a node: of /graph, and of the manifest's nodes. input_edges [i] and
+// [i + 1] bound the inputs of node i.
+struct GraphColumns {
+  std::vector<std::string> point;
+  std::vector<int32_t> layer, input;
+  std::vector<int64_t> input_edges{0};
+};
+GraphColumns columns_of(const Graph& graph);
+// Throws Error, naming `file`, on what is no graph: a point that none is, more layers than any
+// model has, a node that reads one after it.
 inline constexpr int kMostLayers = 1 << 16;
-int layers_from(int64_t layers, const std::string& file);
+Graph graph_from(const GraphColumns& columns, const std::string& file);
 
 // Throws Error, naming `file`, when two requests have one number.
 void check_requests(const std::vector<RequestInfo>& requests, const std::string& file);

@@ -1,9 +1,6 @@
 #include "traces/segment.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <sstream>
 
 #include "kernels/base/check.h"
 #include "traces/manifest.h"
@@ -119,6 +116,22 @@ void write_columns(const Columns& columns, Hdf5File& file) {
   });
 }
 
+void write_graph(const Graph& graph, Hdf5File& file) {
+  const GraphColumns columns = columns_of(graph);
+  file.write("/graph/point", columns.point);
+  file.write("/graph/layer", columns.layer);
+  file.write("/graph/input_edges", columns.input_edges);
+  file.write("/graph/input", columns.input);
+}
+
+Graph read_graph(const Hdf5File& file) {
+  return graph_from({.point = file.read<std::string>("graph/point"),
+                     .layer = file.read<int32_t>("graph/layer"),
+                     .input = file.read<int32_t>("graph/input"),
+                     .input_edges = file.read<int64_t>("graph/input_edges")},
+                    file.path());
+}
+
 // The attributes of the root; `complete` is the last thing that is written to a file.
 void write_manifest(const Manifest& manifest, Hdf5File& file) {
   for (const auto& [name, value] : manifest.provenance)
@@ -133,11 +146,8 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
   file.set("/", "run_id", run_id == manifest.provenance.end() ? "" : run_id->second);
   file.set("/", "rank", 0);
   file.set("/", "world_size", 1);
-  file.set("/", "layers", manifest.graph.layers);
-  file.set("/", "qk_norm", manifest.graph.qk_norm ? 1 : 0);
-  file.set("/", "expert_layers", fmt::format("{}", fmt::join(manifest.graph.expert_layers, " ")));
-  file.set("/", "rope_tables", manifest.graph.rope_tables ? 1 : 0);
   file.set("/", "dtype", std::string(name_of(manifest.dtype)));
+  write_graph(manifest.graph, file);
   file.set("/", "selection", manifest.selection);
   file.set("/", "complete", 1);
 }
@@ -146,7 +156,8 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
 
 SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
     : file_(Hdf5File::create(path)), seq_(seq) {
-  for (const char* group : {"/provenance", "/requests", "/passes", "/index", "/logits", "/tensors"})
+  for (const char* group :
+       {"/graph", "/provenance", "/requests", "/passes", "/index", "/logits", "/tensors"})
     file_.make_group(group);
 }
 
@@ -201,12 +212,7 @@ Manifest SegmentReader::manifest() const {
   manifest.provenance = file_.texts("/provenance");
   manifest.contracts = contracts_from_json(file_.text("/provenance", "schema_json"), file_.path());
   manifest.provenance.erase("schema_json");
-  manifest.graph.layers = layers_from(file_.number("/", "layers"), file_.path());
-  manifest.graph.qk_norm = file_.number("/", "qk_norm") == 1;
-  std::istringstream expert_layers(file_.text("/", "expert_layers"));
-  for (int layer; expert_layers >> layer;) manifest.graph.expert_layers.push_back(layer);
-  manifest.graph.rope_tables =
-      file_.has("/", "rope_tables") && file_.number("/", "rope_tables") == 1;
+  manifest.graph = read_graph(file_);
   manifest.dtype = dtype_from(file_.text("/", "dtype"));
   manifest.keep = keep_from(file_.text("/", "level"));
   manifest.selection = file_.text("/", "selection");

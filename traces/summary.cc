@@ -32,7 +32,7 @@ double per_finite(double sum, const Cell& cell) {
 }  // namespace
 
 void write_summary(const Columns& columns, const Graph& graph, Hdf5File& file) {
-  int last = graph.layers - 1;
+  int last = graph.layers() - 1;
   for (int32_t layer : columns.index.layer) last = std::max(last, layer);
   std::vector<int32_t> layers;
   for (int layer = -1; layer <= last; ++layer) layers.push_back(layer);

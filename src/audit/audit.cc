@@ -18,7 +18,7 @@ Auditor::Auditor(int64_t page_size) : page_size_(page_size) {
 }
 
 bool Auditor::wants(const Point& p, int) const {
-  return p.op == OpKind::cache || p == point("attn.k_rope") || p == point("attn.v");
+  return p.is_cache() || p == point("attn.k_rope") || p == point("attn.v");
 }
 
 void Auditor::begin(const PassInfo& pass) {

@@ -94,7 +94,7 @@ class Bench {
     options.threads = threads_;
     // As `run` declares it: to find out where another engine rounds takes several tries an op.
     Manifest manifest{.graph = oracle_->graph(), .dtype = DType::bf16};
-    for (const Place& place : places_of(manifest.graph))
+    for (const Place& place : manifest.graph.places())
       manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
     return {manifest, *oracle_, models ? exact_.get() : nullptr, models ? rounded_.get() : nullptr,
             options};

@@ -29,7 +29,7 @@ std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
                                                   const std::vector<Place>& places) {
   std::vector<std::vector<size_t>> inputs(places.size());
   for (size_t i = 0; i < places.size(); ++i)
-    for (const Place& input : inputs_of(graph, places[i]))
+    for (const Place& input : graph.inputs_of(places[i]))
       inputs[i].push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
   return inputs;
 }
@@ -40,7 +40,7 @@ class Comparison {
       : options_(options),
         graph_(a.manifest().graph),
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
-        places_(places_of(graph_)),
+        places_(graph_.places()),
         inputs_(inputs_by_number(graph_, places_)),
         a_(a, places_),
         b_(b, places_),
@@ -103,7 +103,7 @@ class Comparison {
   void count_rows_of_b_alone();
   void summarise();
   std::string broken() const;  // why what was compared is not all; "": it is
-  bool is_cache(size_t index) const { return places_[index].point->op == OpKind::cache; }
+  bool is_cache(size_t index) const { return places_[index].point->is_cache(); }
   bool rounds_scores(size_t index) const {
     return scores_.any() && places_[index].point->op == OpKind::attention;
   }
@@ -138,7 +138,8 @@ class Comparison {
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
   const auto say = [&](std::string text) { result_.structure.push_back(std::move(text)); };
-  for (const Manifest* manifest : {&a, &b}) options_.selection.check_layers(manifest->graph.layers);
+  for (const Manifest* manifest : {&a, &b})
+    options_.selection.check_layers(manifest->graph.layers());
   if (a.graph != b.graph)
     say(fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
   for (DiffSide* side : {&a_, &b_})
@@ -264,7 +265,7 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
     if (forbidden)
       sums.forbid(row, "its inputs have the same bits, and by them it is exact",
                   relative_of(numbers_of(x), numbers_of(y)));
-    if (!makes_indices(point.op))
+    if (!row_of(point.op).makes_indices)
       measured = compare_numbers(x, y, sums);
     else if (!equal && !forbidden)
       measured = compare_indices(x, y, index, sums);

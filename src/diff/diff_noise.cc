@@ -80,7 +80,7 @@ void DiffNoise::widen(const Manifest& declared) {
                     declared.dtype == DType::f32;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Point& point = *places_[i].point;
-    if (point.op != OpKind::linear && point.op != OpKind::expert_linear) continue;
+    if (!row_of(point.op).has_matrix) continue;
     const auto found = declared.contracts.find(std::string(point.name));
     if (found != declared.contracts.end())
       roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(found->second));

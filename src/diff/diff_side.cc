@@ -56,7 +56,7 @@ std::optional<size_t> index_of(const KeptTensor& tensor, const Row& row, size_t 
 DiffSide::DiffSide(TraceReader& trace, const std::vector<Place>& places) : trace_(trace) {
   for (size_t i = 0; i < places.size(); ++i)
     places_.emplace(Key{order_of(*places[i].point), places[i].layer}, i);
-  for (const Place& place : places_of(trace_.manifest().graph))
+  for (const Place& place : trace_.manifest().graph.places())
     own_places_.insert({order_of(*place.point), place.layer});
   for (int i = 0; i < trace_.passes(); ++i) enter(i, trace_.read(i, false));
 }
@@ -107,7 +107,7 @@ void DiffSide::enter_written(const Pass& pass) {
   };
   std::set<int> layers;
   for (const KeptTensor& t : pass.tensors)
-    if (t.point->op == OpKind::cache || is_written(*t.point)) layers.insert(t.layer);
+    if (t.point->is_cache() || is_written(*t.point)) layers.insert(t.layer);
   for (int layer : layers) {
     const KeptTensor* k = pass.find(point("attn.k_rope"), layer);
     const KeptTensor* v = pass.find(point("attn.v"), layer);
@@ -131,7 +131,7 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
   }
   std::set<std::pair<Key, int32_t>> seen;
   for (const KeptTensor& t : pass.tensors) {
-    const bool cache = t.point->op == OpKind::cache;
+    const bool cache = t.point->is_cache();
     const int32_t reader = cache && !t.rows.empty() ? t.rows[0].request : -1;
     const auto where = [&] {
       return fmt::format("pass {} shows {}", pass.info.pass, text_of(Place{t.point, t.layer}));
@@ -191,7 +191,7 @@ std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, s
   const auto tensors = from.tensors.find(place);
   if (tensors == from.tensors.end()) return {};
   for (const KeptTensor* tensor : tensors->second) {
-    const bool cache = tensor->point->op == OpKind::cache;
+    const bool cache = tensor->point->is_cache();
     if (cache && !tensor->rows.empty() && tensor->rows[0].request == row.request)
       return ShownRow{pass, tensor, 0};
     if (cache) continue;

@@ -12,7 +12,7 @@ constexpr size_t kTogether = 64;       // tensors of a launch: of four layers or
 constexpr size_t kCachesTogether = 8;  // of a launch of their own
 static_assert(std::max(kTogether, kCachesTogether) <= DigestMaker::kMostJobs);
 
-bool is_cache(const Point& p) { return p.op == OpKind::cache; }
+bool is_cache(const Point& p) { return p.is_cache(); }
 bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 }  // namespace
@@ -27,7 +27,7 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
   const int64_t positions =
       arguments.page_table.view().count() * (caches.empty() ? 0 : caches[0].k.shape[1]);
   int64_t head = 0, hashes = 0;
-  for (const Place& place : places_of(model.graph())) {
+  for (const Place& place : model.graph().places()) {
     const Point& p = *place.point;
     if (!wants(p, place.layer) || (is_of_logits(p) && logit_rows == 0)) continue;
     const bool cache = is_cache(p);

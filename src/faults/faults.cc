@@ -7,6 +7,7 @@
 #include "kernels/base/nearest.h"
 #include "probes/points.h"
 #include "src/faults/seeds.h"
+#include "src/model/model.h"
 
 namespace lockstep {
 namespace {
@@ -65,8 +66,8 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
         "fault {} is one of no layer of its own: leave out layer={}", fault.name, request.layer);
   check(fault.applies(seams.config), "fault {} cannot be seeded into this model: it needs {}",
         fault.name, fault.needs);
-  check(request.layer < 0 || find_point(fault.point)->presence != Presence::dense ||
-            !seams.config.experts.in(request.layer),
+  check(request.layer < 0 || !seams.config.experts.in(request.layer) ||
+            graph_of(seams.config).has({find_point(fault.point), request.layer}),
         "fault {} needs a layer with one MLP for all tokens, and layer {} has experts", fault.name,
         request.layer);
   check(

@@ -15,8 +15,8 @@ Ancestry::Origin joined(const Ancestry::Origin& a, const Ancestry::Origin& b) {
 
 Ancestry::Ancestry(const Graph& graph, const std::vector<Place>& places) {
   for (const Place& place : places) {
-    inputs_.push_back(inputs_of(graph, place));
-    is_cache_.push_back(place.point->op == OpKind::cache);
+    inputs_.push_back(graph.inputs_of(place));
+    is_cache_.push_back(place.point->is_cache());
     std::vector<size_t>& indices = input_indices_.emplace_back();
     for (const Place& input : inputs_.back())
       indices.push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));

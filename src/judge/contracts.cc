@@ -15,36 +15,20 @@ using enum RoundingContract;
 // Layers that a candidate fails in before it is out.
 constexpr size_t kFailingLayers = 3;
 
-bool is_linear(OpKind op) { return op == OpKind::linear || op == OpKind::expert_linear; }
-
 }  // namespace
 
 std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits) {
-  if (traits.dtype == DType::f32) return {fused};
-  switch (op) {
-    case OpKind::norm:
-      return {fused, hf, unrounded_sum, hf_unrounded_sum};
-    case OpKind::rope:
-      return {fused, tables_rounded, hf};
-    case OpKind::silu_mul:
-      return {fused, hf};
-    case OpKind::weighted_sum:
-      return {fused, hf, products_rounded};
-    case OpKind::attention:
-      return {fused, eager, hf, query_rounded};
-    case OpKind::linear:
-      if (traits.has_bias) return {fused, bias_after_store};
-      return {fused};
-    default:
-      return {fused};
-  }
+  const auto tried = judged_op(op).tried;
+  if (traits.dtype == DType::f32 || tried == nullptr) return {fused};
+  return tried(traits);
 }
 
 std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& traits) {
   std::vector<RoundingContract> all = candidates_of(op, traits);
-  const bool narrow = traits.dtype == DType::f32;
-  if (is_linear(op) && narrow) all.insert(all.end(), {tf32, operands_bf16, operands_fp16});
-  if (op == OpKind::attention && !narrow) all.push_back(scores_rounded);
+  if (const auto declared = judged_op(op).declared) {
+    const std::vector<RoundingContract> more = declared(traits);
+    all.insert(all.end(), more.begin(), more.end());
+  }
   return all;
 }
 

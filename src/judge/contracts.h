@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/judge/ledger.h"
+#include "src/judge/ops/judged_op.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -41,11 +42,6 @@ namespace lockstep {
 // FlashInfer, norm.cuh (fused_add_rmsnorm);
 // vLLM, model_executor/layers/rotary_embedding (cos_sin_cache).
 
-// What of a place decides which chains it can have.
-struct ContractTraits {
-  DType dtype = DType::bf16;
-  bool has_bias = false;
-};
 // That are tried where none is declared, the strictest first.
 std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits);
 // All that the op can have.

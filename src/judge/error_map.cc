@@ -80,7 +80,7 @@ bool ErrorMap::has(const Finding& finding) const {
 
 std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
                                          const Place& place) const {
-  const bool cached = place.point->op == OpKind::cache;
+  const bool cached = place.point->is_cache();
   std::vector<Row> rows = node.rows;
   if (cached)  // attention reads all positions up to there
     for (rows.clear(); std::ssize(rows) <= node.rows.back().position;)

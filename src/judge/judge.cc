@@ -35,7 +35,7 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
   check(accumulator.empty() || accumulator == "fp32" || accumulator == "tf32",
         "'{}' is no accumulator of linear ops: use fp32 or tf32", accumulator);
   for (const Point& p : kPoints) {
-    const bool linear = p.op == OpKind::linear || p.op == OpKind::expert_linear;
+    const bool linear = row_of(p.op).has_matrix;
     if (linear && accumulator == "tf32" && manifest.dtype == DType::f32)
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
@@ -54,7 +54,7 @@ Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& sel
   Recorder recorder({}, /*digests=*/false, [&](Pass seen) { pass = std::move(seen); });
   Only compared(recorder, [&](const Point& point, int layer) {
     const bool logits = point == lockstep::point("logits");  // tokens are explained by them
-    if (point.op == OpKind::cache)  // which an attention that is checked reads
+    if (point.is_cache())  // which an attention that is checked reads
       return check_of != nullptr && check_of->needs_cache(layer) &&
              selection.has(lockstep::point("attn.out"), layer);
     const bool routes = point == lockstep::point("mlp.router");  // which are compared too
@@ -119,8 +119,9 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       facts(number_of(manifest_, "page_size"), number_of(manifest_, "sliding_window")),
       error_map(number_of(manifest_, "page_size")) {
-  Graph wanted = oracle.graph();
-  wanted.rope_tables = manifest.graph.rope_tables;  // of an engine that shows its own
+  const Graph wanted = restricted(oracle.graph(), [&](const Place& place) {
+    return !place.point->optional || manifest.graph.has(place);
+  });
   check(wanted == manifest.graph,
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
@@ -133,7 +134,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
 void Judge::State::look_for_strays(const Pass& pass) {
   for (const KeptTensor& tensor : pass.tensors) {
     const Place place{tensor.point, tensor.layer};
-    if (std::ranges::count(ledger.places(), place) > 0) continue;
+    if (manifest.graph.has(place)) continue;
     ledger.stray({.pass = pass.info.pass,
                   .place = place,
                   .verdict = Verdict::structural,
@@ -165,7 +166,7 @@ void Judge::State::run_models(const SeenPass& seen) {
 void Judge::State::remember_cache(const SeenPass& seen) {
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
-    if (place.point->op != OpKind::cache) continue;
+    if (!place.point->is_cache()) continue;
     const KeptTensor* k = seen.tensor(ancestry.inputs(i).at(0), -1);
     const KeptTensor* v = seen.tensor(ancestry.inputs(i).at(1), -1);
     const bool fit = k && v && !k->data.view().empty() && !v->data.view().empty() &&

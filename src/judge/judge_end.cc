@@ -149,7 +149,7 @@ void Judge::State::find_shapes(Result& result) const {
 
 // What the verdict is about, and what it takes for granted.
 Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
-  Scope scope{.layers = manifest.graph.layers,
+  Scope scope{.layers = manifest.graph.layers(),
               .selection = options.selection.text(),
               .positions = facts.longest(),
               .requests = facts.requests(),
@@ -160,13 +160,13 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   }
   for (const Place& place : ledger.places()) {
     const OpKind op = place.point->op;
-    if (op == OpKind::cache || makes_indices(op) ||
+    if (op == OpKind::cache || row_of(op).makes_indices ||
         scope.contracts.contains(std::string(place.point->name)))
       continue;
     scope.contracts[std::string(place.point->name)] = name_of(op_judge.candidates(place).front());
   }
   scope.given.push_back("weights as the checkpoint's one reader has them");
-  if (!manifest.graph.rope_tables)
+  if (!manifest.graph.has({&point("rope.cos")}))
     scope.given.push_back(
         "rotary angles, which the trace does not show: held to the reference's own "
         "within what fp32 may be off");

@@ -61,7 +61,7 @@ int gravity_of(Verdict verdict) {
   return kGravity[static_cast<size_t>(verdict)];
 }
 
-Ledger::Ledger(const Graph& graph) : places_(places_of(graph)), sums_(places_.size()) {
+Ledger::Ledger(const Graph& graph) : places_(graph.places()), sums_(places_.size()) {
   for (size_t i = 0; i < places_.size(); ++i) sums_[i].summary.place = places_[i];
 }
 

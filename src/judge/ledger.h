@@ -13,7 +13,7 @@ namespace lockstep {
 
 // What came out for one node.
 struct NodeOutcome {
-  int place = 0;  // index into places_of(graph)
+  int place = 0;  // index into graph.places()
   int32_t pass = 0;
   int32_t request = 0;
   Verdict verdict = Verdict::bitwise;

@@ -11,6 +11,7 @@
 
 #include "kernels/base/check.h"
 #include "probes/digest.h"
+#include "src/judge/ops/judged_op.h"
 
 namespace lockstep {
 namespace {
@@ -19,11 +20,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kRoom = 1.5;  // over what clean runs reached
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
-
-// Those whose results are held to numbers.
-constexpr std::array kOps = {OpKind::angles,  OpKind::norm,          OpKind::linear,
-                             OpKind::rope,    OpKind::attention,     OpKind::silu_mul,
-                             OpKind::softmax, OpKind::expert_linear, OpKind::weighted_sum};
 
 struct Field {
   const char* name;
@@ -122,13 +118,12 @@ Limits Limits::read(const std::string& path) {
     check(ops.is_object(), "{} should give the ops of {} as an object, found {}", path, dtype,
           ops.dump());
     for (const auto& [name, values] : ops.items()) {
-      const auto op =
-          std::ranges::find(kOps, name, [](OpKind of) { return std::string(name_of(of)); });
+      const auto op = std::ranges::find(kOpKinds, name, &OpKindRow::name);
       check(
-          op != kOps.end() && values.is_object(),
+          op != kOpKinds.end() && judged_op(op->kind).is_calibrated && values.is_object(),
           "{} should give limits of ops that have some, found {}: make it with lockstep calibrate",
           path, name);
-      OpLimits& of_op = limits.ops_[{*op, dtype_from(dtype)}];
+      OpLimits& of_op = limits.ops_[{op->kind, dtype_from(dtype)}];
       for (const Field& field : kFields) of_op.*field.value = number_from(values, field.name, path);
     }
   }

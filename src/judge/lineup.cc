@@ -24,9 +24,7 @@ size_t index_of(const std::vector<Place>& places, const Place& place) {
 
 bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
-bool sums_in_any_order(const Point& p) {
-  return p.op == OpKind::linear || p.op == OpKind::expert_linear;
-}
+bool sums_in_any_order(const Point& p) { return row_of(p.op).has_matrix; }
 
 // [position, axes of the row ...] of element i of a row [1, axes ...].
 std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
@@ -41,10 +39,10 @@ std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
 }  // namespace
 
 BaseRows::BaseRows(const Graph& graph)
-    : graph_(graph), places_(places_of(graph)), spots_(places_.size()) {}
+    : graph_(graph), places_(graph.places()), spots_(places_.size()) {}
 
 void BaseRows::add(Pass pass) {
-  std::erase_if(pass.tensors, [](const KeptTensor& t) { return t.point->op == OpKind::cache; });
+  std::erase_if(pass.tensors, [](const KeptTensor& t) { return t.point->is_cache(); });
   for (const KeptTensor& tensor : passes_.emplace_back(std::move(pass)).tensors) {
     const size_t place = index_of(places_, {tensor.point, tensor.layer});
     if (place == places_.size() || tensor.data.view().empty()) continue;
@@ -63,7 +61,7 @@ Lineup::Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger)
     : base_(base), pairing_(std::move(pairing)), ledger_(ledger) {
   for (const Place& place : ledger.places()) {
     std::vector<size_t>& inputs = inputs_.emplace_back();
-    for (const Place& input : inputs_of(base.graph(), place))
+    for (const Place& input : base.graph().inputs_of(place))
       inputs.push_back(index_of(ledger.places(), input));
   }
 }
@@ -93,7 +91,7 @@ std::vector<Lineup::Group> Lineup::groups_of(std::span<const Row> rows) const {
 
 // The base's row; of attn.kv what the base had to write: K, then V, in `joined`.
 TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& joined) const {
-  if (ledger_.places()[place].point->op != OpKind::cache) return base_.find(place, base_row);
+  if (!ledger_.places()[place].point->is_cache()) return base_.find(place, base_row);
   joined.clear();
   Shape shape;
   DType dtype = DType::f32;
@@ -212,7 +210,7 @@ void Lineup::record(const Record& record) {
       outcome.ancestor = cause->second;
     }
     const int finding = ledger_.enter(outcome);
-    if (record.point->op == OpKind::cache && finding >= 0) wrong_reads_[wrong_read] = finding;
+    if (record.point->is_cache() && finding >= 0) wrong_reads_[wrong_read] = finding;
     substitute(place, record, group);
   }
 }

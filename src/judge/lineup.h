@@ -20,7 +20,7 @@ class BaseRows {
 
   // The next pass of the run, recorded with its data.
   void add(Pass pass);
-  // The row [1, axes of the point ...] of that place, an index into places_of(graph). Empty: the
+  // The row [1, axes of the point ...] of that place, an index into graph.places(). Empty: the
   // run did not show it.
   TensorView find(size_t place, const Row& row) const;
 

@@ -133,10 +133,7 @@ void OpJudge::begin_pass(const SeenPass& pass) {
     if (pass.shows(p)) seen_.insert(order_of(p));
 }
 
-DType OpJudge::dtype_at(const Place& place) const {
-  if (place.point->op == OpKind::angles) return DType::f32;  // whatever the run's
-  return makes_indices(place.point->op) ? DType::i32 : options_.dtype;
-}
+DType OpJudge::dtype_at(const Place& place) const { return dtype_of(*place.point, options_.dtype); }
 
 ContractTraits OpJudge::traits_of(const Place& place) const {
   const bool linear = place.point->op == OpKind::linear;
@@ -144,7 +141,7 @@ ContractTraits OpJudge::traits_of(const Place& place) const {
 }
 
 std::vector<RoundingContract> OpJudge::candidates(const Place& place) const {
-  if (place.point->op == OpKind::cache || makes_indices(place.point->op))
+  if (place.point->is_cache() || row_of(place.point->op).makes_indices)
     return {RoundingContract::fused};
   return contracts_.candidates(place, traits_of(place));
 }
@@ -159,12 +156,12 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     outcome.unrecorded = true;
   } else if (!trouble.text.empty()) {
     outcome = structural(trouble.text, node.rows.front().position);
-  } else if (place.point->op != OpKind::cache &&
+  } else if (!place.point->is_cache() &&
              pass.seen.tensor(place, node.request)->data.view().empty()) {
     outcome = inconclusive("their tensors were kept as digests only");
   } else {
     for (const Place& input : inputs) {
-      if (input.point->op == OpKind::cache || place.point->op == OpKind::cache) continue;
+      if (input.point->is_cache() || place.point->is_cache()) continue;
       const KeptTensor* tensor = pass.seen.tensor(input, node.request);
       if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != dtype_at(input) ||
           PickedRows(tensor, node.rows).view().empty())
@@ -210,7 +207,7 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
       outcomes[i] = {std::move(single)};
     } else if (op == OpKind::cache) {
       outcomes[i] = {judge_cache(place, inputs, pass, node)};
-    } else if (makes_indices(op)) {
+    } else if (row_of(op).makes_indices) {
       outcomes[i] = {judge_indices(place, inputs, pass, node)};
     } else if (join(place, inputs, pass, node, group, outcomes[i]) && op == OpKind::attention) {
       judge_numbers(place, inputs, pass, group);  // of one request at a time
@@ -357,7 +354,7 @@ std::vector<Place> OpJudge::read_by(RoundingContract contract,
                                     const std::vector<Place>& inputs) const {
   const bool of_sum =
       contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
-  if (of_sum && inputs.at(0).point->op == OpKind::add) return inputs_of(graph_, inputs[0]);
+  if (of_sum && inputs.at(0).point->op == OpKind::add) return graph_.inputs_of(inputs[0]);
   return inputs;
 }
 
@@ -373,7 +370,7 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
   const auto pick = [&](const std::vector<Place>& places) {
     picked.clear();
     for (const Place& input : places)
-      if (input.point->op != OpKind::cache)
+      if (!input.point->is_cache())
         picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
     return std::ranges::none_of(picked, [](const PickedRows& rows) { return rows.view().empty(); });
   };

@@ -41,8 +41,8 @@ double largest(std::span<const double> values) {
 
 ReferenceCheck::ReferenceCheck(Oracle& oracle, const Graph& graph, DType dtype)
     : oracle_(oracle), graph_(graph), dtype_(dtype) {
-  for (const Place& place : places_of(graph))
-    if (place.point->op != OpKind::cache && !makes_indices(place.point->op))
+  for (const Place& place : graph.places())
+    if (!place.point->is_cache() && !row_of(place.point->op).makes_indices)
       places_.push_back(place);
 }
 
@@ -76,7 +76,7 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
   call.lengths = {&length, 1};
   std::vector<PickedRows> picked;
   Tensor k, v;
-  for (const Place& input : inputs_of(graph_, place)) {
+  for (const Place& input : graph_.inputs_of(place)) {
     if (input.point->op == OpKind::angles) continue;  // by its own recipe, as the model
     const KeptTensor* tensor = nullptr;
     for (const KeptTensor& kept : exact.tensors)
@@ -84,7 +84,7 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
           std::ranges::count(kept.rows, row) > 0)
         tensor = &kept;
     if (!tensor || tensor->data.view().empty()) return;
-    if (input.point->op == OpKind::cache)
+    if (input.point->is_cache())
       call.keys_values = split(*tensor, k, v);
     else
       picked.emplace_back(tensor, std::span(&row, 1));

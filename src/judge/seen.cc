@@ -65,14 +65,14 @@ const std::vector<const KeptTensor*>& SeenPass::all(const Place& place) const {
 
 const KeptTensor* SeenPass::tensor(const Place& place, int32_t request) const {
   for (const KeptTensor* tensor : all(place)) {
-    if (place.point->op != OpKind::cache) return tensor;
+    if (!place.point->is_cache()) return tensor;
     if (!tensor->rows.empty() && tensor->rows[0].request == request) return tensor;
   }
   return nullptr;
 }
 
 Trouble SeenPass::trouble(const Place& place, DType dtype, const NodeRows& node) const {
-  const bool cache = place.point->op == OpKind::cache;
+  const bool cache = place.point->is_cache();
   const KeptTensor* found = tensor(place, node.request);
   if (!found) return {kMissingTensor, true};
   const auto twins = std::ranges::count_if(all(place), [&](const KeptTensor* t) {

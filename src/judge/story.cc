@@ -120,7 +120,7 @@ std::string rule_of(const Finding& f) {
 
 // Of attn.kv with the second axis by its name.
 std::string index_text(const Finding& f) {
-  const bool of_cache = f.place.point && f.place.point->op == OpKind::cache && f.index.size() == 4;
+  const bool of_cache = f.place.point && f.place.point->is_cache() && f.index.size() == 4;
   if (!of_cache) return fmt::format("{}", fmt::join(f.index, ", "));
   return fmt::format("{}, {}, {}, {}", f.index[0], f.index[1] == 0 ? "K" : "V", f.index[2],
                      f.index[3]);

@@ -3,21 +3,24 @@
 #include "kernels/base/check.h"
 #include "src/model/model.h"
 #include "src/model/qwen.h"
+#include "src/weights/qwen_graph.h"
 
 namespace lockstep {
 namespace {
 
 struct Family {
   std::string_view architecture;
+  Graph (*graph)(const ModelConfig&);
   Forward (*forward)(const Model&, const Batch&, const std::vector<KvCache>&, Activations&, Probe&);
 };
 
-// To add a family: write its forward pass beside qwen.cc, its row here and in
-// reference/families.cc, and teach src/weights/config.cc its config.json.
+// To add a family: write its graph beside src/weights/qwen_graph.cc, its forward pass beside
+// qwen.cc, its row here and in reference/families.cc, and teach src/weights/config.cc its
+// config.json.
 constexpr Family kFamilies[] = {
-    {"Qwen2ForCausalLM", qwen_forward},
-    {"Qwen3ForCausalLM", qwen_forward},
-    {"Qwen3MoeForCausalLM", qwen_forward},
+    {"Qwen2ForCausalLM", qwen_graph_of, qwen_forward},
+    {"Qwen3ForCausalLM", qwen_graph_of, qwen_forward},
+    {"Qwen3MoeForCausalLM", qwen_graph_of, qwen_forward},
 };
 
 const Family& family_of(const ModelConfig& config) {
@@ -29,10 +32,7 @@ const Family& family_of(const ModelConfig& config) {
 
 }  // namespace
 
-Graph graph_of(const ModelConfig& config) {
-  return {static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
-          /*rope_tables=*/true};
-}
+Graph graph_of(const ModelConfig& config) { return family_of(config).graph(config); }
 
 Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement)
     : config_(checkpoint.config()),

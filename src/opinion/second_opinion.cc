@@ -119,7 +119,7 @@ long double SecondOpinion::weight_at(const std::string& name, int64_t i) const {
 long double SecondOpinion::norm(const Call& call) const {
   Numbers x = call.input(0);
   if (reads_sum(call.contract) && call.inputs[0].point->op == OpKind::add) {
-    const std::vector<Place> terms = inputs_of(graph_, call.inputs[0]);
+    const std::vector<Place> terms = graph_.inputs_of(call.inputs[0]);
     const Numbers a = call.numbers(terms.at(0)), b = call.numbers(terms.at(1));
     for (size_t i = 0; i < x.size(); ++i) x[i] = a[i] + b[i];
   }
@@ -304,9 +304,9 @@ long double SecondOpinion::evaluate(const Call& call) const {
 }
 
 std::vector<Place> SecondOpinion::reads(const Place& place) const {
-  std::vector<Place> all = inputs_of(graph_, place);
+  std::vector<Place> all = graph_.inputs_of(place);
   if (place.point->op == OpKind::norm && all.at(0).point->op == OpKind::add)
-    for (const Place& term : inputs_of(graph_, all[0])) all.push_back(term);
+    for (const Place& term : graph_.inputs_of(all[0])) all.push_back(term);
   return all;
 }
 
@@ -315,7 +315,7 @@ Opinion SecondOpinion::of(const Place& place, RoundingContract contract, const P
   if (contract == tf32)
     return {.lacking = "operands that lie halfway are rounded to tf32 either way"};
   try {
-    const Call call{place, contract, pass, row, index, inputs_of(graph_, place), dtype_};
+    const Call call{place, contract, pass, row, index, graph_.inputs_of(place), dtype_};
     const Shape& shape = call.tensor(place).shape;
     bool inside = shape.rank() == static_cast<int>(index.size()) + 1 && !index.empty();
     for (size_t i = 0; inside && i < index.size(); ++i)

@@ -87,7 +87,7 @@ void append_digest(const Digest& d, std::vector<Cell>& row) {
 // One line a place, in graph order.
 Table table_of_places(TraceReader& trace) {
   std::map<std::pair<int, int>, PlaceTotal> places;
-  const int layers = trace.manifest().graph.layers;
+  const int layers = trace.manifest().graph.layers();
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/false);
     for (const KeptTensor& t : pass.tensors) {
@@ -171,7 +171,7 @@ void add_elements(int pass, const KeptTensor& t, const InspectOptions& options,
 
 Selected select(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
-  selection.check_layers(trace.manifest().graph.layers);
+  selection.check_layers(trace.manifest().graph.layers());
   const auto has_row = [&](const Row& row) { return selection.has(row); };
   Selected out;
   for (int i = 0; i < trace.passes(); ++i) {

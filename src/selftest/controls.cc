@@ -101,7 +101,7 @@ void round_twice(Seen& seen) {
   for (Pass& pass : seen.passes)
     for (KeptTensor& made : pass.tensors) {
       if (made.point->op != OpKind::silu_mul || made.layer != 0) continue;
-      const std::vector<Place> inputs = inputs_of(seen.manifest.graph, {made.point, 0});
+      const std::vector<Place> inputs = seen.manifest.graph.inputs_of({made.point, 0});
       const KeptTensor *gate = pass.find(*inputs.at(0).point, 0),
                        *up = pass.find(*inputs.at(1).point, 0);
       Tensor changed(made.shape, made.dtype);
@@ -149,7 +149,7 @@ Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
   Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
   // Declared, as a run declares it: a judge that may choose takes a wrong result for another
   // schema's.
-  for (const Place& place : places_of(seen.manifest.graph))
+  for (const Place& place : seen.manifest.graph.places())
     seen.manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   for (const Request& request : requests) {
     const int32_t id = engine.submit(request);

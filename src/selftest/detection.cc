@@ -253,7 +253,7 @@ class Ladder {
     size_t number = 0;
     const size_t longest = longest_pass(place);
     for (size_t p = 0; p < seen_.passes.size(); ++p) {
-      for (const Place& input : inputs_of(seen_.manifest.graph, place))
+      for (const Place& input : seen_.manifest.graph.inputs_of(place))
         for (const KeptTensor& tensor : seen_.passes[p].tensors)
           if (Place{tensor.point, tensor.layer} == input) passes[p].tensors.push_back(tensor);
       const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
@@ -359,7 +359,7 @@ class Ladder {
     size_t number = 0;
     for (size_t p = 0; p < longest; ++p)
       if (seen_.passes[p].find(*place.point, place.layer)) ++number;
-    const Place input = inputs_of(seen_.manifest.graph, place).at(0);
+    const Place input = seen_.manifest.graph.inputs_of(place).at(0);
     const KeptTensor* read = seen_.passes[longest].find(*input.point, input.layer);
     const KeptTensor* made = seen_.passes[longest].find(*place.point, place.layer);
     check(read && made, "{} and what it reads were wanted in one pass", text_of(place));
@@ -377,7 +377,7 @@ class Ladder {
   Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
     const Place place{&point, layers.back()};
     const KeptTensor& made = tensor_of(place);
-    const KeptTensor& read = tensor_of(inputs_of(seen_.manifest.graph, place).at(0));
+    const KeptTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
     const OpKind op = point.op;
     Seeable s{.op = op, .dtype = plan_.engine.dtype};
     s.terms = static_cast<double>(read.shape.last());
@@ -444,7 +444,7 @@ double stated_limit(const Seeable& s) {
 
 std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op) {
   std::vector<const Point*> points;
-  for (const Place& place : places_of(graph)) {
+  for (const Place& place : graph.places()) {
     const Point& point = *place.point;
     const auto is_it = [&](const Point* p) { return *p == point; };
     const auto same_op = [&](const Point* p) { return p->op == point.op; };

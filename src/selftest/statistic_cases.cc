@@ -8,6 +8,7 @@
 
 #include "src/judge/judge.h"
 #include "src/session/store.h"
+#include "src/weights/qwen_graph.h"
 
 namespace lockstep {
 namespace {
@@ -71,7 +72,7 @@ Shape with_rows(int64_t rows, const Shape& row_shape) {
 class MadeUpOracle final : public Oracle {
  public:
   explicit MadeUpOracle(const MadeUp& made_up) : case_(made_up) {}
-  Graph graph() const override { return {.layers = case_.layers}; }
+  Graph graph() const override { return qwen_graph({.layers = case_.layers}); }
   bool has_bias(const Place&) const override { return false; }
   Exact evaluate(const OracleCall& call) override {
     std::vector<double> want;
@@ -98,8 +99,8 @@ KeptTensor kept(const Place& place, const std::vector<Row>& rows, DType dtype, c
 // What the op reads, which nobody looks at, and what it makes.
 void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) {
   const Place place{c.point, layer};
-  const Graph graph{.layers = c.layers};
-  for (const Place& input : inputs_of(graph, place))
+  const Graph graph = qwen_graph({.layers = c.layers});
+  for (const Place& input : graph.inputs_of(place))
     pass.tensors.push_back(kept(input, rows, c.dtype, {std::ssize(rows), 1}));
   KeptTensor made = kept(place, rows, c.dtype, with_rows(std::ssize(rows), c.row_shape));
   int64_t i = 0;
@@ -123,7 +124,7 @@ std::string found_in(const MadeUp& c, const Result& result) {
 }
 
 StatisticCase judged(const MadeUp& c) {
-  Manifest manifest{.graph = {.layers = c.layers}, .dtype = c.dtype};
+  Manifest manifest{.graph = qwen_graph({.layers = c.layers}), .dtype = c.dtype};
   for (const Point& p : kPoints) manifest.contracts[std::string(p.name)] = RoundingContract::fused;
   MadeUpOracle oracle(c);
   Judge judge(manifest, oracle, nullptr, nullptr,

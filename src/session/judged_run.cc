@@ -74,11 +74,11 @@ void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Grap
   const auto flagged = [&](const KeptTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
     return std::ranges::any_of(flags, [&](const Flag& flag) {
-      return flag.place == place || std::ranges::count(inputs_of(graph, flag.place), place) > 0;
+      return flag.place == place || std::ranges::count(graph.inputs_of(flag.place), place) > 0;
     });
   };
   for (KeptTensor& tensor : pass.tensors) {
-    const bool by_hash = tensor.point->op == OpKind::cache;
+    const bool by_hash = tensor.point->is_cache();
     const bool keeps = keep == Keep::full && !by_hash;
     const bool keeps_flagged = keep == Keep::full || keep == Keep::flagged;
     if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};

@@ -20,7 +20,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
 
-  options.selection.check_layers(manifest.graph.layers);
+  options.selection.check_layers(manifest.graph.layers());
 
   TableAudit tables(manifest);
   const ReferenceOptions reference{.dtype = manifest.dtype};

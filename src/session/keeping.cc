@@ -50,7 +50,7 @@ Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection
                     .selection = selection.text(),
                     .requests = infos_of(engine)};
   // Every op of this engine rounds once, at the store.
-  for (const Place& place : places_of(manifest.graph))
+  for (const Place& place : manifest.graph.places())
     manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   return manifest;
 }

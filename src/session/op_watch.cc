@@ -66,7 +66,7 @@ OpWatch::OpWatch(Oracle& oracle, DType dtype, std::vector<Place> places)
 
 bool OpWatch::possible(const Place& place) {
   const OpKind op = place.point->op;
-  return op != OpKind::cache && op != OpKind::angles && !makes_indices(op);
+  return op != OpKind::cache && op != OpKind::angles && !row_of(op).makes_indices;
 }
 
 template <typename... Inputs>
@@ -99,7 +99,7 @@ void OpWatch::wrap(Ops& ops, const Ops& right) {
 bool OpWatch::wants(const Point& point, int layer) const {
   const Place place{&point, layer};
   return std::ranges::any_of(places_, [&](const Place& watched) {
-    return std::ranges::count(inputs_of(graph_, watched), place) > 0;
+    return std::ranges::count(graph_.inputs_of(watched), place) > 0;
   });
 }
 
@@ -133,9 +133,9 @@ void OpWatch::each_exact(
     call.lengths = lengths;
     std::vector<PickedRows> picked;
     CacheRead cache;
-    for (const Place& input : inputs_of(graph_, place)) {
+    for (const Place& input : graph_.inputs_of(place)) {
       const KeptTensor* tensor = seen.tensor(input, node.request);
-      if (input.point->op == OpKind::cache)
+      if (input.point->is_cache())
         cache = CacheRead(tensor, nothing_written);
       else
         picked.emplace_back(tensor, node.rows);

@@ -39,9 +39,9 @@ void RecordBefore::wrap(Ops& ops) {
 void RecordBefore::expect(const Manifest& manifest) {
   manifest_ = manifest;
   manifest_.keep = Keep::full;
-  for (const Place& place : places_of(manifest.graph))
+  for (const Place& place : manifest.graph.places())
     if (chosen_.has(*place.point, place.layer))
-      std::ranges::copy(inputs_of(manifest.graph, place), std::back_inserter(inputs_));
+      std::ranges::copy(manifest.graph.inputs_of(place), std::back_inserter(inputs_));
 }
 
 bool RecordBefore::wants(const Point& point, int layer) const {
@@ -70,7 +70,7 @@ void RecordBefore::before(const OpContext& context) {
   if (place == std::exchange(last_, place)) return;  // the second kernel of one op
   wait_for(device_);  // the op before may hang or fail yet: then its inputs must still be there
   Pass pass{.info = pass_.info};
-  const std::vector<Place> reads = inputs_of(manifest_.graph, place);
+  const std::vector<Place> reads = manifest_.graph.inputs_of(place);
   for (const KeptTensor& tensor : pass_.tensors)
     if (std::ranges::count(reads, Place{tensor.point, tensor.layer}) > 0)
       pass.tensors.push_back(tensor);

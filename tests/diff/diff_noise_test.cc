@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "src/judge/ledger.h"
+#include "src/weights/qwen_graph.h"
 #include "tests/diff/diff_runs.h"
 
 namespace lockstep {
@@ -126,7 +127,7 @@ TEST(DiffNoise, ExplainsNoRowThatIsNothingInOne) {
 // Of other experts the numbers are others, and rounding may choose them.
 TEST(DiffNoise, DependsOnExpertsThatAreNotShown) {
   const auto run = [](double x, double expert) {
-    FakeRun run{.manifest = {.graph = {1, false, {0}}}};
+    FakeRun run{.manifest = {.graph = qwen_graph({1, false, {0}})}};
     Pass& pass = run.passes.emplace_back();
     pass.info.rows.push_back({{0, 0}, 5, 0});
     if (expert >= 0) pass.tensors.push_back(kept(point("mlp.experts"), 0, {expert}, DType::i32));

@@ -6,6 +6,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/report/report.h"
+#include "src/weights/qwen_graph.h"
 #include "tests/diff/diff_runs.h"
 
 namespace lockstep {
@@ -157,7 +158,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   for (FakeRun* run : {&a, &b})
     for (Pass& pass : run->passes)
       for (KeptTensor& t : pass.tensors)
-        if (t.point->op == OpKind::cache) t.data = {};
+        if (t.point->is_cache()) t.data = {};
   DiffResult r = diff_of(a, b);
   EXPECT_EQ(r.verdict, "noise") << r.story;
   EXPECT_EQ(r.unmeasured, 0);
@@ -343,7 +344,7 @@ DiffResult diff_of_indices(const Point& scores, const Point& indices, int layer,
                            const std::vector<double>& scores_a, const std::vector<double>& a,
                            const std::vector<double>& scores_b, const std::vector<double>& b) {
   const auto run = [&](const std::vector<double>& of, const std::vector<double>& made) {
-    FakeRun run{.manifest = {.graph = {1, false, {0}}}};
+    FakeRun run{.manifest = {.graph = qwen_graph({1, false, {0}})}};
     Pass& pass = run.passes.emplace_back();
     pass.info.rows.push_back({{0, 0}, 5, 0});
     pass.info.logit_rows = {0};

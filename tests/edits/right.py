@@ -13,7 +13,7 @@ from h5py import h5d, h5p, h5s
 from passes import (drop_request, join, page_size, put_rope, rename, rename_in, renumber,
                     repage, split)
 from registry import CLEAN, DIVERGED, Place, add, edit, edit_files, wants
-from tensors import digest_of, values_of
+from tensors import values_of
 from trace_model import PREFILL, Pass, Request, Trace, clone_tensor
 from wrong_values import bits, keep_cache
 
@@ -318,19 +318,6 @@ def inherited_not_said(trace: Trace) -> None:
 def cache_kept(trace: Trace) -> None:
     """The bytes of every cache are kept too."""
     keep_cache(trace)
-
-
-@edit("greedy", expect=CLEAN)
-def layout_1_0(trace: Trace) -> None:
-    """The layout before: caches are kept, their digests have numbers and are of their bytes, and
-    nothing is said of what is inherited."""
-    trace.attributes["format_version"] = "1.0"
-    trace.inherited_known = False
-    keep_cache(trace)
-    for one in trace.passes:
-        for tensor in one.tensors:
-            if tensor.is_cache:
-                tensor.digest = digest_of(bits(tensor), tensor.dtype)
 
 
 # Numbers.

@@ -15,7 +15,7 @@ import numpy as np
 from h5py import h5a, h5d, h5p, h5s, h5t
 from numpy.typing import DTypeLike
 from tensors import STORAGE, Digest, xxh3
-from trace_model import Best, Label, Pass, Request, Row, Tensor, Trace
+from trace_model import Best, Label, Node, Pass, Request, Row, Tensor, Trace
 
 SEAL_BYTES = 512
 TEXT = h5py.string_dtype()
@@ -30,17 +30,19 @@ def load(path: Path) -> Trace:
         passes = _load_passes(file)
         attributes = {name: int(value) if isinstance(value, np.integer) else value
                       for name, value in file.attrs.items()}
-        return Trace(attributes, dict(file["provenance"].attrs), _load_requests(file), passes,
-                     "passes/inherited_edges" in file, int(file["index/seq"][0]))
+        return Trace(attributes, _load_graph(file), dict(file["provenance"].attrs),
+                     _load_requests(file), passes, "passes/inherited_edges" in file,
+                     int(file["index/seq"][0]))
 
 
 def save(trace: Trace, path: Path) -> None:
     """Writes and seals a new file."""
     path.unlink(missing_ok=True)
     with h5py.File(path, "w", libver=("v110", "v110"), userblock_size=SEAL_BYTES) as file:
-        for name in ("provenance", "requests", "passes", "index", "logits", "tensors"):
+        for name in ("graph", "provenance", "requests", "passes", "index", "logits", "tensors"):
             file.create_group(name)
         paths = _save_tensors(file, trace)
+        _save_graph(file, trace)
         _save_requests(file, trace)
         _save_passes(file, trace)
         _save_index(file, trace, paths)
@@ -70,6 +72,13 @@ def _parts(flat: np.ndarray, edges: np.ndarray) -> list[list]:
     """The parts of a flat column that its edges divide."""
     whole = flat.tolist()
     return [whole[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def _load_graph(file: h5py.File) -> list[Node]:
+    group = file["graph"]
+    inputs = _parts(group["input"][:], group["input_edges"][:])
+    return [Node(*node) for node in
+            zip(group["point"].asstr()[:], group["layer"][:].tolist(), inputs, strict=True)]
 
 
 def _load_requests(file: h5py.File) -> list[Request]:
@@ -158,6 +167,14 @@ def _flat(trace: Trace, group: h5py.Group, names: dict[str, DTypeLike], edges: s
         _column(trace, group, name, [one[i] for one in flat], dtype)
     if edges is not None:
         _column(trace, group, edges, [0, *accumulate(len(part) for part in parts)], np.int64)
+
+
+def _save_graph(file: h5py.File, trace: Trace) -> None:
+    group = file["graph"]
+    _column(trace, group, "point", [node.point for node in trace.graph], TEXT)
+    _column(trace, group, "layer", [node.layer for node in trace.graph], np.int32)
+    _flat(trace, group, {"input": np.int32}, "input_edges",
+          [[(number,) for number in node.inputs] for node in trace.graph])
 
 
 def _save_requests(file: h5py.File, trace: Trace) -> None:

@@ -6,12 +6,16 @@ its digest anew. So a clone may share them.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from qwen_graph import Node, qwen_graph  # noqa: E402, F401
 from tensors import Digest, bits_of, digest_of, digest_of_rows, row_hashes_of, values_of, xxh3
 
 if TYPE_CHECKING:
@@ -151,6 +155,7 @@ class Trace:
     """One HDF5 file of passes. `after` are changes to the written file, before it is sealed."""
 
     attributes: dict[str, object]
+    graph: list[Node]
     provenance: dict[str, str]
     requests: list[Request]
     passes: list[Pass]
@@ -161,9 +166,7 @@ class Trace:
 
     @property
     def layers(self) -> int:
-        layers = self.attributes["layers"]
-        assert isinstance(layers, int)
-        return layers
+        return 1 + max(node.layer for node in self.graph)
 
     def request(self, number: int) -> Request:
         return next(one for one in self.requests if one.id == number)
@@ -171,6 +174,7 @@ class Trace:
     def clone(self) -> Trace:
         """A copy whose arrays alone are shared."""
         twin = copy.copy(self)
+        twin.graph = copy.deepcopy(self.graph)
         twin.attributes, twin.provenance = dict(self.attributes), dict(self.provenance)
         twin.requests = copy.deepcopy(self.requests)
         twin.passes = [clone_pass(one) for one in self.passes]

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from registry import DIVERGED, DOUBT, Place, add, edit, edit_files
 from tensors import STORAGE
-from trace_model import Pass, Tensor, Trace, clone_tensor
+from trace_model import Node, Pass, Tensor, Trace, clone_tensor, qwen_graph
 from wrong_values import bits, repeat_of
 
 
@@ -291,21 +291,72 @@ attribute("dtype-declared-bf16", "dtype", "bf16", "the tensors are of fp32", "fp
 attribute("dtype-misspelt", "dtype", "b16", "there is no such dtype")
 attribute("complete-0", "complete", 0, "the trace says that its run did not end", quick=True)
 attribute("complete-gone", "complete", None, "the trace does not say that its run ended")
-attribute("layers-fewer", "layers", 5, "the checkpoint has 6 layers", quick=True)
-attribute("layers-more", "layers", 7, "the checkpoint has 6 layers")
-attribute("layers-below-zero", "layers", -1, "no model has fewer than no layers")
-attribute("qk-norm-denied", "qk_norm", 0, "the checkpoint has QK-norm, and so have the tensors")
-attribute("qk-norm-claimed", "qk_norm", 1, "the checkpoint has no QK-norm", "qwen2")
-attribute("experts-claimed", "expert_layers", "0 2", "the checkpoint has no experts")
-attribute("experts-denied", "expert_layers", "", "the checkpoint has experts", "moe")
 attribute("format-other", "format", "lockstop", "this is another format")
-attribute("format-version-2", "format_version", "2.0", "the version is not known")
+attribute("format-version-1", "format_version", "1.2", "nothing reads this version any more")
+attribute("format-version-3", "format_version", "3.0", "the version is not known")
 attribute("level-misspelt", "level", "fulll", "there is no such level")
 attribute("level-said-to-be-digest", "level", "digest", "tensors were kept all the same",
           expect=None)
 attribute("world-size-2", "world_size", 2, "what another rank computed may be missing",
           expect=None)
 attribute("run-id-gone", "run_id", None, "layout 1.1 has a run_id", expect=None)
+
+
+# The graph.
+
+def graph(name: str, why: str, change: Callable[[Trace], None], base: str = "greedy",
+          quick: bool = False) -> None:
+    add("graph-" + name, base, DOUBT, why, change, quick)
+
+
+def other_graph(**other: object) -> Callable[[Trace], None]:
+    """The graph of a model that differs in this from the trace's."""
+    def change(trace: Trace) -> None:
+        has = {node.point for node in trace.graph}
+        same = {"layers": trace.layers, "qk_norm": "attn.q_norm" in has,
+                "expert_layers": [n.layer for n in trace.graph if n.point == "mlp.experts"],
+                "rope_tables": "rope.cos" in has}
+        trace.graph = qwen_graph(**{**same, **other})
+    return change
+
+
+def node_of(trace: Trace, point: str, layer: int = 2) -> Node:
+    return next(n for n in trace.graph if (n.point, n.layer) == (point, layer))
+
+
+def swapped_inputs(trace: Trace) -> None:
+    node_of(trace, "mlp.act").inputs.reverse()
+
+
+def reads_a_later_node(trace: Trace) -> None:
+    node_of(trace, "attn.norm").inputs[:] = [len(trace.graph) - 1]
+
+
+def has_a_node_twice(trace: Trace) -> None:
+    trace.graph.append(Node("mlp.norm", 2, list(node_of(trace, "mlp.norm").inputs)))
+
+
+def of_an_unknown_point(trace: Trace) -> None:
+    node_of(trace, "mlp.act").point = "mlp.gelu"
+
+
+def says_a_node_is_of_no_layer(trace: Trace) -> None:
+    node_of(trace, "attn.norm").layer = -1
+
+
+graph("layers-fewer", "the checkpoint has 6 layers", other_graph(layers=5), quick=True)
+graph("layers-more", "the checkpoint has 6 layers", other_graph(layers=7))
+graph("qk-norm-denied", "the checkpoint has QK-norm, and so have the tensors",
+      other_graph(qk_norm=False))
+graph("qk-norm-claimed", "the checkpoint has no QK-norm", other_graph(qk_norm=True), "qwen2")
+graph("experts-claimed", "the checkpoint has no experts", other_graph(expert_layers=[0, 2]))
+graph("experts-denied", "the checkpoint has experts", other_graph(expert_layers=[]), "moe")
+graph("inputs-swapped", "the op reads its inputs in another order", swapped_inputs, quick=True)
+graph("reads-later", "a node reads one that comes after it", reads_a_later_node)
+graph("node-twice", "a node is there twice", has_a_node_twice)
+graph("unknown-point", "a node is of a point that none is", of_an_unknown_point)
+graph("layer-of-none", "a point of a layer is said to be of none", says_a_node_is_of_no_layer)
+graph("empty", "a model without a node computes nothing", lambda trace: trace.graph.clear())
 
 
 def fact(name: str, key: str, value: str, why: str, base: str = "greedy", quick: bool = False,

@@ -63,7 +63,7 @@ TEST_F(EngineTest, EveryPointOfTheTableIsShownInGraphOrder) {
     for (const Pass& pass : served.passes) {
       std::vector<Place> seen;
       for (const KeptTensor& t : pass.tensors) seen.push_back({t.point, t.layer});
-      EXPECT_EQ(seen, places_of(graph_of(checkpoint.config())));
+      EXPECT_EQ(seen, graph_of(checkpoint.config()).places());
     }
   }
 }

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 
 import trace_file
 from recorder import Recorder
-from trace_file import Pass, Request, Row, Trace
+from trace_file import Pass, Request, Row, Trace, qwen_graph
 
 Tensor = torch.Tensor
 
@@ -162,9 +162,9 @@ def trace_of(model: nn.Module, runner: Runner, provenance: dict[str, str],
     facts = {"engine": "transformers", "engine_version": transformers.__version__,
              "torch_version": str(torch.__version__), **provenance}
     facts["schema_json"] = json.dumps(schema or {})  # the reader wants it even where it is empty
-    return Trace(len(layers), hasattr(layers[0].self_attn, "q_norm"),
-                 [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")],
-                 trace_file.DTYPE_NAMES[model.dtype], passes, runner.requests, facts)
+    graph = qwen_graph(len(layers), hasattr(layers[0].self_attn, "q_norm"),
+                       [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")])
+    return Trace(graph, trace_file.DTYPE_NAMES[model.dtype], passes, runner.requests, facts)
 
 
 def same_logits(model: nn.Module, runner: Runner) -> bool:

@@ -7,11 +7,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import sys
 
 import h5py
 import numpy as np
 import torch
 import xxhash
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+from qwen_graph import Node, qwen_graph  # noqa: E402, F401
 
 # Every point of probes/points.h in graph order, with what its axes are.
 AXES = {
@@ -90,9 +94,7 @@ class Request:
 class Trace:
     """A run: its passes and requests, and what it says of itself."""
 
-    layers: int
-    qk_norm: bool
-    expert_layers: list[int]
+    graph: list[Node]
     dtype: str
     passes: list[Pass]
     requests: list[Request]
@@ -317,8 +319,9 @@ def write_tensors(file: h5py.File, trace: Trace) -> None:
 def write_summary(group: h5py.Group, trace: Trace, rows: list[tuple]) -> None:
     group.attrs.update({"NX_class": "NXdata", "signal": "rms"})
     group.attrs.create("axes", ["pass", "layer", "point"], dtype=TEXT)
+    layers = 1 + max(node.layer for node in trace.graph)
     scales = {"pass": np.arange(len(trace.passes), dtype="i4"),
-              "layer": np.arange(-1, trace.layers, dtype="i4"),
+              "layer": np.arange(-1, layers, dtype="i4"),
               "point": np.array(list(AXES), dtype=object)}
     for name, values in scales.items():
         kind = TEXT if name == "point" else values.dtype
@@ -390,15 +393,24 @@ def write_logits(group: h5py.Group, trace: Trace) -> None:
     group.create_dataset("values", data=np.array(values, "f8").reshape(-1, KEPT_LOGITS))
 
 
+def write_graph(group: h5py.Group, graph: list[Node]) -> None:
+    group.create_dataset("point", data=[node.point for node in graph], dtype=h5py.string_dtype())
+    group.create_dataset("layer", data=np.array([node.layer for node in graph], "i4"))
+    edges = np.cumsum([0] + [len(node.inputs) for node in graph])
+    group.create_dataset("input_edges", data=edges.astype("i8"))
+    flat = [number for node in graph for number in node.inputs]
+    group.create_dataset("input", data=np.array(flat, "i4"))
+
+
 def write(path: pathlib.Path, trace: Trace) -> None:
     """Writes the file whole; `complete` comes last, and then the seal in the user block."""
     run_id = f"{xxh3(json.dumps(trace.provenance, sort_keys=True).encode()):016x}"
     with h5py.File(path, "w", libver=("v110", "v110"), userblock_size=SEAL) as file:
         file.attrs.update({
-            "format": "lockstep", "format_version": "1.1", "level": "full", "run_id": run_id,
-            "rank": 0, "world_size": 1, "layers": trace.layers, "qk_norm": int(trace.qk_norm),
-            "expert_layers": " ".join(map(str, trace.expert_layers)), "dtype": trace.dtype,
+            "format": "lockstep", "format_version": "2.0", "level": "full", "run_id": run_id,
+            "rank": 0, "world_size": 1, "dtype": trace.dtype,
             "selection": trace.selection, "default": "summary", "NX_class": "NXroot"})
+        write_graph(file.create_group("graph"), trace.graph)
         file.create_group("provenance").attrs.update(trace.provenance)
         write_requests(file.create_group("requests"), trace.requests)
         write_passes(file.create_group("passes"), trace)

@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "kernels/faults": BASE | {"kernels", "kernels/cuda"},
     "probes": BASE,
     "traces": BASE | {"probes"},
-    "src/weights": BASE,
+    "src/weights": BASE | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,
     "src/faults": MODEL | {"src/engine"},

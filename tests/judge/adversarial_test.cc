@@ -9,6 +9,7 @@
 #include "src/judge/lineup.h"
 #include "src/judge/logits.h"
 #include "src/judge/op_judge.h"
+#include "src/weights/qwen_graph.h"
 #include "tests/judge/memory_trace.h"
 
 namespace lockstep {
@@ -98,7 +99,7 @@ KeptTensor kept(std::string_view name, const std::vector<double>& values, DType 
 char diff_answer(const Pair& pair, bool numbers) {
   const auto run = [&](const std::vector<double>& values) {
     FakeRun made;
-    made.manifest.graph = {.layers = 0};
+    made.manifest.graph = qwen_graph({});
     made.manifest.dtype = pair.dtype;
     Pass& pass = made.passes.emplace_back();
     pass.info.rows = {{{0, 0}, 1, 0}};
@@ -130,7 +131,7 @@ char lineup_answer(const Pair& pair, std::string_view name) {
     probe.end();
     EXPECT_EQ(probe.failure(), "");
   };
-  const Graph graph{.layers = 0};
+  const Graph graph = qwen_graph({});
   BaseRows base(graph);
   Recorder recorder({}, false, [&](Pass pass) { base.add(std::move(pass)); });
   show(recorder, node.want);

@@ -9,6 +9,7 @@
 
 #include "kernels/base/check.h"
 #include "src/judge/limits.h"
+#include "src/judge/ops/judged_op.h"
 #include "src/stats/statistics.h"
 #include "tests/helpers.h"
 
@@ -302,6 +303,15 @@ TEST(Budget, IsRefusedWithoutItsMagnitudes) {
   EXPECT_THROW(budget_of(OpKind::norm, step, DType::bf16), Error);
   EXPECT_THROW(budget_of(OpKind::top_k, exact, DType::bf16), Error);
   EXPECT_THROW(budget_of(OpKind::cache, exact, DType::bf16), Error);
+}
+
+TEST(JudgedOp, EachKindHasItsOwn) {
+  for (const OpKindRow& row : kOpKinds) {
+    EXPECT_EQ(judged_op(row.kind).kind, row.kind) << row.name;
+    EXPECT_EQ(row.makes_indices, row.kind == OpKind::argmax || row.kind == OpKind::top_k);
+    // What is learnt from clean runs is learnt of numbers.
+    EXPECT_TRUE(judged_op(row.kind).inner != nullptr || !judged_op(row.kind).is_calibrated);
+  }
 }
 
 }  // namespace

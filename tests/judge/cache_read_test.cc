@@ -23,7 +23,7 @@ class CacheReadTest : public JudgeTest {
   static void forget_values(FakeRun& run) {
     for (Pass& pass : run.passes)
       for (KeptTensor& t : pass.tensors)
-        if (t.point->op == OpKind::cache) t.data = {};
+        if (t.point->is_cache()) t.data = {};
   }
   // The value that was written there, as the pass shows it.
   static double written(const FakeRun& run, bool v, int64_t row, int64_t element) {
@@ -91,7 +91,7 @@ TEST_F(CacheReadTest, AnotherSignOfZeroIsShown) {
   };
   const Result result = judged(fake_run(model, DType::bf16));
   for (const Finding& f : result.findings) {
-    if (f.place.point->op != OpKind::cache) continue;
+    if (!f.place.point->is_cache()) continue;
     EXPECT_EQ(f.index, (std::vector<int64_t>{2, 1, 0, 5}));
     EXPECT_TRUE(says(f, "want 0, got -0")) << text_of(f);
     return;
@@ -139,7 +139,7 @@ TEST_F(CacheReadTest, WhatIsWrongEverywhereIsARuleOfItsHead) {
   // And where some nodes are known by hashes alone, of whole rows.
   FakeRun partly = run;
   for (KeptTensor& t : partly.passes.back().tensors)
-    if (t.point->op == OpKind::cache) t.data = {};
+    if (t.point->is_cache()) t.data = {};
   const Result mixed = judged(partly);
   ASSERT_TRUE(mixed.first && mixed.first->shape) << mixed.story;
   EXPECT_EQ(mixed.first->shape->where, "positions >= 4");

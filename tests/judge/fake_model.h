@@ -13,6 +13,7 @@
 
 #include "kernels/base/check.h"
 #include "src/judge/oracle.h"
+#include "src/weights/qwen_graph.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -41,7 +42,7 @@ inline std::vector<double> values_of(const TensorView& tensor) {
 
 class FakeOracle : public Oracle {
  public:
-  Graph graph() const override { return {2, true}; }
+  Graph graph() const override { return qwen_graph({2, true}); }
   bool has_bias(const Place&) const override { return false; }
 
   Exact evaluate(const OracleCall& call) override {
@@ -284,15 +285,15 @@ class FakeModel : public ReferenceModel {
     std::vector<Row> rows;
     std::vector<int32_t> tokens;
     for (const PassRow& r : pass.rows) rows.push_back(r.row), tokens.push_back(r.token);
-    for (const Place& place : places_of(oracle_.graph())) {
+    for (const Place& place : oracle_.graph().places()) {
       const Point& p = *place.point;
       std::vector<Tensor> inputs;
-      std::vector<Place> read = inputs_of(oracle_.graph(), place);
+      std::vector<Place> read = oracle_.graph().inputs_of(place);
       if (contract_of(place) == RoundingContract::unrounded_sum && read[0].point->op == OpKind::add)
-        read = inputs_of(oracle_.graph(), read[0]);
+        read = oracle_.graph().inputs_of(read[0]);
       for (const Place& input : read)
-        if (input.point->op != OpKind::cache) inputs.push_back(made.at(key(input)));
-      if (p.op == OpKind::cache) {
+        if (!input.point->is_cache()) inputs.push_back(made.at(key(input)));
+      if (p.is_cache()) {
         show_cache(place, inputs[0], inputs[1], rows, probe);
         continue;
       }
@@ -428,7 +429,7 @@ inline Pass pass_of(ReferenceModel& model, const PassInfo& info) {
 
 // Two requests: a prompt each, then `steps` tokens that the model chooses.
 struct FakeRun {
-  Manifest manifest{.provenance = {{"page_size", "4"}}, .graph = {2, true}};
+  Manifest manifest{.provenance = {{"page_size", "4"}}, .graph = qwen_graph({2, true})};
   std::vector<Pass> passes;
   std::vector<RequestInfo> requests;
 };

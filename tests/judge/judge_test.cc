@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/judge/judge_fixture.h"
 
 namespace lockstep {
@@ -33,7 +34,7 @@ class AskedModel : public ReferenceModel {
  public:
   explicit AskedModel(DType dtype) : model_(dtype) {}
   void run(const PassInfo& pass, Probe& probe) override {
-    for (const Place& place : places_of({2, true}))
+    for (const Place& place : qwen_graph({2, true}).places())
       if (probe.wants(*place.point, place.layer)) asked.insert(text_of(place));
     model_.run(pass, probe);
   }
@@ -98,8 +99,8 @@ TEST_F(JudgeTest, AnElementOffByTwoUlpIsFoundWithItsPlace) {
 }
 
 TEST_F(JudgeTest, EveryPlaceNamesItself) {
-  for (const Place& place : places_of(oracle_.graph())) {
-    if (place.point->op == OpKind::cache || place.point->op == OpKind::argmax) continue;
+  for (const Place& place : oracle_.graph().places()) {
+    if (place.point->is_cache() || place.point->op == OpKind::argmax) continue;
     const Result result =
         judged(spoilt(place.point->name, place.layer, 1,
                       [](std::vector<double>& v) { v.back() += std::abs(v.back()) + 1; }));
@@ -212,7 +213,7 @@ TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
     if (hashes_only)
       for (Pass& pass : run.passes)
         for (KeptTensor& t : pass.tensors)
-          if (t.point->op == OpKind::cache) t.data = {};
+          if (t.point->is_cache()) t.data = {};
     const Result result = judged(run);
     expect_first(result, "layer 1 attn.kv", 0, 1, Verdict::introduced);
     EXPECT_NE(result.story.find("position 7 of request 1 reads K and V that request 0 position 5 "
@@ -239,7 +240,7 @@ TEST_F(JudgeTest, RowsThatNobodyWroteAreSaidSo) {
   // By hashes alone the input of attention is lost.
   for (Pass& pass : run.passes)
     for (KeptTensor& t : pass.tensors)
-      if (t.point->op == OpKind::cache) t.data = {};
+      if (t.point->is_cache()) t.data = {};
   result = judged(run);
   expect_first(result, "layer 0 attn.kv", 0, 0, Verdict::introduced);
   EXPECT_GT(count(result, Verdict::inconclusive), 0);
@@ -456,7 +457,7 @@ TEST_F(JudgeTest, ASelectionLimitsWhatIsExpected) {
 
 TEST_F(JudgeTest, ATraceOfAnotherModelIsRefused) {
   FakeRun run = clean();
-  run.manifest.graph.layers = 3;
+  run.manifest.graph = qwen_graph({3, true});
   EXPECT_NE(error_of([&] { judged(run); }).find("3 layers"), std::string::npos);
 }
 

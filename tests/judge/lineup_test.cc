@@ -5,12 +5,13 @@
 
 #include <cmath>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
 namespace {
 
-const Graph kGraph{.layers = 0};  // embed, final.norm, logits, token
+const Graph kGraph = qwen_graph({});  // embed, final.norm, logits, token
 
 // A run of one request of three tokens, [3, 4] at embed and final.norm, [1, 8] logits.
 class Lined : public testing::Test {

@@ -42,16 +42,16 @@ Exact exact_of(Oracle& oracle, const Graph& graph, const Place& place, RoundingC
     if (r.row == row) tokens = {r.token};
   OracleCall call{.place = place, .dtype = dtype, .contract = contract, .rows = rows};
   call.tokens = tokens, call.lengths = lengths;
-  std::vector<Place> inputs = inputs_of(graph, place);
+  std::vector<Place> inputs = graph.inputs_of(place);
   const bool of_sum =
       contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
-  if (of_sum && inputs.at(0).point->op == OpKind::add) inputs = inputs_of(graph, inputs[0]);
+  if (of_sum && inputs.at(0).point->op == OpKind::add) inputs = graph.inputs_of(inputs[0]);
   std::deque<PickedRows> picked;
   CacheRead cache;
   const KvHistory nothing{/*keep_bytes=*/false};
   for (const Place& input : inputs) {
     const KeptTensor* tensor = seen.tensor(input, row.request);
-    if (input.point->op == OpKind::cache)
+    if (input.point->is_cache())
       cache = CacheRead(tensor, nothing);
     else
       call.inputs.push_back(picked.emplace_back(tensor, rows).view());
@@ -72,9 +72,9 @@ class SecondOpinionTest : public testing::TestWithParam<const char*> {
     for (const Pass* pass : {&passes.front(), &passes.back()}) {
       const Selection all;
       const SeenPass seen(*pass, all);
-      for (const Place& place : places_of(graph)) {
+      for (const Place& place : graph.places()) {
         const OpKind op = place.point->op;
-        if (op == OpKind::cache || op == OpKind::angles || makes_indices(op)) continue;
+        if (op == OpKind::cache || op == OpKind::angles || row_of(op).makes_indices) continue;
         const bool bias = op == OpKind::linear && oracle->has_bias(place);
         for (const RoundingContract contract : contracts_of(op, {dtype, bias})) {
           if (contract == RoundingContract::tf32) continue;

@@ -81,18 +81,18 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
         rows.push_back(row.row);
         tokens.push_back(row.token);
       }
-      for (const Place& place : places_of(here->graph())) {
+      for (const Place& place : here->graph().places()) {
         const OpKind op = place.point->op;
-        if (op == OpKind::cache || makes_indices(op)) continue;
+        if (op == OpKind::cache || row_of(op).makes_indices) continue;
         const bool last = place.point->name == "logits";
         const std::vector<int64_t> lengths(rows.size(), 71);
         OracleCall call{.place = place, .dtype = dtype, .rows = rows, .lengths = lengths};
         if (last) call.rows = call.rows.last(1);
         if (op == OpKind::gather) call.tokens = tokens;
         Tensor k, v;
-        for (const Place& input : inputs_of(here->graph(), place)) {
+        for (const Place& input : here->graph().inputs_of(place)) {
           const TensorView x = pass.find(*input.point, input.layer)->data;
-          if (input.point->op == OpKind::cache) {
+          if (input.point->is_cache()) {
             k = part_of(x, 0);
             v = part_of(x, 1);
             call.keys_values = {k, v};

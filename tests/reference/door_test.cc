@@ -63,8 +63,8 @@ TEST(Library, RefusesWhatItCannotDoWithAnError) {
 TEST(Library, KnowsTheSamePointsAsTheExecutable) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen2-default"));
   const Graph graph = open_reference().oracle(checkpoint, {})->graph();
-  EXPECT_EQ(graph.layers, 3);
-  EXPECT_FALSE(graph.qk_norm);
+  EXPECT_EQ(graph.layers(), 3);
+  EXPECT_FALSE(graph.has({&point("attn.q_norm"), 0}));
 
   struct Collect final : Sink {
     bool wants(const Point&, int) const override { return true; }
@@ -77,7 +77,7 @@ TEST(Library, KnowsTheSamePointsAsTheExecutable) {
   const PassInfo pass{.rows = {{{0, 0}, 7}}, .logit_rows = {0}};
   open_reference().model(checkpoint, {}, DType::f32)->run(pass, probe);
   EXPECT_EQ(probe.failure(), "");
-  EXPECT_EQ(sink.places, places_of(graph));
+  EXPECT_EQ(sink.places, graph.places());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "src/weights/qwen_graph.h"
 #include "tests/reference/passes.h"
 #include "traces/trace.h"
 
@@ -38,7 +39,7 @@ class HuggingFacePasses {
     const auto infos = prefill_and_decode(prompt, {chosen.at(0)});
     for (const PassInfo& info : infos) {
       probe.begin(info);
-      for (const Place& place : places_of(graph_)) show(place, info.pass, probe);
+      for (const Place& place : graph_.places()) show(place, info.pass, probe);
       probe.end();
     }
     check(probe.failure().empty(), "{}", probe.failure());
@@ -48,7 +49,7 @@ class HuggingFacePasses {
  private:
   void show(const Place& place, int step, Probe& probe) const {
     const Point& p = *place.point;
-    if (p.op == OpKind::cache) return show_cache(place, step, probe);
+    if (p.is_cache()) return show_cache(place, step, probe);
     const auto found = golden_.find(step, p, place.layer);
     if (!found) return;
     const bool heads = p.name.starts_with("attn.") &&
@@ -95,7 +96,7 @@ class HuggingFacePasses {
 
   Checkpoint checkpoint_;
   const ModelConfig& config_ = checkpoint_.config();
-  Graph graph_{static_cast<int>(config_.layers), config_.qk_norm, {}};
+  Graph graph_ = qwen_graph({static_cast<int>(config_.layers), config_.qk_norm});
   Golden golden_;
 };
 

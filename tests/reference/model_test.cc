@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/reference/passes.h"
 
 namespace lockstep {
@@ -184,9 +185,10 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
   const ModelConfig& config = checkpoint_.config();
   std::vector<std::string> expected;
   for (const Place& place :
-       places_of({static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
-                  /*rope_tables=*/true}))
-    for (int times = place.point->op == OpKind::cache ? 2 : 1; times > 0; --times)
+       qwen_graph({static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
+                   /*rope_tables=*/true})
+           .places())
+    for (int times = place.point->is_cache() ? 2 : 1; times > 0; --times)
       expected.push_back(std::to_string(place.layer) + " " + std::string(place.point->name));
   std::vector<std::string> shown;
   for (const KeptTensor& t : passes[0].tensors)

@@ -74,9 +74,9 @@ class RoundsOnce : public testing::TestWithParam<Case> {
     std::pair<Tensor, Tensor> keys_values;
     for (const PassRow& row : pass.info.rows) tokens.push_back(row.token);
     if (place.point->op == OpKind::gather) call.tokens = tokens;
-    for (const Place& input : inputs_of(oracle_->graph(), place)) {
+    for (const Place& input : oracle_->graph().inputs_of(place)) {
       const KeptTensor& producer = *pass.find(*input.point, input.layer);
-      if (input.point->op == OpKind::cache) {
+      if (input.point->is_cache()) {
         keys_values = split(producer);
         call.keys_values = {keys_values.first, keys_values.second};
       } else {
@@ -91,7 +91,7 @@ class RoundsOnce : public testing::TestWithParam<Case> {
 
   void judge(const Pass& pass, const KeptTensor& tensor) {
     const Point& p = *tensor.point;
-    if (p.op == OpKind::cache || makes_indices(p.op)) return;
+    if (p.is_cache() || row_of(p.op).makes_indices) return;
     const bool angles = p.op == OpKind::angles;  // in fp32 whatever the run's dtype
     ASSERT_EQ(tensor.dtype, angles ? DType::f32 : GetParam().dtype);
     const Exact exact = evaluate(pass, tensor);

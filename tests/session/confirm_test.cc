@@ -90,7 +90,7 @@ TEST_P(ConfirmTest, EveryOpCanBePutRight) {
   // bit the exact results.
   JudgedRun run = run_with({"rope-interleaved@layer=1", "softmax-scale-missing@layer=1"});
   std::vector<Place> all;
-  for (const Place& place : places_of(graph_of(checkpoint_.config())))
+  for (const Place& place : graph_of(checkpoint_.config()).places())
     if (OpWatch::possible(place)) all.push_back(place);
   const auto oracle = open_reference().oracle(checkpoint_, {.dtype = DType::bf16});
   Substitution substitution(*oracle, DType::bf16, all);

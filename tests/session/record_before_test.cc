@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/host_device.h"
 #include "tests/lockstep_binary.h"
 #include "traces/trace.h"
@@ -99,7 +100,7 @@ TEST_F(RecordBeforeOfADevice, LeavesTheInputsOfTheOpWhoseKernelFailed) {
   Ops ops = cpu_ops();
   ops.matmul = [](const OpContext&, const auto&...) { failed = true; };
   before.wrap(ops);
-  before.expect({.graph = {.layers = 1}});
+  before.expect({.graph = qwen_graph({.layers = 1})});
   before.begin({});
   failed = false;
   ops.matmul({.layer = 0, .point = "attn.q"}, {}, {}, {}, {});
@@ -132,7 +133,7 @@ TEST_F(RecordBeforeTest, ATraceIsKeptOfWhatIsGenerated) {
     EXPECT_EQ(pass.logits.size(), 1u);
     for (const KeptTensor& tensor : pass.tensors)
       EXPECT_EQ(tensor.data.view().empty(),
-                std::string(keep) == "digest" || tensor.point->op == OpKind::cache);
+                std::string(keep) == "digest" || tensor.point->is_cache());
   }
   EXPECT_NE(trouble_of("generate --model " + data_path("bard-qwen3") +
                        " --tokens 1 --keep flagged" + " --trace " + folder_ + "/x.trace")

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/lockstep_binary.h"
 #include "tests/tools/written_trace.h"
 
@@ -40,7 +41,7 @@ TEST_F(Inspect, ListsEveryPlaceInGraphOrder) {
   write();
   const json places = table("");
   const std::vector<Place> expected =
-      places_of({.layers = 6, .qk_norm = true, .rope_tables = true});
+      qwen_graph({.layers = 6, .qk_norm = true, .rope_tables = true}).places();
   ASSERT_EQ(places.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_EQ(places[i]["point"], expected[i].point->name);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "src/weights/qwen_graph.h"
 #include "tests/fixtures.h"
 #include "traces/trace.h"
 
@@ -14,7 +15,7 @@ struct LeftOut {
 // Writes what bard-qwen3 showed in bf16.
 inline void write_trace(const std::string& path, const Served& served, LeftOut left_out = {}) {
   Manifest manifest{.provenance = {{"engine", "lockstep"}, {"model", "bard"}},
-                    .graph = {.layers = 6, .qk_norm = true, .rope_tables = true},
+                    .graph = qwen_graph({.layers = 6, .qk_norm = true, .rope_tables = true}),
                     .dtype = DType::bf16,
                     .keep = Keep::full};
   for (const Sequence& s : served.sequences)

@@ -216,8 +216,8 @@ TEST(Malformed, AnotherVersionIsRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 1, Keep::digest);
-  replace(json, "\"format_version\":\"1.2\"", "\"format_version\":\"2.0\"");
-  expect_mention(open_error(json), "format version 1.2 was wanted, found 2.0");
+  replace(json, "\"format_version\":\"2.0\"", "\"format_version\":\"1.2\"");
+  expect_mention(open_error(json), "format version 2.0 was wanted, found 1.2");
   replace(json, "\"format\":\"lockstep\"", "\"format\":\"lockstop\"");
   expect_mention(open_error(json), "says it is 'lockstop'");
 }
@@ -234,7 +234,8 @@ TEST(Malformed, NumbersThatFitNowhereEndAJournal) {
     EXPECT_EQ(trace->passes(), 0);
     return trace->problems().at(0);
   };
-  expect_mention(problem("\"layer\":0", "\"layer\":1099511627776"), "1099511627776 is no number");
+  expect_mention(problem("\"pass\":0,\"layer\":0", "\"pass\":0,\"layer\":1099511627776"),
+                 "1099511627776 is no number");
   expect_mention(problem("\"logit_rows\":[4,", "\"logit_rows\":[500,"), "its 9 rows, found 500");
   expect_mention(problem("\"logit_rows\":[4,", "\"logit_rows\":[-1,"), "found -1");
   expect_mention(problem("\"rows\":[[0,0,5]", "\"rows\":[[0,2147483600,5]"), "2147483600 on");
@@ -244,8 +245,16 @@ TEST(Malformed, MoreLayersThanAnyModelHasAreRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 1, Keep::digest);
-  replace(json, "\"layers\":2", "\"layers\":1000000000");
-  expect_mention(open_error(json), "0 to 65536 layers was wanted, it says 1000000000");
+  std::string layer = "1";
+  const auto error = [&](const std::string& to) {
+    replace(json, "\"layer\":" + layer + ",", "\"layer\":" + to + ",");
+    layer = to;
+    return open_error(json);
+  };
+  expect_mention(error("1000000000"),
+                 "at most 65536 layers was wanted, its graph has layer 1000000000");
+  expect_mention(error("-2"), "at most 65536 layers was wanted, its graph has layer -2");
+  expect_mention(error("1099511627776"), "1099511627776 is no number that belongs there");
 }
 
 // What of a tensor is only its digest must at least agree with itself.
@@ -313,7 +322,7 @@ TEST(Malformed, ARenamedPointEndsAJournal) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 2, Keep::digest);
-  replace(json, "\"point\":\"attn.q\"", "\"point\":\"attn.qq\"");
+  replace(json, "\"point\":\"attn.q\",\"dtype\"", "\"point\":\"attn.qq\",\"dtype\"");
   const auto trace = open_trace(json);
   EXPECT_EQ(trace->passes(), 0);
   EXPECT_TRUE(mentions(trace->problems(), "'attn.qq' is not known here: it was renamed"));

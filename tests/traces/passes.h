@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 
+#include "src/weights/qwen_graph.h"
 #include "tests/helpers.h"
 #include "traces/trace.h"
 
@@ -21,7 +22,7 @@ inline constexpr int kPrompts[] = {5, 1, 3};
 inline Manifest test_manifest(Keep keep = Keep::full) {
   Manifest m;
   m.provenance = {{"model", "tests/bard"}, {"engine", "lockstep"}, {"command_line", "run \u00fc"}};
-  m.graph = {.layers = 2, .qk_norm = true, .expert_layers = {0, 1}};
+  m.graph = qwen_graph({.layers = 2, .qk_norm = true, .expert_layers = {0, 1}});
   m.dtype = DType::bf16;
   m.keep = keep;
   m.selection = "--layers 0-1";
@@ -79,8 +80,8 @@ inline KeptTensor test_tensor(const Point& point, int layer, std::vector<Row> ro
   for (int64_t i = 0; i < data.view().bytes(); ++i)
     data.as<uint8_t>()[i] = static_cast<uint8_t>(random());
   kept.row_hashes = row_hashes_of(data);
-  kept.digest = point.op == OpKind::cache ? digest_of_rows(kept.row_hashes, data.view().count())
-                                          : digest_of(data);
+  kept.digest =
+      point.is_cache() ? digest_of_rows(kept.row_hashes, data.view().count()) : digest_of(data);
   if (with_data) kept.data = data;
   return kept;
 }

@@ -84,7 +84,7 @@ TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
   const bool full = !path.ends_with(".jsonl");
   Pass pass = test_pass(0);
   for (KeptTensor& tensor : pass.tensors) {
-    if (tensor.point->op == OpKind::cache) tensor.digest = digest_of(tensor.data);
+    if (tensor.point->is_cache()) tensor.digest = digest_of(tensor.data);
     if (!full) tensor.data = {};
   }
   const auto writer = create_trace(path, test_manifest(full ? Keep::full : Keep::digest));

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "src/weights/qwen_graph.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -21,7 +22,7 @@ Tensor halves(DType dtype) {
 void write(const std::string& path) {
   Manifest manifest;
   manifest.provenance = {{"model", "bard"}, {"run_id", "0123456789abcdef"}};
-  manifest.graph = {.layers = 1, .qk_norm = false};
+  manifest.graph = qwen_graph({.layers = 1});
   manifest.keep = Keep::full;
   manifest.requests = {{.id = 0, .name = "first", .prompt = {5, 6}, .tokens = {7}}};
   const auto writer = create_trace(path, manifest);

@@ -1,0 +1,94 @@
+// softmax(q K^T) V:  B = out + 2 lambda ds sum p|v-o| + lambda sqrt(n) u sum p|v|,
+// ds = sqrt(head_dim) u max_j scale sum|q k_j| + 4 u
+// V = ulp^2/12 + es^2 sum p^2 (v-o)^2 + (m u o)^2 + 2 u^2 n (o^2/9 + sum p^2 v^2 / 6)
+//
+// The score of a key is off by es = (w(head_dim) + 1) u S + 4 u, S = max_j scale sum|q k_j|, each
+// key by an error of its own: its weight p turns the head by p (v - o). The whole head is off by m
+// = 2 + S + ln n: a division, a last product, and the merge of parts, whose log-sum-exp of S + ln n
+// at most is rounded once. These two are shared. The last term is a sum of n products p v in order:
+// it walks by Q = sum p^2 v^2 and drifts to o, so that its square after k of them is
+// (k/n o)^2 + k/n Q.
+//
+// hf: each p has a rounding of its own too, T = u_d sqrt(sum p^2 v^2), u_d the dtype's unit
+// roundoff: B + 0.6 lambda T, V + T^2/4, of which T^2/4 sqrt(overlap) is shared. A rounding of p is
+// uniform within ulp(p)/2, its variance between u_d^2 p^2/12, under a power of two, and u_d^2
+// p^2/3, above one; .18 on average.
+#include <algorithm>
+#include <cmath>
+
+#include "src/judge/ops/errors.h"
+
+namespace lockstep {
+namespace {
+
+using enum RoundingContract;
+
+std::vector<RoundingContract> tried(const ContractTraits&) {
+  return {fused, eager, hf, query_rounded};
+}
+
+std::vector<RoundingContract> declared(const ContractTraits& traits) {
+  if (traits.dtype == DType::f32) return {};
+  return {scores_rounded};
+}
+
+bool is_full(const Exact& e) {
+  if (e.shape.rank() != 3) return false;
+  const size_t n = e.want.size(), rows = static_cast<size_t>(e.shape[0]);
+  const size_t heads = rows * static_cast<size_t>(e.shape[1]);
+  return has_magnitude(e) && e.spread.size() == n && e.spread_squares.size() == n &&
+         e.weighted_squares.size() == n && e.row_terms.size() == rows && e.score.size() == heads &&
+         (!rounds_weights(e.contract) || e.overlap.size() == heads);
+}
+
+InnerError inner_exact_weights(const Exact& e, size_t i) {
+  const auto dim = static_cast<size_t>(e.shape.last());
+  const auto heads = static_cast<size_t>(e.shape[1]);
+  const double score = e.score[i / dim], n = e.row_terms[i / dim / heads];
+  const auto width = static_cast<double>(dim);
+  const double o = std::fabs(e.want[i]);
+  const double ds = std::sqrt(width) * u * score + 4 * u;
+  const double es = (walk_of(width) + 1) * u * score + 4 * u;
+  const double shared =
+      squared(es) * e.spread_squares[i] + squared((2 + score + std::log(n)) * u * o);
+  const double sum = 2 * u * u * n * (o * o / 9 + e.weighted_squares[i] / 6);
+  return {2 * kLambda * ds * e.spread[i] + kLambda * std::sqrt(n) * u * e.magnitude[i],
+          shared + sum, shared};
+}
+
+InnerError inner(const Exact& e, size_t i, DType dtype) {
+  InnerError error = inner_exact_weights(e, i);
+  if (!rounds_weights(e.contract)) return error;
+  const double weights = unit_roundoff(dtype) * std::sqrt(e.weighted_squares[i]);
+  const double variance = squared(weights) / 4;
+  const size_t head = i / static_cast<size_t>(e.shape.last());
+  error.limit += 0.6 * kLambda * weights;
+  error.variance += variance;
+  error.shared += variance * std::sqrt(e.overlap[head]);
+  return error;
+}
+
+// An accumulator that truncates its keys, and 2^-21 more for an exponential that is off by a few
+// ulp. Where weights are rounded to the dtype, kernels take exponentials of three digits for it,
+// 1.07e-4 off where the argument is 0 (Malossi et al. 2015; PyTorch's on CPUs): the largest weight
+// is stored as 1 and summed as less, 2^-13 at most.
+double gain(const Exact& e) {
+  double most = 1;
+  for (const double n : e.row_terms) most = std::max(most, n);
+  return truncation_gain(most) + (rounds_weights(e.contract) ? 0x1p-13 : 0x1p-21);
+}
+
+bool knows_steps(const Exact& e) { return !rounds_weights(e.contract); }
+
+}  // namespace
+
+const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
+                                   .tried = tried,
+                                   .declared = declared,
+                                   .is_full = is_full,
+                                   .inner = inner,
+                                   .gain = gain,
+                                   .knows_steps = knows_steps,
+                                   .has_shared = true};
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// What the judge knows of each kind of op, a file a kind: which chains of roundings its kernels
+// have, what one rounding and the fp32 arithmetic before it allow, and what the oracle must give
+// for that.
+//
+// To add a kind: its row in probes/op_kinds.h, a file beside these, its name below and in the table
+// of judged_op.cc, which does not compile without; and its exact result in reference/oracle.cc.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "probes/op_kinds.h"
+#include "src/judge/oracle.h"
+
+namespace lockstep {
+
+// What of a place decides which chains of roundings it can have.
+struct ContractTraits {
+  DType dtype = DType::bf16;
+  bool has_bias = false;
+};
+
+// One element's share of B and V (budget.h) beyond the rounding of the output.
+struct InnerError {
+  double limit = 0;      // of B
+  double variance = 0;   // of V
+  double shared = 0;     // of `variance`, what all elements of a row, or of a head, have in common
+  double underflow = 0;  // of `limit`, for what is no normal number of fp32 on the way
+};
+
+// How far a kernel may be, absolute, from the value of a step before it rounds it.
+struct Reach {
+  double most = 0, usual = 0;
+};
+
+struct JudgedOp {
+  OpKind kind;
+  // The chains that are tried where none is declared, the strictest first, and those that besides
+  // can be declared. Null: fused alone.
+  std::vector<RoundingContract> (*tried)(const ContractTraits&) = nullptr;
+  std::vector<RoundingContract> (*declared)(const ContractTraits&) = nullptr;
+  // Whether the oracle's answer has the magnitudes that `inner` reads, and a step what `reach`
+  // does.
+  bool (*is_full)(const Exact&) = nullptr;
+  bool (*fits)(const Exact&, const Step&) = nullptr;
+  // Null: the op copies or compares, and is exact by its inputs.
+  InnerError (*inner)(const Exact&, size_t element, DType) = nullptr;
+  Reach (*reach)(const Exact&, const Step&, size_t element) = nullptr;
+  // What a step that a kernel rounded the other way moves the element by, `moved` as far as its
+  // slope says. Null: that.
+  double (*step_moves)(const Exact&, const Step&, size_t element, double moved, DType) = nullptr;
+  // Relative error that all elements may have in common.
+  double (*gain)(const Exact&) = nullptr;
+  // Whether all roundings on the way are steps of Exact. Null: they are.
+  bool (*knows_steps)(const Exact&) = nullptr;
+  bool has_shared = false;     // InnerError::shared is filled
+  bool has_underflow = false;  // InnerError::underflow is filled
+  bool one_table = false;      // all heads and layers read the values of its steps in one table
+  bool is_calibrated = true;   // lockstep calibrate learns limits for it
+};
+
+const JudgedOp& judged_op(OpKind kind);
+
+extern const JudgedOp kJudgedGather, kJudgedAngles, kJudgedNorm, kJudgedLinear, kJudgedRope,
+    kJudgedCache, kJudgedAttention, kJudgedSiluMul, kJudgedAdd, kJudgedArgmax, kJudgedTopK,
+    kJudgedSoftmax, kJudgedExpertLinear, kJudgedWeightedSum;
+
+}  // namespace lockstep
