@@ -1,0 +1,103 @@
+#include "src/model/fused_executor.h"
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
+  return heads.reshaped({heads.rows(), heads.row_size()});
+}
+
+}  // namespace
+
+// Whether the ops that read that norm can make it, and the sum before it, themselves.
+bool FusedExecutor::products_make(const Point& norm, int layer) const {
+  if (norm == point("attn.norm")) return fused_.matmuls != nullptr;
+  if (norm == point("mlp.norm")) return fused_.gated != nullptr && !config_.experts.in(layer);
+  return false;
+}
+
+void FusedExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
+                             const TensorView& weight) {
+  if (!fused_.add_rms_norm) return PieceExecutor::add_norm(residual, norm, norm_layer, weight);
+  const OpContext sum = at(residual);
+  const TensorView before = stream_;
+  stream_ = a_.next_half();
+  const AddNorm input = {
+      .sum = stream_, .a = before, .b = a_.branch, .weight = weight, .eps = eps_};
+  if (products_make(norm.point, norm_layer)) {
+    deferred_norm_.emplace(DeferredNorm{.input = input,
+                                        .residual = residual.point,
+                                        .norm = norm.point,
+                                        .residual_layer = std::exchange(layer_, norm_layer)});
+    return;
+  }
+  fused_.add_rms_norm(sum, a_.norm, input);
+  show(residual, stream_);
+  layer_ = norm_layer;
+  show(norm, a_.norm);
+}
+
+void FusedExecutor::show_deferred_norm() {
+  if (!deferred_norm_) return;
+  probe_(deferred_norm_->residual, deferred_norm_->residual_layer, stream_);
+  probe_(deferred_norm_->norm, layer_, a_.norm);
+  deferred_norm_.reset();
+}
+
+void FusedExecutor::qkv(const LayerWeights& w) {
+  if (!fused_.matmuls) return PieceExecutor::qkv(w);
+  const Linear all[] = {
+      {flat(a_.q), w.q, w.q_bias}, {flat(a_.k), w.k, w.k_bias}, {flat(a_.v), w.v, w.v_bias}};
+  fused_.matmuls(at("attn.q"), all, a_.norm, deferred_input());
+  show_deferred_norm();
+  show("attn.q", a_.q);
+  show("attn.k", a_.k);
+  show("attn.v", a_.v);
+}
+
+void FusedExecutor::qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) {
+  if (!fused_.heads) return PieceExecutor::qk_norm_rope_kv_write(w, cache);
+  fused_.heads(at("attn.kv"), {.q = a_.q,
+                               .k = a_.k,
+                               .v = a_.v,
+                               .q_weight = w.q_norm,
+                               .k_weight = w.k_norm,
+                               .eps = eps_,
+                               .cos = batch_.cos,
+                               .sin = batch_.sin,
+                               .positions = batch_.positions,
+                               .slots = batch_.slots,
+                               .q_rope = a_.q_rope,
+                               .cache = cache,
+                               .q_norm = tap("attn.q_norm", a_.q_norm),
+                               .k_norm = tap("attn.k_norm", a_.k_norm),
+                               .k_rope = tap("attn.k_rope", a_.k_rope)});
+  if (config_.qk_norm) {
+    show("attn.q_norm", a_.q_norm);
+    show("attn.k_norm", a_.k_norm);
+  }
+  show("attn.q_rope", a_.q_rope);
+  show("attn.k_rope", a_.k_rope);
+  show_kv(cache);
+}
+
+void FusedExecutor::gate_up_silu(const LayerWeights& w) {
+  if (!fused_.gated) return PieceExecutor::gate_up_silu(w);
+  fused_.gated(at("mlp.act"), a_.act, a_.norm, w.gate, w.up, tap("mlp.gate", a_.gate),
+               tap("mlp.up", a_.up), deferred_input());
+  show_deferred_norm();
+  show("mlp.gate", a_.gate);
+  show("mlp.up", a_.up);
+  show("mlp.act", a_.act);
+}
+
+std::unique_ptr<LayerExecutor> make_executor(const PassView& pass) {
+  // Who changes what is shown must be asked before the next piece is computed.
+  if (pass.probe.writes() || pass.model.fused().pieces == nullptr)
+    return std::make_unique<PieceExecutor>(pass);
+  return std::make_unique<FusedExecutor>(pass);
+}
+
+}  // namespace lockstep

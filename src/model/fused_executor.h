@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+
+#include "src/model/piece_executor.h"
+
+namespace lockstep {
+
+// Some ops in one kernel each (kernels/fused.h), with what lies inside of them as taps; where the
+// table has none of a kind, its pieces. A sum and its norm may be left to the products that read
+// them: then both are shown once those have made them.
+class FusedExecutor final : public PieceExecutor {
+ public:
+  explicit FusedExecutor(const PassView& pass) : PieceExecutor(pass), fused_(pass.model.fused()) {}
+
+  void qkv(const LayerWeights& w) override;
+  void qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) override;
+  void gate_up_silu(const LayerWeights& w) override;
+  void add_norm(PointName residual, PointName norm, int norm_layer,
+                const TensorView& weight) override;
+
+ private:
+  // What a fused op is to show of its inside: nothing that nobody wants.
+  TensorView tap(PointName name, const TensorView& tensor) const {
+    return probe_.wants(name.point, layer_) ? tensor : TensorView{};
+  }
+  bool products_make(const Point& norm, int layer) const;
+  const AddNorm* deferred_input() const {
+    return deferred_norm_ ? &deferred_norm_->input : nullptr;
+  }
+  void show_deferred_norm();
+
+  struct DeferredNorm {
+    AddNorm input;
+    const Point& residual;
+    const Point& norm;
+    int residual_layer;
+  };
+  const FusedOps& fused_;
+  std::optional<DeferredNorm> deferred_norm_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+
+#include "src/model/model.h"
+
+namespace lockstep {
+
+// A point by name; one that is not in the table does not compile.
+struct PointName {
+  consteval PointName(const char* name) : point(lockstep::point(name)) {}
+  const Point& point;
+};
+
+// One pass through the layers of a model, in verbs of the size of the paper's figure. A family
+// calls them in its order; who computes them, and in how many kernels, is the executor's own
+// business. All executors show the same points with the same bits. Everything is borrowed for the
+// pass; the thread is the engine's.
+//
+//   embed, norm | qkv, qk_norm_rope_kv_write, attend, project, add_norm |
+//               | gate_up_silu, down  or  experts,             add_norm | x layers | head
+class LayerExecutor {
+ public:
+  virtual ~LayerExecutor() = default;
+
+  virtual void embed(const TensorView& table) = 0;
+  virtual void norm(int layer, const TensorView& weight) = 0;  // of the stream, for attention
+
+  virtual void qkv(const LayerWeights& w) = 0;
+  virtual void qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) = 0;
+  virtual void attend(const KvCache& cache) = 0;
+  virtual void project(const LayerWeights& w) = 0;
+
+  virtual void gate_up_silu(const LayerWeights& w) = 0;
+  virtual void down(const LayerWeights& w) = 0;
+  virtual void experts(const LayerWeights& w) = 0;
+
+  // The end of a branch, which is added to the stream, and the norm that the next one begins with;
+  // from here on the executor is in `norm_layer` (-1: after all layers).
+  virtual void add_norm(PointName residual, PointName norm, int norm_layer,
+                        const TensorView& weight) = 0;
+
+  virtual Forward head(const TensorView& lm_head) = 0;
+};
+
+// What a pass computes on and shows to.
+struct PassView {
+  const Model& model;
+  const Batch& batch;
+  Activations& activations;
+  Probe& probe;
+};
+
+// With fused ops, as far as the model's table has them whole; one op at a time where the probe may
+// change what it is shown.
+std::unique_ptr<LayerExecutor> make_executor(const PassView& pass);
+
+}  // namespace lockstep

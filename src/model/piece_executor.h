@@ -1,0 +1,51 @@
+#pragma once
+
+#include "src/model/layer_executor.h"
+
+namespace lockstep {
+
+// One op at a time, each shown before the next begins.
+class PieceExecutor : public LayerExecutor {
+ public:
+  explicit PieceExecutor(const PassView& pass)
+      : model_(pass.model),
+        config_(pass.model.config()),
+        ops_(pass.model.ops()),
+        eps_(static_cast<float>(config_.norm_eps)),
+        batch_(pass.batch),
+        a_(pass.activations),
+        probe_(pass.probe) {}
+
+  void embed(const TensorView& table) override;
+  void norm(int layer, const TensorView& weight) override;
+  void qkv(const LayerWeights& w) override;
+  void qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) override;
+  void attend(const KvCache& cache) override;
+  void project(const LayerWeights& w) override;
+  void gate_up_silu(const LayerWeights& w) override;
+  void down(const LayerWeights& w) override;
+  void experts(const LayerWeights& w) override;
+  void add_norm(PointName residual, PointName norm, int norm_layer,
+                const TensorView& weight) override;
+  Forward head(const TensorView& lm_head) override;
+
+ protected:
+  OpContext at(PointName name) const { return model_.context(name.point, layer_); }
+  void show(PointName name, const TensorView& tensor) { probe_(name.point, layer_, tensor); }
+  void show_kv(const KvCache& cache);
+
+  const Model& model_;
+  const ModelConfig& config_;
+  const Ops& ops_;
+  const float eps_;
+  const Batch& batch_;
+  Activations& a_;
+  Probe& probe_;
+  int layer_ = -1;
+  TensorView stream_;  // as the half of a layer that is computed found it
+
+ private:
+  void show_angles(PointName name, const TensorView& rows, const TensorView& table);
+};
+
+}  // namespace lockstep
