@@ -11,7 +11,7 @@
 namespace lockstep {
 
 Digest digest_of(const TensorView& cpu_tensor);
-// Of hashes alone: of a tensor of `count` elements with rows of those hashes.
+// The digest of a tensor of `count` elements that is known by the hashes of its rows alone.
 Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count);
 // The first thing that a digest says of the tensor which is not so, under the name of its column
 // (traces/README.md); empty: none. Counts, extremes and exponents are exact, and absmax_at is any

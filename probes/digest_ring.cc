@@ -29,7 +29,7 @@ int64_t length_of(const PassInfo& info, int32_t request) {
   return length;
 }
 
-// Whose each row of a tensor is.
+// The owner of each row of a tensor.
 std::vector<Row> rows_of(const DigestLayout::Tap& tap, const PassInfo& info) {
   std::vector<Row> rows;
   if (!is_of_logits(*tap.point)) {

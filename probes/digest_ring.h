@@ -33,7 +33,7 @@ struct DigestLayout {
   int64_t caches = 0;
 };
 
-// What a pass left: the layout, and the memory that it and its taps lie in.
+// The digests that a pass left: their layout, and the memory that it and its taps lie in.
 struct DigestedPass {
   std::shared_ptr<const DigestLayout> layout;
   std::shared_ptr<const Tensor> digests;

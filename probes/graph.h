@@ -22,7 +22,7 @@ struct Place {
   }
 };
 
-// What a model computes, as data: a node for every place where a tensor can be seen, in the order
+// A model's computation as data: a node for every place where a tensor can be seen, in the order
 // in which the model computes them, and which nodes each one reads. The model's family makes it, a
 // trace carries it.
 //
@@ -62,9 +62,9 @@ Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& ke
 // "3 layers with QK-norm, 2 of them with experts", for people.
 std::string text_of(const Graph& graph);
 
-// What must be seen to judge the selected places: they, what their ops read, what a K/V cache that
-// is read was written from, which experts rows went to, and logits and tokens. In the order of
-// places().
+// Everything that must be seen to judge the selected places: they, what their ops read, what a K/V
+// cache that is read was written from, which experts rows went to, and logits and tokens. In the
+// order of places().
 std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ enum class NodeClass : uint8_t {
   reduction,    // one rounding and an accumulation over n products
 };
 
-// What a row of the tensor is.
+// The thing that a row of the tensor stands for.
 enum class RowDomain : uint8_t {
   token,  // of the pass
   logit,  // a token of the pass that gets logits

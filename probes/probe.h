@@ -43,7 +43,7 @@ class Sink {
   virtual void end() = 0;  // of the pass
 };
 
-// What a model calls at every point, with a tensor on any device: the sink gets it in host memory,
+// A model calls this at every point, with a tensor on any device: the sink gets it in host memory,
 // without the padding after its rows, and what it writes there, if it says that it does, the model
 // goes on with. Without a sink, a call costs one branch. A sink that throws is switched off for
 // good and the model goes on: `failure` then says why.
@@ -62,9 +62,9 @@ class Probe {
   void begin(const PassInfo& pass);
   void end();
 
-  // Of a sink that takes digests: where they go. Null: tensors are to be shown.
+  // The ring that digests go to, when the sink takes them. Null: tensors are to be shown.
   DigestRing* digests();
-  // What one pass left for them, once it is queued.
+  // Takes the digests of one pass, once it is queued.
   void push(DigestedPass pass);
   // Returns when the sink has had all that was shown so far.
   void flush();

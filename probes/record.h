@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// Whose token a row of a tensor is. Never the step or the place in a batch: chunked prefill,
-// batching and paging then line up with a reference that does none of them.
+// The token that a row of a tensor belongs to. Never the step or the place in a batch: chunked
+// prefill, batching and paging then line up with a reference that does none of them.
 struct Row {
   int32_t request = 0;
   int32_t position = 0;  // of the token in its request, from 0

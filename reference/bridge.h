@@ -30,9 +30,9 @@ Numbers to_numbers(const at::Tensor& tensor);
 
 Shape shape_of(const at::Tensor& tensor);
 
-// As many of LibTorch's threads as `work` multiply-adds are worth, `most` at most (0: all cores),
-// until it is destroyed: then as many as before, since the engine's libraries count on the same
-// ones.
+// Holds LibTorch at as many threads as `work` multiply-adds are worth, `most` at most (0: all
+// cores), until it is destroyed: then as many as before, since the engine's libraries count on the
+// same ones.
 class Threads {
  public:
   Threads(double work, int most);

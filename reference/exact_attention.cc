@@ -51,7 +51,7 @@ bool rounds_scores(RoundingContract contract) {
 
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
-// What `of` makes of each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
+// The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
 // [.., queries, dim]. All heads at once where that is little, for the time then goes into launches.
 at::Tensor by_heads(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o, auto of) {
   if (p.size(0) == 1 || p.numel() * v.size(-1) <= kDeviceBlock) return of(p, v, o);
@@ -131,8 +131,8 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   return w;
 }
 
-// What of Exact follows from the weights: w and v broadcast like the arguments of matmul, [..,
-// rows, keys] and [.., keys, dim].
+// The part of Exact that follows from the weights: w and v broadcast like the arguments of matmul,
+// [.., rows, keys] and [.., keys, dim].
 Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
                 const at::Tensor& v_squared) {
   Attended result;

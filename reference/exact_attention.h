@@ -23,10 +23,10 @@ struct AttentionCall {
   int threads = 0;            // as in ReferenceOptions, on the CPU
 };
 
-// What Exact has of attention, all but its shape: q [queries, kv heads, group, head_dim], k and v
-// [kv heads, keys, head_dim], all fp64 and on one device; `seen` has one range a query, not empty.
-// What is not finite in a key that a query does not see does not reach it. On a device it takes 1
-// GB more than its arguments and results at most.
+// The numbers of Exact for attention, all but its shape: q [queries, kv heads, group, head_dim], k
+// and v [kv heads, keys, head_dim], all fp64 and on one device; `seen` has one range a query, not
+// empty. A non-finite number in a key that a query does not see does not reach it. On a device it
+// takes 1 GB more than its arguments and results at most.
 Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const std::vector<KeyRange>& seen, const AttentionCall& call);
 

@@ -17,7 +17,7 @@ struct Device;
 
 namespace lockstep {
 
-// Of a product whose operands are rounded to tf32.
+// The weights of a product whose operands are rounded to tf32.
 struct Tf32 {
   const at::Tensor* x_halves;  // per element of x, its spacing where it lay halfway; else 0
   at::Tensor* halves;          // filled in: what operands that lay halfway may move the result by
@@ -60,7 +60,7 @@ class HeldWeights {
   using Kept = std::map<std::string, at::Tensor>;
 
   static std::shared_ptr<Kept> kept_for(const Checkpoint& checkpoint, DType dtype, int gpu);
-  // As it is in the file, or on the device in the run's dtype.
+  // The tensor as it is in the file, or on the device in the run's dtype.
   at::Tensor stored(const std::string& name) const;
   at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
                      const Tf32* tf32) const;

@@ -18,7 +18,7 @@ class Library final : public ReferenceLibrary {
     at::globalContext().setSDPUseFlash(false);
     at::globalContext().setSDPUseMemEfficient(false);
     at::globalContext().setSDPUseCuDNN(false);
-    // As it is by default, and whatever the environment says.
+    // This is the default, kept whatever the environment says.
     at::globalContext().setFloat32MatmulPrecision("highest");
   }
 

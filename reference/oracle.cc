@@ -106,7 +106,7 @@ void check_fused(const OracleCall& call) {
         call.place.point->name);
 }
 
-// What is asked must be answerable: a wrong count or shape here would read past a tensor. or_else:
+// The question must be answerable: a wrong count or shape here would read past a tensor. or_else:
 // another count that is right too.
 void check_inputs(const OracleCall& call, size_t wanted, size_t or_else = 0) {
   const std::string_view name = call.place.point->name;
@@ -130,7 +130,7 @@ Exact OpOracle::gather(const OracleCall& call) const {
   return exact(weights_.embedding(call.tokens), call.contract);
 }
 
-// Of the rows of a call: [rows, pairs].
+// The tables of the rows of a call: [rows, pairs].
 struct AngleTables {
   at::Tensor cos, sin, error;
 };
@@ -230,7 +230,7 @@ Exact OpOracle::rope(const OracleCall& call) {
     tables.cos = widened(call.inputs[1]);
     tables.sin = widened(call.inputs[2]);
   }
-  // Of every element: its own x, the other of its pair with the sign that it has there, and the
+  // Every element has its own x, the other of its pair with the sign that it has there, and the
   // tables of the pair.
   const auto halves = x.chunk(2, -1);
   const at::Tensor &x1 = x, x2 = at::cat({-halves[1], halves[0]}, -1);

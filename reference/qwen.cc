@@ -29,7 +29,7 @@ struct Span {
   int64_t start = 0;             // position of its first row
 };
 
-// What a request has cached, by layer: [length, kv heads, head_dim] in the dtype that is shown.
+// The cache of a request, by layer: [length, kv heads, head_dim] in the dtype that is shown.
 struct Cache {
   int64_t length = 0;
   std::vector<at::Tensor> k, v;
@@ -107,7 +107,7 @@ class Qwen final : public ReferenceModel {
   std::map<int32_t, Cache> caches_;
   Routes routes_;  // of experts, from outside
 
-  // Of the pass that runs.
+  // These belong to the pass that runs.
   Probe* probe_ = nullptr;
   int layer_ = -1;
   std::vector<Span> spans_;
@@ -340,8 +340,8 @@ const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) co
   return donor;
 }
 
-// What another request computed with the same tokens; what none did, as of a trace that begins
-// later, this model computes unseen.
+// The cache that another request computed with the same tokens; what none did, as of a trace that
+// begins later, this model computes unseen.
 void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
   if (const Cache* donor = donor_of(inherited, into)) {
     Cache own = *donor;
@@ -363,7 +363,7 @@ void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
   for (const PassRow& row : pass.rows) tokens.push_back(row.token);
   prepare(pass);
   stream_ = rounded(weights_.embedding(tokens));
-  // What a request had beyond the position at which it starts again is forgotten.
+  // A request forgets what it had beyond the position at which it starts again.
   for (const Span& span : spans_) caches_[span.request].length = span.start;
   probe_ = &probe;
   layer_ = -1;

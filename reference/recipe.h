@@ -1,4 +1,4 @@
-// What config.json says of a model's arithmetic, as the reference reads it: by a reader of its own,
+// A model's arithmetic in config.json, as the reference reads it: by a reader of its own,
 // so that a number that the engine misreads is not misread on both sides. Sizes of tensors it
 // leaves to the checkpoint's reader, which holds them against the file.
 #pragma once
@@ -33,7 +33,7 @@ struct Recipe {
   RotaryRecipe rotary;
 };
 
-// Of the text of a config.json; `whose` names it in errors. Throws Error on what is none.
+// Reads the text of a config.json; `whose` names it in errors. Throws Error on what is none.
 Recipe read_recipe(const std::string& text, const std::string& whose);
 
 // Radians that a pair of dimensions turns by from one position to the next, for a request of
@@ -42,7 +42,7 @@ std::vector<double> frequencies_of(const RotaryRecipe& recipe, int64_t head_dim,
 // How far the same in fp32 steps may be off, relative, in units of 2^-24, the rounding of the
 // angle itself included: 1 for a power and a division that are each rounded once.
 std::vector<double> frequency_errors(const RotaryRecipe& recipe, int64_t head_dim);
-// What cosines and sines are multiplied with.
+// The factor of cosines and sines.
 double magnitude_of(const RotaryRecipe& recipe);
 
 }  // namespace lockstep

@@ -9,8 +9,8 @@ namespace lockstep {
 // The rotary angles of some tokens, head_dim / 2 entries a token.
 struct Angles {
   std::vector<double> cos, sin;  // times the magnitude
-  // What the angle may be off in a kernel that makes it in fp32, in units of 2^-24: position *
-  // frequency * frequency_errors.
+  // The error that the angle may have in a kernel that makes it in fp32, in units of 2^-24:
+  // position * frequency * frequency_errors.
   std::vector<double> error;
 };
 

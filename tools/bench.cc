@@ -36,7 +36,7 @@ std::vector<Figure> measure_shapes(const std::string& name, Measure measure) {
   return figures;
 }
 
-// What a roof gave is known when all else is measured, and is said first.
+// The figures of the roofs are known when all else is measured, and are said first.
 std::vector<Figure> after_roofs(std::vector<Figure> roofs, const std::vector<Figure>& figures) {
   roofs.insert(roofs.end(), figures.begin(), figures.end());
   return roofs;

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-// What follows the command's name on the command line.
+// The arguments after the command's name on the command line.
 using Args = std::span<char*>;
 
 // Each is one command: it reads its arguments, does its work, prints its result to stdout and

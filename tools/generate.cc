@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-// What an audit found, for people, on stderr: stdout is the text alone.
+// Tells people on stderr what an audit found: stdout is the text alone.
 void tell(const Auditor& auditor) {
   fmt::print(stderr, "K/V audit: {} rows written, {} read back, {} findings\n",
              auditor.rows_written(), auditor.rows_read(), auditor.findings().size());

@@ -103,7 +103,7 @@ void add_model_folder(CLI::App& app, std::string& model) {
 
 namespace {
 
-// What is asked of the model.
+// The options of what is asked of the model.
 void add_request_options(CLI::App& app, ModelOptions& options) {
   const auto repeatable = [&](const char* name, auto& value, const char* help, const char* type) {
     app.add_option(name, value, help)->type_name(type)->allow_extra_args(false);

@@ -34,7 +34,7 @@ struct Columns {
   std::vector<int32_t> logit_rows;
   std::vector<int32_t> table_pass, table_request, pages;
   std::vector<int64_t> page_edges{0};
-  // Of a trace that does not say who inherits, none of these is on disk.
+  // A trace that does not say who inherits has none of these on disk.
   std::vector<int64_t> inherited_edges{0}, inherited_token_edges{0};
   std::vector<int32_t> inherited_request, inherited_tokens;
   bool inherited_known = true;

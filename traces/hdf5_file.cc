@@ -331,7 +331,8 @@ void Hdf5File::read_tensor(const std::string& path, const TensorView& out) const
   check(H5Tequal(type, stored) > 0 && Shape(dims) == out.shape,
         "{}: the tensor {} is not {} {} as the index says: the file is damaged", path_, path,
         name_of(out.dtype), out.shape.text());
-  // Of the file's own type: the library's conversion of 16-bit floats is a hundred times slower.
+  // The file's own type is read: the library's conversion of 16-bit floats is a hundred times
+  // slower.
   if (out.count() > 0 && H5Dread(dataset, stored, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data) < 0)
     trouble("the tensor " + path + " cannot be read");
 }

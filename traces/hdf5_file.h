@@ -21,7 +21,7 @@ class Hdf5File {
   Hdf5File(Hdf5File&& other) noexcept;
   ~Hdf5File();  // closes without a word: a file that counts was closed by `close`
 
-  // What is written from now on is under the seal (seal.h); without a call, everything is.
+  // Everything written from now on is under the seal (seal.h); without a call, the whole file is.
   void seal_from_here();
   // Writes out what is buffered, closes and seals. Throws Error, a full disk included.
   void close();

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// What the tensors of one place in one pass add up to, of those whose digests have numbers.
+// The sums over the tensors of one place in one pass, of those whose digests have numbers.
 struct Cell {
   double absmax = 0, sum = 0, sum_squares = 0;
   int64_t tensors = 0, finite = 0, nonfinite = 0;

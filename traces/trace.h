@@ -1,4 +1,4 @@
-// What a trace is, whatever its format on disk. README.md in this folder is the layout.
+// A trace, whatever its format on disk. README.md in this folder is the layout.
 #pragma once
 
 #include <map>
@@ -57,7 +57,7 @@ struct DrawInfo {
   bool operator==(const DrawInfo&) const = default;
 };
 
-// What one request was and became.
+// One request: what it asked for and what became of it.
 struct RequestInfo {
   int32_t id = 0;                // of its rows
   std::string name;              // the user's, e.g. the "id" of --requests; may be empty
@@ -67,7 +67,7 @@ struct RequestInfo {
   std::vector<int32_t> argmax;   // the most likely token at each step, as the engine has it
   bool sampled = false;          // what it chose was drawn, and need not be the most likely
   std::optional<DrawInfo> draw;  // then: how; nothing: not known
-  // What was asked of the run: tokens to choose, -1 where it is not known; and whether an end token
+  // The run's own orders: tokens to choose, -1 where it is not known; and whether an end token
   // or a stop text ended it before.
   int64_t max_new = -1;
   bool stopped = false;

@@ -1,5 +1,5 @@
-// What a model must have for a fault to break anything: the column `applies` of the table in
-// catalogue.cc.
+// The traits that a model must have for a fault to break anything: the column `applies` of the
+// table in catalogue.cc.
 #pragma once
 
 #include <algorithm>

@@ -72,16 +72,15 @@ void mix_by_softmax(const Query&, std::span<const ScoredKey> keys,
 }
 
 void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix) {
-  seams.ops.paged_attention =
-      [inner = seams.ops.paged_attention, request, visible = std::move(visible),
-       mix = std::move(mix)](const OpContext& context, TensorView out, TensorView q, KvCache cache,
-                             AttentionBatch batch, float scale, int64_t window) {
-        if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
-        const auto* starts = batch.query_start.as<int32_t>();
-        for (int64_t r = 0; r < batch.context_length.count(); ++r)
-          for (int64_t t = starts[r]; t < starts[r + 1]; ++t)
-            attend({out, q, cache, batch, scale, window}, r, t, visible, mix);
-      };
+  inject(seams, &Ops::paged_attention, request,
+         [visible = std::move(visible), mix = std::move(mix)](
+             const auto&, const OpContext&, TensorView out, TensorView q, KvCache cache,
+             AttentionBatch batch, float scale, int64_t window) {
+           const auto* starts = batch.query_start.as<int32_t>();
+           for (int64_t r = 0; r < batch.context_length.count(); ++r)
+             for (int64_t t = starts[r]; t < starts[r + 1]; ++t)
+               attend({out, q, cache, batch, scale, window}, r, t, visible, mix);
+         });
 }
 
 }  // namespace lockstep

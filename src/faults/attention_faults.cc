@@ -19,12 +19,10 @@ void permute_heads(const TensorView& to, const TensorView& x, From from) {
 // The scale of a layer's softmax as `wrong` makes it of the right one.
 template <typename Wrong>
 void seed_scale(const Seams& seams, const FaultRequest& request, Wrong wrong) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, wrong](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    inner(context, out, q, cache, batch, hits(request, context) ? wrong(scale) : scale, window);
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [wrong](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+                 KvCache cache, AttentionBatch batch, float scale,
+                 int64_t window) { inner(context, out, q, cache, batch, wrong(scale), window); });
 }
 
 }  // namespace
@@ -50,12 +48,10 @@ void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& reques
 }
 
 void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    inner(context, out, q, cache, batch, hits(request, context) ? 1.0f : scale, window);
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+            KvCache cache, AttentionBatch batch, float,
+            int64_t window) { inner(context, out, q, cache, batch, 1.0f, window); });
 }
 
 void seed_softmax_scale_of_another_head_dim(const Seams& seams, const FaultRequest& request) {
@@ -68,33 +64,30 @@ void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    inner(context, out, q, cache, batch, scale, window);
-    if (!hits(request, context)) return;
-    // The query heads of the last K/V head are the last ones.
-    const int64_t row = out.row_size(), own = row / cache.k.shape[2];
-    for (int64_t t = 0; t < out.rows(); ++t)
-      for (int64_t i = (t + 1) * row - own; i < (t + 1) * row; ++i)
-        put(out, i, static_cast<float>(request.size) * get(out, i));
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [request](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+                   KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+           inner(context, out, q, cache, batch, scale, window);
+           // The query heads of the last K/V head are the last ones.
+           const int64_t row = out.row_size(), own = row / cache.k.shape[2];
+           for (int64_t t = 0; t < out.rows(); ++t)
+             for (int64_t i = (t + 1) * row - own; i < (t + 1) * row; ++i)
+               put(out, i, static_cast<float>(request.size) * get(out, i));
+         });
 }
 
 void seed_gqa_map_modulo(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
-    // Head h moves to a place that the right map sends to K/V head h % kv_heads, and back.
-    const int64_t kv_heads = cache.k.shape[2], group = q.shape[1] / kv_heads;
-    Tensor moved(q.shape, q.dtype), result(q.shape, q.dtype);
-    permute_heads(moved, q, [&](int64_t h) { return h % group * kv_heads + h / group; });
-    inner(context, result, moved, cache, batch, scale, window);
-    permute_heads(out, result, [&](int64_t h) { return h % kv_heads * group + h / kv_heads; });
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+            KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+           // Head h moves to a place that the right map sends to K/V head h % kv_heads, and back.
+           const int64_t kv_heads = cache.k.shape[2], group = q.shape[1] / kv_heads;
+           Tensor moved(q.shape, q.dtype), result(q.shape, q.dtype);
+           permute_heads(moved, q, [&](int64_t h) { return h % group * kv_heads + h / group; });
+           inner(context, result, moved, cache, batch, scale, window);
+           permute_heads(out, result,
+                         [&](int64_t h) { return h % kv_heads * group + h / kv_heads; });
+         });
 }
 
 void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& request) {
@@ -109,33 +102,32 @@ void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& requ
   // 0 would not be a window of no key, but none at all.
   check(std::ranges::count(windows, -by) == 0, "fault {} needs windows of more than one key",
         request.name);
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, by](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    const bool hit = hits(request, context) && window > 0;
-    inner(context, out, q, cache, batch, scale, hit ? window + by : window);
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [by](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+              KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+           const bool hit = window > 0;
+           inner(context, out, q, cache, batch, scale, hit ? window + by : window);
+         });
 }
 
 void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& request) {
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    if (!hits(request, context)) return inner(context, out, q, cache, batch, scale, window);
-    const Tensor wrong = copy_of(batch.context_length);
-    const auto* right = batch.context_length.as<const int32_t>();
-    for (int64_t r = 1; r < wrong.view().count(); ++r) {
-      // As far as the row's own pages go: past them is memory that is not the cache.
-      const auto* pages = batch.page_table.as<const int32_t>() + r * batch.page_table.row_size();
-      const auto held = std::find(pages, pages + batch.page_table.row_size(), -1) - pages;
-      const int64_t most = held * cache.page_size();
-      wrong.as<int32_t>()[r] = static_cast<int32_t>(std::min<int64_t>(right[r - 1], most));
-    }
-    batch.context_length = wrong;
-    inner(context, out, q, cache, batch, scale, window);
-  };
+  inject(seams, &Ops::paged_attention, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+            KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+           const Tensor wrong = copy_of(batch.context_length);
+           const auto* right = batch.context_length.as<const int32_t>();
+           for (int64_t r = 1; r < wrong.view().count(); ++r) {
+             // The read goes as far as the row's own pages: past them is memory that is not the
+             // cache.
+             const auto* pages =
+                 batch.page_table.as<const int32_t>() + r * batch.page_table.row_size();
+             const auto held = std::find(pages, pages + batch.page_table.row_size(), -1) - pages;
+             const int64_t most = held * cache.page_size();
+             wrong.as<int32_t>()[r] = static_cast<int32_t>(std::min<int64_t>(right[r - 1], most));
+           }
+           batch.context_length = wrong;
+           inner(context, out, q, cache, batch, scale, window);
+         });
 }
 
 }  // namespace lockstep

@@ -22,27 +22,26 @@ void seed_tables(const Seams& seams, const FaultRequest& request,
     *tables = {copy_of(batch.page_table), copy_of(batch.page_table)};
     misread(tables->right, tables->wrong);
   });
-  seams.ops.kv_gather = [inner = seams.ops.kv_gather, request, tables](
-                            const OpContext& context, TensorView out, KvCache cache,
-                            TensorView table) {
-    const TensorView& right = tables->right;
-    const auto is_row = [&](int64_t r) {
-      const auto bytes = static_cast<size_t>(table.bytes());
-      return table.count() == right.row_size() &&
-             std::memcmp(right.slice(r, 1).data, table.data, bytes) == 0;
-    };
-    int64_t r = 0;  // an op that gathers is not told whose pages these are
-    while (r < right.rows() && !is_row(r)) ++r;
-    if (!hits(request, context) || r == right.rows()) return inner(context, out, cache, table);
-    inner(context, out, cache, tables->wrong.view().slice(r, 1).reshaped({table.count()}));
-  };
-  seams.ops.paged_attention = [inner = seams.ops.paged_attention, request, tables](
-                                  const OpContext& context, TensorView out, TensorView q,
-                                  KvCache cache, AttentionBatch batch, float scale,
-                                  int64_t window) {
-    if (hits(request, context)) batch.page_table = tables->wrong;
-    inner(context, out, q, cache, batch, scale, window);
-  };
+  inject(seams, &Ops::kv_gather, request,
+         [tables](const auto& inner, const OpContext& context, TensorView out, KvCache cache,
+                  TensorView table) {
+           const TensorView& right = tables->right;
+           const auto is_row = [&](int64_t r) {
+             const auto bytes = static_cast<size_t>(table.bytes());
+             return table.count() == right.row_size() &&
+                    std::memcmp(right.slice(r, 1).data, table.data, bytes) == 0;
+           };
+           int64_t r = 0;  // an op that gathers is not told whose pages these are
+           while (r < right.rows() && !is_row(r)) ++r;
+           if (r == right.rows()) return inner(context, out, cache, table);
+           inner(context, out, cache, tables->wrong.view().slice(r, 1).reshaped({table.count()}));
+         });
+  inject(seams, &Ops::paged_attention, request,
+         [tables](const auto& inner, const OpContext& context, TensorView out, TensorView q,
+                  KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+           batch.page_table = tables->wrong;
+           inner(context, out, q, cache, batch, scale, window);
+         });
 }
 
 // The slot of the position before that of row t.
@@ -81,53 +80,52 @@ void seed_slot_offset_32_bit(const Seams& seams, const FaultRequest& request) {
         "fault {} has as its size a number of bits from 1 to 62, found {}", request.name,
         request.size);
   const int64_t range = int64_t{1} << static_cast<int>(request.size);
-  seams.ops.kv_write = [inner = seams.ops.kv_write, request, range](
-                           const OpContext& context, KvCache cache, TensorView k, TensorView v,
-                           TensorView slots) {
-    if (!hits(request, context)) return inner(context, cache, k, v, slots);
-    const Tensor wrong = copy_of(slots);
-    const int64_t row = cache.k.shape[2] * cache.k.shape[3];
-    for (int64_t t = 0; t < slots.count(); ++t)
-      if (int64_t& slot = wrong.as<int64_t>()[t]; slot >= 0) slot = slot * row % range / row;
-    inner(context, cache, k, v, wrong);
-  };
+  inject(seams, &Ops::kv_write, request,
+         [range](const auto& inner, const OpContext& context, KvCache cache, TensorView k,
+                 TensorView v, TensorView slots) {
+           const Tensor wrong = copy_of(slots);
+           const int64_t row = cache.k.shape[2] * cache.k.shape[3];
+           for (int64_t t = 0; t < slots.count(); ++t)
+             if (int64_t& slot = wrong.as<int64_t>()[t]; slot >= 0) slot = slot * row % range / row;
+           inner(context, cache, k, v, wrong);
+         });
 }
 
 void seed_token_cached_twice(const Seams& seams, const FaultRequest& request) {
-  seams.ops.kv_write = [inner = seams.ops.kv_write, request, pass = pass_of(seams)](
-                           const OpContext& context, KvCache cache, TensorView k, TensorView v,
-                           TensorView slots) {
-    inner(context, cache, k, v, slots);
-    const auto bytes =
-        static_cast<size_t>(cache.k.shape[2] * cache.k.shape[3] * size_of(cache.k.dtype));
-    for (size_t t = 0; hits(request, context) && t < pass->rows.size(); ++t) {
-      if (pass->rows[t].phase != Phase::decode) continue;
-      const auto from = static_cast<size_t>(slot_before(*pass, t, cache.page_size()));
-      const auto to = static_cast<size_t>(slots.as<const int64_t>()[t]);
-      for (const TensorView& side : {cache.k, cache.v})
-        std::memcpy(side.as<char>() + to * bytes, side.as<char>() + from * bytes, bytes);
-    }
-  };
+  inject(seams, &Ops::kv_write, request,
+         [pass = pass_of(seams)](const auto& inner, const OpContext& context, KvCache cache,
+                                 TensorView k, TensorView v, TensorView slots) {
+           inner(context, cache, k, v, slots);
+           const auto bytes =
+               static_cast<size_t>(cache.k.shape[2] * cache.k.shape[3] * size_of(cache.k.dtype));
+           for (size_t t = 0; t < pass->rows.size(); ++t) {
+             if (pass->rows[t].phase != Phase::decode) continue;
+             const auto from = static_cast<size_t>(slot_before(*pass, t, cache.page_size()));
+             const auto to = static_cast<size_t>(slots.as<const int64_t>()[t]);
+             for (const TensorView& side : {cache.k, cache.v})
+               std::memcpy(side.as<char>() + to * bytes, side.as<char>() + from * bytes, bytes);
+           }
+         });
 }
 
 void seed_new_token_never_cached(const Seams& seams, const FaultRequest& request) {
-  seams.ops.kv_write = [inner = seams.ops.kv_write, request, pass = pass_of(seams)](
-                           const OpContext& context, KvCache cache, TensorView k, TensorView v,
-                           TensorView slots) {
-    const Tensor wrong = copy_of(slots);
-    for (size_t t = 0; hits(request, context) && t < pass->rows.size(); ++t)
-      if (pass->rows[t].phase == Phase::decode) wrong.as<int64_t>()[t] = -1;  // nowhere
-    inner(context, cache, k, v, wrong);
-  };
+  inject(seams, &Ops::kv_write, request,
+         [pass = pass_of(seams)](const auto& inner, const OpContext& context, KvCache cache,
+                                 TensorView k, TensorView v, TensorView slots) {
+           const Tensor wrong = copy_of(slots);
+           for (size_t t = 0; t < pass->rows.size(); ++t)
+             if (pass->rows[t].phase == Phase::decode) wrong.as<int64_t>()[t] = -1;  // nowhere
+           inner(context, cache, k, v, wrong);
+         });
 }
 
 void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request) {
-  seams.ops.kv_write = [inner = seams.ops.kv_write, request](const OpContext& context,
-                                                             KvCache cache, TensorView k,
-                                                             TensorView v, TensorView slots) {
-    if (hits(request, context)) std::swap(k, v);
-    inner(context, cache, k, v, slots);
-  };
+  inject(seams, &Ops::kv_write, request,
+         [](const auto& inner, const OpContext& context, KvCache cache, TensorView k, TensorView v,
+            TensorView slots) {
+           std::swap(k, v);
+           inner(context, cache, k, v, slots);
+         });
 }
 
 }  // namespace lockstep

@@ -22,8 +22,8 @@ struct FaultRequest {
   double size = 0;  // of faults that have a size; 0: the fault's own default
 };
 
-// What a fault may change. Every fault wraps what it finds, so several can be seeded at once. Hooks
-// remember what they have seen of an engine: one engine each.
+// Everything that a fault may change. Every fault wraps what it finds, so several can be seeded at
+// once. Hooks remember what they have seen of an engine: one engine each.
 struct Seams {
   Ops& ops;
   Engine::Hooks& hooks;

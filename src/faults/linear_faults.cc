@@ -27,13 +27,14 @@ struct LinearCall {
 // Has the products at those points made by `wrong`.
 void seed_linear(const Seams& seams, const FaultRequest& request,
                  std::vector<std::string_view> points, std::function<void(LinearCall)> wrong) {
-  seams.ops.matmul = [inner = seams.ops.matmul, request, points = std::move(points),
-                      wrong = std::move(wrong)](const OpContext& context, TensorView out,
-                                                TensorView x, TensorView weight, TensorView bias) {
-    const bool here = hits(request, context) && std::ranges::count(points, context.point) > 0;
-    if (!here) return inner(context, out, x, weight, bias);
-    wrong({inner, context, out, x, weight, bias});
-  };
+  inject(seams, &Ops::matmul, request,
+         [points = std::move(points), wrong = std::move(wrong)](
+             const auto& inner, const OpContext& context, TensorView out, TensorView x,
+             TensorView weight, TensorView bias) {
+           const bool here = std::ranges::count(points, context.point) > 0;
+           if (!here) return inner(context, out, x, weight, bias);
+           wrong({inner, context, out, x, weight, bias});
+         });
 }
 
 std::vector<float> row_of(const TensorView& t, int64_t row) {

@@ -53,13 +53,12 @@ void norm_rows(const TensorView& out, const TensorView& x, const TensorView& wei
 
 // Has attn.norm made row by row of another formula.
 void seed_formula(const Seams& seams, const FaultRequest& request, NormRow norm) {
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request, norm = std::move(norm)](
-                           const OpContext& context, TensorView out, TensorView x,
-                           TensorView weight, float eps) {
-    if (!hits(request, context) || context.point != "attn.norm")
-      return inner(context, out, x, weight, eps);
-    norm_rows(out, x, weight, eps, norm);
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [norm = std::move(norm)](const auto& inner, const OpContext& context, TensorView out,
+                                  TensorView x, TensorView weight, float eps) {
+           if (context.point != "attn.norm") return inner(context, out, x, weight, eps);
+           norm_rows(out, x, weight, eps, norm);
+         });
 }
 
 float mean_square(std::span<const float> x) {
@@ -81,30 +80,30 @@ NormRow with_gain(Gain gain_of) {
 }  // namespace
 
 void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request](const OpContext& context,
-                                                             TensorView out, TensorView x,
-                                                             TensorView weight, float eps) {
-    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
-    std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+            TensorView weight, float eps) {
+           if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
+           std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
+         });
 }
 
 void seed_qk_norm_over_16_wide_blocks(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request](const OpContext& context,
-                                                             TensorView out, TensorView x,
-                                                             TensorView weight, float eps) {
-    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
-    norm_in_blocks(out, x, weight, eps, 16);
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+            TensorView weight, float eps) {
+           if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
+           norm_in_blocks(out, x, weight, eps, 16);
+         });
 }
 
 void seed_rms_norm_eps(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request](const OpContext& context,
-                                                             TensorView out, TensorView x,
-                                                             TensorView weight, float eps) {
-    const bool hit = hits(request, context) && context.point == "attn.norm";
-    inner(context, out, x, weight, hit ? static_cast<float>(request.size) : eps);
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [request](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+                   TensorView weight, float eps) {
+           const bool hit = context.point == "attn.norm";
+           inner(context, out, x, weight, hit ? static_cast<float>(request.size) : eps);
+         });
 }
 
 void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request) {
@@ -112,35 +111,35 @@ void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request) {
     Tensor weight;
     float eps = 0;
   };
-  // What RoPE must do afterwards, by the point at which it was left out.
+  // The work that RoPE must do afterwards, by the point at which it was left out.
   const auto skipped = std::make_shared<std::map<std::string_view, Skipped>>();
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request, skipped](
-                           const OpContext& context, TensorView out, TensorView x,
-                           TensorView weight, float eps) {
-    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
-    std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
-    (*skipped)[context.point == "attn.q_norm" ? "attn.q_rope" : "attn.k_rope"] = {copy_of(weight),
-                                                                                  eps};
-  };
-  seams.ops.rope = [inner = seams.ops.rope, request, skipped](
-                       const OpContext& context, TensorView out, TensorView x, TensorView cos,
-                       TensorView sin, TensorView positions) {
-    inner(context, out, x, cos, sin, positions);
-    if (!hits(request, context)) return;
-    const Skipped& norm = skipped->at(context.point);
-    norm_rows(out, out, norm.weight, norm.eps, with_gain([](float w) { return w; }));
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [skipped](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+                   TensorView weight, float eps) {
+           if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
+           std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
+           (*skipped)[context.point == "attn.q_norm" ? "attn.q_rope" : "attn.k_rope"] = {
+               copy_of(weight), eps};
+         });
+  inject(seams, &Ops::rope, request,
+         [skipped](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+                   TensorView cos, TensorView sin, TensorView positions) {
+           inner(context, out, x, cos, sin, positions);
+           const Skipped& norm = skipped->at(context.point);
+           norm_rows(out, out, norm.weight, norm.eps, with_gain([](float w) { return w; }));
+         });
 }
 
 void seed_qk_norm_gain_of_another_shard(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rms_norm = [inner = seams.ops.rms_norm, request](const OpContext& context,
-                                                             TensorView out, TensorView x,
-                                                             TensorView weight, float eps) {
-    if (!hits(request, context) || !is_qk_norm(context)) return inner(context, out, x, weight, eps);
-    const Tensor wrong(weight.shape, weight.dtype);
-    for (int64_t i = 0, n = weight.count(); i < n; ++i) put(wrong, i, get(weight, (i + n / 2) % n));
-    inner(context, out, x, wrong, eps);
-  };
+  inject(seams, &Ops::rms_norm, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+            TensorView weight, float eps) {
+           if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
+           const Tensor wrong(weight.shape, weight.dtype);
+           for (int64_t i = 0, n = weight.count(); i < n; ++i)
+             put(wrong, i, get(weight, (i + n / 2) % n));
+           inner(context, out, x, wrong, eps);
+         });
 }
 
 void seed_norm_gain_plus_one(const Seams& seams, const FaultRequest& request) {

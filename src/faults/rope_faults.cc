@@ -55,35 +55,32 @@ void seed_config(const Seams& seams, const FaultRequest& request, ModelConfig wr
     other->batch.info = batch.info;
     other->cache.prepare(other->batch);
   });
-  seams.ops.rope = [inner = seams.ops.rope, request, other](
-                       const OpContext& context, TensorView out, TensorView x, TensorView cos,
-                       TensorView sin, TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    inner(context, out, x, other->batch.cos, other->batch.sin, positions);
-  };
+  inject(seams, &Ops::rope, request,
+         [other](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+                 TensorView, TensorView, TensorView positions) {
+           inner(context, out, x, other->batch.cos, other->batch.sin, positions);
+         });
 }
 
 }  // namespace
 
 void seed_rope_interleaved(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
-                                                     TensorView x, TensorView cos, TensorView sin,
-                                                     TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    rotate_interleaved(out, x, cos, sin, positions);
-  };
+  inject(seams, &Ops::rope, request,
+         [](const auto&, const OpContext&, TensorView out, TensorView x, TensorView cos,
+            TensorView sin,
+            TensorView positions) { rotate_interleaved(out, x, cos, sin, positions); });
 }
 
 void seed_rope_position_off_by_one_in_decode(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rope = [inner = seams.ops.rope, request, pass = pass_of(seams)](
-                       const OpContext& context, TensorView out, TensorView x, TensorView cos,
-                       TensorView sin, TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    const Tensor wrong = copy_of(positions);
-    for (size_t t = 0; t < pass->rows.size(); ++t)
-      if (pass->rows[t].phase == Phase::decode) --wrong.as<int32_t>()[t];
-    inner(context, out, x, cos, sin, wrong);
-  };
+  inject(
+      seams, &Ops::rope, request,
+      [pass = pass_of(seams)](const auto& inner, const OpContext& context, TensorView out,
+                              TensorView x, TensorView cos, TensorView sin, TensorView positions) {
+        const Tensor wrong = copy_of(positions);
+        for (size_t t = 0; t < pass->rows.size(); ++t)
+          if (pass->rows[t].phase == Phase::decode) --wrong.as<int32_t>()[t];
+        inner(context, out, x, cos, sin, wrong);
+      });
 }
 
 void seed_rope_theta_ignored(const Seams& seams, const FaultRequest& request) {
@@ -101,44 +98,42 @@ void seed_yarn_factor_twice(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_rope_tables_16_bit(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
-                                                     TensorView x, TensorView cos, TensorView sin,
-                                                     TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    rotate_halves(out, x, cos, sin, positions, x.shape[2] / 2, to_bf16);
-  };
+  inject(seams, &Ops::rope, request,
+         [](const auto&, const OpContext&, TensorView out, TensorView x, TensorView cos,
+            TensorView sin, TensorView positions) {
+           rotate_halves(out, x, cos, sin, positions, x.shape[2] / 2, to_bf16);
+         });
 }
 
 void seed_rope_over_half_of_the_dims(const Seams& seams, const FaultRequest& request) {
-  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
-                                                     TensorView x, TensorView cos, TensorView sin,
-                                                     TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    rotate_halves(out, x, cos, sin, positions, x.shape[2] / 4, [](float angle) { return angle; });
-  };
+  inject(seams, &Ops::rope, request,
+         [](const auto&, const OpContext&, TensorView out, TensorView x, TensorView cos,
+            TensorView sin, TensorView positions) {
+           rotate_halves(out, x, cos, sin, positions, x.shape[2] / 4,
+                         [](float angle) { return angle; });
+         });
 }
 
 void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request) {
   check(request.size >= 1 && request.size <= 31 && request.size == std::floor(request.size),
         "fault {} has as its size a number of bits from 1 to 31, found {}", request.name,
         request.size);
-  seams.ops.rope = [inner = seams.ops.rope, request](const OpContext& context, TensorView out,
-                                                     TensorView x, TensorView cos, TensorView sin,
-                                                     TensorView positions) {
-    if (!hits(request, context)) return inner(context, out, x, cos, sin, positions);
-    const Tensor wrong = copy_of(positions);
-    for (int64_t t = 0; t < positions.count(); ++t) {
-      int32_t& position = wrong.as<int32_t>()[t];
-      const int extra =
-          std::bit_width(static_cast<uint32_t>(position)) - static_cast<int>(request.size);
-      // Past the end of the tables is memory that is no angle.
-      const auto last = static_cast<double>(cos.rows() - 1);
-      if (extra > 0)
-        position = static_cast<int32_t>(
-            std::min(std::ldexp(std::nearbyint(std::ldexp(position, -extra)), extra), last));
-    }
-    inner(context, out, x, cos, sin, wrong);
-  };
+  inject(seams, &Ops::rope, request,
+         [request](const auto& inner, const OpContext& context, TensorView out, TensorView x,
+                   TensorView cos, TensorView sin, TensorView positions) {
+           const Tensor wrong = copy_of(positions);
+           for (int64_t t = 0; t < positions.count(); ++t) {
+             int32_t& position = wrong.as<int32_t>()[t];
+             const int extra =
+                 std::bit_width(static_cast<uint32_t>(position)) - static_cast<int>(request.size);
+             // Past the end of the tables is memory that is no angle.
+             const auto last = static_cast<double>(cos.rows() - 1);
+             if (extra > 0)
+               position = static_cast<int32_t>(
+                   std::min(std::ldexp(std::nearbyint(std::ldexp(position, -extra)), extra), last));
+           }
+           inner(context, out, x, cos, sin, wrong);
+         });
 }
 
 }  // namespace lockstep

@@ -78,9 +78,21 @@ void seed_norm_without_barrier(const Seams& seams, const FaultRequest& request);
 void seed_output_tile_uninitialised(const Seams& seams, const FaultRequest& request);
 void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request);
 
-// Whether an op that runs now is the one to break.
+// Whether an op that runs now is in the layer to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {
   return request.layer < 0 || request.layer == context.layer;
+}
+
+// Puts `wrong` in the place of an op in the layers of the request: wrong(inner, context, args...)
+// with the op that was there before, which all other layers keep.
+template <typename Signature, typename Wrong>
+void inject(const Seams& seams, std::function<Signature> Ops::*op, const FaultRequest& request,
+            Wrong wrong) {
+  wrap(seams.ops.*op, [request, wrong = std::move(wrong)](
+                          const auto& inner, const OpContext& context, const auto&... args) {
+    if (!hits(request, context)) return inner(context, args...);
+    wrong(inner, context, args...);
+  });
 }
 
 // Has a hook do `more` after what it does already.
@@ -93,7 +105,7 @@ void add_to(std::function<void(Args...)>& hook,
   };
 }
 
-// What the engine says of the pass that it computes now, for ops, which are not told.
+// The engine's description of the pass that it computes now, for ops, which are not told.
 inline std::shared_ptr<const PassInfo> pass_of(const Seams& seams) {
   auto pass = std::make_shared<PassInfo>();
   add_to(seams.hooks.before_pass, [pass](Batch& batch) { *pass = batch.info; });
@@ -118,7 +130,7 @@ inline void put(const TensorView& t, int64_t i, float value) {
     t.as<float>()[i] = value;
 }
 
-// What is left of a number that passes through bf16, whatever the dtype of the run.
+// The number that is left of one that passes through bf16, whatever the dtype of the run.
 inline float to_bf16(float x) { return to_float(from_float<BFloat16>(x)); }
 
 }  // namespace lockstep

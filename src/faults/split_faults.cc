@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// What one split of the keys made: its mean of V, and the sum of exp(score - top).
+// The result of one split of the keys: its mean of V, and the sum of exp(score - top).
 struct Partial {
   float top = kNone, sum = 0;
   std::vector<float> mean;

@@ -11,23 +11,23 @@ namespace {
 // Has attn.residual made element by element: what `sum` makes of the stream and the branch.
 void seed_residual(const Seams& seams, const FaultRequest& request,
                    float (*sum)(float stream, float branch)) {
-  seams.ops.add = [inner = seams.ops.add, request, sum](const OpContext& context, TensorView out,
-                                                        TensorView a, TensorView b) {
-    if (!hits(request, context) || context.point != "attn.residual")
-      return inner(context, out, a, b);
-    for (int64_t i = 0; i < out.count(); ++i) put(out, i, sum(get(a, i), get(b, i)));
-  };
+  inject(seams, &Ops::add, request,
+         [sum](const auto& inner, const OpContext& context, TensorView out, TensorView a,
+               TensorView b) {
+           if (context.point != "attn.residual") return inner(context, out, a, b);
+           for (int64_t i = 0; i < out.count(); ++i) put(out, i, sum(get(a, i), get(b, i)));
+         });
 }
 
 // The same of mlp.act.
 template <typename Act>
 void seed_act(const Seams& seams, const FaultRequest& request, Act act) {
-  seams.ops.silu_mul = [inner = seams.ops.silu_mul, request, act](const OpContext& context,
-                                                                  TensorView out, TensorView gate,
-                                                                  TensorView up) {
-    if (!hits(request, context) || context.point != "mlp.act") return inner(context, out, gate, up);
-    for (int64_t i = 0; i < out.count(); ++i) put(out, i, act(get(gate, i), get(up, i)));
-  };
+  inject(seams, &Ops::silu_mul, request,
+         [act](const auto& inner, const OpContext& context, TensorView out, TensorView gate,
+               TensorView up) {
+           if (context.point != "mlp.act") return inner(context, out, gate, up);
+           for (int64_t i = 0; i < out.count(); ++i) put(out, i, act(get(gate, i), get(up, i)));
+         });
 }
 
 float silu(float x) { return x / (1 + std::exp(-x)); }

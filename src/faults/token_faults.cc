@@ -19,32 +19,34 @@ void seed_token_repeated(const Seams& seams, const FaultRequest&) {
   });
 }
 
-void seed_embedding_of_next_id(const Seams& seams, const FaultRequest&) {
-  seams.ops.gather_rows = [inner = seams.ops.gather_rows](const OpContext& context, TensorView out,
-                                                          TensorView index, TensorView table) {
-    if (context.point != "embed") return inner(context, out, index, table);
-    const Tensor wrong = copy_of(index);
-    for (int64_t t = 0; t < index.count(); ++t) {
-      int32_t& id = wrong.as<int32_t>()[t];
-      id = static_cast<int32_t>((id + 1) % table.rows());
-    }
-    inner(context, out, wrong, table);
-  };
+void seed_embedding_of_next_id(const Seams& seams, const FaultRequest& request) {
+  inject(seams, &Ops::gather_rows, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView index,
+            TensorView table) {
+           if (context.point != "embed") return inner(context, out, index, table);
+           const Tensor wrong = copy_of(index);
+           for (int64_t t = 0; t < index.count(); ++t) {
+             int32_t& id = wrong.as<int32_t>()[t];
+             id = static_cast<int32_t>((id + 1) % table.rows());
+           }
+           inner(context, out, wrong, table);
+         });
 }
 
-void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest&) {
-  seams.ops.argmax = [inner = seams.ops.argmax](const OpContext& context, TensorView out,
-                                                TensorView logits) {
-    inner(context, out, logits);
-    const int64_t vocab = logits.row_size();
-    for (int64_t t = 0; t < logits.rows(); ++t) {
-      int32_t& token = out.as<int32_t>()[t];
-      const int32_t best = token;
-      token = best == 0 ? 1 : 0;
-      for (int32_t i = 0; i < vocab; ++i)
-        if (i != best && get(logits, t * vocab + i) > get(logits, t * vocab + token)) token = i;
-    }
-  };
+void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request) {
+  inject(seams, &Ops::argmax, request,
+         [](const auto& inner, const OpContext& context, TensorView out, TensorView logits) {
+           inner(context, out, logits);
+           const int64_t vocab = logits.row_size();
+           for (int64_t t = 0; t < logits.rows(); ++t) {
+             int32_t& token = out.as<int32_t>()[t];
+             const int32_t best = token;
+             token = best == 0 ? 1 : 0;
+             for (int32_t i = 0; i < vocab; ++i)
+               if (i != best && get(logits, t * vocab + i) > get(logits, t * vocab + token))
+                 token = i;
+           }
+         });
 }
 
 }  // namespace lockstep

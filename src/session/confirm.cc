@@ -45,7 +45,7 @@ std::vector<Place> places_of(const std::vector<Finding>& findings) {
   return places;
 }
 
-// What passes showed of a place and what it reads, where it was found wrong.
+// The tensors that passes showed of a place and what it reads, where it was found wrong.
 class Evidence {
  public:
   Evidence(const Place& place, std::vector<Place> reads)

@@ -17,7 +17,7 @@ Ops ops_of(Device device);
 const Ops* broken_ops_of(Device device);
 // Its number among those of its kind; -1 for the CPU.
 int number_of(Device device);
-// What measures the CUDA device that was opened. Throws Error when none was.
+// The kernels that measure the CUDA device that was opened. Throws Error when none was.
 const RoofKernels& roof_kernels();
 
 }  // namespace lockstep

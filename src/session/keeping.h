@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// What a trace of that engine begins with.
+// The manifest that a trace of that engine begins with.
 Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection,
                      const std::map<std::string, std::string>& provenance);
 // The engine's requests as they are now.

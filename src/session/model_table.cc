@@ -74,8 +74,8 @@ Room room_of(Device device) {
   return {"this machine's", sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
-// What the model takes in that dtype, and how much of it could be served there: all that weights
-// and passes leave is for K/V.
+// The memory that the model takes in that dtype, and how much of it could be served there: all that
+// weights and passes leave is for K/V.
 std::string memory_text(const ModelConfig& c, DType dtype, Device device, const Room& room) {
   constexpr double kGigabyte = 1e9;
   const int64_t weights = parameters_of(c) * size_of(dtype);

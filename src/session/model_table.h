@@ -1,4 +1,4 @@
-// What was understood of a checkpoint.
+// A checkpoint as it was understood.
 #pragma once
 
 #include <string>

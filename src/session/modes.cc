@@ -174,7 +174,7 @@ BaseServing base_of(const ModesRun& run) {
   return base;
 }
 
-// What an audit found in a mode, as a finding of that mode.
+// Takes what an audit found in a mode as a finding of that mode.
 void take_audit(const Auditor& auditor, std::string_view mode, std::vector<Finding>& findings) {
   for (Finding finding : auditor.findings()) {
     finding.rule = fmt::format("in {}: {}", mode, finding.rule);
@@ -254,7 +254,7 @@ Result run_modes(const ModesRun& run) {
   const std::vector<Sequence> served = serve(run, base.engine, base.requests, both);
   take_audit(auditor, kBase, audited);
   for (size_t i = 0; i < served.size(); ++i) {
-    // What was chosen last is never fed.
+    // The token that was chosen last is never fed.
     const std::vector<int32_t>& tokens = served[i].tokens;
     const auto prompt = std::ssize(base.requests[i].prompt);
     base.requests[i].forced = {tokens.begin() + prompt, tokens.end() - 1};

@@ -1,4 +1,4 @@
-// What a command was asked for, whichever front end asked: read here into what the engine, the
+// The options of a command, whichever front end asked: read here into what the engine, the
 // judge and the trace take. The command line's own reading of them is tools/options.h.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// Of everything that runs a model.
+// The options of everything that runs a model.
 struct ModelOptions {
   std::string model;  // folder of the checkpoint
   std::vector<std::string> prompts;
@@ -50,7 +50,7 @@ struct ModelOptions {
 DType dtype_of(const ModelOptions& options, const ModelConfig& config);
 EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config);
 
-// Of everything that observes.
+// The options of everything that observes.
 struct ObserveOptions {
   std::string keep = "flagged";
   std::string points, layers, positions;

@@ -49,8 +49,8 @@ class RecordBefore final : public Sink {
   Place last_;                 // of this pass, whose inputs are on the disk
 };
 
-// As --record-before says; null: it was not given. Then ops are launched one by one: the session
-// has no graphs any more, and Error is thrown when `model` insists on them.
+// Makes what --record-before names; null when it was not given. With it ops are launched one by
+// one: the session has no graphs any more, and Error is thrown when `model` insists on them.
 std::unique_ptr<RecordBefore> record_before_of(const ObserveOptions& options,
                                                const ModelOptions& model, EngineOptions& engine);
 

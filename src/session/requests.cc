@@ -74,7 +74,7 @@ void read_whole(const Json& line, const char* name, const std::string& where, in
                 auto& value) {
   if (!line.contains(name)) return;
   const Json& number = line[name];
-  // Of more than 63 bits a number is unsigned, and would come out negative.
+  // A number of more than 63 bits is unsigned, and would come out negative.
   check(number.is_number_integer() && number.get<int64_t>() >= least &&
             std::in_range<std::remove_reference_t<decltype(value)>>(number.get<int64_t>()),
         "{}: \"{}\" must be a whole number of at least {}, found {}", where, name, least,

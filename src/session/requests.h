@@ -15,7 +15,7 @@ namespace lockstep {
 // Token ids from "1,2,3". `option` is named in the Error on anything else.
 std::vector<int32_t> ids_from(const std::string& text, const std::string& option);
 
-// What the options say of every request; it has no prompt yet.
+// A request with all that the options say of every one; it has no prompt yet.
 Request request_pattern(const ModelOptions& options, const ModelConfig& config);
 
 // Makes a conversation the request's prompt. The end of the assistant's turn ends its text, unless
@@ -29,9 +29,9 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
 std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
                                  const Request& pattern, const Tokenizer* tokenizer);
 
-// What --prompt, --tokens and --requests ask for, in this order, each as the pattern where it does
-// not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws Error
-// too when nothing was asked for, and on a malformed file, naming its line.
+// The requests of --prompt, --tokens and --requests, in this order, each as the pattern where it
+// does not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws
+// Error too when nothing was asked for, and on a malformed file, naming its line.
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer);
 

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// What the options of everything that runs a model name, opened and read, the device too.
+// Everything that ModelOptions name, opened and read, the device too.
 struct Session {
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids

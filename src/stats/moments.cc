@@ -27,7 +27,7 @@ double normal_quantile(double tail) {
   return z;
 }
 
-// What a limit is made for.
+// The share of right results that a limit may refuse.
 double risk_of(double tail) { return is_mutant(Mutant::many_false_alarms) ? 1e-2 : tail; }
 
 Statistic misrounds_of(const Moments& m, double tail) {
@@ -43,7 +43,7 @@ double student(const Moments& m, double gain) {
   return m.cross == 0 ? 0 : std::numeric_limits<double>::infinity();
 }
 
-// Of a sum of independent terms that are as likely of either sign.
+// The deviations of a sum of independent terms that are as likely of either sign.
 double deviations_of(const Moments& m) {
   return m.cross_scatter > 0 ? std::fabs(m.cross) / std::sqrt(m.cross_scatter) : 0;
 }

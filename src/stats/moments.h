@@ -1,4 +1,4 @@
-// What many elements have in common, told from the rounding of each.
+// The error that many elements have in common, told from the rounding of each.
 //
 // A value passes only by `value <= limit`, so that NaN fails.
 #pragma once

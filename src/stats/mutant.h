@@ -44,7 +44,7 @@ inline constexpr std::array kMutantNames = {"none",
                                             "first_layer_only"};
 
 #ifdef LOCKSTEP_MUTANTS
-// Of every judge of the process. Not while one judges.
+// Sets the mutant of every judge of the process. It must not be called while one judges.
 void set_mutant(Mutant mutant);
 bool is_mutant(Mutant mutant);
 #else

@@ -1,5 +1,6 @@
-// What fp32 arithmetic and roundings on the way may be off: the constants of budgets.h, and of an
-// oracle that must say which of its own roundings another kernel may have taken the other way.
+// The errors that fp32 arithmetic and roundings on the way may make: the constants of budgets.h,
+// and of an oracle that must say which of its own roundings another kernel may have taken the other
+// way.
 #pragma once
 
 #include <cmath>
@@ -30,8 +31,8 @@ struct NearTie {
   double chance = 0;  // that a kernel takes the other one
 };
 
-// Of z, which a kernel has to within `most` at the very most and `usual` (one standard deviation)
-// otherwise, both absolute, before it rounds it to `dtype`.
+// The error from z, which a kernel has to within `most` at the very most and `usual` (one standard
+// deviation) otherwise, both absolute, before it rounds it to `dtype`.
 inline NearTie near_tie(double z, double most, double usual, DType dtype) {
   const double step = ulp(z, dtype), at = std::fabs(z) / step;
   const double distance = std::fabs(at - std::floor(at) - 0.5) * step;

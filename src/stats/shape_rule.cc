@@ -16,8 +16,9 @@ namespace {
 
 // A description that is this many bits shorter is chance once in a thousand masks.
 constexpr double kSurelyBits = 10;
-// What lies outside is another bug's, or the rule is none. A bug that is there leaves many elements
-// within their budgets, but of a rule under which four of five are right nobody learns where it is.
+// An element outside the rule is another bug's, or the rule is none. A bug that is there leaves
+// many elements within their budgets, but of a rule under which four of five are right nobody
+// learns where it is.
 constexpr double kLeastRecall = 0.98, kLeastPrecision = 0.2;
 // A predicate of rows or heads of which all have a wrong element is a description of them, however
 // few they are, unless a list of them is shorter by more than the bit that a list costs itself. One

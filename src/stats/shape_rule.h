@@ -17,12 +17,12 @@ struct PlacedRow {
   bool continues = false;            // the pass takes the request up at a position after the first
   bool opens = false;                // of the first request of its pass
   bool first = false, last = false;  // of its request's rows in the pass
-  // What follows may be unknown, and then no rule is about it.
+  // The members that follow may be unknown, and then no rule is about them.
   int64_t of_pass = -1;   // its number among the rows that the op has in the pass, of all requests
   int64_t pass_rows = 0;  // how many these are
   int32_t token = -1;     // the id that was fed there
   int64_t length = 0;     // positions of its request up to the last one of the pass
-  // Of an op with a row for each expert that a token chose: which expert, and which choice it was.
+  // The expert, and the number of the choice, of an op with a row for each one that a token chose.
   int32_t expert = -1, choice = -1;
   std::vector<int32_t> experts = {};  // of other ops of a layer with experts: all that it chose
 };

@@ -31,8 +31,8 @@ Scatter scatter_of(const Weighed& e) {
           .may_misround = e.may_misround};
 }
 
-// Of what the row came to. The exact result as fp32: what a row holds besides does not depend on
-// which rows it was computed with, the last bits of fp64 do.
+// A hash of what the row came to. It is of the exact result as fp32: what a row holds besides does
+// not depend on which rows it was computed with, the last bits of fp64 do.
 uint64_t hash_of_row(const RowNumbers& row) {
   std::vector<float> want(row.want.begin(), row.want.end());
   return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
@@ -287,7 +287,7 @@ void Meter::merge(Row& row) {
   }
 }
 
-// What can be summed up within a row, `measure` has.
+// Adds up slices over rows; `measure` has summed up what lies within one.
 void Meter::add_slices(const Row& row) {
   for (size_t head = 0; head < row.heads.size(); ++head) {
     const NodeSlice& of = row.heads[head];

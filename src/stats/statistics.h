@@ -62,7 +62,7 @@ struct RowNumbers {
   double gain = 0;
 };
 
-// What of a place decides how its nodes are measured.
+// The traits of a place that decide how its nodes are measured.
 struct MeterOptions {
   DType dtype = DType::bf16;
   NodeClass node_class = NodeClass::elementwise;
@@ -120,7 +120,7 @@ class Meter {
   void weigh(Row& measured, const Stored& stored, const RowNumbers& row) const;
   void end_groups(Row& measured, const RowNumbers& row) const;
   void merge(Row& row);
-  // Of rows that no other row of the node equals.
+  // It takes rows that no other row of the node equals.
   void add_slices(const Row& row);
   void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
   void add_worst_slices(Measure& measure) const;
@@ -138,7 +138,7 @@ class Meter {
   std::vector<NodeSlice> heads_, columns_;     // columns only when a column can be long enough
 };
 
-// What one element adds to the slices that it is in.
+// The amounts that one element adds to the slices that it is in.
 struct Weighed {
   double eta = 0;   // got - want
   float got = 0;    // of a dtype that fp32 holds

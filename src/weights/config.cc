@@ -15,7 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// What Hugging Face's code has built in for an architecture. To read a further one, add its row.
+// The constants that Hugging Face's code has built in for an architecture. To read a further one,
+// add its row.
 struct Family {
   std::string_view architecture;
   std::string_view model_type;
@@ -157,7 +158,7 @@ RopeType rope_type_of(const Fields& fields) {
       fields.where(), name);
 }
 
-// What a rope type other than "default" adds, with Hugging Face's defaults.
+// Reads what a rope type other than "default" adds, with Hugging Face's defaults.
 void read_scaling(const Fields& fields, const ModelConfig& config, RopeConfig& rope) {
   rope.original_max_positions =
       fields.integer("original_max_position_embeddings", config.max_positions);

@@ -38,7 +38,7 @@ struct ExpertsConfig {
   bool in(int64_t layer) const;
 };
 
-// What config.json says, in one spelling.
+// The contents of config.json, in one spelling.
 struct ModelConfig {
   std::string architecture;  // "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
   std::string model_type;    // "qwen2", "qwen3", "qwen3_moe"

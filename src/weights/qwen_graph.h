@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What of a model of these families decides which nodes it has.
+// The traits of a model of these families that decide which nodes it has.
 struct QwenShape {
   int layers = 0;
   bool qk_norm = false;

@@ -275,7 +275,7 @@ std::string StreamDecoder::push(int32_t id) {
 }
 
 std::string StreamDecoder::finish() {
-  // What the end cut off is the beginning of one character.
+  // The bytes that the end cut off are the beginning of one character.
   std::string text(pending_.empty() ? "" : kReplacement);
   pending_.clear();
   return text;

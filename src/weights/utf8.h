@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What stands at the front of some bytes: a character of `length` bytes; `length` bytes that begin
+// The front of some bytes: a character of `length` bytes; `length` bytes that begin
 // one and were cut off by the end; or `length` bytes that can never become one (the longest such
 // prefix, as the Unicode standard recommends for U+FFFD). `bytes` is not empty.
 enum class Utf8Kind { whole, cut, broken };

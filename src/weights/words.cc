@@ -51,7 +51,7 @@ PCRE2_SPTR code_units(std::string_view text) {
   return reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
 }
 
-// What one run over a text needs beside the compiled expression.
+// The state of one run over a text, beside the compiled expression.
 struct Matcher {
   explicit Matcher(const pcre2_code* code)
       : data(pcre2_match_data_create_from_pattern(code, nullptr), pcre2_match_data_free),

@@ -78,7 +78,7 @@ def passes_stored_in_another_order(trace: Trace) -> None:
     trace.passes.insert(0, trace.passes.pop())
 
 
-# What is said for people.
+# Words for people.
 
 @edit("greedy", expect=CLEAN)
 def facts_changed(trace: Trace) -> None:

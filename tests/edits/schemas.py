@@ -46,7 +46,7 @@ for rounding, where in (("hf", "attn.norm"), ("hf", "attn.q_rope"), ("hf", "mlp.
 declared("schema-hf@attn.q", {"attn.q": "hf"}, CLEAN, "a linear op rounds at its store in hf too")
 
 
-# What Hugging Face's modules compute, rounded after each op as they do.
+# The arithmetic of Hugging Face's modules, rounded after each op as they do.
 
 def stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     return values_of(bits_of(values, tensor.dtype), tensor.dtype)

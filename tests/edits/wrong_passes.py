@@ -301,7 +301,7 @@ def page_size_gone(trace: Trace) -> None:
     del trace.provenance["page_size"]
 
 
-# What requests enter with.
+# Wrong state at the entry of requests.
 
 @edit("prefix", expect=DIVERGED, quick=True)
 def inherited_gone(trace: Trace) -> None:

@@ -82,7 +82,7 @@ def token_below_zero(trace: Trace) -> None:
     fed(trace, 0, 1)[1].token = trace.request(0).prompt[1] = -1
 
 
-# What was chosen.
+# Wrong chosen tokens.
 
 @edit("greedy", expect=DIVERGED, quick=True)
 def output_token_changed_in_requests(trace: Trace) -> None:

@@ -25,7 +25,7 @@ from judging import LATER, MISSED, NO_EFFECT, RIGHT, UNSURE, WRONG, Setting, Ver
 from variant import Variant
 from variants import VARIANTS
 
-# Of these, few enough for a look: one for each kind of op.
+# A choice of these, few enough for a look: one for each kind of op.
 QUICK = {
     "norm-eps-1e-5", "norm-mean-subtracted", "q-norm-whole-row", "rope-interleaved",
     "rope-position-plus-one-in-decode", "rope-angles-in-bf16", "mask-one-ahead", "scale-missing",

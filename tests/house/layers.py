@@ -44,7 +44,7 @@ MAY_INCLUDE = {
     "tests": None,
 }
 
-# Whose types are the user's too.
+# Its types are the user's too.
 USERS_INTERFACE = "kernels/lockstep_ops.h"
 
 # Foreign headers, and the folders where they are at home. A room's tests live where the room does.
