@@ -346,9 +346,7 @@ void Comparison::compare_times(const Row& row, int pass, size_t index, DiffSums&
 
 void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t index) {
   DiffNode& node = sums.node;
-  node.place = places_[index];
-  node.pass = a_.pass(pass).info.pass;
-  node.request = request;
+  node.id = {.place = places_[index], .pass = a_.pass(pass).info.pass, .request = request};
   node.relative = std::max(node.relative, sums.distance.relative());
   // A cache may hold what another request with the same tokens has written.
   const RelativeDifference inherited =
@@ -391,7 +389,7 @@ void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& l
     node.position = sums.worst_position;
   }
   if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
-    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.place);
+    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.id.place);
     return;
   }
   result_.first_kind = node;
@@ -488,11 +486,6 @@ DiffResult Comparison::run() {
 
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options) {
   return Comparison(a, b, options).run();
-}
-
-int exit_status(const DiffResult& result) {
-  if (result.verdict == "inconclusive") return 2;
-  return result.verdict == "different" ? 1 : 0;
 }
 
 }  // namespace lockstep

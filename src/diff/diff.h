@@ -8,6 +8,7 @@
 
 #include "probes/graph.h"
 #include "probes/selection.h"
+#include "src/judge/verdict.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -18,9 +19,7 @@ struct DiffOptions {
 
 // A node of `a` and how far `b` is from it.
 struct DiffNode {
-  Place place;
-  int32_t pass = 0;  // of a
-  int32_t request = 0;
+  NodeId id;
   int32_t position = 0;     // of first_bits the first row that differs, of first_kind the worst
   double relative = 0;      // rms of the difference / rms of a; a lower bound from digests
   int requests = 1;         // that the bound is of together: which of them differ is not known
@@ -42,14 +41,17 @@ struct DiffPlace {
 
 // What a judgement against the oracle says of one of the two.
 struct DiffJudgement {
-  std::string trace;    // its path
-  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string trace;  // its path
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
 };
 
+enum class DiffVerdict : uint8_t { identical, noise, different, inconclusive };
+const char* name_of(DiffVerdict verdict);
+
 struct DiffResult {
-  std::string verdict;  // "identical" "noise" "different" "inconclusive"
-  std::string story;    // one sentence
+  DiffVerdict verdict = DiffVerdict::inconclusive;
+  std::string story;  // one sentence
   int64_t rows = 0, equal = 0;
   int64_t only_a = 0, only_b = 0;  // rows that the other trace lacks
   // Of those, tokens that the other one neither computed nor found in its cache: no rows that it

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "src/diff/diff.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -75,9 +76,7 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
 }
 
 void DiffNoise::widen(const Manifest& declared) {
-  const auto accumulator = declared.provenance.find("accumulator");
-  const bool tf32 = accumulator != declared.provenance.end() && accumulator->second == "tf32" &&
-                    declared.dtype == DType::f32;
+  const bool tf32 = run_facts_of(declared).accumulator == "tf32" && declared.dtype == DType::f32;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Point& point = *places_[i].point;
     if (!row_of(point.op).has_matrix) continue;

@@ -144,7 +144,7 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
     Finding& finding = outcome.finding;
     outcome.verdict = Verdict::introduced;
     outcome.position = finding.position = row.position;
-    finding.statistic = "T0";
+    finding.statistic = StatisticKind::bits;
     finding.value = static_cast<double>(found.wrong.size());
     finding.budgets = std::numeric_limits<double>::infinity();
     finding.rule = fmt::format("{} ({})", provenance(first, row, layer, history),

@@ -72,9 +72,9 @@ void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
 }
 
 bool ErrorMap::has(const Finding& finding) const {
-  const auto errors = errors_.find({order_of(*finding.place.point), finding.place.layer});
+  const auto errors = errors_.find({order_of(*finding.node.place.point), finding.node.place.layer});
   if (errors == errors_.end()) return false;
-  const auto node = errors->second.nodes.find({finding.pass, finding.request});
+  const auto node = errors->second.nodes.find({finding.node.pass, finding.node.request});
   return node != errors->second.nodes.end() && !node->second.wrong.empty();
 }
 

@@ -174,9 +174,10 @@ NodeOutcome Lineup::compare(size_t place, const Record& record, const Group& gro
     compare_row(place, want, got, row.position, outcome);
   }
   if (outcome.verdict == Verdict::introduced) {
-    outcome.finding.statistic = std::isfinite(outcome.finding.budgets) ? "T1" : "T0";
+    outcome.finding.statistic =
+        std::isfinite(outcome.finding.budgets) ? StatisticKind::max_error : StatisticKind::bits;
     const auto wrong = static_cast<int64_t>(outcome.finding.value);
-    if (outcome.finding.statistic == "T1")
+    if (outcome.finding.statistic == StatisticKind::max_error)
       outcome.finding.value = outcome.t1 = outcome.finding.budgets, outcome.finding.limit = 1;
     outcome.finding.rule = fmt::format(
         "{} (its request {}) has one and {} the other, from equal inputs ({} elements "

@@ -148,10 +148,8 @@ void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
   }
   if (!wanted || *wanted == fed.token) return;
   findings.push_back(
-      {.request = info.id,
+      {.node = {.place = {&point("embed"), -1}, .pass = fed.pass, .request = info.id},
        .position = fed.position,
-       .pass = fed.pass,
-       .place = {&point("embed"), -1},
        .verdict = Verdict::structural,
        .rule = fmt::format("token {} was fed, but {} token {}", fed.token, from, *wanted)});
 }
@@ -182,10 +180,8 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
            other(info.tokens[i]))
     rule = fmt::format("token {} was chosen, but the request names {}", token, info.tokens[i]);
   if (!rule.empty())
-    findings.push_back({.request = info.id,
+    findings.push_back({.node = {.place = {&point("token"), -1}, .pass = pass, .request = info.id},
                         .position = position,
-                        .pass = pass,
-                        .place = {&point("token"), -1},
                         .verdict = Verdict::structural,
                         .rule = std::move(rule)});
 }
@@ -201,10 +197,8 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
     // A trace may leave out which ones were the most likely.
     if (likely && (i < info.argmax.size() || info.argmax.empty())) continue;
     findings.push_back(
-        {.request = info.id,
+        {.node = {.place = {&point("token"), -1}, .pass = at->second.pass, .request = info.id},
          .position = position,
-         .pass = at->second.pass,
-         .place = {&point("token"), -1},
          .verdict = Verdict::structural,
          .rule = fmt::format("token {} was chosen, but the request names only {} {}",
                              at->second.token, likely ? info.argmax.size() : info.tokens.size(),

@@ -39,12 +39,11 @@ std::vector<Finding> top_logits_findings(const Pass& pass) {
   std::vector<Finding> findings;
   if (!logits) return findings;
   const auto find = [&](const Point& of, const Row& row, std::string rule) {
-    findings.push_back({.request = row.request,
-                        .position = row.position,
-                        .pass = pass.info.pass,
-                        .place = {&of, -1},
-                        .verdict = Verdict::structural,
-                        .rule = std::move(rule)});
+    findings.push_back(
+        {.node = {.place = {&of, -1}, .pass = pass.info.pass, .request = row.request},
+         .position = row.position,
+         .verdict = Verdict::structural,
+         .rule = std::move(rule)});
   };
   const TensorView& view = logits->data;
   const bool kept = !view.empty() && view.shape.rank() == 2 && is_float(view.dtype) &&

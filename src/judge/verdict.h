@@ -6,10 +6,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "probes/graph.h"
 #include "src/stats/shape_rule.h"
+#include "src/stats/statistic_kind.h"
 
 namespace lockstep {
 
@@ -29,28 +31,33 @@ inline constexpr int kVerdicts = 7;
 // overflows as its exact result does is nonfinite and none.
 bool is_finding(Verdict verdict);
 
-// A node of a pass that was not clean, and whose tensors are worth keeping.
-struct Flag {
+// The verdict on a whole run.
+enum class RunVerdict : uint8_t {
+  clean,         // every node that was expected was judged, and none is wrong
+  diverged,      // there is a finding
+  inconclusive,  // there is none, but something was not judged
+};
+const char* name_of(RunVerdict verdict);  // "clean" "diverged" "inconclusive"
+// Throws Error for any other name.
+RunVerdict run_verdict_from(std::string_view name);
+
+// Names a node: the rows of one request in one pass at one place.
+struct NodeId {
   Place place;
+  int32_t pass = 0;
   int32_t request = 0;
+  friend bool operator==(const NodeId&, const NodeId&) = default;
 };
 
-// Of a place that rounds otherwise than the others of its point.
-inline constexpr const char* kContractStatistic = "contract";
-
 struct Finding {
-  int32_t request = 0;
+  NodeId node;           // the first one, when the finding is that of all nodes of the place
   int32_t position = 0;  // of the worst element's row
-  int32_t pass = 0;
-  Place place;
   Verdict verdict = Verdict::introduced;
-  // "T0" .. "T5", "flips", "KL", kContractStatistic; empty for structural and nonfinite.
-  std::string statistic;
+  std::optional<StatisticKind> statistic;  // none for structural and nonfinite
   double value = 0, limit = 0;
   // Worst element, of T3 and T4 in the slice that they name and of T3 among those that it counts:
   // [position, axes of the point ...]. Empty when no element is known: of hashes, and when the
-  // finding is that of all nodes of the place together, of which `pass` and `request` are the
-  // first.
+  // finding is that of all nodes of the place together.
   std::vector<int64_t> index;
   double want = 0, got = 0;
   // How many budgets B the worst element is away; for T2 to T5 value / limit. Infinity where there
@@ -130,8 +137,8 @@ struct Scope {
 };
 
 struct Result {
-  std::string verdict;  // "clean" "diverged" "inconclusive"
-  std::string story;    // one sentence a person can act on
+  RunVerdict verdict = RunVerdict::inconclusive;
+  std::string story;  // one sentence a person can act on
   int64_t expected = 0, judged = 0;
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)

@@ -25,8 +25,8 @@ Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
 // anything else.
 struct Control {
   std::string name;
-  std::string verdict;  // what came out
-  bool failed = false;  // as it must
+  RunVerdict verdict = RunVerdict::inconclusive;  // what came out
+  bool failed = false;                            // as it must
 };
 
 // Serves the requests once with a clean engine and judges what was seen with something put wrong on

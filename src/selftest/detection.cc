@@ -237,8 +237,8 @@ class Ladder {
   }
 
   static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
-    return result.verdict == "diverged" && result.first &&
-           result.first->place == Place{&point, layers.front()};
+    return result.verdict == RunVerdict::diverged && result.first &&
+           result.first->node.place == Place{&point, layers.front()};
   }
 
   std::vector<Place> places() const {
@@ -318,8 +318,8 @@ class Ladder {
                          .size = std::numeric_limits<double>::infinity(),
                          .statistic = "nothing"};
     limit.stated = stated_limit(seeable(point, layers, effect));
-    if (clean.verdict != "clean") {
-      limit.statistic = "nothing, for right results are " + clean.verdict;
+    if (clean.verdict != RunVerdict::clean) {
+      limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
       return limit;
     }
     int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found

@@ -7,6 +7,7 @@
 #include "reference/reference.h"
 #include "src/engine/engine.h"
 #include "src/judge/limits.h"
+#include "src/judge/verdict.h"
 
 namespace lockstep {
 
@@ -39,7 +40,7 @@ struct DetectionLimit {
 struct EffectRun {
   std::string name;
   double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
-  std::string verdict;          // "clean" "diverged" "inconclusive"
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
   double strain = 0;   // Result::strain
   bool exact = false;  // the place of the effect is what is found first

@@ -30,7 +30,7 @@ constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
 Json json_of(const SelftestOutcome& outcome) {
   Json json = {{"name", outcome.name},
-               {"verdict", outcome.verdict},
+               {"verdict", name_of(outcome.verdict)},
                {"story", outcome.story},
                {"nonfinite", outcome.nonfinite},
                {"seeded", outcome.seeded},
@@ -46,7 +46,7 @@ Json json_of(const SelftestOutcome& outcome) {
 
 SelftestOutcome outcome_from(const Json& json) {
   SelftestOutcome outcome{.name = json.at("name"),
-                          .verdict = json.at("verdict"),
+                          .verdict = run_verdict_from(json.at("verdict").get<std::string>()),
                           .story = json.at("story"),
                           .nonfinite = json.at("nonfinite"),
                           .seeded = json.at("seeded"),
@@ -236,9 +236,10 @@ class Runner {
     outcome.nonfinite = result.first->verdict == Verdict::nonfinite;
     for (const FaultRequest& fault : c.faults) {
       const Place place = first_place(fault);
-      if (std::ranges::count(result.findings, place, &Finding::place) > 0)
+      if (std::ranges::any_of(result.findings,
+                              [&](const Finding& f) { return f.node.place == place; }))
         outcome.found.push_back(text_of(fault));
-      outcome.first_exact = outcome.first_exact || result.first->place == place;
+      outcome.first_exact = outcome.first_exact || result.first->node.place == place;
     }
     return outcome;
   }

@@ -18,8 +18,8 @@ namespace lockstep {
 
 // What one judged run of a selftest came to.
 struct SelftestOutcome {
-  std::string name;     // of its case
-  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string name;  // of its case
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
   bool nonfinite = false;           // what was found first is
   std::vector<std::string> seeded;  // the faults of the case, as "fault@layer"

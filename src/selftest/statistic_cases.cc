@@ -116,10 +116,10 @@ void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) 
 }
 
 std::string found_in(const MadeUp& c, const Result& result) {
-  if (!result.first) return result.verdict;
+  if (!result.first) return name_of(result.verdict);
   const Finding& first = *result.first;
-  if (!(first.place == Place{c.point, c.layers > 1 ? first.place.layer : 0}))
-    return "a finding at " + std::string(first.place.point->name);
+  if (!(first.node.place == Place{c.point, c.layers > 1 ? first.node.place.layer : 0}))
+    return "a finding at " + std::string(first.node.place.point->name);
   return statistic_of(first);
 }
 
@@ -252,10 +252,12 @@ std::vector<MadeUp> wrong_kernels() {
 }  // namespace
 
 std::string statistic_of(const Finding& finding) {
-  if (finding.statistic.empty()) return name_of(finding.verdict);
+  if (!finding.statistic) return name_of(finding.verdict);
   const bool of_passes = finding.rule.starts_with("all passes together");
   const bool of_layers = finding.rule.starts_with("all layers and passes together");
-  return finding.statistic + (of_passes ? " of all passes" : of_layers ? " of all layers" : "");
+  return std::string(name_of(*finding.statistic)) + (of_passes   ? " of all passes"
+                                                     : of_layers ? " of all layers"
+                                                                 : "");
 }
 
 std::vector<StatisticCase> statistic_cases() {
