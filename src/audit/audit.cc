@@ -122,7 +122,8 @@ void Auditor::check_counts() {
   }
 }
 
-// What the rows of `a` do to `b`, once for each pair in each order.
+// Looks for pages of `b` that rows of `a` are written to, and for pages that both hold. It is
+// called for each pair in each order.
 void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   std::unordered_map<int32_t, int64_t> places;  // of the pages of b
   for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = static_cast<int64_t>(i);
@@ -157,7 +158,7 @@ void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   }
 }
 
-// Whose row it is that was read instead.
+// Says whose row was read instead.
 std::string Auditor::what_is_read(int layer, const Row& row, uint64_t hash) const {
   const std::string reads =
       fmt::format("layer {}, request {}, position {} reads ", layer, row.request, row.position);

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <limits>
 
-namespace lockstep {
-TableAudit::TableAudit(const Manifest& manifest) : TableAudit(run_facts_of(manifest)) {}
+#include "traces/run_facts.h"
 
-TableAudit::TableAudit(const RunFacts& facts) : page_size_(facts.page_size), pages_(facts.pages) {
+namespace lockstep {
+
+TableAudit::TableAudit(const Manifest& manifest) {
+  const RunFacts facts = run_facts_of(manifest);
+  page_size_ = facts.page_size;
+  pages_ = facts.pages;
   if (page_size_ > 0) auditor_.emplace(page_size_);
 }
 
@@ -94,7 +98,7 @@ void TableAudit::put_into(Result& result) const {
     result.story += "; but " + why;
     return;
   }
-  // What is wrong with a table explains what is wrong with slots.
+  // A wrong table explains wrong slots, and comes first.
   std::vector<Finding> findings = findings_;
   const std::vector<Finding>& of_slots = auditor_->findings();
   findings.insert(findings.end(), of_slots.begin(), of_slots.end());

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/audit/audit.h"
-#include "traces/run_facts.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 
@@ -23,7 +23,6 @@ class TableAudit {
  public:
   // Throws Error when the trace declares a size of a page, or a number of pages, that is none.
   explicit TableAudit(const Manifest& manifest);
-  explicit TableAudit(const RunFacts& facts);
 
   void add(const PassInfo& pass);
   // Enters what was found. What is declared but shown by no pass, tables or slots, leaves a clean

@@ -14,7 +14,7 @@ namespace {
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
 double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
 
-// Of the operands of a linear op, where that contract rounds them; else 0.
+// The unit roundoff of a linear op's operands, where the contract rounds them; else 0.
 double roundoff_of_operands(RoundingContract contract) {
   if (contract == RoundingContract::tf32) return 0x1p-11;
   if (contract == RoundingContract::operands_bf16) return unit_roundoff(DType::bf16);

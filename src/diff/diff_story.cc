@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// What one has and the other has not, or has without numbers; "": nothing.
+// Says what only one of the two has, or has without numbers; "": nothing.
 std::string other_structure(const DiffResult& result) {
   if (!result.structure.empty()) return result.structure.front();
   std::string text;
@@ -28,7 +28,7 @@ std::string what_differs(const DiffNode& node) {
   return text + fmt::format(", where noise explains {:.3g}", node.limit);
 }
 
-// What no verdict rests on, as only one of the two shows it; "": nothing.
+// Says which rows no verdict rests on, as only one of the two shows them; "": none.
 std::string not_common(const DiffResult& result) {
   const int64_t alone = result.only_a + result.only_b - result.more_a - result.more_b;
   return alone > 0 ? fmt::format("; {} rows are in one trace only, and were not compared", alone)

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What of a run decides which bugs could have shown in it.
+// Knows what a run exercised, and so which bugs could not have shown in it.
 class RunCoverage {
  public:
   // Keys of a page, and keys that a query of the narrowest layer sees; 0: not known, or no window.

@@ -59,7 +59,7 @@ std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHist
   return written_by(of->writer, layer) + (other ? of->of_v ? " as V" : " as K" : "");
 }
 
-// What was read there instead, and who wrote it.
+// Says what was read there instead, and who wrote it.
 std::string provenance(const WrongKv& wrong, const Row& row, int layer, const KvHistory& history) {
   const std::string reads =
       fmt::format("position {} of request {} reads ", row.position, row.request);

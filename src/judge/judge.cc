@@ -34,8 +34,8 @@ double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
-// Of a model, what a pass is compared with: that of which the pass has numbers. Caches are compared
-// with the rows that were written to them.
+// Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
+// it. Caches are compared with the rows that were written to them.
 Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection,
              const ReferenceCheck* check_of) {
   Pass pass;

@@ -40,7 +40,7 @@ void Judge::State::judge_choices() {
   }
 }
 
-// What no single node shows: the nodes of a place together.
+// Judges the nodes of a place together, for what no single node shows.
 void Judge::State::judge_pool(size_t index) {
   const Place& place = ledger.places()[index];
   const double scale = options.limit_scale;
@@ -72,8 +72,8 @@ void Judge::State::judge_pool(size_t index) {
                     sum.offset > 0 ? "large" : "small"));
 }
 
-// And of all places of a point that are judged under one contract, whatever the layer. What none of
-// them shows alone all of them do, so the first is named.
+// Judges all places of a point together that are under one contract, whatever the layer. None of
+// them shows alone what all of them do, so the first is named.
 void Judge::State::judge_point(const Point& point) {
   if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
   const double scale = options.limit_scale;
@@ -147,7 +147,7 @@ void Judge::State::find_shapes(Result& result) const {
   if (result.first) result.first = result.findings.front();
 }
 
-// What the verdict is about, and what it takes for granted.
+// Collects what the verdict is about, and what it takes for granted.
 Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   Scope scope{.layers = manifest.graph.layers(),
               .selection = options.selection.text(),

@@ -1,4 +1,4 @@
-// What a Judge keeps from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
+// The state of a Judge from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
 #pragma once
 
 #include <map>
@@ -32,7 +32,7 @@ struct Pending {
   NodeOutcomes outcomes;  // one a contract that was tried; none: it was not selected
 };
 
-// What is known of a pass, to be entered when the contracts are.
+// The outcomes of a pass, to be entered when the contracts are known.
 struct Judged {
   int32_t pass = 0;
   size_t errors = 0;  // its number in the error map

@@ -195,7 +195,7 @@ Result Ledger::result() const {
     if (count > 0)
       result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
   result.findings = findings_;
-  // What is wrong by number comes before what is only of another contract than its like.
+  // Wrong numbers come before places that are only of another contract than their like.
   const auto order = [this](const Finding& f) {
     const auto place = std::ranges::find(places_, f.node.place) - places_.begin();
     return std::tuple(f.statistic == StatisticKind::contract, f.node.pass, place, f.node.request);

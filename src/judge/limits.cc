@@ -139,7 +139,7 @@ void tighten(Budget& budget, std::span<const double> want, DType dtype, const Op
   for (double& chance : budget.misround) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
-    // What is no rounding is left as it is.
+    // The last rounding and underflow are no inner error, and stay as they are.
     const double underflow = budget.underflow.empty() ? 0 : budget.underflow[i];
     const double kept = ulp(want[i], dtype) / 2 + underflow;
     budget.limit[i] = kept + limits.inner * (budget.limit[i] - kept);

@@ -105,7 +105,8 @@ TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& 
   return {joined.data(), dtype, Device::cpu, shape};
 }
 
-// What accumulating in another order may do to both sides together, without the two half ulps.
+// The most that accumulating in another order does to both sides together, without the two half
+// ulps.
 double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) const {
   const TensorView input = base_.find(inputs_[place].at(0), base_row);
   double squares = 0;  // of what is finite: beside an Inf everything would be allowed

@@ -17,7 +17,7 @@ constexpr size_t kBest = 50;
 constexpr double kExplained = 6;  // standard deviations of the difference of two logits
 constexpr int64_t kDivergenceRows = 100;
 constexpr double kOverReference = 3;
-// What the sums of a divergence are off in fp64; nothing is expected to be less.
+// The error of the sums of a divergence in fp64; no expected one is less.
 constexpr double kDivergenceFloor = 1e-12;
 
 size_t argmax(std::span<const double> logits) {

@@ -34,7 +34,8 @@ std::string tokens_story(const Result& result) {
                             logits.compared, flips - logits.explained_flips);
 }
 
-// What the nodes are some of, and by which contracts they were judged where nobody had said so.
+// Says what the nodes are a selection of, and by which contracts they were judged where nobody had
+// said so.
 std::string scope_story(const Scope& scope) {
   std::string text;
   if (!scope.selection.empty())

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What keeps a result without findings from being clean. The texts are empty where there is none.
+// The reasons why a result without findings is not clean. The texts are empty where there is none.
 struct Doubts {
   bool complete = true;     // the trace holds every pass of its run
   std::string reason;       // why nodes are inconclusive

@@ -168,7 +168,7 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
     return vocabulary_ > 0 && (named < 0 || named >= vocabulary_);
   };
   std::string rule;
-  // What was fed is judged where it was fed.
+  // A token that was fed is judged where it was fed.
   const bool last = text_at(info.id, position + 1) == 0;
   if (i < info.tokens.size() && none(info.tokens[i]))
     rule = fmt::format("the request names token {}, which is none of the {} of the vocabulary",
@@ -222,7 +222,7 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
 std::string TokenFlow::unserved(const RequestInfo& info) const {
   const auto fed = fed_.find(info.id);
   if (fed == fed_.end()) {
-    // Of a prompt that another request computed, a single token can be chosen without a row.
+    // A single token can be chosen without a row after a prompt that another request computed.
     const bool shared = info.tokens.size() == 1 && answered_.contains(text_of_prompt(info));
     return shared ? "" : fmt::format("request {} is in no pass", info.id);
   }
@@ -272,7 +272,7 @@ std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const
       if (static_cast<size_t>(fed.position) >= given && fed.before != 0 &&
           !answered_.contains(fed.before))
         return choice_of(static_cast<size_t>(fed.position));
-    // What was chosen and fed to nobody, mostly the last one.
+    // Tokens that were chosen and fed to nobody are mostly the last ones.
     uint64_t text = text_of_prompt(info);
     for (size_t i = 0; i < info.tokens.size(); text = text_with(text, info.tokens[i++])) {
       const size_t position = info.prompt.size() + i;

@@ -10,7 +10,7 @@ namespace {
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// What is wrong with `said` where `best` is the truth of row i of the logits; "": nothing.
+// Says what is wrong with `said` where `best` is the truth of row i of the logits; "": nothing.
 std::string wrong_values(const TopLogits& said, const TopLogits& best, const TensorView& logits,
                          int64_t i) {
   if (said.ids.size() != best.ids.size() || said.values.size() != best.values.size())

@@ -65,7 +65,7 @@ struct Finding {
   double budgets = 0;
   double of_row = 0;  // |got - want| over the root mean square of its row's exact results; 0: none
   std::string rule;   // which part of the tensor, and for structural what is wrong, for people
-  // What the wrong elements of the place have in common, over all passes and requests.
+  // The rule that the wrong elements of the place follow, over all passes and requests.
   std::optional<ShapeRule> shape;
 };
 
@@ -108,7 +108,7 @@ struct LogitsSummary {
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };
 
-// What became of one place that was found wrong when the run was made again with ops put right, and
+// The outcome at one place that was found wrong when the run was made again with ops put right, and
 // its worst elements were computed a second time by another hand than the oracle's.
 struct Confirmation {
   Place place;
@@ -116,14 +116,14 @@ struct Confirmation {
   std::string says;        // what was seen; where it is not confirmed, why not
 };
 
-// What a rule in use elsewhere, which knows no op's inputs, would have blamed on the same run: for
-// measuring this judge against it. The first node in the order of findings; none: nothing.
+// The place that a rule in use elsewhere, which knows no op's inputs, would have blamed on the same
+// run: for measuring this judge against it. The first node in the order of findings; none: nothing.
 struct OtherRule {
   const char* name;
   std::optional<Place> first;
 };
 
-// What a verdict is about, and what it takes for granted.
+// The subject of a verdict, and what it takes for granted.
 struct Scope {
   int layers = 0;         // of the model
   std::string selection;  // Selection::text(): what of it was judged; "" for all

@@ -38,7 +38,7 @@ std::string rows_text(const std::vector<Row>& rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-// What is known of all tensors of one place.
+// The sums over all tensors of one place.
 struct PlaceTotal {
   Digest digest;  // counts, range and sums only
   bool hashes_alone = false;
@@ -111,7 +111,7 @@ struct Element {
   std::vector<Cell> cells;  // where it stands, and the value
 };
 
-// What is known of the selected rows, gathered in one reading of the trace.
+// The selected rows, gathered in one reading of the trace.
 struct Selected {
   Table tensors = with_digest_columns({"pass", "layer", "point", "rows", "shape", "dtype"});
   Table values{{"pass", "layer", "point", "request", "position", "index", "value"}, {}, "{:.9g}"};

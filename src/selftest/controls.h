@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// What a clean engine showed, as a judge takes it. It declares one rounding of every op, as a run
-// does: a judge that may choose takes a wrong result for another contract's.
+// The passes of a clean engine, as a judge takes them. It declares one rounding of every op, as a
+// run does: a judge that may choose takes a wrong result for another contract's.
 struct Seen {
   Manifest manifest;
   std::vector<Pass> passes;

@@ -123,7 +123,7 @@ void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideR
 
 int64_t chosen_of(int64_t rows) { return rows / 2; }
 
-// What a right kernel is off before it rounds, in units of 2^-p of the result.
+// The error of a right kernel before it rounds, in units of 2^-p of the result.
 struct RightKernel {
   double usual, most;
 };
@@ -248,7 +248,7 @@ class Ladder {
     return all;
   }
 
-  // What was seen of what the op at the place reads and makes, with the effect in it.
+  // Copies what was seen of the op's inputs and result at the place, and puts the effect into it.
   void show(const Place& place, Effect effect, double size, std::vector<Pass>& passes) const {
     size_t number = 0;
     const size_t longest = longest_pass(place);

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// What is put wrong with the result of an op, `size` ulp of the dtype large, before the result is
-// rounded to the dtype as an engine stores it. With p the dtype's precision, u = 2^-p and r the
+// An error that is put into the result of an op, `size` ulp of the dtype large, before the result
+// is rounded to the dtype as an engine stores it. With p the dtype's precision, u = 2^-p and r the
 // root mean square of the row:
 enum class Effect : uint8_t {
   gain,     // everything times 1 + size u, which is half an ulp of a result to a whole one
@@ -59,7 +59,7 @@ struct DetectionPlan {
   int near = 0, far = 0;
 };
 
-// What decides how small an effect can be seen.
+// The facts of a place that decide how small an effect can be seen there.
 struct Seeable {
   OpKind op = OpKind::linear;
   DType dtype = DType::bf16;

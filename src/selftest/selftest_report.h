@@ -29,15 +29,15 @@ double least_named(const Selftest& test);
 // breaks, in units of what must be found (SelftestOutcome::limit).
 struct PowerRow {
   const char* name;
-  // What the lower bounds (clopper_pearson_lower) of the shares must reach; 0: only told. A quick
-  // selftest has too few runs to claim as much as a full one.
+  // The lower bounds (clopper_pearson_lower) of the shares must reach these; 0: they are only told.
+  // A quick selftest has too few runs to claim as much as a full one.
   double least_detected, least_exact;
   int64_t runs = 0, detected = 0, exact = 0;
   bool reached() const;
 };
 std::vector<PowerRow> power_of(const Selftest& test);
 
-// What would have come out with all limits multiplied by a number: too small alarms, too large
+// The outcomes had all limits been multiplied by a number: too small a one alarms, too large a one
 // misses. detected: of the runs with one fault, by the rows of power_of().
 struct CurvePoint {
   double multiplier;

@@ -61,7 +61,7 @@ SelftestOutcome outcome_from(const Json& json) {
   return outcome;
 }
 
-// What was run before, and a place for what is run now.
+// Knows the runs of before, and takes those of now.
 class Journal {
  public:
   // `subject`: what the runs are of.
@@ -143,7 +143,7 @@ uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool w
   return sink.hash();
 }
 
-// What a journal is of: a model, limits, and the device of its engine.
+// The subject of a journal: a model, limits, and the device of its engine.
 std::string journal_of(const SelftestRun& run) {
   return run.checkpoint.fingerprint() + " " + run.limits.name() + " in ulp" +
          (run.plan.device == Device::cpu ? "" : " on cuda");
@@ -286,8 +286,8 @@ SelftestOutcome outcome_of(const EffectRun& run) {
           .strain = run.strain};
 }
 
-// What a fault of one place must be as large as to be found by every judge: as one element that is
-// off, of that point or of another of its op.
+// The size at which every judge must find a fault of one place: that of one element that is off, of
+// that point or of another of its op.
 double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit>& limits) {
   const std::string name = outcome.seeded.at(0).substr(0, outcome.seeded[0].find('@'));
   const Point& point = *first_place({.name = name}).point;

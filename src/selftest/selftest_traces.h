@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// What a trace that is known to be right came to: an engine's that somebody trusts.
+// The judgement of a trace that is known to be right: it is of an engine that somebody trusts.
 struct TraceCheck {
   std::string name;  // the trace, and under which schema it was judged
   // It may be inconclusive, as a trace need not hold every tensor.

@@ -51,7 +51,7 @@ struct MadeUp {
   Shape row_shape;
   double magnitude;                      // S of every element; the exact results are about 1
   std::vector<std::vector<Row>> passes;  // their rows
-  // What the kernel is off before it rounds its result to the dtype.
+  // The error of the kernel before it rounds its result to the dtype.
   std::function<double(const Spot&, Draws&)> error;
   int layers = 1;
 };
@@ -96,7 +96,7 @@ KeptTensor kept(const Place& place, const std::vector<Row>& rows, DType dtype, c
   return tensor;
 }
 
-// What the op reads, which nobody looks at, and what it makes.
+// Adds the inputs of the op, which nobody looks at, and its result.
 void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) {
   const Place place{c.point, layer};
   const Graph graph = qwen_graph({.layers = c.layers});
@@ -165,7 +165,7 @@ std::vector<std::vector<Row>> steps_of_many(int32_t requests, int32_t steps) {
 
 using Error = std::function<double(const Spot&, Draws&)>;
 
-// Of either sign by chance, `walks` large, where `where` says so.
+// An error of either sign by chance, of that size, where `where` says so.
 Error either_way(double size, const std::function<bool(const Spot&)>& where = {}) {
   return [=](const Spot& spot, Draws& draws) {
     const double sign = draws.sign();
