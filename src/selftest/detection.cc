@@ -330,6 +330,7 @@ class Ladder {
       if (found) {
         limit.size = std::ldexp(1, power);
         limit.statistic = statistic_of(*result.first);
+        limit.kind = result.first->statistic;
       }
       (found ? high : low) = power;
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,11 @@ const char* name_of(Effect effect);
 struct DetectionLimit {
   const Point* point = nullptr;
   Effect effect = Effect::gain;
-  int layers = 1;         // in how many it is put; 1: in the last alone
-  double size = 0;        // ulp; infinity: no size that was tried
-  std::string statistic;  // by which it is found then (statistic_of)
-  double stated = 0;      // what a judge must find (stated_limit)
+  int layers = 1;                     // in how many it is put; 1: in the last alone
+  double size = 0;                    // ulp; infinity: no size that was tried
+  std::string statistic;              // by which it is found then (statistic_of)
+  std::optional<StatisticKind> kind;  // of that; none where no number decides
+  double stated = 0;                  // what a judge must find (stated_limit)
   bool passed() const { return size <= stated; }
 };
 

@@ -76,7 +76,8 @@ void add_statistics(const Selftest& test, Blocks& blocks) {
 
 std::string limit_text(const DetectionLimit& limit) {
   if (!std::isfinite(limit.size)) return fmt::format("{} ({:.4g})", limit.statistic, limit.stated);
-  return fmt::format("{:.4g} {} ({:.4g})", limit.size, limit.statistic.substr(0, 2), limit.stated);
+  return fmt::format("{:.4g} {} ({:.4g})", limit.size,
+                     limit.kind ? name_of(*limit.kind) : limit.statistic, limit.stated);
 }
 
 // A row a point and number of layers, a column an effect.
