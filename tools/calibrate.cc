@@ -35,7 +35,8 @@ Result learn(const Session& session, const std::vector<std::string>& command_lin
   if (!result.findings.empty())
     fail("limits are learnt from clean runs, and this one is not{}: {}; repair it first",
          result.first->budgets > kSuspect ? " (reference suspect)" : "", result.story);
-  check(result.verdict == "clean", "limits are learnt from clean runs, found: {}", result.story);
+  check(result.verdict == RunVerdict::clean, "limits are learnt from clean runs, found: {}",
+        result.story);
   return result;
 }
 

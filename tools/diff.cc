@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/report/output.h"
+#include "src/report/report.h"
 #include "src/session/judged_trace.h"
 #include "tools/options.h"
 
@@ -50,7 +51,7 @@ int diff_command(Args args) {
   const DiffOptions options{.selection = selection_of(observe)};
   DiffResult result = diff(*open_trace(a), *open_trace(b), options);
   if (!model.empty()) judge_both(result, model, a, b, options.selection);
-  put_result(result, report);
+  put(document_of(result), report);
   return exit_status(result);
 }
 

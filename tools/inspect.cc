@@ -1,6 +1,7 @@
 // lockstep inspect: what is in a trace.
 #include <CLI/CLI.hpp>
 
+#include "src/report/output.h"
 #include "src/report/trace_report.h"
 #include "tools/options.h"
 
@@ -27,7 +28,7 @@ int inspect_command(Args args) {
              "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"))
     return 0;
   const std::unique_ptr<TraceReader> trace = open_trace(options.path);
-  print(inspect(*trace, options));
+  print(text_of(inspect(*trace, options), options.format));
   return trace->complete() ? 0 : 2;
 }
 

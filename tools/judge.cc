@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "src/report/output.h"
+#include "src/report/report.h"
 #include "src/session/judged_trace.h"
 #include "src/session/reference_library.h"
 #include "tools/options.h"
@@ -39,7 +40,7 @@ int judge_command(Args args) {
                              .accumulator = accumulator_of(accumulator)};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options);
-  put_result(result, report);
+  put(document_of(result), report);
   return exit_status(result);
 }
 

@@ -142,7 +142,7 @@ int run_command(Args args) {
                                                  {"--limits", options.limits},
                                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
-  put_result(result, options.report);
+  put(document_of(result), options.report);
   return exit_status(result);
 }
 

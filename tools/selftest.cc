@@ -89,8 +89,7 @@ int selftest_command(Args args) {
                         }};
   const std::vector<Selftest> tests = selftest(run);
   progress.show("");
-  print(text_of(tests));
-  if (!json.empty()) write_file(json, json_of(tests));
+  put(document_of(tests), {.json = json});
   return std::ranges::all_of(tests, passed) ? 0 : 1;
 }
 

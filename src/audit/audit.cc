@@ -46,13 +46,12 @@ void Auditor::record(const Record& record) {
 }
 
 void Auditor::find(const Row& row, int layer, Verdict verdict, std::string rule) {
-  Finding finding{.request = row.request,
-                  .position = row.position,
-                  .pass = pass_.pass,
-                  .place = {&point("attn.kv"), layer},
-                  .verdict = verdict,
-                  .budgets = std::numeric_limits<double>::infinity(),
-                  .rule = std::move(rule)};
+  Finding finding{
+      .node = {.place = {&point("attn.kv"), layer}, .pass = pass_.pass, .request = row.request},
+      .position = row.position,
+      .verdict = verdict,
+      .budgets = std::numeric_limits<double>::infinity(),
+      .rule = std::move(rule)};
   findings_.push_back(std::move(finding));
 }
 
@@ -123,7 +122,8 @@ void Auditor::check_counts() {
   }
 }
 
-// What the rows of `a` do to `b`, once for each pair in each order.
+// Looks for pages of `b` that rows of `a` are written to, and for pages that both hold. It is
+// called for each pair in each order.
 void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   std::unordered_map<int32_t, int64_t> places;  // of the pages of b
   for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = static_cast<int64_t>(i);
@@ -158,7 +158,7 @@ void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   }
 }
 
-// Whose row it is that was read instead.
+// Says whose row was read instead.
 std::string Auditor::what_is_read(int layer, const Row& row, uint64_t hash) const {
   const std::string reads =
       fmt::format("layer {}, request {}, position {} reads ", layer, row.request, row.position);
@@ -200,16 +200,14 @@ void Auditor::check_read(const Record& record) {
   const int64_t wrong = std::ssize(found.wrong) + found.unknown;
   rule += fmt::format(" ({} of {} positions are wrong)", wrong, record.rows.size());
   find(row, record.layer, Verdict::introduced, std::move(rule));
-  findings_.back().statistic = "T0";
+  findings_.back().statistic = StatisticKind::bits;
   findings_.back().value = static_cast<double>(wrong);
   findings_.back().index = {row.position};
 }
 
 void add_audit(Result& result, const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
-    const auto same = [&finding](const Finding& f) {
-      return f.pass == finding.pass && f.place == finding.place && f.request == finding.request;
-    };
+    const auto same = [&finding](const Finding& f) { return f.node == finding.node; };
     if (const auto known = std::ranges::find_if(result.findings, same);
         known != result.findings.end()) {
       // The judge says what was read and whose it is, the auditor where it lies.
@@ -221,9 +219,9 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
   }
   if (findings.empty()) return;
   if (!result.first) result.first = findings.front();
-  if (result.verdict != "diverged")
+  if (result.verdict != RunVerdict::diverged)
     result.story = "The K/V cache is wrong: " + findings.front().rule;
-  result.verdict = "diverged";
+  result.verdict = RunVerdict::diverged;
 }
 
 void add_audit(Result& result, const Auditor& auditor) {

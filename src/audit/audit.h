@@ -23,8 +23,9 @@ namespace lockstep {
 // - a page that two requests of a pass hold for different tokens
 // - a page that is written while another request holds it
 // - a page that is held by more or fewer requests than the engine counts
-// What the engine copies between pages - before it writes a shared one, or from host memory - is
-// judged by what is read later. At most one finding is made of a layer, request and pass.
+// Copies that the engine makes between pages - before it writes a shared one, or from host memory -
+// are judged by the rows that are read later. At most one finding is made of a layer, request and
+// pass.
 class Auditor final : public Sink {
  public:
   // Positions of a page. Throws Error unless it is at least 1.

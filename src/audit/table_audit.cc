@@ -3,44 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
-#include "kernels/base/check.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
-namespace {
 
-// The whole number of that name; 0 when the trace declares none.
-int64_t declared(const Manifest& manifest, const char* name, int64_t most) {
-  const auto found = manifest.provenance.find(name);
-  if (found == manifest.provenance.end()) return 0;
-  const std::string& text = found->second;
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  check(error == std::errc() && end == text.data() + text.size() && number >= 1 && number <= most,
-        "the trace declares {} '{}', and 1 to {} was wanted: its page tables cannot be understood, "
-        "write it anew",
-        name, text, most);
-  return number;
-}
-
-}  // namespace
-
-TableAudit::TableAudit(const Manifest& manifest)
-    : page_size_(declared(manifest, "page_size", kMostPositions)),
-      pages_(declared(manifest, "pages", std::numeric_limits<int32_t>::max())) {
+TableAudit::TableAudit(const Manifest& manifest) {
+  const RunFacts facts = run_facts_of(manifest);
+  page_size_ = facts.page_size;
+  pages_ = facts.pages;
   if (page_size_ > 0) auditor_.emplace(page_size_);
 }
 
 void TableAudit::find(const PassInfo& pass, int32_t request, int64_t position, std::string rule) {
-  findings_.push_back({.request = request,
-                       .position = static_cast<int32_t>(position),
-                       .pass = pass.pass,
-                       .place = {&point("attn.kv"), -1},
-                       .verdict = Verdict::structural,
-                       .budgets = std::numeric_limits<double>::infinity(),
-                       .rule = std::move(rule)});
+  findings_.push_back(
+      {.node = {.place = {&point("attn.kv"), -1}, .pass = pass.pass, .request = request},
+       .position = static_cast<int32_t>(position),
+       .verdict = Verdict::structural,
+       .budgets = std::numeric_limits<double>::infinity(),
+       .rule = std::move(rule)});
 }
 
 // Positions of `first` on are written in this pass, wherever that is.
@@ -111,16 +93,16 @@ void TableAudit::put_into(Result& result) const {
         "shows {}",
         page_size_, any_table_ ? "a slot" : "a page table");
     result.notes.push_back(why);
-    if (result.verdict != "clean") return;
-    result.verdict = "inconclusive";
+    if (result.verdict != RunVerdict::clean) return;
+    result.verdict = RunVerdict::inconclusive;
     result.story += "; but " + why;
     return;
   }
-  // What is wrong with a table explains what is wrong with slots.
+  // A wrong table explains wrong slots, and comes first.
   std::vector<Finding> findings = findings_;
   const std::vector<Finding>& of_slots = auditor_->findings();
   findings.insert(findings.end(), of_slots.begin(), of_slots.end());
-  std::ranges::stable_sort(findings, {}, &Finding::pass);
+  std::ranges::stable_sort(findings, {}, [](const Finding& f) { return f.node.pass; });
   result.notes.push_back(fmt::format("page tables and slots of {} passes audited, {} findings",
                                      passes_, findings.size()));
   add_audit(result, findings);

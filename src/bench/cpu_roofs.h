@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/base/tensor.h"
+#include "kernels/base/memory.h"
 #include "kernels/base/thread_pool.h"
 #include "src/bench/figures.h"
 

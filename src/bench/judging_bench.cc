@@ -101,8 +101,9 @@ class Bench {
   }
   static void check_clean(Judge& judge) {
     const Result result = judge.finish({}, true);
-    check(result.verdict == "clean", "bench wants a clean run to judge, found one that is {}: {}",
-          result.verdict, result.story);
+    check(result.verdict == RunVerdict::clean,
+          "bench wants a clean run to judge, found one that is {}: {}", name_of(result.verdict),
+          result.story);
   }
 
   int threads_;

@@ -63,7 +63,8 @@ class Comparison {
 
  private:
   using Computed = DiffSide::Computed;
-  // Whose rows to look for in the other: what a cache holds belongs to the last row of a pass.
+  // The traces whose rows are looked for in the other one: the contents of a cache belong to the
+  // last row of a pass.
   struct Owners {
     bool a = false, b = false;
   };
@@ -79,7 +80,7 @@ class Comparison {
   void compare_place(int pass, size_t index);
   // All that the two show of a row, this time of a and its times of b.
   void compare_times(const Row& row, int pass, size_t index, DiffSums& sums);
-  // What `side` shows of the row at any time; its number among `times` too.
+  // The row as `side` shows it at any time, and the number of that time among `times`.
   static std::optional<std::pair<ShownRow, size_t>> any(DiffSide& side,
                                                         const std::vector<Computed>& times,
                                                         size_t index, const Row& row);
@@ -346,16 +347,15 @@ void Comparison::compare_times(const Row& row, int pass, size_t index, DiffSums&
 
 void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t index) {
   DiffNode& node = sums.node;
-  node.place = places_[index];
-  node.pass = a_.pass(pass).info.pass;
-  node.request = request;
+  node.id = {.place = places_[index], .pass = a_.pass(pass).info.pass, .request = request};
   node.relative = std::max(node.relative, sums.distance.relative());
   // A cache may hold what another request with the same tokens has written.
   const RelativeDifference inherited =
       noise_.inherited(index, request, node.requests > 1 || is_cache(index));
   RelativeDifference found{0,
                            sums.each_known ? sums.worst : std::numeric_limits<double>::infinity()};
-  // What attention reads is as far apart as what was written, where hashes alone do not say.
+  // Rows that attention reads are as far apart as they were when they were written, where hashes
+  // alone do not say.
   if (sums.without_digest) found = inherited;
   node.relative = found.all = std::max(node.relative, found.all);
   RelativeDifference limit = noise_.limit(index, inherited);
@@ -391,7 +391,7 @@ void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& l
     node.position = sums.worst_position;
   }
   if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
-    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.place);
+    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.id.place);
     return;
   }
   result_.first_kind = node;
@@ -404,7 +404,7 @@ void Comparison::compare_place(int pass, size_t index) {
   unmeasured_before_ = result_.unmeasured;
   std::map<int32_t, DiffSums> nodes;
   for (const PassRow& r : a_.pass(pass).info.rows) {
-    // Of a cache each row that is shown is asked for, not the one that reads them.
+    // Each row that is shown of a cache is asked for, not the one that reads them.
     const bool asked = is_cache(index) ? !stopped(r.row) : wanted(r.row);
     if (asked && !b_.computed(r.row).empty())
       compare_times(r.row, pass, index, nodes[r.row.request]);
@@ -488,11 +488,6 @@ DiffResult Comparison::run() {
 
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options) {
   return Comparison(a, b, options).run();
-}
-
-int exit_status(const DiffResult& result) {
-  if (result.verdict == "inconclusive") return 2;
-  return result.verdict == "different" ? 1 : 0;
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include "probes/graph.h"
 #include "probes/selection.h"
+#include "src/judge/verdict.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -18,9 +19,7 @@ struct DiffOptions {
 
 // A node of `a` and how far `b` is from it.
 struct DiffNode {
-  Place place;
-  int32_t pass = 0;  // of a
-  int32_t request = 0;
+  NodeId id;
   int32_t position = 0;     // of first_bits the first row that differs, of first_kind the worst
   double relative = 0;      // rms of the difference / rms of a; a lower bound from digests
   int requests = 1;         // that the bound is of together: which of them differ is not known
@@ -40,20 +39,23 @@ struct DiffPlace {
   double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
 };
 
-// What a judgement against the oracle says of one of the two.
+// The judgement of one of the two traces against the oracle.
 struct DiffJudgement {
-  std::string trace;    // its path
-  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string trace;  // its path
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
 };
 
+enum class DiffVerdict : uint8_t { identical, noise, different, inconclusive };
+const char* name_of(DiffVerdict verdict);
+
 struct DiffResult {
-  std::string verdict;  // "identical" "noise" "different" "inconclusive"
-  std::string story;    // one sentence
+  DiffVerdict verdict = DiffVerdict::inconclusive;
+  std::string story;  // one sentence
   int64_t rows = 0, equal = 0;
   int64_t only_a = 0, only_b = 0;  // rows that the other trace lacks
-  // Of those, tokens that the other one neither computed nor found in its cache: no rows that it
-  // does not show, but another run.
+  // Those of them that the other one neither computed nor found in its cache: they make it another
+  // run, and are not only rows that it does not show.
   int64_t more_a = 0, more_b = 0;
   int64_t unmeasured = 0;              // rows of other bits without numbers that say how far apart
   std::optional<DiffNode> first_bits;  // first node in graph order with other bits
@@ -67,7 +69,7 @@ struct DiffResult {
 // Noise is judged without an oracle: an op passes on its inputs' relative difference at most
 // kDiffGrowth-fold and adds some roundings of its own. That is asked of all rows of a request
 // together and, kDiffOutlier times as much, of each element, by the worst of its inputs' elements.
-// Of an op that one of the traces does not show, what it reads stands for it, and it adds roundings
+// Where one of the traces does not show an op, the op's inputs stand for it, and it adds roundings
 // of its own; elements are not asked then. That is a screen: it names a suspect, and only a
 // judgement against the oracle tells which of the two is wrong.
 //

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "src/diff/diff.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
 double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
 
-// Of the operands of a linear op, where that contract rounds them; else 0.
+// The unit roundoff of a linear op's operands, where the contract rounds them; else 0.
 double roundoff_of_operands(RoundingContract contract) {
   if (contract == RoundingContract::tf32) return 0x1p-11;
   if (contract == RoundingContract::operands_bf16) return unit_roundoff(DType::bf16);
@@ -75,9 +76,7 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
 }
 
 void DiffNoise::widen(const Manifest& declared) {
-  const auto accumulator = declared.provenance.find("accumulator");
-  const bool tf32 = accumulator != declared.provenance.end() && accumulator->second == "tf32" &&
-                    declared.dtype == DType::f32;
+  const bool tf32 = run_facts_of(declared).accumulator == "tf32" && declared.dtype == DType::f32;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Point& point = *places_[i].point;
     if (!row_of(point.op).has_matrix) continue;

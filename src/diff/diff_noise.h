@@ -40,7 +40,7 @@ struct Distance {
 // relative() of two rows.
 double relative_of(std::span<const double> a, std::span<const double> b);
 
-// Of what two traces show of a place.
+// How far apart two traces are at a place.
 struct RelativeDifference {
   double all = 0;    // rms of the difference / rms of the first trace's, over a request's rows
   double worst = 0;  // the largest of an element, as worst_of; infinite where one is not known
@@ -50,8 +50,8 @@ struct RelativeDifference {
 // whichever is larger: 2 at most, and infinite where only one of the two is finite.
 double worst_of(std::span<const double> a, std::span<const double> b);
 
-// What rounding explains of the distance of two traces, place by place, from the distance of what
-// is read there. The screen of diff.h.
+// The distance of two traces that rounding explains, place by place, by the distance of the inputs
+// there. This is the screen of diff.h.
 class DiffNoise {
  public:
   // By place, in graph order: what it is, which places its op reads, and whether both traces show
@@ -61,14 +61,15 @@ class DiffNoise {
 
   // Linear ops that a trace declares to round their operands have the noise of that.
   void widen(const Manifest& declared);
-  // What explains a place: its inputs and, instead of one that is not shown, those of that one.
+  // The places whose distance explains that of a place: its inputs and, instead of one that is not
+  // shown, those of that one.
   const std::vector<size_t>& sources(size_t place) const { return sources_[place].places; }
   // Enters what was found at a place; the largest of a request is kept.
   void enter(size_t place, int32_t request, const RelativeDifference& found);
   // The largest of what the sources of a place have of the request; of any request where
   // `of_any`.
   RelativeDifference inherited(size_t place, int32_t request, bool of_any) const;
-  // What rounding may make of that; of an element, no limit is known where an op is not shown.
+  // The most that rounding makes of that; no limit of an element is known where an op is not shown.
   RelativeDifference limit(size_t place, const RelativeDifference& inherited) const;
   // Whether experts are chosen in between, which is not shown: of other experts, any distance is.
   bool hides_a_choice(size_t place) const { return sources_[place].choice; }

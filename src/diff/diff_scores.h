@@ -24,7 +24,7 @@ namespace lockstep {
 // then its multiple, so that d_j is 2 u |s_j|, and its probabilities, so that e is u.
 class ScoreRounding {
  public:
-  // Of what the two declare for attn.out, each in units of its own dtype: the sum of both.
+  // Takes what the two traces declare for attn.out, each in units of its own dtype, together.
   ScoreRounding(const Manifest& a, const Manifest& b);
   bool any() const { return scores_ > 0 || probabilities_ > 0; }
 
@@ -37,7 +37,7 @@ class ScoreRounding {
   // that it reads. Nothing is too far off where K or V of one of them was not written here.
   void add(int layer, int32_t request, std::span<const double> q, std::span<const double> out,
            int64_t dim, std::span<const uint64_t> tokens);
-  // Of all rows of the request since the last call; nothing where there were none.
+  // Returns the bound of all rows of the request since the last call; 0 where there were none.
   RelativeDifference take(int32_t request);
 
  private:

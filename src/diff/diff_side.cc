@@ -162,7 +162,7 @@ const DiffSide::Loaded& DiffSide::loaded(int pass) {
     fail(
         "pass {} of a trace, request {}, position {}: {}: the trace contradicts itself, write it "
         "anew",
-        finding.pass, finding.request, finding.position, finding.rule);
+        finding.node.pass, finding.node.request, finding.position, finding.rule);
   for (const KeptTensor& t : fresh.pass.tensors)
     if (const auto place = place_of(t)) fresh.tensors[*place].push_back(&t);
   return fresh;

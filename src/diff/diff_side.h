@@ -63,7 +63,7 @@ class DiffSide {
   // Whether the request is there and begins later: it found that row in its cache.
   bool begins_after(const Row& row) const;
   bool shows(size_t place) const { return shown_.contains(place); }  // in any pass
-  // What the pass shows of that row there. Of attn.kv: any row of what that request reads.
+  // The row as the pass shows it there; at attn.kv any row that the request reads.
   std::optional<ShownRow> find(int pass, size_t place, const Row& row, size_t hint);
 
   // Stands for all tokens of the request up to that position; 0: not known.

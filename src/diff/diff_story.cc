@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// What one has and the other has not, or has without numbers; "": nothing.
+// Says what only one of the two has, or has without numbers; "": nothing.
 std::string other_structure(const DiffResult& result) {
   if (!result.structure.empty()) return result.structure.front();
   std::string text;
@@ -28,7 +28,7 @@ std::string what_differs(const DiffNode& node) {
   return text + fmt::format(", where noise explains {:.3g}", node.limit);
 }
 
-// What no verdict rests on, as only one of the two shows it; "": nothing.
+// Says which rows no verdict rests on, as only one of the two shows them; "": none.
 std::string not_common(const DiffResult& result) {
   const int64_t alone = result.only_a + result.only_b - result.more_a - result.more_b;
   return alone > 0 ? fmt::format("; {} rows are in one trace only, and were not compared", alone)
@@ -41,14 +41,15 @@ void tell(DiffResult& result, const std::string& broken) {
   const auto& bits = result.first_bits;
   const auto& kind = result.first_kind;
   const auto where = [](const DiffNode& n) {
-    return fmt::format("{}, request {}, position {}", text_of(n.place), n.request, n.position);
+    return fmt::format("{}, request {}, position {}", text_of(n.id.place), n.id.request,
+                       n.position);
   };
   const std::string structure = other_structure(result);
   if (result.rows == 0) {
-    result.verdict = "inconclusive";
+    result.verdict = DiffVerdict::inconclusive;
     result.story = "Nothing was compared: the two traces have no row of the selection in common";
   } else if (kind) {
-    result.verdict = "different";
+    result.verdict = DiffVerdict::different;
     const bool certain = result.unmeasured_before == 0;
     result.story =
         fmt::format("{}: {}: {}; bits differ first at {}",
@@ -60,25 +61,35 @@ void tell(DiffResult& result, const std::string& broken) {
           "keep them with --keep full",
           result.unmeasured_before);
   } else if (!broken.empty()) {
-    result.verdict = "inconclusive";
+    result.verdict = DiffVerdict::inconclusive;
     result.story =
         fmt::format("Nothing differs by more than noise in {} rows, but {}", result.rows, broken);
   } else if (!structure.empty()) {
-    result.verdict = "different";
+    result.verdict = DiffVerdict::different;
     result.story = structure;
     if (bits) result.story += fmt::format("; bits differ first at {}", where(*bits));
   } else if (bits) {
-    result.verdict = "noise";
+    result.verdict = DiffVerdict::noise;
     result.story = fmt::format(
         "{} of {} rows have other bits, first at {}; no difference is larger than rounding noise "
         "explains, which a judgement with --model can confirm",
         result.rows - result.equal, result.rows, where(*bits));
   } else {
-    result.verdict = "identical";
+    result.verdict = DiffVerdict::identical;
     result.story = fmt::format("All {} rows{} have the same bits", result.rows,
                                not_common(result).empty() ? "" : " that both have");
   }
   if (result.rows > 0) result.story += not_common(result);
+}
+
+const char* name_of(DiffVerdict verdict) {
+  static constexpr const char* kNames[] = {"identical", "noise", "different", "inconclusive"};
+  return kNames[static_cast<size_t>(verdict)];
+}
+
+int exit_status(const DiffResult& result) {
+  if (result.verdict == DiffVerdict::inconclusive) return 2;
+  return result.verdict == DiffVerdict::different ? 1 : 0;
 }
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// What was found so far of one place, pass and request of two traces.
+// The differences that were found so far at one place, pass and request of two traces.
 struct DiffSums {
   DiffNode node;
   Distance distance;

@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// What a request's tensor at a place stems from, within a pass, and through what attention reads of
-// earlier ones.
+// Leads a request's tensor at a place back to the finding that it stems from, within a pass, and
+// through what attention reads of earlier ones.
 class Ancestry {
  public:
   struct Origin {
@@ -24,9 +24,9 @@ class Ancestry {
   const std::vector<Place>& inputs(size_t place) const { return inputs_[place]; }
 
   void begin_pass() { origins_.clear(); }
-  // Of what the op at that place reads for the request.
+  // The origin of the inputs that the op at that place reads for the request.
   Origin of_inputs(size_t place, int32_t request) const;
-  // Of what the op made.
+  // Keeps the origin of the op's result.
   void set(size_t place, int32_t request, const Origin& origin);
   Origin of(size_t place, int32_t request) const;
 

@@ -28,13 +28,13 @@ bool gains_vary(const TensorView& before, const TensorView& after) {
 
 }  // namespace
 
-void RunFacts::add(const Pass& pass) {
+void RunCoverage::add(const Pass& pass) {
   add_rows(pass.info);
   add_pages(pass.info);
   add_tensors(pass);
 }
 
-void RunFacts::add_rows(const PassInfo& pass) {
+void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
   asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
@@ -53,7 +53,7 @@ void RunFacts::add_rows(const PassInfo& pass) {
   most_requests_ = std::max(most_requests_, queries.size());
 }
 
-void RunFacts::add_pages(const PassInfo& pass) {
+void RunCoverage::add_pages(const PassInfo& pass) {
   for (const Inherited& inherited : pass.inherited) {
     shared_ = true;
     parted_ = parted_ || (page_size_ > 0 && std::ssize(inherited.tokens) % page_size_ != 0);
@@ -73,7 +73,7 @@ void RunFacts::add_pages(const PassInfo& pass) {
   }
 }
 
-void RunFacts::add_tensors(const Pass& pass) {
+void RunCoverage::add_tensors(const Pass& pass) {
   for (const KeptTensor& tensor : pass.tensors) {
     if (tensor.shape.rank() != 3) continue;
     if (*tensor.point == point("attn.q_rope")) heads_ = tensor.shape[1];
@@ -87,13 +87,13 @@ void RunFacts::add_tensors(const Pass& pass) {
   }
 }
 
-int32_t RunFacts::longest() const {
+int32_t RunCoverage::longest() const {
   int32_t longest = 0;
   for (const auto& [request, length] : lengths_) longest = std::max(longest, length);
   return longest;
 }
 
-std::vector<std::string> RunFacts::blind_in_positions() const {
+std::vector<std::string> RunCoverage::blind_in_positions() const {
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {
     if (is_blind) blind.push_back(std::move(text));
@@ -114,7 +114,7 @@ std::vector<std::string> RunFacts::blind_in_positions() const {
   return blind;
 }
 
-std::vector<std::string> RunFacts::blind_in_pages() const {
+std::vector<std::string> RunCoverage::blind_in_pages() const {
   if (!slots_known_) return {};
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {
@@ -133,7 +133,7 @@ std::vector<std::string> RunFacts::blind_in_pages() const {
   return blind;
 }
 
-std::vector<std::string> RunFacts::blind_in_batches() const {
+std::vector<std::string> RunCoverage::blind_in_batches() const {
   std::set<int32_t> different;
   for (const auto& [request, length] : lengths_) different.insert(length);
   if (most_requests_ < 2) return {"one request's data used for another (no pass has two requests)"};
@@ -141,7 +141,7 @@ std::vector<std::string> RunFacts::blind_in_batches() const {
   return {};
 }
 
-std::vector<std::string> RunFacts::blind_to() const {
+std::vector<std::string> RunCoverage::blind_to() const {
   std::vector<std::string> blind = blind_in_positions();
   for (const auto& more : {blind_in_pages(), blind_in_batches()})
     blind.insert(blind.end(), more.begin(), more.end());

@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-// What of a run decides which bugs could have shown in it.
-class RunFacts {
+// Knows what a run exercised, and so which bugs could not have shown in it.
+class RunCoverage {
  public:
   // Keys of a page, and keys that a query of the narrowest layer sees; 0: not known, or no window.
-  RunFacts(int64_t page_size, int64_t window) : page_size_(page_size), window_(window) {}
+  RunCoverage(int64_t page_size, int64_t window) : page_size_(page_size), window_(window) {}
 
   // The passes of the run in their order.
   void add(const Pass& pass);

@@ -86,7 +86,8 @@ class Filler {
       tie_squares += exact_.tie_squares[i];
       chance += std::sqrt(exact_.tie_squares[i]) / spacing;
     }
-    // What is rounded last is what the kernel has by then, which may lie in the next binade.
+    // The last rounding is of the number that the kernel has by then, which may lie in the next
+    // binade.
     const double out = ulp(std::fabs(exact_.want[i]) + inner.limit + ties, dtype_) / 2;
     budget_.limit.push_back(out + inner.limit + ties);
     budget_.variance.push_back(of_table ? std::numeric_limits<double>::infinity()

@@ -18,7 +18,8 @@ struct Elements {
   size_t count = std::dynamic_extent;  // all that follow
 };
 
-// What one correct evaluation may differ from Exact::want, per element, in the unit of the tensor.
+// The most that one correct evaluation differs from Exact::want, per element, in the unit of the
+// tensor.
 // Limit and variance are above zero wherever the exact result is finite.
 struct Budget {
   std::vector<double> limit;  // B: no correct kernel is further away

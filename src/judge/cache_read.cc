@@ -59,7 +59,7 @@ std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHist
   return written_by(of->writer, layer) + (other ? of->of_v ? " as V" : " as K" : "");
 }
 
-// What was read there instead, and who wrote it.
+// Says what was read there instead, and who wrote it.
 std::string provenance(const WrongKv& wrong, const Row& row, int layer, const KvHistory& history) {
   const std::string reads =
       fmt::format("position {} of request {} reads ", row.position, row.request);
@@ -144,7 +144,7 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
     Finding& finding = outcome.finding;
     outcome.verdict = Verdict::introduced;
     outcome.position = finding.position = row.position;
-    finding.statistic = "T0";
+    finding.statistic = StatisticKind::bits;
     finding.value = static_cast<double>(found.wrong.size());
     finding.budgets = std::numeric_limits<double>::infinity();
     finding.rule = fmt::format("{} ({})", provenance(first, row, layer, history),

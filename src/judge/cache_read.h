@@ -29,8 +29,8 @@ class CacheRead {
 // Whether every position of attn.kv ([length, 2, kv_heads, head_dim]) is what was written there: by
 // the hashes of its rows, bit for bit. The finding's rule says whether K, V or both are wrong and
 // whose were read instead; its element is the one of the first wrong position that is furthest off.
-// What was read is known where the tensor was kept or its hash is one of rows that were written;
-// else nobody can say whether K or V is wrong, and the finding has no element.
+// The rows that were read are known where the tensor was kept or its hash is one of rows that were
+// written; else nobody can say whether K or V is wrong, and the finding has no element.
 NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& history);
 
 }  // namespace lockstep

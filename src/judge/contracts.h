@@ -65,14 +65,14 @@ class Contracts {
       : declared_(declared) {}
 
   bool is_declared(const Point& point) const { return declared_.contains(std::string(point.name)); }
-  // What a node of the place is to be judged under. One where it is declared.
+  // The contracts that a node of the place is to be judged under. One where it is declared.
   std::vector<RoundingContract> candidates(const Place& place, const ContractTraits& traits) const;
 
   // Whether the candidate of that number is only to be tried at nodes of the place that fit no
   // other: once it failed in most layers, three at least, while another had failed at no node. Not
   // where it has fitted every node of the place so far.
   bool is_out(const Place& place, size_t candidate) const;
-  // What came out for a node under each of its candidates; one that was not tried says so.
+  // Enters the outcomes of a node under each of its candidates; one that was not tried says so.
   void add(const Place& place, std::span<const RoundingContract> candidates,
            std::span<const NodeOutcome> outcomes);
   // All nodes of the place together are a finding under the candidate of that number.
@@ -82,7 +82,7 @@ class Contracts {
 
   // Number of the candidate whose outcome counts for the nodes of the place.
   size_t chosen(const Place& place) const;
-  // What most of the point is judged under.
+  // The contract that most of the point is judged under.
   RoundingContract of(const Point& point) const;
   // The points that were tried, with what they were found to be, in the order of the table.
   std::vector<std::pair<const Point*, RoundingContract>> found() const;

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 constexpr double kGone = -std::numeric_limits<double>::infinity();
-// Of the whole; the sums of two programs differ by some 1e-16 a token.
+// A share of the whole; the sums of two programs differ by some 1e-16 a token.
 constexpr double kBorder = 1e-9;
 
 // One of the two products of a round: its low and its high word.
@@ -43,7 +43,7 @@ void penalise(std::vector<double>& scores, double penalty, std::span<const int32
   }
 }
 
-// What is below the k-th largest goes; its equals stay.
+// Drops scores below the k-th largest; its equals stay.
 void keep_largest(std::vector<double>& scores, int64_t k) {
   if (k <= 0 || k >= std::ssize(scores)) return;
   std::vector<double> sorted = scores;

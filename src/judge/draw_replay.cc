@@ -70,10 +70,8 @@ DrawReplay::Outcome DrawReplay::outcome(const std::vector<RequestInfo>& requests
       ++outcome.replayed;
       if (std::ranges::count(possible, info.tokens[i]) > 0) continue;
       outcome.findings.push_back(
-          {.request = info.id,
+          {.node = {.place = {&point("token"), -1}, .pass = choice.pass, .request = info.id},
            .position = position,
-           .pass = choice.pass,
-           .place = {&point("token"), -1},
            .verdict = Verdict::structural,
            .rule =
                fmt::format("token {} was drawn, but the request's seed and these logits draw {}",

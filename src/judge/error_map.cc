@@ -7,8 +7,8 @@ namespace {
 
 bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
-// What one index of each axis of a row is: the names in the table of points, where those that are
-// features of a token all are channels.
+// The name of one index of each axis of a row: those in the table of points, where all axes that
+// are features of a token are channels.
 std::vector<std::string> names_of(const Point& point) {
   std::vector<std::string> names;
   for (size_t at = point.shape.find(", "); at != point.shape.npos;) {
@@ -72,9 +72,9 @@ void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
 }
 
 bool ErrorMap::has(const Finding& finding) const {
-  const auto errors = errors_.find({order_of(*finding.place.point), finding.place.layer});
+  const auto errors = errors_.find({order_of(*finding.node.place.point), finding.node.place.layer});
   if (errors == errors_.end()) return false;
-  const auto node = errors->second.nodes.find({finding.pass, finding.request});
+  const auto node = errors->second.nodes.find({finding.node.pass, finding.node.request});
   return node != errors->second.nodes.end() && !node->second.wrong.empty();
 }
 
@@ -163,7 +163,7 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
   const Errors& errors = found->second;
   WrongElements all{.axes = axes_of(*place.point, errors.whole_rows ? Shape{} : errors.row_shape),
                     .page_size = page_size_};
-  // Whose rows are one expert's each.
+  // Such rows are one expert's each.
   const bool by_choice = !all.axes.empty() && all.axes[0].name == "choice";
   if (by_choice) all.axes.erase(all.axes.begin());
   for (size_t p = 0; p < std::min(passes_.size(), errors.passes); ++p) {

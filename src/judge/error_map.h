@@ -62,7 +62,7 @@ class ErrorMap {
 
   std::vector<PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node,
                                  const Place& place) const;
-  // Of a place with a row for each choice of a token: these as rows of their own.
+  // Makes rows of their own of the choices, at a place with a row for each choice of a token.
   static void split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
                             std::vector<PlacedRow>& rows, std::vector<WrongRow>& wrong);
   std::vector<Axis> axes_of(const Point& point, const Shape& row_shape) const;

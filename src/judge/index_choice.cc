@@ -48,7 +48,7 @@ void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool 
   finding.budgets = std::numeric_limits<double>::infinity();
   finding.rule = one ? "the token is not the largest logit"
                      : "the experts chosen are not those of the largest logits";
-  finding.statistic = "T0";
+  finding.statistic = StatisticKind::bits;
   finding.value = 1;
 }
 

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -15,23 +14,12 @@
 namespace lockstep {
 namespace {
 
-// A whole number that the trace says of its run; 0 when it says none.
-int64_t number_of(const Manifest& manifest, const char* name) {
-  const auto found = manifest.provenance.find(name);
-  int64_t number = 0;
-  if (found == manifest.provenance.end()) return 0;
-  const std::string& text = found->second;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return std::max<int64_t>(number, 0);
-}
-
 // Where each point rounds: as the trace declares or was asked for, and as its accumulator says.
 std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
+                                                     const RunFacts& facts,
                                                      const JudgeOptions& options) {
   auto contracts = options.contracts.value_or(manifest.contracts);
-  const auto found = manifest.provenance.find("accumulator");
-  std::string accumulator = found == manifest.provenance.end() ? "" : found->second;
-  if (options.accumulator) accumulator = *options.accumulator;
+  const std::string accumulator = options.accumulator.value_or(facts.accumulator);
   check(accumulator.empty() || accumulator == "fp32" || accumulator == "tf32",
         "'{}' is no accumulator of linear ops: use fp32 or tf32", accumulator);
   for (const Point& p : kPoints) {
@@ -46,8 +34,8 @@ double root_mean(double sum, int64_t count) {
   return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
-// Of a model, what a pass is compared with: that of which the pass has numbers. Caches are compared
-// with the rows that were written to them.
+// Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
+// it. Caches are compared with the rows that were written to them.
 Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection,
              const ReferenceCheck* check_of) {
   Pass pass;
@@ -70,10 +58,8 @@ Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& sel
 
 // A node whose tensor is missing, should its point turn out to be recorded elsewhere.
 Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place& place) {
-  return {.request = node.request,
+  return {.node = {.place = place, .pass = outcome.pass, .request = node.request},
           .position = node.rows.front().position,
-          .pass = outcome.pass,
-          .place = place,
           .verdict = Verdict::structural,
           .rule = kMissingTensor};
 }
@@ -102,14 +88,15 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       exact(exact_),
       rounded(rounded_),
       options(std::move(options_)),
+      facts(run_facts_of(manifest_)),
       op_judge(oracle_, manifest_.graph,
                {.dtype = manifest_.dtype,
-                .page_size = number_of(manifest_, "page_size"),
+                .page_size = facts.page_size,
                 .limit_scale = options.limit_scale,
                 .threads = options.threads,
                 // Also the inputs of one op, kept before it ran.
-                .partial = !manifest_.selection.empty() || manifest_.provenance.contains("before"),
-                .contracts = contracts_of(manifest_, options),
+                .partial = !manifest_.selection.empty() || facts.one_op,
+                .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),
       ledger(manifest_.graph),
       ancestry(manifest_.graph, ledger.places()),
@@ -117,8 +104,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       logits(manifest_.dtype),
       routing(manifest_.dtype),
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
-      facts(number_of(manifest_, "page_size"), number_of(manifest_, "sliding_window")),
-      error_map(number_of(manifest_, "page_size")) {
+      coverage(facts.page_size, facts.sliding_window),
+      error_map(facts.page_size) {
   const Graph wanted = restricted(oracle.graph(), [&](const Place& place) {
     return !place.point->optional || manifest.graph.has(place);
   });
@@ -135,8 +122,7 @@ void Judge::State::look_for_strays(const Pass& pass) {
   for (const KeptTensor& tensor : pass.tensors) {
     const Place place{tensor.point, tensor.layer};
     if (manifest.graph.has(place)) continue;
-    ledger.stray({.pass = pass.info.pass,
-                  .place = place,
+    ledger.stray({.node = {.place = place, .pass = pass.info.pass},
                   .verdict = Verdict::structural,
                   .rule = "the model has no such place"});
   }
@@ -252,11 +238,12 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
   return found;
 }
 
-std::vector<Flag> Judge::State::settle(Judged& judged) {
+std::vector<NodeId> Judge::State::settle(Judged& judged) {
   ancestry.begin_pass();
-  std::vector<Flag> flags;
+  std::vector<NodeId> flags;
   for (Pending& pending : judged.pending)
-    if (settle(pending, judged)) flags.push_back({ledger.places()[pending.place], pending.request});
+    if (settle(pending, judged))
+      flags.push_back({ledger.places()[pending.place], judged.pass, pending.request});
   const auto index = static_cast<size_t>(index_of({&point("logits"), -1}));
   for (const NodeRows& node : judged.with_logits)
     if (const int source = ancestry.of(index, node.request).finding; source >= 0)
@@ -265,27 +252,26 @@ std::vector<Flag> Judge::State::settle(Judged& judged) {
 }
 
 // Before it is known which contract counts: what is a finding under all that were tried.
-std::vector<Flag> flagged_by_all(const std::vector<Pending>& pending,
-                                 const std::vector<Place>& places) {
-  std::vector<Flag> flags;
-  for (const Pending& node : pending)
+std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place>& places) {
+  std::vector<NodeId> flags;
+  for (const Pending& node : judged.pending)
     if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
           return is_finding(o) && !o.passes_on;
         }))
-      flags.push_back({places[node.place], node.request});
+      flags.push_back({places[node.place], judged.pass, node.request});
   return flags;
 }
 
-std::vector<Flag> Judge::State::judge(const Pass& pass) {
+std::vector<NodeId> Judge::State::judge(const Pass& pass) {
   const SeenPass seen(pass, options.selection);
-  facts.add(pass);
+  coverage.add(pass);
   flow.begin(pass);
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
   history.begin(pass.info);
   look_for_strays(pass);
   for (Finding& finding : top_logits_findings(pass))
-    if (options.selection.has(*finding.place.point, -1) &&
-        options.selection.has(Row{finding.request, finding.position}))
+    if (options.selection.has(*finding.node.place.point, -1) &&
+        options.selection.has(Row{finding.node.request, finding.position}))
       wrong_top_logits.push_back(std::move(finding));
   run_models(seen);
   remember_cache(seen);
@@ -300,7 +286,7 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   logits.add(pass.info.pass, logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
   // Once a point has been tried under several contracts, passes wait until one is chosen.
   if (!undeclared) return settle(judged);
-  std::vector<Flag> flags = flagged_by_all(judged.pending, ledger.places());
+  std::vector<NodeId> flags = flagged_by_all(judged, ledger.places());
   waiting.push_back(std::move(judged));
   return flags;
 }
@@ -310,7 +296,7 @@ Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
     : state_(std::make_unique<State>(manifest, oracle, exact, rounded, std::move(options))) {}
 Judge::~Judge() = default;
 
-std::vector<Flag> Judge::judge(const Pass& pass) { return state_->judge(pass); }
+std::vector<NodeId> Judge::judge(const Pass& pass) { return state_->judge(pass); }
 
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
   return state_->finish(requests, complete);

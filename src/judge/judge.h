@@ -40,7 +40,7 @@ class Judge {
 
   // The passes of a run in their order. Returns the places of this pass that were not clean, so
   // that a writer can keep their tensors and those of their producers.
-  std::vector<Flag> judge(const Pass& pass);
+  std::vector<NodeId> judge(const Pass& pass);
 
   // After the last pass. `complete` false: the trace is known to lack passes.
   Result finish(const std::vector<RequestInfo>& requests, bool complete);

@@ -26,22 +26,21 @@ void Judge::State::judge_choices() {
       unexplained = statistic.slice;
       return;
     }
-    ledger.regrade(index_of({&point("token"), -1}), doubt.pass, doubt.row.request,
-                   {.request = doubt.row.request,
-                    .position = doubt.row.position,
-                    .pass = doubt.pass,
-                    .place = {&point("token"), -1},
-                    .verdict = Verdict::introduced,
-                    .statistic = statistic.name,
-                    .value = statistic.value,
-                    .limit = statistic.limit * scale,
-                    .budgets = statistic.strain(),
-                    .rule = "no op is over its budget, but " + statistic.slice});
+    ledger.regrade(
+        index_of({&point("token"), -1}), doubt.pass, doubt.row.request,
+        {.node = {.place = {&point("token"), -1}, .pass = doubt.pass, .request = doubt.row.request},
+         .position = doubt.row.position,
+         .verdict = Verdict::introduced,
+         .statistic = statistic.kind,
+         .value = statistic.value,
+         .limit = statistic.limit * scale,
+         .budgets = statistic.strain(),
+         .rule = "no op is over its budget, but " + statistic.slice});
     return;
   }
 }
 
-// What no single node shows: the nodes of a place together.
+// Judges the nodes of a place together, for what no single node shows.
 void Judge::State::judge_pool(size_t index) {
   const Place& place = ledger.places()[index];
   const double scale = options.limit_scale;
@@ -56,7 +55,7 @@ void Judge::State::judge_pool(size_t index) {
     if (statistic.passes(scale)) continue;
     ledger.regrade_all(static_cast<int>(index),
                        {.verdict = Verdict::introduced,
-                        .statistic = statistic.name,
+                        .statistic = statistic.kind,
                         .value = statistic.value,
                         .limit = statistic.limit * scale,
                         .budgets = statistic.value / statistic.limit,
@@ -73,8 +72,8 @@ void Judge::State::judge_pool(size_t index) {
                     sum.offset > 0 ? "large" : "small"));
 }
 
-// And of all places of a point that are judged under one contract, whatever the layer. What none of
-// them shows alone all of them do, so the first is named.
+// Judges all places of a point together that are under one contract, whatever the layer. None of
+// them shows alone what all of them do, so the first is named.
 void Judge::State::judge_point(const Point& point) {
   if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
   const double scale = options.limit_scale;
@@ -98,7 +97,7 @@ void Judge::State::judge_point(const Point& point) {
       if (statistic.passes(scale)) continue;
       ledger.regrade_all(static_cast<int>(sum.second),
                          {.verdict = Verdict::introduced,
-                          .statistic = statistic.name,
+                          .statistic = statistic.kind,
                           .value = statistic.value,
                           .limit = statistic.limit * scale,
                           .budgets = statistic.value / statistic.limit,
@@ -112,7 +111,7 @@ void Judge::State::judge_contracts() {
   for (const auto& [place, sentence] : op_judge.contracts().inconsistent_layers())
     ledger.regrade_all(
         index_of(place),
-        {.verdict = Verdict::introduced, .statistic = kContractStatistic, .rule = sentence});
+        {.verdict = Verdict::introduced, .statistic = StatisticKind::contract, .rule = sentence});
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const OtherContracts tried = op_judge.other_contracts(ledger.places()[i]);
     const auto fits = [&](const OtherContract& other) { return other.fits == tried.tried; };
@@ -139,20 +138,21 @@ void Judge::State::find_shapes(Result& result) const {
   std::vector<std::pair<Place, std::optional<ShapeRule>>> known;
   for (Finding& finding : result.findings) {
     if (!error_map.has(finding)) continue;
-    const auto same = [&](const auto& entry) { return entry.first == finding.place; };
+    const auto same = [&](const auto& entry) { return entry.first == finding.node.place; };
     auto at = std::ranges::find_if(known, same);
-    if (at == known.end()) at = known.insert(at, {finding.place, error_map.rule_of(finding.place)});
+    if (at == known.end())
+      at = known.insert(at, {finding.node.place, error_map.rule_of(finding.node.place)});
     finding.shape = at->second;
   }
   if (result.first) result.first = result.findings.front();
 }
 
-// What the verdict is about, and what it takes for granted.
+// Collects what the verdict is about, and what it takes for granted.
 Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   Scope scope{.layers = manifest.graph.layers(),
               .selection = options.selection.text(),
-              .positions = facts.longest(),
-              .requests = facts.requests(),
+              .positions = coverage.longest(),
+              .requests = coverage.requests(),
               .references_checked = reference_check.checked()};
   for (const auto& [point, contract] : op_judge.contracts().found()) {
     scope.contracts[std::string(point->name)] = name_of(contract);
@@ -173,7 +173,7 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   if (drawn.replayed < drawn.drawn)
     scope.given.push_back(fmt::format("the draws of {} of {} sampled tokens",
                                       drawn.drawn - drawn.replayed, drawn.drawn));
-  if (facts.inherits())
+  if (coverage.inherits())
     scope.given.push_back("which cached tokens a request begins with, as the trace names them");
   return scope;
 }
@@ -207,15 +207,16 @@ void Judge::State::note_facts(bool complete) {
 
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
   const auto regrade = [&](const Finding& finding) {
-    ledger.regrade(index_of(finding.place), finding.pass, finding.request, finding);
+    ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request, finding);
   };
   op_judge.decide_contracts(ledger.places());
   for (Judged& judged : waiting) settle(judged);
   for (const Finding& finding : unrecorded)
-    if (op_judge.has_seen(*finding.place.point)) regrade(finding);
+    if (op_judge.has_seen(*finding.node.place.point)) regrade(finding);
   for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
   for (const Finding& finding : wrong_top_logits)
-    if (!ledger.regrade(index_of(finding.place), finding.pass, finding.request, finding))
+    if (!ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request,
+                        finding))
       ledger.stray(finding);  // of a row that the pass should not have
   const DrawReplay::Outcome drawn = draws.outcome(requests);
   for (const Finding& finding : drawn.findings) regrade(finding);
@@ -237,12 +238,12 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.provenance = manifest.provenance;
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
-  result.blind = facts.blind_to();
+  result.blind = coverage.blind_to();
   const double largest = result.scope.largest;
   result.scope = scope_of(drawn);
   result.scope.largest = largest;
   const std::string undecided =
-      facts.asks_for_logits() || !options.selection.has(point("logits"), -1)
+      coverage.asks_for_logits() || !options.selection.has(point("logits"), -1)
           ? flow.undecided(requests)
           : "no pass asks for logits, so that nothing that chooses a "
             "token was judged";
@@ -251,7 +252,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                 .unexplained = unexplained,
                 .undecided = complete ? undecided : std::string(),
                 .suspicion = reference_check.suspicion()});
-  if (options.learn && result.verdict == "clean")
+  if (options.learn && result.verdict == RunVerdict::clean)
     for (const auto& [op, reached] : op_judge.reached())
       options.learn->learn(op, manifest.dtype, reached);
   return result;

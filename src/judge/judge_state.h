@@ -1,4 +1,4 @@
-// What a Judge keeps from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
+// The state of a Judge from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
 #pragma once
 
 #include <map>
@@ -16,6 +16,7 @@
 #include "src/judge/reference_check.h"
 #include "src/judge/routing.h"
 #include "src/judge/token_flow.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 
@@ -31,7 +32,7 @@ struct Pending {
   NodeOutcomes outcomes;  // one a contract that was tried; none: it was not selected
 };
 
-// What is known of a pass, to be entered when the contracts are.
+// The outcomes of a pass, to be entered when the contracts are known.
 struct Judged {
   int32_t pass = 0;
   size_t errors = 0;  // its number in the error map
@@ -43,7 +44,7 @@ struct Judge::State {
   State(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
         JudgeOptions options);
 
-  std::vector<Flag> judge(const Pass& pass);
+  std::vector<NodeId> judge(const Pass& pass);
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
 
   void look_for_strays(const Pass& pass);
@@ -51,7 +52,7 @@ struct Judge::State {
   void remember_cache(const SeenPass& seen);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
   // Enters a pass whose contracts are known, and returns what of it is a finding.
-  std::vector<Flag> settle(Judged& judged);
+  std::vector<NodeId> settle(Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
   void judge_pool(size_t index);
@@ -71,6 +72,7 @@ struct Judge::State {
   ReferenceModel* exact;
   ReferenceModel* rounded;
   JudgeOptions options;
+  RunFacts facts;
   OpJudge op_judge;
   Ledger ledger;
   Ancestry ancestry;
@@ -80,7 +82,7 @@ struct Judge::State {
   LogitsComparison logits;
   RoutingComparison routing;
   ReferenceCheck reference_check;
-  RunFacts facts;
+  RunCoverage coverage;
   ErrorMap error_map;
   Pass exact_pass, rounded_pass;
   bool undeclared = false;                // a point was tried under several contracts

@@ -33,7 +33,7 @@ class KvHistory {
     int64_t slot = -1;
   };
 
-  // Whose K or V some bytes are.
+  // The writer of some bytes, and which of K and V they are.
   struct HalfOf {
     Writer writer;
     bool of_v = false;
@@ -63,7 +63,7 @@ class KvHistory {
   // Bytes of K or V by hash; empty when they are not kept.
   std::span<const char> k(uint64_t hash) const;
   std::span<const char> v(uint64_t hash) const;
-  // What was written last for the tokens up to there; 0 when nothing was.
+  // The hash of what was written last for the tokens up to there; 0 when nothing was.
   uint64_t latest(int layer, const Row& row) const;
 
  private:

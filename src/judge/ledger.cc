@@ -19,8 +19,8 @@ double rms(double sum, int64_t count) {
 
 // Whether a finding stays one however wide the limits are.
 bool absolute(const Finding& finding) {
-  return finding.verdict != Verdict::introduced || finding.statistic.empty() ||
-         finding.statistic == "T0";
+  return finding.verdict != Verdict::introduced || !finding.statistic ||
+         finding.statistic == StatisticKind::bits;
 }
 
 // How much worse than the same model in the run's dtype the three-way rule allows an engine to be.
@@ -97,9 +97,9 @@ int Ledger::enter(NodeOutcome outcome) {
 
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
   finding.verdict = outcome.verdict;
-  finding.place = named(outcome.place);
-  finding.pass = outcome.pass;
-  finding.request = outcome.request;
+  finding.node.place = named(outcome.place);
+  finding.node.pass = outcome.pass;
+  finding.node.request = outcome.request;
   if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
   return static_cast<int>(findings_.size()) - 1;
 }
@@ -152,26 +152,27 @@ bool Ledger::regrade_all(int place, Finding finding) {
     if (!first) first = &entry;
   }
   if (!first) return false;
-  finding.place = named(place);
-  finding.pass = first->pass;
-  finding.request = first->request;
+  finding.node.place = named(place);
+  finding.node.pass = first->pass;
+  finding.node.request = first->request;
   finding.position = first->position;
   regrade(*first, finding);
   return true;
 }
 
 bool Ledger::any_finding_at(const Point& point) const {
-  return std::ranges::any_of(findings_, [&](const Finding& f) { return *f.place.point == point; });
+  return std::ranges::any_of(findings_,
+                             [&](const Finding& f) { return *f.node.place.point == point; });
 }
 
 void Ledger::explain(int place, const std::string& words) {
   for (Finding& finding : findings_)
-    if (finding.place == places_[static_cast<size_t>(place)])
+    if (finding.node.place == places_[static_cast<size_t>(place)])
       finding.rule += (finding.rule.empty() ? "" : "; ") + words;
 }
 
 const Place& Ledger::place_of_finding(int number) const {
-  return findings_[static_cast<size_t>(number)].place;
+  return findings_[static_cast<size_t>(number)].node.place;
 }
 
 std::string Ledger::main_reason() const {
@@ -194,10 +195,10 @@ Result Ledger::result() const {
     if (count > 0)
       result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
   result.findings = findings_;
-  // What is wrong by number comes before what is only of another contract than its like.
+  // Wrong numbers come before places that are only of another contract than their like.
   const auto order = [this](const Finding& f) {
-    const auto place = std::ranges::find(places_, f.place) - places_.begin();
-    return std::tuple(f.statistic == kContractStatistic, f.pass, place, f.request);
+    const auto place = std::ranges::find(places_, f.node.place) - places_.begin();
+    return std::tuple(f.statistic == StatisticKind::contract, f.node.pass, place, f.node.request);
   };
   std::ranges::stable_sort(result.findings, {}, order);
   if (!result.findings.empty()) result.first = result.findings.front();

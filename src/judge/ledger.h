@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// What came out for one node.
+// The outcome of one node.
 struct NodeOutcome {
   int place = 0;  // index into graph.places()
   int32_t pass = 0;
@@ -38,9 +38,9 @@ struct NodeOutcome {
 };
 // Whether it is a difference to report.
 bool is_finding(const NodeOutcome& outcome);
-// Of a node that could not be judged.
+// The outcome of a node that could not be judged.
 NodeOutcome inconclusive(std::string reason);
-// Of a node whose tensor is not as the model has it. position: of its first row.
+// The outcome of a node whose tensor is not as the model has it. position: of its first row.
 NodeOutcome structural(std::string rule, int32_t position);
 
 // Keeps what came out of every node and makes the Result of it.
@@ -82,7 +82,7 @@ class Ledger {
     int32_t position;
     int64_t* reason;  // how many nodes have that of this one; null: it has none
   };
-  // What a finding of the place names.
+  // The place that a finding of this one names.
   const Place& named(int place) const;
   void regrade(Entry& entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);

@@ -28,6 +28,10 @@ struct Field {
 constexpr std::array kFields = {Field{"T1_inner", &OpLimits::inner}, Field{"T2_T4", &OpLimits::rms},
                                 Field{"T3", &OpLimits::share}, Field{"T5_gain", &OpLimits::gain}};
 
+bool is_rms(StatisticKind kind) {
+  return kind == StatisticKind::rms_error || kind == StatisticKind::worst_slice;
+}
+
 double number_from(const Json& limits, const char* name, const std::string& path) {
   const auto found = limits.find(name);
   if (found != limits.end() && found->is_null()) return kUnlimited;
@@ -44,8 +48,7 @@ double number_from(const Json& limits, const char* name, const std::string& path
 Reached reached_by(const Measure& measure) {
   Reached reached{.inner = measure.inner};
   for (const Statistic& statistic : measure.statistics) {
-    const std::string name = statistic.name;
-    if (name == "T2" || name == "T4") reached.rms = std::max(reached.rms, statistic.value);
+    if (is_rms(statistic.kind)) reached.rms = std::max(reached.rms, statistic.value);
   }
   return reached;
 }
@@ -136,7 +139,7 @@ void tighten(Budget& budget, std::span<const double> want, DType dtype, const Op
   for (double& chance : budget.misround) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
-    // What is no rounding is left as it is.
+    // The last rounding and underflow are no inner error, and stay as they are.
     const double underflow = budget.underflow.empty() ? 0 : budget.underflow[i];
     const double kept = ulp(want[i], dtype) / 2 + underflow;
     budget.limit[i] = kept + limits.inner * (budget.limit[i] - kept);
@@ -145,8 +148,7 @@ void tighten(Budget& budget, std::span<const double> want, DType dtype, const Op
 
 void tighten(std::vector<Statistic>& statistics, const OpLimits& limits) {
   for (Statistic& statistic : statistics) {
-    const std::string name = statistic.name;
-    if (name == "T2" || name == "T4") statistic.limit = std::min(statistic.limit, limits.rms);
+    if (is_rms(statistic.kind)) statistic.limit = std::min(statistic.limit, limits.rms);
   }
 }
 

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// What the limits of one op in one dtype are lowered to. The defaults change nothing.
+// The values that the limits of one op in one dtype are lowered to. The defaults change nothing.
 struct OpLimits {
   double inner = 1;  // T1: the share of B beyond the rounding of the store, which itself stays
   double rms = std::numeric_limits<double>::infinity();   // T2, T4
@@ -20,7 +20,7 @@ struct OpLimits {
   bool operator==(const OpLimits&) const = default;
 };
 
-// What the nodes of clean runs reached, in the same units.
+// The largest values that the nodes of clean runs reached, in the same units.
 struct Reached {
   double inner = 0, rms = 0, share = 0, gain = 0;
   void add(const Reached& other);  // the larger of each

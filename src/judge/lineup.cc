@@ -105,7 +105,8 @@ TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& 
   return {joined.data(), dtype, Device::cpu, shape};
 }
 
-// What accumulating in another order may do to both sides together, without the two half ulps.
+// The most that accumulating in another order does to both sides together, without the two half
+// ulps.
 double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) const {
   const TensorView input = base_.find(inputs_[place].at(0), base_row);
   double squares = 0;  // of what is finite: beside an Inf everything would be allowed
@@ -174,9 +175,10 @@ NodeOutcome Lineup::compare(size_t place, const Record& record, const Group& gro
     compare_row(place, want, got, row.position, outcome);
   }
   if (outcome.verdict == Verdict::introduced) {
-    outcome.finding.statistic = std::isfinite(outcome.finding.budgets) ? "T1" : "T0";
+    outcome.finding.statistic =
+        std::isfinite(outcome.finding.budgets) ? StatisticKind::max_error : StatisticKind::bits;
     const auto wrong = static_cast<int64_t>(outcome.finding.value);
-    if (outcome.finding.statistic == "T1")
+    if (outcome.finding.statistic == StatisticKind::max_error)
       outcome.finding.value = outcome.t1 = outcome.finding.budgets, outcome.finding.limit = 1;
     outcome.finding.rule = fmt::format(
         "{} (its request {}) has one and {} the other, from equal inputs ({} elements "

@@ -17,7 +17,7 @@ constexpr size_t kBest = 50;
 constexpr double kExplained = 6;  // standard deviations of the difference of two logits
 constexpr int64_t kDivergenceRows = 100;
 constexpr double kOverReference = 3;
-// What the sums of a divergence are off in fp64; nothing is expected to be less.
+// The error of the sums of a divergence in fp64; no expected one is less.
 constexpr double kDivergenceFloor = 1e-12;
 
 size_t argmax(std::span<const double> logits) {
@@ -171,17 +171,19 @@ std::vector<LogitsDoubt> LogitsComparison::doubts() const {
   const auto rows = static_cast<double>(numbers_);
   std::vector<LogitsDoubt> all = {unexplained_, first_flip_};
   all[0].statistic = {
-      "flips", static_cast<double>(unexplained), 0,
+      StatisticKind::flips, static_cast<double>(unexplained), 0,
       fmt::format("{} of {} tokens differ from the fp64 model's by more than rounding explains",
                   unexplained, summary_.compared)};
   all[1].statistic = {
-      "flips", static_cast<double>(flips), static_cast<double>(most_flips(summary_.expected_flips)),
+      StatisticKind::flips, static_cast<double>(flips),
+      static_cast<double>(most_flips(summary_.expected_flips)),
       fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
                   flips, summary_.compared, summary_.expected_flips)};
   if (numbers_ < kDivergenceRows) return all;
   all.push_back(divergent_);
   all.back().statistic = {
-      "KL", kl_sum_ / rows, kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
+      StatisticKind::divergence, kl_sum_ / rows,
+      kOverReference * kl_reference_sum_ / rows + kDivergenceFloor,
       fmt::format(
           "the KL divergence from the fp64 model, mean over {} tokens, is past what rounding "
           "explains",

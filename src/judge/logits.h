@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// What is wrong with the choices of a run though every op may be within its budget, and the row
-// that shows it best.
+// A statistic of the choices of a run, which may be wrong though every op is within its budget, and
+// the row that shows it best.
 struct LogitsDoubt {
   Statistic statistic;
   Row row;

@@ -14,9 +14,10 @@
 namespace lockstep {
 namespace {
 
-// What the oracle may hold at once: more is asked for in blocks of rows. Small ones find the memory
-// of the last one, where large ones get new pages, which cost more than what is computed there. Of
-// very few rows they may be larger, as these read a large weight, of the head's say, for little.
+// The oracle holds so much at once: more is asked for in blocks of rows. Small ones find the memory
+// of the last one, where large ones get new pages, which cost more than what is computed there.
+// Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
+// little.
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
@@ -284,7 +285,7 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
 void OpJudge::judge_under(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group) {
   if (group.answered) return;
-  // Of nodes that may be either of two, no pool is of one.
+  // No pool is of one contract where nodes may be of either of two.
   const bool pools = candidates(place).front() != RoundingContract::tf32;
   for (Group::Member& member : group.members)
     member.meter.emplace(
@@ -487,7 +488,7 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
   const PickedRows chosen(pass.seen.tensor(place, node.request), node.rows);
   ChoiceOutcome outcome =
       judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
-  // What reads indices of nothing cannot be computed, and is not judged.
+  // An op that reads indices of nothing cannot be computed, and is not judged.
   if (outcome.unknown) misshapen_.insert(key_of(place));
   return std::move(outcome.node);
 }

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-// What judging one pass stands on.
+// The data that judging one pass stands on.
 struct JudgedPass {
   const SeenPass& seen;
   const KvHistory& history;
@@ -37,7 +37,7 @@ struct OpJudgeOptions {
   Limits limits;
 };
 
-// What came out for one node under each contract that is tried.
+// The outcomes of one node under each contract that is tried.
 using NodeOutcomes = std::vector<NodeOutcome>;
 
 // How the nodes of a place that are findings fare under another contract than their own.
@@ -65,17 +65,18 @@ class OpJudge {
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
-  // Of all rows of the place that were judged by numbers so far, whatever their pass and request.
+  // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
+  // request.
   // Null when there are none.
   const PlacePool* pooled(const Place& place, RoundingContract contract) const;
-  // Of those rows, as T-numbers with limits.
+  // The statistics of those rows, with their limits.
   std::vector<Statistic> pooled_statistics(const Place& place, RoundingContract contract) const;
   // After the last pass: of each point that was tried under several contracts, which one counts.
   void decide_contracts(const std::vector<Place>& places);
   Contracts& contracts() { return contracts_; }
   const Contracts& contracts() const { return contracts_; }
   OtherContracts other_contracts(const Place& place) const;
-  // What the nodes reached of their limits, by op; of points that round once and no others.
+  // The share of their limits that nodes reached, by op, of the points that round once.
   std::map<OpKind, Reached> reached() const;
 
  private:
@@ -104,7 +105,7 @@ class OpJudge {
                    const JudgedPass& pass, Group& group, size_t first, size_t count);
   // The places whose tensors the oracle is given.
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
-  // What shares a block of that many elements; null when it is not worth it.
+  // The threads that share a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
   Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row) const;
@@ -133,7 +134,7 @@ class OpJudge {
   std::map<Key, OtherContracts> others_;
 };
 
-// What a node's measure comes to. row_shape: the axes after the rows.
+// Makes a verdict of a node's measure. row_shape: the axes after the rows.
 NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_scale);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// What the judge asks of a reference. The judge knows no torch and no engine: reference/ implements
-// these two classes and the commands hand them in.
+// The questions that the judge asks of a reference. The judge knows no torch and no engine:
+// reference/ implements these two classes and the commands hand them in.
 #pragma once
 
 #include <functional>
@@ -57,8 +57,9 @@ struct Exact {
   Numbers overlap;
   // The roundings on the way that a kernel's own error may turn the other way.
   std::vector<Step> steps;
-  // Of steps that no single element has (attention: scores and weights, per key): what those that
-  // are near a tie (roundoff.h) may move an element by, added up, and the expected square of it.
+  // The steps that no single element has (attention: scores and weights, per key) may move an
+  // element by so much where they are near a tie (roundoff.h), added up, and by that much in
+  // expected square.
   Numbers ties, tie_squares;
 };
 

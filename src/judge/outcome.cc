@@ -43,9 +43,8 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
 }
 
 const Element& element_of(const Measure& measure, const Statistic& statistic) {
-  const std::string name = statistic.name;
-  if (name == "T4") return measure.worst_scattered;
-  if (name != "T3") return measure.worst;
+  if (statistic.kind == StatisticKind::worst_slice) return measure.worst_scattered;
+  if (statistic.kind != StatisticKind::misrounds) return measure.worst;
   const bool of_slice = statistic.slice.find(':') != std::string::npos;
   const std::optional<Element>& shown = of_slice ? measure.misrounded_in_slice : measure.misrounded;
   return shown ? *shown : measure.worst;  // limits of 0 fail a share of none
@@ -53,15 +52,15 @@ const Element& element_of(const Measure& measure, const Statistic& statistic) {
 
 void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statistic& statistic,
                      double scale, const Shape& row_shape) {
-  const std::string name = statistic.name;
+  const StatisticKind kind = statistic.kind;
   outcome.verdict = Verdict::introduced;
   Finding& finding = outcome.finding;
   show(finding, element_of(measure, statistic), row_shape);
-  finding.statistic = name;
+  finding.statistic = kind;
   finding.value = statistic.value;
   finding.limit = statistic.limit * scale;
   finding.rule = statistic.slice;
-  if (name == "T0" || name == "T1") return;
+  if (kind == StatisticKind::bits || kind == StatisticKind::max_error) return;
   finding.rule += fmt::format("; no element is over its budget, the one shown is {:.2g} of it",
                               finding.budgets);
   finding.budgets = statistic.value / statistic.limit;
@@ -83,7 +82,7 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   outcome.besides = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
   const Statistic* failing = nullptr;
   for (const Statistic& statistic : measure.statistics) {
-    if (std::string(statistic.name) == "T2") outcome.t2 = statistic.value / statistic.limit;
+    if (statistic.kind == StatisticKind::rms_error) outcome.t2 = statistic.value / statistic.limit;
     outcome.strain = std::max(outcome.strain, statistic.strain());
     if (!failing && !statistic.passes(limit_scale)) failing = &statistic;
   }

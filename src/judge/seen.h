@@ -20,13 +20,13 @@ struct NodeRows {
 
 inline constexpr const char* kMissingTensor = "the tensor is missing";
 
-// What keeps a tensor from being judged, in a sentence's words. Empty: nothing.
+// The reason why a tensor cannot be judged, in a sentence's words. Empty: there is none.
 struct Trouble {
   std::string text;
   bool absent = false;  // the tensor or some of its rows are not there
 };
 
-// What a pass should have shown and what it did, by place.
+// The tensors that a pass should have shown and those that it did, by place.
 class SeenPass {
  public:
   // Both are borrowed. Rows outside `selection` are not expected.

@@ -7,12 +7,14 @@
 #include <map>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "src/judge/ledger.h"
 
 namespace lockstep {
 namespace {
 
 constexpr double kMany = 1e9;
+constexpr std::string_view kWrong = "wrong: ";  // before where the wrong elements of a rule are
 
 int64_t count_of(const Result& result, Verdict verdict) {
   return result.counts[static_cast<size_t>(verdict)];
@@ -32,7 +34,8 @@ std::string tokens_story(const Result& result) {
                             logits.compared, flips - logits.explained_flips);
 }
 
-// What the nodes are some of, and by which contracts they were judged where nobody had said so.
+// Says what the nodes are a selection of, and by which contracts they were judged where nobody had
+// said so.
 std::string scope_story(const Scope& scope) {
   std::string text;
   if (!scope.selection.empty())
@@ -63,12 +66,12 @@ std::string flip_story(const Result& result) {
   if (!first) return "";
   return fmt::format("; first token that differs: request {}, position {}, {} instead of {}",
                      at->id, first->position, first->engine, first->reference) +
-         (first->ancestor == text_of(result.first->place) ? "" : ", from " + first->ancestor);
+         (first->ancestor == text_of(result.first->node.place) ? "" : ", from " + first->ancestor);
 }
 
 std::string diverged_story(const Result& result) {
   const Finding& first = *result.first;
-  std::string text = fmt::format("{} {}: {}", text_of(first.place),
+  std::string text = fmt::format("{} {}: {}", text_of(first.node.place),
                                  first.verdict == Verdict::introduced
                                      ? "introduces the first error"
                                      : fmt::format("is the first {} node", name_of(first.verdict)),
@@ -100,6 +103,25 @@ std::string inconclusive_story(const Result& result, const Doubts& doubts) {
   return text;
 }
 
+// Says how well the rule fits; empty where it does entirely.
+std::string fit_of(const ShapeRule& shape) {
+  std::string text;
+  if (shape.precision < 1)
+    text += fmt::format(" ({:.0f} % of the elements there", std::floor(100 * shape.precision));
+  if (shape.recall < 1)
+    text += fmt::format("{}{:.0f} % of all wrong ones", shape.precision < 1 ? ", " : " (",
+                        std::floor(100 * shape.recall));
+  return text.empty() ? text : text + ")";
+}
+
+// The index of a row of attn.kv has its second axis by its name.
+std::string index_text(const Finding& f) {
+  const bool of_cache = f.node.place.point && f.node.place.point->is_cache() && f.index.size() == 4;
+  if (!of_cache) return fmt::format("{}", fmt::join(f.index, ", "));
+  return fmt::format("{}, {}, {}, {}", f.index[0], f.index[1] == 0 ? "K" : "V", f.index[2],
+                     f.index[3]);
+}
+
 }  // namespace
 
 std::string budgets_text(double budgets) {
@@ -108,57 +130,56 @@ std::string budgets_text(double budgets) {
 
 std::string rule_of(const Finding& f) {
   if (!f.shape) return f.rule;
-  const ShapeRule& shape = *f.shape;
-  std::string text = fmt::format("{}{}wrong: {}", f.rule, f.rule.empty() ? "" : "; ", shape.where);
-  if (shape.precision < 1)
-    text += fmt::format(" ({:.0f} % of the elements there", std::floor(100 * shape.precision));
-  if (shape.recall < 1)
-    text += fmt::format("{}{:.0f} % of all wrong ones", shape.precision < 1 ? ", " : " (",
-                        std::floor(100 * shape.recall));
-  return shape.precision < 1 || shape.recall < 1 ? text + ")" : text;
+  return fmt::format("{}{}{}{}{}", f.rule, f.rule.empty() ? "" : "; ", kWrong, f.shape->where,
+                     fit_of(*f.shape));
 }
 
-// Of attn.kv with the second axis by its name.
-std::string index_text(const Finding& f) {
-  const bool of_cache = f.place.point && f.place.point->is_cache() && f.index.size() == 4;
-  if (!of_cache) return fmt::format("{}", fmt::join(f.index, ", "));
-  return fmt::format("{}, {}, {}, {}", f.index[0], f.index[1] == 0 ? "K" : "V", f.index[2],
-                     f.index[3]);
+void split_rule(Finding& f) {
+  if (!f.shape) return;
+  const size_t at = f.rule.rfind(kWrong);
+  const std::string fit = fit_of(*f.shape);
+  check(at != std::string::npos && f.rule.ends_with(fit),
+        "the rule of a finding with a precision was wanted to say which elements are wrong, found "
+        "'{}'",
+        f.rule);
+  f.shape->where = f.rule.substr(at + kWrong.size());
+  f.shape->where.resize(f.shape->where.size() - fit.size());
+  f.rule.resize(at >= 2 ? at - 2 : 0);  // without the semicolon between the two
 }
 
 std::string text_of(const Finding& f) {
-  std::string text = fmt::format("request {}, position {}", f.request, f.position);
+  std::string text = fmt::format("request {}, position {}", f.node.request, f.position);
   if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
   // Where the number of budgets says little, the size says how bad it is, however small.
   const bool many = f.budgets >= kMany;
-  if (f.index.size() > 1 || (!f.index.empty() && !f.statistic.empty()))
+  if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
   if (f.of_row >= 0.001 || (f.of_row > 0 && many))
     text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
-  if (!f.statistic.empty() && std::isfinite(f.budgets))
-    text += fmt::format(", {} budgets ({})", budgets_text(f.budgets), f.statistic);
+  if (f.statistic && std::isfinite(f.budgets))
+    text += fmt::format(", {} budgets ({})", budgets_text(f.budgets), name_of(*f.statistic));
   if (const std::string rule = rule_of(f); !rule.empty()) text += "; " + rule;
   return text;
 }
 
 void tell(Result& result, const Doubts& doubts) {
   if (!doubts.suspicion.empty()) {
-    result.verdict = "inconclusive";
+    result.verdict = RunVerdict::inconclusive;
     result.story = fmt::format(
         "The reference contradicts itself {}: believe no finding, and report it", doubts.suspicion);
     return;
   }
   if (!result.findings.empty()) {
-    result.verdict = "diverged";
+    result.verdict = RunVerdict::diverged;
     result.story = diverged_story(result);
     return;
   }
   if (result.judged == 0 || result.judged < result.expected || !doubts.none()) {
-    result.verdict = "inconclusive";
+    result.verdict = RunVerdict::inconclusive;
     result.story = inconclusive_story(result, doubts);
     return;
   }
-  result.verdict = "clean";
+  result.verdict = RunVerdict::clean;
   const int64_t overflowing = count_of(result, Verdict::nonfinite);
   std::string but;
   if (overflowing > 0)

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What keeps a result without findings from being clean. The texts are empty where there is none.
+// The reasons why a result without findings is not clean. The texts are empty where there is none.
 struct Doubts {
   bool complete = true;     // the trace holds every pass of its run
   std::string reason;       // why nodes are inconclusive
@@ -23,6 +23,9 @@ void tell(Result& result, const Doubts& doubts = {});
 
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);
+// Takes apart what rule_of() joined. `finding` has the words as its rule, and the precision and the
+// recall of its shape, which gets its place.
+void split_rule(Finding& finding);
 
 // A number of budgets, in four digits or as "over 1e9": a budget beside an exact zero is as small
 // as the dtype's numbers get, and how many of them a difference is says little more than that.

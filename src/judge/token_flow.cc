@@ -148,10 +148,8 @@ void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
   }
   if (!wanted || *wanted == fed.token) return;
   findings.push_back(
-      {.request = info.id,
+      {.node = {.place = {&point("embed"), -1}, .pass = fed.pass, .request = info.id},
        .position = fed.position,
-       .pass = fed.pass,
-       .place = {&point("embed"), -1},
        .verdict = Verdict::structural,
        .rule = fmt::format("token {} was fed, but {} token {}", fed.token, from, *wanted)});
 }
@@ -170,7 +168,7 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
     return vocabulary_ > 0 && (named < 0 || named >= vocabulary_);
   };
   std::string rule;
-  // What was fed is judged where it was fed.
+  // A token that was fed is judged where it was fed.
   const bool last = text_at(info.id, position + 1) == 0;
   if (i < info.tokens.size() && none(info.tokens[i]))
     rule = fmt::format("the request names token {}, which is none of the {} of the vocabulary",
@@ -182,10 +180,8 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
            other(info.tokens[i]))
     rule = fmt::format("token {} was chosen, but the request names {}", token, info.tokens[i]);
   if (!rule.empty())
-    findings.push_back({.request = info.id,
+    findings.push_back({.node = {.place = {&point("token"), -1}, .pass = pass, .request = info.id},
                         .position = position,
-                        .pass = pass,
-                        .place = {&point("token"), -1},
                         .verdict = Verdict::structural,
                         .rule = std::move(rule)});
 }
@@ -201,10 +197,8 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
     // A trace may leave out which ones were the most likely.
     if (likely && (i < info.argmax.size() || info.argmax.empty())) continue;
     findings.push_back(
-        {.request = info.id,
+        {.node = {.place = {&point("token"), -1}, .pass = at->second.pass, .request = info.id},
          .position = position,
-         .pass = at->second.pass,
-         .place = {&point("token"), -1},
          .verdict = Verdict::structural,
          .rule = fmt::format("token {} was chosen, but the request names only {} {}",
                              at->second.token, likely ? info.argmax.size() : info.tokens.size(),
@@ -228,7 +222,7 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
 std::string TokenFlow::unserved(const RequestInfo& info) const {
   const auto fed = fed_.find(info.id);
   if (fed == fed_.end()) {
-    // Of a prompt that another request computed, a single token can be chosen without a row.
+    // A single token can be chosen without a row after a prompt that another request computed.
     const bool shared = info.tokens.size() == 1 && answered_.contains(text_of_prompt(info));
     return shared ? "" : fmt::format("request {} is in no pass", info.id);
   }
@@ -278,7 +272,7 @@ std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const
       if (static_cast<size_t>(fed.position) >= given && fed.before != 0 &&
           !answered_.contains(fed.before))
         return choice_of(static_cast<size_t>(fed.position));
-    // What was chosen and fed to nobody, mostly the last one.
+    // Tokens that were chosen and fed to nobody are mostly the last ones.
     uint64_t text = text_of_prompt(info);
     for (size_t i = 0; i < info.tokens.size(); text = text_with(text, info.tokens[i++])) {
       const size_t position = info.prompt.size() + i;

@@ -33,10 +33,10 @@ class TokenFlow {
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
   // The tokens of a request up to that row, which was fed, its own included.
   std::vector<int32_t> tokens_up_to(const Row& row) const;
-  // What of the tokens cannot be judged, in a sentence's words; empty: nothing. That is also what
-  // was asked for and not served: a request that no pass computes, a prompt of which a part is in
-  // no pass, fewer tokens than the request asks for though nothing ended it. Without any request
-  // the tokens that were fed are taken for granted.
+  // Says which tokens cannot be judged, in a sentence's words; empty: none. That includes those
+  // that were asked for and not served: a request that no pass computes, a prompt of which a part
+  // is in no pass, fewer tokens than the request asks for though nothing ended it. Without any
+  // request the tokens that were fed are taken for granted.
   std::string undecided(const std::vector<RequestInfo>& requests) const;
 
  private:
@@ -60,7 +60,7 @@ class TokenFlow {
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
   // The first choice that the request's lists, where it has any, do not have.
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
-  // What of a request was not served, in a sentence's words; "": nothing.
+  // Says what of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;
   std::string unserved(const std::vector<RequestInfo>& requests) const;
 

@@ -10,7 +10,7 @@ namespace {
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// What is wrong with `said` where `best` is the truth of row i of the logits; "": nothing.
+// Says what is wrong with `said` where `best` is the truth of row i of the logits; "": nothing.
 std::string wrong_values(const TopLogits& said, const TopLogits& best, const TensorView& logits,
                          int64_t i) {
   if (said.ids.size() != best.ids.size() || said.values.size() != best.values.size())
@@ -39,12 +39,11 @@ std::vector<Finding> top_logits_findings(const Pass& pass) {
   std::vector<Finding> findings;
   if (!logits) return findings;
   const auto find = [&](const Point& of, const Row& row, std::string rule) {
-    findings.push_back({.request = row.request,
-                        .position = row.position,
-                        .pass = pass.info.pass,
-                        .place = {&of, -1},
-                        .verdict = Verdict::structural,
-                        .rule = std::move(rule)});
+    findings.push_back(
+        {.node = {.place = {&of, -1}, .pass = pass.info.pass, .request = row.request},
+         .position = row.position,
+         .verdict = Verdict::structural,
+         .rule = std::move(rule)});
   };
   const TensorView& view = logits->data;
   const bool kept = !view.empty() && view.shape.rank() == 2 && is_float(view.dtype) &&

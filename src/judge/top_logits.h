@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// What the best of each row of logits says (Pass::logits, /logits of a trace), held to the tensors
-// of the points logits and token, as far as the pass has their numbers: it has each row of the
+// Holds the best of each row of logits (Pass::logits, /logits of a trace) to the tensors of the
+// points logits and token, as far as the pass has their numbers: it has each row of the
 // tensor once and no other, values that are the largest of the row, in order, ids that have these
 // values, and the token that was chosen. One structural finding a row that is not so, at the point
 // that it contradicts. Which of equal values are named is free. A pass without a tensor of logits

@@ -6,10 +6,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "probes/graph.h"
 #include "src/stats/shape_rule.h"
+#include "src/stats/statistic_kind.h"
 
 namespace lockstep {
 
@@ -29,28 +31,33 @@ inline constexpr int kVerdicts = 7;
 // overflows as its exact result does is nonfinite and none.
 bool is_finding(Verdict verdict);
 
-// A node of a pass that was not clean, and whose tensors are worth keeping.
-struct Flag {
+// The verdict on a whole run.
+enum class RunVerdict : uint8_t {
+  clean,         // every node that was expected was judged, and none is wrong
+  diverged,      // there is a finding
+  inconclusive,  // there is none, but something was not judged
+};
+const char* name_of(RunVerdict verdict);  // "clean" "diverged" "inconclusive"
+// Throws Error for any other name.
+RunVerdict run_verdict_from(std::string_view name);
+
+// Names a node: the rows of one request in one pass at one place.
+struct NodeId {
   Place place;
+  int32_t pass = 0;
   int32_t request = 0;
+  friend bool operator==(const NodeId&, const NodeId&) = default;
 };
 
-// Of a place that rounds otherwise than the others of its point.
-inline constexpr const char* kContractStatistic = "contract";
-
 struct Finding {
-  int32_t request = 0;
+  NodeId node;           // the first one, when the finding is that of all nodes of the place
   int32_t position = 0;  // of the worst element's row
-  int32_t pass = 0;
-  Place place;
   Verdict verdict = Verdict::introduced;
-  // "T0" .. "T5", "flips", "KL", kContractStatistic; empty for structural and nonfinite.
-  std::string statistic;
+  std::optional<StatisticKind> statistic;  // none for structural and nonfinite
   double value = 0, limit = 0;
   // Worst element, of T3 and T4 in the slice that they name and of T3 among those that it counts:
   // [position, axes of the point ...]. Empty when no element is known: of hashes, and when the
-  // finding is that of all nodes of the place together, of which `pass` and `request` are the
-  // first.
+  // finding is that of all nodes of the place together.
   std::vector<int64_t> index;
   double want = 0, got = 0;
   // How many budgets B the worst element is away; for T2 to T5 value / limit. Infinity where there
@@ -58,7 +65,7 @@ struct Finding {
   double budgets = 0;
   double of_row = 0;  // |got - want| over the root mean square of its row's exact results; 0: none
   std::string rule;   // which part of the tensor, and for structural what is wrong, for people
-  // What the wrong elements of the place have in common, over all passes and requests.
+  // The rule that the wrong elements of the place follow, over all passes and requests.
   std::optional<ShapeRule> shape;
 };
 
@@ -101,7 +108,7 @@ struct LogitsSummary {
   double least_margin_ulp = 0;  // smallest top-2 margin seen
 };
 
-// What became of one place that was found wrong when the run was made again with ops put right, and
+// The outcome at one place that was found wrong when the run was made again with ops put right, and
 // its worst elements were computed a second time by another hand than the oracle's.
 struct Confirmation {
   Place place;
@@ -109,14 +116,14 @@ struct Confirmation {
   std::string says;        // what was seen; where it is not confirmed, why not
 };
 
-// What a rule in use elsewhere, which knows no op's inputs, would have blamed on the same run: for
-// measuring this judge against it. The first node in the order of findings; none: nothing.
+// The place that a rule in use elsewhere, which knows no op's inputs, would have blamed on the same
+// run: for measuring this judge against it. The first node in the order of findings; none: nothing.
 struct OtherRule {
   const char* name;
   std::optional<Place> first;
 };
 
-// What a verdict is about, and what it takes for granted.
+// The subject of a verdict, and what it takes for granted.
 struct Scope {
   int layers = 0;         // of the model
   std::string selection;  // Selection::text(): what of it was judged; "" for all
@@ -130,8 +137,8 @@ struct Scope {
 };
 
 struct Result {
-  std::string verdict;  // "clean" "diverged" "inconclusive"
-  std::string story;    // one sentence a person can act on
+  RunVerdict verdict = RunVerdict::inconclusive;
+  std::string story;  // one sentence a person can act on
   int64_t expected = 0, judged = 0;
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)

@@ -15,7 +15,7 @@ namespace {
 using enum RoundingContract;
 using Numbers = std::vector<long double>;
 
-// A value that an element needs and the pass does not show.
+// The input that an element needs and the pass does not show.
 struct Lacking {
   std::string what;
 };
@@ -100,7 +100,7 @@ struct SecondOpinion::Call {
   }
   Numbers input(size_t i) const { return numbers(inputs.at(i)); }
   long double kept(long double x) const { return rounded(x, dtype); }
-  // The inner value of a chain, which only Hugging Face's contract rounds.
+  // Keeps the inner value of a chain that only Hugging Face's rounds.
   long double kept_by_hf(long double x) const { return is_hf(contract) ? kept(x) : x; }
 };
 
@@ -249,7 +249,7 @@ long double SecondOpinion::expert_linear(const Call& call) const {
   return product(call, weight, call.index[1], x);
 }
 
-// The sum of what the chosen experts made, each times its weight.
+// Sums the results of the chosen experts, each times its weight.
 long double SecondOpinion::weighted_sum(const Call& call) const {
   const Numbers y = call.input(0), weights = call.input(1), chosen = call.input(2);
   const size_t width = y.size() / weights.size();

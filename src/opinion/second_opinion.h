@@ -1,4 +1,4 @@
-// The right values of single elements of an op, by another hand than the oracle's: loops over
+// Computes what single elements of an op should be, by another hand than the oracle's: loops over
 // scalars in long double, written from the op's definition. It shares with the reference, and with
 // the ops, nothing but the reader of the checkpoint's tensors and the table of points, and it is
 // for the few elements of findings: it takes no care to be fast.
@@ -18,8 +18,8 @@
 
 namespace lockstep {
 
-// The right value of one element. long double has 64 bits on x86-64: a sum of n products loses at
-// most n 2^-64 of their sizes.
+// The value of one element. long double has 64 bits on x86-64: a sum of n products loses at most
+// n 2^-64 of their sizes.
 struct Opinion {
   long double exact = 0;  // by the contract's chain, before it is stored
   double stored = 0;      // rounded to the dtype, halves to even
@@ -35,9 +35,9 @@ class SecondOpinion {
   // The places whose tensors of a pass it reads: the op's inputs, and the two tensors that the
   // input of a norm is the sum of.
   std::vector<Place> reads(const Place& place) const;
-  // The right value of the element at `index`, the axes after the row, of what the place has at
-  // that row, from the inputs that the pass shows. Knows all ops of the oracle but the rotary
-  // tables, under all contracts but tf32, whose halves libraries round in two ways.
+  // Computes the element at `index`, the axes after the row, of the place's tensor at that row,
+  // from the inputs that the pass shows. Knows all ops of the oracle but the rotary tables, under
+  // all contracts but tf32, whose halves libraries round in two ways.
   Opinion of(const Place& place, RoundingContract contract, const Pass& pass, const Row& row,
              std::span<const int64_t> index) const;
 

@@ -7,36 +7,25 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
-#include "src/report/report.h"
-#include "traces/json_number.h"
+#include "src/report/render.h"
 
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-std::string table_text(const Table& table);
-std::string table_json(const Table& table);
-std::string table_csv(const Table& table);
-
-// The formats. To add one: its name, and how it writes a judgement, a difference and a table.
+// The formats. To add one: its name and the function that draws a document (render.h).
 struct Format {
   const char* name;
-  std::string (*of_result)(const Result&);
-  std::string (*of_diff)(const DiffResult&);
-  std::string (*of_table)(const Table&);
+  std::string (*render)(const Document&);
 };
 constexpr Format kFormats[] = {
-    {"table", report_table, report_table, table_text},
-    {"json", report_json, report_json, table_json},
-    {"csv", report_csv, report_csv, table_csv},
+    {"table", render_text},
+    {"json", render_json},
+    {"csv", render_csv},
 };
 
 const Format& format_of(const std::string& name) {
@@ -45,74 +34,12 @@ const Format& format_of(const std::string& name) {
   fail("--format wants one of {}, found \"{}\"", fmt::join(format_names(), ", "), name);
 }
 
-std::string shown(const Cell& cell, const char* number_format) {
-  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
-  if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
-  return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
-}
-
-std::string table_text(const Table& table) {
-  std::vector<std::vector<std::string>> lines{table.columns};
-  for (const auto& row : table.rows) {
-    auto& line = lines.emplace_back();
-    for (const Cell& cell : row) line.push_back(shown(cell, table.number_format));
-  }
-  std::vector<size_t> widths(table.columns.size());
-  for (const auto& line : lines)
-    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
-  std::string out;
-  for (const auto& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); ++i) {
-      const bool number = std::ranges::any_of(table.rows, [i](const auto& row) {
-        return !std::holds_alternative<std::string>(row[i]);
-      });
-      text += fmt::format(fmt::runtime(number ? "{:>{}}  " : "{:<{}}  "), line[i], widths[i]);
-    }
-    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
-  }
-  return out;
-}
-
-Json json_of(const Cell& cell) {
-  if (const auto* number = std::get_if<double>(&cell)) return json_number<Json>(*number);
-  return std::visit([](const auto& value) { return Json(value); }, cell);
-}
-
-std::string table_json(const Table& table) {
-  Json list = Json::array();
-  for (const auto& row : table.rows) {
-    Json object;
-    for (size_t i = 0; i < row.size(); ++i) object[table.columns[i]] = json_of(row[i]);
-    list.push_back(std::move(object));
-  }
-  return list.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
-  return quoted + "\"";
-}
-
-std::string table_csv(const Table& table) {
-  const auto join = [](const auto& fields) { return fmt::format("{}\n", fmt::join(fields, ",")); };
-  std::string out = join(table.columns);
-  for (const auto& row : table.rows) {
-    std::vector<std::string> fields;
-    for (const Cell& cell : row) fields.push_back(csv_field(shown(cell, "{}")));
-    out += join(fields);
-  }
-  return out;
-}
-
 namespace fs = std::filesystem;
 
 constexpr char kCannotWrite[] =
     "{} cannot be written: {}; name a file in a folder that exists and has room";
 
-// Where a link leads, be a file there or not.
+// Follows a link to its end, be a file there or not.
 fs::path end_of_links(fs::path path) {
   std::error_code ignored;
   for (int i = 0; i < 40 && fs::is_symlink(fs::symlink_status(path, ignored)); ++i)
@@ -142,7 +69,7 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return fs::is_directory(folder, ignored) && !way.empty() && *way.begin() != "..";
 }
 
-// What went wrong; empty when nothing did.
+// Returns what went wrong; empty when nothing did.
 std::string write_to(const std::string& path, const std::string& text) {
   errno = 0;
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
@@ -151,7 +78,7 @@ std::string write_to(const std::string& path, const std::string& text) {
   return file.good() ? "" : std::strerror(errno);
 }
 
-// What a file is written to first, so that it is whole or not there.
+// A file is written under this name first, so that it is whole or not there.
 std::string part_of(const fs::path& path) { return path.string() + ".part"; }
 
 std::string replace_file(const fs::path& path, const std::string& text) {
@@ -206,13 +133,18 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
   fs::remove(part, ignored);
 }
 
-namespace {
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Format& format : kFormats) names.emplace_back(format.name);
+  return names;
+}
 
 // The file first: a reader of stdout that goes away must not take the file with it, nor a full disk
 // what can be printed.
-void put(const std::string& json, const std::string& shown, const ReportOptions& options) {
+void put(const Document& document, const ReportOptions& options) {
+  const std::string shown = text_of(document, options.format);
   try {
-    if (!options.json.empty()) write_file(options.json, json);
+    if (!options.json.empty()) write_file(options.json, render_json(document));
   } catch (const Error&) {
     print(shown);
     throw;
@@ -220,26 +152,12 @@ void put(const std::string& json, const std::string& shown, const ReportOptions&
   print(shown);
 }
 
-}  // namespace
-
-std::vector<std::string> format_names() {
-  std::vector<std::string> names;
-  for (const Format& format : kFormats) names.emplace_back(format.name);
-  return names;
-}
-
-void put_result(const Result& result, const ReportOptions& options) {
-  put(options.json.empty() ? "" : report_json(result), format_of(options.format).of_result(result),
-      options);
-}
-
-void put_result(const DiffResult& result, const ReportOptions& options) {
-  put(options.json.empty() ? "" : report_json(result), format_of(options.format).of_diff(result),
-      options);
+std::string text_of(const Document& document, const std::string& format) {
+  return format_of(format).render(document);
 }
 
 std::string text_of(const Table& table, const std::string& format) {
-  return format_of(format).of_table(table);
+  return text_of(Document{.blocks = {table}}, format);
 }
 
 Progress::Progress() : on_(isatty(STDERR_FILENO) == 1) {}

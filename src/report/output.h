@@ -1,13 +1,10 @@
-// What commands print and write.
+// The doors through which commands print and write.
 #pragma once
 
-#include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "src/diff/diff.h"
-#include "src/judge/verdict.h"
+#include "src/report/document.h"
 
 namespace lockstep {
 
@@ -31,25 +28,18 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
 // Names for --format.
 std::vector<std::string> format_names();
 
-// Of everything that prints a result.
+// Options of every command that prints a result.
 struct ReportOptions {
   std::string format = "table";
   std::string json;  // path of a file for the result as JSON, beside what is printed
 };
 
-// Prints a judgement, or a difference of two traces, as --format says and writes --json.
-void put_result(const Result& result, const ReportOptions& options);
-void put_result(const DiffResult& result, const ReportOptions& options);
+// Prints a document as --format says and writes --json.
+void put(const Document& document, const ReportOptions& options);
 
-// A result that is a table: columns by name, cells as text or numbers.
-using Cell = std::variant<std::string, int64_t, double>;
-struct Table {
-  std::vector<std::string> columns;
-  std::vector<std::vector<Cell>> rows;
-  const char* number_format = "{:.4g}";  // of fractions, when people read them
-};
-// In a format of format_names(). JSON is a list of objects, with NaN and Infinity as
-// strings; only the table shortens numbers.
+// The document in a format of format_names(). Only the table shortens numbers, and numbers that are
+// not finite are NaN, Infinity and -Infinity in the others.
+std::string text_of(const Document& document, const std::string& format);
 std::string text_of(const Table& table, const std::string& format);
 
 // One line on stderr that says how far the work is; silent unless that is a terminal.

@@ -4,18 +4,20 @@
 
 #include "src/diff/diff.h"
 #include "src/judge/verdict.h"
+#include "src/report/document.h"
 
 namespace lockstep {
 
-// Reports are functions of a Result and know no stream. To add one: write its function in
-// report_<name>.cc and its row in src/report/output.cc.
-std::string report_table(const Result& result);  // the last line is the verdict
-std::string report_json(const Result& result);   // schema: tools/result.schema.json
-std::string report_csv(const Result& result);    // one line a place
+// A judgement, and two traces against each other, as documents. CSV has a line a place.
+Document document_of(const Result& result);
+Document document_of(const DiffResult& result);
 
-// The same of two traces against each other; CSV has one line a place too.
-std::string report_table(const DiffResult& result);
+// The same as JSON, with all that is known.
+std::string report_json(const Result& result);  // schema: tools/result.schema.json
 std::string report_json(const DiffResult& result);
-std::string report_csv(const DiffResult& result);
+
+// The result that report_json() wrote. The report holds neither Result::strain nor Result::others.
+// Throws Error when `text` is no such report; `name` says in its sentence where it comes from.
+Result result_from_json(const std::string& text, const std::string& name);
 
 }  // namespace lockstep

@@ -18,7 +18,6 @@ namespace {
 // Most numbers that --values prints: more would fill the memory before the screen.
 constexpr size_t kMostValues = 1'000'000;
 constexpr size_t kLargest = 10;
-constexpr int kBar = 50;  // columns of the longest bar of a histogram
 
 Cell layer_cell(int layer) {
   return layer < 0 ? Cell(std::string("-")) : Cell(static_cast<int64_t>(layer));
@@ -39,7 +38,7 @@ std::string rows_text(const std::vector<Row>& rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-// What is known of all tensors of one place.
+// The sums over all tensors of one place.
 struct PlaceTotal {
   Digest digest;  // counts, range and sums only
   bool hashes_alone = false;
@@ -70,7 +69,7 @@ struct PlaceTotal {
   }
 };
 
-Table with_digest_columns(std::vector<std::string> columns) {
+Table with_digest_columns(std::vector<Column> columns) {
   for (const char* name : {"rms", "min", "max", "nan", "inf", "zeros"}) columns.push_back(name);
   return {std::move(columns), {}};
 }
@@ -112,7 +111,7 @@ struct Element {
   std::vector<Cell> cells;  // where it stands, and the value
 };
 
-// What is known of the selected rows, gathered in one reading of the trace.
+// The selected rows, gathered in one reading of the trace.
 struct Selected {
   Table tensors = with_digest_columns({"pass", "layer", "point", "rows", "shape", "dtype"});
   Table values{{"pass", "layer", "point", "request", "position", "index", "value"}, {}, "{:.9g}"};
@@ -200,76 +199,84 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
   return out;
 }
 
-// A bar for each power of two from the smallest to the largest that occurs. Bin 0 holds what has no
-// exponent of its own: zeros and fp32's subnormals.
-std::string histogram_text(const Selected& selected) {
-  const auto tensors = std::ssize(selected.tensors.rows);
-  const std::string left_out =
-      selected.hashes_alone == 0
-          ? ""
-          : fmt::format("\nof {} of {} tensors the digests are hashes alone\n",
-                        selected.hashes_alone, tensors);
-  if (selected.hashes_alone == tensors) return left_out;
-  const auto& exponents = selected.exponents;
+// How many magnitudes there are of each power of two from the smallest to the largest that occurs.
+// Bin 0 holds zeros and fp32's subnormals, which have no exponent of their own.
+Bars bars_of(const std::array<int64_t, 256>& exponents) {
   const auto used = [](int64_t count) { return count > 0; };
   const auto first = std::find_if(exponents.begin() + 1, exponents.end(), used);
   const auto last = std::find_if(exponents.rbegin(), exponents.rend() - 1, used).base();
-  const double most = static_cast<double>(std::max<int64_t>(1, std::ranges::max(exponents)));
-  const auto line = [most](const std::string& name, int64_t count) {
-    const auto bar = static_cast<size_t>(std::ceil(kBar * static_cast<double>(count) / most));
-    return fmt::format("  {:<6}{:>12}{}{}\n", name, count, bar ? "  " : "", std::string(bar, '#'));
-  };
-  std::string out = left_out + "\nmagnitudes, of the whole tensors:\n";
-  out += line("tiny", exponents[0]);
+  Bars bars{{{"tiny", exponents[0]}}};
   for (auto bin = first; bin < last; ++bin)
-    out += line(fmt::format("2^{}", bin - exponents.begin() - 127), *bin);
-  return out;
+    bars.counts.emplace_back(fmt::format("2^{}", bin - exponents.begin() - 127), *bin);
+  return bars;
 }
 
-std::string largest_text(const Selected& selected) {
-  if (selected.largest.empty()) return "\nthe trace has digests of these tensors, no numbers\n";
+void add_histogram(const Selected& selected, std::vector<Block>& blocks) {
+  const auto tensors = std::ssize(selected.tensors.rows);
+  if (selected.hashes_alone > 0) {
+    blocks.push_back(Heading{});
+    blocks.push_back(Paragraph{fmt::format("of {} of {} tensors the digests are hashes alone",
+                                           selected.hashes_alone, tensors)});
+  }
+  if (selected.hashes_alone == tensors) return;
+  blocks.push_back(Heading{"magnitudes, of the whole tensors:"});
+  blocks.push_back(bars_of(selected.exponents));
+}
+
+void add_largest(const Selected& selected, std::vector<Block>& blocks) {
+  if (selected.largest.empty()) {
+    blocks.push_back(Heading{});
+    blocks.push_back(Paragraph{"the trace has digests of these tensors, no numbers"});
+    return;
+  }
+  blocks.push_back(Heading{
+      fmt::format("the {} largest numbers of the selected rows:", selected.largest.size())});
   Table table{selected.values.columns, {}, selected.values.number_format};
   for (const Element& element : selected.largest) table.rows.push_back(element.cells);
-  return fmt::format("\nthe {} largest numbers of the selected rows:\n{}", selected.largest.size(),
-                     text_of(table, "table"));
+  blocks.push_back(std::move(table));
 }
 
-std::string header_text(const Manifest& manifest) {
-  std::string out;
-  for (const auto& [name, value] : manifest.provenance)
-    out += fmt::format("{:<16}{}\n", name, value);
-  out += fmt::format("{:<16}{}, keeps {}{}{}\n\n", "trace", name_of(manifest.dtype),
-                     name_of(manifest.keep), manifest.selection.empty() ? "" : ", ",
-                     manifest.selection);
+void add_origin(const Manifest& manifest, std::vector<Block>& blocks) {
+  KeyValues origin{{manifest.provenance.begin(), manifest.provenance.end()}};
+  origin.entries.emplace_back(
+      "trace", fmt::format("{}, keeps {}{}{}", name_of(manifest.dtype), name_of(manifest.keep),
+                           manifest.selection.empty() ? "" : ", ", manifest.selection));
+  blocks.push_back(std::move(origin));
+  blocks.push_back(Heading{});
   for (const RequestInfo& r : manifest.requests)
-    out += fmt::format("request {}{}: {} tokens in, {} out{}\n", r.id,
-                       r.name.empty() ? "" : fmt::format(" ({})", r.name), r.prompt.size(),
-                       r.tokens.size(), r.forced.empty() ? "" : ", forced");
-  return out + "\n";
+    blocks.push_back(
+        Paragraph{fmt::format("request {}{}: {} tokens in, {} out{}", r.id,
+                              r.name.empty() ? "" : fmt::format(" ({})", r.name), r.prompt.size(),
+                              r.tokens.size(), r.forced.empty() ? "" : ", forced")});
+  blocks.push_back(Heading{});
 }
 
-// The last line, which says whether the trace is whole.
-std::string ending_text(const TraceReader& trace) {
-  std::string out = "\n";
-  for (const std::string& problem : trace.problems()) out += problem + "\n";
-  return out + fmt::format("{}: {} passes\n", trace.complete() ? "complete" : "incomplete",
-                           trace.passes());
+// The last line says whether the trace is whole.
+void add_ending(const TraceReader& trace, std::vector<Block>& blocks) {
+  blocks.push_back(Heading{});
+  for (const std::string& problem : trace.problems()) blocks.push_back(Paragraph{problem});
+  blocks.push_back(Conclusion{trace.complete() ? "complete" : "incomplete",
+                              fmt::format("{} passes", trace.passes())});
 }
 
 }  // namespace
 
-std::string inspect(TraceReader& trace, const InspectOptions& options) {
-  const bool for_people = options.format == "table";
-  std::string text;
+Document inspect(TraceReader& trace, const InspectOptions& options) {
+  Document document;
+  std::vector<Block>& blocks = document.blocks;
   if (!options.selects() && !options.values) {
-    if (for_people) text = header_text(trace.manifest());
-    text += text_of(table_of_places(trace), options.format);
+    add_origin(trace.manifest(), blocks);
+    blocks.push_back(table_of_places(trace));
+  } else if (options.values) {
+    blocks.push_back(select(trace, options).values);
   } else {
     const Selected selected = select(trace, options);
-    text = text_of(options.values ? selected.values : selected.tensors, options.format);
-    if (for_people && !options.values) text += histogram_text(selected) + largest_text(selected);
+    blocks.push_back(selected.tensors);
+    add_histogram(selected, blocks);
+    add_largest(selected, blocks);
   }
-  return for_people ? text + ending_text(trace) : text;
+  add_ending(trace, blocks);
+  return document;
 }
 
 }  // namespace lockstep

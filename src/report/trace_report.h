@@ -1,15 +1,15 @@
-// What is in a trace, as tables and as text for people.
+// Tells what is in a trace.
 #pragma once
 
 #include <string>
 
 #include "probes/selection.h"
-#include "src/report/output.h"
+#include "src/report/document.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 
-// What of a trace is looked at.
+// Selects the part of a trace that is looked at.
 struct InspectOptions {
   std::string path, points, layers, requests, positions, format = "table";
   bool values = false;  // every number of the selected rows
@@ -18,7 +18,7 @@ struct InspectOptions {
     return !(points.empty() && layers.empty() && requests.empty() && positions.empty());
   }
   Selection selection() const { return {points, layers, positions, requests}; }
-  // Who asks for a layer does not want what is of none, which a Selection lets through.
+  // Whoever asks for a layer does not want what is of none, which a Selection lets through.
   bool has(const KeptTensor& t) const { return layers.empty() || t.layer >= 0; }
 };
 
@@ -26,6 +26,6 @@ struct InspectOptions {
 // has selected rows, their magnitudes and their largest numbers, or every number. In a format other
 // than the table's, one table alone. Throws Error when nothing is selected, or when numbers are
 // wanted and the trace has none.
-std::string inspect(TraceReader& trace, const InspectOptions& options);
+Document inspect(TraceReader& trace, const InspectOptions& options);
 
 }  // namespace lockstep

@@ -95,8 +95,7 @@ void put(KeptTensor& tensor, int64_t i, double value) {
   tensor.data = std::move(changed);
 }
 
-// What Hugging Face's chain of roundings makes of gate and up in layer 0: silu(gate) is rounded
-// too.
+// Rounds gate and up in layer 0 as Hugging Face's chain does: silu(gate) is rounded too.
 void round_twice(Seen& seen) {
   for (Pass& pass : seen.passes)
     for (KeptTensor& made : pass.tensors) {

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// What a clean engine showed, as a judge takes it. It declares one rounding of every op, as a run
-// does: a judge that may choose takes a wrong result for another contract's.
+// The passes of a clean engine, as a judge takes them. It declares one rounding of every op, as a
+// run does: a judge that may choose takes a wrong result for another contract's.
 struct Seen {
   Manifest manifest;
   std::vector<Pass> passes;
@@ -25,8 +25,8 @@ Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
 // anything else.
 struct Control {
   std::string name;
-  std::string verdict;  // what came out
-  bool failed = false;  // as it must
+  RunVerdict verdict = RunVerdict::inconclusive;  // what came out
+  bool failed = false;                            // as it must
 };
 
 // Serves the requests once with a clean engine and judges what was seen with something put wrong on

@@ -123,7 +123,7 @@ void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideR
 
 int64_t chosen_of(int64_t rows) { return rows / 2; }
 
-// What a right kernel is off before it rounds, in units of 2^-p of the result.
+// The error of a right kernel before it rounds, in units of 2^-p of the result.
 struct RightKernel {
   double usual, most;
 };
@@ -237,8 +237,8 @@ class Ladder {
   }
 
   static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
-    return result.verdict == "diverged" && result.first &&
-           result.first->place == Place{&point, layers.front()};
+    return result.verdict == RunVerdict::diverged && result.first &&
+           result.first->node.place == Place{&point, layers.front()};
   }
 
   std::vector<Place> places() const {
@@ -248,7 +248,7 @@ class Ladder {
     return all;
   }
 
-  // What was seen of what the op at the place reads and makes, with the effect in it.
+  // Copies what was seen of the op's inputs and result at the place, and puts the effect into it.
   void show(const Place& place, Effect effect, double size, std::vector<Pass>& passes) const {
     size_t number = 0;
     const size_t longest = longest_pass(place);
@@ -318,8 +318,8 @@ class Ladder {
                          .size = std::numeric_limits<double>::infinity(),
                          .statistic = "nothing"};
     limit.stated = stated_limit(seeable(point, layers, effect));
-    if (clean.verdict != "clean") {
-      limit.statistic = "nothing, for right results are " + clean.verdict;
+    if (clean.verdict != RunVerdict::clean) {
+      limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
       return limit;
     }
     int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
@@ -330,6 +330,7 @@ class Ladder {
       if (found) {
         limit.size = std::ldexp(1, power);
         limit.statistic = statistic_of(*result.first);
+        limit.kind = result.first->statistic;
       }
       (found ? high : low) = power;
     }

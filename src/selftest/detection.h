@@ -1,17 +1,19 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "reference/reference.h"
 #include "src/engine/engine.h"
 #include "src/judge/limits.h"
+#include "src/judge/verdict.h"
 
 namespace lockstep {
 
-// What is put wrong with the result of an op, `size` ulp of the dtype large, before the result is
-// rounded to the dtype as an engine stores it. With p the dtype's precision, u = 2^-p and r the
+// An error that is put into the result of an op, `size` ulp of the dtype large, before the result
+// is rounded to the dtype as an engine stores it. With p the dtype's precision, u = 2^-p and r the
 // root mean square of the row:
 enum class Effect : uint8_t {
   gain,     // everything times 1 + size u, which is half an ulp of a result to a whole one
@@ -28,10 +30,11 @@ const char* name_of(Effect effect);
 struct DetectionLimit {
   const Point* point = nullptr;
   Effect effect = Effect::gain;
-  int layers = 1;         // in how many it is put; 1: in the last alone
-  double size = 0;        // ulp; infinity: no size that was tried
-  std::string statistic;  // by which it is found then (statistic_of)
-  double stated = 0;      // what a judge must find (stated_limit)
+  int layers = 1;                     // in how many it is put; 1: in the last alone
+  double size = 0;                    // ulp; infinity: no size that was tried
+  std::string statistic;              // by which it is found then (statistic_of)
+  std::optional<StatisticKind> kind;  // of that; none where no number decides
+  double stated = 0;                  // what a judge must find (stated_limit)
   bool passed() const { return size <= stated; }
 };
 
@@ -39,7 +42,7 @@ struct DetectionLimit {
 struct EffectRun {
   std::string name;
   double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
-  std::string verdict;          // "clean" "diverged" "inconclusive"
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
   double strain = 0;   // Result::strain
   bool exact = false;  // the place of the effect is what is found first
@@ -58,7 +61,7 @@ struct DetectionPlan {
   int near = 0, far = 0;
 };
 
-// What decides how small an effect can be seen.
+// The facts of a place that decide how small an effect can be seen there.
 struct Seeable {
   OpKind op = OpKind::linear;
   DType dtype = DType::bf16;

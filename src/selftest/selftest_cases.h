@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What a selftest runs on.
+// The subject of a selftest, and how much of it is tried.
 struct SelftestPlan {
   const ModelConfig& config;
   std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
@@ -35,7 +35,7 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
 // that have sizes in each.
 std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype);
 
-// What effects of known sizes are put in (detection.h): four requests, prompts and steps.
+// The run that effects of known sizes are put in (detection.h): four requests, prompts and steps.
 SelftestCase detection_case(const SelftestPlan& plan, DType dtype);
 
 // Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.

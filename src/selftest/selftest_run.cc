@@ -30,7 +30,7 @@ constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
 Json json_of(const SelftestOutcome& outcome) {
   Json json = {{"name", outcome.name},
-               {"verdict", outcome.verdict},
+               {"verdict", name_of(outcome.verdict)},
                {"story", outcome.story},
                {"nonfinite", outcome.nonfinite},
                {"seeded", outcome.seeded},
@@ -46,7 +46,7 @@ Json json_of(const SelftestOutcome& outcome) {
 
 SelftestOutcome outcome_from(const Json& json) {
   SelftestOutcome outcome{.name = json.at("name"),
-                          .verdict = json.at("verdict"),
+                          .verdict = run_verdict_from(json.at("verdict").get<std::string>()),
                           .story = json.at("story"),
                           .nonfinite = json.at("nonfinite"),
                           .seeded = json.at("seeded"),
@@ -61,7 +61,7 @@ SelftestOutcome outcome_from(const Json& json) {
   return outcome;
 }
 
-// What was run before, and a place for what is run now.
+// Knows the runs of before, and takes those of now.
 class Journal {
  public:
   // `subject`: what the runs are of.
@@ -143,7 +143,7 @@ uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool w
   return sink.hash();
 }
 
-// What a journal is of: a model, limits, and the device of its engine.
+// The subject of a journal: a model, limits, and the device of its engine.
 std::string journal_of(const SelftestRun& run) {
   return run.checkpoint.fingerprint() + " " + run.limits.name() + " in ulp" +
          (run.plan.device == Device::cpu ? "" : " on cuda");
@@ -236,9 +236,10 @@ class Runner {
     outcome.nonfinite = result.first->verdict == Verdict::nonfinite;
     for (const FaultRequest& fault : c.faults) {
       const Place place = first_place(fault);
-      if (std::ranges::count(result.findings, place, &Finding::place) > 0)
+      if (std::ranges::any_of(result.findings,
+                              [&](const Finding& f) { return f.node.place == place; }))
         outcome.found.push_back(text_of(fault));
-      outcome.first_exact = outcome.first_exact || result.first->place == place;
+      outcome.first_exact = outcome.first_exact || result.first->node.place == place;
     }
     return outcome;
   }
@@ -285,8 +286,8 @@ SelftestOutcome outcome_of(const EffectRun& run) {
           .strain = run.strain};
 }
 
-// What a fault of one place must be as large as to be found by every judge: as one element that is
-// off, of that point or of another of its op.
+// The size at which every judge must find a fault of one place: that of one element that is off, of
+// that point or of another of its op.
 double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit>& limits) {
   const std::string name = outcome.seeded.at(0).substr(0, outcome.seeded[0].find('@'));
   const Point& point = *first_place({.name = name}).point;

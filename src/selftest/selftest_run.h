@@ -16,24 +16,24 @@
 
 namespace lockstep {
 
-// What one judged run of a selftest came to.
+// The outcome of one judged run of a selftest.
 struct SelftestOutcome {
-  std::string name;     // of its case
-  std::string verdict;  // "clean" "diverged" "inconclusive"
+  std::string name;  // of its case
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
   bool nonfinite = false;           // what was found first is
   std::vector<std::string> seeded;  // the faults of the case, as "fault@layer"
   std::vector<std::string> found;   // those of them that have a finding at their own first place
   bool first_exact = false;         // the first finding is at the first place of one of them
   bool exact_class = false;         // of a run with one fault: the op it breaks is exact
-  // Of a run with one fault or effect, in ulp of the run's dtype: how far it puts a result of the
-  // op that it breaks from the right one, on the same inputs (EffectMeter). Nothing: the fault is
-  // one of memory or tables, which are exact or wrong; 0: it had no occasion.
+  // The size of the one fault or effect of a run, in ulp of the run's dtype: how far it puts a
+  // result of the op that it breaks from the right one, on the same inputs (EffectMeter). Nothing:
+  // the fault is one of memory or tables, which are exact or wrong; 0: it had no occasion.
   std::optional<double> effect;
   // The size of such an effect that a judge must find (stated_limit): of a fault, in one element.
   double limit = 1;
   double strain = 0;  // the least multiplier on all limits under which there is no finding
-  // What each of Result::others said, by its name.
+  // The answers of Result::others, by their names.
   struct Other {
     bool alarmed = false, first_exact = false;
   };
@@ -66,8 +66,8 @@ struct SelftestRun {
   std::function<void(size_t done, size_t total, const std::string& name)> progress;
 };
 
-// What of a selftest needs no run of a fault: `controls`, `limits`, `effects` and `statistics`. The
-// quick one takes a few seconds on a small model.
+// Fills in the parts of a selftest that need no run of a fault: `controls`, `limits`, `effects` and
+// `statistics`. The quick one takes a few seconds on a small model.
 void measure_judge(const SelftestRun& run, Selftest& test);
 
 // One Selftest a dtype. Throws Error when a run cannot go on, a trace is none of this model in one

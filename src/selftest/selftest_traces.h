@@ -5,19 +5,21 @@
 #include <vector>
 
 #include "src/judge/limits.h"
+#include "src/judge/verdict.h"
 #include "src/weights/checkpoint.h"
 
 namespace lockstep {
 
-// What a trace that is known to be right came to: an engine's that somebody trusts.
+// The judgement of a trace that is known to be right: it is of an engine that somebody trusts.
 struct TraceCheck {
-  std::string name;     // the trace, and under which schema it was judged
-  std::string verdict;  // "clean" "diverged" "inconclusive", as it need not hold every tensor
+  std::string name;  // the trace, and under which schema it was judged
+  // It may be inconclusive, as a trace need not hold every tensor.
+  RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
   int64_t judged = 0, expected = 0;  // nodes
 
   // It holds something, and nothing of that was found wrong.
-  bool alarmed() const { return verdict == "diverged" || judged == 0; }
+  bool alarmed() const { return verdict == RunVerdict::diverged || judged == 0; }
 };
 
 // The dtype of each of the traces. Throws Error for one that is no trace, or of none of `dtypes`.

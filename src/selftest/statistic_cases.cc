@@ -51,7 +51,7 @@ struct MadeUp {
   Shape row_shape;
   double magnitude;                      // S of every element; the exact results are about 1
   std::vector<std::vector<Row>> passes;  // their rows
-  // What the kernel is off before it rounds its result to the dtype.
+  // The error of the kernel before it rounds its result to the dtype.
   std::function<double(const Spot&, Draws&)> error;
   int layers = 1;
 };
@@ -96,7 +96,7 @@ KeptTensor kept(const Place& place, const std::vector<Row>& rows, DType dtype, c
   return tensor;
 }
 
-// What the op reads, which nobody looks at, and what it makes.
+// Adds the inputs of the op, which nobody looks at, and its result.
 void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) {
   const Place place{c.point, layer};
   const Graph graph = qwen_graph({.layers = c.layers});
@@ -116,10 +116,10 @@ void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) 
 }
 
 std::string found_in(const MadeUp& c, const Result& result) {
-  if (!result.first) return result.verdict;
+  if (!result.first) return name_of(result.verdict);
   const Finding& first = *result.first;
-  if (!(first.place == Place{c.point, c.layers > 1 ? first.place.layer : 0}))
-    return "a finding at " + std::string(first.place.point->name);
+  if (!(first.node.place == Place{c.point, c.layers > 1 ? first.node.place.layer : 0}))
+    return "a finding at " + std::string(first.node.place.point->name);
   return statistic_of(first);
 }
 
@@ -165,7 +165,7 @@ std::vector<std::vector<Row>> steps_of_many(int32_t requests, int32_t steps) {
 
 using Error = std::function<double(const Spot&, Draws&)>;
 
-// Of either sign by chance, `walks` large, where `where` says so.
+// An error of either sign by chance, of that size, where `where` says so.
 Error either_way(double size, const std::function<bool(const Spot&)>& where = {}) {
   return [=](const Spot& spot, Draws& draws) {
     const double sign = draws.sign();
@@ -252,10 +252,12 @@ std::vector<MadeUp> wrong_kernels() {
 }  // namespace
 
 std::string statistic_of(const Finding& finding) {
-  if (finding.statistic.empty()) return name_of(finding.verdict);
+  if (!finding.statistic) return name_of(finding.verdict);
   const bool of_passes = finding.rule.starts_with("all passes together");
   const bool of_layers = finding.rule.starts_with("all layers and passes together");
-  return finding.statistic + (of_passes ? " of all passes" : of_layers ? " of all layers" : "");
+  return std::string(name_of(*finding.statistic)) + (of_passes   ? " of all passes"
+                                                     : of_layers ? " of all layers"
+                                                                 : "");
 }
 
 std::vector<StatisticCase> statistic_cases() {

@@ -11,7 +11,7 @@ namespace lockstep {
 // layers" of a point. "nonfinite" and the like where no number decided.
 std::string statistic_of(const Finding& finding);
 
-// What one made-up run came to.
+// The outcome of one made-up run.
 struct StatisticCase {
   std::string name;
   // "clean", or what is found first: "T2", "T2 of all passes", "T2 of all layers". Found may be any

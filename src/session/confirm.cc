@@ -41,7 +41,7 @@ JudgedRun again(const JudgedRun& run, const Result& result) {
 std::vector<Place> places_of(const std::vector<Finding>& findings) {
   std::vector<Place> places;
   for (const Finding& finding : findings)
-    if (std::ranges::count(places, finding.place) == 0) places.push_back(finding.place);
+    if (std::ranges::count(places, finding.node.place) == 0) places.push_back(finding.node.place);
   return places;
 }
 
@@ -52,8 +52,8 @@ class Evidence {
       : place_(place), places_(std::move(reads)) {
     places_.push_back(place);
   }
-  void add(const Pass& pass, const std::vector<Flag>& flags) {
-    const auto here = [&](const Flag& flag) { return flag.place == place_; };
+  void add(const Pass& pass, const std::vector<NodeId>& flags) {
+    const auto here = [&](const NodeId& flag) { return flag.place == place_; };
     if (passes_.size() == kMostComputed || std::ranges::none_of(flags, here)) return;
     Pass& kept = passes_.emplace_back(Pass{.info = pass.info});
     for (const KeptTensor& tensor : pass.tensors)
@@ -95,13 +95,13 @@ SecondJudgement judge_again(const Result& result, const Place& place, const Evid
   const auto contract = result.scope.contracts.find(std::string(place.point->name));
   size_t computed = 0;
   for (const Finding& f : result.findings) {
-    const Pass* pass = evidence.of(f.pass);
-    if (!(f.place == place) || f.index.empty() || !pass || computed == kMostComputed) continue;
+    const Pass* pass = evidence.of(f.node.pass);
+    if (!(f.node.place == place) || f.index.empty() || !pass || computed == kMostComputed) continue;
     const Opinion opinion =
         second.of(place,
                   contract == result.scope.contracts.end() ? RoundingContract::fused
                                                            : contract_from(contract->second),
-                  *pass, {f.request, f.position}, std::span(f.index).subspan(1));
+                  *pass, {f.node.request, f.position}, std::span(f.index).subspan(1));
     if (!opinion.lacking.empty()) return {.says = opinion.lacking};
     const double exact = static_cast<double>(opinion.exact);
     if (!close(opinion, f, dtype))
@@ -149,19 +149,19 @@ Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& 
   if (!healed.findings.empty())
     return {place, false,
             fmt::format("not confirmed: with {} of the places put right, {} is still wrong",
-                        right.size(), text_of(healed.findings.front().place))};
+                        right.size(), text_of(healed.findings.front().node.place))};
   std::vector<Place> others = right;
   std::erase(others, place);
   Evidence evidence(place, second.reads(place));
-  run.seen = [&](const Pass& pass, const std::vector<Flag>& flags) { evidence.add(pass, flags); };
+  run.seen = [&](const Pass& pass, const std::vector<NodeId>& flags) { evidence.add(pass, flags); };
   const Result result = with_right(run, others);
   if (result.findings.empty())
     return {place, false, "not confirmed: on inputs that are right it does nothing wrong"};
   const Finding& first = result.findings.front();
-  if (!(first.place == place))
-    return {
-        place, false,
-        fmt::format("not confirmed: left wrong alone, {} is found instead", text_of(first.place))};
+  if (!(first.node.place == place))
+    return {place, false,
+            fmt::format("not confirmed: left wrong alone, {} is found instead",
+                        text_of(first.node.place))};
   const std::string found = fmt::format(
       "put right by the oracle, all that comes after is within rounding; left wrong alone, it is "
       "found again ({})",

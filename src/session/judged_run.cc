@@ -70,10 +70,10 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
   if (far) ops = carried(ops, Device::cpu);
 }
 
-void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph) {
+void keep_only(Pass& pass, Keep keep, const std::vector<NodeId>& flags, const Graph& graph) {
   const auto flagged = [&](const KeptTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
-    return std::ranges::any_of(flags, [&](const Flag& flag) {
+    return std::ranges::any_of(flags, [&](const NodeId& flag) {
       return flag.place == place || std::ranges::count(graph.inputs_of(flag.place), place) > 0;
     });
   };
@@ -119,7 +119,7 @@ Result judge_run(const JudgedRun& run) {
   judging.threads = run.engine.threads;
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
-    const std::vector<Flag> flags = judge.judge(pass);
+    const std::vector<NodeId> flags = judge.judge(pass);
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.keep, flags, manifest.graph);

@@ -27,7 +27,7 @@ struct JudgedRun {
   OpWatch* watch = nullptr;        // borrowed; around the ops under test
   RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
   // Called with each pass as it was shown, and what of it is a finding.
-  std::function<void(const Pass& pass, const std::vector<Flag>& flags)> seen = {};
+  std::function<void(const Pass& pass, const std::vector<NodeId>& flags)> seen = {};
   bool audit = true;  // of the K/V cache too
   std::string trace;  // where to keep what was seen; empty: nowhere
   Keep keep = Keep::flagged;
@@ -58,6 +58,6 @@ Result judge_run(const JudgedRun& run);
 
 // Empties the data of every tensor that `keep` does not keep: for flagged, all but those of `flags`
 // and of the places they read. What attention read is kept as hashes unless it was flagged.
-void keep_only(Pass& pass, Keep keep, const std::vector<Flag>& flags, const Graph& graph);
+void keep_only(Pass& pass, Keep keep, const std::vector<NodeId>& flags, const Graph& graph);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/report/output.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,7 @@ const char* name_of(Ending ending) {
 Json json_of(const TokenLogprob& token, const Tokenizer* tokenizer) {
   Json json = {{"token", token.token}};
   if (tokenizer != nullptr) json["text"] = tokenizer->decode(std::span(&token.token, 1));
-  json["logprob"] = token.logprob;
+  json["logprob"] = json_number<Json>(token.logprob);
   return json;
 }
 

@@ -32,7 +32,7 @@ double risk_of(double tail) { return is_mutant(Mutant::many_false_alarms) ? 1e-2
 
 Statistic misrounds_of(const Moments& m, double tail) {
   return {
-      "T3", m.share(), m.most_misrounds(tail),
+      StatisticKind::misrounds, m.share(), m.most_misrounds(tail),
       fmt::format("{} of {} elements are not the exact result rounded", m.misrounded, m.elements)};
 }
 
@@ -54,7 +54,7 @@ void add_gain(const Moments& m, DType dtype, std::vector<Statistic>& statistics)
   const double gain = m.cross / m.power;
   const double z = clustered ? student(m, gain) : deviations_of(m);
   const double deviations = z / (clustered ? kGainStudent : kGainDeviations);
-  statistics.push_back({"T5", std::min(std::fabs(gain) / m.gain, deviations), 1,
+  statistics.push_back({StatisticKind::gain, std::min(std::fabs(gain) / m.gain, deviations), 1,
                         fmt::format("everything is {:.3g} too {}, {:.3g} standard errors from 0",
                                     std::fabs(gain), gain > 0 ? "large" : "small", z)});
 }
@@ -115,8 +115,8 @@ void Moments::end_row() {
 std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
   if (elements < kLeastElements) return {};
   tail = risk_of(tail);
-  std::vector<Statistic> statistics{
-      {"T2", rms(), rms_limit(degrees(), tail), fmt::format("over {} elements", elements)}};
+  std::vector<Statistic> statistics{{StatisticKind::rms_error, rms(), rms_limit(degrees(), tail),
+                                     fmt::format("over {} elements", elements)}};
   if (dtype != DType::f32) statistics.push_back(misrounds_of(*this, tail));
   add_gain(*this, dtype, statistics);
   return statistics;
@@ -127,8 +127,8 @@ void drop_missing(std::vector<Statistic>& statistics) {
                                         Mutant::no_t3, Mutant::no_t4, Mutant::no_t5};
   for (size_t i = 0; i < std::size(kMissing); ++i)
     if (is_mutant(kMissing[i]))
-      std::erase_if(statistics, [name = fmt::format("T{}", i)](const Statistic& statistic) {
-        return statistic.name == name;
+      std::erase_if(statistics, [kind = static_cast<StatisticKind>(i)](const Statistic& statistic) {
+        return statistic.kind == kind;
       });
 }
 
@@ -162,7 +162,7 @@ Slices::Worst Slices::scattered(double tail) const {
                            if (limit == 0) limit = rms_limit(s.degrees(), tail);
                            return limit;
                          });
-  worst.statistic.name = "T4";
+  worst.statistic.kind = StatisticKind::worst_slice;
   return worst;
 }
 
@@ -171,7 +171,7 @@ Slices::Worst Slices::misrounded(double tail) const {
   Worst worst =
       worst_by([](const Scatter& s) { return s.share(); },
                [&](const Scatter& s) { return s.misrounded == 0 ? 1.0 : s.most_misrounds(tail); });
-  worst.statistic.name = "T3";
+  worst.statistic.kind = StatisticKind::misrounds;
   if (worst.scatter)
     worst.statistic.slice += fmt::format(": {} of {} elements are not the exact result rounded",
                                          worst.scatter->misrounded, worst.scatter->elements);

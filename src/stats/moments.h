@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/dtype.h"
+#include "src/stats/statistic_kind.h"
 
 namespace lockstep {
 
@@ -36,7 +37,7 @@ double rms_limit(int64_t n, double tail);
 double share_limit(int64_t n, double share, double tail);
 
 struct Statistic {
-  const char* name = "";  // "T0" .. "T5"
+  StatisticKind kind = StatisticKind::bits;
   double value = 0;
   double limit = 0;
   std::string slice;  // T4: which part of the node; else what is counted
@@ -126,7 +127,7 @@ class Slices {
     if (slice.elements >= kLeastSlice) slices_.push_back({axis, key, &slice});
   }
   struct Worst {
-    Statistic statistic{"", 0, 1, ""};
+    Statistic statistic{.limit = 1};
     const Scatter* scatter = nullptr;  // as it was added; null: there are none
   };
   Worst scattered(double tail) const;

@@ -339,13 +339,13 @@ Measure Meter::finish() const {
   Measure measure = measure_;
   if (options_.node_class == NodeClass::exact) {
     measure.statistics.push_back(
-        {"T0", static_cast<double>(measure.different), 0,
+        {StatisticKind::bits, static_cast<double>(measure.different), 0,
          fmt::format("{} of {} elements have other bits", measure.different, measure.elements)});
     drop_missing(measure.statistics);
     return measure;
   }
   measure.statistics.push_back(
-      {"T1", measure.worst.budgets, 1,
+      {StatisticKind::max_error, measure.worst.budgets, 1,
        fmt::format("{} of {} elements over their budget", measure.over, measure.elements)});
   for (Statistic& statistic : moments_.sum().statistics(options_.dtype, kFalseAlarm))
     measure.statistics.push_back(std::move(statistic));

@@ -143,10 +143,10 @@ TEST(Auditor, NamesWhoWroteWhatIsReadInstead) {
   EXPECT_EQ(f.rule,
             "layer 0, request 1, position 5 reads page 2 slot 0, written by request 0 position 0 "
             "in pass 0; its page table says page 4 slot 1 (1 of 8 positions are wrong)");
-  EXPECT_EQ(f.pass, 2);
-  EXPECT_EQ(f.request, 1);
+  EXPECT_EQ(f.node.pass, 2);
+  EXPECT_EQ(f.node.request, 1);
   EXPECT_EQ(f.position, 5);
-  EXPECT_EQ(f.place, (Place{&point("attn.kv"), 0}));
+  EXPECT_EQ(f.node.place, (Place{&point("attn.kv"), 0}));
   EXPECT_EQ(f.verdict, Verdict::introduced);
 }
 
@@ -263,10 +263,10 @@ TEST(Auditor, RefusesPagesOfNothing) {
 
 TEST(AddAudit, MakesACleanResultDivergedAndKeepsASilentOneClean) {
   HandMade silent, loud;
-  Result result{.verdict = "clean", .story = "No bug"};
+  Result result{.verdict = RunVerdict::clean, .story = "No bug"};
   Auditor nothing(4);
   add_audit(result, nothing);
-  EXPECT_EQ(result.verdict, "clean");
+  EXPECT_EQ(result.verdict, RunVerdict::clean);
   ASSERT_EQ(result.notes.size(), 1u);
   Auditor found(4);
   PassInfo info = HandMade::info_of({{0, 0, {1, 2}, {2}}, {1, 0, {3, 4}, {2}}}, 0);
@@ -284,7 +284,7 @@ TEST(AddAudit, LeavesWhatTheJudgeSaysOfTheSameNode) {
   Finding known = found.findings().at(0);
   const std::string where = known.rule;
   known.rule = "reads V that nobody wrote";
-  Result result{.verdict = "diverged", .first = known, .findings = {known}};
+  Result result{.verdict = RunVerdict::diverged, .first = known, .findings = {known}};
   add_audit(result, found);
   EXPECT_TRUE(result.findings[0].rule.starts_with("reads V that nobody wrote; " + where))
       << result.findings[0].rule;

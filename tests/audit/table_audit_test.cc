@@ -41,7 +41,7 @@ std::vector<PassInfo> right_passes() {
 Result audited(const std::vector<PassInfo>& passes, const Manifest& manifest = manifest_of("4")) {
   TableAudit audit(manifest);
   for (const PassInfo& pass : passes) audit.add(pass);
-  Result result{.verdict = "clean", .story = "No bug"};
+  Result result{.verdict = RunVerdict::clean, .story = "No bug"};
   audit.put_into(result);
   return result;
 }
@@ -50,16 +50,16 @@ void expect_found(const std::string& rule, int pass, auto change) {
   std::vector<PassInfo> passes = right_passes();
   change(passes);
   const Result result = audited(passes);
-  EXPECT_EQ(result.verdict, "diverged") << rule;
+  EXPECT_EQ(result.verdict, RunVerdict::diverged) << rule;
   ASSERT_TRUE(result.first) << rule;
   EXPECT_EQ(result.first->rule, rule);
-  EXPECT_EQ(result.first->pass, pass);
+  EXPECT_EQ(result.first->node.pass, pass);
   EXPECT_EQ(result.first->verdict, Verdict::structural);
 }
 
 TEST(TableAudit, FindsNothingInARightRun) {
   const Result result = audited(right_passes());
-  EXPECT_EQ(result.verdict, "clean");
+  EXPECT_EQ(result.verdict, RunVerdict::clean);
   EXPECT_EQ(result.notes,
             std::vector<std::string>{"page tables and slots of 3 passes audited, 0 findings"});
 }
@@ -95,27 +95,28 @@ TEST(TableAudit, FindsRowsThatChangePlaces) {
   std::vector<PassInfo> passes = right_passes();
   passes[1] = info_of(1, {{0, 6, 2, {5, 2}}, {1, 3, 1, {7}}});
   passes[2] = info_of(2, {{0, 8, 1, {5, 11, 9}}, {1, 4, 1, {7, 0}}});
-  EXPECT_EQ(audited(passes).verdict, "clean") << "a page is copied to one that nobody had";
+  EXPECT_EQ(audited(passes).verdict, RunVerdict::clean)
+      << "a page is copied to one that nobody had";
   passes.insert(passes.begin() + 2, info_of(2, {{1, 4, 1, {7, 0}}}));
   passes[3] = info_of(3, {{0, 8, 1, {2, 5, 9}}, {1, 5, 1, {7, 0}}});
-  EXPECT_EQ(audited(passes).verdict, "clean") << "it was swapped out in between";
+  EXPECT_EQ(audited(passes).verdict, RunVerdict::clean) << "it was swapped out in between";
 }
 
 TEST(TableAudit, OfATraceThatDoesNotShowThemIsUndecided) {
   std::vector<PassInfo> without = right_passes();
   for (PassInfo& pass : without) pass.pages.clear();
   const Result tables = audited(without);
-  EXPECT_EQ(tables.verdict, "inconclusive");
+  EXPECT_EQ(tables.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(tables.story,
             "No bug; but where K and V lie was not judged: the trace declares pages of 4 "
             "positions, but no pass shows a page table");
   std::vector<PassInfo> nowhere = right_passes();
   for (PassInfo& pass : nowhere)
     for (PassRow& row : pass.rows) row.slot = -1;
-  EXPECT_EQ(audited(nowhere).verdict, "inconclusive");
+  EXPECT_EQ(audited(nowhere).verdict, RunVerdict::inconclusive);
   EXPECT_NE(audited(nowhere).story.find("no pass shows a slot"), std::string::npos);
   for (const auto& passes : {without, nowhere})
-    EXPECT_EQ(audited(passes, {}).verdict, "clean") << "of an engine without pages";
+    EXPECT_EQ(audited(passes, {}).verdict, RunVerdict::clean) << "of an engine without pages";
 }
 
 TEST(TableAudit, RefusesSizesThatAreNone) {

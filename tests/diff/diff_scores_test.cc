@@ -139,16 +139,16 @@ TEST(Diff, IsWidenedByTheScoresThatATraceDeclaresToRound) {
   const double off = 0.022;
   DiffResult r = diff_of(run_of(), spoilt(off));
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.out");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.out");
   for (const bool swapped : {false, true}) {
     r = swapped ? diff_of(with(eager, run_of()), spoilt(off))
                 : diff_of(run_of(), with(eager, spoilt(off)));
     EXPECT_FALSE(r.first_kind) << r.story;
-    EXPECT_EQ(r.verdict, "noise") << r.story;
+    EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   }
   r = diff_of(run_of(), with(eager, spoilt(1)));
   ASSERT_TRUE(r.first_kind) << "and by more than scores explain";
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.out");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.out");
 }
 
 TEST(Diff, IsWidenedByTheOperandsThatATraceDeclaresToRound) {
@@ -159,13 +159,13 @@ TEST(Diff, IsWidenedByTheOperandsThatATraceDeclaresToRound) {
   };
   const DiffResult r = diff_of(run_of(DType::f32), spoilt());
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 mlp.up");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 mlp.up");
   FakeRun declared = spoilt();
   declared.manifest.contracts["mlp.up"] = RoundingContract::tf32;
-  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, "noise");
+  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffVerdict::noise);
   declared = spoilt();
   declared.manifest.provenance["accumulator"] = "tf32";
-  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, "noise");
+  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffVerdict::noise);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/judge/ledger.h"
+#include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/diff/diff_runs.h"
@@ -19,7 +20,7 @@ void forget_data(FakeRun& run) {
 
 TEST(Diff, ATraceIsIdenticalToItself) {
   const DiffResult r = diff_of(run_of(), run_of());
-  EXPECT_EQ(r.verdict, "identical") << r.story;
+  EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
   EXPECT_EQ(exit_status(r), 0);
   EXPECT_EQ(r.rows, r.equal);
   EXPECT_GT(r.rows, 500);
@@ -30,7 +31,7 @@ TEST(Diff, HashesAloneSayIdentical) {
   FakeRun a = run_of(), b = run_of();
   forget_data(a);
   forget_data(b);
-  EXPECT_EQ(diff_of(a, b).verdict, "identical");
+  EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::identical);
 }
 
 TEST(Diff, RoundingTheOtherWayNowAndThenIsNoise) {
@@ -42,7 +43,7 @@ TEST(Diff, RoundingTheOtherWayNowAndThenIsNoise) {
           if (n++ % 5 == 0) x += 0.6 * ulp(x, DType::bf16);
       }));
   ASSERT_TRUE(r.first_bits);
-  EXPECT_EQ(text_of(r.first_bits->place), "layer 0 attn.norm");
+  EXPECT_EQ(text_of(r.first_bits->id.place), "layer 0 attn.norm");
   EXPECT_FALSE(r.first_kind) << r.story;
 }
 
@@ -51,10 +52,10 @@ TEST(Diff, ABugIsNamedAndItsTailIsNot) {
     for (size_t i = 0; i < v.size(); i += 3) v[i] = -v[i];
   };
   const DiffResult r = diff_of(run_of(), run_of(DType::bf16, spoil_at("attn.k_norm", 1, bug)));
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_EQ(exit_status(r), 1);
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.k_norm");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.k_norm");
   EXPECT_GT(r.first_kind->relative, r.first_kind->limit);
   EXPECT_TRUE(r.first_kind->measured);
   EXPECT_NE(r.story.find("layer 1 attn.k_norm"), std::string::npos);
@@ -68,9 +69,9 @@ TEST(Diff, DigestsBoundADifferenceFromBelow) {
   forget_data(a);
   forget_data(b);
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.act");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.act");
   EXPECT_FALSE(r.first_kind->measured);
   EXPECT_NEAR(r.first_kind->relative, 0.5, 0.02);
   EXPECT_GT(r.unmeasured, 0);
@@ -90,7 +91,7 @@ TEST(Diff, DigestsBlameNoRowThatIsNotAsked) {
   forget_data(b);
   DiffResult r = diff_of(a, b);
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(r.first_kind->request, 1);
+  EXPECT_EQ(r.first_kind->id.request, 1);
   EXPECT_EQ(r.first_kind->requests, 1) << "the rows of the other have the same bits";
   r = diff_of(a, b, {.selection = Selection("mlp.act", "0", "13", "")});
   EXPECT_FALSE(r.first_kind) << r.story;
@@ -110,7 +111,7 @@ TEST(Diff, WhatHasNoNumbersMayBeTheFirst) {
   forget_data(b);
   const DiffResult r = diff_of(a, b);
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.act");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.act");
   EXPECT_EQ(r.unmeasured_before, 22);
   EXPECT_EQ(r.story.find("Different in kind, here at the latest: layer 0 mlp.act"), 0u) << r.story;
   EXPECT_NE(r.story.find("bits differ first at layer 0 mlp.gate"), std::string::npos) << r.story;
@@ -124,8 +125,8 @@ TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
   });
   const DiffResult whole = diff_of(run_of(), b, {.selection = Selection("", "0", "", "")});
   const DiffResult v = diff_of(run_of(), b, {.selection = Selection("attn.v", "0", "", "")});
-  EXPECT_EQ(whole.verdict, "noise") << whole.story;
-  EXPECT_EQ(v.verdict, "noise") << v.story;
+  EXPECT_EQ(whole.verdict, DiffVerdict::noise) << whole.story;
+  EXPECT_EQ(v.verdict, DiffVerdict::noise) << v.story;
   EXPECT_EQ(v.rows, 26) << "of what is asked for alone";
   ASSERT_EQ(v.places.size(), 1u);
   EXPECT_EQ(text_of(v.places[0].place), "layer 0 attn.v");
@@ -136,12 +137,13 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
   FakeRun a = run_of(), b = run_of();
   for (FakeRun* run : {&a, &b})
     for (RequestInfo& request : run->manifest.requests) request.sampled = true;
-  EXPECT_EQ(diff_of(a, b).verdict, "identical");
+  EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::identical);
   b.manifest.requests[1].tokens.back() += 1;
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
-  EXPECT_EQ(diff_of(a, b, {.selection = Selection("mlp.*", "", "", "")}).verdict, "identical");
+  EXPECT_EQ(diff_of(a, b, {.selection = Selection("mlp.*", "", "", "")}).verdict,
+            DiffVerdict::identical);
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
@@ -160,11 +162,11 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
       for (KeptTensor& t : pass.tensors)
         if (t.point->is_cache()) t.data = {};
   DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, "noise") << r.story;
+  EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   EXPECT_EQ(r.unmeasured, 0);
   // Also when they are not what is asked for.
   r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
-  EXPECT_EQ(r.verdict, "noise") << r.story;
+  EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   // Without the numbers of what was written there are none for what is read.
   for (FakeRun* run : {&a, &b})
     for (Pass& pass : run->passes)
@@ -172,7 +174,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
         return *t.point == point("attn.v") || *t.point == point("attn.k_rope");
       });
   r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_EQ(r.unmeasured, r.rows - r.equal);
   EXPECT_GT(r.unmeasured, 0);
 }
@@ -182,14 +184,14 @@ TEST(Diff, NanOnOneSideIsDifferentInKind) {
       run_of(), run_of(DType::bf16, spoil_at("mlp.down", 1,
                                              [](std::vector<double>& v) { v[0] = std::nan(""); })));
   ASSERT_TRUE(r.first_kind);
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 mlp.down");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 mlp.down");
 }
 
 TEST(Diff, OtherTokensEndTheComparisonOfTheirRequest) {
   FakeRun b = run_of();
   b.passes[1].info.rows[0].token += 1;
   const DiffResult r = diff_of(run_of(), b);
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   ASSERT_EQ(r.structure.size(), 1u);
   EXPECT_NE(r.structure[0].find("request 0"), std::string::npos);
   EXPECT_NE(r.structure[0].find("position 13"), std::string::npos);
@@ -205,7 +207,7 @@ TEST(Diff, AnotherShapeIsDifferentInKind) {
   up.row_hashes = row_hashes_of(up.data);
   const DiffResult r = diff_of(run_of(), b);
   ASSERT_TRUE(r.first_kind);
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.up");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.up");
 }
 
 TEST(Diff, NothingInCommonIsInconclusive) {
@@ -233,9 +235,9 @@ FakeRun chunked(const std::vector<int>& chunks) {
 
 TEST(Diff, ChunkingDoesNotMatter) {
   const DiffResult r = diff_of(chunked({11}), chunked({4, 1, 6}));
-  EXPECT_EQ(r.verdict, "identical") << r.story;
+  EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
   const DiffResult back = diff_of(chunked({4, 1, 6}), chunked({11}));
-  EXPECT_EQ(back.verdict, "identical") << back.story;
+  EXPECT_EQ(back.verdict, DiffVerdict::identical) << back.story;
   // What the cache holds after each chunk is compared too, whichever trace has the chunks.
   EXPECT_EQ(r.rows, diff_of(chunked({11}), chunked({11})).rows + 2 * (4 + 5));
   EXPECT_EQ(r.rows, back.rows);
@@ -261,7 +263,7 @@ TEST(Diff, RowsThatWereComputedAgainAreThoseOfTheFirstTime) {
   for (const FakeRun* a : {&once, &again, &later})
     for (const FakeRun* b : {&once, &again, &later}) {
       const DiffResult r = diff_of(*a, *b);
-      EXPECT_EQ(r.verdict, "identical") << r.story;
+      EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
     }
 }
 
@@ -276,7 +278,7 @@ TEST(Diff, EveryTimeThatARowWasComputedIsCompared) {
     for (const FakeRun* right : {&once, &again}) {
       for (const DiffResult& r : {diff_of(*right, spoilt), diff_of(spoilt, *right)}) {
         ASSERT_TRUE(r.first_kind) << wrong << r.story;
-        EXPECT_EQ(text_of(r.first_kind->place), "layer 1 mlp.up");
+        EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 mlp.up");
       }
     }
   }
@@ -306,11 +308,11 @@ TEST(Diff, RowsThatOneTensorLacksAreCountedWhicheverTraceItIs) {
   EXPECT_EQ(diff_of(run_of(), less).only_a, 9);
   const DiffResult r = diff_of(less, run_of());
   EXPECT_EQ(r.only_b, 9);
-  EXPECT_EQ(r.verdict, "identical");
+  EXPECT_EQ(r.verdict, DiffVerdict::identical);
   less = run_of();
   for (KeptTensor& t : less.passes[2].tensors) t.rows[0] = {0, 3};  // of no row of the pass
   less.passes[2].logits[0].row = {0, 3};
-  EXPECT_EQ(diff_of(less, less).verdict, "inconclusive");
+  EXPECT_EQ(diff_of(less, less).verdict, DiffVerdict::inconclusive);
 }
 
 TEST(Diff, WhatReadsOtherThanWasWrittenIsNamedWithoutNumbers) {
@@ -323,7 +325,7 @@ TEST(Diff, WhatReadsOtherThanWasWrittenIsNamedWithoutNumbers) {
     if (!data) forget_data(a), forget_data(b);
     const DiffResult r = diff_of(a, b);
     ASSERT_TRUE(r.first_kind) << r.story;
-    EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.kv");
+    EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.kv");
     EXPECT_EQ(r.first_kind->position, 2);
     EXPECT_NE(r.story.find("its inputs have the same bits"), std::string::npos) << r.story;
   }
@@ -335,7 +337,7 @@ TEST(Diff, AnExactOpHasNoNoise) {
                          v[0] += ulp(v[0], DType::bf16);
                        })));
   ASSERT_TRUE(r.first_kind) << r.story;
-  EXPECT_EQ(text_of(r.first_kind->place), "layer 1 attn.residual");
+  EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.residual");
   EXPECT_EQ(r.first_kind->limit, 0);
 }
 
@@ -362,20 +364,20 @@ TEST(Diff, IndicesAreComparedAsIndices) {
   };
   using Values = std::vector<double>;
   const Values scores{1, 3, 2.00001, 2}, near{1, 3, 2, 2.00001};
-  EXPECT_EQ(experts(scores, Values{1, 2}, scores, Values{1, 2}).verdict, "identical");
+  EXPECT_EQ(experts(scores, Values{1, 2}, scores, Values{1, 2}).verdict, DiffVerdict::identical);
   for (const Values& wrong : {Values{2, 1}, {1, 9}, {1, 1}, {1, -1}, {1, 3}}) {
     const DiffResult r = experts(scores, Values{1, 2}, scores, wrong);
     ASSERT_TRUE(r.first_kind) << wrong[1] << r.story;
-    EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.experts");
+    EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.experts");
   }
   for (const Values& wrong : {Values{3, 1}, {1, 9}, {1, 1}, {1, -1}, {1, 0}}) {
     const DiffResult r = experts(scores, Values{1, 2}, near, wrong);
     ASSERT_TRUE(r.first_kind) << wrong[1] << r.story;
-    EXPECT_EQ(text_of(r.first_kind->place), "layer 0 mlp.experts");
+    EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.experts");
   }
   const DiffResult flip = experts(scores, Values{1, 2}, near, Values{1, 3});
   EXPECT_FALSE(flip.first_kind) << flip.story;
-  EXPECT_EQ(flip.verdict, "different");
+  EXPECT_EQ(flip.verdict, DiffVerdict::different);
   EXPECT_NE(flip.story.find("request 0 chose other experts at position 0 in layer 0"),
             std::string::npos);
 }
@@ -386,11 +388,11 @@ TEST(Diff, ATokenIsExactByItsLogits) {
   };
   using Values = std::vector<double>;
   const Values logits{1, 2.00001, 2}, near{1, 2, 2.00001};
-  EXPECT_EQ(token(logits, Values{1}, near, Values{2}).verdict, "noise");
+  EXPECT_EQ(token(logits, Values{1}, near, Values{2}).verdict, DiffVerdict::noise);
   for (const auto& [of, wrong] : {std::pair(logits, 2), {logits, 0}, {near, 0}, {near, 9}}) {
     const DiffResult r = token(logits, Values{1}, of, Values{static_cast<double>(wrong)});
     ASSERT_TRUE(r.first_kind) << wrong << r.story;
-    EXPECT_EQ(text_of(r.first_kind->place), "token");
+    EXPECT_EQ(text_of(r.first_kind->id.place), "token");
   }
 }
 
@@ -404,25 +406,27 @@ TEST(Diff, ATokenWithoutItsLogitsIsNoNoise) {
   std::erase_if(b.passes[2].tensors,
                 [](const KeptTensor& t) { return *t.point == point("logits"); });
   const DiffResult r = diff_of(run_of(), b, {.selection = Selection("token", "", "", "")});
-  EXPECT_EQ(r.verdict, "different");
+  EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_GT(r.unmeasured, 0);
 }
 
 TEST(Diff, RefusesLayersThatAModelHasNot) {
   EXPECT_THROW(diff_of(run_of(), run_of(), {.selection = Selection("", "2", "", "")}), Error);
   EXPECT_EQ(diff_of(run_of(), run_of(), {.selection = Selection("", "1", "", "")}).verdict,
-            "identical");
+            DiffVerdict::identical);
 }
 
 TEST(DiffReport, KeepsWhatIsNoNumber) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   DiffResult r = diff_of(run_of(), run_of());
-  r.first_kind = {.place = {&point("embed"), -1}, .relative = std::nan(""), .limit = -kInfinity};
+  r.first_kind = {
+      .id = {.place = {&point("embed"), -1}}, .relative = std::nan(""), .limit = -kInfinity};
   r.places[0].difference_rms = kInfinity;
   const auto json = nlohmann::json::parse(report_json(r));
   EXPECT_EQ(json["first_kind"]["relative"], "NaN");
   EXPECT_EQ(json["first_kind"]["limit"], "-Infinity");
   EXPECT_EQ(json["points"][0]["difference_rms"], "Infinity");
+  EXPECT_NE(text_of(document_of(r), "csv").find(",Infinity,"), std::string::npos);
 }
 
 TEST(DiffReport, OfEveryFormat) {
@@ -436,12 +440,12 @@ TEST(DiffReport, OfEveryFormat) {
   EXPECT_EQ(json["first_kind"]["requests"], 1);
   EXPECT_EQ(json["rows"]["compared"], r.rows);
   EXPECT_EQ(json["rows"]["unmeasured_before_first_kind"], 0);
-  const std::string table = report_table(r), csv = report_csv(r);
+  const std::string table = text_of(document_of(r), "table"), csv = text_of(document_of(r), "csv");
   EXPECT_NE(table.find("layer 0 mlp.up"), std::string::npos);
   EXPECT_EQ(table.rfind("different: "), table.rfind('\n', table.size() - 2) + 1);
   EXPECT_EQ(std::ranges::count(csv, '\n'), std::ssize(r.places) + 1);
   const DiffResult same = diff_of(run_of(), run_of());
-  EXPECT_EQ(report_table(same).find("identical"), 0u);
+  EXPECT_EQ(text_of(document_of(same), "table").find("identical"), 0u);
 }
 
 }  // namespace

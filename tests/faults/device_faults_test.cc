@@ -45,8 +45,8 @@ TEST_P(DeviceFaults, IsNamedWhereItIs) {
       const Result result =
           judge_run(run_of(checkpoint_, name + "@layer=" + std::to_string(layer), graph));
       ASSERT_TRUE(result.first) << result.story;
-      EXPECT_EQ(result.first->place.point->name, fault.point) << result.story;
-      EXPECT_EQ(result.first->place.layer, layer) << result.story;
+      EXPECT_EQ(result.first->node.place.point->name, fault.point) << result.story;
+      EXPECT_EQ(result.first->node.place.layer, layer) << result.story;
     }
 }
 
@@ -80,11 +80,11 @@ TEST(LargePool, OffsetsOf32BitsAreNamed) {
     JudgedRun run = run_of(checkpoint, seeded ? "pool-offset-32-bit@layer=2" : "", false);
     run.engine.pages = kPages;
     const Result result = judge_run(run);
-    EXPECT_EQ(result.verdict, seeded ? "diverged" : "clean") << result.story;
+    EXPECT_EQ(result.verdict, seeded ? RunVerdict::diverged : RunVerdict::clean) << result.story;
     if (!seeded) continue;
     ASSERT_TRUE(result.first) << result.story;
-    EXPECT_EQ(result.first->place.point->name, "attn.kv") << result.story;
-    EXPECT_EQ(result.first->place.layer, 2) << result.story;
+    EXPECT_EQ(result.first->node.place.point->name, "attn.kv") << result.story;
+    EXPECT_EQ(result.first->node.place.layer, 2) << result.story;
   }
 }
 
@@ -94,7 +94,7 @@ TEST(LargePool, InASmallPoolOffsetsOf32BitsAreEnough) {
     GTEST_SKIP() << "these are bugs of a CUDA device's kernels: LOCKSTEP_DEVICE names none";
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const Result result = judge_run(run_of(checkpoint, "pool-offset-32-bit", true));
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ TEST_P(GraphFaults, IsNamedWhereItHurtsFirst) {
   // Three requests in a graph for four: there is a padded row.
   const Result result = judged(run_of(checkpoint_, fault, 3));
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, point) << result.story;
-  EXPECT_EQ(result.first->place.layer, layer) << result.story;
+  EXPECT_EQ(result.first->node.place.point->name, point) << result.story;
+  EXPECT_EQ(result.first->node.place.layer, layer) << result.story;
 
   JudgedRun run = run_of(checkpoint_, fault, 3);
   run.engine.device = TestDevice::device();
@@ -56,8 +56,8 @@ TEST_P(GraphFaults, IsNamedWhereItHurtsFirst) {
                                   .modes = modes_from("graph"),
                                   .ops = ops_of(run.engine.device)});
   ASSERT_TRUE(modes.first) << modes.story;
-  EXPECT_EQ(modes.first->place.layer, layer) << modes.story;
-  EXPECT_EQ(modes.first->place.point->name, point) << modes.story;
+  EXPECT_EQ(modes.first->node.place.layer, layer) << modes.story;
+  EXPECT_EQ(modes.first->node.place.point->name, point) << modes.story;
 }
 
 TEST_P(GraphFaults, IsRefusedWithoutGraphs) {
@@ -82,7 +82,7 @@ TEST(PaddedRow, WithoutPaddingNothingIsWrittenWhereItShouldNotBe) {
     GTEST_SKIP() << "graphs are a CUDA device's: LOCKSTEP_DEVICE names none";
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const Result result = judged(run_of(checkpoint, "padded-row-writes-live-slot", 4));
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ TEST_P(Seeded, IsNamed) {
       run_with(checkpoint, dtype, good_requests(checkpoint.config().vocab), text_of(name, layer));
   EXPECT_EQ(exit_status(result), 1) << result.story;
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, fault->point) << result.story;
-  EXPECT_EQ(result.first->place.layer, layer) << result.story;
+  EXPECT_EQ(result.first->node.place.point->name, fault->point) << result.story;
+  EXPECT_EQ(result.first->node.place.layer, layer) << result.story;
 }
 
 // Faults of one formula at one point, of which a first and the last layer are enough.
@@ -135,9 +135,9 @@ TEST_P(SmallGain, IsNamedWithEnoughRows) {
     for (const Pass& pass : serve(checkpoint, {.dtype = dtype}, requests, engine.ops).passes)
       judge.judge(pass);
     const Result result = judge.finish({}, true);
-    EXPECT_EQ(result.verdict, seeded ? "diverged" : "clean") << result.story;
+    EXPECT_EQ(result.verdict, seeded ? RunVerdict::diverged : RunVerdict::clean) << result.story;
     EXPECT_EQ(result.judged, 6 * 6);
-    for (const Finding& finding : result.findings) EXPECT_EQ(finding.place.layer, layer);
+    for (const Finding& finding : result.findings) EXPECT_EQ(finding.node.place.layer, layer);
   }
 }
 
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Norms, SmallGain,
 void expect_unseen(const Checkpoint& checkpoint, std::vector<Request> requests,
                    const std::string& fault, int64_t page_size = 16) {
   const Result result = run_with(checkpoint, DType::bf16, std::move(requests), fault, page_size);
-  EXPECT_EQ(result.verdict, "clean") << fault << ": " << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << fault << ": " << result.story;
   EXPECT_EQ(result.judged, result.expected);
   EXPECT_GT(result.judged, 0);
 }

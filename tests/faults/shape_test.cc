@@ -38,7 +38,7 @@ TEST_P(Shape, IsTrueOfTheFault) {
   EXPECT_GE(result.first->shape->recall, 0.99);
   EXPECT_NE(result.story.find("wrong: " + where), std::string::npos) << result.story;
   for (const Finding& f : result.findings)
-    if (f.place == result.first->place && f.statistic == result.first->statistic) {
+    if (f.node.place == result.first->node.place && f.statistic == result.first->statistic) {
       EXPECT_EQ(f.shape.value().where, where);  // one rule a place
     }
 }

@@ -177,15 +177,15 @@ Result compared(const Checkpoint& checkpoint, const Scene& scene, const std::str
 void expect_seen(const Result& result, const std::string& point, int layer,
                  const std::string& who) {
   if (point.empty()) {
-    EXPECT_EQ(result.verdict, "clean") << who << ": " << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << who << ": " << result.story;
     EXPECT_EQ(result.judged, result.expected) << who;
     EXPECT_GT(result.judged, 0) << who;
     return;
   }
   EXPECT_EQ(exit_status(result), 1) << who << ": " << result.story;
   ASSERT_TRUE(result.first) << who << ": " << result.story;
-  EXPECT_EQ(result.first->place.point->name, point) << who << ": " << result.story;
-  EXPECT_EQ(result.first->place.layer, layer) << who << ": " << result.story;
+  EXPECT_EQ(result.first->node.place.point->name, point) << who << ": " << result.story;
+  EXPECT_EQ(result.first->node.place.layer, layer) << who << ": " << result.story;
 }
 
 class WhoSees : public testing::TestWithParam<Case> {
@@ -308,7 +308,7 @@ TEST(WhoSeesOnlyTheCache, PagesThatChangedPlacesMakeTheSameTokens) {
   const std::string fault = "swap-restores-another-page";
   EXPECT_EQ(tokens(fault), tokens(""));
   for (const Finding& f : judged_by_reference(checkpoint, scene, fault).findings)
-    EXPECT_EQ(f.place.point->name, "attn.kv");
+    EXPECT_EQ(f.node.place.point->name, "attn.kv");
 }
 
 // What an unused slot holds is read as a number that is none, or as one that is too large.

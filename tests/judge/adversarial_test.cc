@@ -81,7 +81,7 @@ std::string judge_answers(const Pair& pair, NodeClass node_class,
   for (const std::string& name : names) {
     char sign = '.';
     for (const Statistic& s : measure.statistics)
-      if (s.name == name && sign != '!') sign = s.passes(1) ? '=' : '!';
+      if (name_of(s.kind) == name && sign != '!') sign = s.passes(1) ? '=' : '!';
     text += sign;
   }
   return text;
@@ -109,8 +109,8 @@ char diff_answer(const Pair& pair, bool numbers) {
   };
   const Node node = node_of(pair);
   MemoryTrace a = run(node.want), b = run(node.got);
-  const std::string verdict = diff(a, b, {}).verdict;
-  return verdict == "identical" ? '=' : verdict == "noise" ? '~' : '!';
+  const DiffVerdict verdict = diff(a, b, {}).verdict;
+  return verdict == DiffVerdict::identical ? '=' : verdict == DiffVerdict::noise ? '~' : '!';
 }
 
 // The pair at a point whose bits must be equal, or at one whose sums may be taken in any order.

@@ -48,7 +48,7 @@ class Facts {
   }
 
  private:
-  RunFacts facts_;
+  RunCoverage facts_;
   std::vector<KeptTensor> tensors_;
 };
 

@@ -237,7 +237,8 @@ TEST(Steps, AllowAnotherNumberOnlyNearATie) {
       EXPECT_LT(static_cast<double>(other) / static_cast<double>(got.size()), 1e-3);
       Meter meter = meter_of(dtype, std::ssize(got));
       meter.add(0, {got, exact.want, b.limit, b.variance, b.shared, b.misround, b.gain});
-      for (const Statistic& s : meter.finish().statistics) EXPECT_TRUE(s.passes(1)) << s.name;
+      for (const Statistic& s : meter.finish().statistics)
+        EXPECT_TRUE(s.passes(1)) << name_of(s.kind);
     }
 }
 
@@ -252,7 +253,7 @@ TEST(Steps, OfAKernelThatDoesNotRoundThereAreSeen) {
     meter.add(0, {fused, exact.want, b.limit, b.variance, b.shared, b.misround, b.gain});
     std::string failing;
     for (const Statistic& s : meter.finish().statistics)
-      if (!s.passes(1)) failing += s.name;
+      if (!s.passes(1)) failing += name_of(s.kind);
     EXPECT_NE(failing.find("T1"), std::string::npos);
     EXPECT_NE(failing.find("T3"), std::string::npos);
   }
@@ -266,7 +267,7 @@ TEST(Steps, TooManyTiesTakenTheOtherWayAreSeen) {
   meter.add(0, {got, exact.want, b.limit, b.variance, b.shared, b.misround, b.gain});
   bool misrounds = false;
   for (const Statistic& s : meter.finish().statistics)
-    misrounds = misrounds || (std::string(s.name) == "T3" && !s.passes(1));
+    misrounds = misrounds || (s.kind == StatisticKind::misrounds && !s.passes(1));
   EXPECT_TRUE(misrounds);
 }
 

@@ -91,7 +91,7 @@ TEST_F(CacheReadTest, AnotherSignOfZeroIsShown) {
   };
   const Result result = judged(fake_run(model, DType::bf16));
   for (const Finding& f : result.findings) {
-    if (!f.place.point->is_cache()) continue;
+    if (!f.node.place.point->is_cache()) continue;
     EXPECT_EQ(f.index, (std::vector<int64_t>{2, 1, 0, 5}));
     EXPECT_TRUE(says(f, "want 0, got -0")) << text_of(f);
     return;

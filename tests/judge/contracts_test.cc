@@ -181,7 +181,7 @@ TEST(Undeclared, OneRoundingIsJudgedAsFused) {
   FakeRun run = fake_run(model, DType::bf16);
   run.manifest.contracts.clear();
   const Result result = judged(run);
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.scope.contracts.at("attn.norm"), "fused");
   EXPECT_EQ(std::ranges::count(result.scope.found, "attn.norm"), 1);
   EXPECT_NE(result.story.find("that was found for it"), std::string::npos) << result.story;
@@ -200,7 +200,7 @@ FakeRun rounded_twice(int layer) {
 
 TEST(Undeclared, RoundingOnTheWayIsFound) {
   const Result result = judged(rounded_twice(-1));
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.scope.contracts.at("mlp.act"), "hf");
   EXPECT_EQ(result.scope.contracts.at("mlp.norm"), "fused");
   EXPECT_NE(result.story.find("(hf: mlp.act, the others fused)"), std::string::npos)
@@ -209,10 +209,10 @@ TEST(Undeclared, RoundingOnTheWayIsFound) {
 
 TEST(Undeclared, TwoKernelsForOnePointAreAFinding) {
   const Result result = judged(rounded_twice(1));
-  EXPECT_EQ(result.verdict, "diverged") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::diverged) << result.story;
   ASSERT_TRUE(result.first);
-  EXPECT_EQ(result.first->place.point->name, "mlp.act") << result.story;
-  EXPECT_EQ(result.first->statistic, kContractStatistic);
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.act") << result.story;
+  EXPECT_EQ(result.first->statistic, StatisticKind::contract);
 }
 
 TEST(Undeclared, AContractNeverComesBeforeANumber) {
@@ -226,9 +226,9 @@ TEST(Undeclared, AContractNeverComesBeforeANumber) {
   run.manifest.contracts.clear();
   const Result result = judged(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(text_of(result.first->place), "final.norm") << result.story;
+  EXPECT_EQ(text_of(result.first->node.place), "final.norm") << result.story;
   EXPECT_TRUE(std::ranges::any_of(
-      result.findings, [](const Finding& f) { return f.statistic == kContractStatistic; }));
+      result.findings, [](const Finding& f) { return f.statistic == StatisticKind::contract; }));
 }
 
 TEST(Declared, WhatIsRightUnderAnotherContractIsWrongAndSaidSo) {
@@ -236,7 +236,7 @@ TEST(Declared, WhatIsRightUnderAnotherContractIsWrongAndSaidSo) {
   run.manifest.contracts = {{"mlp.act", fused}};
   const Result result = judged(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.act");
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.act");
   EXPECT_NE(result.first->rule.find("right if it rounds as hf"), std::string::npos)
       << result.first->rule;
 }
@@ -247,7 +247,7 @@ TEST(Declared, WhatRoundsOnceIsWrongAsAChain) {
   run.manifest.contracts["mlp.norm"] = hf;
   const Result result = judged(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.norm");
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.norm");
 }
 
 // The stream is stored rounded, and the norm after it reads the sum before that.
@@ -258,10 +258,10 @@ TEST(Undeclared, ANormOfTheUnroundedSumIsFound) {
   FakeRun run = fake_run(model, DType::bf16);
   run.manifest.contracts.clear();
   const Result result = judged(run);
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.scope.contracts.at("mlp.norm"), "unrounded_sum");
   run.manifest.contracts = {{"mlp.norm", fused}};
-  EXPECT_EQ(judged(run).verdict, "diverged");
+  EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ Result judged(ReferenceModel& model) {
 std::string where(const Result& result, std::string_view name) {
   std::string text;
   for (const Finding& f : result.findings) {
-    if (f.place.point->name != name) continue;
+    if (f.node.place.point->name != name) continue;
     const std::string says = f.shape ? f.shape->where : "";
     EXPECT_TRUE(text.empty() || text == says) << name << ": " << text << " and " << says;
     text = says;
@@ -179,9 +179,9 @@ TEST(ErrorMap, ForgetsWhatComesAfterItsBounds) {
   const auto rule = map.rule_of(place);
   ASSERT_TRUE(rule);
   EXPECT_EQ(rule->where, "positions >= 100");
-  EXPECT_TRUE(map.has({.pass = 200, .place = place}));
-  EXPECT_FALSE(map.has({.pass = 99, .place = place}));
-  EXPECT_FALSE(map.has({.pass = kPasses - 1, .place = place}));
+  EXPECT_TRUE(map.has({.node = {.place = place, .pass = 200}}));
+  EXPECT_FALSE(map.has({.node = {.place = place, .pass = 99}}));
+  EXPECT_FALSE(map.has({.node = {.place = place, .pass = kPasses - 1}}));
   EXPECT_FALSE(map.rule_of({&point("mlp.up"), 1}));
 }
 

@@ -19,7 +19,7 @@ class JudgeTest : public testing::Test {
                 std::move(options));
     flags_.clear();
     for (const Pass& pass : run.passes)
-      for (const Flag& flag : judge.judge(pass)) flags_.push_back(flag);
+      for (const NodeId& flag : judge.judge(pass)) flags_.push_back(flag);
     return judge.finish(run.requests, complete);
   }
 
@@ -48,18 +48,18 @@ class JudgeTest : public testing::Test {
 
   static void expect_first(const Result& result, const std::string& place, int pass,
                            int32_t request, Verdict verdict) {
-    EXPECT_EQ(result.verdict, "diverged");
+    EXPECT_EQ(result.verdict, RunVerdict::diverged);
     EXPECT_EQ(exit_status(result), 1);
     ASSERT_TRUE(result.first);
-    EXPECT_EQ(text_of(result.first->place), place) << result.story;
-    EXPECT_EQ(result.first->pass, pass);
-    EXPECT_EQ(result.first->request, request);
+    EXPECT_EQ(text_of(result.first->node.place), place) << result.story;
+    EXPECT_EQ(result.first->node.pass, pass);
+    EXPECT_EQ(result.first->node.request, request);
     EXPECT_EQ(result.first->verdict, verdict) << result.story;
     EXPECT_NE(result.story.find(place), std::string::npos) << result.story;
   }
 
   FakeOracle oracle_;
-  std::vector<Flag> flags_;
+  std::vector<NodeId> flags_;
 };
 
 }  // namespace lockstep

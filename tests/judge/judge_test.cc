@@ -14,7 +14,7 @@ constexpr int64_t kNodes = 3 * 2 * (1 + 2 * 18 + 3);
 TEST_F(JudgeTest, TheOracleRoundedIsBitwiseInEveryDtype) {
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     const Result result = judged(clean(dtype));
-    EXPECT_EQ(result.verdict, "clean") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
     EXPECT_EQ(exit_status(result), 0);
     EXPECT_EQ(result.expected, kNodes);
     EXPECT_EQ(result.judged, kNodes);
@@ -81,7 +81,7 @@ TEST_F(JudgeTest, OneRoundingTheOtherWayIsRounding) {
       if (std::abs(other - x) < 0.5001 * unit) x = other;
     }
   }));
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
 }
 
 TEST_F(JudgeTest, AnElementOffByTwoUlpIsFoundWithItsPlace) {
@@ -92,7 +92,7 @@ TEST_F(JudgeTest, AnElementOffByTwoUlpIsFoundWithItsPlace) {
   EXPECT_EQ(result.findings.size(), 1u);
   EXPECT_EQ(result.first->position, 5);
   EXPECT_EQ(result.first->index, (std::vector<int64_t>{5, 3, 2}));
-  EXPECT_EQ(result.first->statistic, "T1");
+  EXPECT_EQ(result.first->statistic, StatisticKind::max_error);
   EXPECT_GT(result.first->budgets, 2);
   ASSERT_EQ(flags_.size(), 1u);
   EXPECT_EQ(flags_[0].request, 0);
@@ -114,7 +114,7 @@ TEST_F(JudgeTest, AChangedBitOfACopyIsT0) {
     const Result result = judged(
         spoilt(name, 0, 2, [](std::vector<double>& v) { v[3] += 2 * ulp(v[3], DType::bf16); }));
     expect_first(result, std::string("layer 0 ") + name, 2, 0, Verdict::introduced);
-    EXPECT_EQ(result.first->statistic, "T0");
+    EXPECT_EQ(result.first->statistic, StatisticKind::bits);
     EXPECT_EQ(result.first->value, 1);
   }
 }
@@ -165,7 +165,7 @@ TEST_F(JudgeTest, WhatNoNodeShowsTheNodesOfAPlaceShowTogether) {
   const Result result = judged(slightly_large(), false);
   expect_first(result, "layer 1 mlp.gate", 0, 0, Verdict::introduced);
   ASSERT_EQ(result.findings.size(), 1u) << result.story;
-  EXPECT_EQ(result.first->statistic, "T5");
+  EXPECT_EQ(result.first->statistic, StatisticKind::gain);
   EXPECT_TRUE(result.first->index.empty());
   EXPECT_NE(result.story.find("all passes together"), std::string::npos) << result.story;
   EXPECT_EQ(count(result, Verdict::introduced), 1);
@@ -181,7 +181,7 @@ TEST_F(JudgeTest, APooledFindingDoesNotDisplaceOneThatCameEarlier) {
   const Result result = judged(slightly_large(spoilt_at("mlp.up", 0, 0)), false);
   expect_first(result, "layer 0 mlp.up", 0, 0, Verdict::introduced);
   ASSERT_EQ(result.findings.size(), 2u);
-  EXPECT_EQ(text_of(result.findings[1].place), "layer 1 mlp.gate");
+  EXPECT_EQ(text_of(result.findings[1].node.place), "layer 1 mlp.gate");
 
   // A place that has a finding of its own gets no second one.
   const Result one = judged(slightly_large(spoilt_at("mlp.gate", 1, 1)), false);
@@ -198,9 +198,9 @@ TEST_F(JudgeTest, SeveralBugsAreAllFoundInGraphOrder) {
   const Result result = judged(fake_run(model, DType::bf16));
   ASSERT_EQ(result.findings.size(), 7u) << result.story;
   expect_first(result, "layer 1 mlp.up", 0, 0, Verdict::introduced);
-  EXPECT_EQ(text_of(result.findings[1].place), "logits");
-  EXPECT_EQ(text_of(result.findings[2].place), "layer 0 attn.k_norm");
-  EXPECT_EQ(result.findings[2].pass, 1);
+  EXPECT_EQ(text_of(result.findings[1].node.place), "logits");
+  EXPECT_EQ(text_of(result.findings[2].node.place), "layer 0 attn.k_norm");
+  EXPECT_EQ(result.findings[2].node.pass, 1);
 }
 
 TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
@@ -221,7 +221,7 @@ TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
               std::string::npos)
         << result.story;
     // Attention is judged on what was read, so it is not to blame.
-    for (const Finding& f : result.findings) EXPECT_EQ(f.place.point->op, OpKind::cache);
+    for (const Finding& f : result.findings) EXPECT_EQ(f.node.place.point->op, OpKind::cache);
     EXPECT_EQ(count(result, Verdict::inconclusive), 0);
   }
 }
@@ -265,8 +265,7 @@ TEST_F(JudgeTest, AWrongTokenIsIntroducedAndATieIsNot) {
   run.requests[0].tokens.back() = run.requests[0].argmax.back() = ids[0];
   put_top_logits(run.passes[2]);
   const Result tie = judged(run);
-  for (const Finding& f : tie.findings)
-    EXPECT_NE(text_of(f.place), "token") << f.statistic << f.rule;
+  for (const Finding& f : tie.findings) EXPECT_NE(text_of(f.node.place), "token") << f.rule;
 }
 
 TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {
@@ -282,7 +281,7 @@ TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {
 
 TEST_F(JudgeTest, LimitsTimesZeroFailEveryInexactNode) {
   const Result result = judged(clean(), true, {.limit_scale = 0});
-  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
   EXPECT_EQ(exit_status(result), 1);
   // All but embed, attn.kv, two residuals a layer and the token.
   EXPECT_EQ(count(result, Verdict::introduced), kNodes - 3 * 2 * (1 + 2 * 3 + 1));
@@ -308,8 +307,8 @@ TEST_F(JudgeTest, AnotherDtypeThanDeclaredIsStructural) {
       t.row_hashes = row_hashes_of(t.data);
     }
   const Result worse = judged(run);
-  EXPECT_EQ(worse.verdict, "diverged");
-  EXPECT_EQ(text_of(worse.first->place), "layer 0 attn.norm") << worse.story;
+  EXPECT_EQ(worse.verdict, RunVerdict::diverged);
+  EXPECT_EQ(text_of(worse.first->node.place), "layer 0 attn.norm") << worse.story;
 }
 
 TEST_F(JudgeTest, MissingDuplicateRenamedAndMisshapenTensorsAreStructural) {
@@ -335,7 +334,7 @@ TEST_F(JudgeTest, MissingDuplicateRenamedAndMisshapenTensorsAreStructural) {
   run = clean();  // a layer that the model does not have
   tensor(run.passes[0], "mlp.down", 1).layer = 7;
   result = judged(run);
-  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
   EXPECT_EQ(count(result, Verdict::structural), 2);
   EXPECT_EQ(result.findings.size(), 3u);  // and the stray one
 
@@ -372,13 +371,13 @@ TEST_F(JudgeTest, TokensMustBeThosePromptedForcedOrChosen) {
   result = judged(run);
   bool found = false;
   for (const Finding& f : result.findings)
-    found = found || (f.place.point->name == "embed" && f.pass == 1 && f.position == 13);
+    found = found || (f.node.place.point->name == "embed" && f.node.pass == 1 && f.position == 13);
   EXPECT_TRUE(found) << result.story;
 
   // Unless it was forced.
   run.requests[0].forced = {fed};
   result = judged(run);
-  for (const Finding& f : result.findings) EXPECT_NE(f.place.point->name, "embed");
+  for (const Finding& f : result.findings) EXPECT_NE(f.node.place.point->name, "embed");
 }
 
 TEST_F(JudgeTest, DrawnTokensAreThoseTheEngineSaysItDrew) {
@@ -386,17 +385,17 @@ TEST_F(JudgeTest, DrawnTokensAreThoseTheEngineSaysItDrew) {
   const int32_t fed = run.passes[1].info.rows[0].token;
   tensor(run.passes[0], "token", -1).data.as<int32_t>()[0] = fed == 0 ? 1 : 0;
   run.requests[0].sampled = true;
-  for (const Finding& f : judged(run).findings) EXPECT_NE(f.place.point->name, "embed");
+  for (const Finding& f : judged(run).findings) EXPECT_NE(f.node.place.point->name, "embed");
 
   run.requests[0].tokens[0] = fed + 1;
   bool found = false;
   for (const Finding& f : judged(run).findings)
-    found = found || (f.place.point->name == "embed" && f.pass == 1 && f.position == 13);
+    found = found || (f.node.place.point->name == "embed" && f.node.pass == 1 && f.position == 13);
   EXPECT_TRUE(found);
 
   // Of a run that was cut off it is not known what was drawn.
   run.requests[0].tokens.clear();
-  for (const Finding& f : judged(run).findings) EXPECT_NE(f.place.point->name, "embed");
+  for (const Finding& f : judged(run).findings) EXPECT_NE(f.node.place.point->name, "embed");
 }
 
 TEST_F(JudgeTest, PositionsMustContinue) {
@@ -413,31 +412,31 @@ TEST_F(JudgeTest, DigestsOnlyAreInconclusive) {
   for (Pass& pass : run.passes)
     for (KeptTensor& t : pass.tensors) t.data = {};
   const Result nothing = judged(run);
-  EXPECT_EQ(nothing.verdict, "inconclusive");
+  EXPECT_EQ(nothing.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(nothing), 2);
   EXPECT_EQ(nothing.judged, 0);
 
   run = clean();
   tensor(run.passes[0], "mlp.norm", 1).data = {};
   const Result some = judged(run);
-  EXPECT_EQ(some.verdict, "inconclusive");
+  EXPECT_EQ(some.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(count(some, Verdict::inconclusive), 2 * 3);  // it, and gate and up, which read it
   EXPECT_EQ(some.judged, kNodes - 6);
 }
 
 TEST_F(JudgeTest, AnIncompleteTraceIsInconclusiveAtBest) {
   const Result result = judged(clean(), true, {}, false);
-  EXPECT_EQ(result.verdict, "inconclusive");
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(result), 2);
   const FakeRun bad = spoilt("mlp.up", 0, 0, [](std::vector<double>& v) { v[0] += 8; });
-  EXPECT_EQ(judged(bad, true, {}, false).verdict, "diverged");
+  EXPECT_EQ(judged(bad, true, {}, false).verdict, RunVerdict::diverged);
 }
 
 TEST_F(JudgeTest, NothingComparedIsTrouble) {
   FakeRun run = clean();
   const Result none = judged(run, true, {.selection = Selection("", "", "", "9")});
   EXPECT_EQ(none.expected, 0);
-  EXPECT_EQ(none.verdict, "inconclusive");
+  EXPECT_EQ(none.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(none), 2);
   EXPECT_NE(none.story.find("0 nodes"), std::string::npos);
   run.passes.clear();
@@ -449,7 +448,7 @@ TEST_F(JudgeTest, ASelectionLimitsWhatIsExpected) {
   const Result attn = judged(run, true, {.selection = Selection("attn.*", "1", "", "")});
   EXPECT_EQ(attn.expected, 3 * 2 * 12);
   EXPECT_EQ(attn.judged, attn.expected);
-  EXPECT_EQ(attn.verdict, "clean") << attn.story;
+  EXPECT_EQ(attn.verdict, RunVerdict::clean) << attn.story;
   const Result rows = judged(run, true, {.selection = Selection("", "", "3-5", "0")});
   EXPECT_EQ(rows.expected, 1 + 2 * 18 + 1);  // prefill only, and no row with logits
   EXPECT_EQ(rows.judged, rows.expected);
@@ -465,7 +464,7 @@ TEST_F(JudgeTest, OneRequestAloneIsJudgedAsInABatch) {
   FakeModel model(DType::bf16);
   const FakeRun run = fake_run(model, DType::bf16, 0, {1});
   const Result result = judged(run);
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.expected, kNodes / 6);
   bool blind = false;
   for (const std::string& text : result.blind)

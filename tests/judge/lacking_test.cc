@@ -14,10 +14,10 @@ TEST_F(JudgeTest, WhoBeginsLaterMustHaveInherited) {
   expect_first(result, "embed", 1, 0, Verdict::structural);
   for (Pass& pass : run.passes) pass.info.inherited_known = false;
   result = judged(run);
-  EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
   EXPECT_TRUE(result.findings.empty()) << result.story;
   run.passes[1].info.rows[0].row.position += 1;  // not where it begins
-  EXPECT_EQ(judged(run).verdict, "diverged");
+  EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
 }
 
 TEST_F(JudgeTest, ChoicesMustHaveLogits) {
@@ -33,7 +33,7 @@ TEST_F(JudgeTest, ChoicesMustHaveLogits) {
   for (size_t pass = 0; pass < 3; ++pass) {
     FakeRun run = without_logits(pass);
     const Result result = judged(run);
-    EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
     EXPECT_NE(result.story.find(fmt::format("token {} of request 0, at position {}, was chosen by "
                                             "logits that the trace does not have",
                                             pass, 13 + pass)),
@@ -41,12 +41,12 @@ TEST_F(JudgeTest, ChoicesMustHaveLogits) {
         << result.story;
     EXPECT_EQ(judged(run, true, {}, false).story.find("was chosen by logits"), std::string::npos);
     for (RequestInfo& request : run.requests) request.forced = request.tokens;
-    EXPECT_EQ(judged(run).verdict, "clean") << "what was forced was not chosen";
+    EXPECT_EQ(judged(run).verdict, RunVerdict::clean) << "what was forced was not chosen";
   }
   FakeRun run = whole;
   run.requests[1].id = 7;
   EXPECT_NE(judged(run).story.find("request 1 was to be fed is not known"), std::string::npos);
-  EXPECT_EQ(judged(run).verdict, "inconclusive");
+  EXPECT_EQ(judged(run).verdict, RunVerdict::inconclusive);
 }
 
 TEST_F(JudgeTest, WhatARequestNamesMustBeWhatWasFedAndChosen) {
@@ -79,9 +79,10 @@ TEST_F(JudgeTest, WhatARequestNamesMustBeAllThatWasChosen) {
   expect_rule(2, "which is none of the", [](RequestInfo& r) { r.tokens[2] = -1; });
   FakeRun run = clean();
   for (RequestInfo& request : run.requests) request.argmax.clear();
-  EXPECT_EQ(judged(run).verdict, "clean") << "it may leave out which ones were the most likely";
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean)
+      << "it may leave out which ones were the most likely";
   for (RequestInfo& request : run.requests) request.tokens.clear();
-  EXPECT_EQ(judged(run).verdict, "clean") << "and say nothing of what it became";
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean) << "and say nothing of what it became";
 }
 
 // What was asked for and what was judged are counted against each other.
@@ -90,7 +91,7 @@ TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
     FakeRun run = clean();
     change(run);
     const Result result = judged(run);
-    EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
     EXPECT_EQ(exit_status(result), 2);
     EXPECT_TRUE(result.findings.empty()) << result.story;
     EXPECT_NE(result.story.find("requests were not served as they ask: " + why), std::string::npos)
@@ -112,21 +113,21 @@ TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
                });
   FakeRun run = clean();
   for (RequestInfo& of : run.requests) of.max_new = 3;
-  EXPECT_EQ(judged(run).verdict, "clean");
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean);
   RequestInfo fork = run.requests[0];
   fork.id = 7;
   fork.max_new = 1;
   fork.tokens.resize(1), fork.argmax.resize(1);
   run.requests.push_back(fork);
-  EXPECT_EQ(judged(run).verdict, "clean") << "its one token is of a row that both share";
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean) << "its one token is of a row that both share";
   for (RequestInfo& of : run.requests) of.max_new = 9, of.stopped = true;
-  EXPECT_EQ(judged(run).verdict, "clean") << "an end token came before";
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean) << "an end token came before";
 }
 
 TEST_F(JudgeTest, WhatIsInheritedIsNotComputedToo) {
   FakeRun run = clean();
   run.passes[1].info.inherited.push_back({0, run.requests[0].prompt});
-  EXPECT_EQ(judged(run).verdict, "clean");
+  EXPECT_EQ(judged(run).verdict, RunVerdict::clean);
   run.passes[1].info.inherited[0].tokens.push_back(run.passes[1].info.rows[0].token);
   expect_first(judged(run), "embed", 1, 0, Verdict::structural);
 }
@@ -170,7 +171,7 @@ TEST_F(JudgeTest, PointsThatNoPassShowsWereNotRecorded) {
   };
   for (const std::string name : {"embed", "attn.q_norm", "attn.kv", "mlp.down", "token"}) {
     const Result result = lacking(name);
-    EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
     EXPECT_TRUE(result.findings.empty()) << result.story;
     bool said = false;
     for (const std::string& note : result.notes)
@@ -194,7 +195,7 @@ TEST_F(JudgeTest, TheInputsOfOneOpAreNoDivergence) {
   });
   run.passes[0].info.inherited_known = false;
   const Result result = judged(run);
-  EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
   EXPECT_EQ(result.judged, 0);
 }
 

@@ -98,7 +98,9 @@ TEST(Limits, TightenWhatIsBeyondTheRoundingOfTheStore) {
   EXPECT_DOUBLE_EQ(budget.limit[1], 0.275);
   EXPECT_EQ(budget.gain, 1e-5);
   EXPECT_EQ(budget.misrounds, 0.001);
-  std::vector<Statistic> statistics{{"T1", 0.5, 1, ""}, {"T2", 0.5, 1.1, ""}, {"T4", 0.5, 1.9, ""}};
+  std::vector<Statistic> statistics{{StatisticKind::max_error, 0.5, 1, ""},
+                                    {StatisticKind::rms_error, 0.5, 1.1, ""},
+                                    {StatisticKind::worst_slice, 0.5, 1.9, ""}};
   tighten(statistics, {.rms = 0.3});
   EXPECT_EQ(statistics[0].limit, 1);
   EXPECT_EQ(statistics[1].limit, 0.3);
@@ -121,16 +123,16 @@ TEST(Limits, LearntFromACleanRunShowWhatTheoryDoesNot) {
       v[7] += 2e-7 * std::abs(v[7]);
   });
   const FakeRun off = fake_run(bad, DType::f32);
-  EXPECT_EQ(judged(off, {}).verdict, "clean");
+  EXPECT_EQ(judged(off, {}).verdict, RunVerdict::clean);
 
   Limits limits;
   EXPECT_EQ(judged(clean, {.learn = &limits}).provenance.at("limits"), "theory");
   EXPECT_NE(limits.name(), "theory");
-  EXPECT_EQ(judged(clean, {.limits = limits}).verdict, "clean");
+  EXPECT_EQ(judged(clean, {.limits = limits}).verdict, RunVerdict::clean);
   const Result result = judged(off, {.limits = limits});
-  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
   ASSERT_TRUE(result.first);
-  EXPECT_EQ(text_of(result.first->place), "layer 1 mlp.down");
+  EXPECT_EQ(text_of(result.first->node.place), "layer 1 mlp.down");
   EXPECT_EQ(result.provenance.at("limits"), limits.name());
 }
 
@@ -139,7 +141,7 @@ TEST(Limits, AreNotLearntFromABug) {
     if (p.point->name == "mlp.down") v[7] += 1;
   });
   Limits limits;
-  EXPECT_EQ(judged(fake_run(bad, DType::f32), {.learn = &limits}).verdict, "diverged");
+  EXPECT_EQ(judged(fake_run(bad, DType::f32), {.learn = &limits}).verdict, RunVerdict::diverged);
   EXPECT_EQ(limits, Limits{});
 }
 

@@ -94,9 +94,9 @@ TEST_F(Lined, AnOpThatMustBeBitwiseMayNotDifferByOneUlp) {
   const Result result = line_up();
   ASSERT_TRUE(result.first);
   EXPECT_EQ(result.findings.size(), 1u);
-  EXPECT_EQ(result.first->place.point->name, "final.norm");
+  EXPECT_EQ(result.first->node.place.point->name, "final.norm");
   EXPECT_EQ(result.first->index, (std::vector<int64_t>{1, 2}));
-  EXPECT_EQ(result.first->statistic, "T0");
+  EXPECT_EQ(result.first->statistic, StatisticKind::bits);
   EXPECT_EQ(result.first->want, .25);
   EXPECT_EQ(norm_[6], .25f) << "what follows gets the base's row";
 }
@@ -112,7 +112,7 @@ TEST_F(Lined, AProductMayDifferByTwoBudgetsAndNoMore) {
   logits_[0] = static_cast<float>(1 + 1.2 * sums);
   result = line_up();
   ASSERT_EQ(result.findings.size(), 1u);
-  EXPECT_EQ(result.findings[0].statistic, "T1");
+  EXPECT_EQ(result.findings[0].statistic, StatisticKind::max_error);
   EXPECT_NEAR(result.findings[0].budgets, 1.2, .1);
   EXPECT_EQ(result.findings[0].position, 2);
 }
@@ -138,7 +138,7 @@ TEST_F(Lined, WhatIsMissingIsStructural) {
   EXPECT_EQ(result.expected, 4);
   ASSERT_EQ(result.findings.size(), 1u);
   EXPECT_EQ(result.findings[0].verdict, Verdict::structural);
-  EXPECT_EQ(result.findings[0].place.point->name, "logits");
+  EXPECT_EQ(result.findings[0].node.place.point->name, "logits");
 }
 
 TEST_F(Lined, AnotherShapeIsStructural) {

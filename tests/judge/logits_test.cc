@@ -55,10 +55,10 @@ TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   EXPECT_EQ(c.summary()->argmax_equal, 0);
 }
 
-Statistic statistic(const std::vector<LogitsDoubt>& all, const std::string& name, size_t nth) {
+Statistic statistic(const std::vector<LogitsDoubt>& all, StatisticKind kind, size_t nth) {
   for (const LogitsDoubt& doubt : all)
-    if (doubt.statistic.name == name && nth-- == 0) return doubt.statistic;
-  fail("no statistic {}", name);
+    if (doubt.statistic.kind == kind && nth-- == 0) return doubt.statistic;
+  fail("no statistic {}", name_of(kind));
 }
 
 // The exact candidates are `margin` apart and the noise of the dtype is 0.1: rows in which the
@@ -77,23 +77,23 @@ TEST(Flips, AreComparedWithTheirExpectedNumber) {
   const LogitsComparison some = flips_at(0.2, 50, 10), many = flips_at(0.2, 50, 17);
   EXPECT_NEAR(some.summary()->expected_flips, 50 * 0.07865, 0.01);
   const std::vector<LogitsDoubt> statistics = some.doubts();
-  EXPECT_EQ(statistic(statistics, "flips", 0).value, 0);  // unexplained ones
-  EXPECT_TRUE(statistic(statistics, "flips", 0).passes(1));
-  EXPECT_EQ(statistic(statistics, "flips", 1).value, 10);
-  EXPECT_EQ(statistic(statistics, "flips", 1).limit, 16);
-  EXPECT_TRUE(statistic(statistics, "flips", 1).passes(1));
-  EXPECT_FALSE(statistic(many.doubts(), "flips", 1).passes(1));
+  EXPECT_EQ(statistic(statistics, StatisticKind::flips, 0).value, 0);  // unexplained ones
+  EXPECT_TRUE(statistic(statistics, StatisticKind::flips, 0).passes(1));
+  EXPECT_EQ(statistic(statistics, StatisticKind::flips, 1).value, 10);
+  EXPECT_EQ(statistic(statistics, StatisticKind::flips, 1).limit, 16);
+  EXPECT_TRUE(statistic(statistics, StatisticKind::flips, 1).passes(1));
+  EXPECT_FALSE(statistic(many.doubts(), StatisticKind::flips, 1).passes(1));
 }
 
 TEST(Flips, ThatRoundingDoesNotExplainAreNeverExpected) {
-  EXPECT_FALSE(statistic(flips_at(1, 50, 1).doubts(), "flips", 0).passes(1));
-  EXPECT_TRUE(statistic(flips_at(1, 50, 0).doubts(), "flips", 0).passes(1));
+  EXPECT_FALSE(statistic(flips_at(1, 50, 1).doubts(), StatisticKind::flips, 0).passes(1));
+  EXPECT_TRUE(statistic(flips_at(1, 50, 0).doubts(), StatisticKind::flips, 0).passes(1));
   // Without any noise nothing is expected to differ, and that is no division by zero.
   const KeptTensor exact = logits({1.5, 1}), got = logits({1, 1.5});
   LogitsComparison c(DType::bf16);
   c.add(0, &got, &exact, &exact);
   EXPECT_EQ(c.summary()->expected_flips, 0);
-  EXPECT_FALSE(statistic(c.doubts(), "flips", 1).passes(1));
+  EXPECT_FALSE(statistic(c.doubts(), StatisticKind::flips, 1).passes(1));
 }
 
 TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
@@ -105,8 +105,8 @@ TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
     return c.doubts();
   };
   EXPECT_EQ(of(far, 99).size(), 2u) << "too few rows to tell";
-  EXPECT_FALSE(statistic(of(far, 100), "KL", 0).passes(1));  // 4 times
-  EXPECT_TRUE(statistic(of(near, 100), "KL", 0).passes(1));  // 2.25 times
+  EXPECT_FALSE(statistic(of(far, 100), StatisticKind::divergence, 0).passes(1));  // 4 times
+  EXPECT_TRUE(statistic(of(near, 100), StatisticKind::divergence, 0).passes(1));  // 2.25 times
 }
 
 TEST(Flips, AreFoundAtTheirOwnRow) {
@@ -153,7 +153,7 @@ TEST(Logits, ThatAreNoNumbersExplainNothing) {
     c.add(0, &got, &exact, &exact);
     EXPECT_TRUE(std::isnan(c.summary()->max_abs));
     EXPECT_EQ(c.summary()->unexplained_flips, 1);
-    EXPECT_FALSE(statistic(c.doubts(), "flips", 0).passes(1));
+    EXPECT_FALSE(statistic(c.doubts(), StatisticKind::flips, 0).passes(1));
     EXPECT_FALSE(c.flips(0).at(0).explained);
   }
 }

@@ -35,10 +35,10 @@ FakeRun large_run(const Spoil& more = {}) {
   return fake_run(model, DType::f16);
 }
 
-Result judged(const FakeRun& run, Oracle& oracle, std::vector<Flag>* flags = nullptr) {
+Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = nullptr) {
   Judge judge(run.manifest, oracle, nullptr, nullptr, {});
   for (const Pass& pass : run.passes)
-    for (const Flag& flag : judge.judge(pass))
+    for (const NodeId& flag : judge.judge(pass))
       if (flags) flags->push_back(flag);
   return judge.finish(run.requests, true);
 }
@@ -49,9 +49,9 @@ int64_t count(const Result& result, Verdict verdict) {
 
 TEST(Overflow, OfTheExactResultIsNoFindingAndWhatItMakesNaNIsNotJudged) {
   LargeOracle oracle;
-  std::vector<Flag> flags;
+  std::vector<NodeId> flags;
   const Result result = judged(large_run(), oracle, &flags);
-  EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
   EXPECT_EQ(exit_status(result), 2);
   EXPECT_TRUE(result.findings.empty());
   EXPECT_TRUE(flags.empty());
@@ -112,15 +112,15 @@ TEST(Overflow, OfOneRowLeavesTheOthersJudged) {
   EXPECT_TRUE(clean.findings.empty()) << clean.story;
   EXPECT_GT(clean.excluded, 0);
   ASSERT_TRUE(wrong.first) << wrong.story;
-  EXPECT_EQ(text_of(wrong.first->place), "layer 1 mlp.gate");
+  EXPECT_EQ(text_of(wrong.first->node.place), "layer 1 mlp.gate");
 }
 
 TEST(Overflow, WhereTheExactResultIsANumberIsABug) {
   FakeOracle oracle;
   const Result result = judged(large_run(), oracle);
-  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
   ASSERT_TRUE(result.first);
-  EXPECT_EQ(text_of(result.first->place), "layer 0 mlp.act");
+  EXPECT_EQ(text_of(result.first->node.place), "layer 0 mlp.act");
   EXPECT_EQ(result.first->verdict, Verdict::nonfinite);
   EXPECT_NE(result.first->rule.find("introduced"), std::string::npos);
 }
@@ -133,13 +133,13 @@ TEST(Overflow, HidesNoBugBesideIt) {
                              }),
                              oracle);
   EXPECT_EQ(exit_status(same), 1);
-  EXPECT_EQ(text_of(same.first->place), "layer 0 mlp.act");
+  EXPECT_EQ(text_of(same.first->node.place), "layer 0 mlp.act");
   const auto in_next_layer = [](const Place& p, const PassInfo&, std::vector<double>& v) {
     if (p.point->name == "attn.o" && p.layer == 0) v[3] += 5;
   };
   const Result other = judged(large_run(in_next_layer), oracle);
   EXPECT_EQ(exit_status(other), 1);
-  EXPECT_EQ(text_of(other.first->place), "layer 0 attn.o");
+  EXPECT_EQ(text_of(other.first->node.place), "layer 0 attn.o");
 }
 
 TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
@@ -150,7 +150,7 @@ TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
              }),
              oracle);
   EXPECT_EQ(exit_status(result), 1);
-  EXPECT_EQ(text_of(result.first->place), "layer 0 attn.v");
+  EXPECT_EQ(text_of(result.first->node.place), "layer 0 attn.v");
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ std::vector<Pass> passes_of(const Checkpoint& checkpoint, DType dtype, Graph& gr
                 .requests = {{.prompt = some_tokens(13, vocab, 1), .max_new = 2},
                              {.prompt = some_tokens(7, vocab, 2), .max_new = 2}}};
   std::vector<Pass> passes;
-  run.seen = [&](const Pass& pass, const std::vector<Flag>&) { passes.push_back(pass); };
+  run.seen = [&](const Pass& pass, const std::vector<NodeId>&) { passes.push_back(pass); };
   graph = open_reference().oracle(checkpoint, {.dtype = dtype})->graph();
   judged(run);
   return passes;

@@ -248,19 +248,19 @@ KernelOutcome judge_kernel(const KernelRun& run) {
                         .elements = difference.elements,
                         .different = difference.different,
                         .largest_ulp = difference.largest_ulp};
-  if (result.first) outcome.named = text_of(result.first->place);
+  if (result.first) outcome.named = text_of(result.first->node.place);
   // Of the places where it runs the first may be one whose numbers hide it, as those of large rows
   // hide an eps.
   const std::string wanted = first_point(kernel, checkpoint.config());
-  const bool right_place =
-      result.first &&
-      (result.first->place.point->name == wanted ||
-       applies(kernel, result.first->place.point->name)) &&
-      (run.layer < 0 || result.first->place.layer < 0 || result.first->place.layer == run.layer);
+  const bool right_place = result.first &&
+                           (result.first->node.place.point->name == wanted ||
+                            applies(kernel, result.first->node.place.point->name)) &&
+                           (run.layer < 0 || result.first->node.place.layer < 0 ||
+                            result.first->node.place.layer == run.layer);
   if (kernel.right)
-    outcome.seen = result.verdict == "clean" ? Seen::right
-                   : result.first            ? Seen::alarm
-                                             : Seen::inconclusive;
+    outcome.seen = result.verdict == RunVerdict::clean ? Seen::right
+                   : result.first                      ? Seen::alarm
+                                                       : Seen::inconclusive;
   else if (result.first)
     outcome.seen = right_place ? Seen::right : Seen::wrong_op;
   else

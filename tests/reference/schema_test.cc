@@ -31,8 +31,9 @@ class HuggingFace : public testing::TestWithParam<std::string> {
 
 void expect_no_finding(const Result& result) {
   for (const Finding& f : result.findings)
-    ADD_FAILURE() << text_of(f.place) << " pass " << f.pass << ": " << name_of(f.verdict) << ' '
-                  << f.statistic << ' ' << f.value << " over " << f.limit << "; " << f.rule;
+    ADD_FAILURE() << text_of(f.node.place) << " pass " << f.node.pass << ": " << name_of(f.verdict)
+                  << ' ' << (f.statistic ? name_of(*f.statistic) : "") << ' ' << f.value << " over "
+                  << f.limit << "; " << f.rule;
   EXPECT_GE(result.judged, 48);
 }
 
@@ -58,7 +59,7 @@ TEST_P(HuggingFace, IsCleanUnderTheContractThatIsAskedForWhateverTheTraceDeclare
   expect_no_finding(found);
   EXPECT_EQ(std::ranges::count(found.notes, "attn.norm is judged as hf, which it was found to be"),
             1);
-  EXPECT_EQ(judged(hf, {.contracts = fused}).verdict, "diverged");
+  EXPECT_EQ(judged(hf, {.contracts = fused}).verdict, RunVerdict::diverged);
   for (const Result& asked : {found, judged({}, {.contracts = hf})})
     EXPECT_EQ(std::ranges::count_if(asked.notes,
                                     [](const std::string& note) {
@@ -72,23 +73,24 @@ TEST_P(HuggingFace, IsAnotherContractThanEagerAtItsAttentionAlone) {
   const Result result = judged(every(RoundingContract::eager));
   EXPECT_FALSE(result.findings.empty());
   for (const Finding& f : result.findings) {
-    EXPECT_EQ(f.place.point->name, "attn.out") << text_of(f.place);
+    EXPECT_EQ(f.node.place.point->name, "attn.out") << text_of(f.node.place);
     EXPECT_NE(f.rule.find("right if it rounds as hf"), std::string::npos) << f.rule;
   }
 }
 
 TEST_P(HuggingFace, IsABugUnderTheSchemaOfOneRounding) {
   const Result result = judged(every(RoundingContract::fused));
-  EXPECT_EQ(result.verdict, "diverged");
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
   std::set<std::string> places;
-  for (const Finding& f : result.findings) places.insert(text_of(f.place));
+  for (const Finding& f : result.findings) places.insert(text_of(f.node.place));
   for (const char* name : {"layer 0 attn.norm", "layer 3 mlp.norm", "layer 5 mlp.act",
                            "layer 0 attn.q_rope", "layer 3 attn.k_rope", "final.norm"})
     EXPECT_TRUE(places.contains(name)) << name;
   for (const Finding& f : result.findings)
-    EXPECT_TRUE(f.place.point->op == OpKind::norm || f.place.point->op == OpKind::rope ||
-                f.place.point->op == OpKind::silu_mul || f.place.point->op == OpKind::attention)
-        << text_of(f.place) << ' ' << f.rule;
+    EXPECT_TRUE(f.node.place.point->op == OpKind::norm || f.node.place.point->op == OpKind::rope ||
+                f.node.place.point->op == OpKind::silu_mul ||
+                f.node.place.point->op == OpKind::attention)
+        << text_of(f.node.place) << ' ' << f.rule;
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, HuggingFace, testing::Values("bard-qwen3", "bard-qwen2.5"),

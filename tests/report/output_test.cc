@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/fixtures.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,7 @@ TEST(TextOf, TableAlignsNumbersRightAndShortensThem) {
 }
 
 TEST(TextOf, CsvQuotesWhatItMust) {
-  EXPECT_EQ(text_of(kTable, "csv"), "name,count,size\n\"a, \"\"b\"\"\",7,0.1\nc,12,nan\n");
+  EXPECT_EQ(text_of(kTable, "csv"), "name,count,size\n\"a, \"\"b\"\"\",7,0.1\nc,12,NaN\n");
 }
 
 TEST(TextOf, JsonKeepsNanAsText) {
@@ -35,6 +36,34 @@ TEST(TextOf, JsonKeepsNanAsText) {
   EXPECT_EQ(json[0]["name"], "a, \"b\"");
   EXPECT_EQ(json[0]["size"], 0.1);
   EXPECT_EQ(json[1]["size"], "NaN");
+}
+
+TEST(TextOf, ProgramsReadEveryNumberAsItWas) {
+  Table table{{"x"}, {}};
+  for (const double x : {static_cast<double>(NAN), HUGE_VAL, -HUGE_VAL, 0.1, -0.0, 5e-324})
+    table.rows.push_back({x});
+  EXPECT_EQ(text_of(table, "csv"), "x\nNaN\nInfinity\n-Infinity\n0.1\n-0\n5e-324\n");
+  const auto json = nlohmann::json::parse(text_of(table, "json"));
+  for (size_t i = 0; i < table.rows.size(); ++i) {
+    const double want = std::get<double>(table.rows[i][0]), got = double_from(json[i]["x"]);
+    EXPECT_TRUE(got == want || (std::isnan(got) && std::isnan(want))) << want;
+    EXPECT_EQ(std::signbit(got), std::signbit(want));
+  }
+}
+
+TEST(TextOf, ADocumentIsBlocksForPeopleAndDataForPrograms) {
+  const Document document{
+      .blocks = {KeyValues{{{"model", "bard"}}}, Heading{"part"}, List{{"one", "two"}, "items"},
+                 Paragraph{"A sentence."}, Bars{{{"2^0", 4}, {"2^1", 0}}}, Heading{}, kTable,
+                 Conclusion{"clean", "No bug"}},
+      .data = {{"all"}, {{int64_t{7}}}}};
+  EXPECT_EQ(text_of(document, "table"),
+            "model           bard\n\npart\nitems\n  one\n  two\nA sentence.\n"
+            "  2^0              4  ##################################################\n"
+            "  2^1              0\n\n"
+            "name    count  size\na, \"b\"      7   0.1\nc          12   nan\nclean: No bug\n");
+  EXPECT_EQ(text_of(document, "csv"), "all\n7\n");
+  EXPECT_EQ(nlohmann::json::parse(text_of(document, "json"))[0]["all"], 7);
 }
 
 TEST(TextOf, AnUnknownFormatIsRefused) {

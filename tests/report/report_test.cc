@@ -11,6 +11,7 @@
 #include <set>
 
 #include "src/judge/story.h"
+#include "src/report/output.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
@@ -119,11 +120,9 @@ Result clean_result() {
 
 Result diverged_result() {
   Result r = clean_result();
-  r.findings = {{.request = 0,
+  r.findings = {{.node = {.place = {&point("attn.q_rope"), 2}, .pass = 3, .request = 0},
                  .position = 17,
-                 .pass = 3,
-                 .place = {&point("attn.q_rope"), 2},
-                 .statistic = "T1",
+                 .statistic = StatisticKind::max_error,
                  .value = 35.2,
                  .limit = 1,
                  .index = {17, 3, 5},
@@ -132,7 +131,7 @@ Result diverged_result() {
                  .budgets = 35.2,
                  .rule = "37 of 2048 elements over their budget",
                  .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
-                {.place = {&point("logits"), -1},
+                {.node = {.place = {&point("logits"), -1}},
                  .verdict = Verdict::nonfinite,
                  .index = {0, 5},
                  .got = std::numeric_limits<double>::quiet_NaN(),
@@ -148,7 +147,7 @@ Result diverged_result() {
 TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
   Result r = clean_result();
   tell(r, {.unexplained = "3 of 24 tokens differ"});
-  EXPECT_EQ(r.verdict, "inconclusive");
+  EXPECT_EQ(r.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(r), 2);
   EXPECT_NE(r.story.find("3 of 24 tokens differ, so an op that was not judged is wrong"),
             std::string::npos)
@@ -167,6 +166,74 @@ TEST(ReportJson, OfEveryKindOfResultFitsTheSchema) {
     const Json json = Json::parse(report_json(r));
     EXPECT_EQ(violation(json, rules, rules), "") << json.dump(2);
   }
+}
+
+// Every number that a result has is one that is not finite.
+Result result_of(double x) {
+  Result r = diverged_result();
+  for (Finding& f : r.findings) {
+    f.value = f.limit = f.want = f.got = f.budgets = f.of_row = x;
+    if (f.shape) f.shape->precision = f.shape->recall = x;
+  }
+  r.first = r.findings[0];
+  for (PlaceSummary& p : r.places) {
+    p.worst_t1 = p.worst_t2 = p.worst_of_row = x;
+    p.introduced_rms = p.propagated_rms = p.total_rms = x;
+  }
+  r.requests[0].flips[0].margin_ulp = r.scope.largest = r.limits["T1"] = x;
+  LogitsSummary& l = *r.logits;
+  l.max_abs = l.kl_mean = l.kl_reference = l.expected_flips = l.least_margin_ulp = x;
+  return r;
+}
+
+TEST(ResultFromJson, GivesBackEveryKindOfResult) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const Result& r : {clean_result(), diverged_result(), nothing_result(),
+                          result_of(std::nan("")), result_of(kInfinity), result_of(-kInfinity)}) {
+    const std::string json = report_json(r);
+    const Result back = result_from_json(json, "r.json");
+    EXPECT_EQ(report_json(back), json);
+    EXPECT_EQ(text_of(document_of(back), "table"), text_of(document_of(r), "table"));
+    EXPECT_EQ(text_of(document_of(back), "csv"), text_of(document_of(r), "csv"));
+  }
+}
+
+TEST(ResultFromJson, KeepsNumbersThatAreNotFinite) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double x : {kInfinity, -kInfinity}) {
+    const Result back = result_from_json(report_json(result_of(x)), "r.json");
+    EXPECT_EQ(back.first->got, x);
+    EXPECT_EQ(back.places[1].worst_t2, x);
+    EXPECT_EQ(back.limits.at("T1"), x);
+    EXPECT_EQ(back.logits->kl_mean, x);
+    EXPECT_EQ(back.requests[0].flips[0].margin_ulp, x);
+  }
+  const Result back = result_from_json(report_json(result_of(std::nan(""))), "r.json");
+  EXPECT_TRUE(std::isnan(back.first->got) && std::isnan(back.scope.largest));
+}
+
+TEST(ResultFromJson, KnowsWhereTheWrongElementsAre) {
+  const Result r = diverged_result();
+  const Result back = result_from_json(report_json(r), "r.json");
+  EXPECT_EQ(back.first->rule, r.first->rule);
+  EXPECT_EQ(back.first->shape->where, r.first->shape->where);
+  EXPECT_EQ(back.first->statistic, StatisticKind::max_error);
+  EXPECT_FALSE(back.findings[1].statistic);
+  Result bare = r;
+  bare.findings[0].rule.clear();
+  EXPECT_EQ(result_from_json(report_json(bare), "r.json").findings[0].shape->where,
+            r.first->shape->where);
+}
+
+TEST(ResultFromJson, RefusesWhatIsNoResult) {
+  const auto refusal = [](const std::string& text) {
+    return error_of([&] { result_from_json(text, "r.json"); });
+  };
+  Json other = Json::parse(report_json(clean_result())), wrong = other;
+  other["format"] = "lockstep-diff";
+  wrong["points"][0]["point"] = "nowhere";
+  for (const std::string& text : {std::string("{"), std::string("[]"), other.dump(), wrong.dump()})
+    EXPECT_EQ(refusal(text).find("r.json was wanted to be a result of lockstep"), 0u) << text;
 }
 
 TEST(ReportJson, TheSchemaCanRefuse) {
@@ -222,7 +289,7 @@ TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
 
 TEST(Story, SaysHowLargeADifferenceIsWhereBudgetsSayLittle) {
   const auto said = [](double budgets, double of_row) {
-    return text_of(Finding{.statistic = "T1",
+    return text_of(Finding{.statistic = StatisticKind::max_error,
                            .index = {0, 1},
                            .want = 0,
                            .got = 1e-5,
@@ -244,16 +311,17 @@ TEST(Reports, SayTheWorstElementBesideItsRow) {
                       .verdict = Verdict::introduced,
                       .worst_t1 = 4.1e39,
                       .worst_of_row = 0.031});
-  EXPECT_NE(report_csv(r).find("3,mlp.up,introduced,1,1,4.1e+39,0,0.031,"), std::string::npos);
+  EXPECT_NE(text_of(document_of(r), "csv").find("3,mlp.up,introduced,1,1,4.1e+39,0,0.031,"),
+            std::string::npos);
   EXPECT_EQ(Json::parse(report_json(r))["points"].back()["worst"]["of_row"], 0.031);
-  const std::string table = report_table(r);
+  const std::string table = text_of(document_of(r), "table");
   EXPECT_NE(table.find(" over 1e9     0.031 "), std::string::npos) << table;
   EXPECT_EQ(table.find("e+39"), std::string::npos);
 }
 
 TEST(ReportTable, EndsWithTheVerdict) {
   const auto last_line = [](const Result& r) {
-    std::string text = report_table(r);
+    std::string text = text_of(document_of(r), "table");
     EXPECT_EQ(text.back(), '\n');
     text.pop_back();
     return text.substr(text.rfind('\n') + 1);
@@ -278,7 +346,7 @@ TEST(ReportTable, ShowsTheGravestPlacesFirst) {
                       .judged = 1,
                       .verdict = Verdict::introduced,
                       .worst_t1 = 9});
-  const std::string text = report_table(r);
+  const std::string text = text_of(document_of(r), "table");
   const size_t worst = text.find("layer 39 mlp.down"), next = text.find("layer 0 attn.q");
   ASSERT_NE(worst, std::string::npos);
   ASSERT_NE(next, std::string::npos);
@@ -288,7 +356,7 @@ TEST(ReportTable, ShowsTheGravestPlacesFirst) {
 }
 
 TEST(ReportCsv, HasOneLineAPlace) {
-  const std::string csv = report_csv(clean_result());
+  const std::string csv = text_of(document_of(clean_result()), "csv");
   EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
   EXPECT_NE(csv.find("\n,embed,bitwise,4,4"), std::string::npos) << csv;
   EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0.002,0,17,0"), std::string::npos) << csv;

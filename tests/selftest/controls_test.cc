@@ -19,7 +19,8 @@ TEST(Controls, NoneComesOutClean) {
       const auto controls = positive_controls(checkpoint, open_reference(), engine, requests);
       EXPECT_GE(controls.size(), 13u);
       for (const Control& control : controls)
-        EXPECT_TRUE(control.failed) << model << ": " << control.name << ": " << control.verdict;
+        EXPECT_TRUE(control.failed)
+            << model << ": " << control.name << ": " << name_of(control.verdict);
     }
 }
 

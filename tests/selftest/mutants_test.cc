@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/report/output.h"
 #include "src/selftest/selftest_report.h"
 #include "src/stats/mutant.h"
 #include "tests/judged.h"
@@ -39,7 +40,7 @@ bool statistics_fail() { return !std::ranges::all_of(statistic_cases(), &Statist
 
 TEST_F(Mutants, NoneOfThemPasses) {
   const Selftest right = measured();
-  EXPECT_TRUE(judge_sees(right)) << text_of({right});
+  EXPECT_TRUE(judge_sees(right)) << text_of(document_of({right}), "table");
   for (size_t m = 1; m < kMutantNames.size(); ++m) {
     set_mutant(static_cast<Mutant>(m));
     // The second only where the first, which is cheaper, does not fail.

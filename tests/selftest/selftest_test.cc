@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -7,10 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "src/report/output.h"
 #include "src/selftest/selftest_report.h"
 #include "src/session/judged_trace.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -27,10 +30,11 @@ TEST(ClopperPearson, BoundsAShare) {
   EXPECT_EQ(clopper_pearson_upper(0, 0), 1);
 }
 
-SelftestOutcome clean_run() { return {.name = "clean", .verdict = "clean"}; }
+SelftestOutcome clean_run() { return {.name = "clean", .verdict = RunVerdict::clean}; }
 
 SelftestOutcome fault_run(std::optional<double> effect, bool detected) {
-  SelftestOutcome outcome{.name = "a fault", .verdict = detected ? "diverged" : "clean"};
+  SelftestOutcome outcome{.name = "a fault",
+                          .verdict = detected ? RunVerdict::diverged : RunVerdict::clean};
   outcome.seeded = {"wrong-page@0"};
   if (detected) outcome.found = outcome.seeded;
   outcome.first_exact = detected;
@@ -40,7 +44,8 @@ SelftestOutcome fault_run(std::optional<double> effect, bool detected) {
 
 // Enough runs of each kind for what their bounds must reach.
 Selftest good_test() {
-  Selftest test{.clean = {clean_run()}, .controls = {{"limits times 0", "diverged", true}}};
+  Selftest test{.clean = {clean_run()},
+                .controls = {{"limits times 0", RunVerdict::diverged, true}}};
   test.limits = {{.point = &point("attn.q"), .size = 1, .statistic = "T1", .stated = 2}};
   test.statistics = {{"all elements too large", "T5", "T5"}};
   for (int i = 0; i < 200; ++i)
@@ -55,10 +60,10 @@ Selftest good_test() {
 TEST(Passed, NeedsEverything) {
   EXPECT_TRUE(passed(good_test()));
   Selftest test = good_test();
-  test.clean[0].verdict = "diverged";
+  test.clean[0].verdict = RunVerdict::diverged;
   EXPECT_FALSE(passed(test)) << "a false alarm";
   test = good_test();
-  test.clean[0].verdict = "inconclusive";
+  test.clean[0].verdict = RunVerdict::inconclusive;
   EXPECT_FALSE(passed(test)) << "a clean run that was not judged";
   test = good_test();
   test.clean.clear();
@@ -82,10 +87,10 @@ TEST(Passed, NeedsEverything) {
   test.statistics.clear();
   EXPECT_FALSE(passed(test)) << "no statistic was tried";
   test = good_test();
-  for (const TraceCheck& bad : {TraceCheck{"a trace", "diverged", "", 5, 5},
-                                TraceCheck{"a trace", "inconclusive", "", 0, 5}}) {
+  for (const TraceCheck& bad : {TraceCheck{"a trace", RunVerdict::diverged, "", 5, 5},
+                                TraceCheck{"a trace", RunVerdict::inconclusive, "", 0, 5}}) {
     test = good_test();
-    test.traces = {{"a trace", "inconclusive", "", 3, 5}};
+    test.traces = {{"a trace", RunVerdict::inconclusive, "", 3, 5}};
     EXPECT_TRUE(passed(test)) << "a trace that holds a part, all of it right";
     test.traces.push_back(bad);
     EXPECT_FALSE(passed(test)) << "a right trace that is called wrong, or an empty one";
@@ -96,9 +101,16 @@ TEST(SelftestJson, KeepsWhatIsNoNumber) {
   Selftest test = good_test();
   test.limits[0].size = std::numeric_limits<double>::quiet_NaN();
   test.clean[0].strain = -std::numeric_limits<double>::infinity();
-  const auto json = nlohmann::json::parse(json_of({test}))[0];
-  EXPECT_EQ(json["detection_limits"][0]["ulp"], "NaN");
-  EXPECT_NE(json.dump().find("\"-Infinity\""), std::string::npos);
+  test.limits[0].stated = std::numeric_limits<double>::infinity();
+  const Document document = document_of({test});
+  const auto json = nlohmann::json::parse(document.json)[0];
+  const auto number_at = [&](const char* at) {
+    return double_from(json.at(nlohmann::json::json_pointer(at)));
+  };
+  EXPECT_TRUE(std::isnan(number_at("/detection_limits/0/ulp")));
+  EXPECT_EQ(number_at("/detection_limits/0/stated_ulp"), test.limits[0].stated);
+  EXPECT_EQ(number_at("/clean/0/strain"), test.clean[0].strain);
+  EXPECT_NE(text_of(document, "csv").find(",-Infinity\n"), std::string::npos);
 }
 
 // Of the shares it is the lower bound that counts: 199 of 200 are at least 97.2 %, 198 96.4 %.
@@ -146,8 +158,9 @@ TEST(Power, CountsEffectsInUnitsOfWhatMustBeFound) {
 TEST(Passed, AFaultThatChangesNothingIsListedAndNotCounted) {
   const Selftest test = good_test();
   EXPECT_EQ(power_of(test)[4].runs, 1);
-  EXPECT_NE(text_of(std::vector{test}).find("wrong-page@0: it changed nothing; it needs"),
-            std::string::npos);
+  EXPECT_NE(
+      text_of(document_of({test}), "table").find("wrong-page@0: it changed nothing; it needs"),
+      std::string::npos);
 }
 
 TEST(Cases, HaveNamesOfTheirOwnAndFitTheirPages) {
@@ -225,10 +238,10 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
   run.journal = temp_path("selftest.jsonl");
   std::filesystem::remove(run.journal);
   const std::vector<Selftest> first = selftest(run);
-  EXPECT_TRUE(passed(first.at(0))) << text_of(first);
+  EXPECT_TRUE(passed(first.at(0))) << text_of(document_of(first), "table");
   // Every bug has an occasion but those that need a pool of more than 2^31 elements, or a position
   // of 2^8: in two layers each.
-  EXPECT_EQ(power_of(first.at(0))[4].runs, 4) << text_of(first);
+  EXPECT_EQ(power_of(first.at(0))[4].runs, 4) << text_of(document_of(first), "table");
   for (const CurvePoint& point : curve_of(first.at(0))) {
     if (point.multiplier != 1) continue;
     EXPECT_EQ(point.alarms, 0);
@@ -236,7 +249,7 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
       EXPECT_EQ(point.detected[row], power_of(first.at(0))[row].detected);
   }
   const std::vector<RuleRow> rules = rules_of(first.at(0));
-  ASSERT_EQ(rules.size(), 3u) << text_of(first);
+  ASSERT_EQ(rules.size(), 3u) << text_of(document_of(first), "table");
   for (size_t other : {1, 2}) EXPECT_LT(rules[other].exact, rules[0].exact) << rules[other].name;
   {
     std::ofstream cut(run.journal, std::ios::app);
@@ -247,7 +260,7 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
     return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
   };
   const auto before = lines();
-  EXPECT_EQ(json_of(selftest(run)), json_of(first));
+  EXPECT_EQ(document_of(selftest(run)).json, document_of(first).json);
   EXPECT_EQ(lines(), before) << "nothing was run again";
 
   const Checkpoint other = Checkpoint::open(data_path("tiny/qwen2-default"));
@@ -273,7 +286,7 @@ TEST(Selftest, TakesARightTraceAndCallsAWrongOneAnAlarm) {
     EXPECT_LT(trace.judged, trace.expected) << "not every op is stored";
   }
   const Result fused = judge_trace(path, checkpoint, {.contracts = contracts_of("fused")});
-  EXPECT_EQ(fused.verdict, "diverged") << "one rounding is not what it declares";
+  EXPECT_EQ(fused.verdict, RunVerdict::diverged) << "one rounding is not what it declares";
   EXPECT_NE(error_of([&] { dtypes_of_traces({path}, {DType::f32}); }).find("give --dtype bf16"),
             std::string::npos);
   EXPECT_EQ(dtypes_of_traces({path}, {DType::f32, DType::bf16}), std::vector{DType::bf16});

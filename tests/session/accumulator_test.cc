@@ -69,8 +69,8 @@ TEST(Accumulator, OfTf32IsAFindingWhereFp32IsDeclared) {
   for (const Declared& declared : {Declared{}, Declared{"fp32", ""}, Declared{"tf32", "fp32"}}) {
     const Result result = judged_with("bard-qwen3", operands_without(13), declared);
     ASSERT_TRUE(result.first) << result.story;
-    EXPECT_EQ(result.first->place.point->name, "attn.q");
-    EXPECT_EQ(result.first->place.layer, 0);
+    EXPECT_EQ(result.first->node.place.point->name, "attn.q");
+    EXPECT_EQ(result.first->node.place.layer, 0);
     EXPECT_FALSE(notes_tf32(result));
   }
 }
@@ -78,10 +78,11 @@ TEST(Accumulator, OfTf32IsAFindingWhereFp32IsDeclared) {
 TEST(Accumulator, OfTf32IsCleanWhereItIsDeclared) {
   for (const char* model : {"bard-qwen3", "bard-qwen2.5", "tiny/qwen3-moe"}) {
     const Result result = judged_with(model, operands_without(13), {"tf32", ""});
-    EXPECT_EQ(result.verdict, "clean") << model << ": " << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << model << ": " << result.story;
     EXPECT_EQ(result.judged, result.expected);
     EXPECT_TRUE(notes_tf32(result)) << "it is not said what was allowed";
-    EXPECT_EQ(judged_with(model, cpu_ops(), {"", "tf32"}).verdict, "clean") << "fp32 is no worse";
+    EXPECT_EQ(judged_with(model, cpu_ops(), {"", "tf32"}).verdict, RunVerdict::clean)
+        << "fp32 is no worse";
   }
 }
 
@@ -89,7 +90,7 @@ TEST(Accumulator, OfTf32DoesNotCoverLess) {
   // Operands of 9 bits, a quarter of tf32's precision.
   const Result coarse = judged_with("bard-qwen3", operands_without(15), {"tf32", ""});
   ASSERT_TRUE(coarse.first) << coarse.story;
-  EXPECT_EQ(coarse.first->place.point->name, "attn.q");
+  EXPECT_EQ(coarse.first->node.place.point->name, "attn.q");
   // Other ops are held to fp32.
   Ops ops = operands_without(13);
   ops.silu_mul = [](const OpContext& context, TensorView out, TensorView gate, TensorView up) {
@@ -97,8 +98,8 @@ TEST(Accumulator, OfTf32DoesNotCoverLess) {
   };
   const Result elsewhere = judged_with("bard-qwen3", ops, {"tf32", ""});
   ASSERT_TRUE(elsewhere.first) << elsewhere.story;
-  EXPECT_EQ(elsewhere.first->place.point->name, "mlp.act");
-  EXPECT_EQ(elsewhere.first->place.layer, 0);
+  EXPECT_EQ(elsewhere.first->node.place.point->name, "mlp.act");
+  EXPECT_EQ(elsewhere.first->node.place.layer, 0);
 }
 
 TEST(Accumulator, OfAnotherNameIsRefused) {

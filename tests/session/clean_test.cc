@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 void expect_clean(const Result& result, const std::string& what) {
-  EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << what << ": " << result.story;
   EXPECT_EQ(exit_status(result), 0) << what;
   EXPECT_GT(result.judged, 0) << what;
   EXPECT_EQ(result.judged, result.expected) << what;
@@ -171,11 +171,11 @@ TEST(ShippedLimits, SeeWhatTheoryAllows) {
       judge.judge(pass);
     return judge.finish({}, true);
   };
-  EXPECT_EQ(served(false).verdict, "clean") << served(false).story;
+  EXPECT_EQ(served(false).verdict, RunVerdict::clean) << served(false).story;
   const Result result = served(true);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.down");
-  EXPECT_EQ(result.first->place.layer, 2);
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.down");
+  EXPECT_EQ(result.first->node.place.layer, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Shipped, testing::Values(DType::f32, DType::bf16, DType::f16),
@@ -249,7 +249,8 @@ TEST(Tokens, ThatDifferAreLedBack) {
   ASSERT_GT(flips, 0) << "seed another bug: this one turned no token";
   EXPECT_NE(result.story.find("first token that differs: request 0, position "), std::string::npos)
       << result.story;
-  for (const Finding& finding : result.findings) EXPECT_NE(finding.place.point->name, "logits");
+  for (const Finding& finding : result.findings)
+    EXPECT_NE(finding.node.place.point->name, "logits");
 }
 
 class MustFail : public testing::Test {

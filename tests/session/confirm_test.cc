@@ -59,8 +59,9 @@ TEST_P(ConfirmTest, ThreeBugsAtOnceAreEachConfirmed) {
 TEST_P(ConfirmTest, APlaceThatIsRightIsNotConfirmed) {
   const JudgedRun run = run_with({});
   Result result = judge_run(run);
-  ASSERT_EQ(result.verdict, "clean");
-  result.findings.push_back({.place = {&point("mlp.up"), 3}});  // as a judge in error would
+  ASSERT_EQ(result.verdict, RunVerdict::clean);
+  result.findings.push_back(
+      {.node = {.place = {&point("mlp.up"), 3}}});  // as a judge in error would
   const std::vector<Confirmation> all = confirm(run, result);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_FALSE(all[0].confirmed);
@@ -71,7 +72,7 @@ TEST_P(ConfirmTest, ABlamedNeighbourIsNotConfirmed) {
   const JudgedRun run = run_with({"softmax-scale-missing@layer=2"});
   Result result = judge_run(run);
   ASSERT_FALSE(result.findings.empty());
-  for (Finding& finding : result.findings) finding.place = {&point("attn.o"), 2};
+  for (Finding& finding : result.findings) finding.node.place = {&point("attn.o"), 2};
   for (const Confirmation& c : confirm(run, result))
     EXPECT_EQ(c.confirmed, c.place == (Place{&point("attn.out"), 2})) << c.says;
 }
@@ -96,7 +97,7 @@ TEST_P(ConfirmTest, EveryOpCanBePutRight) {
   Substitution substitution(*oracle, DType::bf16, all);
   run.watch = &substitution;
   const Result result = judge_run(run);
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   int64_t angles = 0;  // of the rotary tables, which no op of the engine's makes
   for (const PlaceSummary& place : result.places)
     if (place.place.point->op == OpKind::angles) angles += place.expected;
@@ -174,7 +175,7 @@ TEST_P(ConfirmTest, WhatAWrongOracleSaysIsNotConfirmed) {
                         .requests = of_right.requests};
     const Result result = judge_run(run);
     ASSERT_TRUE(result.first) << text_of(place) << ": " << result.story;
-    ASSERT_EQ(result.first->place, place);
+    ASSERT_EQ(result.first->node.place, place);
     const std::vector<Confirmation> all = confirm(run, result);
     ASSERT_FALSE(all.empty());
     EXPECT_FALSE(all[0].confirmed) << text_of(place) << ": " << all[0].says;

@@ -35,7 +35,7 @@ class DeviceClean : public testing::TestWithParam<const char*> {
     const std::string what = std::string(name_of(dtype)) + ", " + std::to_string(serving.requests) +
                              " requests, pages of " + std::to_string(serving.page_size) +
                              (graph ? ", graphs" : "");
-    EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << what << ": " << result.story;
     EXPECT_GT(result.judged, 0) << what;
     EXPECT_EQ(result.judged, result.expected) << what;
   }

@@ -45,7 +45,7 @@ class Experts : public testing::Test {
 TEST_F(Experts, InAnotherOrderAreTheSame) {
   const Result result =
       judge(changed([](int32_t* row, int64_t k, int64_t) { std::reverse(row, row + k); }));
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.judged, result.expected);
 }
 
@@ -55,9 +55,9 @@ TEST_F(Experts, ThatAreNotThoseOfTheLargestLogitsAreNamed) {
       if (std::find(row, row + k, e) == row + k) row[k - 1] = e;
   }));
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.experts");
-  EXPECT_EQ(result.first->place.layer, 1);
-  EXPECT_EQ(result.first->statistic, "T0");
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.experts");
+  EXPECT_EQ(result.first->node.place.layer, 1);
+  EXPECT_EQ(result.first->statistic, StatisticKind::bits);
   EXPECT_EQ(result.judged, result.expected) << "what reads them is judged by what it was given";
 }
 
@@ -65,7 +65,7 @@ TEST_F(Experts, ChosenTwiceAreNamed) {
   const Result result =
       judge(changed([](int32_t* row, int64_t k, int64_t) { row[k - 1] = row[0]; }));
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.experts");
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.experts");
 }
 
 TEST_F(Experts, ThatDoNotExistAreNamedAndWhatReadsThemIsNotJudged) {
@@ -75,8 +75,8 @@ TEST_F(Experts, ThatDoNotExistAreNamedAndWhatReadsThemIsNotJudged) {
         tensor.data.as<int32_t>()[1] = 8;
   });
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.experts");
-  EXPECT_EQ(result.first->place.layer, 1);
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.experts");
+  EXPECT_EQ(result.first->node.place.layer, 1);
   // mlp.weights, three products and their sum, of the two passes.
   EXPECT_EQ(result.expected - result.judged, 5 * 2);
 }
@@ -92,7 +92,7 @@ TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {
                       .keep = Keep::full};
   const Result live = judged(run), saved = judge_trace(trace, checkpoint_, {});
   ASSERT_TRUE(live.first && saved.first);
-  EXPECT_EQ(saved.first->place, live.first->place);
+  EXPECT_EQ(saved.first->node.place, live.first->node.place);
   EXPECT_EQ(saved.first->budgets, live.first->budgets);
   EXPECT_EQ(saved.judged, live.judged);
   EXPECT_EQ(saved.expected, live.expected);
@@ -104,7 +104,7 @@ TEST_F(Experts, KeptInAnotherDtypeAreStructural) {
       if (*tensor.point == point("mlp.experts") && tensor.layer == 1) tensor.dtype = DType::i64;
   });
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place.point->name, "mlp.experts");
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.experts");
   EXPECT_EQ(result.first->verdict, Verdict::structural);
 }
 
@@ -130,7 +130,7 @@ TEST(MixedLayers, AreJudgedEachByItsOps) {
                 .requests = {{.prompt = some_tokens(17, 320), .max_new = 3},
                              {.prompt = some_tokens(5, 320, 1), .max_new = 3}}};
   const Result clean = judged(run);
-  EXPECT_EQ(clean.verdict, "clean") << clean.story;
+  EXPECT_EQ(clean.verdict, RunVerdict::clean) << clean.story;
   EXPECT_EQ(clean.judged, clean.expected);
 
   for (const auto& [fault, point] : {std::pair("gelu-for-silu@layer=1", "mlp.act"),
@@ -138,8 +138,8 @@ TEST(MixedLayers, AreJudgedEachByItsOps) {
     run.faults = {parse_fault(fault)};
     const Result result = judged(run);
     ASSERT_TRUE(result.first) << result.story;
-    EXPECT_EQ(result.first->place.point->name, point);
-    EXPECT_EQ(result.first->place.layer, fault[std::strlen(fault) - 1] - '0');
+    EXPECT_EQ(result.first->node.place.point->name, point);
+    EXPECT_EQ(result.first->node.place.layer, fault[std::strlen(fault) - 1] - '0');
   }
 }
 

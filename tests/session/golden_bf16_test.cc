@@ -52,7 +52,7 @@ TEST_P(AgainstBf16, EveryNodeIsWithinItsBudgetAndEveryTokenIsExplained) {
                                 .reference = open_reference(),
                                 .engine = {.dtype = DType::bf16, .page_size = 4, .page_order = 3},
                                 .requests = {request}});
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.judged, result.expected);
   ASSERT_EQ(result.requests.size(), 1u);
   const std::vector<int32_t>& ours = result.requests[0].argmax;

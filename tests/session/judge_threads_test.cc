@@ -31,13 +31,13 @@ TEST(JudgeThreads, ChangeNothing) {
     const Result one = judge_trace(path, checkpoint, {.threads = 1});
     const Result three = judge_trace(path, checkpoint, {.threads = 3});
     std::filesystem::remove_all(path);
-    EXPECT_EQ(one.verdict, *fault == 0 ? "clean" : "diverged");
+    EXPECT_EQ(one.verdict, *fault == 0 ? RunVerdict::clean : RunVerdict::diverged);
     EXPECT_EQ(one.judged, one.expected);
     EXPECT_EQ(three.story, one.story);
     EXPECT_EQ(three.strain, one.strain);
     ASSERT_EQ(three.findings.size(), one.findings.size());
     for (size_t i = 0; i < one.findings.size(); ++i) {
-      EXPECT_EQ(three.findings[i].place, one.findings[i].place);
+      EXPECT_EQ(three.findings[i].node.place, one.findings[i].node.place);
       EXPECT_EQ(three.findings[i].index, one.findings[i].index);
       EXPECT_EQ(three.findings[i].budgets, one.findings[i].budgets);
     }

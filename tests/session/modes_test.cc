@@ -42,7 +42,7 @@ ModesRun cpu_run_of(const Checkpoint& checkpoint, const std::string& modes) {
 }
 
 void expect_clean(const Result& result, const std::string& what) {
-  EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << what << ": " << result.story;
   EXPECT_EQ(result.judged, result.expected) << what;
   EXPECT_GT(result.judged, 1000) << what;
   EXPECT_GT(result.counts[static_cast<size_t>(Verdict::bitwise)], result.judged / 2) << what;
@@ -95,9 +95,9 @@ TEST(Modes, AProductThatDependsOnTheBatchIsNamedWithThePair) {
   const Result result = run_modes(run);
   EXPECT_EQ(exit_status(result), 1);
   ASSERT_TRUE(result.first);
-  EXPECT_EQ(result.first->place, (Place{&point("mlp.up"), 3})) << result.story;
+  EXPECT_EQ(result.first->node.place, (Place{&point("mlp.up"), 3})) << result.story;
   for (const Finding& f : result.findings)
-    EXPECT_EQ(f.place, (Place{&point("mlp.up"), 3})) << "one bug does not taint what reads it";
+    EXPECT_EQ(f.node.place, (Place{&point("mlp.up"), 3})) << "one bug does not taint what reads it";
   const auto pair = [](const Finding& f) {
     return f.rule.find("whole (its request") == 0 && f.rule.find("and tokens the other") > 0;
   };
@@ -117,10 +117,10 @@ TEST(Modes, ANormThatIsWrongForLaterRowsIsNamed) {
   };
   const Result result = run_modes(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place, (Place{&point("attn.norm"), 2}));
+  EXPECT_EQ(result.first->node.place, (Place{&point("attn.norm"), 2}));
   EXPECT_EQ(result.first->position, 1);
   EXPECT_EQ(result.first->index, (std::vector<int64_t>{1, 7}));
-  EXPECT_EQ(result.first->statistic, "T0");
+  EXPECT_EQ(result.first->statistic, StatisticKind::bits);
 }
 
 TEST(Modes, SlotsThatAreReadBeforeTheyAreWrittenShowByTheirPoison) {
@@ -128,7 +128,7 @@ TEST(Modes, SlotsThatAreReadBeforeTheyAreWrittenShowByTheirPoison) {
   run.faults = {parse_fault("last-page-tail-unmasked@layer=4")};
   const Result result = run_modes(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place, (Place{&point("attn.out"), 4}));
+  EXPECT_EQ(result.first->node.place, (Place{&point("attn.out"), 4}));
   EXPECT_NE(result.first->rule.find("and poison the other"), std::string::npos);
 }
 
@@ -137,7 +137,7 @@ TEST(Modes, AWrongPageIsSeenByTheAuditOfTheModeToo) {
   run.faults = {parse_fault("wrong-page@layer=1")};
   const Result result = run_modes(run);
   ASSERT_TRUE(result.first) << result.story;
-  EXPECT_EQ(result.first->place, (Place{&point("attn.kv"), 1}));
+  EXPECT_EQ(result.first->node.place, (Place{&point("attn.kv"), 1}));
   const auto audited = [](const Finding& f) {
     return f.rule.starts_with("in whole: layer 1, request 1, position 0 reads page") &&
            f.rule.find("written by request 0 position 0 in pass 0") != std::string::npos;

@@ -70,9 +70,9 @@ TEST_P(OwnAngles, AreRightWhereTheirBaseIs) {
   const Result result = judged(run);
   if (angles == Angles::base_off) {
     ASSERT_TRUE(result.first) << result.story;
-    EXPECT_EQ(text_of(result.first->place), "layer 0 attn.q_rope") << result.story;
+    EXPECT_EQ(text_of(result.first->node.place), "layer 0 attn.q_rope") << result.story;
   } else {
-    EXPECT_EQ(result.verdict, "clean") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   }
 }
 

@@ -43,7 +43,7 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
     for (const std::string name : {"x.h5", "x.trace"}) {
       const std::string file = (samples ? "samples-" : "prefix-") + name;
       const Result live = run(file, samples, Keep::full);
-      EXPECT_EQ(live.verdict, "clean") << live.story;
+      EXPECT_EQ(live.verdict, RunVerdict::clean) << live.story;
       EXPECT_EQ(inheriting(file), samples ? 2 : 1) << "nothing was shared";
       const Result saved = judge_trace(scratch_ / file, checkpoint_, {});
       EXPECT_EQ(saved.story, live.story);
@@ -51,16 +51,16 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
       EXPECT_EQ(saved.counts, live.counts);
       EXPECT_EQ(saved.blind, live.blind);
       const auto a = open_trace(scratch_ / file), b = open_trace(scratch_ / file);
-      EXPECT_EQ(diff(*a, *b, {}).verdict, "identical");
+      EXPECT_EQ(diff(*a, *b, {}).verdict, DiffVerdict::identical);
     }
 }
 
 // Of digests nothing can be judged, and nothing is amiss.
 TEST_F(SavedRun, OfDigestsIsInconclusive) {
-  EXPECT_EQ(run("x.jsonl", true, Keep::digest).verdict, "clean");
+  EXPECT_EQ(run("x.jsonl", true, Keep::digest).verdict, RunVerdict::clean);
   EXPECT_EQ(inheriting("x.jsonl"), 2);
   const Result saved = judge_trace(scratch_ / "x.jsonl", checkpoint_, {});
-  EXPECT_EQ(saved.verdict, "inconclusive") << saved.story;
+  EXPECT_EQ(saved.verdict, RunVerdict::inconclusive) << saved.story;
   EXPECT_TRUE(saved.findings.empty());
 }
 

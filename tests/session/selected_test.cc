@@ -62,7 +62,7 @@ class Selected : public testing::TestWithParam<const char*> {
 TEST_P(Selected, PlacesAreJudgedAsInAWholeRun) {
   for (const std::vector<FaultRequest>& faults : {std::vector<FaultRequest>(), bug_}) {
     const Result all = run({}, faults);
-    EXPECT_EQ(all.verdict, faults.empty() ? "clean" : "diverged") << all.story;
+    EXPECT_EQ(all.verdict, faults.empty() ? RunVerdict::clean : RunVerdict::diverged) << all.story;
     for (const Selection& selection :
          {Selection("", "1", "", ""), Selection("", "0,2", "", ""),
           Selection("attn.out", "", "", ""), Selection("attn.kv", "1", "", ""),
@@ -75,7 +75,7 @@ TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
   const Selection selection("attn.*", "1", "", "");
   const Result of_run = run(selection, bug_, trace_);
   ASSERT_TRUE(of_run.first) << of_run.story;
-  EXPECT_EQ(of_run.first->place.point->name, "attn.q_rope");
+  EXPECT_EQ(of_run.first->node.place.point->name, "attn.q_rope");
   const std::vector<Place> needed = places_to_judge(graph_of(checkpoint_.config()), selection);
   const auto trace = open_trace(trace_);
   EXPECT_GT(trace->passes(), 3);
@@ -92,7 +92,7 @@ TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
   }
   const Result of_trace = judge_trace(trace_, checkpoint_, {.selection = selection});
   ASSERT_TRUE(of_trace.first) << of_trace.story;
-  EXPECT_EQ(of_trace.first->place, of_run.first->place);
+  EXPECT_EQ(of_trace.first->node.place, of_run.first->node.place);
   EXPECT_EQ(of_trace.judged, of_run.judged);
 }
 
@@ -101,7 +101,7 @@ class NotSelected : public Selected {
  protected:
   static void expect_nobody_blamed(const Result& result) {
     EXPECT_TRUE(result.findings.empty()) << result.story;
-    EXPECT_EQ(result.verdict, "inconclusive") << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
     EXPECT_NE(
         result.story.find("more than rounding explains, so an op that was not judged is wrong"),
         std::string::npos)

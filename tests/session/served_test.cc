@@ -26,7 +26,7 @@ class ServedRun : public testing::TestWithParam<Case> {
                                      .reference = open_reference(),
                                      .engine = there,
                                      .requests = std::move(requests)});
-    EXPECT_EQ(result.verdict, "clean") << what << ": " << result.story;
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << what << ": " << result.story;
     EXPECT_EQ(result.judged, result.expected) << what;
     EXPECT_GT(result.judged, 0) << what;
     for (const std::string& note : result.notes)

@@ -134,11 +134,11 @@ TEST(Adversarial, ABudgetThatIsNoNumberVouchesForNothing) {
 }
 
 TEST(Strain, IsTheLeastScaleThatPasses) {
-  EXPECT_EQ((Statistic{"T1", 3, 1.5, ""}.strain()), 2);
-  EXPECT_EQ((Statistic{"T5", 0, 0, ""}.strain()), 0);
-  EXPECT_EQ((Statistic{"T0", 1, 0, ""}.strain()), kInf);
-  EXPECT_EQ((Statistic{"T1", kNan, 1, ""}.strain()), kInf);
-  EXPECT_EQ((Statistic{"T1", kInf, 1, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, 3, 1.5, ""}.strain()), 2);
+  EXPECT_EQ((Statistic{StatisticKind::gain, 0, 0, ""}.strain()), 0);
+  EXPECT_EQ((Statistic{StatisticKind::bits, 1, 0, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, kNan, 1, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, kInf, 1, ""}.strain()), kInf);
 }
 
 TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {
@@ -148,7 +148,7 @@ TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {
   const Measure m = measure(want, got);
   EXPECT_TRUE(m.statistics.at(0).passes(1));
   EXPECT_FALSE(m.statistics.at(1).passes(1));
-  EXPECT_STREQ(m.statistics[1].name, "T2");
+  EXPECT_EQ(m.statistics[1].kind, StatisticKind::rms_error);
 }
 
 TEST(Adversarial, APermutationOfTheRightNumbersIsSeen) {
@@ -158,8 +158,8 @@ TEST(Adversarial, APermutationOfTheRightNumbersIsSeen) {
   EXPECT_EQ(verdict(want, got), Verdict::introduced);
 }
 
-const Statistic* find(const std::vector<Statistic>& statistics, std::string_view name) {
-  const auto found = std::ranges::find(statistics, name, &Statistic::name);
+const Statistic* find(const std::vector<Statistic>& statistics, StatisticKind kind) {
+  const auto found = std::ranges::find(statistics, kind, &Statistic::kind);
   return found == statistics.end() ? nullptr : &*found;
 }
 
@@ -187,20 +187,20 @@ TEST(Noise, OfOneRoundingRaisesNoAlarm) {
   for (DType dtype : {DType::bf16, DType::f16, DType::f32})
     for (uint64_t seed = 0; seed < 200; ++seed)
       for (const Statistic& s : rounded_node(dtype, seed).statistics)
-        EXPECT_TRUE(s.passes(1)) << name_of(dtype) << ' ' << s.name << ' ' << s.value << ' '
-                                 << s.slice;
+        EXPECT_TRUE(s.passes(1)) << name_of(dtype) << ' ' << name_of(s.kind) << ' ' << s.value
+                                 << ' ' << s.slice;
 }
 
 TEST(Noise, AHeadThatIsWorseIsNamed) {
   const Measure m = rounded_node(DType::bf16, 1, 1.6);
   const Statistic& t4 = m.statistics.at(2);
-  EXPECT_STREQ(t4.name, "T4");
+  EXPECT_EQ(t4.kind, StatisticKind::worst_slice);
   EXPECT_FALSE(t4.passes(1));
   EXPECT_EQ(t4.slice, "head 2");
   // What is shown of it lies there.
   const NodeOutcome outcome = outcome_of(m, {4, 32}, 1);
   ASSERT_EQ(outcome.verdict, Verdict::introduced);
-  if (outcome.finding.statistic == "T4") {
+  if (outcome.finding.statistic == StatisticKind::worst_slice) {
     EXPECT_EQ(outcome.finding.index.at(1), 2);
   }
 }
@@ -224,7 +224,7 @@ TEST(Noise, AColumnThatIsMisroundedIsNamedWithAnElementOfIt) {
   }
   const NodeOutcome outcome = outcome_of(meter.finish(), {64}, 1);
   ASSERT_EQ(outcome.verdict, Verdict::introduced);
-  EXPECT_EQ(outcome.finding.statistic, "T3");
+  EXPECT_EQ(outcome.finding.statistic, StatisticKind::misrounds);
   EXPECT_TRUE(outcome.finding.rule.starts_with("column 17: ")) << outcome.finding.rule;
   EXPECT_EQ(outcome.finding.index.at(1), 17);
   EXPECT_NE(outcome.finding.got, round_to(outcome.finding.want, DType::bf16));
@@ -250,7 +250,7 @@ TEST(Noise, AShareThatIsMisroundedIsShownByOneOfIt) {
   }
   const NodeOutcome outcome = outcome_of(meter.finish(), {64}, 1);
   ASSERT_EQ(outcome.verdict, Verdict::introduced);
-  EXPECT_EQ(outcome.finding.statistic, "T3");
+  EXPECT_EQ(outcome.finding.statistic, StatisticKind::misrounds);
   EXPECT_EQ(outcome.finding.got, 1.5 + ulp(1.5, DType::bf16)) << outcome.finding.rule;
   EXPECT_GT(outcome.finding.of_row, 0);
 }
@@ -279,14 +279,14 @@ Measure node_in_a_fixed_place(DType dtype, double noise) {
 TEST(Noise, OfResultsInAFixedPlaceRaisesNoAlarm) {
   for (DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     const Measure clean = node_in_a_fixed_place(dtype, 0);
-    for (const char* name : {"T2", "T4"}) {
-      const Statistic* s = find(clean.statistics, name);
+    for (const StatisticKind kind : {StatisticKind::rms_error, StatisticKind::worst_slice}) {
+      const Statistic* s = find(clean.statistics, kind);
       ASSERT_NE(s, nullptr);
-      EXPECT_TRUE(s->passes(1)) << name_of(dtype) << ' ' << name << ' ' << s->value << ' '
+      EXPECT_TRUE(s->passes(1)) << name_of(dtype) << ' ' << name_of(kind) << ' ' << s->value << ' '
                                 << s->slice;
     }
     const Measure noisy = node_in_a_fixed_place(dtype, 0.4);
-    const Statistic* t4 = find(noisy.statistics, "T4");
+    const Statistic* t4 = find(noisy.statistics, StatisticKind::worst_slice);
     ASSERT_NE(t4, nullptr);
     EXPECT_FALSE(t4->passes(1)) << name_of(dtype);
     EXPECT_TRUE(t4->slice.starts_with("column")) << t4->slice;
@@ -305,7 +305,7 @@ TEST(Noise, FewElementsAreHeldToT1Only) {
   EXPECT_EQ(measure(want, want).statistics.size(), 1u);
   const std::vector<double> enough(64, 1.0);
   std::string names;
-  for (const Statistic& s : measure(enough, enough).statistics) names += s.name;
+  for (const Statistic& s : measure(enough, enough).statistics) names += name_of(s.kind);
   EXPECT_EQ(names, "T1T2T4T3T3");  // and no gain: a budget without one was given
 }
 
@@ -354,33 +354,43 @@ TEST(Misrounds, OfMoreThanTheBudgetAllowsAreSeen) {
   const Pooled good = pooled(DType::bf16, 100, 0, 3e-4);
   EXPECT_LE(good.misrounded, 40);
   EXPECT_NEAR(good.may_misround, 19.2, 0.1);
-  EXPECT_TRUE(find(good.statistics(DType::bf16), "T3")->passes(1));
+  EXPECT_TRUE(find(good.statistics(DType::bf16), StatisticKind::misrounds)->passes(1));
   const Pooled bad = pooled(DType::bf16, 100, 0, 1e-2);
   EXPECT_NEAR(static_cast<double>(bad.misrounded), 19200 * 0.8e-2, 60);
   const auto statistics = bad.statistics(DType::bf16);
-  EXPECT_FALSE(find(statistics, "T3")->passes(1));
-  EXPECT_TRUE(find(statistics, "T2")->passes(1));  // which a hundredth of an ulp does not move
-  EXPECT_EQ(find(pooled(DType::f32, 100, 0, 1e-2).statistics(DType::f32), "T3"), nullptr);
+  EXPECT_FALSE(find(statistics, StatisticKind::misrounds)->passes(1));
+  EXPECT_TRUE(find(statistics, StatisticKind::rms_error)
+                  ->passes(1));  // which a hundredth of an ulp does not move
+  EXPECT_EQ(find(pooled(DType::f32, 100, 0, 1e-2).statistics(DType::f32), StatisticKind::misrounds),
+            nullptr);
 }
 
 TEST(Gain, OfAFewMillionthsIsSeenInManyRows) {
   for (const double gain : {4e-6, -4e-6}) {
     const Pooled many = pooled(DType::bf16, 1500, gain, 3e-4);
     const auto statistics = many.statistics(DType::bf16);
-    EXPECT_FALSE(find(statistics, "T5")->passes(1)) << find(statistics, "T5")->slice;
+    EXPECT_FALSE(find(statistics, StatisticKind::gain)->passes(1))
+        << find(statistics, StatisticKind::gain)->slice;
     EXPECT_NEAR(many.cross / many.power, gain, 1e-6);
-    EXPECT_NE(find(statistics, "T5")->slice.find(gain > 0 ? "large" : "small"), std::string::npos);
-    EXPECT_TRUE(find(pooled(DType::bf16, 5, gain, 3e-4).statistics(DType::bf16), "T5")->passes(1));
+    EXPECT_NE(find(statistics, StatisticKind::gain)->slice.find(gain > 0 ? "large" : "small"),
+              std::string::npos);
+    EXPECT_TRUE(
+        find(pooled(DType::bf16, 5, gain, 3e-4).statistics(DType::bf16), StatisticKind::gain)
+            ->passes(1));
   }
   const Pooled none = pooled(DType::bf16, 1500, 0, 3e-4);
-  EXPECT_TRUE(find(none.statistics(DType::bf16), "T5")->passes(1));
+  EXPECT_TRUE(find(none.statistics(DType::bf16), StatisticKind::gain)->passes(1));
 }
 
 TEST(Gain, OfFp32IsHeldToWhatRowsHaveInCommon) {
-  EXPECT_FALSE(find(pooled(DType::f32, 256, 4e-6, 2).statistics(DType::f32), "T5")->passes(1));
-  EXPECT_TRUE(find(pooled(DType::f32, 256, 0, 2).statistics(DType::f32), "T5")->passes(1));
-  EXPECT_TRUE(find(pooled(DType::f32, 256, 1e-7, 0.1).statistics(DType::f32), "T5")->passes(1));
-  EXPECT_EQ(find(pooled(DType::f32, 255, 4e-6, 2).statistics(DType::f32), "T5"), nullptr);
+  EXPECT_FALSE(find(pooled(DType::f32, 256, 4e-6, 2).statistics(DType::f32), StatisticKind::gain)
+                   ->passes(1));
+  EXPECT_TRUE(
+      find(pooled(DType::f32, 256, 0, 2).statistics(DType::f32), StatisticKind::gain)->passes(1));
+  EXPECT_TRUE(find(pooled(DType::f32, 256, 1e-7, 0.1).statistics(DType::f32), StatisticKind::gain)
+                  ->passes(1));
+  EXPECT_EQ(find(pooled(DType::f32, 255, 4e-6, 2).statistics(DType::f32), StatisticKind::gain),
+            nullptr);
 }
 
 TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {
@@ -395,7 +405,7 @@ TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {
   }
   Meter meter({.dtype = DType::bf16, .row_shape = {4096}}, 1);
   meter.add(0, {got, want, limit, variance, {}, kNever, 0x1p-23});
-  EXPECT_EQ(find(meter.finish().statistics, "T5")->value, 0);
+  EXPECT_EQ(find(meter.finish().statistics, StatisticKind::gain)->value, 0);
 }
 
 TEST(Repeated, RowsAreOneObservation) {
@@ -430,7 +440,7 @@ TEST(Pool, OfManyNodesShowsAColumnThatNoneOfThemDoes) {
     }
     Meter node({.dtype = DType::bf16, .row_shape = {128}}, 1, &pool);
     node.add(pass, {got, want, limit, variance, {}, std::vector<double>(128, 1e-3)});
-    for (const Statistic& s : node.finish().statistics) EXPECT_TRUE(s.passes(1)) << s.name;
+    for (const Statistic& s : node.finish().statistics) EXPECT_TRUE(s.passes(1)) << name_of(s.kind);
   }
   bool named = false;
   for (const Statistic& s : pool.statistics(DType::bf16))
@@ -447,7 +457,7 @@ TEST(Shared, ErrorsOfARowCountOnce) {
     Meter meter({.dtype = DType::f32, .row_shape = {256}}, 1);
     meter.add(0, {got, want, limit, variance, shared ? variance : std::vector<double>(), kNever});
     const std::vector<Statistic> statistics = meter.finish().statistics;
-    EXPECT_EQ(find(statistics, "T2")->passes(1), shared);
+    EXPECT_EQ(find(statistics, StatisticKind::rms_error)->passes(1), shared);
   }
 }
 

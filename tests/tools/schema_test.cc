@@ -20,7 +20,7 @@ class AskedSchema : public testing::Test {
     run.requests = {{.prompt = some_tokens(20, checkpoint().config().vocab), .max_new = 2}};
     run.trace = path_;
     run.keep = Keep::full;
-    ASSERT_EQ(judged(run).verdict, "clean");
+    ASSERT_EQ(judged(run).verdict, RunVerdict::clean);
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(path_); }
 
@@ -42,7 +42,7 @@ class AskedSchema : public testing::Test {
 TEST_F(AskedSchema, OfNoneIsTheDeclaredOne) {
   EXPECT_FALSE(contracts_of(""));
   const Result result = judged_under("");
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_FALSE(says(result, "asked for"));
 }
 
@@ -54,11 +54,12 @@ TEST_F(AskedSchema, IsTakenForEveryPoint) {
     // What rounds once is right, and no chain of roundings; the finding says which it would be.
     const Result result = judged_under(schema);
     const bool fused = schema == std::string("fused");
-    EXPECT_EQ(result.verdict, fused ? "clean" : "diverged") << schema << ": " << result.story;
+    EXPECT_EQ(result.verdict, fused ? RunVerdict::clean : RunVerdict::diverged)
+        << schema << ": " << result.story;
     EXPECT_TRUE(says(result, "asked for"));
     if (fused) continue;
     ASSERT_TRUE(result.first);
-    EXPECT_EQ(result.first->place.point->name, "attn.norm");
+    EXPECT_EQ(result.first->node.place.point->name, "attn.norm");
     EXPECT_NE(result.first->rule.find("right if it rounds as fused"), std::string::npos)
         << result.first->rule;
   }
@@ -66,7 +67,7 @@ TEST_F(AskedSchema, IsTakenForEveryPoint) {
 
 TEST_F(AskedSchema, OfAutoIsFound) {
   const Result result = judged_under("auto");
-  EXPECT_EQ(result.verdict, "clean") << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_TRUE(says(result, "attn.norm is judged as fused, which it was found to be"));
 }
 

@@ -22,7 +22,7 @@ Reach reach_of_sum(const Exact& e, const Step&, size_t i);
 double gain_of_sum(const Exact& e);
 bool has_magnitude(const Exact& e);
 
-// What an angle that is off by Exact::angle units of u moves a result: first by its derivative t,
+// An angle that is off by Exact::angle units of u moves a result: first by its derivative t,
 // and where that is 0 by the curve. B = 4 a u |t| + (4 a u)^2 |o| / 2, V = d^2 t^2 + 3/4 d^4 o^2,
 // d^2 = 3 (a u)^2: the mean of d^4 is three times that of d^2 squared. A power of a library is off
 // by 2 u, the division and the product with the position by one each. What a frequency is off by,

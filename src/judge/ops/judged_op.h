@@ -1,4 +1,4 @@
-// What the judge knows of each kind of op, a file a kind: which chains of roundings its kernels
+// The judge's knowledge of each kind of op, a file a kind: which chains of roundings its kernels
 // have, what one rounding and the fp32 arithmetic before it allow, and what the oracle must give
 // for that.
 //
@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// What of a place decides which chains of roundings it can have.
+// The facts of a place that decide which chains of roundings it can have.
 struct ContractTraits {
   DType dtype = DType::bf16;
   bool has_bias = false;
@@ -47,7 +47,7 @@ struct JudgedOp {
   // Null: the op copies or compares, and is exact by its inputs.
   InnerError (*inner)(const Exact&, size_t element, DType) = nullptr;
   Reach (*reach)(const Exact&, const Step&, size_t element) = nullptr;
-  // What a step that a kernel rounded the other way moves the element by, `moved` as far as its
+  // How far a step that a kernel rounded the other way moves the element, `moved` as far as its
   // slope says. Null: that.
   double (*step_moves)(const Exact&, const Step&, size_t element, double moved, DType) = nullptr;
   // Relative error that all elements may have in common.

@@ -1,4 +1,4 @@
-// What the chosen experts made, with their weights: a sum as a linear op's.
+// The results of the chosen experts, with their weights: a sum as a linear op's.
 #include "src/judge/ops/errors.h"
 
 namespace lockstep {

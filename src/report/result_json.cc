@@ -13,13 +13,13 @@ using Json = nlohmann::ordered_json;
 Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
 
 Json of_finding(const Finding& f) {
-  return {{"request", f.request},
+  return {{"request", f.node.request},
           {"position", f.position},
-          {"pass", f.pass},
-          {"layer", layer_of(f.place)},
-          {"point", f.place.point->name},
+          {"pass", f.node.pass},
+          {"layer", layer_of(f.node.place)},
+          {"point", f.node.place.point->name},
           {"verdict", name_of(f.verdict)},
-          {"statistic", f.statistic},
+          {"statistic", f.statistic ? name_of(*f.statistic) : ""},
           {"value", json_number<Json>(f.value)},
           {"limit", json_number<Json>(f.limit)},
           {"index", f.index},
@@ -118,7 +118,7 @@ std::string report_json(const Result& result) {
   for (const auto& [name, value] : result.limits) limits[name] = json_number<Json>(value);
   Json json = {{"format", "lockstep-result"},
                {"format_version", "1.0"},
-               {"verdict", result.verdict},
+               {"verdict", name_of(result.verdict)},
                {"story", result.story},
                {"nodes", of_nodes(result)},
                {"first", result.first ? of_finding(*result.first) : Json(nullptr)},

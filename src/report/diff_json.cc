@@ -1,10 +1,5 @@
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "src/judge/ledger.h"
 #include "src/report/report.h"
 #include "traces/json_number.h"
 
@@ -17,11 +12,11 @@ Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Jso
 
 Json of_node(const std::optional<DiffNode>& node) {
   if (!node) return nullptr;
-  return {{"request", node->request},
+  return {{"request", node->id.request},
           {"position", node->position},
-          {"pass", node->pass},
-          {"layer", layer_of(node->place)},
-          {"point", node->place.point->name},
+          {"pass", node->id.pass},
+          {"layer", layer_of(node->id.place)},
+          {"point", node->id.place.point->name},
           {"relative", json_number<Json>(node->relative)},
           {"requests", node->requests},
           {"of_element", node->of_element},
@@ -45,10 +40,10 @@ std::string report_json(const DiffResult& result) {
                       {"ulps", json_number<Json>(p.ulps)}});
   Json judged = Json::array();
   for (const DiffJudgement& j : result.judged)
-    judged.push_back({{"trace", j.trace}, {"verdict", j.verdict}, {"story", j.story}});
+    judged.push_back({{"trace", j.trace}, {"verdict", name_of(j.verdict)}, {"story", j.story}});
   const Json json = {{"format", "lockstep-diff"},
                      {"format_version", "1.0"},
-                     {"verdict", result.verdict},
+                     {"verdict", name_of(result.verdict)},
                      {"story", result.story},
                      {"rows",
                       {{"compared", result.rows},
@@ -65,35 +60,6 @@ std::string report_json(const DiffResult& result) {
                      {"structure", result.structure},
                      {"judged", judged}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string report_csv(const DiffResult& result) {
-  std::string csv = "layer,point,rows,equal,measured,difference_rms,rms,ulps\n";
-  for (const DiffPlace& p : result.places)
-    csv += fmt::format("{},{},{},{},{},{},{},{}\n",
-                       p.place.layer < 0 ? "" : std::to_string(p.place.layer), p.place.point->name,
-                       p.rows, p.equal, p.measured, p.difference_rms, p.rms, p.ulps);
-  return csv;
-}
-
-std::string report_table(const DiffResult& result) {
-  std::string text = fmt::format("{:<24} {:>15} {:>12} {:>12} {:>9}\n", "place", "equal rows",
-                                 "difference", "rms", "ulps");
-  bool any = false;
-  for (const DiffPlace& p : result.places) {
-    if (p.equal == p.rows) continue;
-    any = true;
-    text += fmt::format("{:<24} {:>15} {:>12.3g} {:>12.3g} {:>9.3g}\n", text_of(p.place),
-                        fmt::format("{}/{}", p.equal, p.rows), p.difference_rms, p.rms, p.ulps);
-  }
-  if (!any) text = "";
-  for (const std::string& sentence : result.structure) text += sentence + "\n";
-  if (result.only_a + result.only_b > 0)
-    text += fmt::format("rows that only the first trace has: {}, only the second: {}\n",
-                        result.only_a, result.only_b);
-  for (const DiffJudgement& j : result.judged)
-    text += fmt::format("{} is {}: {}\n", j.trace, j.verdict, j.story);
-  return text + result.verdict + ": " + result.story + "\n";
 }
 
 }  // namespace lockstep

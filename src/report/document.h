@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+
+// A cell of a table: text, a whole number or a fraction.
+using Cell = std::variant<std::string, int64_t, double>;
+
+enum class Align : uint8_t {
+  by_content,  // numbers right, text left
+  left,
+  right,
+};
+
+struct Column {
+  Column(const char* name_) : name(name_) {}
+  Column(std::string name_) : name(std::move(name_)) {}
+  Column(std::string name_, Align align_, int least_width_)
+      : name(std::move(name_)), align(align_), least_width(least_width_) {}
+
+  std::string name;
+  Align align = Align::by_content;
+  int least_width = 0;  // characters that people's table gives it, however short its cells are
+};
+
+struct Table {
+  std::vector<Column> columns;
+  std::vector<std::vector<Cell>> rows;
+  const char* number_format = "{:.4g}";  // of fractions, when people read them
+  int gap = 2;                           // blanks between two columns, when people read them
+  std::string title = {};                // a line above it
+};
+
+// Begins a part of the document. One without text only separates what follows from what precedes.
+struct Heading {
+  std::string text;
+};
+
+// One line of prose.
+struct Paragraph {
+  std::string text;
+};
+
+struct List {
+  std::vector<std::string> items;
+  std::string title = {};  // a line above it
+};
+
+// Names and what they stand for, a line each.
+struct KeyValues {
+  std::vector<std::pair<std::string, std::string>> entries;
+};
+
+// The data of a bar chart: how many there are of each name.
+struct Bars {
+  std::vector<std::pair<std::string, int64_t>> counts;
+};
+
+// The last word of a result.
+struct Conclusion {
+  std::string verdict, story;
+};
+
+using Block = std::variant<Heading, Paragraph, List, KeyValues, Table, Bars, Conclusion>;
+
+// A result as it is told, before it is known in which format. Renderers (render.h) are functions of
+// it:
+//
+//   Result, DiffResult, Selftest, a trace, a table  ->  Document  ->  table, csv, json
+struct Document {
+  std::vector<Block> blocks;  // for people, in the order in which they read
+  // For programs: all rows with all digits. Without columns, the first table of the blocks.
+  Table data = {};
+  // For programs: the whole result. Empty: the rows of the data are all there is.
+  std::string json = {};
+};
+
+// The table that programs read.
+const Table& data_of(const Document& document);
+
+}  // namespace lockstep
