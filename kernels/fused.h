@@ -16,7 +16,7 @@ namespace lockstep {
 struct Ops;
 
 // sum = add(a, b), which is then normalised: rms_norm(sum).
-struct AddNorm {
+struct AddNormInput {
   TensorView sum;  // [tokens, width], an output
   TensorView a, b;
   TensorView weight;  // [width]
@@ -32,7 +32,7 @@ struct Linear {
 
 // What lies between the products of q, k and v and the attention: rms_norm of q and k over
 // head_dim, rope of both, kv_write.
-struct Heads {
+struct QkNormRopeKvWrite {
   // Of all tokens, as the pieces take them:
   TensorView q, k, v;
   TensorView q_weight, k_weight;  // of the norms; empty: there are none
@@ -46,25 +46,27 @@ struct Heads {
 
 struct FusedOps {
   // out = rms_norm(sum) of the sum that it makes, which may be in the place of `a`.
-  std::function<void(const OpContext&, TensorView out, const AddNorm& made)> add_rms_norm;
-  // Every out = matmul(x, weight, bias). With `made`, which may be null, x is an output too: the
+  std::function<void(const OpContext&, TensorView out, const AddNormInput& input)> add_rms_norm;
+  // Every out = matmul(x, weight, bias). With `input`, which may be null, x is an output too: the
   // norm of the sum that it makes, apart from `a` and `b`.
   std::function<void(const OpContext&, std::span<const Linear> all, TensorView x,
-                     const AddNorm* made)>
-      matmuls;
-  std::function<void(const OpContext&, const Heads& heads)> heads;
+                     const AddNormInput* input)>
+      qkv_matmul;
+  std::function<void(const OpContext&, const QkNormRopeKvWrite& a)> qk_norm_rope_kv_write;
   // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
-  // are taps. `made` as above.
+  // are taps. `input` as above.
   std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
-                     TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made)>
-      gated;
+                     TensorView up_weight, TensorView gate, TensorView up,
+                     const AddNormInput* input)>
+      gate_up_silu;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops.
   const Ops* pieces = nullptr;
 };
 
 // The fused ops of a table whose pieces are all still those that they were made of. Where one has
 // been replaced, by a user's kernel, a seeded fault or a substitution, what contains it is left
-// out, so that the model calls what replaces it. Where there is no add_rms_norm there is no `made`.
+// out, so that the model calls what replaces it. Where there is no add_rms_norm there is no
+// `input`.
 FusedOps whole_fused_ops(const Ops& ops);
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@ namespace {
 template <typename Unit>
 __global__ void write(Unit* cache_k, Unit* cache_v, const Unit* k, const Unit* v,
                       const int64_t* slots, int64_t pool, int64_t units, BadIndex* bad) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const int64_t token = blockIdx.x, slot = slots[token];
   if (slot >= pool && threadIdx.x == 0) report(bad, BadIndex::Of::slot, pool, slot, token);
   if (slot < 0 || slot >= pool) return;
@@ -40,11 +40,10 @@ void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, Tensor
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        launch_early("kv_write", context.stream, static_cast<unsigned>(slots.rows()), kCopyThreads,
-                     write<Unit>, cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(),
-                     v.as<const Unit>(), slots.as<const int64_t>(),
-                     cache.pages() * cache.page_size(), bytes / static_cast<int64_t>(sizeof(Unit)),
-                     bad_index_report());
+        launch_pdl("kv_write", context.stream, static_cast<unsigned>(slots.rows()), kCopyThreads,
+                   write<Unit>, cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(),
+                   v.as<const Unit>(), slots.as<const int64_t>(), cache.pages() * cache.page_size(),
+                   bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
       },
       cache.k.data, cache.v.data, k.data, v.data);
 }

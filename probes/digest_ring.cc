@@ -231,14 +231,14 @@ void DigestRing::queue_copies(Slot& slot) const {
     }
     copy_all(slot.staged.as<char>(), device.stream);
   }
-  maker.order(maker.aside, device.stream);
+  maker.stream_wait(maker.digest_stream, device.stream);
   if (staged) {
-    device.copy(slot.memory, slot.staged.view().data, bytes, maker.aside);
+    device.copy(slot.memory, slot.staged.view().data, bytes, maker.digest_stream);
   } else {
-    copy_all(slot.memory, maker.aside);
-    maker.order(device.stream, maker.aside);  // the next pass writes there again
+    copy_all(slot.memory, maker.digest_stream);
+    maker.stream_wait(device.stream, maker.digest_stream);  // the next pass writes there again
   }
-  slot.arrived = maker.mark(maker.aside);
+  slot.arrived = maker.record_event(maker.digest_stream);
 }
 
 template <typename Ready>
@@ -310,7 +310,7 @@ void DigestRing::serve() {
     std::string failure;
     bool freed = false;
     try {
-      digest_maker().await(std::exchange(slot.arrived, nullptr));
+      digest_maker().wait_event(std::exchange(slot.arrived, nullptr));
       Pass arrived;
       if (wanted) arrived = slot.arrival(pool_);
       slot.pass = {};

@@ -51,9 +51,10 @@ void refuse(const BadIndex& bad) {
     case Of::context_length:
       fail("paged_attention wants context lengths of 0 or more, found {} for request {}", found,
            at);
-    case Of::weighed_expert:
+    case Of::routed_expert:
       fail(
-          "softmax_of wants indices below the {} logits of a row, found {} at {}: take them from "
+          "routing_weights wants indices below the {} logits of a row, found {} at {}: take them "
+          "from "
           "top_k",
           limit, found, at);
     case Of::used_expert:

@@ -21,7 +21,7 @@ struct BadIndex {
     query_start,     // paged_attention: limit queries, found first and `at` last
     query_order,     // paged_attention: found after limit, for request `at`
     context_length,  // paged_attention: found for request `at`
-    weighed_expert,  // softmax_of: limit logits, found at index `at`
+    routed_expert,   // routing_weights: limit logits, found at index `at`
     used_expert,     // expert_matmul: limit experts, found at index `at`
   };
   Of of = Of::none;

@@ -72,7 +72,7 @@ struct CacheJob {
   // Those of all requests follow each other without gaps, and those of `order` other caches of the
   // same requests come first.
   uint64_t* row_hashes = nullptr;
-  int64_t order = 0;
+  int64_t cache_index = 0;
 };
 
 // What makes digests on a device, from the library of CUDA ops.
@@ -89,13 +89,13 @@ struct DigestMaker {
   // Streams beside that of the ops: what takes long is not to hold up what does not. And the order
   // of two streams: what is queued on `later` from now on is done after what `earlier` has queued
   // so far. Can be kept in a graph.
-  CUstream_st* aside = nullptr;
-  CUstream_st* long_aside = nullptr;
-  void (*order)(CUstream_st* later, CUstream_st* earlier) = nullptr;
+  CUstream_st* digest_stream = nullptr;
+  CUstream_st* cache_digest_stream = nullptr;
+  void (*stream_wait)(CUstream_st* later, CUstream_st* earlier) = nullptr;
   // For the host: the point that a stream's work has reached when all that it has queued so far is
   // done. `await` waits for that, in any thread, and forgets the point.
-  void* (*mark)(CUstream_st* stream) = nullptr;
-  void (*await)(void* mark) = nullptr;
+  void* (*record_event)(CUstream_st* stream) = nullptr;
+  void (*wait_event)(void* event) = nullptr;
 };
 
 // What the library of CUDA ops exports, of the device that it was opened for. Throws Error when it

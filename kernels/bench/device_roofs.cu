@@ -44,10 +44,10 @@ void read(int way, const void* data, int64_t bytes, uint32_t* sum, CUstream_st* 
   if (way == 2) read_by<8, 1024>(2, data, bytes, sum, stream);
 }
 
-__global__ void do_nothing() { after_the_kernel_before(); }
+__global__ void do_nothing() { pdl_launch_dependents_and_wait(); }
 
 void nothing(CUstream_st* stream) {
-  launch_early("a kernel that does nothing", stream, 1, kWarp, do_nothing);
+  launch_pdl("a kernel that does nothing", stream, 1, kWarp, do_nothing);
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kNormThreads) add_and_normalise(AddNormArgumen
 
 }  // namespace
 
-void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made) {
-  const auto& [sum, a, b, weight, eps] = made;
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormInput& input) {
+  const auto& [sum, a, b, weight, eps] = input;
   const int64_t width = a.shape.last();
   if (width <= kNarrowRow) {  // rows of which rms_norm takes several in a block
     add_cuda(context, sum, a, b);
@@ -54,9 +54,9 @@ void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& 
       add_cuda(context, sum, a, b);
       return rms_norm_cuda(context, out, sum, weight, eps);
     }
-    launch_early("add_rms_norm", context.stream, static_cast<unsigned>(a.count() / width),
-                 kNormThreads, wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>,
-                 arguments);
+    launch_pdl("add_rms_norm", context.stream, static_cast<unsigned>(a.count() / width),
+               kNormThreads, wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>,
+               arguments);
   });
 }
 

@@ -20,12 +20,12 @@ struct Work {
   __host__ __device__ int64_t rows_of_a_block() const { return int64_t{rounds} * kWarps * kGroups; }
 };
 
-struct Works {
+struct JobTable {
   int count;
   FirstBlocks first;
   Work of[DigestMaker::kMostJobs];
 };
-static_assert(sizeof(Works) <= 32764, "a kernel takes that many bytes of arguments");
+static_assert(sizeof(JobTable) <= 32764, "a kernel takes that many bytes of arguments");
 
 __device__ int64_t rows_of(const CacheJob& job, int64_t request) {
   return max(int64_t{0}, min(int64_t{job.rows[request]}, job.most_rows));
@@ -35,7 +35,7 @@ __device__ int64_t rows_of(const CacheJob& job, int64_t request) {
 __device__ uint64_t* row_hashes_of(const CacheJob& job, int64_t request) {
   int64_t place = 0;
   for (int64_t r = threadIdx.x % kWarp; r < job.requests; r += kWarp)
-    place += rows_of(job, r) * (job.order + (r < request ? 1 : 0));
+    place += rows_of(job, r) * (job.cache_index + (r < request ? 1 : 0));
   for (int other = kWarp / 2; other > 0; other /= 2) place += __shfl_xor_sync(~0u, place, other);
   return job.row_hashes + place;
 }
@@ -105,11 +105,11 @@ __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin,
 
 // kStripes: all jobs fit xxh3::Groups.
 template <bool kStripes>
-__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ Works works) {
+__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ JobTable table) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int index = works.first.job_of(blockIdx.x, works.count);
-  const Work& work = works.of[index];
-  const unsigned item = blockIdx.x - works.first.of[index], request = item / work.chunks;
+  const int index = table.first.job_of(blockIdx.x, table.count);
+  const Work& work = table.of[index];
+  const unsigned item = blockIdx.x - table.first.of[index], request = item / work.chunks;
   const int64_t begin = item % work.chunks * work.rows_of_a_block();
   const int64_t rows = rows_of(work.job, request);
   if (begin == 0 && thread == 0) work.job.hashed[request] = rows;
@@ -132,14 +132,14 @@ bool fits_stripes(const CacheJob& job) {
 void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
   check(jobs.size() <= DigestMaker::kMostJobs, "{} caches were wanted of one launch: ask for {}",
         jobs.size(), DigestMaker::kMostJobs);
-  Works works = {};
+  JobTable table = {};
   int64_t blocks = 0;
   for (const CacheJob& job : jobs) {
     check(job.most_rows < int64_t{1} << 31 && job.page_size < int64_t{1} << 31,
           "hashes of less than 2^31 positions of a request were wanted, found room for {}",
           job.most_rows);
-    works.first.of[works.count] = static_cast<unsigned>(blocks);
-    Work& work = works.of[works.count++];
+    table.first.of[table.count] = static_cast<unsigned>(blocks);
+    Work& work = table.of[table.count++];
     work.job = job;
     work.rounds = static_cast<int>(
         std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, 2 * job.row_bytes), 1, kMostRounds));
@@ -152,7 +152,7 @@ void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
   }
   if (blocks == 0) return;
   const auto kernel = std::ranges::all_of(jobs, fits_stripes) ? hash_rows<true> : hash_rows<false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(works);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table);
   cuda_check(cudaGetLastError(), "hashes of caches");
 }
 

@@ -32,13 +32,13 @@ extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
       .add = add_cuda,
       .argmax = argmax_cuda,
       .top_k = top_k_cuda,
-      .softmax_of = softmax_of_cuda,
+      .routing_weights = routing_weights_cuda,
       .expert_matmul = expert_matmul_cuda,
       .weighted_sum = weighted_sum_cuda,
       .fused = {.add_rms_norm = add_rms_norm_cuda,
-                .matmuls = matmuls_cuda,
-                .heads = heads_cuda,
-                .gated = gated_cuda,
+                .qkv_matmul = qkv_matmul_cuda,
+                .qk_norm_rope_kv_write = qk_norm_rope_kv_write_cuda,
+                .gate_up_silu = gate_up_silu_cuda,
                 .pieces = &ops},
   };
   *memory = device_memory();

@@ -33,16 +33,17 @@ decltype(silu_mul) silu_mul_cuda;
 decltype(add) add_cuda;
 decltype(argmax) argmax_cuda;
 decltype(top_k) top_k_cuda;
-decltype(softmax_of) softmax_of_cuda;
+decltype(routing_weights) routing_weights_cuda;
 decltype(expert_matmul) expert_matmul_cuda;
 decltype(weighted_sum) weighted_sum_cuda;
 
 // The fused ops (fused.h).
-void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made);
-void matmuls_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
-                  const AddNorm* made);
-void heads_cuda(const OpContext& context, const Heads& heads);
-void gated_cuda(const OpContext& context, TensorView out, TensorView x, TensorView gate_weight,
-                TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made);
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormInput& input);
+void qkv_matmul_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
+                     const AddNormInput* input);
+void qk_norm_rope_kv_write_cuda(const OpContext& context, const QkNormRopeKvWrite& heads);
+void gate_up_silu_cuda(const OpContext& context, TensorView out, TensorView x,
+                       TensorView gate_weight, TensorView up_weight, TensorView gate, TensorView up,
+                       const AddNormInput* input);
 
 }  // namespace lockstep

@@ -68,12 +68,12 @@ struct BlockShape {
   unsigned cluster;  // blocks that work together, along z; more than 1 from Hopper on
 };
 
-// Launches a kernel that calls wait_for_the_kernel_before() in each of its threads: its blocks can
+// Launches a kernel that calls pdl_wait() in each of its threads: its blocks can
 // then be set up while the kernel before it on the stream still runs, which hides most of the gap
 // between the two.
 template <typename... Parameters, typename... Arguments>
-void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
-                  void (*kernel)(Parameters...), Arguments... arguments) {
+void launch_pdl(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
+                void (*kernel)(Parameters...), Arguments... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -93,7 +93,7 @@ void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape b
 }
 
 // Lets the next kernel be set up.
-__device__ inline void let_the_next_begin() {
+__device__ inline void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
@@ -101,15 +101,15 @@ __device__ inline void let_the_next_begin() {
 
 // Waits until all that was queued before is done and can be read. Before that a kernel may read
 // only what no kernel writes: weights, and the indices that a pass is told.
-__device__ inline void wait_for_the_kernel_before() {
+__device__ inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-__device__ inline void after_the_kernel_before() {
-  let_the_next_begin();
-  wait_for_the_kernel_before();
+__device__ inline void pdl_launch_dependents_and_wait() {
+  pdl_launch_dependents();
+  pdl_wait();
 }
 
 // Calls body with a null pointer of the device's element type of a dtype that was checked.

@@ -24,7 +24,7 @@ struct Part {
 };
 
 // Where the parts of one tensor meet; zero at first.
-struct Meeting {
+struct TensorScratch {
   uint32_t arrived;
   uint32_t exponents[256];
 };
@@ -51,12 +51,12 @@ struct Work {
   }
 };
 
-struct Works {
+struct JobTable {
   int count;
   FirstBlocks first;
   Work of[DigestMaker::kMostJobs];
 };
-static_assert(sizeof(Works) <= 32764, "a kernel takes that many bytes of arguments");
+static_assert(sizeof(JobTable) <= 32764, "a kernel takes that many bytes of arguments");
 
 // The bytes of a tensor. Goes by value, so that it stays in registers.
 class Input {

@@ -81,7 +81,7 @@ __device__ void normalise_wide(T* out, const T* row, const T* weight, int64_t wi
   Some gain = {}, first = {};
   if (kHeld && begin < width) gain = some_of(weight + begin);
   // Weights are not what the kernel before writes.
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   float squares = 0;
 #pragma unroll 1
   for (int64_t i = begin; i < width; i += kStride) {

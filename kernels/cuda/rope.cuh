@@ -23,10 +23,10 @@ inline RopeTables rope_tables(const TensorView& cos, const TensorView& sin,
 
 // By how much pair j of a token is rotated; NaN, and a report, where the tables
 // do not say.
-struct Turn {
+struct Rotation {
   float cos = NAN, sin = NAN;
-  Turn() = default;
-  __device__ Turn(const RopeTables& tables, int64_t token, int64_t j) {
+  Rotation() = default;
+  __device__ Rotation(const RopeTables& tables, int64_t token, int64_t j) {
     const int64_t position = tables.positions[token];
     if (position >= 0 && position < tables.entries) {
       cos = tables.cos[position * tables.half + j];

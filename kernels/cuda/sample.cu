@@ -197,7 +197,7 @@ struct SampleArguments {
 // A block a draw.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const DeviceDraw draw = a.draws[blockIdx.x];
   const T* logits = a.logits + draw.row * a.vocab;
   double* x = a.kept + blockIdx.x * a.vocab;
@@ -272,8 +272,8 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                                           vocab,
                                           kept.as<double>(),
                                           seen.as<uint32_t>()};
-    launch_early("sample", memory.stream, static_cast<unsigned>(count), kThreads, sample<T>,
-                 arguments);
+    launch_pdl("sample", memory.stream, static_cast<unsigned>(count), kThreads, sample<T>,
+               arguments);
   });
   memory.copy(out.data(), tokens.view().data, tokens.view().bytes(), memory.stream);
   memory.wait(memory.stream);

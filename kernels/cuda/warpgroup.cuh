@@ -14,7 +14,7 @@ constexpr int kWarpgroup = 4 * kWarp;
 // a row are in an order that depends on the row, so that eight rows' are in different banks.
 // Wider matrices are such panels one after the other. Begins at a multiple of 1024 bytes.
 template <typename T, int kRows, int kColumns>
-struct alignas(1024) Panels {
+struct alignas(1024) SwizzledTile128B {
   static_assert(kColumns % 64 == 0 && kRows % 8 == 0);
   static constexpr unsigned kBytes = kRows * 128;  // of a panel
   T e[kColumns / 64][kRows][64];
@@ -37,21 +37,21 @@ struct alignas(1024) Panels {
 };
 
 // Before products: what this thread did to their registers is done.
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Those begun since the last call are a group.
-__device__ inline void end_products() {
+__device__ inline void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // Until only the newest kGroups groups still run.
 template <int kGroups>
-__device__ void wait_for_products() {
+__device__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
 // Registers that products use have their values here and now: compilers may move what computes them
 // otherwise, past the instructions above too.
 template <int kCount>
-__device__ void settle(float (&sum)[kCount][4]) {
+__device__ void pin_registers(float (&sum)[kCount][4]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     asm volatile("" : "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])::"memory");
@@ -68,9 +68,9 @@ struct PtxName<__half> {
 };
 
 // sum = a b^T, or sum += a b^T, over 16 columns of a and b, each of 64 rows. Of each 32 columns of
-// the sum a lane holds, for its warp's 16 rows, what multiply_add gives it of four times eight.
+// the sum a lane holds, for its warp's 16 rows, what mma_m16n8k16 gives it of four times eight.
 template <typename T>
-__device__ void multiply_rows(float (&sum)[2][4][4], uint64_t a, uint64_t b, bool add) {
+__device__ void wgmma_ss(float (&sum)[2][4][4], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %34, 0; "
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 "
@@ -89,9 +89,9 @@ __device__ void multiply_rows(float (&sum)[2][4][4], uint64_t a, uint64_t b, boo
 }
 
 // sum = a b, or sum += a b, over 16 rows of b, of 64 columns or 128; a warp has its 16 rows of a
-// and of the sum as multiply_add has them.
+// and of the sum as mma_m16n8k16 has them.
 template <typename T>
-__device__ void multiply_columns(float (&sum)[8][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+__device__ void wgmma_rs(float (&sum)[8][4], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %37, 0; "
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 "
@@ -109,8 +109,7 @@ __device__ void multiply_columns(float (&sum)[8][4], const uint32_t (&a)[4], uin
         "C"(PtxName<T>::kName));
 }
 template <typename T>
-__device__ void multiply_columns(float (&sum)[16][4], const uint32_t (&a)[4], uint64_t b,
-                                 bool add) {
+__device__ void wgmma_rs(float (&sum)[16][4], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %69, 0; "
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 "
@@ -138,9 +137,9 @@ __device__ void multiply_columns(float (&sum)[16][4], const uint32_t (&a)[4], ui
 
 // A barrier that one side of a hand-over waits on and that the other completes: the n-th time
 // completes phase n % 2.
-class Handover {
+class Mbarrier {
  public:
-  __device__ void begin(int arrivals) {
+  __device__ void init(int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals)
                  : "memory");
   }
@@ -163,12 +162,12 @@ class Handover {
 };
 
 // What this thread wrote to shared memory can be read by the tensor cores, by those that it tells.
-__device__ inline void publish_writes() {
+__device__ inline void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // Of a warpgroup's threads: whether any of them says so. Until all of them are there.
-__device__ inline bool any_of_warpgroup(int barrier, bool mine) {
+__device__ inline bool warpgroup_any(int barrier, bool mine) {
   int any;
   asm volatile(
       "{.reg .pred mine, any; setp.ne.b32 mine, %1, 0; "
@@ -181,11 +180,11 @@ __device__ inline bool any_of_warpgroup(int barrier, bool mine) {
 
 // All warps of a warpgroup give registers away, or get some, down or up to kCount each.
 template <int kCount>
-__device__ void give_registers() {
+__device__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-__device__ void get_registers() {
+__device__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 

@@ -17,7 +17,7 @@
 #include "kernels/base/memory.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/plugin/crash_watch.h"
-#include "kernels/plugin/left_alone.h"
+#include "kernels/plugin/ffi_guard.h"
 
 namespace lockstep {
 namespace {

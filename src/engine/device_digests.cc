@@ -86,7 +86,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
           .pages = pool[0],
           .hashed = place<int64_t>(tap.digest),
           .row_hashes = place<uint64_t>(layout_->cache_hashes),
-          .order = tap.hashes};
+          .cache_index = tap.hashes};
 }
 
 void DeviceDigests::record(const Record& record) {
@@ -97,13 +97,13 @@ void DeviceDigests::record(const Record& record) {
     if (lifetime_ == Lifetime::layer)
       flush_caches(stream_of(model_.device()));
     else if (cache_jobs_.size() == kCachesTogether || tap.hashes == layout_->caches - 1)
-      flush_caches(digest_maker().long_aside);
+      flush_caches(digest_maker().cache_digest_stream);
     return;
   }
   tap.tensor = record.tensor;
   jobs_.push_back(job_of(tap));
   if (lifetime_ == Lifetime::pass) {
-    if (jobs_.size() == kTogether) flush(digest_maker().aside);
+    if (jobs_.size() == kTogether) flush(digest_maker().digest_stream);
     return;
   }
   flush(stream_of(model_.device()));
@@ -116,7 +116,7 @@ void DeviceDigests::record(const Record& record) {
 void DeviceDigests::follow_ops(CUstream_st* stream) {
   CUstream_st* const ops = stream_of(model_.device());
   if (stream == ops) return;
-  digest_maker().order(stream, ops);
+  digest_maker().stream_wait(stream, ops);
   used_.insert(stream);
 }
 
@@ -139,10 +139,10 @@ void DeviceDigests::flush_caches(CUstream_st* stream) {
 
 void DeviceDigests::end() {
   if (lifetime_ == Lifetime::layer) return;
-  flush_caches(digest_maker().long_aside);
-  flush(digest_maker().aside);
+  flush_caches(digest_maker().cache_digest_stream);
+  flush(digest_maker().digest_stream);
   // A graph can only wait for streams that are part of it.
-  for (CUstream_st* stream : used_) digest_maker().order(stream_of(model_.device()), stream);
+  for (CUstream_st* stream : used_) digest_maker().stream_wait(stream_of(model_.device()), stream);
 }
 
 Forward forward_digested(Model& model, const Batch& arguments, const std::vector<KvCache>& caches,

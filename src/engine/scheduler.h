@@ -27,7 +27,7 @@ struct SchedulerOptions {
 };
 
 // The next `tokens` tokens of a sequence, to be computed in one pass.
-struct Share {
+struct ScheduledChunk {
   Sequence* sequence = nullptr;
   int64_t tokens = 0;
 };
@@ -45,7 +45,7 @@ struct Plan {
   std::vector<Copy> copies;    // a shared page that is about to be written gets a copy of its own
   std::vector<int32_t> fresh;  // handed out, content meaningless
   std::vector<Swap> in;        // fill these pages from host memory
-  std::vector<Share> shares;
+  std::vector<ScheduledChunk> chunks;
   int preempted = 0;  // requests that lost their pages
 };
 

@@ -16,9 +16,9 @@ void seed_moe_expert_order(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request) {
-  seams.ops.softmax_of = [inner = seams.ops.softmax_of, request](
-                             const OpContext& context, TensorView out, TensorView logits,
-                             TensorView index, bool normalised) {
+  seams.ops.routing_weights = [inner = seams.ops.routing_weights, request](
+                                  const OpContext& context, TensorView out, TensorView logits,
+                                  TensorView index, bool normalised) {
     inner(context, out, logits, index, normalised && !hits(request, context));
   };
 }

@@ -234,7 +234,7 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-bool Judge::State::settle(Pending& pending, const Judged& judged) {
+bool Judge::State::pin_registers(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
   if (!pending.outcomes.empty()) {
@@ -252,11 +252,12 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
   return found;
 }
 
-std::vector<Flag> Judge::State::settle(Judged& judged) {
+std::vector<Flag> Judge::State::pin_registers(Judged& judged) {
   ancestry.begin_pass();
   std::vector<Flag> flags;
   for (Pending& pending : judged.pending)
-    if (settle(pending, judged)) flags.push_back({ledger.places()[pending.place], pending.request});
+    if (pin_registers(pending, judged))
+      flags.push_back({ledger.places()[pending.place], pending.request});
   const auto index = static_cast<size_t>(index_of({&point("logits"), -1}));
   for (const NodeRows& node : judged.with_logits)
     if (const int source = ancestry.of(index, node.request).finding; source >= 0)
@@ -299,7 +300,7 @@ std::vector<Flag> Judge::State::judge(const Pass& pass) {
   const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
   logits.add(pass.info.pass, logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
   // Once a point has been tried under several contracts, passes wait until one is chosen.
-  if (!undeclared) return settle(judged);
+  if (!undeclared) return pin_registers(judged);
   std::vector<Flag> flags = flagged_by_all(judged.pending, ledger.places());
   waiting.push_back(std::move(judged));
   return flags;

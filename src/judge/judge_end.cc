@@ -210,7 +210,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
     ledger.regrade(index_of(finding.place), finding.pass, finding.request, finding);
   };
   op_judge.decide_contracts(ledger.places());
-  for (Judged& judged : waiting) settle(judged);
+  for (Judged& judged : waiting) pin_registers(judged);
   for (const Finding& finding : unrecorded)
     if (op_judge.has_seen(*finding.place.point)) regrade(finding);
   for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);

@@ -51,8 +51,8 @@ struct Judge::State {
   void remember_cache(const SeenPass& seen);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
   // Enters a pass whose contracts are known, and returns what of it is a finding.
-  std::vector<Flag> settle(Judged& judged);
-  bool settle(Pending& pending, const Judged& judged);
+  std::vector<Flag> pin_registers(Judged& judged);
+  bool pin_registers(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
   void judge_pool(size_t index);
   void judge_point(const Point& point);

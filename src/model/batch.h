@@ -51,10 +51,10 @@ class RopeCache {
   const ModelConfig& config_;
   Device device_;
   Tensor cos_, sin_;
-  int64_t filled_ = 0;            // rows that hold their own position
-  Tensor far_cos_, far_sin_;      // copies on the device,
-  bool changed_ = true;           // if not, up to date
-  Tensor other_cos_, other_sin_;  // of tables that somebody put in the place of these
+  int64_t filled_ = 0;              // rows that hold their own position
+  Tensor device_cos_, device_sin_;  // copies on the device,
+  bool changed_ = true;             // if not, up to date
+  Tensor other_cos_, other_sin_;    // of tables that somebody put in the place of these
 };
 
 // The arguments for `info`, whose pages are in the order of the requests' rows.

@@ -25,12 +25,12 @@ class DeviceBatch {
   void fill(Batch batch, RopeCache& tables);
 
   // As it was filled last. Its `info` is that of the batch, without the padding.
-  const Batch& batch() const { return far_; }
+  const Batch& batch() const { return device_; }
 
  private:
   Room room_;
-  Tensor near_block_, far_block_;
-  Batch near_, far_;  // parts of the blocks
+  Tensor host_block_, device_block_;
+  Batch host_, device_;  // parts of the blocks
 };
 
 }  // namespace lockstep

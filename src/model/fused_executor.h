@@ -24,14 +24,14 @@ class FusedExecutor final : public PieceExecutor {
   TensorView tap(PointName name, const TensorView& tensor) const {
     return probe_.wants(name.point, layer_) ? tensor : TensorView{};
   }
-  bool products_make(const Point& norm, int layer) const;
-  const AddNorm* deferred_input() const {
+  bool matmul_computes_norm(const Point& norm, int layer) const;
+  const AddNormInput* deferred_input() const {
     return deferred_norm_ ? &deferred_norm_->input : nullptr;
   }
   void show_deferred_norm();
 
   struct DeferredNorm {
-    AddNorm input;
+    AddNormInput input;
     const Point& residual;
     const Point& norm;
     int residual_layer;

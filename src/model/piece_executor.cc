@@ -92,7 +92,7 @@ void PieceExecutor::experts(const LayerWeights& w) {
 
   ops_.matmul(at("mlp.router"), a.router, a.norm, w.router, {});     show("mlp.router", a.router);
   ops_.top_k(at("mlp.experts"), a.experts, a.router);                show("mlp.experts", a.experts);
-  ops_.softmax_of(at("mlp.weights"), a.weights, a.router, a.experts,
+  ops_.routing_weights(at("mlp.weights"), a.weights, a.router, a.experts,
                   config_.experts.normalised);                       show("mlp.weights", a.weights);
   linear("mlp.expert_gate", a.expert_gate, a.norm, w.expert_gate);
   linear("mlp.expert_up", a.expert_up, a.norm, w.expert_up);

@@ -143,10 +143,11 @@ TEST_F(DeviceSample, ServesWhatTheLogitsSay) {
         const auto& of = pass.info.rows[static_cast<size_t>(pass.info.logit_rows[row])].row;
         // The first choice of a fork is made of its parent's row.
         const bool first =
-            of.position + 1 == std::ssize(requests[static_cast<size_t>(s.asked)].prompt);
-        if (of.request != id && !(first && of.request == s.asked)) continue;
+            of.position + 1 == std::ssize(requests[static_cast<size_t>(s.root_request)].prompt);
+        if (of.request != id && !(first && of.request == s.root_request)) continue;
         const std::span text(s.tokens.data(), static_cast<size_t>(of.position) + 1);
-        const uint64_t made = text.size() - requests[static_cast<size_t>(s.asked)].prompt.size();
+        const uint64_t made =
+            text.size() - requests[static_cast<size_t>(s.root_request)].prompt.size();
         const int32_t want = choose(pass.tensors[0].data.view().slice(static_cast<int64_t>(row), 1),
                                     sampling, text, {made, static_cast<uint32_t>(s.sample)});
         EXPECT_EQ(s.tokens[text.size()], want) << "request " << id << " choice " << made;

@@ -22,22 +22,25 @@ class Fused : public testing::TestWithParam<const char*> {
     Ops ops = pieces;
     FusedOps& fused = ops.fused;
     fused.pieces = &pieces;
-    fused.add_rms_norm = [this](const OpContext& context, TensorView out, const AddNorm& made) {
+    fused.add_rms_norm = [this](const OpContext& context, TensorView out,
+                                const AddNormInput& made) {
       ++calls_["add_rms_norm"];
       make(context, out, made);
     };
-    fused.matmuls = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
-                           const AddNorm* made) {
+    fused.qkv_matmul = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
+                              const AddNormInput* made) {
       ++calls_["matmuls"];
-      left_to_products(context, x, made);
+      defer_to_matmul(context, x, made);
       for (const Linear& one : all) matmul(context, one.out, x, one.weight, one.bias);
     };
-    fused.heads = [this](const OpContext& context, const Heads& heads) { pass(context, heads); };
-    fused.gated = [this](const OpContext& context, TensorView out, TensorView x,
-                         TensorView gate_weight, TensorView up_weight, TensorView gate,
-                         TensorView up, const AddNorm* made) {
+    fused.qk_norm_rope_kv_write = [this](const OpContext& context, const QkNormRopeKvWrite& heads) {
+      pass(context, heads);
+    };
+    fused.gate_up_silu = [this](const OpContext& context, TensorView out, TensorView x,
+                                TensorView gate_weight, TensorView up_weight, TensorView gate,
+                                TensorView up, const AddNormInput* made) {
       ++calls_["gated"];
-      left_to_products(context, x, made);
+      defer_to_matmul(context, x, made);
       const Tensor own_gate(out.shape, out.dtype), own_up(out.shape, out.dtype);
       gate = tap(gate, own_gate);
       up = tap(up, own_up);
@@ -48,11 +51,11 @@ class Fused : public testing::TestWithParam<const char*> {
     return ops;
   }
 
-  static void make(const OpContext& context, TensorView x, const AddNorm& made) {
+  static void make(const OpContext& context, TensorView x, const AddNormInput& made) {
     add(context, made.sum, made.a, made.b);
     rms_norm(context, x, made.sum, made.weight, made.eps);
   }
-  void left_to_products(const OpContext& context, TensorView x, const AddNorm* made) {
+  void defer_to_matmul(const OpContext& context, TensorView x, const AddNormInput* made) {
     if (made == nullptr) return;
     ++left_to_products_;
     // Their blocks read what is added while the first one writes the sum.
@@ -61,7 +64,7 @@ class Fused : public testing::TestWithParam<const char*> {
     make(context, x, *made);
   }
 
-  void pass(const OpContext& context, const Heads& h) {
+  void pass(const OpContext& context, const QkNormRopeKvWrite& h) {
     ++calls_["heads"];
     const auto like = [](const TensorView& x) { return Tensor(x.shape, x.dtype); };
     const Tensor own_q = like(h.q), own_k = like(h.k), own_rope = like(h.k);
@@ -152,15 +155,17 @@ TEST_P(Fused, GiveWayToWhatReplacesAPiece) {
       ops.*member = [inner = ops.*member](const auto&... in) { inner(in...); };
     };
   };
-  const std::string gated = dense_layers() == 0 ? "" : "gated ";
-  EXPECT_EQ(calls_with([](Ops&) {}), "add_rms_norm " + gated + "heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::add)), gated + "heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::rms_norm)), gated + "matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::rope)), "add_rms_norm " + gated + "matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::kv_write)), "add_rms_norm " + gated + "matmuls ");
+  const std::string gate_up_silu = dense_layers() == 0 ? "" : "gate_up_silu ";
+  EXPECT_EQ(calls_with([](Ops&) {}),
+            "add_rms_norm " + gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::add)), gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::rms_norm)), gate_up_silu + "qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::rope)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::kv_write)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
   EXPECT_EQ(calls_with(wrapped(&Ops::matmul)), "add_rms_norm heads ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::silu_mul)), "add_rms_norm heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::argmax)), "add_rms_norm " + gated + "heads matmuls ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::silu_mul)), "add_rms_norm qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::argmax)),
+            "add_rms_norm " + gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
 }
 
 // What such a sink makes of a tensor, the next piece must be given.

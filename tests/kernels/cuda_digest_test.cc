@@ -394,9 +394,9 @@ TEST_F(CudaDigest, OfAGraphIsOfTheRowsOfTheReplay) {
   ops_->add({.stream = memory_.stream}, doubled, far, far);
   const DeviceGraph graph([&] {
     ops_->add({.stream = memory_.stream}, doubled, far, far);
-    maker_.order(maker_.aside, memory_.stream);
-    maker_.digest(jobs, scratch.view().data, maker_.aside);
-    maker_.order(memory_.stream, maker_.aside);
+    maker_.stream_wait(maker_.digest_stream, memory_.stream);
+    maker_.digest(jobs, scratch.view().data, maker_.digest_stream);
+    maker_.stream_wait(memory_.stream, maker_.digest_stream);
   });
   const Tensor sum = copy_on(Device::cpu, doubled);
   for (int32_t count : {8, 1, 3, 0, 5}) {
@@ -430,8 +430,8 @@ TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
   const Tensor far = copy_on(Device::cuda, random_of({1, 4096}, DType::u8, 9));
   const std::unique_ptr<void, void (*)(void*)> pinned(memory_.pin(4096), memory_.unpin);
   std::memset(pinned.get(), 0, 4096);
-  memory_.copy(pinned.get(), far.view().data, 4096, maker_.aside);
-  maker_.await(maker_.mark(maker_.aside));
+  memory_.copy(pinned.get(), far.view().data, 4096, maker_.digest_stream);
+  maker_.wait_event(maker_.record_event(maker_.digest_stream));
   EXPECT_EQ(std::memcmp(pinned.get(), copy_on(Device::cpu, far).as<char>(), 4096), 0);
 }
 
@@ -449,8 +449,8 @@ bool is_ready(int device) {
 // As a thread does that keeps passes: the other devices may be somebody's, and full.
 TEST_F(CudaDigest, AwaitedByAThreadLeavesOtherDevicesAlone) {
   if (memory_.number == 0) GTEST_SKIP() << "this machine has no second CUDA device";
-  void* mark = maker_.mark(memory_.stream);
-  std::thread([&] { maker_.await(mark); }).join();
+  void* event = maker_.record_event(memory_.stream);
+  std::thread([&] { maker_.wait_event(event); }).join();
   EXPECT_TRUE(is_ready(memory_.number));
   for (int other = 0; other < memory_.number; ++other) EXPECT_FALSE(is_ready(other)) << other;
 }

@@ -49,11 +49,11 @@ class Away {
       *one = (*this)(*one);
     return heads;
   }
-  AddNorm operator()(AddNorm made) {
+  AddNormInput operator()(AddNormInput made) {
     for (TensorView* one : {&made.sum, &made.a, &made.b, &made.weight}) *one = (*this)(*one);
     return made;
   }
-  const AddNorm* operator()(const AddNorm* home) {
+  const AddNormInput* operator()(const AddNormInput* home) {
     if (home == nullptr) return nullptr;
     made_ = (*this)(*home);
     return &made_;
@@ -100,7 +100,7 @@ class Away {
 
   const DeviceMemory& memory_;
   std::map<const void*, std::unique_ptr<Trip>> trips_;
-  AddNorm made_;
+  AddNormInput made_;
 };
 
 // On the last device: number 0 is the one that CUDA takes where nobody says which. Skips, by name

@@ -33,10 +33,11 @@ class Ring : public HostDevice {
 
   void SetUp() override {
     HostDevice::SetUp();
-    static const DigestMaker played = {.digest = [](auto, void*, CUstream_st*) {},
-                                       .order = [](CUstream_st*, CUstream_st*) {},
-                                       .mark = [](CUstream_st*) -> void* { return nullptr; },
-                                       .await = [](void*) {}};
+    static const DigestMaker played = {
+        .digest = [](auto, void*, CUstream_st*) {},
+        .order = [](CUstream_st*, CUstream_st*) {},
+        .record_event = [](CUstream_st*) -> void* { return nullptr; },
+        .wait_event = [](void*) {}};
     set_digest_maker(played);
   }
   void TearDown() override {

@@ -1,4 +1,4 @@
-#include "kernels/plugin/left_alone.h"
+#include "kernels/plugin/ffi_guard.h"
 
 #include <immintrin.h>
 #include <xxhash.h>

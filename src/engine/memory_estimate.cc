@@ -1,4 +1,4 @@
-#include "src/engine/room.h"
+#include "src/engine/memory_estimate.h"
 
 #include <algorithm>
 #include <limits>
@@ -14,7 +14,7 @@ constexpr int64_t kRest = int64_t{2} << 30;
 
 }  // namespace
 
-int64_t most_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes) {
+int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes) {
   const Activations activations(config, options.dtype, options.device);
   // Fused ops have some buffers of their own besides.
   const int64_t buffers = 2 * activations.memory(options.budget, options.max_batch);

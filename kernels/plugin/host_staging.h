@@ -9,6 +9,6 @@ namespace lockstep {
 // Code that reads and writes tensors where they lie can so stand around the ops of a CUDA device:
 // as a table for host tensors, which is itself carried for device tensors. Slow: it copies weights
 // and pool with every call.
-Ops carried(const Ops& ops, Device to);
+Ops staged_on(const Ops& ops, Device to);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "kernels/plugin/carried.h"
+#include "kernels/plugin/host_staging.h"
 
 #include <deque>
 #include <tuple>
@@ -9,9 +9,9 @@ namespace lockstep {
 namespace {
 
 // Arguments of one call with every tensor as a copy on a device, which lives as long as this.
-class Carrier {
+class HostStaging {
  public:
-  explicit Carrier(Device to) : to_(to) {}
+  explicit HostStaging(Device to) : to_(to) {}
 
   TensorView operator()(const TensorView& from) {
     if (from.empty()) return from;  // a bias that is none
@@ -36,30 +36,30 @@ class Carrier {
   std::deque<Tensor> copies_;
 };
 
-void bring_back(const TensorView& to, const TensorView& from) { copy(to, from); }
-void bring_back(const KvCache& to, const KvCache& from) {
+void copy_back(const TensorView& to, const TensorView& from) { copy(to, from); }
+void copy_back(const KvCache& to, const KvCache& from) {
   copy(to.k, from.k);
   copy(to.v, from.v);
 }
 
 template <typename Out, typename... In>
-void carry(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
+void stage(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
   op = [op, to](const OpContext& context, Out out, In... in) {
-    Carrier carrier(to);
+    HostStaging staging(to);
     // What an op leaves unwritten stays what it was, so the output is carried there too.
-    const Out far = carrier(out);
+    const Out staged_out = staging(out);
     // Braces: from the left to the right, so that runs allocate alike.
-    std::tuple<std::decay_t<In>...> inputs{carrier(in)...};
-    std::apply([&](const auto&... far_in) { op(context, far, far_in...); }, inputs);
-    bring_back(out, far);
+    std::tuple<std::decay_t<In>...> inputs{staging(in)...};
+    std::apply([&](const auto&... staged_in) { op(context, staged_out, staged_in...); }, inputs);
+    copy_back(out, staged_out);
   };
 }
 
 }  // namespace
 
-Ops carried(const Ops& ops, Device to) {
+Ops staged_on(const Ops& ops, Device to) {
   Ops all = ops;
-  for_each_op([&](const auto& row) { carry(all.*row.entry, to); });
+  for_each_op([&](const auto& row) { stage(all.*row.entry, to); });
   return all;
 }
 
