@@ -1,7 +1,6 @@
-// Ops that do what some ops of the table do one after the other, to the bit: less to launch, and
-// less to move. What lies between the pieces can still be seen: each tensor of it is an output that
-// may be empty, a tap. A table has none of them, or some; the model calls the pieces where it has
-// none.
+// Fused ops: one launch in the place of several ops of the table, with the same bits. The tensors
+// between the pieces can still be observed: each is an output that may be empty, a tap. A table has
+// some fused ops or none; the model calls the pieces where it has none.
 #pragma once
 
 #include <functional>
@@ -15,7 +14,7 @@ namespace lockstep {
 
 struct Ops;
 
-// sum = add(a, b), which is then normalised: rms_norm(sum).
+// The input of a fused norm: rms_norm(sum) of sum = add(a, b).
 struct AddNormInput {
   TensorView sum;  // [tokens, width], an output
   TensorView a, b;
@@ -30,10 +29,10 @@ struct Linear {
   TensorView bias;    // [n] or empty
 };
 
-// What lies between the products of q, k and v and the attention: rms_norm of q and k over
-// head_dim, rope of both, kv_write.
+// The ops between the products of q, k and v and the attention: rms_norm of q and k over head_dim,
+// rope of both, kv_write.
 struct QkNormRopeKvWrite {
-  // Of all tokens, as the pieces take them:
+  // Inputs, for all tokens, as the pieces take them:
   TensorView q, k, v;
   TensorView q_weight, k_weight;  // of the norms; empty: there are none
   float eps = 0;
@@ -45,16 +44,16 @@ struct QkNormRopeKvWrite {
 };
 
 struct FusedOps {
-  // out = rms_norm(sum) of the sum that it makes, which may be in the place of `a`.
+  // out = rms_norm(sum); it writes the sum too, which may be in the place of `a`.
   std::function<void(const OpContext&, TensorView out, const AddNormInput& input)> add_rms_norm;
   // Every out = matmul(x, weight, bias). With `input`, which may be null, x is an output too: the
-  // norm of the sum that it makes, apart from `a` and `b`.
+  // norm of the sum, which lies apart from `a` and `b`.
   std::function<void(const OpContext&, std::span<const Linear> all, TensorView x,
                      const AddNormInput* input)>
       qkv_matmul;
   std::function<void(const OpContext&, const QkNormRopeKvWrite& a)> qk_norm_rope_kv_write;
   // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
-  // are taps. `input` as above.
+  // are taps; `input` as above.
   std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
                      TensorView up_weight, TensorView gate, TensorView up,
                      const AddNormInput* input)>
@@ -63,10 +62,9 @@ struct FusedOps {
   const Ops* pieces = nullptr;
 };
 
-// The fused ops of a table whose pieces are all still those that they were made of. Where one has
-// been replaced, by a user's kernel, a seeded fault or a substitution, what contains it is left
-// out, so that the model calls what replaces it. Where there is no add_rms_norm there is no
-// `input`.
+// The fused ops of a table whose pieces are all in place. Where a user's kernel, a seeded fault or
+// a substitution has replaced a piece, the fused op that contains it is left out, so that the model
+// calls the replacement. Without add_rms_norm no fused op gets an `input`.
 FusedOps whole_fused_ops(const Ops& ops);
 
 }  // namespace lockstep

@@ -24,8 +24,8 @@ struct KvCache {
 void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView v,
               TensorView slots);
 
-// What an attention that follows `page_table` will read of one request: out[p, 0] is K and out[p,
-// 1] is V of position p. Copies bits.
+// Gathers the K/V cache of one request as an attention that follows `page_table` reads it: out[p,
+// 0] is K and out[p, 1] is V of position p. Copies bits.
 //   out         [length, 2, kv_heads, head_dim]  of the cache's dtype
 //   page_table  [pages of the request]           int32
 // Throws Error when the table is too short or names a page outside the pool.

@@ -22,13 +22,13 @@ void matmul_cuda(const OpContext& context, TensorView out, TensorView x, TensorV
 
 namespace {
 
-// Makes x here, unless the products of one launch can: what they are then to be given.
+// Computes x here, unless the launch of the products can do it; returns the input to hand to them.
 const AddNormInput* defer_to_matmul(const OpContext& context, std::span<const Linear> all,
                                     bool gate_up_silu, const TensorView& x,
                                     const AddNormInput* input) {
   if (input == nullptr) return nullptr;
   check(input->sum.data != input->a.data && input->sum.data != input->b.data,
-        "products that make their own x want its sum apart from what is added, found it in place");
+        "the sum of a deferred norm must lie apart from what is added, found it in place");
   if (matmul_computes_norm(all, gate_up_silu, x, *input)) {
     check_add(input->sum, input->a, input->b, Device::cuda);
     check_rms_norm(x, input->sum, input->weight);

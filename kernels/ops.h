@@ -57,7 +57,9 @@ struct Ops {
 // One op of the table.
 template <typename Signature>
 struct OpRow {
-  std::string_view name;  // a user's library exports lockstep_<name>
+  // A user's library exports lockstep_<name>. routing_weights is "softmax_of" there, because the C
+  // interface keeps the names that it was published with.
+  std::string_view name;
   std::function<Signature> Ops::*entry;
   Signature* on_cpu;
   // The tensors that it reads, in the order of its arguments; those left over are empty.

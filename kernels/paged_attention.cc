@@ -54,7 +54,7 @@ struct Problem {
   }
 };
 
-// What one thread works in: everything in fp32, a row padded with zeros to whole vectors.
+// The working memory of one thread: everything in fp32, a row padded with zeros to whole vectors.
 struct Scratch {
   explicit Scratch(const Problem& p)
       : q(rows(p)),
@@ -258,7 +258,7 @@ struct AttentionKernel {
     const float before = most;
     for (int i = 0; i < N; ++i)
       if (!(widest[i] <= most) && !std::isnan(most)) most = widest[i];  // .. and one of a lane
-    // As long as every score is -Inf there is no maximum to be relative to.
+    // There is no maximum to be relative to as long as every score is -Inf.
     const float base = most == kNothing ? 0.0f : most;
     simd::F<N> sum = {};
     for (int64_t j = 0; j < kBlock; j += N) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxPartials = int64_t{1} << 28;  // elements: more than that is no decoding
 
-// One block a row: merges what its chunks gave, in their order.
+// Merges the partial results of a row, in the order of its splits; a block a row.
 template <typename T>
 __global__ void combine_splits(AttentionArguments<T> a) {
   pdl_launch_dependents();
@@ -67,7 +67,7 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
 
 template <typename T>
 void attend(const OpContext& context, AttentionArguments<T> a) {
-  // Few queries a request do not fill a device, but their chunks do.
+  // Few queries a request do not fill a device, but their splits do.
   const int64_t partials = a.tokens * a.heads * a.kv_splits * a.partial_size();
   const bool few = partials <= kMaxPartials && a.tokens * a.group <= 64 * a.requests;
   if (few && attend_in_clusters(context, a)) return;
@@ -91,11 +91,11 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
 void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                           AttentionBatch batch, float scale, int64_t window) {
   check_paged_attention(out, q, cache, batch, window, Device::cuda);
-  check(q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
-        "paged_attention on the CUDA device wants heads of at most {} elements "
-        "and pages of at "
-        "most {} positions, found {} and {}: use --device cpu",
-        kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
+  check(
+      q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
+      "paged_attention on the CUDA device takes heads of at most {} elements and pages of at most "
+      "{} positions, found {} and {}: use --device cpu",
+      kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
   if (out.count() == 0) return;
   dispatch_cuda(q.dtype, [&]<typename T>(T*) {
     attend(context, arguments_of<T>(out, q, cache, batch, scale, window));

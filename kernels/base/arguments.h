@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// What every op asks of its arguments, in one set of sentences. Shared by the CPU ops and their
-// twins.
+// The checks that every op makes of its arguments, in one set of sentences, shared by the CPU ops
+// and their twins.
 
 // Throws Error unless `tensor` has that dtype and shape, lies on that device and has memory.
 void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,

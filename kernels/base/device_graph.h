@@ -5,8 +5,9 @@
 
 namespace lockstep {
 
-// Work of a CUDA device that was queued once and can be done again and again: on the same memory,
-// with what that holds then. Far cheaper than to queue it anew, op by op.
+// A captured CUDA graph: work that is queued once and replayed on the same memory, with what that
+// holds then. A replay is far cheaper than queueing op by op. Owned by one engine; its thread
+// replays.
 class DeviceGraph {
  public:
   DeviceGraph() = default;

@@ -13,8 +13,7 @@ void set_digest_maker(const DigestMaker& maker) { the_maker = maker; }
 
 const DigestMaker& digest_maker() {
   check(the_maker.digest != nullptr,
-        "digests made on a CUDA device were wanted, but no CUDA library is loaded: use --device "
-        "cpu");
+        "no CUDA library is loaded, which makes digests on a CUDA device: use --device cpu");
   return the_maker;
 }
 

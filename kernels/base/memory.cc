@@ -39,7 +39,7 @@ void set_cuda_memory(const DeviceMemory& memory) { the_memory = memory; }
 
 const DeviceMemory& cuda_memory() {
   check(the_memory.allocate != nullptr,
-        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
+        "there is no memory of a CUDA device, because no CUDA library is loaded: use --device cpu");
   return the_memory;
 }
 
@@ -50,7 +50,7 @@ CUstream_st* stream_of(Device device) {
 int64_t device_memory_left() { return cuda_memory().available(); }
 
 void copy(const TensorView& to, const TensorView& from) {
-  check(to.bytes() == from.bytes(), "{} bytes were to be copied into a tensor of {}", from.bytes(),
+  check(to.bytes() == from.bytes(), "{} bytes cannot be copied into a tensor of {}", from.bytes(),
         to.bytes());
   if (from.bytes() == 0) return;
   if (to.device == Device::cpu && from.device == Device::cpu) {
@@ -75,12 +75,12 @@ void wait_for(Device device) {
 Tensor::Tensor(const Shape& shape, DType dtype, Device device)
     : view_{nullptr, dtype, device, shape} {
   for (int64_t extent : shape.extents())
-    check(extent >= 0, "a tensor of shape {} was wanted: extents cannot be negative", shape.text());
+    check(extent >= 0, "a tensor cannot have the shape {}: extents are not negative", shape.text());
   memory_ = allocate(view_.bytes(), device);
   check(
       memory_ != nullptr,
-      "{} bytes for a tensor {} were wanted and the {} has not that much memory left{}: use fewer "
-      "or smaller --pages, or a shorter prompt",
+      "the {2} has not that much memory left: {0} bytes for a tensor {1}{3}: use fewer or smaller "
+      "--pages, or a shorter prompt",
       view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
       device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory().available()));
   view_.data = memory_.get();
@@ -98,7 +98,7 @@ Tensor Tensor::part(int64_t offset, const Shape& shape, DType dtype) const {
   Tensor made;
   made.view_ = {view_.as<char>() + offset, dtype, view_.device, shape};
   check(offset >= 0 && offset + made.view_.bytes() <= view_.bytes(),
-        "{} bytes from byte {} on were wanted of a tensor of {}", made.view_.bytes(), offset,
+        "{} bytes from byte {} on are outside a tensor of {}", made.view_.bytes(), offset,
         view_.bytes());
   made.memory_ = memory_;
   return made;

@@ -41,13 +41,13 @@ template <typename T>
 Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   Tensor tensor(shape, dtype);
   check(tensor.view().bytes() == static_cast<int64_t>(values.size_bytes()),
-        "{} bytes of a tensor {} of {} were wanted, found {}", tensor.view().bytes(), shape.text(),
+        "a tensor {1} of {2} has {0} bytes, found {3}", tensor.view().bytes(), shape.text(),
         name_of(dtype), values.size_bytes());
   std::copy(values.begin(), values.end(), tensor.as<T>());
   return tensor;
 }
 
-// What a device does besides its ops. The library of CUDA ops puts its own here when it is opened;
+// The services of a device besides its ops. The library of CUDA ops sets its own when it is opened;
 // until then asking for Device::cuda is an error. A null stream is the device's default one.
 struct DeviceMemory {
   int number = 0;  // of the device, among this machine's of its kind
@@ -78,12 +78,12 @@ struct DeviceMemory {
   void (*forget)(void* graph) = nullptr;
 };
 void set_cuda_memory(const DeviceMemory& memory);
-// What was set. Throws Error when nothing was.
+// The services that were set. Throws Error when none were.
 const DeviceMemory& cuda_memory();
 
 // The stream on which ops run on that device; null on the CPU.
 CUstream_st* stream_of(Device device);
-// What a tensor of that many bytes takes of the memory of `device`.
+// The bytes that a tensor of that size takes of the memory of `device`.
 int64_t memory_for(int64_t bytes, Device device);
 // Bytes that a CUDA device could still give. Throws Error when no library is loaded.
 int64_t device_memory_left();

@@ -40,8 +40,8 @@ TensorView TensorView::reshaped(const Shape& other) const {
 }
 
 TensorView TensorView::slice(int64_t first, int64_t n) const {
-  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} were wanted of a tensor {}",
-        first, first + n, shape.text());
+  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} are outside a tensor {}", first,
+        first + n, shape.text());
   std::array<int64_t, 5> extents{};
   std::ranges::copy(shape.extents(), extents.begin());
   extents[0] = n;

@@ -1,12 +1,18 @@
-// What the CUDA kernels of paged_attention share.
+// The CUDA kernels of paged_attention: the arguments, masks and softmax that all of them share.
 //
-// Keys are taken in chunks [0, 128), [128, 256), .. of positions and, within a chunk, in blocks of
-// 32, each relative to a running maximum; the chunks are then merged in their order. Where there
-// are few queries a chunk is taken by a block of threads; if they have few chunks too, the blocks
-// of a row are a cluster, which merges them on the spot, else another kernel does. Where there are
-// many queries one warp, or a warpgroup, takes all chunks of its rows. The arithmetic is the same,
-// and so is every bit. Source: Dao 2023 (FlashAttention-2), Dao et al. 2023 (Flash-Decoding), and
-// for warpgroups Shah et al. 2024 (FlashAttention-3).
+// The keys of a row are cut into splits of 128 positions, [0, 128), [128, 256), .., and each split
+// into blocks of 32. Within a split the softmax is online: every block is relative to the running
+// row_max. The splits are then merged in their order. All kernels do this arithmetic in this order,
+// so that every bit is the same whichever of them runs:
+//
+//   few queries a request (decode)               many queries a request (prefill)
+//     attend_in_clusters     16 splits at most     attend_by_warpgroups    capability 9.0
+//     attend_splits_on_..    partials, and then    attend_on_tensor_cores  a warp a q tile
+//       combine_splits       the kernel that merges them
+//   attend_by_rows: fp32, other head_dims, unaligned memory; a warp a row, with or without partials
+//
+// Source: Dao 2023 (FlashAttention-2), Dao et al. 2023 (Flash-Decoding), and for warpgroups Shah et
+// al. 2024 (FlashAttention-3).
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -34,33 +40,34 @@ struct AttentionArguments {
   float scale;
   int window;
   BadIndex* bad;
-  float* partials;  // [tokens, heads, chunks, partial_size()]; null: no chunks apart
+  float* partials;  // [tokens, heads, kv_splits, partial_size()]; null: one block takes all splits
   int kv_splits;    // that the page table has room for
 
-  // What a chunk gives a row: as many numbers as head_dim, each the sum of e^(score - largest) v,
-  // then the largest score and the sum of e^(score - largest). Whole sectors of the memory, where
-  // head_dim is a multiple of theirs.
+  // The partial result of a row over one split: head_dim sums of e^(score - row_max) v, then
+  // row_max and row_sum. It fills whole sectors of the memory where head_dim is a multiple of
+  // theirs.
   __host__ __device__ int64_t partial_size() const { return head_dim + 8; }
   __device__ float* partial(int64_t token, int head, int64_t split) const {
     return partials + ((token * heads + head) * kv_splits + split) * partial_size();
   }
 };
 
-// The queries of one request. In 32 bits, as query_start, because arithmetic of 64 takes long.
+// The queries of one request. The numbers have 32 bits, as query_start has: 64-bit arithmetic is
+// slow.
 struct Queries {
   int request = -1;  // -1: there is none
   int first = 0, end = 0;
   int length = 0;  // of its context
   __device__ int position(int token) const { return length - (end - token); }
-  // Of these queries and a group of heads.
+  // The rows of an attention tile: these queries times the heads of a group.
   template <typename T>
   __device__ int rows(const AttentionArguments<T>& a) const {
     return (end - first) * a.group;
   }
 };
 
-// Positions [begin, end) of keys. In 32 bits, as the lengths of contexts, to
-// save registers.
+// Positions [begin, end) of keys. The numbers have 32 bits, as context lengths have, to save
+// registers.
 struct KeyRange {
   int begin, end;
 };
@@ -71,7 +78,7 @@ __device__ KeyRange visible_keys(const AttentionArguments<T>& a, int position) {
   return {begin, max(position + 1, begin)};
 }
 
-// Never outside the pass, whatever query_start says; that it says nothing else is looked at once.
+// The range is clamped to the pass, whatever query_start says; check_batch reports a bad one.
 template <typename T>
 __device__ Queries queries_of(const AttentionArguments<T>& a, int request) {
   const int tokens = static_cast<int>(a.tokens), length = a.context_length[request];
@@ -80,8 +87,8 @@ __device__ Queries queries_of(const AttentionArguments<T>& a, int request) {
   return {request, first, end, max(length, 0)};
 }
 
-// Of all requests' runs of `per` rows of queries and heads of a group, by one warp: the queries
-// whose run is the one with that number, which becomes its number within them.
+// One warp finds the request of a q tile. A q tile is `per` rows of the queries of a request times
+// `group` heads, and `q_tile` is its number in the pass; it becomes its number within the request.
 template <typename T>
 __device__ Queries locate_q_tile(const AttentionArguments<T>& a, int group, int per, int& q_tile) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), requests = static_cast<int>(a.requests);
@@ -110,7 +117,7 @@ __device__ Queries locate_q_tile(const AttentionArguments<T>& a, int group, int 
   return {};
 }
 
-// Reports what of the batch is not as it should be, by one warp.
+// One warp reports the first inconsistency of query_start and context_length.
 template <typename T>
 __device__ void check_batch(const AttentionArguments<T>& a) {
   using Of = BadIndex::Of;
@@ -124,8 +131,8 @@ __device__ void check_batch(const AttentionArguments<T>& a) {
   }
 }
 
-// The element of the cache where the key at a position begins; -1, and a
-// report, where the page table names no page of the pool.
+// The element of the cache where the key at a position begins; -1, and a report, where the page
+// table names no page of the pool.
 template <typename T>
 __device__ int64_t key_offset(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                               int position) {
@@ -145,7 +152,8 @@ __device__ int64_t key_offset(const AttentionArguments<T>& a, const Queries& que
   return ((page * a.page_size + (at - entry * size)) * a.kv_heads + kv_head) * a.head_dim;
 }
 
-// What of the keys is in chunks that there is room for: a page table that is too short is reported.
+// The visible keys clamped to the splits that the page table covers; a table that is too short is
+// reported.
 template <typename T>
 __device__ KeyRange within_splits(const AttentionArguments<T>& a, const Queries& queries,
                                   KeyRange visible) {
@@ -156,19 +164,18 @@ __device__ KeyRange within_splits(const AttentionArguments<T>& a, const Queries&
   return {visible.begin, a.kv_splits * kSplitKeys};
 }
 
-// A largest score from which exponents can be taken: as long as every score is
-// -Inf there is none.
+// The row_max that exponents are taken relative to: 0 as long as every score is -Inf, because
+// -Inf - -Inf is NaN.
 __device__ inline float finite_max(float row_max) { return row_max == kNegInf ? 0.0f : row_max; }
 
-// What is known of the softmax of a row: the largest score and the sum relative
-// to it.
+// The state of a row's online softmax: the largest score and the sum of exponentials relative to
+// it.
 struct Softmax {
   float row_max = kNegInf, row_sum = 0;
 };
 
-// How two weighted sums are scaled when they are merged. Every product and sum
-// is spelt out, because compilers may fuse them otherwise in one kernel and not
-// in another.
+// The scales of two weighted sums that are merged. Every product and sum is an intrinsic, because
+// a compiler may contract them in one kernel and not in another.
 struct MergeScales {
   float old_scale, new_scale;
   __device__ float operator()(float old_sum, float new_sum) const {
@@ -183,8 +190,9 @@ __device__ inline MergeScales merge(Softmax& to, const Softmax& split) {
   return merge;
 }
 
-// The same of many chunks, a lane each, of which `most` is the largest score before and then after
-// them: at once, because exponentials would wait for each other. Lanes from `count` on have none.
+// The scales of up to a warp of splits, one a lane, in one parallel step: computed one after the
+// other, each exponential would wait for the one before. `row_max` is the largest score before and
+// then after them; lanes from `count` on hold no split.
 __device__ inline MergeScales merge_lanes(float& row_max, float lane_max, int count) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   float all = lane < count ? lane_max : kNegInf;  // up to and with this lane's
@@ -199,9 +207,9 @@ __device__ inline MergeScales merge_lanes(float& row_max, float lane_max, int co
   return merge;
 }
 
-// What at most kMost chunks from `first` on give a row, in their order, by a warp with a column for
-// each lane, whose sum it returns: partial_of(chunk) is where a chunk's is. NaN of one that there
-// is no room for, which was reported.
+// Merges up to kBatch splits of a row, from `first` on and in their order, by a warp whose lanes
+// each hold one column; returns the lane's sum. partial_of(split) points to the partial result of a
+// split. A split beyond the page table, which was reported, makes the result NaN.
 template <int kBatch, typename PartialOf>
 __device__ float merge_splits(Softmax& to, float sum, int first, int count, int kv_splits,
                               int head_dim, int column, PartialOf partial_of) {
@@ -227,36 +235,35 @@ __device__ float merge_splits(Softmax& to, float sum, int first, int count, int 
   return sum;
 }
 
-// What a row's sums are multiplied with at the end. Scores that are all -Inf
-// have no softmax; a query that sees no key has an empty sum.
+// The factor of a row's sums at the end. Scores that are all -Inf have no softmax, which gives NaN;
+// a query that sees no key has an empty sum, which gives 0.
 __device__ inline float inv_row_sum(const Softmax& softmax, int position) {
   if (position < 0) return 0;
   return softmax.row_sum == 0 ? NAN : 1.0f / softmax.row_sum;
 }
 
-// A sum times that unit; never -0, which depends on how many empty chunks a row
-// was merged with.
+// A sum times inv_row_sum. The result is never -0, whose sign would depend on how many empty splits
+// were merged.
 __device__ inline float scaled(float sum, float inv_sum) { return __fmaf_rn(sum, inv_sum, 0.0f); }
 
-// The kernels, for arguments that were checked.
-// Of 16-bit dtypes whose head_dim and addresses suit the tensor cores (false,
-// with nothing done, where they do not): all chunks of a row by one warp,
+// The launchers take checked arguments. Those that return bool return false, with nothing done,
+// where dtype, head_dim, addresses or the device do not suit them.
+
+// One warp takes all splits of a q tile, in 16-bit dtypes.
 template <typename T>
 bool attend_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
-// the same for four tiles by a warpgroup, on devices of capability 9.0 alone
-// and of head_dim 64 or 128,
+// One warpgroup takes four q tiles, on devices of capability 9.0 and for head_dim 64 or 128.
 template <typename T>
 bool attend_by_warpgroups(const OpContext& context, const AttentionArguments<T>& a);
-// or every chunk by a block, into `parts`; without `parts` there may be one
-// chunk only.
+// One block takes a split and writes `partials`; without `partials` there may be only one split.
 template <typename T>
 bool attend_splits_on_tensor_cores(const OpContext& context, const AttentionArguments<T>& a);
-// The same where the chunks are so few that all are worked on at once, and merged on the spot:
-// `parts` are not wanted.
+// A cluster takes all splits of a q tile, one a block, and merges them in shared memory, so that no
+// `partials` are needed. All clusters must fit on the device at once.
 template <typename T>
 bool attend_in_clusters(const OpContext& context, const AttentionArguments<T>& a);
-// Of any dtype and any head_dim up to kWidestHead, a warp a row; chunks apart
-// where there are `parts`.
+// One warp takes a row, in any dtype and for any head_dim up to kWidestHead; with `partials`, one
+// split of it.
 constexpr int kWidestHead = 256;
 template <typename T>
 void attend_by_rows(const OpContext& context, const AttentionArguments<T>& a);

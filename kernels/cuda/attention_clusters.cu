@@ -14,11 +14,11 @@ constexpr int kThreads = kTeam * kWarp;
 template <typename T, int kDim>
 struct Shared {
   SplitBuffers<T, kDim> split;
-  float partials[kTileRows][kDim + 8];  // what it gives: see AttentionArguments::part
+  float partials[kTileRows][kDim + 8];  // as AttentionArguments::partial
 };
 
-// The block's own chunk of a tile and K/V head, into `parts`, or the output where it is the only
-// one: two warps for each block of keys, of which the second brings the values.
+// Computes the block's own split of a q tile and K/V head into `partials`, or into the output where
+// it is the only one. Two warps serve each block of keys, of which the second loads the values.
 template <typename T, int kDim>
 __device__ void process_own_split(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
                                   const Queries& queries, KeyRange visible, int first_row,
@@ -52,7 +52,7 @@ __device__ void process_own_split(const AttentionArguments<T>& a, Shared<T, kDim
 }
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-// Joins what the blocks of a cluster have, a warp for 32 columns of a row.
+// Merges the partial results of the blocks of a cluster, a warp for 32 columns of a row.
 template <typename T, int kDim>
 __device__ void combine_cluster(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
                                 const Queries& queries, int first_row) {
@@ -81,7 +81,11 @@ __device__ void combine_cluster(const AttentionArguments<T>& a, Shared<T, kDim>&
 }
 #endif
 
-// A cluster takes one tile and one K/V head (blockIdx.y), each of its blocks a chunk of the keys.
+// The grid is (q tiles of 16 rows, K/V heads, splits), and the blocks along z are one cluster:
+//
+//   block 0: split 0      block 1: split 1      ..      partial results in shared memory
+//        \____________________|____________________/     cluster.sync()
+//   every block merges some rows, reading the others' shared memory, and writes the output
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments<T> a) {
 #if __CUDA_ARCH__ >= 900
@@ -96,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
   const KeyRange all = visible_to_any(a, queries, first_row, kTileRows),
                  visible = within_splits(a, queries, all);
   const bool mine = first < visible.end && first + kSplitKeys > visible.begin;
-  // What there is no room for makes NaN of a row when its chunks are merged.
+  // Splits beyond the page table make a row NaN when they are merged.
   const bool only = mine && gridDim.z == 1 && visible.end == all.end;
   if (mine)
     process_own_split(a, shared, queries, visible, first_row, only);
@@ -106,11 +110,11 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   combine_cluster(a, shared, queries, first_row);
-  cluster.sync();  // what others read must stay
+  cluster.sync();  // others may still read this shared memory
 #endif
 }
 
-// How many clusters of that many blocks a device has room for at once; none where the kernel was
+// How many clusters of that many blocks are resident on the device at once; 0 where the kernel was
 // built for devices that have no clusters.
 template <typename T, int kDim>
 int max_active_clusters(unsigned blocks) {
@@ -118,10 +122,10 @@ int max_active_clusters(unsigned blocks) {
   int& known = counts.at(blocks);
   if (known > 0) return known - 1;
   cudaFuncAttributes built = {};
-  cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "what a kernel is built for");
+  cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "cudaFuncGetAttributes");
   cuda_check(cudaFuncSetAttribute(attend_cluster<T, kDim>,
                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-             "clusters of blocks");
+             "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {1, 1, blocks};

@@ -1,5 +1,6 @@
-// How blocks of keys and values come from their pages to shared memory, for the kernels of
-// paged_attention on tensor cores.
+// Blocks of keys and values on their way from the pages of the cache to shared memory.
+//
+//   page table -> a key a lane (locate_key) -> 16-byte pieces, cp.async -> swizzled KvTile
 #pragma once
 
 #include <bit>
@@ -9,8 +10,8 @@
 
 namespace lockstep {
 
-// A block of keys or values in shared memory, of which eight rows at one column lie in different
-// banks: by the order of each row's columns where that will do, else by padding.
+// A block of keys or values in shared memory. Eight rows at one column lie in different banks: the
+// columns of a row are swizzled where head_dim allows it, else rows are padded.
 template <typename T, int kDim>
 class KvTile {
  public:
@@ -32,9 +33,9 @@ struct KvBlock {
   KvTile<T, kDim> k, v;
 };
 
-constexpr int64_t kUnwantedKey = -2;  // the place of a key that nobody wants
+constexpr int64_t kUnwantedKey = -2;  // the offset of a key that no row sees
 
-// Where the key of this lane lies, in a block that begins at position `first`.
+// The offset in the cache of this lane's key, in a block that begins at position `first`.
 template <typename T>
 __device__ int64_t locate_key(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                               int first, KeyRange wanted) {
@@ -43,25 +44,25 @@ __device__ int64_t locate_key(const AttentionArguments<T>& a, const Queries& que
   return key_offset(a, queries, kv_head, key);
 }
 
-// The places of a block's keys, of which each of kThreads threads brings its share of pieces;
-// kOnce: of keys that few tiles read.
+// Loads a block of keys or values with kThreads threads, which share its 16-byte pieces. kOnce:
+// few tiles read these keys, so that they need not stay in the L2 cache.
 template <typename T, int kDim, int kThreads, bool kOnce = false>
 class KvTileLoader {
  public:
-  __device__ explicit KvTileLoader(int64_t mine)  // the place of this lane's key
+  __device__ explicit KvTileLoader(int64_t mine)  // the offset of this lane's key
       : mine_(static_cast<uint32_t>(max(mine, int64_t{0}) / kDim)),
         known_(__ballot_sync(~0u, mine >= 0)),
         missing_(__ballot_sync(~0u, mine == -1)) {}
-  // Begins to bring the keys, or the values: zeros for those that nobody wants, and NaN for those
-  // that have no page.
+  // Starts to load the keys, or the values. Keys that no row sees become zeros, and those without a
+  // page NaN.
   __device__ void load(KvTile<T, kDim>& to, const T* from) const {
     load_to([&](int row, int column) { return to.at(row, column); }, from);
   }
-  // The same to where `to(row, column)` says that a key's elements from a column on are to lie.
+  // The same; `to(row, column)` points to where a key's elements from a column on are stored.
   template <typename To>
   __device__ void load_to(To to, const T* from) const {
     if (known_ == ~0u) {
-#pragma unroll 8  // of all, the addresses would take too many registers
+#pragma unroll 8  // unrolled fully, the addresses would take too many registers
       for (int i = 0; i < kCount; ++i) {
         const T* const piece = source(from, i);
         if (exists(i)) copy_piece(to(row(i), column()), piece);
@@ -82,7 +83,7 @@ class KvTileLoader {
   }
 
  private:
-  // A row is of kPerRow pieces, and for kAcross threads, so that a thread keeps its column.
+  // A row has kPerRow pieces and kAcross threads, so that a thread keeps its column.
   static constexpr int kPerRow = kDim / 8, kAcross = std::bit_ceil(unsigned{kPerRow});
   static constexpr int kRows = kThreads / kAcross, kCount = (kBlockKeys + kRows - 1) / kRows;
   static constexpr bool kWhole = kPerRow == kAcross && kBlockKeys % kRows == 0;

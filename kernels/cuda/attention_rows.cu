@@ -6,13 +6,13 @@ namespace {
 constexpr int kRows = 4;                               // of a block, a warp each
 constexpr int kElementsPerLane = kWidestHead / kWarp;  // elements of a head that a lane sums
 
-// A row's softmax and a lane's share of its sums: elements lane, lane + 32, ..
+// A row's softmax, and the sums of the elements lane, lane + 32, .. that a lane holds.
 struct Row {
   Softmax softmax;
   float acc[kElementsPerLane] = {};
 };
 
-// q . k of the key that this lane looks at.
+// The product q . k of this lane's key.
 template <typename T, int kVector>
 __device__ float score_of(const float* q, const T* k, int head_dim) {
   struct alignas(sizeof(T) * kVector) Some {
@@ -28,7 +28,7 @@ __device__ float score_of(const float* q, const T* k, int head_dim) {
   return sum;
 }
 
-// Takes one block of keys into the row: [begin, end) of it, which are seen and not empty.
+// Updates the row with a block of keys: positions [begin, end), which are visible and not empty.
 template <typename T, int kVector>
 __device__ void process_block(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                               const float* q, KeyRange keys, Row& row) {
@@ -50,7 +50,7 @@ __device__ void process_block(const AttentionArguments<T>& a, const Queries& que
   for (int j = 0; j < count; ++j) {
     const float prob = __shfl_sync(~0u, p, j);
     const int64_t from = __shfl_sync(~0u, offset, j);
-    if (from < 0) continue;  // its weight is NaN already
+    if (from < 0) continue;  // its probability is NaN already
 #pragma unroll
     for (int i = 0; i < kElementsPerLane; ++i)
       if (lane + i * kWarp < a.head_dim)
@@ -58,6 +58,8 @@ __device__ void process_block(const AttentionArguments<T>& a, const Queries& que
   }
 }
 
+// The grid is (rows / 4, splits or 1): a warp a row of one token and one head, its lanes first a
+// key each (scores) and then some elements of head_dim each (output).
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T> a) {
   pdl_launch_dependents_and_wait();
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
   const int position = queries.position(token);
   const KeyRange all = visible_keys(a, position),
                  visible = a.partials == nullptr ? all : within_splits(a, queries, all);
-  const int only = a.partials == nullptr ? -1 : static_cast<int>(blockIdx.y);  // -1: all chunks
+  const int only = a.partials == nullptr ? -1 : static_cast<int>(blockIdx.y);  // -1: all splits
   Row row;
   for (int split = only < 0 ? visible.begin / kSplitKeys : only;
        split * kSplitKeys < visible.end && (only < 0 || split == only); ++split) {

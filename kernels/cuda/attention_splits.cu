@@ -3,10 +3,14 @@
 namespace lockstep {
 namespace {
 
-// A block takes every gridDim.z-th chunk from blockIdx.z on of the keys of one tile and one K/V
-// head (blockIdx.y): all of a chunk is on its way before the first of it is needed, the next keys
-// of one query as soon as these have been scored, and all else that is next while what these gave
-// is written.
+// The grid is (q tiles of 16 rows, K/V heads, splits), and a block takes every gridDim.z-th split
+// from blockIdx.z on:
+//
+//   cp.async   K0 V0 | K1 of one query    V1 ..           K and V of the next split are in flight
+//   compute          | S0    P0 V0  write | S1   P1 V1    while the partial result is written
+//
+// All of a split is in flight before the first of it is needed. The keys of the next split of a
+// single query follow as soon as these have been scored, everything else when these are done.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_splits(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_splits(AttentionArgu
       if (!one) loader.load_keys(), cp_async_commit_group();
       loader.load_values(), cp_async_commit_group();
     }
-    // More than one chunk without parts: no pages are there for the last one, which makes NaN.
+    // More than one split without partials means a page table that is too short, which makes NaN.
     if (a.partials == nullptr && more) continue;
     if (a.partials == nullptr) return one ? query.write_out(a) : write_only(a, tile);
     const int at = first / kSplitKeys;
@@ -65,7 +69,7 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_splits(AttentionArgu
   }
 }
 
-// Blocks that keep any device busy to the end, though each takes several chunks.
+// Blocks that keep any device busy to the end although each takes several splits.
 constexpr int64_t kManyBlocks = 8192;
 
 template <typename T, int kDim>

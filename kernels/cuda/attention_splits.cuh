@@ -1,12 +1,18 @@
-// A block of threads at work on a chunk of keys: what the kernels share that take the chunks of a
-// row apart.
+// One split of keys in a block of threads: shared by the kernels that give splits to blocks.
+//
+//   step 1, a block of 32 keys a warp      keys    0..31    32..63   64..95   96..127
+//     S = Q K^T, P = exp(S - row_max)            warp 0   warp 1   warp 2   warp 3
+//                                        ---- probabilities in shared memory, __syncthreads ----
+//   step 2, columns of head_dim a warp     O = P V over all four blocks, in their order
+//
+// In a cluster a block has four more warps, which load the values and join step 2.
 #pragma once
 
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace lockstep {
 
-constexpr int kBlocks = kSplitKeys / kBlockKeys;  // of a chunk; a warp each
+constexpr int kBlocks = kSplitKeys / kBlockKeys;  // of a split; a warp each
 
 // The columns of the output that each of so many warps sums.
 template <int kDim, int kTeam>
@@ -14,9 +20,9 @@ constexpr int kColumnsPerWarp = (kDim / 16 + kTeam - 1) / kTeam * 16;
 
 constexpr int kLowerRows = kTileRows / 2;
 
-// What the warps tell each other. The weights of the lower eight rows, which are all where a
-// request decodes, have room of their own, so that the next keys can come while they are used;
-// those of the upper ones take the place of the keys.
+// The shared memory of a split. The probabilities of the lower eight rows, which are all rows of a
+// decoding request, have room of their own, so that the next keys can be loaded while they are in
+// use; those of the upper rows take the place of the keys.
 template <typename T, int kDim>
 struct SplitBuffers {
   static constexpr int kSteps = kBlockKeys / 16;
@@ -28,7 +34,7 @@ struct SplitBuffers {
   alignas(8) float correction[kBlocks][kLowerRows];  // what a block changes in the sums before it
   float row_sum[kBlocks][2][kWarp];
 
-  // This lane's share of a block's weights.
+  // The probabilities of a block that this lane holds.
   __device__ uint2& probs(int half, int block, int step, int term) {
     static_assert(sizeof(Probs) <= sizeof(blocks[0].k));
     auto& all = half == 0 ? lower[block] : reinterpret_cast<Probs&>(blocks[block].k);
@@ -36,8 +42,8 @@ struct SplitBuffers {
   }
 };
 
-// What the chunk gives the rows of a tile: see AttentionArguments::part, to which partial_of(half)
-// points for this lane's.
+// Writes the partial results of a tile's rows (AttentionArguments::partial) to where
+// partial_of(half) points for this lane's two rows.
 template <typename T, int kDim, int kColumns, typename PartialOf>
 __device__ void write_partial(const Tile<T, kDim, kColumns>& tile, PartialOf partial_of) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -55,7 +61,7 @@ __device__ void write_partial(const Tile<T, kDim, kColumns>& tile, PartialOf par
   }
 }
 
-// Which blocks of a chunk have keys that are wanted.
+// The blocks of a split that hold visible keys.
 struct WantedBlocks {
   int first;
   KeyRange keys;
@@ -65,9 +71,9 @@ struct WantedBlocks {
   }
 };
 
-// The scores of the warp's own block, turned into weights for all warps, of kHalves of the rows:
-// relative to the largest score up to and with this block. Calls scored() when the keys have been
-// read.
+// Scores the warp's own block of keys and turns the scores into probabilities for all warps, for
+// kHalves of the rows, relative to the row_max up to and with this block. Calls scored() when the
+// keys have been read.
 template <int kHalves, typename T, int kDim, int kColumns, typename Scored>
 __device__ void score_block(const AttentionArguments<T>& a, SplitBuffers<T, kDim>& split,
                             Tile<T, kDim, kColumns>& tile, const WantedBlocks& wanted,
@@ -113,8 +119,8 @@ __device__ void score_block(const AttentionArguments<T>& a, SplitBuffers<T, kDim
   }
 }
 
-// Softmax and sums of the chunk in a tile: first a warp scores each block, then each warp sums its
-// columns over all of them, in their order. Both give the bits that one warp alone would.
+// Softmax and output sums of a split in a tile: a warp scores each block, then each warp sums its
+// columns over all blocks, in their order. The bits are those that one warp alone would give.
 template <typename T, int kDim, int kColumns, typename Scored>
 __device__ void process_split(const AttentionArguments<T>& a, SplitBuffers<T, kDim>& split,
                               Tile<T, kDim, kColumns>& tile, const WantedBlocks& wanted,
@@ -151,10 +157,10 @@ __device__ void process_split(const AttentionArguments<T>& a, SplitBuffers<T, kD
   tile.end_split();
 }
 
-// The same of a tile that has the heads of one query only, at most kLowerRows: as most tiles are
-// when requests decode. Values are multiplied from the left, so that no product is made for rows
-// that there are not. A lane has columns lane / 4 and lane / 4 + 8 of sixteen, and of each the
-// heads 2 (lane % 4) and the next. Every number is the one that a Tile would have.
+// The same for a tile that holds the heads of one query, at most kLowerRows, as most tiles do when
+// requests decode. P V is computed transposed, as V^T P^T, so that the empty upper rows cost no
+// products. A lane has columns lane / 4 and lane / 4 + 8 of sixteen, and of each the heads
+// 2 (lane % 4) and the next. Every number is the one that a Tile would have.
 template <typename T, int kDim, int kColumns>
 class OneQuery {
  public:
@@ -192,7 +198,7 @@ class OneQuery {
     softmax_.row_sum = __fadd_rn(softmax_.row_sum, __shfl_xor_sync(~0u, softmax_.row_sum, 2));
   }
 
-  // What the chunk gives the heads, `next` floats from one to the other.
+  // Writes the partial results of the heads, which lie `next` floats apart.
   __device__ void write_partial(const AttentionArguments<T>& a, float* first, int64_t next) const {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     if (column_ == 0 && lane % 4 == 0 && lane / 4 < a.group) {
@@ -203,14 +209,14 @@ class OneQuery {
          [&](int which, int column, float sum) { first[(head() + which) * next + column] = sum; });
   }
 
-  // The output, where this chunk is the only one.
+  // Writes the output, where this split is the only one.
   __device__ void write_out(const AttentionArguments<T>& a) const {
     Softmax all[2];
     MergeScales merges[2];
     float inv_sums[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int owner = (head() + i) * 4;  // a lane that knows
+      const int owner = (head() + i) * 4;  // a lane that holds its softmax
       merges[i] = merge(all[i], {__shfl_sync(~0u, softmax_.row_max, owner),
                                  __shfl_sync(~0u, softmax_.row_sum, owner)});
       inv_sums[i] = inv_row_sum(all[i], position_);
@@ -272,8 +278,8 @@ class OneQuery {
   float acc_[kTiles][4];
 };
 
-// Where a warp finds the keys and values of its block of each chunk, and how it brings them. With
-// two warps for a block the second brings the values.
+// Loads the keys and values of a warp's block of each split. With two warps a block, the second one
+// loads the values.
 template <typename T, int kDim, int kTeam>
 struct SplitLoader {
   const AttentionArguments<T>& a;
@@ -286,7 +292,7 @@ struct SplitLoader {
   __device__ KeyRange keys_of(int first) const {
     return {max(visible.begin, first), min(visible.end, first + kSplitKeys)};
   }
-  // In the chunk that begins at a position.
+  // Looks the key up in the split that begins at position `first`.
   __device__ void find(int first) {
     offset = locate_key(a, queries, kv_head, first + mine() * kBlockKeys, keys_of(first));
   }
@@ -304,7 +310,7 @@ struct SplitLoader {
   __device__ static int mine() { return warp() % kBlocks; }
 };
 
-// The output of a tile, where this chunk is the only one.
+// Writes the output of a tile, where this split is the only one.
 template <typename T, int kDim, int kColumns>
 __device__ void write_only(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile) {
   Softmax softmax[2];

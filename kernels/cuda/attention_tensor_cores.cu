@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kStages = 2;  // blocks of keys in shared memory: one worked on, one on its way
 
-// Takes a block of keys into a tile.
+// Updates a tile with a block of keys: scores, online softmax, output sums.
 template <typename T, int kDim>
 __device__ void process_block(const AttentionArguments<T>& a, Tile<T, kDim>& tile,
                               const KvBlock<T, kDim>& block, int first, const KeyRange& loaded) {
@@ -29,17 +29,20 @@ __device__ void process_block(const AttentionArguments<T>& a, Tile<T, kDim>& til
 constexpr int kWarps = 4;  // of a block, a tile each
 constexpr int kThreads = kWarps * kWarp;
 
-// What a block has in shared memory: registers would not do for the sums of a
-// chunk and those of all chunks too.
+// The shared memory of a block. The sums over all splits lie here because registers hold those of
+// the current split.
 template <typename T, int kDim>
 struct Shared {
   KvBlock<T, kDim> blocks[kStages];
-  float4 acc[kDim / 8][kThreads];  // of all chunks, a thread's own
+  float4 acc[kDim / 8][kThreads];  // over all splits, a thread's own
 };
 
-// A block takes kWarps tiles of one request and one K/V head; each tile is a
-// warp's, the keys are brought for all. The longest contexts come first, of all
-// heads: what begins last must not take long.
+// The grid is one-dimensional: q tiles of 64 rows times K/V heads, the longest contexts first for
+// all heads, because what begins last must not take long. Each of the four warps has 16 rows; the
+// keys and values are loaded for all of them, through two stages:
+//
+//   stage 0   load block 0 | compute block 0  | load block 2    | compute block 2
+//   stage 1                | load block 1     | compute block 1 | load block 3
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 3) attend_tiles(AttentionArguments<T> a) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -68,8 +71,7 @@ __global__ void __launch_bounds__(kThreads, 3) attend_tiles(AttentionArguments<T
   int at = keys.begin / kBlockKeys * kBlockKeys;
   begin(blocks[0], locate_key(a, queries, kv_head, at, keys));
   cp_async_commit_group();
-  // Looked up a block before it is used, because a page table lies as far away
-  // as the keys.
+  // The lookup runs one block ahead, because a page table is as far away as the keys.
   int64_t next = locate_key(a, queries, kv_head, at + kBlockKeys, keys);
   for (int stage = 0; at < keys.end; at += kBlockKeys, stage ^= 1) {
     if (at + kBlockKeys < keys.end) begin(blocks[stage ^ 1], next);

@@ -1,5 +1,8 @@
-// What the kernels of paged_attention on tensor cores share: sixteen rows of
-// queries and heads that one warp works on.
+// A q tile on tensor cores: sixteen rows of queries and heads that one warp works on.
+//
+//   rows (16) x keys (32)      S = Q K^T   mma.m16n8k16, q in registers, K from shared memory
+//   P = exp(S - row_max)       exact, as a sum of two or three 16-bit terms
+//   rows (16) x columns        O = O * correction + P V
 #pragma once
 
 #include "kernels/cuda/attention_keys.cuh"
@@ -15,8 +18,7 @@ __device__ bool not_finite(uint32_t pair) {
   return (pair & kExponent) == kExponent || (pair >> 16 & kExponent) == kExponent;
 }
 
-// Keys that any of these rows sees: rows are a request's queries times the
-// heads of a group.
+// The keys that any of these rows sees; rows are a request's queries times the heads of a group.
 template <typename T>
 __device__ KeyRange visible_to_any(const AttentionArguments<T>& a, const Queries& queries,
                                    int first_row, int count) {
@@ -27,14 +29,13 @@ __device__ KeyRange visible_to_any(const AttentionArguments<T>& a, const Queries
           visible_keys(a, queries.position(queries.first + last_row / a.group)).end};
 }
 
-// Sixteen rows of queries and heads of one request and one K/V head, worked on
-// by one warp. A lane has elements of the rows lane / 4 and lane / 4 + 8:
-// `half` 0 and 1. Of the output it sums kColumns columns from `column` on: all
-// of them, or a share where warps work together.
+// Sixteen rows of queries and heads of one request and one K/V head, owned by one warp. A lane has
+// elements of the rows lane / 4 and lane / 4 + 8: `half` 0 and 1. It sums kColumns columns of the
+// output from `column` on: all of them, or some where warps work together.
 template <typename T, int kDim, int kColumns = kDim>
 struct Tile {
   using Scores = float[kBlockKeys / 8][4];  // of a block of keys; then their probabilities
-  using Probs = uint32_t[kTerms<T>][4];     // the probabilities of sixteen keys, in parts
+  using Probs = uint32_t[kTerms<T>][4];     // the probabilities of sixteen keys, in terms
 
   int token[2];  // of this lane's rows; -1: there is no such row
   int head[2];
@@ -42,9 +43,9 @@ struct Tile {
   KeyRange visible[2];  // keys that they see
   KeyRange any;         // keys that any row of the tile sees
   uint32_t q[kDim / 16][4];
-  Softmax softmax[2];  // totals of this lane's keys only, until the chunk ends
+  Softmax softmax[2];  // row_sum is of this lane's keys only until the split ends
   int column = 0;
-  float acc[kColumns / 8][4];  // of the chunk
+  float acc[kColumns / 8][4];  // of the split
 
   __device__ void begin(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                         int first_row);
@@ -52,42 +53,43 @@ struct Tile {
   __device__ void clear_acc();
   __device__ void end_split();
 
-  // The steps of taking the keys from position `first` on, which are a block:
-  // whether every row sees all of them,
+  // The steps of processing a block of keys, whose first position is `first`.
+
+  // Whether every row sees all keys of the block.
   __device__ bool all_visible(int first) const;
-  // their scores, where `all` says that,
+  // The scores; `all` is the result of all_visible.
   __device__ void score(const AttentionArguments<T>& a, const KvBlock<T, kDim>& block, int first,
                         bool all, Scores& p) const;
-  // of which this is the last step, from products of q and k on,
+  // The last step of score: scales the products of q and k and masks the keys that a row does not
+  // see.
   __device__ void scale_scores(const AttentionArguments<T>& a, int first, bool all,
                                Scores& p) const;
-  // the largest one of a row,
+  // The largest score of a row.
   __device__ float block_row_max(const Scores& p, int half) const;
-  // their probabilities relative to a maximum, of which it returns the sum of
-  // this lane's,
+  // Turns scores into probabilities relative to row_max; returns the sum of this lane's.
   __device__ float exp_scores(Scores& p, int half, float row_max) const;
-  // what they change in what was summed before: `most` is the maximum so far,
-  // and `total` what exp_scores gave,
+  // Rescales the sums of the blocks before: `row_max` is the maximum so far, and `row_sum` what
+  // exp_scores returned.
   __device__ void rescale(int half, float row_max, float row_sum);
-  // which is two steps: the totals, and the sums with the factor that this gave,
+  // The two steps of rescale: row_sum, which gives the correction factor, and the output sums.
   __device__ float rescale_row_sum(int half, float row_max, float row_sum);
   __device__ void rescale_acc(int half, float correction);
-  // whether each row must be summed for itself, of those keys that were
-  // brought, where not every row sees all,
+  // Whether each row must be summed apart, of the keys that were loaded, where not every row sees
+  // all of them.
   __device__ bool needs_row_masks(const KvBlock<T, kDim>& block, int first,
                                   const KeyRange& loaded) const;
-  // and the sums over keys 16 step .. 16 step + 15 of the block.
+  // Adds P V over the keys 16 step .. 16 step + 15 of the block.
   __device__ void accumulate_pv(const KvBlock<T, kDim>& block, int first, int step,
                                 const Probs& probs, bool mask_rows);
-  // The same sums, each row for itself, with zeros in place of the values that it does not see:
-  // `value(key, column)` is where the values of a key of the block lie.
+  // The same sums, each row apart, with zeros in place of the values that it does not see:
+  // `value(key, column)` points to the values of a key of the block.
   template <typename Value>
   __device__ void accumulate_pv_row_by_row(Value value, int first, int step, const Probs& probs);
 
-  // Adds a chunk that has ended to those before it: `to_acc(n)` are their sums[n].
+  // Merges a split that has ended into those before it: `to_acc(n)` holds their acc[n].
   template <typename Acc>
   __device__ void merge_into(Softmax (&to)[2], Acc to_acc) const;
-  // Whether a column of the share is one of the output.
+  // Whether a column from `column` on is one of the output.
   __device__ bool has_column(int n) const { return column + n < kDim; }
 
  private:
@@ -134,8 +136,8 @@ __device__ void Tile<T, kDim, kColumns>::clear_acc() {
     for (float& sum : four) sum = 0;
 }
 
-// Adds up what the four lanes of a row have of its total, and takes the unit of
-// the weights out of the sums.
+// Adds up row_sum over the four lanes of a row, and takes the unit of the probabilities out of the
+// sums.
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::end_split() {
   if constexpr (kProbUnit<T> != 1)
@@ -168,8 +170,8 @@ __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
       // Keys in the inner loop: the products of one key wait for each other.
 #pragma unroll
   for (int step = 0; step < kDim / 16; step += 2) {
-    uint32_t k[kBlockKeys / 8][4];  // 32 elements each; the last 16 twice where
-                                    // there are no more
+    // 32 elements each; the last 16 are loaded twice where there are no more.
+    uint32_t k[kBlockKeys / 8][4];
     const int column = min(step * 16 + lane / 8 * 8, kDim - 8);
 #pragma unroll
     for (int j = 0; j < kBlockKeys / 8; ++j)
@@ -268,9 +270,8 @@ __device__ void Tile<T, kDim, kColumns>::merge_into(Softmax (&to)[2], Acc to_acc
   }
 }
 
-// A product makes NaN of a probability of 0 and a value that is not finite.
-// That is wrong for a row that does not see the value, while another row of the
-// tile does.
+// The product of a probability of 0 and a value that is not finite is NaN, which is wrong for a row
+// that does not see the value while another row of the tile does.
 template <typename T, int kDim, int kColumns>
 __device__ bool Tile<T, kDim, kColumns>::needs_row_masks(const KvBlock<T, kDim>& block, int first,
                                                          const KeyRange& loaded) const {
@@ -291,7 +292,7 @@ template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::accumulate_pv_all_rows(const KvBlock<T, kDim>& block,
                                                                 int step, const Probs& probs) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  // Several columns at a time: the parts of one sum wait for each other.
+  // Several columns at a time, because the terms of one sum wait for each other.
   constexpr int kTogether = kColumns % 64 == 0 ? 4 : kColumns % 32 == 0 ? 2 : 1;
 #pragma unroll
   for (int n = 0; n < kColumns / 16; n += kTogether) {
@@ -336,8 +337,8 @@ __device__ void Tile<T, kDim, kColumns>::accumulate_pv_row_by_row(Value value, i
       const uint32_t b[2] = {masked(v[0], key), masked(v[1], key + 8)};
 #pragma unroll
       for (int term = 0; term < kTerms<T>; ++term) mma_m16n8k16<T>(sum, probs[term], b);
-      // Not sums[n][r / 8 * 2]: an index that is only known at run time costs
-      // the registers.
+      // The index is not r / 8 * 2: one that is only known at run time would move acc out of
+      // registers.
       const bool mine = lane / 4 == r % 8;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -346,8 +347,8 @@ __device__ void Tile<T, kDim, kColumns>::accumulate_pv_row_by_row(Value value, i
   }
 }
 
-// The probabilities of keys 16 step .. 16 step + 15 in parts, of kHalves of the
-// rows: with 1, the upper eight rows are none.
+// Splits the probabilities of the keys 16 step .. 16 step + 15 into terms, for kHalves of the rows:
+// with 1, the upper eight rows are empty.
 template <typename T, int kHalves>
 __device__ void split_scores(const float (&p)[kBlockKeys / 8][4], int step,
                              uint32_t (&probs)[kTerms<T>][4]) {
@@ -363,7 +364,7 @@ __device__ void split_scores(const float (&p)[kBlockKeys / 8][4], int step,
   }
 }
 
-// The output of the tile's columns, of what the chunks of its rows gave: see Tile::merge_into.
+// Writes the tile's columns of the output from the merged splits of its rows (Tile::merge_into).
 template <typename T, int kDim, int kColumns, typename Acc>
 __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile,
                           const Softmax (&softmax)[2], Acc acc) {
@@ -384,16 +385,14 @@ __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim, kC
   }
 }
 
-// As many runs of `rows` rows as there can be, however the tokens are shared by
-// the requests.
+// The most q tiles of `rows` rows that a pass can have, however its tokens are shared by requests.
 template <typename T>
 int64_t max_q_tiles(const AttentionArguments<T>& a, int64_t rows) {
   return std::min(a.tokens * a.group / rows + a.requests, a.tokens * (a.group / rows + 1));
 }
 
-// Calls body.template operator()<kDim>() for a head_dim that the tensor cores
-// suit. False, with nothing done, where they do not suit it or the dtype or the
-// addresses.
+// Calls body.template operator()<kDim>() for a head_dim that suits the tensor cores. Returns false,
+// with nothing done, where head_dim, dtype or addresses do not suit them.
 template <typename T, typename Body>
 bool dispatch_tile(const AttentionArguments<T>& a, Body&& body) {
   if constexpr (std::is_same_v<T, float>) {

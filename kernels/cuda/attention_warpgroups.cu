@@ -1,15 +1,26 @@
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/warpgroup.cuh"
 
+// The grid is one-dimensional: q tiles of 128 rows times K/V heads. A block has three warpgroups
+// around four stages of 64 keys in shared memory:
+//
+//   producer, warpgroup 2    waits for k_empty, v_empty    cp.async K, V -> stage    k_full, v_full
+//   consumer 0, rows 0..63   waits for k_full, v_full      S = Q K^T (wgmma), P = exp(S - row_max),
+//   consumer 1, rows 64..127                               O += P V (wgmma)          k_empty,
+//   v_empty
+//
+// The producer gives registers away (40 each) and the consumers take them (232 each). A consumer
+// overlaps the two: the next Q K^T, or the P V of a block of 32 keys, runs while it computes the
+// softmax of another block.
 namespace lockstep {
 namespace {
 
-constexpr int kConsumers = 2;  // warpgroups of a block that work on rows; one more brings keys
-constexpr int kRows = 64;      // of a worker
-constexpr int kKeys = 64;      // that are brought and scored at a time
+constexpr int kConsumers = 2;  // warpgroups of a block that compute; one more loads
+constexpr int kRows = 64;      // of a consumer
+constexpr int kKeys = 64;      // of a stage
 constexpr int kBlocks = kKeys / kBlockKeys;
 static_assert(kBlocks == 2);
-constexpr int kStages = 4;  // of as many keys and values in shared memory
+constexpr int kStages = 4;  // of keys and values in shared memory
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 
 template <typename T, int kDim>
@@ -17,7 +28,7 @@ struct Stage {
   SwizzledTile128B<T, kKeys, kDim> k, v;
 };
 
-// When a stage's keys or values are there, and when no thread of the workers needs them any more.
+// A stage's keys or values are complete (full), or no consumer reads them any more (empty).
 struct StageBarriers {
   Mbarrier k_full, v_full, k_empty, v_empty;
 };
@@ -30,7 +41,7 @@ struct Shared {
   StageBarriers barriers[kStages];
 };
 
-// Which stage it is, and the phase of its barriers.
+// The current stage, and the phase of its barriers.
 struct PipelineState {
   int stage = 0;
   unsigned phase = 0;
@@ -39,7 +50,7 @@ struct PipelineState {
   }
 };
 
-// Keys that all of these rows see.
+// The keys that all of these rows see.
 template <typename T>
 __device__ KeyRange visible_to_all(const AttentionArguments<T>& a, const Queries& queries,
                                    int first_row, int count) {
@@ -50,12 +61,12 @@ __device__ KeyRange visible_to_all(const AttentionArguments<T>& a, const Queries
           visible_keys(a, queries.position(queries.first + first_row / a.group)).end};
 }
 
-// Brings keys and values, by one warpgroup.
+// The producer: one warpgroup loads all keys and values.
 template <typename T, int kDim>
 __device__ void produce(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
                         const Queries& queries, int kv_head, const KeyRange& keys) {
   using Loader = KvTileLoader<T, kDim, kWarpgroup>;
-  // What is told of when two more are on their way.
+  // The barriers of the last two groups of copies: each is completed when two more are in flight.
   Mbarrier *before = nullptr, *before_that = nullptr;
   const auto commit = [&](Mbarrier* newest) {
     cp_async_commit_group();
@@ -83,15 +94,14 @@ __device__ void produce(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
     barriers.v_empty.wait(state.phase ^ 1);
     load(loader[0], loader[1], shared.stages[state.stage].v, a.v);
     commit(&barriers.v_full);
-    at += kKeys;  // looked up before they are used: a page table lies as far away as the keys
+    at += kKeys;  // the lookup runs ahead, because a page table is as far away as the keys
     low = locate(0), high = locate(1);
   }
   commit(nullptr);
   commit(nullptr);
 }
 
-// What a warpgroup does for its rows. Scores of the next keys, and the sums of a block, are on
-// their way while it makes weights of the scores of another block.
+// A consumer: the rows of one warpgroup, and the state of its pipeline.
 template <typename T, int kDim>
 struct Consumer {
   using Scores = float[kBlockKeys / 8][4];
@@ -99,15 +109,15 @@ struct Consumer {
 
   const AttentionArguments<T>& a;
   Shared<T, kDim>& shared;
-  int number;         // of the worker
+  int number;         // of the consumer
   KeyRange any, all;  // keys that any of its rows sees, and that all of them see
   KeyRange loaded;
-  Tile<T, kDim> tile;      // the warp's: its sums are those of the warpgroup's products
-  Softmax softmax[2];      // of all chunks
+  Tile<T, kDim> tile;      // the warp's; its acc are the sums of the warpgroup's products
+  Softmax softmax[2];      // over all splits
   float4 acc[kDim / 8];    // likewise
-  Scores scores[kBlocks];  // of the keys of this turn
+  Scores scores[kBlocks];  // of the keys of this stage
   PipelineState state;
-  bool fresh = true;  // the chunk has no sums yet
+  bool fresh = true;  // the split has no sums yet
 
   __device__ void load_q(const Queries& queries, int kv_head, int first_row);
   __device__ void process_all_blocks();
@@ -141,7 +151,8 @@ __device__ void Consumer<T, kDim>::load_q(const Queries& queries, int kv_head, i
   warpgroup_any(1 + number, false);
 }
 
-// Products of q and the keys of a turn, or of anything that is there and will not be used.
+// Issues Q K^T of a stage. Without a next stage (`there` is false) it multiplies q with itself,
+// which nobody reads, so that the pipeline has no branch.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::issue_qk(PipelineState of, bool there) {
   using Keys = SwizzledTile128B<T, kKeys, kDim>;
@@ -156,7 +167,7 @@ __device__ void Consumer<T, kDim>::issue_qk(PipelineState of, bool there) {
   wgmma_commit_group();
 }
 
-// Of a block's scores, and what the sums before it shrink by.
+// Turns a block's scores into probabilities, and gives the correction factor of the sums before it.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::softmax_block(Scores& p, int first, Probs& probs,
                                                  float (&correction)[2]) {
@@ -170,7 +181,7 @@ __device__ void Consumer<T, kDim>::softmax_block(Scores& p, int first, Probs& pr
   for (int step = 0; step < kBlockKeys / 16; ++step) split_scores<T, 2>(p, step, probs[step]);
 }
 
-// As Tile says it, of the rows of all warps: they work together.
+// Tile::needs_row_masks for the rows of all warps, which share the work.
 template <typename T, int kDim>
 __device__ bool Consumer<T, kDim>::needs_row_masks(int first, int block) {
   if (all.begin <= max(first, loaded.begin) && all.end >= min(first + kBlockKeys, loaded.end))
@@ -206,8 +217,8 @@ __device__ void Consumer<T, kDim>::issue_pv(int first, int block, const Probs& p
       tile.accumulate_pv_row_by_row(
           [&](int key, int column) { return values.at(block * kBlockKeys + key, column); }, first,
           step, probs[step]);
-      // Nothing is left to add. That is no branch around the products, because the compiler lets
-      // products in branches run one by one.
+      // Nothing is left to add, so the product is with zeros. A branch around the products is no
+      // alternative, because the compiler serialises products in branches.
       v[step] = shared.zeros.descriptor(0);
     }
   }
@@ -222,7 +233,7 @@ __device__ void Consumer<T, kDim>::issue_pv(int first, int block, const Probs& p
   fresh = false;
 }
 
-// Adds the chunk whose sums the tile has to those before it.
+// Merges the split whose sums the tile holds into those before it.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::end_split(const Softmax (&of)[2]) {
   const Softmax next[2] = {tile.softmax[0], tile.softmax[1]};
@@ -233,7 +244,7 @@ __device__ void Consumer<T, kDim>::end_split(const Softmax (&of)[2]) {
   fresh = true;
 }
 
-// Takes the first block of a turn while the sums of the last one of the turn before run.
+// Processes the first block of a stage while the P V of the stage before runs.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::process_low_block(int at, bool first_stage) {
   const Softmax before[2] = {tile.softmax[0], tile.softmax[1]};
@@ -249,7 +260,7 @@ __device__ void Consumer<T, kDim>::process_low_block(int at, bool first_stage) {
   issue_pv(at, 0, probs, correction);
 }
 
-// Takes the second one while the sums of the first one run; `more`: there is another turn.
+// Processes the second block while the P V of the first one runs; `more`: there is another stage.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::process_high_block(int at, bool more) {
   Probs probs;
@@ -261,7 +272,7 @@ __device__ void Consumer<T, kDim>::process_high_block(int at, bool more) {
   wgmma_wait_group<1>();
 }
 
-// A turn of which this worker sees nothing.
+// Releases a stage of which no row of this consumer sees a key.
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::skip_stage() {
   StageBarriers& barriers = shared.barriers[state.stage];
@@ -293,7 +304,7 @@ __device__ void Consumer<T, kDim>::process_all_blocks() {
 }
 
 // A block takes kConsumers * kRows rows of one request and one K/V head. The longest contexts come
-// first, of all heads: what begins last must not take long.
+// first, for all heads, because what begins last must not take long.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArguments<T> a) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -310,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArgume
   __syncthreads();
   pdl_launch_dependents_and_wait();
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x), kv_head = index % a.kv_heads;
-  // From one lane, that the compiler knows that it is the same in all.
+  // The shuffle tells the compiler that the number is the same in all lanes.
   const int number = __shfl_sync(~0u, thread / kWarpgroup, 0);
   if (blockIdx.x == 0 && thread < kWarp) check_batch(a);
   int q_tile = index / a.kv_heads;
@@ -333,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArgume
     consumer.load_q(queries, kv_head, mine);
     consumer.tile.begin(a, queries, kv_head, tile_row);
     consumer.process_all_blocks();
-    // Begun anew, that the registers for it are free until then.
+    // The tile is made again here, so that its registers are free until now.
     Tile<T, kDim> tile;
     tile.begin(a, queries, kv_head, tile_row);
     write_out(a, tile, consumer.softmax, [&](int n) -> float4& { return consumer.acc[n]; });
@@ -356,7 +367,7 @@ bool attend_by_warpgroups(const OpContext& context, const AttentionArguments<T>&
   if constexpr (std::is_same_v<T, float>) {
     return false;
   } else {
-    // Later devices lack these instructions too.
+    // Later devices lack these instructions as well.
     if (compute_capability() != 90 || !aligned_16(0, a.out, a.q, a.k, a.v)) return false;
     if (a.head_dim == 64)
       launch<T, 64>(context, a);

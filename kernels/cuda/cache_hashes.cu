@@ -31,7 +31,7 @@ __device__ int64_t rows_of(const CacheJob& job, int64_t request) {
   return max(int64_t{0}, min(int64_t{job.rows[request]}, job.most_rows));
 }
 
-// Where the hash of the first row of a request goes; by a warp.
+// The place of the hash of the first row of a request, found by a warp.
 __device__ uint64_t* row_hashes_of(const CacheJob& job, int64_t request) {
   int64_t place = 0;
   for (int64_t r = threadIdx.x % kWarp; r < job.requests; r += kWarp)
@@ -55,7 +55,7 @@ struct Row {
     k = static_cast<const char*>(job.k) + at, v = static_cast<const char*>(job.v) + at;
   }
 
-  // As an input of xxh3::hash.
+  // The interface of an input of xxh3::hash.
   __device__ uint64_t byte(int64_t at) const {
     if (k == nullptr) return 0xff;
     return static_cast<uint8_t>(at < bytes ? k[at] : v[at - bytes]);
@@ -65,11 +65,11 @@ struct Row {
   __device__ static const char* run(int64_t) { return nullptr; }
 };
 
-// A stripe of what is read in a page that the pool lacks.
+// The bytes that are read in place of a page that the pool lacks, a stripe of them.
 __device__ const uint4 kLacking[4] = {
     {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}};
 
-// Each group of lanes a row. The lanes that have none hash any other one.
+// A group of lanes hashes a row; the lanes without a row hash any other one.
 __device__ void hash_by_groups(const Work& work, unsigned request, int64_t begin, int64_t rows,
                                uint64_t* out) {
   __shared__ uint64_t secret[xxh3::Groups::kWords];
@@ -92,7 +92,7 @@ __device__ void hash_by_groups(const Work& work, unsigned request, int64_t begin
   }
 }
 
-// Slower, of any size: each warp a row.
+// A warp hashes a row, of any size; slower.
 __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin, int64_t rows,
                               uint64_t* out) {
   const int64_t end = min(rows, begin + work.rows_of_a_block());
@@ -130,13 +130,14 @@ bool fits_stripes(const CacheJob& job) {
 }  // namespace
 
 void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
-  check(jobs.size() <= DigestMaker::kMostJobs, "{} caches were wanted of one launch: ask for {}",
-        jobs.size(), DigestMaker::kMostJobs);
+  check(jobs.size() <= DigestMaker::kMostJobs,
+        "{} caches are too many for one launch: ask for {} at most", jobs.size(),
+        DigestMaker::kMostJobs);
   JobTable table = {};
   int64_t blocks = 0;
   for (const CacheJob& job : jobs) {
     check(job.most_rows < int64_t{1} << 31 && job.page_size < int64_t{1} << 31,
-          "hashes of less than 2^31 positions of a request were wanted, found room for {}",
+          "a cache of {} positions a request is too long to be hashed: use fewer than 2^31",
           job.most_rows);
     table.first.of[table.count] = static_cast<unsigned>(blocks);
     Work& work = table.of[table.count++];
@@ -147,13 +148,13 @@ void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
     work.chunks = static_cast<unsigned>(std::max<int64_t>(
         1, (job.most_rows + work.rows_of_a_block() - 1) / work.rows_of_a_block()));
     blocks += job.requests * work.chunks;
-    check(blocks < int64_t{1} << 31, "hashes of at most 2^31 parts of caches were wanted, found {}",
-          blocks);
+    check(blocks < int64_t{1} << 31,
+          "{} blocks are too many for a launch of cache hashes: hash fewer caches", blocks);
   }
   if (blocks == 0) return;
   const auto kernel = std::ranges::all_of(jobs, fits_stripes) ? hash_rows<true> : hash_rows<false>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table);
-  cuda_check(cudaGetLastError(), "hashes of caches");
+  cuda_check(cudaGetLastError(), "the launch of cache hashes");
 }
 
 }  // namespace lockstep

@@ -11,15 +11,14 @@ extern "C" int lockstep_cuda_devices() {
 
 extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
   const int devices = lockstep_cuda_devices();
-  check(devices > 0,
-        "a CUDA device was wanted, but this machine has none that works: use --device cpu");
+  check(devices > 0, "this machine has no CUDA device that works: use --device cpu");
   check(device >= 0 && device < devices,
-        "the CUDA device {} was wanted, but this machine has the devices 0..{}: use --device cuda",
-        device, devices - 1);
+        "there is no CUDA device {}; this machine has the devices 0..{}: use --device cuda", device,
+        devices - 1);
   static const int ours = device;
   check(device == ours, "the CUDA device {} was wanted, but this process works on {}: use one",
         device, ours);
-  cuda_check(cudaSetDevice(device), "to be used");
+  cuda_check(cudaSetDevice(device), "cudaSetDevice");
   static const Ops ops = {
       .gather_rows = gather_rows_cuda,
       .rms_norm = rms_norm_cuda,

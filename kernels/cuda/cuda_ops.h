@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What the shared library liblockstep_cuda exports, which is opened for --device cuda only.
+// The exports of the shared library liblockstep_cuda, which is opened for --device cuda only.
 
 // How many CUDA devices this process can use; 0 where there is no driver too.
 extern "C" [[gnu::visibility("default")]] int lockstep_cuda_devices();

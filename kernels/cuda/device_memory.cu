@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// Null when the device has not that much left. Other trouble throws.
+// Returns null when the device has not that much memory left. Other errors throw.
 void* ask_device(int64_t bytes) {
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
@@ -15,11 +15,11 @@ void* ask_device(int64_t bytes) {
     cudaGetLastError();  // else the next launch would report this
     return nullptr;
   }
-  cuda_check(status, "memory");
+  cuda_check(status, "cudaMalloc");
   return memory;
 }
 
-void give_device_back(void* memory) { cuda_check(cudaFree(memory), "to take memory back"); }
+void give_device_back(void* memory) { cuda_check(cudaFree(memory), "cudaFree"); }
 
 // Never destroyed: tensors of static storage may be released after it.
 Arena& arena() {
@@ -29,28 +29,28 @@ Arena& arena() {
 
 int64_t available() {
   size_t free_bytes = 0, total = 0;
-  cuda_check(cudaMemGetInfo(&free_bytes, &total), "how much memory is free");
+  cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
   return static_cast<int64_t>(free_bytes) + arena().kept();
 }
 
 void* pin(int64_t bytes) {
   void* memory = nullptr;
-  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "pinned memory of the host");
+  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "cudaMallocHost");
   return memory;
 }
 
-// Called by destructors, also after the driver has gone: there is nobody to tell.
+// Destructors call this, also after the driver has gone: an error has nobody to be reported to.
 void unpin(void* memory) { cudaFreeHost(memory); }
 
 void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
-             "a copy");
+             "cudaMemcpyAsync");
 }
 
 void wait(CUstream_st* stream) {
-  cuda_check(cudaStreamSynchronize(stream), "the end of the work of a stream");
+  cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   // A user's library may have left one unread, for which the next kernel would be blamed.
-  cuda_check(cudaGetLastError(), "a launch");
+  cuda_check(cudaGetLastError(), "a kernel launch");
   BadIndex* seen = bad_index_report();
   if (seen->of == BadIndex::Of::none) return;
   refuse(std::exchange(*seen, {}));
@@ -63,7 +63,8 @@ struct Graph {
 
 void begin_graph(CUstream_st* stream) {
   // Relaxed: ops may ask the device for memory on the way.
-  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "to begin a graph");
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
+             "cudaStreamBeginCapture");
   arena().begin_apart();
 }
 
@@ -77,16 +78,16 @@ void* end_graph(CUstream_st* stream, bool wanted) {
   if (recorded != nullptr) cudaGraphDestroy(recorded);
   if (graph->work != nullptr) return graph.release();
   arena().take_back(graph->memory);
-  if (wanted) cuda_check(status, "a graph of what was queued");
+  if (wanted) cuda_check(status, "cudaGraphInstantiate");
   cudaGetLastError();  // of a graph that nobody wants any more
   return nullptr;
 }
 
 void replay(void* graph, CUstream_st* stream) {
-  cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "the launch of a graph");
+  cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "cudaGraphLaunch");
 }
 
-// Called by destructors, as unpin. What is queued of it is still done.
+// Destructors call this, as unpin. Launches that are queued are still done.
 void forget(void* graph) {
   const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
   cudaGraphExecDestroy(gone->work);
@@ -103,12 +104,15 @@ BadIndex* bad_index_report() {
 }
 
 DeviceMemory device_memory() {
-  // One that waits for the default stream, and it for this one; what works beside it comes second.
+  // A blocking stream, which the default stream and it wait for, of the highest priority: digests
+  // on other streams come second.
   static CUstream_st* stream = [] {
     CUstream_st* made = nullptr;
     int least = 0, greatest = 0;
-    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "the priorities of streams");
-    cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest), "a stream");
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+               "cudaDeviceGetStreamPriorityRange");
+    cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest),
+               "cudaStreamCreateWithPriority");
     return made;
   }();
   return {.number = current_device(),

@@ -71,7 +71,7 @@ struct Words {
 constexpr int kExponents = 256 * kWarp;
 extern __shared__ __align__(16) uint32_t exponents[];
 
-// What a thread has seen so far.
+// The statistics of the elements that a thread has seen so far.
 template <typename E>
 struct Seen {
   Part part = {.at = -1};
@@ -93,7 +93,7 @@ struct Seen {
     }
   }
 
-  // As nearly all numbers are: with nothing to count but their exponents.
+  // Nearly all numbers are normal, with nothing to count but their exponents.
   __device__ static bool all_normal(const Words& in, typename E::Wide tiny) {
     bool normal = true;
 #pragma unroll
@@ -247,7 +247,7 @@ __device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums
       return part(Element<float, float>{}, 0x1p-126f);
     case DType::f64:
       return part(Element<double, double>{}, 0x1p-1022);
-    // Of whole numbers zero alone is less than 1, and counts as what it is.
+    // Zero is the only whole number below 1, and it counts as zero.
     case DType::i32:
       return part(Element<int32_t, double>{}, 1.0);
     case DType::i64:
@@ -397,8 +397,9 @@ struct Launch {
 };
 
 Launch launch_of(std::span<const DigestJob> jobs) {
-  check(jobs.size() <= DigestMaker::kMostJobs, "{} digests were wanted of one launch: ask for {}",
-        jobs.size(), DigestMaker::kMostJobs);
+  check(jobs.size() <= DigestMaker::kMostJobs,
+        "{} digests are too many for one launch: ask for {} at most", jobs.size(),
+        DigestMaker::kMostJobs);
   Launch launch = {};
   launch.scratch = launch.tensor_scratch_bytes =
       (std::ssize(jobs) * int64_t{sizeof(TensorScratch)} + 15) / 16 * 16;
@@ -408,15 +409,15 @@ Launch launch_of(std::span<const DigestJob> jobs) {
     work.job = job;
     work.element = size_of(job.dtype);
     check(job.most_rows * job.row_bytes / work.element < int64_t{1} << 32,
-          "a digest of fewer than 2^32 elements was wanted, found {}: use a smaller --chunk",
+          "a digest covers fewer than 2^32 elements, found {}: use a smaller --chunk",
           job.most_rows * job.row_bytes / work.element);
     work.parts = std::max<int64_t>(1, (job.most_rows * job.row_bytes + kPart - 1) / kPart);
     work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
     launch.blocks += work.blocks();
     work.scratch = std::exchange(launch.scratch, launch.scratch + work.bytes());
   }
-  check(launch.blocks < int64_t{1} << 31, "digests of at most 2^31 parts were wanted, found {}",
-        launch.blocks);
+  check(launch.blocks < int64_t{1} << 31,
+        "{} blocks are too many for a launch of digests: ask for fewer", launch.blocks);
   return launch;
 }
 
@@ -424,10 +425,10 @@ void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* s
   const Launch launch = launch_of(jobs);
   if (launch.blocks == 0) return;
   cuda_check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(launch.tensor_scratch_bytes), stream),
-             "to clear memory");
+             "cudaMemsetAsync");
   digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
       launch.table, static_cast<char*>(scratch));
-  cuda_check(cudaGetLastError(), "digests");
+  cuda_check(cudaGetLastError(), "the launch of digests");
 }
 
 int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
@@ -435,29 +436,29 @@ int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).
 void* record_event(CUstream_st* stream) {
   cudaEvent_t event = nullptr;
   cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-             "a mark");
-  cuda_check(cudaEventRecord(event, stream), "to mark a stream");
+             "cudaEventCreateWithFlags");
+  cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
   return event;
 }
 
 void wait_event(void* recorded) {
   // A thread works on device 0 until it says otherwise, and its first call takes memory there.
-  cuda_check(cudaSetDevice(cuda_memory().number), "to be used");
+  cuda_check(cudaSetDevice(cuda_memory().number), "cudaSetDevice");
   auto* event = static_cast<cudaEvent_t>(recorded);
   const cudaError_t status = cudaEventSynchronize(event);
   cudaEventDestroy(event);
-  cuda_check(status, "the end of the work of a stream");
+  cuda_check(status, "cudaEventSynchronize");
 }
 
-// One event will do: whoever waits for it waits for what it marked then.
+// One event serves all calls, because a wait refers to what the event recorded at that time.
 void stream_wait(CUstream_st* later, CUstream_st* earlier) {
   static cudaEvent_t event = [] {
     cudaEvent_t made = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
+    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return made;
   }();
-  cuda_check(cudaEventRecord(event, earlier), "to mark a stream");
-  cuda_check(cudaStreamWaitEvent(later, event), "to wait for a stream");
+  cuda_check(cudaEventRecord(event, earlier), "cudaEventRecord");
+  cuda_check(cudaStreamWaitEvent(later, event), "cudaStreamWaitEvent");
 }
 
 }  // namespace
@@ -465,7 +466,8 @@ void stream_wait(CUstream_st* later, CUstream_st* earlier) {
 DigestMaker device_digests() {
   const auto stream = [] {
     CUstream_st* made = nullptr;
-    cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "a stream");
+    cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+               "cudaStreamCreateWithFlags");
     return made;
   };
   static CUstream_st* const digest_stream = stream();

@@ -7,12 +7,12 @@
 
 namespace lockstep {
 
-// Of the current device.
+// The digest maker of the current device.
 DigestMaker device_digests();
 
 static_assert(std::has_single_bit(static_cast<unsigned>(DigestMaker::kMostJobs)));
 
-// Where each job of a launch has its first block of threads.
+// The first block of threads of each job of a launch.
 struct FirstBlocks {
   unsigned of[DigestMaker::kMostJobs];
 

@@ -20,7 +20,7 @@ struct Matrix {
   int64_t bundles = 0;  // of rows, a warp each
 };
 
-// As AddNormInput.
+// AddNormInput as the kernel takes it.
 template <typename T>
 struct AddNormPointers {
   T* sum = nullptr;  // null: x is there already
@@ -32,20 +32,20 @@ struct AddNormPointers {
 
 template <typename T>
 struct RowsArguments {
-  Matrix<T> all[kMostTogether];  // those that there are not have no rows
+  Matrix<T> all[kMostTogether];  // unused entries have n = 0
   T* x;
   AddNormPointers<T> input;
   T* out;  // of the products' silu_mul
   int64_t tokens, k;
 };
 
-// Which rows a warp multiplies. Gated, these are one row of each of two matrices.
+// The rows that a warp multiplies. With kGateUp these are one row of each of two matrices.
 template <typename T, int kWeights, bool kGateUp>
-struct Share {
+struct WarpRows {
   Matrix<T> matrix[kGateUp ? 2 : 1];
   int64_t row;
 
-  __device__ explicit Share(const RowsArguments<T>& a) {
+  __device__ explicit WarpRows(const RowsArguments<T>& a) {
     row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
     matrix[0] = a.all[0];
     if constexpr (kGateUp) {
@@ -59,7 +59,7 @@ struct Share {
     }
   }
   __device__ bool exists() const { return row < matrix[0].n; }
-  // Of a row that there is not, that of the last one.
+  // A row beyond the last repeats the last one.
   __device__ const T* weight(int r, int64_t k) const {
     const int64_t last = matrix[0].n - 1;
     if constexpr (kGateUp) return matrix[r].weight + min(row, last) * k;
@@ -115,12 +115,12 @@ __global__ void __launch_bounds__(kWarps* kWarp,
   constexpr int kSums = kWeights * kTokens;
   static_assert(kSums <= kWarp && (!kGateUp || kWeights == 2) && (!kComputesNorm || kTokens == 1));
   pdl_launch_dependents();
-  const Share<T, kWeights, kGateUp> share(a);
-  if (!kComputesNorm && !share.exists()) return pdl_wait();
+  const WarpRows<T, kWeights, kGateUp> rows_of_warp(a);
+  if (!kComputesNorm && !rows_of_warp.exists()) return pdl_wait();
   const T* rows[kWeights];
 #pragma unroll
-  for (int r = 0; r < kWeights; ++r) rows[r] = share.weight(r, a.k);
-  // Weights are not what the kernel before writes: they are on their way while it still works.
+  for (int r = 0; r < kWeights; ++r) rows[r] = rows_of_warp.weight(r, a.k);
+  // The kernel before never writes weights, so that they are loaded while it still runs.
   WeightRows<T, kWeights, kVector, kAhead> weights(rows, a.k);
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
   const T* x[kTokens];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kWarps* kWarp,
   } else {
     pdl_wait();
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t)  // those that there are not repeat the last one
+    for (int t = 0; t < kTokens; ++t)  // tokens beyond the last repeat the last one
       x[t] = a.x + min(first + t, a.tokens - 1) * a.k;
   }
   float sums[kWeights][kTokens];
@@ -145,11 +145,12 @@ __global__ void __launch_bounds__(kWarps* kWarp,
   }
   const int64_t token = first + lane % kTokens;
   T product{};
-  if (lane < kSums && token < a.tokens) product = share.finish(mine, lane / kTokens, token);
+  if (lane < kSums && token < a.tokens) product = rows_of_warp.finish(mine, lane / kTokens, token);
   if constexpr (kGateUp) {
     const float up = __shfl_down_sync(~0u, widen(product), kTokens);
-    if (lane < kTokens && token < a.tokens && share.exists())
-      a.out[token * share.matrix[0].n + share.row] = narrow<T>(SiluMul()(widen(product), up));
+    if (lane < kTokens && token < a.tokens && rows_of_warp.exists())
+      a.out[token * rows_of_warp.matrix[0].n + rows_of_warp.row] =
+          narrow<T>(SiluMul()(widen(product), up));
   }
 }
 
@@ -168,7 +169,7 @@ void launch(const OpContext& context, RowsArguments<T> a) {
              multiply<T, kTokens, kWeights, kVector, kAhead, kGateUp, kComputesNorm>, a);
 }
 
-// All of a row under way at once where it is no longer than those of common models; by k alone.
+// Loads all of a row at once where it is no longer than those of common models; k alone decides.
 template <typename T, int kTokens, int kWeights, bool kGateUp>
 void launch_ahead(const OpContext& context, const RowsArguments<T>& a, bool wide) {
   constexpr int kVector = Vector<T>::kSize;
@@ -222,8 +223,8 @@ bool matmul_computes_norm(std::span<const Linear> all, bool gate_up_silu, const 
     return false;
   // Measured on an H200: all of the blocks are to be at work at once, and the weights of few are
   // there before x is, whoever makes it.
-  constexpr int64_t kMostGated = 3 * 132 * kWarps, kMost = 2 * 132 * kWarps * kRowsWithNorm;
-  if (gate_up_silu) return all[0].weight.rows() <= kMostGated;
+  constexpr int64_t kMostGateUp = 3 * 132 * kWarps, kMost = 2 * 132 * kWarps * kRowsWithNorm;
+  if (gate_up_silu) return all[0].weight.rows() <= kMostGateUp;
   int64_t rows = 0;
   for (const Linear& one : all) rows += one.weight.rows();
   return rows > kMost / 2 && rows <= kMost;

@@ -124,8 +124,7 @@ void qk_norm_rope_kv_write_cuda(const OpContext& context, const QkNormRopeKvWrit
   check_pieces(h);
   const int64_t tokens = h.q.rows(), dim = h.q.shape[2];
   check(dim <= kNarrowRow,
-        "heads of at most {} elements were wanted by the op that joins norm, rope and kv_write, "
-        "found {}: call its pieces",
+        "qk_norm_rope_kv_write takes heads of at most {} elements, found {}: call its pieces",
         kNarrowRow, dim);
   if (tokens == 0) return;
   dispatch_cuda(h.q.dtype, [&]<typename T>(T*) {

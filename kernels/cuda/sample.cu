@@ -12,7 +12,7 @@ constexpr double kUnits = 0x1p44;  // in which a probability relative to the lar
 constexpr int64_t kMostVocab = 1 << 18;  // times kUnits: less than 2^63
 constexpr double kNone = -INFINITY;
 
-// What the threads of a block found, for all of them.
+// The reduction over the threads of a block, for all of them.
 template <typename Value, typename Join>
 __device__ Value block_join(Value mine, Join join) {
   __shared__ Value warps[kThreads / kWarp];
@@ -129,7 +129,7 @@ __device__ void keep_top_p(double* x, int64_t count, double p) {
   }
   above = block_sum(above);
   one = block_join(one, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
-  // Of those that are as likely as the last one kept.
+  // The number kept of those that are as likely as the last one.
   const uint64_t equals = (wanted - above + one - 1) / one;
   uint64_t kept = 0;
   for (int64_t first = 0; first < count; first += kThreads) {
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
   }
   const First best = block_first(a.vocab, [&](int64_t i) { return x[i]; });
   if (draw.temperature == 0) return finish(best.index);
-  // Of the distance to the largest, so that a tiny temperature cannot overflow.
+  // The temperature divides the distance to the largest, so that a tiny one cannot overflow.
   for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads)
     x[i] = (x[i] - best.value) / draw.temperature;
   __syncthreads();
@@ -255,8 +255,7 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                       std::span<const DeviceDraw> draws, std::span<const int32_t> text) {
   const int64_t count = std::ssize(draws), vocab = logits.shape.last();
   check(vocab <= kMostVocab,
-        "logits of at most {} tokens were wanted to draw from on a CUDA device, found {}: use "
-        "--device cpu",
+        "a CUDA device draws from logits of at most {} tokens, found {}: use --device cpu",
         kMostVocab, vocab);
   if (count == 0) return;
   const DeviceMemory& memory = cuda_memory();

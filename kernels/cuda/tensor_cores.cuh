@@ -1,5 +1,5 @@
-// Instructions that C++ has no words for: products of 16-bit matrices, and copies that go on by
-// themselves. Source: NVIDIA, PTX ISA 8.0 (mma.sync, ldmatrix, cp.async).
+// Wrappers of PTX instructions: products of 16-bit matrices on tensor cores, asynchronous copies to
+// shared memory. Source: NVIDIA, PTX ISA 8.0 (mma.sync, ldmatrix, cp.async).
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ __device__ void mma_m16n8k16(float (&out)[4], const uint32_t (&a)[4], const uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices whose rows' addresses the lanes give, eight a matrix, as they lie or
+// Loads four 8 x 8 matrices, whose rows' addresses the lanes give, eight a matrix; as they lie, or
 // transposed.
 template <bool kTransposed>
 __device__ inline void ldmatrix_x4(uint32_t (&to)[4], const void* row) {
@@ -45,14 +45,14 @@ __device__ inline void ldmatrix_x4(uint32_t (&to)[4], const void* row) {
                  : "memory");
 }
 
-// Starts to copy 16 bytes into shared memory.
+// Starts an asynchronous copy of 16 bytes into shared memory.
 __device__ inline void cp_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
-// The same of what is not read again before much else: what the device's second cache holds stays.
+// The same for data that is read once: it is evicted from the L2 cache first.
 __device__ inline void cp_async_evict_first(void* to, const void* from) {
   asm volatile(
       "{ .reg .b64 policy;\n"
@@ -65,13 +65,13 @@ __device__ inline void cp_async_evict_first(void* to, const void* from) {
 __device__ inline void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until only the newest kGroups groups are still on their way.
+// Waits until at most the newest kGroups groups of copies are in flight.
 template <int kGroups = 1>
 __device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Two numbers rounded to nearest even, in one instruction: one at a time takes a slow one each.
+// Two numbers rounded to nearest even in one instruction, because one at a time is slow.
 template <typename T>
 __device__ uint32_t pack_pair(float low, float high) {
   uint32_t pair;
@@ -92,13 +92,13 @@ __device__ float2 unpack_pair(uint32_t pair) {
   }
 }
 
-// Probabilities are never rounded: each is the exact sum of up to kTerms numbers of the dtype, to
-// the last bit or two of fp32.
+// Probabilities are never rounded to the dtype: each is the exact sum of up to kTerms numbers of
+// it, to the last bit or two of fp32.
 template <typename T>
 constexpr int kTerms = std::is_same_v<T, __half> ? 2 : 3;
 
-// What such weights are counted in, so that the second part of a small one is no subnormal number
-// either: a power of two with which 1 is still one of the dtype's numbers.
+// The unit of probabilities that are split into terms: a power of two with which the second term of
+// a small probability is not subnormal either, and 1 is still a number of the dtype.
 template <typename T>
 constexpr float kProbUnit = std::is_same_v<T, __half> ? 0x1p-15f : 1.0f;
 

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// Arguments of one call with every tensor as a copy on a device, which lives as long as this.
+// The staged arguments of one call: every tensor is a copy on a device. It owns the copies.
 class HostStaging {
  public:
   explicit HostStaging(Device to) : to_(to) {}
@@ -46,9 +46,9 @@ template <typename Out, typename... In>
 void stage(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
   op = [op, to](const OpContext& context, Out out, In... in) {
     HostStaging staging(to);
-    // What an op leaves unwritten stays what it was, so the output is carried there too.
+    // An op may leave elements of its output as they were, so the output is staged too.
     const Out staged_out = staging(out);
-    // Braces: from the left to the right, so that runs allocate alike.
+    // Braces evaluate from left to right, so that runs allocate alike.
     std::tuple<std::decay_t<In>...> inputs{staging(in)...};
     std::apply([&](const auto&... staged_in) { op(context, staged_out, staged_in...); }, inputs);
     copy_back(out, staged_out);

@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-// A table for tensors on one device whose ops are those of another: it copies the arguments of a
-// call to `to`, calls there, and copies the first one, the output, back (of kv_write, the cache).
-// Code that reads and writes tensors where they lie can so stand around the ops of a CUDA device:
-// as a table for host tensors, which is itself carried for device tensors. Slow: it copies weights
-// and pool with every call.
+// A table of ops that stages its arguments: it copies those of a call to device `to`, calls `ops`
+// there, and copies the first one, the output, back (of kv_write, the cache). Host code can so
+// stand around the ops of a CUDA device: staged_on(ops, cuda) is a table for host tensors, which
+// staged on the host is a table for device tensors again. Slow: every call copies weights and
+// cache.
 Ops staged_on(const Ops& ops, Device to);
 
 }  // namespace lockstep

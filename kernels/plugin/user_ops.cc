@@ -139,19 +139,19 @@ struct UserOp {
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
     const bool on_device = !arguments.on_device().empty();
     if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
-    const FloatControl control;
+    const FloatControlGuard control;
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
-    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
-          trouble == nullptr ? "" : trouble);
+    check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
     if (on_device) wait_for_kernels_of(who);
     const std::string_view changed = control.changed();
-    check(changed.empty(),
-          "{} was wanted to leave this thread's floating-point control as it was, found that it "
-          "changed {}: put it back before it returns (fegetenv, fesetenv)",
-          who, changed);
+    check(
+        changed.empty(),
+        "{} changed {}: put this thread's floating-point control back before it returns (fegetenv, "
+        "fesetenv)",
+        who, changed);
   }
 
  private:
@@ -159,10 +159,8 @@ struct UserOp {
     try {
       wait_for(Device::cuda);
     } catch (const Error& error) {
-      fail(
-          "{} was wanted to compute, found that its kernels failed, which compute-sanitizer "
-          "shows: {}",
-          who, error.what());
+      fail("{} returned, but its kernels failed: {}; compute-sanitizer shows where", who,
+           error.what());
     }
   }
 };
@@ -191,18 +189,16 @@ class GuardedOutput {
     const auto guard = [](uint8_t byte) { return byte == kGuard; };
     check(std::all_of(begin, begin + kGuardBytes, guard) &&
               std::all_of(end - kGuardBytes, end, guard),
-          "{} was wanted to write its output {} alone, found bytes changed {} it: mind the shape "
-          "and byte_offset of the tensor",
-          op.at(context), out_.shape.text(),
-          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before");
+          "{} wrote {} its output {}: mind the shape and byte_offset of the tensor", op.at(context),
+          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before", out_.shape.text());
     const int64_t size = size_of(out_.dtype);
     const auto fill = unwritten(out_.dtype);
     for (int64_t i = 0; i < out_.count(); ++i) {
       const auto* element = begin + kGuardBytes + i * size;
       check(!std::equal(element, element + size, fill.data()),
-            "{} was wanted to write every element of its output {}, found that of row {}, element "
-            "{}, it did not: cover the last rows and the tails",
-            op.at(context), out_.shape.text(), i / out_.row_size(), i % out_.row_size());
+            "{} left row {}, element {} of its output {} unwritten: cover the last rows and the "
+            "tails",
+            op.at(context), i / out_.row_size(), i % out_.row_size(), out_.shape.text());
     }
     copy(out_, view_);
   }
@@ -237,7 +233,7 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& us
   op = [user, function](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
     if constexpr (std::is_same_v<Out, TensorView>)
       if (out.count() == 0) return;
-    Inputs inputs;
+    InputGuard inputs;
     (inputs.add(in), ...);
     Arguments arguments;
     OutputOf<Out> output(out);

@@ -49,7 +49,7 @@ struct Timed {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-// What is seen of each pass.
+// Whether each pass is observed.
 enum class Seen : uint8_t { nothing, digests };
 
 Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph,
@@ -83,7 +83,7 @@ double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
                              load.requests * middle * c.kv_bytes_per_token(DType::bf16));
 }
 
-// What decode passes of many long contexts read: one layer's cache, its pages in no order.
+// The inputs of a decode pass of many long contexts: one layer's cache, its pages in no order.
 struct Caches {
   static constexpr int64_t kRequests = 64, kContext = 4096, kPage = 16;
 
@@ -112,7 +112,7 @@ struct Caches {
   Tensor query_start, context_length, page_table;
 
  private:
-  // Of about the size of a trained model's.
+  // Random numbers of about the size of a trained model's.
   static Tensor numbers(const Shape& shape, uint64_t seed) {
     std::mt19937_64 random(seed);
     Tensor numbers(shape, DType::bf16);

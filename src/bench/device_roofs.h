@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// What the CUDA device that was opened can do at most, measured beside the figures that are held
-// against it; kernels/bench/roofs.h has that of the CPU.
+// The roofs of the CUDA device that was opened, measured beside the figures that are held against
+// them; kernels/bench/roofs.h has that of the CPU.
 class DeviceRoofs {
  public:
   // Takes a buffer of 2 GiB of the device's memory, many times its cache, and samples once. Throws

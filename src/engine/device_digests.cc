@@ -21,7 +21,7 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
                              const std::vector<KvCache>& caches, Probe& seen, Lifetime lifetime)
     : model_(model), arguments_(arguments), caches_(caches), seen_(seen), lifetime_(lifetime) {
   ring_ = seen.digests();
-  check(ring_ != nullptr, "digests were to be made for a sink that takes none: show it tensors");
+  check(ring_ != nullptr, "a sink without a ring takes no digests: show it tensors");
   const int64_t requests = arguments.context_length.view().count();
   const int64_t tokens = arguments.size(), logit_rows = arguments.logit_rows.view().count();
   const int64_t positions =
@@ -126,7 +126,7 @@ void DeviceDigests::flush(CUstream_st* stream) {
   scratch_.emplace_back(Shape{digest_maker().scratch_bytes(jobs_)}, DType::u8, model_.device());
   digest_maker().digest(jobs_, scratch_.back().view().data, stream);
   jobs_.clear();
-  // On the stream of the ops the next one may work there.
+  // On the stream of the ops the next launch may reuse the scratch.
   if (lifetime_ == Lifetime::layer) scratch_.clear();
 }
 

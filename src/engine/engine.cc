@@ -79,7 +79,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
                          .preempt = options.preempt,
                          .schedule = options.schedule}) {
   check(options.page_size >= 1 && options.page_size <= 256,
-        "a page of 1 to 256 tokens was wanted, found --page-size {}", options.page_size);
+        "a page holds 1 to 256 tokens, found --page-size {}", options.page_size);
   for (int64_t layer = 0; layer < model_.config().layers; ++layer)
     caches_.push_back(model_.make_cache(options.pages, options.page_size, cache_storage_));
   const ModelConfig& config = model_.config();
@@ -145,7 +145,7 @@ bool Engine::step(Probe& probe) {
   return true;
 }
 
-// The tokens of what it returns are in host memory.
+// Returns tokens in host memory.
 Forward Engine::compute(Batch batch, Probe& probe) {
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
   DigestedPass digested;
@@ -254,7 +254,7 @@ void Engine::advance(const std::vector<ScheduledChunk>& chunks, const Forward& f
   for (const Choice& choice : choices) take(choice, forward);
 }
 
-// Puts other tokens in the place of the argmax where a sequence wants others.
+// Replaces the argmax where a sequence draws its token or is forced to one.
 void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
   std::vector<Choice*> drawn;
   for (Choice& choice : choices) {

@@ -8,8 +8,8 @@
 namespace lockstep {
 namespace {
 
-// What does not grow with a pass: code that the driver loads when it is first called, graphs, the
-// workspace of cuBLASLt, page tables, rotary tables, partial results of attention.
+// Memory that does not grow with a pass: code that the driver loads when it is first called,
+// graphs, the workspace of cuBLASLt, page tables, rotary tables, partial results of attention.
 constexpr int64_t kRest = int64_t{2} << 30;
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What a user asks of the engine.
+// A request as a user submits it.
 struct Request {
   std::string name;               // for people; may be empty
   std::vector<int32_t> prompt;    // token ids, at least one
@@ -34,8 +34,8 @@ enum class Ending : uint8_t { none, length, eos, stop };
 // A request on its way through the engine.
 struct Sequence {
   int32_t id = 0;            // its rows' request
-  int32_t root_request = 0;  // the request that was submitted: itself, or what it was forked from
-  int32_t sample = 0;        // which of the texts of `asked`: 0 is its own
+  int32_t root_request = 0;  // the submitted request: itself, or what it was forked from
+  int32_t sample = 0;        // which of the texts of `root_request`: 0 is its own
   Request request;
   std::vector<int32_t> tokens;     // prompt, then what was fed or is to be fed next
   std::vector<int32_t> argmax;     // the most likely token at each choice, whatever was chosen

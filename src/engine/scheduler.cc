@@ -34,7 +34,7 @@ void Scheduler::add(Sequence& sequence) {
 
 void Scheduler::fork(const Sequence& parent, Sequence& child) {
   check(std::ranges::count(running_, &parent) > 0,
-        "request {} was to be forked, but it is not running", parent.id);
+        "request {} cannot be forked, because it is not running", parent.id);
   check_fits(child);
   child.tokens = parent.tokens;
   child.computed = parent.computed;
@@ -194,7 +194,7 @@ Plan Scheduler::next(int64_t step) {
   Plan plan;
   int64_t left = options_.budget > 0 ? options_.budget : std::numeric_limits<int64_t>::max();
   serve_running(left, plan);
-  // What was just thrown out must not come straight back in.
+  // A request that was just preempted must not come straight back in.
   if (plan.preempted == 0) admit(step, left, plan);
   return plan;
 }

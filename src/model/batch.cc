@@ -29,7 +29,7 @@ void fill_attention(Batch& batch) {
   }
   start.push_back(static_cast<int32_t>(rows.size()));
   check(length.size() == batch.info.pages.size(),
-        "a page table for each of the {} requests of a pass was wanted, found {}", length.size(),
+        "a pass of {} requests needs as many page tables, found {}", length.size(),
         batch.info.pages.size());
 
   size_t most = 1;
@@ -46,7 +46,7 @@ void fill_attention(Batch& batch) {
 }  // namespace
 
 Batch make_batch(PassInfo info, RopeCache& tables) {
-  check(!info.rows.empty(), "a pass with at least one token was wanted, found none");
+  check(!info.rows.empty(), "a pass has at least one token, found none");
   Batch batch;
   batch.info = std::move(info);
   std::vector<int32_t> tokens;

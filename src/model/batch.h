@@ -17,8 +17,8 @@ struct Batch {
   Tensor slots;                                    // [tokens]  int64
   Tensor logit_rows;                               // [rows that get logits]  int32
   Tensor query_start, context_length, page_table;  // as AttentionBatch
-  // Of a batch on a device, whose tensors may be padded: how many tokens and rows of logits are
-  // not.
+  // The numbers of tokens and of rows of logits without padding, for a batch on a device, whose
+  // tensors may be padded.
   Tensor counts;        // [2]  int32
   TensorView cos, sin;  // [entries, head_dim / 2]  fp32
 

@@ -65,7 +65,7 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables) {
   const Room taken = room_of(batch);
   check(taken.tokens <= room_.tokens && taken.requests <= room_.requests &&
             taken.logit_rows <= room_.logit_rows && taken.pages <= room_.pages,
-        "a pass of {} tokens of {} requests with {} pages was to be put where {} of {} with {} fit",
+        "a pass of {} tokens of {} requests with {} pages does not fit where {} of {} with {} do",
         taken.tokens, taken.requests, taken.pages, room_.tokens, room_.requests, room_.pages);
   const auto constant = [](int value) { return [value](int64_t) { return value; }; };
   put<int32_t>(host_.tokens, batch.tokens, constant(0));

@@ -11,7 +11,7 @@ TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, 
 
 }  // namespace
 
-// Whether the ops that read that norm can make it, and the sum before it, themselves.
+// Whether the matmul that reads that norm can compute it, and the sum before it, itself.
 bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
   if (norm == point("attn.norm")) return fused_.qkv_matmul != nullptr;
   if (norm == point("mlp.norm"))

@@ -43,7 +43,7 @@ class LayerExecutor {
   virtual Forward head(const TensorView& lm_head) = 0;
 };
 
-// What a pass computes on and shows to.
+// The parts of one pass, borrowed: model, arguments, buffers, probe.
 struct PassView {
   const Model& model;
   const Batch& batch;

@@ -4,7 +4,8 @@
 
 namespace lockstep {
 
-// One op at a time, each shown before the next begins.
+// An executor that calls one op at a time and shows its output before the next begins. It lives for
+// one pass.
 class PieceExecutor : public LayerExecutor {
  public:
   explicit PieceExecutor(const PassView& pass)

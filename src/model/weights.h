@@ -46,7 +46,8 @@ class Weights {
   std::deque<Tensor> copies_;  // a deque: views point into its elements
 };
 
-// What the weights of such a model take of that device's memory. On the CPU as if each were copied.
+// The memory that the weights of such a model take on that device; on the CPU as if each were
+// copied.
 int64_t weights_memory(const ModelConfig& config, DType dtype, Device device);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// What the engine makes of its logits: which token is fed next, and when a text ends.
+// The engine's use of its logits: which token is fed next, and when a text ends.
 #include <gtest/gtest.h>
 
 #include <algorithm>

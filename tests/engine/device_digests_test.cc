@@ -1,5 +1,5 @@
-// What digests made on a device say of passes is what those say that the host makes of the same
-// tensors, and the passes are the same with them and without. Nothing of this runs on the CPU.
+// Digests made on a device are those that the host makes of the same tensors, and the passes are
+// the same with them and without. Nothing of this runs on the CPU.
 #include "src/engine/device_digests.h"
 
 #include <chrono>

@@ -75,7 +75,7 @@ TEST_F(DeviceSample, DrawsAsTheCpuWhateverTheFilters) {
        {std::pair<int64_t, double>{1, 1}, {5, 1}, {1024, 3}, {1025, 0.01}, {40000, 4}}) {
     SCOPED_TRACE(fmt::format("{} tokens", vocab));
     expect_as_on_cpu(normal_logits(3, vocab, DType::f32, deviation), every_kind(7));
-    // Of 16 bits: with many equals.
+    // Logits of 16 bits have many equals.
     expect_as_on_cpu(normal_logits(3, vocab, DType::bf16, deviation), every_kind(8));
   }
 }

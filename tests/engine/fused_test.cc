@@ -29,7 +29,7 @@ class Fused : public testing::TestWithParam<const char*> {
     };
     fused.qkv_matmul = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
                               const AddNormInput* made) {
-      ++calls_["matmuls"];
+      ++calls_["qkv_matmul"];
       defer_to_matmul(context, x, made);
       for (const Linear& one : all) matmul(context, one.out, x, one.weight, one.bias);
     };
@@ -39,7 +39,7 @@ class Fused : public testing::TestWithParam<const char*> {
     fused.gate_up_silu = [this](const OpContext& context, TensorView out, TensorView x,
                                 TensorView gate_weight, TensorView up_weight, TensorView gate,
                                 TensorView up, const AddNormInput* made) {
-      ++calls_["gated"];
+      ++calls_["gate_up_silu"];
       defer_to_matmul(context, x, made);
       const Tensor own_gate(out.shape, out.dtype), own_up(out.shape, out.dtype);
       gate = tap(gate, own_gate);
@@ -65,7 +65,7 @@ class Fused : public testing::TestWithParam<const char*> {
   }
 
   void pass(const OpContext& context, const QkNormRopeKvWrite& h) {
-    ++calls_["heads"];
+    ++calls_["qk_norm_rope_kv_write"];
     const auto like = [](const TensorView& x) { return Tensor(x.shape, x.dtype); };
     const Tensor own_q = like(h.q), own_k = like(h.k), own_rope = like(h.k);
     TensorView q = h.q, k = h.k;
@@ -121,9 +121,9 @@ TEST_P(Fused, ShowEveryPointInTheOrderOfThePieces) {
   const int64_t experts = layers - 3 * dense_layers();
   EXPECT_EQ(calls_["add_rms_norm"], experts + 3);
   EXPECT_EQ(left_to_products_, 2 * layers - experts - 3);
-  EXPECT_EQ(calls_["matmuls"], layers);
-  EXPECT_EQ(calls_["heads"], layers);
-  EXPECT_EQ(calls_["gated"], 3 * dense_layers());
+  EXPECT_EQ(calls_["qkv_matmul"], layers);
+  EXPECT_EQ(calls_["qk_norm_rope_kv_write"], layers);
+  EXPECT_EQ(calls_["gate_up_silu"], 3 * dense_layers());
 }
 
 TEST_P(Fused, GetNoTapsThatNobodyWants) {
@@ -162,13 +162,13 @@ TEST_P(Fused, GiveWayToWhatReplacesAPiece) {
   EXPECT_EQ(calls_with(wrapped(&Ops::rms_norm)), gate_up_silu + "qkv_matmul ");
   EXPECT_EQ(calls_with(wrapped(&Ops::rope)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
   EXPECT_EQ(calls_with(wrapped(&Ops::kv_write)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::matmul)), "add_rms_norm heads ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::matmul)), "add_rms_norm qk_norm_rope_kv_write ");
   EXPECT_EQ(calls_with(wrapped(&Ops::silu_mul)), "add_rms_norm qk_norm_rope_kv_write qkv_matmul ");
   EXPECT_EQ(calls_with(wrapped(&Ops::argmax)),
             "add_rms_norm " + gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
 }
 
-// What such a sink makes of a tensor, the next piece must be given.
+// The next piece must be given what such a sink makes of a tensor.
 TEST_P(Fused, GiveWayToASinkThatWrites) {
   struct Writer final : Sink {
     bool writes() const override { return true; }

@@ -29,7 +29,7 @@ EngineOptions options(Device device) {
 
 class Room : public testing::TestWithParam<Device> {};
 
-// Of Qwen2.5-7B in bf16 the publisher's files have 15.23 GB; K and V of a token take 57344 bytes.
+// The publisher's files of Qwen2.5-7B in bf16 have 15.23 GB; K and V of a token take 57344 bytes.
 TEST_P(Room, GivesToPagesWhatWeightsAndPassesLeave) {
   const ModelConfig config = published("qwen2.5-7b");
   constexpr int64_t kPage = 57344 * 16;
@@ -37,7 +37,7 @@ TEST_P(Room, GivesToPagesWhatWeightsAndPassesLeave) {
   EXPECT_LT(most * kPage, 80 * kGigabyte - 15'231'233'024);
   // Not too little either: the rest of a pass of 2048 is not more than 4 GB.
   EXPECT_GT(most * kPage, (80 - 16 - 4) * kGigabyte);
-  // What comes on top is for pages alone.
+  // Memory on top of that is for pages alone.
   const int64_t more = max_pages(config, options(GetParam()), 100 * kGigabyte);
   EXPECT_LE(std::abs(more - most - 20 * kGigabyte / kPage), 200);
 }

@@ -165,13 +165,13 @@ TEST_F(CudaChoices, ReportAnIndexThatIsNoExpert) {
   for (const int32_t bad : {4, -1}) {
     index.fill({0, 1, static_cast<double>(bad), 0});
     expect_refused([&] { run(ops_->routing_weights, out, logits, index, true); },
-                   {"routing_weights", "below the 4", fmt::format("found {} at 2", bad)});
+                   {"routing_weights", "below the 4", fmt::format("index {} at 2", bad)});
     EXPECT_TRUE(std::isnan(out.values()[2]));
     EXPECT_TRUE(std::isfinite(out.values()[1]));
     const Experts experts(4, {3, 4}, DType::f32, 0);
     Sample product({2, 2, 3}, DType::f32);
     expect_refused([&] { run(ops_->expert_matmul, product, logits, index, experts.views); },
-                   {"expert_matmul", "its 4 experts", fmt::format("found {} at 2", bad)});
+                   {"expert_matmul", "its 4 experts", fmt::format("index {} at 2", bad)});
     for (size_t i = 0; i < 12; ++i)
       EXPECT_EQ(std::isnan(product.values()[i]), i / 3 == 2) << "element " << i;
   }

@@ -29,7 +29,7 @@ class CudaDigest : public CudaTest {
   Tensor scratch_for(std::span<const DigestJob> jobs) const {
     return Tensor({maker_.scratch_bytes(jobs)}, DType::u8, Device::cuda);
   }
-  // What jobs whose `out` and `row_hashes` count from a null pointer put there.
+  // The output of jobs whose `out` and `row_hashes` count from a null pointer.
   std::vector<char> run(std::vector<DigestJob> jobs, int64_t digests, int64_t hashes,
                         int times = 1) const {
     const int64_t head = digests * int64_t{sizeof(Digest)};
@@ -306,7 +306,7 @@ struct CacheCase {
   bool aligned;  // to 16 bytes
 };
 
-// What the attention of each request reads, through its page table: rows that are too short for a
+// The cache that each request reads, through its page table: rows that are too short for a
 // stripe, that are whole stripes, blocks of XXH3 and more, and rows that are none of these.
 TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
   for (const CacheCase& c : {CacheCase{DType::bf16, 8, 128, 4, true},
@@ -330,7 +330,7 @@ TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
     const CacheJob job = far.job();
     // Twice, the second one's rows behind the first one's.
     std::vector<CacheJob> jobs = {job, job};
-    jobs[1].order = 1;
+    jobs[1].cache_index = 1;
     const std::vector<uint64_t> got = hashes_of(jobs, requests, 282);
     std::vector<uint64_t> want;
     for (int32_t length : lengths) want.push_back(static_cast<uint64_t>(length));
@@ -446,8 +446,8 @@ bool is_ready(int device) {
   return active != 0;
 }
 
-// As a thread does that keeps passes: the other devices may be somebody's, and full.
-TEST_F(CudaDigest, AwaitedByAThreadLeavesOtherDevicesAlone) {
+// The thread that keeps passes waits like this: the other devices may be somebody's, and full.
+TEST_F(CudaDigest, WaitedForByAThreadLeavesOtherDevicesAlone) {
   if (memory_.number == 0) GTEST_SKIP() << "this machine has no second CUDA device";
   void* event = maker_.record_event(memory_.stream);
   std::thread([&] { maker_.wait_event(event); }).join();

@@ -73,7 +73,7 @@ class CudaFused : public CudaTest {
   }
 };
 
-// What x is made of, as its pieces make it and as products do.
+// The tensors that x is made of, by its pieces and by a matmul.
 struct MadeOf {
   MadeOf(DType dtype, int64_t tokens, int64_t k, int64_t offset)
       : a({tokens, k}, dtype),
@@ -175,7 +175,8 @@ TEST_F(CudaFused, GatedHasTheBitsOfItsPieces) {
         for (const int64_t offset : {0, 1}) expect_gated(dtype, tokens, n, k, offset);
 }
 
-// Of some the one launch makes x, of the others it is made before: see matmul_computes_norm.
+// One launch computes some of these x, and the others are computed before: see
+// matmul_computes_norm.
 TEST_F(CudaFused, ProductsThatMakeTheirOwnXHaveTheBitsOfThePieces) {
   for (const DType dtype : kFloats) {
     for (const int64_t tokens : {1, 2}) {
@@ -270,7 +271,7 @@ TEST_F(CudaFused, HeadsReportWhatIsOutsideTheTablesAndThePool) {
   const Ragged::Outputs out(in);
   in.positions.set(1, 50);
   expect_refused([&] { run(fused().qk_norm_rope_kv_write, in.heads(out, true)); },
-                 {"rope", "50 rows", "found 50 for token 1"});
+                 {"rope", "50 rows", "position 50 of token 1"});
   EXPECT_TRUE(std::isfinite(out.q_rope.values()[0]));
   EXPECT_TRUE(std::isnan(out.q_rope.values()[32]));
   in.positions.set(1, 0);

@@ -61,7 +61,7 @@ TEST_F(CudaKvCache, ReportsSlotsAndPagesOutsideThePool) {
       [&] {
         run(ops_->kv_write, KvCache(pool), k, k, slots.fill({0, 1, 4}));
       },
-      {"kv_write", "below 4", "found 4 for token 2"});
+      {"kv_write", "below 4", "slot 4 of token 2"});
   EXPECT_EQ(pool.k.bits().substr(0, 80), k.bits().substr(0, 80));
   EXPECT_EQ(pool.k.bits().substr(80), std::string(80, '\xff')) << "written although outside";
   Sample out({3, 2, 2, 5}, DType::f32), table({2}, DType::i32);

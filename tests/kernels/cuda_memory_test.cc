@@ -19,7 +19,7 @@ TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgain) {
   EXPECT_NE(other.view().data, first);
 }
 
-// As large prompts follow each other, a token more or less.
+// Large prompts follow each other like this, a token more or less.
 TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgainToWhomItFits) {
   const void* first = nullptr;
   {

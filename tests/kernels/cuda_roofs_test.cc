@@ -1,4 +1,4 @@
-// What a roof is measured with does the work that it is measured by.
+// The kernels of the roofs do the work that they are timed by.
 #include <random>
 
 #include "kernels/bench/device_roofs.h"
@@ -10,7 +10,7 @@ namespace {
 
 class CudaRoofs : public CudaTest {
  protected:
-  // Of `vectors` of 16 bytes of the device, of which the first does not begin a tensor.
+  // The sum of `vectors` of 16 bytes of the device, of which the first does not begin a tensor.
   static uint32_t sum_of(int way, const Tensor& data, int64_t vectors, uint32_t before) {
     const Tensor sum =
         copy_on(Device::cuda,

@@ -1,4 +1,4 @@
-// What tests of the CUDA twins share: samples that travel to the device and back.
+// Shared by the tests of the CUDA twins: samples that travel to the device and back.
 #pragma once
 
 #include <exception>
@@ -41,7 +41,7 @@ class Away {
       away.push_back({(*this)(one.out), (*this)(one.weight), (*this)(one.bias)});
     return away;
   }
-  Heads operator()(Heads heads) {
+  QkNormRopeKvWrite operator()(QkNormRopeKvWrite heads) {
     for (TensorView* one :
          {&heads.q, &heads.k, &heads.v, &heads.q_weight, &heads.k_weight, &heads.cos, &heads.sin,
           &heads.positions, &heads.slots, &heads.q_rope, &heads.cache.k, &heads.cache.v,

@@ -17,7 +17,7 @@ void expect_product(Size size, DType dtype, bool with_bias, ThreadPool* threads)
                            name_of(dtype), with_bias));
   const double spread = 1 / std::sqrt(static_cast<double>(size.k));
   Sample x({size.tokens, size.k}, dtype), out({size.tokens, size.n}, dtype, 3);
-  // As in a mapped file: weights begin at an odd element.
+  // Weights of a mapped file may begin at an odd element, as here.
   Sample weight({size.n, size.k}, dtype, 1), bias({size.n}, dtype, 5);
   x.fill_normal(1);
   weight.fill_normal(2, spread);

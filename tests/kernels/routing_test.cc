@@ -82,12 +82,12 @@ TEST(Routing, RefusesWhatDoesNotFit) {
       [&] {
         routing_weights({}, out, logits, index.fill({0, 1, 4, 0}), true);
       },
-      {"below the 4", "found 4"});
+      {"below the 4", "index 4"});
   expect_refused(
       [&] {
         routing_weights({}, out, logits, index.fill({0, 1, -1, 0}), true);
       },
-      {"found -1"});
+      {"index -1"});
 }
 
 }  // namespace

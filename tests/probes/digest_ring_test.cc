@@ -35,7 +35,7 @@ class Ring : public HostDevice {
     HostDevice::SetUp();
     static const DigestMaker played = {
         .digest = [](auto, void*, CUstream_st*) {},
-        .order = [](CUstream_st*, CUstream_st*) {},
+        .stream_wait = [](CUstream_st*, CUstream_st*) {},
         .record_event = [](CUstream_st*) -> void* { return nullptr; },
         .wait_event = [](void*) {}};
     set_digest_maker(played);
