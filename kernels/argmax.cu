@@ -52,14 +52,14 @@ __global__ void first_of_row(int32_t* out, const Place* slices, int count) {
 }  // namespace
 
 void argmax_cuda(const OpContext& context, TensorView out, TensorView logits) {
-  check_argmax(out, logits, Device::cuda);
+  check_argmax(out, logits, DeviceKind::cuda);
   if (out.rows() == 0) return;
   const int64_t vocab = logits.shape[1];
   const auto rows = static_cast<unsigned>(out.rows());
   const auto count =
       static_cast<unsigned>(std::clamp<int64_t>(vocab / (16 * kThreads), 1, kMostSlices));
   const Tensor slices({out.rows() * count * static_cast<int64_t>(sizeof(Place))}, DType::u8,
-                      Device::cuda);
+                      out.device);
   const bool wide = aligned_16(vocab * size_of(logits.dtype), logits.data);
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     const auto kernel = wide ? first_of_slice<T, Vector<T>::kSize> : first_of_slice<T, 1>;

@@ -25,7 +25,7 @@ struct AddNormInput {
 // One matmul of several with the same x.
 struct Linear {
   TensorView out;     // [tokens, n]
-  TensorView weight;  // [n, k]
+  WeightView weight;  // [n, k], plain
   TensorView bias;    // [n] or empty
 };
 
@@ -54,8 +54,8 @@ struct FusedOps {
   std::function<void(const OpContext&, const QkNormRopeKvWrite& a)> qk_norm_rope_kv_write;
   // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
   // are taps; `input` as above.
-  std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
-                     TensorView up_weight, TensorView gate, TensorView up,
+  std::function<void(const OpContext&, TensorView out, TensorView x, WeightView gate_weight,
+                     WeightView up_weight, TensorView gate, TensorView up,
                      const AddNormInput* input)>
       gate_up_silu;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops.

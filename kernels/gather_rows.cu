@@ -20,7 +20,7 @@ __global__ void gather(Unit* out, const int32_t* index, const Unit* table, int64
 
 void gather_rows_cuda(const OpContext& context, TensorView out, TensorView index,
                       TensorView table) {
-  check_gather_rows(out, index, table, Device::cuda);
+  check_gather_rows(out, index, table, DeviceKind::cuda);
   if (out.count() == 0) return;
   const int64_t bytes = table.shape[1] * size_of(table.dtype);
   dispatch_copy(

@@ -34,7 +34,7 @@ __global__ void gather(Unit* out, const Unit* cache_k, const Unit* cache_v, cons
 
 void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, TensorView v,
                    TensorView slots) {
-  check_kv_write(cache, k, v, slots, Device::cuda);
+  check_kv_write(cache, k, v, slots, DeviceKind::cuda);
   if (slots.rows() == 0) return;
   const int64_t bytes = k.row_size() * size_of(k.dtype);
   dispatch_copy(
@@ -50,7 +50,7 @@ void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, Tensor
 
 void kv_gather_cuda(const OpContext& context, TensorView out, KvCache cache,
                     TensorView page_table) {
-  check_kv_gather(out, cache, page_table, Device::cuda);
+  check_kv_gather(out, cache, page_table, DeviceKind::cuda);
   if (out.rows() == 0) return;
   const int64_t bytes = cache.k.shape[2] * cache.k.shape[3] * size_of(out.dtype);
   dispatch_copy(

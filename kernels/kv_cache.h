@@ -33,10 +33,10 @@ void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorVi
 
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 // The values of `slots` and `page_table` are not looked at.
-void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, Device device);
-void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Device device);
+void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, DeviceKind device);
+void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, DeviceKind device);
 
 // For ops that read the cache. Throws Error unless it is a cache on that device.
-void check_kv_cache(std::string_view op, const KvCache& cache, Device device);
+void check_kv_cache(std::string_view op, const KvCache& cache, DeviceKind device);
 
 }  // namespace lockstep

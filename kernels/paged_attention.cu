@@ -66,7 +66,7 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
 }
 
 template <typename T>
-void attend(const OpContext& context, AttentionArguments<T> a) {
+void attend(const OpContext& context, AttentionArguments<T> a, Device device) {
   // Few queries a request do not fill a device, but their splits do.
   const int64_t partials = a.tokens * a.heads * a.kv_splits * a.partial_size();
   const bool few = partials <= kMaxPartials && a.tokens * a.group <= 64 * a.requests;
@@ -74,7 +74,7 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
   const bool apart = few && a.kv_splits > 1;
   Tensor memory;
   if (apart) {
-    memory = Tensor({partials}, DType::f32, Device::cuda);
+    memory = Tensor({partials}, DType::f32, device);
     a.partials = memory.as<float>();
   }
   const bool done = few ? attend_splits_on_tensor_cores(context, a)
@@ -90,7 +90,7 @@ void attend(const OpContext& context, AttentionArguments<T> a) {
 
 void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                           AttentionBatch batch, float scale, int64_t window) {
-  check_paged_attention(out, q, cache, batch, window, Device::cuda);
+  check_paged_attention(out, q, cache, batch, window, DeviceKind::cuda);
   check(
       q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
       "paged_attention on the CUDA device takes heads of at most {} elements and pages of at most "
@@ -98,7 +98,7 @@ void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q
       kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
   if (out.count() == 0) return;
   dispatch_cuda(q.dtype, [&]<typename T>(T*) {
-    attend(context, arguments_of<T>(out, q, cache, batch, scale, window));
+    attend(context, arguments_of<T>(out, q, cache, batch, scale, window), out.device);
   });
 }
 

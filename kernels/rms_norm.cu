@@ -63,7 +63,7 @@ void launch(const OpContext& context, const NormArguments<T>& a) {
 void rms_norm_cuda(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                    float eps) {
   check_rms_norm(out, x, weight);
-  check(x.device == Device::cuda,
+  check(x.device.kind == DeviceKind::cuda,
         "rms_norm on the CUDA device wants its tensors there, found them "
         "on the CPU: copy them first");
   const int64_t width = x.shape.last();

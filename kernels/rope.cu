@@ -35,7 +35,7 @@ __global__ void rotate(RopeArguments<T> a) {
 
 void rope_cuda(const OpContext& context, TensorView out, TensorView x, TensorView cos,
                TensorView sin, TensorView positions) {
-  check_rope(out, x, cos, sin, positions, Device::cuda);
+  check_rope(out, x, cos, sin, positions, DeviceKind::cuda);
   const int64_t pairs = x.count() / 2;
   if (pairs == 0) return;
   dispatch_cuda(x.dtype, [&]<typename T>(T*) {

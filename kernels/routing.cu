@@ -59,7 +59,7 @@ __global__ void weigh(T* out, const T* all_logits, const int32_t* all_index, int
 }  // namespace
 
 void top_k_cuda(const OpContext& context, TensorView out, TensorView logits) {
-  check_top_k(out, logits, Device::cuda);
+  check_top_k(out, logits, DeviceKind::cuda);
   if (out.count() == 0) return;
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     take_largest<T><<<static_cast<unsigned>(logits.rows()), kWarp, 0, context.stream>>>(
@@ -70,7 +70,7 @@ void top_k_cuda(const OpContext& context, TensorView out, TensorView logits) {
 
 void routing_weights_cuda(const OpContext& context, TensorView out, TensorView logits,
                           TensorView index, bool normalised) {
-  check_routing_weights(out, logits, index, Device::cuda);
+  check_routing_weights(out, logits, index, DeviceKind::cuda);
   if (out.count() == 0) return;
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     weigh<T><<<static_cast<unsigned>(logits.rows()), kWarp, 0, context.stream>>>(

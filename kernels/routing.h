@@ -24,7 +24,7 @@ void routing_weights(const OpContext& context, TensorView out, TensorView logits
                      bool normalised);
 
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
-void check_top_k(TensorView out, TensorView logits, Device device);
-void check_routing_weights(TensorView out, TensorView logits, TensorView index, Device device);
+void check_top_k(TensorView out, TensorView logits, DeviceKind device);
+void check_routing_weights(TensorView out, TensorView logits, TensorView index, DeviceKind device);
 
 }  // namespace lockstep

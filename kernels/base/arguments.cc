@@ -3,17 +3,19 @@
 namespace lockstep {
 namespace {
 
-std::string_view name_of(Device device) { return device == Device::cpu ? "CPU" : "CUDA device"; }
+std::string_view name_of(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? "CPU" : "CUDA device";
+}
 
 }  // namespace
 
 void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,
-                  const Shape& shape, Device device) {
-  const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device == device;
+                  const Shape& shape, DeviceKind device) {
+  const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device.kind == device;
   check(fits,
         "{}: {} is {} {} on the {}, not {} {} on the {}: pass one that agrees with the other "
         "arguments",
-        op, name, name_of(tensor.dtype), tensor.shape.text(), name_of(tensor.device),
+        op, name, name_of(tensor.dtype), tensor.shape.text(), name_of(tensor.device.kind),
         name_of(dtype), shape.text(), name_of(device));
   check(tensor.data != nullptr || tensor.count() == 0,
         "{}: {} has {} elements and no memory: allocate it first", op, name, tensor.count());

@@ -3,6 +3,8 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/base/tensor.h"
+
 namespace lockstep {
 
 // A captured CUDA graph: work that is queued once and replayed on the same memory, with what that
@@ -15,12 +17,13 @@ class DeviceGraph {
   // the device or touch host memory through it, and must have run once before, so that nothing is
   // made for the first time. Tensors that it allocates and frees stay the graph's own. Throws what
   // `queue` throws, and Error when the device cannot keep something of it.
-  explicit DeviceGraph(const std::function<void()>& queue);
+  DeviceGraph(Device device, const std::function<void()>& queue);
 
   bool empty() const { return graph_ == nullptr; }
   void replay() const;  // queues all of it
 
  private:
+  Device device_;
   std::shared_ptr<void> graph_;
 };
 

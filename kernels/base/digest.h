@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 
@@ -75,35 +76,27 @@ struct CacheJob {
   int64_t cache_index = 0;
 };
 
-// The functions of the CUDA library that make digests on a device.
+// The part of a device's runtime that makes digests there.
 struct DigestMaker {
   static constexpr int kMostJobs = 128;  // of one call
 
   // Queues one launch for up to kMostJobs jobs, which works in `scratch`, scratch_bytes(jobs) of
   // the device's memory. Sums are made in an order that depends on the rows alone.
-  void (*digest)(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) = nullptr;
-  int64_t (*scratch_bytes)(std::span<const DigestJob> jobs) = nullptr;
+  std::function<void(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream)> digest;
+  std::function<int64_t(std::span<const DigestJob> jobs)> scratch_bytes;
   // The same of caches, which needs no scratch.
-  void (*hash_caches)(std::span<const CacheJob> jobs, CUstream_st* stream) = nullptr;
+  std::function<void(std::span<const CacheJob> jobs, CUstream_st* stream)> hash_caches;
 
   // Streams beside that of the ops, so that long work does not hold up short work: caches have
   // their own. stream_wait makes what is queued on `later` from now on wait for what `earlier` has
   // queued so far; it can be captured in a graph.
   CUstream_st* digest_stream = nullptr;
   CUstream_st* cache_digest_stream = nullptr;
-  void (*stream_wait)(CUstream_st* later, CUstream_st* earlier) = nullptr;
+  std::function<void(CUstream_st* later, CUstream_st* earlier)> stream_wait;
   // An event that a stream reaches when all that it has queued so far is done. wait_event waits for
   // it, in any thread, and destroys it.
-  void* (*record_event)(CUstream_st* stream) = nullptr;
-  void (*wait_event)(void* event) = nullptr;
+  std::function<void*(CUstream_st* stream)> record_event;
+  std::function<void(void* event)> wait_event;
 };
-
-// The export of the CUDA library, for the device that it was opened for. Throws Error when it was
-// not.
-extern "C" [[gnu::visibility("default")]] const DigestMaker* lockstep_cuda_digests();
-
-// Where the host keeps that. Throws Error when nothing was set.
-void set_digest_maker(const DigestMaker& maker);
-const DigestMaker& digest_maker();
 
 }  // namespace lockstep

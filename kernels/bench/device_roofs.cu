@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int kLoads, int kThreads>
 void read_by(int blocks_a_processor, const void* data, int64_t bytes, uint32_t* sum,
              CUstream_st* stream) {
-  static const int processors =
+  const int processors =
       number_of_device(cudaDevAttrMultiProcessorCount, "how many multiprocessors it has");
   const auto blocks = static_cast<unsigned>(processors * blocks_a_processor);
   add_up<kLoads, kThreads>

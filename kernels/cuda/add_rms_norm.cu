@@ -39,7 +39,7 @@ void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormIn
     add_cuda(context, sum, a, b);
     return rms_norm_cuda(context, out, sum, weight, eps);
   }
-  check_add(sum, a, b, Device::cuda);
+  check_add(sum, a, b, DeviceKind::cuda);
   check_rms_norm(out, sum, weight);
   if (a.count() == 0) return;
   dispatch_cuda(a.dtype, [&]<typename T>(T*) {

@@ -114,12 +114,17 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
 #endif
 }
 
+// The counts of max_active_clusters by blocks, plus one; 0: not yet known.
+template <typename T, int kDim>
+struct ClusterCounts {
+  std::array<int, kMaxSplits + 1> plus_one = {};
+};
+
 // How many clusters of that many blocks are resident on the device at once; 0 where the kernel was
 // built for devices that have no clusters.
 template <typename T, int kDim>
 int max_active_clusters(unsigned blocks) {
-  static std::array<int, kMaxSplits + 1> counts = {};  // 0: not yet known; else one more than that
-  int& known = counts.at(blocks);
+  int& known = of_current_device<ClusterCounts<T, kDim>>().plus_one.at(blocks);
   if (known > 0) return known - 1;
   cudaFuncAttributes built = {};
   cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "cudaFuncGetAttributes");

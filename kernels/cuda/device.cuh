@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <mutex>
 
 #include "kernels/base/bad_index.h"
 #include "kernels/base/check.h"
@@ -43,20 +45,51 @@ inline int number_of_device(cudaDeviceAttr which, const char* what) {
   return number;
 }
 
-// Ten times its compute capability: 90 for Hopper.
-inline int compute_capability() {
-  static const int capability =
-      10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "its generation") +
-      number_of_device(cudaDevAttrComputeCapabilityMinor, "its generation");
-  return capability;
+constexpr size_t kMaxDevices = 64;  // of a machine
+
+// The current device of this thread, as an index of a table with an entry for each device.
+inline size_t current_index() {
+  const auto index = static_cast<size_t>(current_device());
+  check(index < kMaxDevices, "at most {} CUDA devices can be used, found number {}", kMaxDevices,
+        index);
+  return index;
 }
 
-// Allows a kernel that much dynamic shared memory: more than 48 KiB must be requested.
+// Makes a device the current one of this thread.
+inline void use_device(int index) { cuda_check(cudaSetDevice(index), "cudaSetDevice"); }
+
+// The object of a type that belongs to the current device. It is made when it is first asked for,
+// and never destroyed, because the driver may have gone before.
+template <typename T>
+T& of_current_device() {
+  static std::array<std::once_flag, kMaxDevices> made;
+  static std::array<T*, kMaxDevices> objects = {};
+  const size_t index = current_index();
+  std::call_once(made[index], [&] { objects[index] = new T; });
+  return *objects[index];
+}
+
+// Ten times the compute capability of the current device: 90 for Hopper.
+struct ComputeCapability {
+  int value = 10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "cudaDeviceGetAttribute") +
+              number_of_device(cudaDevAttrComputeCapabilityMinor, "cudaDeviceGetAttribute");
+};
+inline int compute_capability() { return of_current_device<ComputeCapability>().value; }
+
+// Allows a kernel that much dynamic shared memory: more than 48 KiB must be requested, once on each
+// device.
+template <auto kKernel>
+struct GrantedShared {
+  unsigned bytes = 0;
+};
 template <auto kKernel>
 void grant_shared(unsigned bytes) {
-  static const cudaError_t granted = cudaFuncSetAttribute(
-      kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  cuda_check(granted, "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+  auto& granted = of_current_device<GrantedShared<kKernel>>();
+  if (granted.bytes >= bytes) return;
+  cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+  granted.bytes = bytes;
 }
 
 // The shape of a kernel's blocks.
@@ -123,7 +156,8 @@ void dispatch_cuda(DType dtype, Body&& body) {
     body(static_cast<__nv_bfloat16*>(nullptr));
 }
 
-// The report in which ops leave the first bad index that they meet; DeviceMemory::wait reads it.
+// The report in which ops on the current device leave the first bad index that they meet;
+// DeviceRuntime::wait reads it.
 BadIndex* bad_index_report();
 
 __device__ inline void report(BadIndex* to, BadIndex::Of of, int64_t limit, int64_t found,

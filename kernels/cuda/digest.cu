@@ -442,44 +442,58 @@ void* record_event(CUstream_st* stream) {
 }
 
 void wait_event(void* recorded) {
-  // A thread works on device 0 until it says otherwise, and its first call takes memory there.
-  cuda_check(cudaSetDevice(cuda_memory().number), "cudaSetDevice");
   auto* event = static_cast<cudaEvent_t>(recorded);
   const cudaError_t status = cudaEventSynchronize(event);
   cudaEventDestroy(event);
   cuda_check(status, "cudaEventSynchronize");
 }
 
-// One event serves all calls, because a wait refers to what the event recorded at that time.
-void stream_wait(CUstream_st* later, CUstream_st* earlier) {
-  static cudaEvent_t event = [] {
+// One event of a device serves all calls, because a wait refers to what the event recorded at that
+// time.
+struct StreamEvent {
+  cudaEvent_t event = [] {
     cudaEvent_t made = nullptr;
     cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return made;
   }();
+};
+
+void stream_wait(CUstream_st* later, CUstream_st* earlier) {
+  cudaEvent_t event = of_current_device<StreamEvent>().event;
   cuda_check(cudaEventRecord(event, earlier), "cudaEventRecord");
   cuda_check(cudaStreamWaitEvent(later, event), "cudaStreamWaitEvent");
 }
 
+CUstream_st* new_stream() {
+  CUstream_st* made = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  return made;
+}
+struct DigestStreams {
+  CUstream_st* digest_stream = new_stream();
+  CUstream_st* cache_digest_stream = new_stream();
+};
+
 }  // namespace
 
-DigestMaker device_digests() {
-  const auto stream = [] {
-    CUstream_st* made = nullptr;
-    cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
-               "cudaStreamCreateWithFlags");
-    return made;
+DigestMaker device_digests(int index) {
+  use_device(index);
+  const auto& streams = of_current_device<DigestStreams>();
+  const auto here = [index](auto function) {
+    return [index, function](auto... arguments) {
+      // A thread works on device 0 until it says otherwise, and its first call takes memory there.
+      use_device(index);
+      return function(arguments...);
+    };
   };
-  static CUstream_st* const digest_stream = stream();
-  static CUstream_st* const cache_digest_stream = stream();
-  return {.digest = make_digests,
+  return {.digest = here(make_digests),
           .scratch_bytes = scratch_bytes,
-          .hash_caches = hash_caches,
-          .digest_stream = digest_stream,
-          .cache_digest_stream = cache_digest_stream,
-          .stream_wait = stream_wait,
-          .record_event = record_event,
-          .wait_event = wait_event};
+          .hash_caches = here(hash_caches),
+          .digest_stream = streams.digest_stream,
+          .cache_digest_stream = streams.cache_digest_stream,
+          .stream_wait = here(stream_wait),
+          .record_event = here(record_event),
+          .wait_event = here(wait_event)};
 }
 
 }  // namespace lockstep

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// The digest maker of the current device.
-DigestMaker device_digests();
+// The digest maker of a CUDA device.
+DigestMaker device_digests(int index);
 
 static_assert(std::has_single_bit(static_cast<unsigned>(DigestMaker::kMostJobs)));
 

@@ -91,7 +91,7 @@ Preference preference(const Shape3& shape) {
 
 class Blas {
  public:
-  Blas() : workspace_({kWorkspace}, DType::u8, Device::cuda) {
+  Blas() : workspace_({kWorkspace}, DType::u8, {DeviceKind::cuda, current_device()}) {
     blas_check(cublasLtCreate(&handle_), "cublasLtCreate");
   }
   const Plan& plan_for(const Shape3& shape);
@@ -145,11 +145,11 @@ void Blas::run(const Plan& plan, const OpContext& context, const TensorView& out
 // False when the library has no code for it.
 bool multiply(const OpContext& context, const TensorView& out, const TensorView& x,
               const TensorView& weight) {
-  static auto* blas = new Blas;  // never destroyed: the driver may have gone before
+  Blas& blas = of_current_device<Blas>();
   const Plan& plan =
-      blas->plan_for({x.rows(), weight.rows(), x.shape[1], x.dtype, out.dtype,
-                      alignment_of(out.data), alignment_of(x.data), alignment_of(weight.data)});
-  if (plan.exists) blas->run(plan, context, out, x, weight);
+      blas.plan_for({x.rows(), weight.rows(), x.shape[1], x.dtype, out.dtype,
+                     alignment_of(out.data), alignment_of(x.data), alignment_of(weight.data)});
+  if (plan.exists) blas.run(plan, context, out, x, weight);
   return plan.exists;
 }
 
@@ -169,7 +169,7 @@ bool matmul_cublas(const OpContext& context, const TensorView& out, const Tensor
   constexpr int kThreads = 256;
   if (bias.empty()) return multiply(context, out, x, weight);
   // Not by the library: for some shapes it rounds the product before it adds the bias.
-  const Tensor product(out.shape, DType::f32, Device::cuda);
+  const Tensor product(out.shape, DType::f32, out.device);
   if (!multiply(context, product, x, weight)) return false;
   dispatch_cuda(out.dtype, [&]<typename T>(T*) {
     add_bias<T><<<blocks_for(out.count(), kThreads), kThreads, 0, context.stream>>>(

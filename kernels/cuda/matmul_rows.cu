@@ -189,7 +189,7 @@ void launch_ahead(const OpContext& context, const RowsArguments<T>& a, bool wide
 
 bool aligned(const Linear& one, const TensorView& x) {
   return aligned_16(x.shape[1] * size_of(x.dtype), static_cast<const char*>(x.data),
-                    static_cast<const char*>(one.weight.data));
+                    static_cast<const char*>(one.weight.codes.data));
 }
 
 template <typename T>
@@ -200,8 +200,8 @@ RowsArguments<T> arguments_of(std::span<const Linear> all, const TensorView& x,
     a.input = {input->sum.as<T>(), input->a.as<const T>(), input->b.as<const T>(),
                input->weight.as<const T>(), input->eps};
   for (size_t i = 0; i < all.size(); ++i)
-    a.all[i] = {all[i].out.as<T>(), all[i].weight.as<const T>(), all[i].bias.as<const T>(),
-                all[i].weight.rows()};
+    a.all[i] = {all[i].out.as<T>(), all[i].weight.codes.as<const T>(), all[i].bias.as<const T>(),
+                all[i].weight.codes.rows()};
   return a;
 }
 
@@ -224,9 +224,9 @@ bool matmul_computes_norm(std::span<const Linear> all, bool gate_up_silu, const 
   // Measured on an H200: all of the blocks are to be at work at once, and the weights of few are
   // there before x is, whoever makes it.
   constexpr int64_t kMostGateUp = 3 * 132 * kWarps, kMost = 2 * 132 * kWarps * kRowsWithNorm;
-  if (gate_up_silu) return all[0].weight.rows() <= kMostGateUp;
+  if (gate_up_silu) return all[0].weight.codes.rows() <= kMostGateUp;
   int64_t rows = 0;
-  for (const Linear& one : all) rows += one.weight.rows();
+  for (const Linear& one : all) rows += one.weight.codes.rows();
   return rows > kMost / 2 && rows <= kMost;
 }
 

@@ -113,9 +113,9 @@ void check_pieces(const QkNormRopeKvWrite& h) {
   for (const auto& [norm, x, weight] :
        {std::tuple(h.q_norm, h.q, h.q_weight), {h.k_norm, h.k, h.k_weight}})
     if (!weight.empty()) check_rms_norm(or_like(norm, x), x, weight);
-  check_rope(h.q_rope, h.q, h.cos, h.sin, h.positions, Device::cuda);
-  check_rope(or_like(h.k_rope, h.k), h.k, h.cos, h.sin, h.positions, Device::cuda);
-  check_kv_write(h.cache, h.k, h.v, h.slots, Device::cuda);
+  check_rope(h.q_rope, h.q, h.cos, h.sin, h.positions, DeviceKind::cuda);
+  check_rope(or_like(h.k_rope, h.k), h.k, h.cos, h.sin, h.positions, DeviceKind::cuda);
+  check_kv_write(h.cache, h.k, h.v, h.slots, DeviceKind::cuda);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "kernels/base/memory.h"
 #include "kernels/base/sample.h"
-#include "kernels/cuda/device_memory.cuh"
+#include "kernels/cuda/device_runtime.cuh"
 
 namespace lockstep {
 namespace {
@@ -240,12 +240,12 @@ __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
 
 // A copy on the device of what the host has.
 template <typename Value>
-Tensor sent(std::span<const Value> values, const DeviceMemory& memory) {
+Tensor sent(std::span<const Value> values, const DeviceRuntime& runtime) {
   Tensor there({std::max<int64_t>(1, std::ssize(values)) * int64_t{sizeof(Value)}}, DType::u8,
-               Device::cuda);
+               {DeviceKind::cuda, runtime.index});
   if (!values.empty())
-    memory.copy(there.view().data, values.data(), static_cast<int64_t>(values.size_bytes()),
-                memory.stream);
+    runtime.copy(there.view().data, values.data(), static_cast<int64_t>(values.size_bytes()),
+                 runtime.stream);
   return there;
 }
 
@@ -258,11 +258,12 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
         "a CUDA device draws from logits of at most {} tokens, found {}: use --device cpu",
         kMostVocab, vocab);
   if (count == 0) return;
-  const DeviceMemory& memory = cuda_memory();
-  const Tensor their_draws = sent(draws, memory), their_text = sent(text, memory);
-  const Tensor tokens({count}, DType::i32, Device::cuda);
-  const Tensor kept({count * vocab * int64_t{sizeof(double)}}, DType::u8, Device::cuda);
-  const Tensor seen({count * ((vocab + 31) / 32)}, DType::i32, Device::cuda);
+  const DeviceRuntime& runtime = runtime_of(logits.device);
+  use_device(runtime.index);
+  const Tensor their_draws = sent(draws, runtime), their_text = sent(text, runtime);
+  const Tensor tokens({count}, DType::i32, logits.device);
+  const Tensor kept({count * vocab * int64_t{sizeof(double)}}, DType::u8, logits.device);
+  const Tensor seen({count * ((vocab + 31) / 32)}, DType::i32, logits.device);
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     const SampleArguments<T> arguments = {tokens.as<int32_t>(),
                                           logits.as<const T>(),
@@ -271,11 +272,11 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                                           vocab,
                                           kept.as<double>(),
                                           seen.as<uint32_t>()};
-    launch_pdl("sample", memory.stream, static_cast<unsigned>(count), kThreads, sample<T>,
+    launch_pdl("sample", runtime.stream, static_cast<unsigned>(count), kThreads, sample<T>,
                arguments);
   });
-  memory.copy(out.data(), tokens.view().data, tokens.view().bytes(), memory.stream);
-  memory.wait(memory.stream);
+  runtime.copy(out.data(), tokens.view().data, tokens.view().bytes(), runtime.stream);
+  runtime.wait(runtime.stream);
 }
 
 }  // namespace lockstep

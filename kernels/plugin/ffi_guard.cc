@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 uint64_t hash_of(const TensorView& tensor) {
-  if (tensor.device == Device::cuda) return hash_of(copy_on(Device::cpu, tensor));
+  if (tensor.device != Device::cpu) return hash_of(copy_on(Device::cpu, tensor));
   return XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes()));
 }
 

@@ -23,6 +23,7 @@ class InputGuard {
   // Called once for each argument, outputs left out, in the order of the call. Numbers are no
   // tensors, and an empty tensor has nothing to change.
   void add(const TensorView& tensor);
+  void add(const WeightView& weight) { add(weight.codes); }  // a foreign function gets plain ones
   void add(const KvCache& cache);
   void add(const AttentionBatch& batch);
   void add(const std::vector<TensorView>& tensors);

@@ -17,6 +17,11 @@ class HostStaging {
     if (from.empty()) return from;  // a bias that is none
     return copies_.emplace_back(copy_on(to_, from));
   }
+  WeightView operator()(const WeightView& weight) {
+    WeightView staged = weight;
+    staged.codes = (*this)(weight.codes), staged.scales = (*this)(weight.scales);
+    return staged;
+  }
   KvCache operator()(const KvCache& cache) { return {(*this)(cache.k), (*this)(cache.v)}; }
   AttentionBatch operator()(const AttentionBatch& batch) {
     return {(*this)(batch.query_start), (*this)(batch.context_length), (*this)(batch.page_table)};

@@ -55,10 +55,11 @@ class Arguments {
   const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
     if (tensor.empty()) return nullptr;
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
-    if (tensor.device == Device::cuda)
+    if (tensor.device != Device::cpu) device_ = tensor.device;
+    if (tensor.device != Device::cpu)
       on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
-    const DLDevice device = tensor.device == Device::cuda ? DLDevice{kDLCUDA, cuda_memory().number}
-                                                          : DLDevice{kDLCPU, 0};
+    const DLDevice device =
+        tensor.device != Device::cpu ? DLDevice{kDLCUDA, tensor.device.index} : DLDevice{kDLCPU, 0};
     const auto extents = tensor.shape.extents();
     std::ranges::copy(extents, shapes_.emplace_back().begin());
     return &tensors_.emplace_back(DLTensor{.data = static_cast<char*>(tensor.data) - offset,
@@ -68,6 +69,10 @@ class Arguments {
                                            .shape = shapes_.back().data(),
                                            .strides = nullptr,
                                            .byte_offset = offset});
+  }
+  // The C interface has plain weights alone.
+  const DLTensor* operator()(const WeightView& weight) {
+    return (*this)(plain_codes("--ops", weight));
   }
   const LockstepCache* operator()(const KvCache& cache) {
     cache_ = {(*this)(cache.k), (*this)(cache.v)};
@@ -97,12 +102,14 @@ class Arguments {
 
   // Where its tensors are that the host cannot read.
   std::span<const AddressRange> on_device() const { return on_device_; }
+  Device device() const { return device_; }
 
  private:
   std::deque<DLTensor> tensors_;
   std::deque<std::array<int64_t, 5>> shapes_;
   std::deque<std::vector<const DLTensor*>> lists_;
   std::vector<AddressRange> on_device_;
+  Device device_;
   LockstepCache cache_{};
   LockstepBatch batch_{};
 };
@@ -138,14 +145,15 @@ struct UserOp {
     const std::string who = at(context), point(context.point);
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
     const bool on_device = !arguments.on_device().empty();
-    if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
+    if (on_device)
+      wait_for(arguments.device());  // so that other ops' trouble is not taken for its own
     const FloatControlGuard control;
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
     check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
-    if (on_device) wait_for_kernels_of(who);
+    if (on_device) wait_for_kernels_of(who, arguments.device());
     const std::string_view changed = control.changed();
     check(
         changed.empty(),
@@ -155,9 +163,9 @@ struct UserOp {
   }
 
  private:
-  static void wait_for_kernels_of(const std::string& who) {
+  static void wait_for_kernels_of(const std::string& who, Device device) {
     try {
-      wait_for(Device::cuda);
+      wait_for(device);
     } catch (const Error& error) {
       fail("{} returned, but its kernels failed: {}; compute-sanitizer shows where", who,
            error.what());

@@ -94,7 +94,7 @@ void DecodeGraphs::capture(Captured& captured, Observed observed, Probe& probe) 
   captured.digested = {};
   captured.cos = captured.arguments.batch().cos;
   captured.ring = observed == Observed::digests ? probe.digests()->id() : 0;
-  captured.graph = DeviceGraph([&] {
+  captured.graph = DeviceGraph(model_.device(), [&] {
     const Batch& arguments = captured.arguments.batch();
     if (observed == Observed::digests) {
       captured.forward =

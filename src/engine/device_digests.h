@@ -51,6 +51,8 @@ class DeviceDigests final : public Sink {
   Probe& seen_;
   DigestRing* ring_;
   Lifetime lifetime_;
+  CUstream_st* ops_stream_;
+  const DigestMaker& maker_;  // of the model's device
   std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
   std::shared_ptr<const Tensor> digests_;
   std::vector<std::shared_ptr<const Tensor>> copies_;

@@ -152,9 +152,9 @@ Forward Engine::compute(Batch batch, Probe& probe) {
   const Forward forward = compute_on_device(std::move(batch), probe, digested);
   const int64_t rows = forward.tokens.count();
   if (tokens_.view().empty() || tokens_.view().count() < rows)
-    tokens_ = Tensor::pinned({2 * rows}, DType::i32);
+    tokens_ = Tensor::pinned({2 * rows}, DType::i32, options_.device);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
-  const DeviceMemory& device = cuda_memory();
+  const DeviceRuntime& device = runtime_of(options_.device);
   if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), device.stream);
   // While the device is still at the pass.
   if (digested.layout) probe.push(std::move(digested));
@@ -293,7 +293,7 @@ void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
                      .penalty = sampling.repetition_penalty,
                      .uniform = uniform(sampling.seed, draw_of(s))});
   }
-  cuda_memory().sample(tokens, forward.logits, draws, text);
+  runtime_of(options_.device).sample(tokens, forward.logits, draws, text);
   for (size_t i = 0; i < drawn.size(); ++i) drawn[i]->token = tokens[i];
 }
 

@@ -29,10 +29,10 @@ void seed_linear(const Seams& seams, const FaultRequest& request,
                  std::vector<std::string_view> points, std::function<void(LinearCall)> wrong) {
   seams.ops.matmul = [inner = seams.ops.matmul, request, points = std::move(points),
                       wrong = std::move(wrong)](const OpContext& context, TensorView out,
-                                                TensorView x, TensorView weight, TensorView bias) {
+                                                TensorView x, WeightView weight, TensorView bias) {
     const bool here = hits(request, context) && std::ranges::count(points, context.point) > 0;
     if (!here) return inner(context, out, x, weight, bias);
-    wrong({inner, context, out, x, weight, bias});
+    wrong({inner, context, out, x, plain_codes("a fault", weight), bias});
   };
 }
 

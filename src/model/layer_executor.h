@@ -40,7 +40,7 @@ class LayerExecutor {
   virtual void add_norm(PointName residual, PointName norm, int norm_layer,
                         const TensorView& weight) = 0;
 
-  virtual Forward head(const TensorView& lm_head) = 0;
+  virtual Forward head(const WeightView& lm_head) = 0;
 };
 
 // The parts of one pass, borrowed: model, arguments, buffers, probe.

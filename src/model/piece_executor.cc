@@ -111,7 +111,7 @@ void PieceExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   ops_.rms_norm(at(norm), a_.norm, stream_, weight, eps_);            show(norm, a_.norm);
 }
 
-Forward PieceExecutor::head(const TensorView& lm_head) {
+Forward PieceExecutor::head(const WeightView& lm_head) {
   Activations& a = a_;
   if (a.last.rows() == 0) return {a.logits, a.token};
   ops_.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);

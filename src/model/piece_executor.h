@@ -28,7 +28,7 @@ class PieceExecutor : public LayerExecutor {
   void experts(const LayerWeights& w) override;
   void add_norm(PointName residual, PointName norm, int norm_layer,
                 const TensorView& weight) override;
-  Forward head(const TensorView& lm_head) override;
+  Forward head(const WeightView& lm_head) override;
 
  protected:
   OpContext at(PointName name) const { return model_.context(name.point, layer_); }

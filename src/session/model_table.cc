@@ -70,7 +70,7 @@ struct Room {
 
 // The device must have been opened.
 Room room_of(Device device) {
-  if (device == Device::cuda) return {"this device's free", device_memory_left()};
+  if (device != Device::cpu) return {"this device's free", device_memory_left(device)};
   return {"this machine's", sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 

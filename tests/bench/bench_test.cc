@@ -125,7 +125,7 @@ TEST(PassMeter, SeesTheTimeAndTheSameLogitsTwice) {
 TEST(PassMeter, TellsOtherLogits) {
   Ops ops = cpu_ops();
   ops.matmul = [inner = ops.matmul](const OpContext& context, TensorView out, TensorView x,
-                                    TensorView weight, TensorView bias) {
+                                    WeightView weight, TensorView bias) {
     inner(context, out, x, weight, bias);
     if (context.point == "logits") out.as<BFloat16>()[319] = from_float<BFloat16>(-40);
   };

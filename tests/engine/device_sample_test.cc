@@ -39,10 +39,10 @@ class DeviceSample : public CudaTest {
                        .penalty = s.repetition_penalty,
                        .uniform = uniform(s.seed, draw)});
     }
-    cuda_memory().sample(got, copy_on(Device::cuda, logits), draws, text);
+    runtime_of(cuda_device()).sample(got, copy_on(cuda_device(), logits), draws, text);
     EXPECT_EQ(got, want);
     std::vector<int32_t> again(samplings.size());
-    cuda_memory().sample(again, copy_on(Device::cuda, logits), draws, text);
+    runtime_of(cuda_device()).sample(again, copy_on(cuda_device(), logits), draws, text);
     EXPECT_EQ(again, got);
   }
 
@@ -103,10 +103,11 @@ TEST_F(DeviceSample, GivesARowWithoutADistributionItsArgmax) {
 }
 
 TEST_F(DeviceSample, RefusesMoreTokensThanItCanCount) {
-  const Tensor logits({1, (1 << 18) + 1}, DType::f32, Device::cuda);
+  const Tensor logits({1, (1 << 18) + 1}, DType::f32, cuda_device());
   std::vector<int32_t> out(1);
-  expect_refused([&] { cuda_memory().sample(out, logits, std::vector<DeviceDraw>(1), {}); },
-                 {"262144", "262145", "--device cpu"});
+  expect_refused(
+      [&] { runtime_of(cuda_device()).sample(out, logits, std::vector<DeviceDraw>(1), {}); },
+      {"262144", "262145", "--device cpu"});
 }
 
 // Requests that sample beside one that does not, with forks: what was chosen is what the CPU's
@@ -122,7 +123,7 @@ TEST_F(DeviceSample, ServesWhatTheLogitsSay) {
   requests[0].sampling = {.temperature = 0.8, .top_p = 0.9, .repetition_penalty = 1.2, .seed = 3};
   requests[0].samples = 3;
   requests[2].sampling = {.temperature = 1.2, .top_k = 30, .seed = 4};
-  EngineOptions options{.device = Device::cuda, .graph = true, .dtype = DType::bf16};
+  EngineOptions options{.device = cuda_device(), .graph = true, .dtype = DType::bf16};
   options.pages = 64;
   Engine engine(checkpoint, *ops_, options);
   for (const Request& request : requests) engine.submit(request);

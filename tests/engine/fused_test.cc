@@ -37,7 +37,7 @@ class Fused : public testing::TestWithParam<const char*> {
       pass(context, heads);
     };
     fused.gate_up_silu = [this](const OpContext& context, TensorView out, TensorView x,
-                                TensorView gate_weight, TensorView up_weight, TensorView gate,
+                                WeightView gate_weight, WeightView up_weight, TensorView gate,
                                 TensorView up, const AddNormInput* made) {
       ++calls_["gate_up_silu"];
       defer_to_matmul(context, x, made);

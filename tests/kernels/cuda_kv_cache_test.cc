@@ -95,8 +95,8 @@ TEST_F(CudaKvCache, OfNoTokensIsNothing) {
 // A pool whose element offsets pass 2^31: an offset in 32 bits would land elsewhere.
 TEST_F(CudaKvCache, OffsetsPast32BitsAreWhereTheyShouldBe) {
   const int64_t pages = (int64_t{1} << 19) + 3, page_size = 16, width = 256;
-  const Tensor k({pages, page_size, 1, width}, DType::bf16, Device::cuda);
-  const Tensor v(k.view().shape, DType::bf16, Device::cuda);
+  const Tensor k({pages, page_size, 1, width}, DType::bf16, cuda_device());
+  const Tensor v(k.view().shape, DType::bf16, cuda_device());
   const KvCache cache{k, v};
   Sample rows({2, 1, width}, DType::bf16), slots({2}, DType::i64), table({1}, DType::i32);
   Sample seen({2, 2, 1, width}, DType::bf16);

@@ -1,4 +1,4 @@
-// The "device" of these tests is other memory of the CPU: what is carried there is a copy.
+// The "device" of these tests is other memory of the CPU: what is staged there is a copy.
 #include "kernels/plugin/host_staging.h"
 
 #include "kernels/base/memory.h"
@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-TEST(Carried, OpsGiveTheSameInPlaceToo) {
+TEST(HostStaging, OpsGiveTheSameInPlaceToo) {
   const Ops far = staged_on(cpu_ops(), Device::cpu);
   Sample x({3, 8}, DType::bf16), weight({5, 8}, DType::bf16);
   Sample here({3, 5}, DType::bf16), there({3, 5}, DType::bf16);
@@ -21,7 +21,7 @@ TEST(Carried, OpsGiveTheSameInPlaceToo) {
   EXPECT_EQ(there.bits(), here.bits());
 }
 
-TEST(Carried, ACacheIsBroughtBackOnlyFromWhereItIsWritten) {
+TEST(HostStaging, ACacheIsCopiedBackOnlyFromWhereItIsWritten) {
   Sample k({2, 2, 1, 4}, DType::f32), v({2, 2, 1, 4}, DType::f32);
   Sample rows({1, 1, 4}, DType::f32), slot({1}, DType::i64), table({2}, DType::i32);
   Sample seen({4, 2, 1, 4}, DType::f32);

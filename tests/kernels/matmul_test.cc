@@ -178,5 +178,17 @@ TEST(Matmul, SaysWhichCodeItTakes) {
   EXPECT_THROW(matmul_path(DType::i32), Error);
 }
 
+// Codes that pass for numbers would give a wrong result without a word.
+TEST(Matmul, RefusesAWeightWithScales) {
+  Sample x({2, 8}, DType::f32), weight({3, 8}, DType::f32), scales({3}, DType::f32);
+  Sample out({2, 3}, DType::f32);
+  const WeightView scaled(weight.view(), scales.view());
+  expect_refused([&] { matmul({}, out, x, scaled, {}); }, {"matmul", "[3, 8]", "scales"});
+  WeightView mislabelled = scaled;
+  mislabelled.kind = WeightKind::plain;
+  expect_refused([&] { matmul({}, out, x, mislabelled, {}); }, {"matmul", "scales"});
+  matmul({}, out, x, weight, {});
+}
+
 }  // namespace
 }  // namespace lockstep

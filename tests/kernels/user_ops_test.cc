@@ -144,7 +144,9 @@ TEST_F(UserOpOfADevice, IsToldWhichDeviceItsTensorsAreOf) {
     const Tensor out = copy_on(device, chosen), logits = copy_on(device, a);
     return error_of([&] { user.argmax({}, out, logits); });
   };
-  EXPECT_NE(told(Device::cuda).find("no registers left on device 2:3"), std::string::npos)
+  const Device other{DeviceKind::cuda, 3};
+  EXPECT_NE(told(other).find("no registers left on device 2:3"), std::string::npos) << told(other);
+  EXPECT_NE(told(Device::cuda).find("no registers left on device 2:0"), std::string::npos)
       << told(Device::cuda);
   EXPECT_NE(told(Device::cpu).find("no registers left on device 1:0"), std::string::npos)
       << told(Device::cpu);
@@ -152,11 +154,11 @@ TEST_F(UserOpOfADevice, IsToldWhichDeviceItsTensorsAreOf) {
 
 TEST_F(UserOpOfADevice, IsBlamedForItsOwnKernelsOnly) {
   static int waits_left;  // until one finds that a kernel failed
-  DeviceMemory device = cuda_memory();
+  DeviceRuntime device = runtime_of(Device::cuda);
   device.wait = [](CUstream_st*) {
     if (waits_left-- == 0) throw Error("it said: an illegal address");
   };
-  set_cuda_memory(device);
+  register_runtime(device);
   const auto trouble_after = [](int waits) {
     const Ops user = with_user_ops(cpu_ops(), plugin("broken_ops"));
     const Tensor a = copy_on(Device::cuda, floats({3, 4}, {1, 2}));

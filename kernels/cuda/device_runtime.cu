@@ -2,7 +2,8 @@
 #include <utility>
 
 #include "kernels/base/arena.h"
-#include "kernels/cuda/device_memory.cuh"
+#include "kernels/cuda/device_runtime.cuh"
+#include "kernels/cuda/digest.cuh"
 
 namespace lockstep {
 namespace {
@@ -21,11 +22,12 @@ void* ask_device(int64_t bytes) {
 
 void give_device_back(void* memory) { cuda_check(cudaFree(memory), "cudaFree"); }
 
-// Never destroyed: tensors of static storage may be released after it.
-Arena& arena() {
-  static auto* the_arena = new Arena({.allocate = ask_device, .release = give_device_back});
-  return *the_arena;
-}
+// The arena of the current device. of_current_device never destroys it: tensors of static storage
+// may be released after it.
+struct DeviceArena {
+  Arena arena{{.allocate = ask_device, .release = give_device_back}};
+};
+Arena& arena() { return of_current_device<DeviceArena>().arena; }
 
 int64_t available() {
   size_t free_bytes = 0, total = 0;
@@ -42,7 +44,7 @@ void* pin(int64_t bytes) {
 // Destructors call this, also after the driver has gone: an error has nobody to be reported to.
 void unpin(void* memory) { cudaFreeHost(memory); }
 
-void copy(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+void copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
   cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
              "cudaMemcpyAsync");
 }
@@ -88,25 +90,22 @@ void replay(void* graph, CUstream_st* stream) {
 }
 
 // Destructors call this, as unpin. Launches that are queued are still done.
-void forget(void* graph) {
+void forget(void* graph, Arena& arena) {
   const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
   cudaGraphExecDestroy(gone->work);
-  arena().take_back(gone->memory);
+  arena.take_back(gone->memory);
 }
 
-}  // namespace
+// A report in the host's memory, to which kernels write what they seldom have to say, so that
+// nobody has to copy it.
+struct PinnedReport {
+  BadIndex* place = new (pin(sizeof(BadIndex))) BadIndex;
+};
 
-// In the host's memory, to which kernels write what they seldom have to say, so that nobody has to
-// copy it.
-BadIndex* bad_index_report() {
-  static auto* place = new (pin(sizeof(BadIndex))) BadIndex;
-  return place;
-}
-
-DeviceMemory device_memory() {
-  // A blocking stream, which the default stream and it wait for, of the highest priority: digests
-  // on other streams come second.
-  static CUstream_st* stream = [] {
+// A blocking stream, which the default stream and it wait for, of the highest priority: digests on
+// other streams come second.
+struct OpStream {
+  CUstream_st* stream = [] {
     CUstream_st* made = nullptr;
     int least = 0, greatest = 0;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
@@ -115,20 +114,40 @@ DeviceMemory device_memory() {
                "cudaStreamCreateWithPriority");
     return made;
   }();
-  return {.number = current_device(),
-          .stream = stream,
-          .allocate = [](int64_t bytes) { return arena().allocate(bytes); },
-          .release = [](void* memory) { arena().release(memory); },
-          .available = available,
-          .pin = pin,
+};
+
+// The same function, called with that device as the current one of the thread.
+template <typename Function>
+auto on_device(int index, Function function) {
+  return [index, function](auto... arguments) {
+    use_device(index);
+    return function(arguments...);
+  };
+}
+
+}  // namespace
+
+BadIndex* bad_index_report() { return of_current_device<PinnedReport>().place; }
+
+// Functions that destructors call, maybe after the driver has gone, set no current device.
+DeviceRuntime cuda_runtime(int index) {
+  use_device(index);
+  bad_index_report();  // so that no step is the first to allocate it
+  return {.index = index,
+          .stream = of_current_device<OpStream>().stream,
+          .allocate = on_device(index, [](int64_t bytes) { return arena().allocate(bytes); }),
+          .release = [kept = &arena()](void* memory) { kept->release(memory); },
+          .available = on_device(index, available),
+          .pin = on_device(index, pin),
           .unpin = unpin,
-          .copy = copy,
-          .wait = wait,
+          .copy = on_device(index, copy_bytes),
+          .wait = on_device(index, wait),
           .sample = sample_on_device,
-          .begin_graph = begin_graph,
-          .end_graph = end_graph,
-          .replay = replay,
-          .forget = forget};
+          .begin_graph = on_device(index, begin_graph),
+          .end_graph = on_device(index, end_graph),
+          .replay = on_device(index, replay),
+          .forget = [kept = &arena()](void* graph) { forget(graph, *kept); },
+          .digests = device_digests(index)};
 }
 
 }  // namespace lockstep
