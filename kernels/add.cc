@@ -24,7 +24,7 @@ struct AddKernel {
 
 }  // namespace
 
-void check_add(TensorView out, TensorView a, TensorView b, Device device) {
+void check_add(TensorView out, TensorView a, TensorView b, DeviceKind device) {
   constexpr auto kOp = "add";
   check_storage(kOp, a.dtype);
   check_tensor(kOp, "a", a, a.dtype, a.shape, device);
@@ -33,7 +33,7 @@ void check_add(TensorView out, TensorView a, TensorView b, Device device) {
 }
 
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b) {
-  check_add(out, a, b, Device::cpu);
+  check_add(out, a, b, DeviceKind::cpu);
   dispatch("add", a.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, a.count(), 16384, [&](int64_t begin, int64_t end) {
       on_best_isa(AddKernel<T>{out.as<T>(), a.as<const T>(), b.as<const T>(), begin, end});

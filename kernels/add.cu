@@ -12,7 +12,7 @@ struct Sum {
 }  // namespace
 
 void add_cuda(const OpContext& context, TensorView out, TensorView a, TensorView b) {
-  check_add(out, a, b, Device::cuda);
+  check_add(out, a, b, DeviceKind::cuda);
   launch_combine<Sum>(context, out, a, b, "add");
 }
 

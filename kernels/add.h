@@ -10,6 +10,6 @@ namespace lockstep {
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b);
 
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
-void check_add(TensorView out, TensorView a, TensorView b, Device device);
+void check_add(TensorView out, TensorView a, TensorView b, DeviceKind device);
 
 }  // namespace lockstep

@@ -25,7 +25,7 @@ int32_t argmax_of(const T* logits, int64_t n) {
 
 }  // namespace
 
-void check_argmax(TensorView out, TensorView logits, Device device) {
+void check_argmax(TensorView out, TensorView logits, DeviceKind device) {
   constexpr auto kOp = "argmax";
   check_storage(kOp, logits.dtype);
   check_rank(kOp, "logits", logits, 2);
@@ -38,7 +38,7 @@ void check_argmax(TensorView out, TensorView logits, Device device) {
 }
 
 void argmax(const OpContext& context, TensorView out, TensorView logits) {
-  check_argmax(out, logits, Device::cpu);
+  check_argmax(out, logits, DeviceKind::cpu);
   const int64_t tokens = logits.rows(), vocab = logits.shape[1];
   dispatch("argmax", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, 1, [&](int64_t begin, int64_t end) {

@@ -21,7 +21,7 @@ __device__ Place block_first(Place best) {
 // One block a slice of a row (blockIdx.y).
 template <typename T, int kSize>
 __global__ void first_of_slice(Place* slices, const T* logits, int64_t vocab) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   struct alignas(sizeof(T) * kSize) Some {
     T e[kSize];
   };
@@ -42,7 +42,7 @@ __global__ void first_of_slice(Place* slices, const T* logits, int64_t vocab) {
 
 // One warp a row, a lane a slice.
 __global__ void first_of_row(int32_t* out, const Place* slices, int count) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   static_assert(kMostSlices <= kWarp);
   const int slice = min(static_cast<int>(threadIdx.x), count - 1);
   const Place best = warp_first(slices[static_cast<int64_t>(blockIdx.x) * count + slice]);
@@ -52,22 +52,22 @@ __global__ void first_of_row(int32_t* out, const Place* slices, int count) {
 }  // namespace
 
 void argmax_cuda(const OpContext& context, TensorView out, TensorView logits) {
-  check_argmax(out, logits, Device::cuda);
+  check_argmax(out, logits, DeviceKind::cuda);
   if (out.rows() == 0) return;
   const int64_t vocab = logits.shape[1];
   const auto rows = static_cast<unsigned>(out.rows());
   const auto count =
       static_cast<unsigned>(std::clamp<int64_t>(vocab / (16 * kThreads), 1, kMostSlices));
   const Tensor slices({out.rows() * count * static_cast<int64_t>(sizeof(Place))}, DType::u8,
-                      Device::cuda);
+                      out.device);
   const bool wide = aligned_16(vocab * size_of(logits.dtype), logits.data);
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     const auto kernel = wide ? first_of_slice<T, Vector<T>::kSize> : first_of_slice<T, 1>;
-    launch_early("argmax", context.stream, dim3(rows, count), kThreads, kernel, slices.as<Place>(),
-                 logits.as<const T>(), vocab);
+    launch_pdl("argmax", context.stream, dim3(rows, count), kThreads, kernel, slices.as<Place>(),
+               logits.as<const T>(), vocab);
   });
-  launch_early("argmax", context.stream, rows, kWarp, first_of_row, out.as<int32_t>(),
-               slices.as<Place>(), static_cast<int>(count));
+  launch_pdl("argmax", context.stream, rows, kWarp, first_of_row, out.as<int32_t>(),
+             slices.as<Place>(), static_cast<int>(count));
 }
 
 }  // namespace lockstep

@@ -13,6 +13,6 @@ namespace lockstep {
 void argmax(const OpContext& context, TensorView out, TensorView logits);
 
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
-void check_argmax(TensorView out, TensorView logits, Device device);
+void check_argmax(TensorView out, TensorView logits, DeviceKind device);
 
 }  // namespace lockstep

@@ -48,7 +48,7 @@ struct WeightedSumKernel {
 
 void expert_matmul(const OpContext& context, TensorView out, TensorView x, TensorView index,
                    const std::vector<TensorView>& weights) {
-  check_expert_matmul(out, x, index, weights, Device::cpu);
+  check_expert_matmul(out, x, index, weights, DeviceKind::cpu);
   if (out.count() == 0) return;
   const int64_t n = out.shape[2], in = weights[0].shape[1], item = size_of(x.dtype);
   // Row i of out reads row i of x, or row i / k where x has one for all choices of a token.
@@ -71,7 +71,7 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
 }
 
 void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights) {
-  check_weighted_sum(out, x, weights, Device::cpu);
+  check_weighted_sum(out, x, weights, DeviceKind::cpu);
   const int64_t tokens = x.rows(), k = x.shape[1], width = x.shape[2];
   dispatch("weighted_sum", x.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, 16384 / (k * width + 1) + 1,

@@ -101,7 +101,7 @@ __global__ void weigh(T* out, const T* x, const T* weights, int64_t elements, in
 
 void expert_matmul_cuda(const OpContext& context, TensorView out, TensorView x, TensorView index,
                         const std::vector<TensorView>& weights) {
-  check_expert_matmul(out, x, index, weights, Device::cuda);
+  check_expert_matmul(out, x, index, weights, DeviceKind::cuda);
   const auto experts = static_cast<int>(weights.size());
   check(experts <= kMostExperts,
         "expert_matmul on the CUDA device wants at most {} experts, found {}: use --device cpu",
@@ -111,8 +111,8 @@ void expert_matmul_cuda(const OpContext& context, TensorView out, TensorView x, 
         "expert_matmul on the CUDA device wants at most {} choices, found {}: use a smaller batch",
         INT32_MAX, rows);
   if (out.count() == 0) return;
-  const Tensor order({rows}, DType::i32, Device::cuda);
-  const Tensor start({experts + 2}, DType::i32, Device::cuda);
+  const Tensor order({rows}, DType::i32, out.device);
+  const Tensor start({experts + 2}, DType::i32, out.device);
   const Sorted sorted = {order.as<int32_t>(), start.as<int32_t>()};
   sort_by_expert<<<1, 1024, 0, context.stream>>>(sorted, index.as<const int32_t>(), rows, experts,
                                                  bad_index_report());
@@ -136,7 +136,7 @@ void expert_matmul_cuda(const OpContext& context, TensorView out, TensorView x, 
 
 void weighted_sum_cuda(const OpContext& context, TensorView out, TensorView x, TensorView weights) {
   constexpr int kThreads = 256;
-  check_weighted_sum(out, x, weights, Device::cuda);
+  check_weighted_sum(out, x, weights, DeviceKind::cuda);
   if (out.count() == 0) return;
   dispatch_cuda(x.dtype, [&]<typename T>(T*) {
     weigh<T><<<blocks_for(out.count(), kThreads), kThreads, 0, context.stream>>>(

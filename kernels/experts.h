@@ -28,7 +28,7 @@ void weighted_sum(const OpContext& context, TensorView out, TensorView x, Tensor
 
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 void check_expert_matmul(TensorView out, TensorView x, TensorView index,
-                         const std::vector<TensorView>& weights, Device device);
-void check_weighted_sum(TensorView out, TensorView x, TensorView weights, Device device);
+                         const std::vector<TensorView>& weights, DeviceKind device);
+void check_weighted_sum(TensorView out, TensorView x, TensorView weights, DeviceKind device);
 
 }  // namespace lockstep

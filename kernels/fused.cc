@@ -22,9 +22,9 @@ FusedOps whole_fused_ops(const Ops& ops) {
     return (same(ops.*piece, whole.pieces->*piece) && ...);
   };
   if (!kept(&Ops::add, &Ops::rms_norm)) whole.add_rms_norm = nullptr;
-  if (!kept(&Ops::matmul)) whole.matmuls = nullptr;
-  if (!kept(&Ops::rms_norm, &Ops::rope, &Ops::kv_write)) whole.heads = nullptr;
-  if (!kept(&Ops::matmul, &Ops::silu_mul)) whole.gated = nullptr;
+  if (!kept(&Ops::matmul)) whole.qkv_matmul = nullptr;
+  if (!kept(&Ops::rms_norm, &Ops::rope, &Ops::kv_write)) whole.qk_norm_rope_kv_write = nullptr;
+  if (!kept(&Ops::matmul, &Ops::silu_mul)) whole.gate_up_silu = nullptr;
   return whole;
 }
 

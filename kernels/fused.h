@@ -1,7 +1,6 @@
-// Ops that do what some ops of the table do one after the other, to the bit: less to launch, and
-// less to move. What lies between the pieces can still be seen: each tensor of it is an output that
-// may be empty, a tap. A table has none of them, or some; the model calls the pieces where it has
-// none.
+// Fused ops: one launch in the place of several ops of the table, with the same bits. The tensors
+// between the pieces can still be observed: each is an output that may be empty, a tap. A table has
+// some fused ops or none; the model calls the pieces where it has none.
 #pragma once
 
 #include <functional>
@@ -15,8 +14,8 @@ namespace lockstep {
 
 struct Ops;
 
-// sum = add(a, b), which is then normalised: rms_norm(sum).
-struct AddNorm {
+// The input of a fused norm: rms_norm(sum) of sum = add(a, b).
+struct AddNormInput {
   TensorView sum;  // [tokens, width], an output
   TensorView a, b;
   TensorView weight;  // [width]
@@ -26,14 +25,14 @@ struct AddNorm {
 // One matmul of several with the same x.
 struct Linear {
   TensorView out;     // [tokens, n]
-  TensorView weight;  // [n, k]
+  WeightView weight;  // [n, k], plain
   TensorView bias;    // [n] or empty
 };
 
-// What lies between the products of q, k and v and the attention: rms_norm of q and k over
-// head_dim, rope of both, kv_write.
-struct Heads {
-  // Of all tokens, as the pieces take them:
+// The ops between the products of q, k and v and the attention: rms_norm of q and k over head_dim,
+// rope of both, kv_write.
+struct QkNormRopeKvWrite {
+  // Inputs, for all tokens, as the pieces take them:
   TensorView q, k, v;
   TensorView q_weight, k_weight;  // of the norms; empty: there are none
   float eps = 0;
@@ -45,26 +44,27 @@ struct Heads {
 };
 
 struct FusedOps {
-  // out = rms_norm(sum) of the sum that it makes, which may be in the place of `a`.
-  std::function<void(const OpContext&, TensorView out, const AddNorm& made)> add_rms_norm;
-  // Every out = matmul(x, weight, bias). With `made`, which may be null, x is an output too: the
-  // norm of the sum that it makes, apart from `a` and `b`.
+  // out = rms_norm(sum); it writes the sum too, which may be in the place of `a`.
+  std::function<void(const OpContext&, TensorView out, const AddNormInput& input)> add_rms_norm;
+  // Every out = matmul(x, weight, bias). With `input`, which may be null, x is an output too: the
+  // norm of the sum, which lies apart from `a` and `b`.
   std::function<void(const OpContext&, std::span<const Linear> all, TensorView x,
-                     const AddNorm* made)>
-      matmuls;
-  std::function<void(const OpContext&, const Heads& heads)> heads;
+                     const AddNormInput* input)>
+      qkv_matmul;
+  std::function<void(const OpContext&, const QkNormRopeKvWrite& a)> qk_norm_rope_kv_write;
   // out = silu_mul(gate, up) of gate = matmul(x, gate_weight) and up = matmul(x, up_weight), which
-  // are taps. `made` as above.
-  std::function<void(const OpContext&, TensorView out, TensorView x, TensorView gate_weight,
-                     TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made)>
-      gated;
+  // are taps; `input` as above.
+  std::function<void(const OpContext&, TensorView out, TensorView x, WeightView gate_weight,
+                     WeightView up_weight, TensorView gate, TensorView up,
+                     const AddNormInput* input)>
+      gate_up_silu;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops.
   const Ops* pieces = nullptr;
 };
 
-// The fused ops of a table whose pieces are all still those that they were made of. Where one has
-// been replaced, by a user's kernel, a seeded fault or a substitution, what contains it is left
-// out, so that the model calls what replaces it. Where there is no add_rms_norm there is no `made`.
+// The fused ops of a table whose pieces are all in place. Where a user's kernel, a seeded fault or
+// a substitution has replaced a piece, the fused op that contains it is left out, so that the model
+// calls the replacement. Without add_rms_norm no fused op gets an `input`.
 FusedOps whole_fused_ops(const Ops& ops);
 
 }  // namespace lockstep

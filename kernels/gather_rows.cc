@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-void check_gather_rows(TensorView out, TensorView index, TensorView table, Device device) {
+void check_gather_rows(TensorView out, TensorView index, TensorView table, DeviceKind device) {
   constexpr auto kOp = "gather_rows";
   check_rank(kOp, "table", table, 2);
   check_rank(kOp, "index", index, 1);
@@ -19,7 +19,7 @@ void check_gather_rows(TensorView out, TensorView index, TensorView table, Devic
 }
 
 void gather_rows(const OpContext& context, TensorView out, TensorView index, TensorView table) {
-  check_gather_rows(out, index, table, Device::cpu);
+  check_gather_rows(out, index, table, DeviceKind::cpu);
   const int64_t rows = index.rows(), entries = table.rows(), width = table.shape[1];
   const auto* which = index.as<const int32_t>();
   for (int64_t i = 0; i < rows; ++i)

@@ -9,7 +9,7 @@ namespace {
 template <typename Unit>
 __global__ void gather(Unit* out, const int32_t* index, const Unit* table, int64_t entries,
                        int64_t units, BadIndex* bad) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const int64_t row = blockIdx.x, from = index[row];
   const bool known = from >= 0 && from < entries;
   if (!known && threadIdx.x == 0) report(bad, BadIndex::Of::table_row, entries, from, row);
@@ -20,16 +20,15 @@ __global__ void gather(Unit* out, const int32_t* index, const Unit* table, int64
 
 void gather_rows_cuda(const OpContext& context, TensorView out, TensorView index,
                       TensorView table) {
-  check_gather_rows(out, index, table, Device::cuda);
+  check_gather_rows(out, index, table, DeviceKind::cuda);
   if (out.count() == 0) return;
   const int64_t bytes = table.shape[1] * size_of(table.dtype);
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        launch_early("gather_rows", context.stream, static_cast<unsigned>(index.rows()),
-                     kCopyThreads, gather<Unit>, out.as<Unit>(), index.as<const int32_t>(),
-                     table.as<const Unit>(), table.rows(),
-                     bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+        launch_pdl("gather_rows", context.stream, static_cast<unsigned>(index.rows()), kCopyThreads,
+                   gather<Unit>, out.as<Unit>(), index.as<const int32_t>(), table.as<const Unit>(),
+                   table.rows(), bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
       },
       out.data, table.data);
 }

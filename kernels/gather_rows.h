@@ -14,6 +14,6 @@ namespace lockstep {
 void gather_rows(const OpContext& context, TensorView out, TensorView index, TensorView table);
 
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
-void check_gather_rows(TensorView out, TensorView index, TensorView table, Device device);
+void check_gather_rows(TensorView out, TensorView index, TensorView table, DeviceKind device);
 
 }  // namespace lockstep

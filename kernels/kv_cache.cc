@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-void check_kv_cache(std::string_view op, const KvCache& cache, Device device) {
+void check_kv_cache(std::string_view op, const KvCache& cache, DeviceKind device) {
   check_storage(op, cache.k.dtype);
   check_rank(op, "the K cache", cache.k, 4);
   check_tensor(op, "the K cache", cache.k, cache.k.dtype, cache.k.shape, device);
@@ -19,7 +19,8 @@ void check_kv_cache(std::string_view op, const KvCache& cache, Device device) {
         op, cache.k.shape.text());
 }
 
-void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, Device device) {
+void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots,
+                    DeviceKind device) {
   constexpr auto kOp = "kv_write";
   check_kv_cache(kOp, cache, device);
   check_rank(kOp, "slots", slots, 1);
@@ -29,7 +30,7 @@ void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots,
   check_tensor(kOp, "slots", slots, DType::i64, {slots.rows()}, device);
 }
 
-void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Device device) {
+void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, DeviceKind device) {
   constexpr auto kOp = "kv_gather";
   check_kv_cache(kOp, cache, device);
   check_rank(kOp, "out", out, 4);
@@ -43,7 +44,7 @@ void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Devic
 }
 
 void kv_write(const OpContext&, KvCache cache, TensorView k, TensorView v, TensorView slots) {
-  check_kv_write(cache, k, v, slots, Device::cpu);
+  check_kv_write(cache, k, v, slots, DeviceKind::cpu);
   const int64_t tokens = slots.rows(), pool = cache.pages() * cache.page_size();
   const auto* slot = slots.as<const int64_t>();
   for (int64_t t = 0; t < tokens; ++t)
@@ -59,7 +60,7 @@ void kv_write(const OpContext&, KvCache cache, TensorView k, TensorView v, Tenso
 }
 
 void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table) {
-  check_kv_gather(out, cache, page_table, Device::cpu);
+  check_kv_gather(out, cache, page_table, DeviceKind::cpu);
   const int64_t length = out.rows(), size = cache.page_size();
   const auto* page = page_table.as<const int32_t>();
   for (int64_t i = 0; i * size < length; ++i)

@@ -9,7 +9,7 @@ namespace {
 template <typename Unit>
 __global__ void write(Unit* cache_k, Unit* cache_v, const Unit* k, const Unit* v,
                       const int64_t* slots, int64_t pool, int64_t units, BadIndex* bad) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const int64_t token = blockIdx.x, slot = slots[token];
   if (slot >= pool && threadIdx.x == 0) report(bad, BadIndex::Of::slot, pool, slot, token);
   if (slot < 0 || slot >= pool) return;
@@ -34,24 +34,23 @@ __global__ void gather(Unit* out, const Unit* cache_k, const Unit* cache_v, cons
 
 void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, TensorView v,
                    TensorView slots) {
-  check_kv_write(cache, k, v, slots, Device::cuda);
+  check_kv_write(cache, k, v, slots, DeviceKind::cuda);
   if (slots.rows() == 0) return;
   const int64_t bytes = k.row_size() * size_of(k.dtype);
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        launch_early("kv_write", context.stream, static_cast<unsigned>(slots.rows()), kCopyThreads,
-                     write<Unit>, cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(),
-                     v.as<const Unit>(), slots.as<const int64_t>(),
-                     cache.pages() * cache.page_size(), bytes / static_cast<int64_t>(sizeof(Unit)),
-                     bad_index_report());
+        launch_pdl("kv_write", context.stream, static_cast<unsigned>(slots.rows()), kCopyThreads,
+                   write<Unit>, cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(),
+                   v.as<const Unit>(), slots.as<const int64_t>(), cache.pages() * cache.page_size(),
+                   bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
       },
       cache.k.data, cache.v.data, k.data, v.data);
 }
 
 void kv_gather_cuda(const OpContext& context, TensorView out, KvCache cache,
                     TensorView page_table) {
-  check_kv_gather(out, cache, page_table, Device::cuda);
+  check_kv_gather(out, cache, page_table, DeviceKind::cuda);
   if (out.rows() == 0) return;
   const int64_t bytes = cache.k.shape[2] * cache.k.shape[3] * size_of(out.dtype);
   dispatch_copy(

@@ -24,8 +24,8 @@ struct KvCache {
 void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView v,
               TensorView slots);
 
-// What an attention that follows `page_table` will read of one request: out[p, 0] is K and out[p,
-// 1] is V of position p. Copies bits.
+// Gathers the K/V cache of one request as an attention that follows `page_table` reads it: out[p,
+// 0] is K and out[p, 1] is V of position p. Copies bits.
 //   out         [length, 2, kv_heads, head_dim]  of the cache's dtype
 //   page_table  [pages of the request]           int32
 // Throws Error when the table is too short or names a page outside the pool.
@@ -33,10 +33,10 @@ void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorVi
 
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 // The values of `slots` and `page_table` are not looked at.
-void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, Device device);
-void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Device device);
+void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, DeviceKind device);
+void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, DeviceKind device);
 
 // For ops that read the cache. Throws Error unless it is a cache on that device.
-void check_kv_cache(std::string_view op, const KvCache& cache, Device device);
+void check_kv_cache(std::string_view op, const KvCache& cache, DeviceKind device);
 
 }  // namespace lockstep

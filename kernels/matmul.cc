@@ -11,14 +11,14 @@ constexpr int64_t kFewTokens = 8;  // up to here the time is that of reading the
 
 }  // namespace
 
-void matmul(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+void matmul(const OpContext& context, TensorView out, TensorView x, WeightView weight,
             TensorView bias) {
-  check_matmul(out, x, weight, bias, Device::cpu);
+  check_matmul(out, x, weight, bias, DeviceKind::cpu);
   if (out.count() == 0) return;
   if (x.rows() <= kFewTokens || !onednn_has(x.dtype))
-    matmul_rows(context, out, x, weight, bias);
+    matmul_rows(context, out, x, weight.codes, bias);
   else
-    matmul_onednn(context, out, x, weight, bias);
+    matmul_onednn(context, out, x, weight.codes, bias);
 }
 
 std::string_view matmul_path(DType dtype) {

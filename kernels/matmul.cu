@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-void matmul_cuda(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+void matmul_cuda(const OpContext& context, TensorView out, TensorView x, WeightView weight,
                  TensorView bias) {
-  check_matmul(out, x, weight, bias, Device::cuda);
+  check_matmul(out, x, weight, bias, DeviceKind::cuda);
   if (out.count() == 0) return;
-  if (x.rows() <= kFewTokens || !matmul_cublas(context, out, x, weight, bias)) {
+  if (x.rows() <= kFewTokens || !matmul_cublas(context, out, x, weight.codes, bias)) {
     const Linear one[] = {{out, weight, bias}};
     matmul_rows_cuda(context, one, x, nullptr);
   }
@@ -22,44 +22,46 @@ void matmul_cuda(const OpContext& context, TensorView out, TensorView x, TensorV
 
 namespace {
 
-// Makes x here, unless the products of one launch can: what they are then to be given.
-const AddNorm* left_to_products(const OpContext& context, std::span<const Linear> all, bool gated,
-                                const TensorView& x, const AddNorm* made) {
-  if (made == nullptr) return nullptr;
-  check(made->sum.data != made->a.data && made->sum.data != made->b.data,
-        "products that make their own x want its sum apart from what is added, found it in place");
-  if (makes_own_x(all, gated, x, *made)) {
-    check_add(made->sum, made->a, made->b, Device::cuda);
-    check_rms_norm(x, made->sum, made->weight);
-    return made;
+// Computes x here, unless the launch of the products can do it; returns the input to hand to them.
+const AddNormInput* defer_to_matmul(const OpContext& context, std::span<const Linear> all,
+                                    bool gate_up_silu, const TensorView& x,
+                                    const AddNormInput* input) {
+  if (input == nullptr) return nullptr;
+  check(input->sum.data != input->a.data && input->sum.data != input->b.data,
+        "the sum of a deferred norm must lie apart from what is added, found it in place");
+  if (matmul_computes_norm(all, gate_up_silu, x, *input)) {
+    check_add(input->sum, input->a, input->b, DeviceKind::cuda);
+    check_rms_norm(x, input->sum, input->weight);
+    return input;
   }
-  add_rms_norm_cuda(context, x, *made);
+  add_rms_norm_cuda(context, x, *input);
   return nullptr;
 }
 
 }  // namespace
 
-void matmuls_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
-                  const AddNorm* made) {
-  for (const Linear& one : all) check_matmul(one.out, x, one.weight, one.bias, Device::cuda);
-  made = left_to_products(context, all, false, x, made);
+void qkv_matmul_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
+                     const AddNormInput* input) {
+  for (const Linear& one : all) check_matmul(one.out, x, one.weight, one.bias, DeviceKind::cuda);
+  input = defer_to_matmul(context, all, false, x, input);
   if (!all.empty() && x.count() > 0 && together(all, x))
-    return matmul_rows_cuda(context, all, x, made);
+    return matmul_rows_cuda(context, all, x, input);
   for (const Linear& one : all) matmul_cuda(context, one.out, x, one.weight, one.bias);
 }
 
-void gated_cuda(const OpContext& context, TensorView out, TensorView x, TensorView gate_weight,
-                TensorView up_weight, TensorView gate, TensorView up, const AddNorm* made) {
+void gate_up_silu_cuda(const OpContext& context, TensorView out, TensorView x,
+                       WeightView gate_weight, WeightView up_weight, TensorView gate, TensorView up,
+                       const AddNormInput* input) {
   const Linear both[] = {{gate, gate_weight, {}}, {up, up_weight, {}}};
   for (const Linear& one : both)
     for (const TensorView& to : {out, one.out.empty() ? out : one.out})
-      check_matmul(to, x, one.weight, {}, Device::cuda);
-  made = left_to_products(context, both, true, x, made);
+      check_matmul(to, x, one.weight, {}, DeviceKind::cuda);
+  input = defer_to_matmul(context, both, true, x, input);
   if (x.count() > 0 && together(both, x))
-    return gated_rows_cuda(context, out, both[0], both[1], x, made);
+    return gate_up_silu_rows_cuda(context, out, both[0], both[1], x, input);
   Tensor own_gate, own_up;
-  if (gate.empty()) gate = own_gate = Tensor(out.shape, out.dtype, Device::cuda);
-  if (up.empty()) up = own_up = Tensor(out.shape, out.dtype, Device::cuda);
+  if (gate.empty()) gate = own_gate = Tensor(out.shape, out.dtype, out.device);
+  if (up.empty()) up = own_up = Tensor(out.shape, out.dtype, out.device);
   matmul_cuda(context, gate, x, gate_weight, {});
   matmul_cuda(context, up, x, up_weight, {});
   silu_mul_cuda(context, out, gate, up);

@@ -10,16 +10,17 @@ namespace lockstep {
 // out = x weight^T + bias.
 //   out     [tokens, n]
 //   x       [tokens, k]
-//   weight  [n, k]       as checkpoints store a linear layer
+//   weight  [n, k]       as checkpoints store a linear layer; plain
 //   bias    [n] or empty
 // fp32, fp16 or bf16, all of one dtype; products and sums in fp32; rounds once, at the store, bias
 // included. Not batch-invariant: few tokens take the matrix-vector path and more take the library's
 // matrix-matrix path, which sum in another order.
-void matmul(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+void matmul(const OpContext& context, TensorView out, TensorView x, WeightView weight,
             TensorView bias);
 
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
-void check_matmul(TensorView out, TensorView x, TensorView weight, TensorView bias, Device device);
+void check_matmul(TensorView out, TensorView x, const WeightView& weight, TensorView bias,
+                  DeviceKind device);
 
 // Which code serves matrix-matrix products of that dtype on this CPU, for people: "oneDNN" or
 // "built-in (this CPU has no bf16 products)".

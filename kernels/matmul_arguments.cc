@@ -6,8 +6,10 @@
 
 namespace lockstep {
 
-void check_matmul(TensorView out, TensorView x, TensorView weight, TensorView bias, Device device) {
+void check_matmul(TensorView out, TensorView x, const WeightView& of, TensorView bias,
+                  DeviceKind device) {
   constexpr auto kOp = "matmul";
+  const TensorView& weight = plain_codes(kOp, of);
   check_storage(kOp, x.dtype);
   check_rank(kOp, "x", x, 2);
   check_rank(kOp, "weight", weight, 2);
@@ -21,7 +23,7 @@ void check_matmul(TensorView out, TensorView x, TensorView weight, TensorView bi
 }
 
 void check_expert_matmul(TensorView out, TensorView x, TensorView index,
-                         const std::vector<TensorView>& weights, Device device) {
+                         const std::vector<TensorView>& weights, DeviceKind device) {
   constexpr auto kOp = "expert_matmul";
   check_storage(kOp, x.dtype);
   check_rank(kOp, "index", index, 2);
@@ -37,7 +39,7 @@ void check_expert_matmul(TensorView out, TensorView x, TensorView index,
     check_tensor(kOp, "weights", weight, x.dtype, {n, in}, device);
 }
 
-void check_weighted_sum(TensorView out, TensorView x, TensorView weights, Device device) {
+void check_weighted_sum(TensorView out, TensorView x, TensorView weights, DeviceKind device) {
   constexpr auto kOp = "weighted_sum";
   check_storage(kOp, x.dtype);
   check_rank(kOp, "x", x, 3);

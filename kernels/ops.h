@@ -48,7 +48,7 @@ struct Ops {
   std::function<decltype(lockstep::add)> add;
   std::function<decltype(lockstep::argmax)> argmax;
   std::function<decltype(lockstep::top_k)> top_k;
-  std::function<decltype(lockstep::softmax_of)> softmax_of;
+  std::function<decltype(lockstep::routing_weights)> routing_weights;
   std::function<decltype(lockstep::expert_matmul)> expert_matmul;
   std::function<decltype(lockstep::weighted_sum)> weighted_sum;
   FusedOps fused;  // made of those above
@@ -57,7 +57,9 @@ struct Ops {
 // One op of the table.
 template <typename Signature>
 struct OpRow {
-  std::string_view name;  // a user's library exports lockstep_<name>
+  // A user's library exports lockstep_<name>. routing_weights is "softmax_of" there, because the C
+  // interface keeps the names that it was published with.
+  std::string_view name;
   std::function<Signature> Ops::*entry;
   Signature* on_cpu;
   // The tensors that it reads, in the order of its arguments; those left over are empty.
@@ -85,7 +87,7 @@ inline constexpr auto kOps = std::tuple{
     OpRow{"add", &Ops::add, add, {"a", "b"}},
     OpRow{"argmax", &Ops::argmax, argmax, {"logits"}},
     OpRow{"top_k", &Ops::top_k, top_k, {"logits"}},
-    OpRow{"softmax_of", &Ops::softmax_of, softmax_of, {"logits", "index"}},
+    OpRow{"softmax_of", &Ops::routing_weights, routing_weights, {"logits", "index"}},
     OpRow{"expert_matmul", &Ops::expert_matmul, expert_matmul, {"x", "index", "weights"}},
     OpRow{"weighted_sum", &Ops::weighted_sum, weighted_sum, {"x", "weights"}}};
 

@@ -54,7 +54,7 @@ struct Problem {
   }
 };
 
-// What one thread works in: everything in fp32, a row padded with zeros to whole vectors.
+// The working memory of one thread: everything in fp32, a row padded with zeros to whole vectors.
 struct Scratch {
   explicit Scratch(const Problem& p)
       : q(rows(p)),
@@ -258,7 +258,7 @@ struct AttentionKernel {
     const float before = most;
     for (int i = 0; i < N; ++i)
       if (!(widest[i] <= most) && !std::isnan(most)) most = widest[i];  // .. and one of a lane
-    // As long as every score is -Inf there is no maximum to be relative to.
+    // There is no maximum to be relative to as long as every score is -Inf.
     const float base = most == kNothing ? 0.0f : most;
     simd::F<N> sum = {};
     for (int64_t j = 0; j < kBlock; j += N) {
@@ -372,7 +372,7 @@ std::vector<Task> tasks_of(const Problem& problem, const AttentionBatch& batch) 
 }  // namespace
 
 void check_paged_attention(TensorView out, TensorView q, KvCache cache, AttentionBatch batch,
-                           int64_t window, Device device) {
+                           int64_t window, DeviceKind device) {
   constexpr auto kOp = "paged_attention";
   check_kv_cache(kOp, cache, device);
   check_rank(kOp, "q", q, 3);
@@ -395,7 +395,7 @@ void check_paged_attention(TensorView out, TensorView q, KvCache cache, Attentio
 void paged_attention(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                      AttentionBatch batch, float scale, int64_t window) {
   const Problem problem = {out, q, cache, scale, window};
-  check_paged_attention(out, q, cache, batch, window, Device::cpu);
+  check_paged_attention(out, q, cache, batch, window, DeviceKind::cpu);
   check_batch(problem, batch);
   const std::vector<Task> tasks = tasks_of(problem, batch);
   const int64_t kv_heads = problem.kv_heads();

@@ -8,30 +8,30 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMostParts = int64_t{1} << 28;  // elements: more than that is no decoding
+constexpr int64_t kMaxPartials = int64_t{1} << 28;  // elements: more than that is no decoding
 
-// One block a row: joins what its chunks gave, in their order.
+// Merges the partial results of a row, in the order of its splits; a block a row.
 template <typename T>
-__global__ void join_parts(AttentionArguments<T> a) {
-  let_the_next_begin();
+__global__ void combine_splits(AttentionArguments<T> a) {
+  pdl_launch_dependents();
   const int64_t token = blockIdx.x / a.heads;
   const int head = static_cast<int>(blockIdx.x % a.heads);
-  int run = static_cast<int>(token);
-  const Queries queries = find_run(a, 1, 1, run);
-  wait_for_the_kernel_before();
+  int q_tile = static_cast<int>(token);
+  const Queries queries = locate_q_tile(a, 1, 1, q_tile);
+  pdl_wait();
   if (queries.request < 0) return;
   const int position = queries.position(token);
-  const KeyRange seen = seen_from(a, position);
+  const KeyRange visible = visible_keys(a, position);
   const int element = min(static_cast<int>(threadIdx.x), a.head_dim - 1);
-  const int end = (seen.end + kChunkKeys - 1) / kChunkKeys;
+  const int end = (visible.end + kSplitKeys - 1) / kSplitKeys;
   Softmax softmax;
   float sum = 0;
-  for (int first = seen.begin / kChunkKeys; first < end; first += kWarp)
-    sum = join_chunks<kWarp>(softmax, sum, first, min(end - first, kWarp), a.chunks, a.head_dim,
-                             element, [&](int chunk) { return a.part(token, head, chunk); });
+  for (int first = visible.begin / kSplitKeys; first < end; first += kWarp)
+    sum = merge_splits<kWarp>(softmax, sum, first, min(end - first, kWarp), a.kv_splits, a.head_dim,
+                              element, [&](int split) { return a.partial(token, head, split); });
   if (threadIdx.x < a.head_dim)
     a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
-        narrow<T>(scaled(sum, unit_of(softmax, position)));
+        narrow<T>(scaled(sum, inv_row_sum(softmax, position)));
 }
 
 template <typename T>
@@ -60,45 +60,45 @@ AttentionArguments<T> arguments_of(const TensorView& out, const TensorView& q, c
           .scale = scale,
           .window = static_cast<int>(std::min<int64_t>(window, INT32_MAX / 2)),
           .bad = bad_index_report(),
-          .parts = nullptr,
-          .chunks = static_cast<int>(std::max<int64_t>(
-              1, (table_pages * cache.page_size() + kChunkKeys - 1) / kChunkKeys))};
+          .partials = nullptr,
+          .kv_splits = static_cast<int>(std::max<int64_t>(
+              1, (table_pages * cache.page_size() + kSplitKeys - 1) / kSplitKeys))};
 }
 
 template <typename T>
-void attend(const OpContext& context, AttentionArguments<T> a) {
-  // Few queries a request do not fill a device, but their chunks do.
-  const int64_t parts = a.tokens * a.heads * a.chunks * a.part_size();
-  const bool few = parts <= kMostParts && a.tokens * a.group <= 64 * a.requests;
+void attend(const OpContext& context, AttentionArguments<T> a, Device device) {
+  // Few queries a request do not fill a device, but their splits do.
+  const int64_t partials = a.tokens * a.heads * a.kv_splits * a.partial_size();
+  const bool few = partials <= kMaxPartials && a.tokens * a.group <= 64 * a.requests;
   if (few && attend_in_clusters(context, a)) return;
-  const bool apart = few && a.chunks > 1;
+  const bool apart = few && a.kv_splits > 1;
   Tensor memory;
   if (apart) {
-    memory = Tensor({parts}, DType::f32, Device::cuda);
-    a.parts = memory.as<float>();
+    memory = Tensor({partials}, DType::f32, device);
+    a.partials = memory.as<float>();
   }
-  const bool done = few ? attend_chunks_on_tensor_cores(context, a)
+  const bool done = few ? attend_splits_on_tensor_cores(context, a)
                         : attend_by_warpgroups(context, a) || attend_on_tensor_cores(context, a);
   if (!done) attend_by_rows(context, a);
   if (!apart) return;
   const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;
-  launch_early("paged_attention", context.stream, static_cast<unsigned>(a.tokens * a.heads),
-               static_cast<unsigned>(threads), join_parts<T>, a);
+  launch_pdl("paged_attention", context.stream, static_cast<unsigned>(a.tokens * a.heads),
+             static_cast<unsigned>(threads), combine_splits<T>, a);
 }
 
 }  // namespace
 
 void paged_attention_cuda(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                           AttentionBatch batch, float scale, int64_t window) {
-  check_paged_attention(out, q, cache, batch, window, Device::cuda);
-  check(q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
-        "paged_attention on the CUDA device wants heads of at most {} elements "
-        "and pages of at "
-        "most {} positions, found {} and {}: use --device cpu",
-        kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
+  check_paged_attention(out, q, cache, batch, window, DeviceKind::cuda);
+  check(
+      q.shape[2] <= kWidestHead && cache.page_size() <= INT32_MAX,
+      "paged_attention on the CUDA device takes heads of at most {} elements and pages of at most "
+      "{} positions, found {} and {}: use --device cpu",
+      kWidestHead, INT32_MAX, q.shape[2], cache.page_size());
   if (out.count() == 0) return;
   dispatch_cuda(q.dtype, [&]<typename T>(T*) {
-    attend(context, arguments_of<T>(out, q, cache, batch, scale, window));
+    attend(context, arguments_of<T>(out, q, cache, batch, scale, window), out.device);
   });
 }
 

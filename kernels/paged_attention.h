@@ -30,6 +30,6 @@ void paged_attention(const OpContext& context, TensorView out, TensorView q, KvC
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 // The values in `batch` are not looked at.
 void check_paged_attention(TensorView out, TensorView q, KvCache cache, AttentionBatch batch,
-                           int64_t window, Device device);
+                           int64_t window, DeviceKind device);
 
 }  // namespace lockstep

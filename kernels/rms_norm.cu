@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kNormThreads) normalise_rows(NormArguments<T> 
 // A warp a row.
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) normalise_narrow_rows(NormArguments<T> a) {
-  let_the_next_begin();
+  pdl_launch_dependents();
   const auto width = static_cast<int>(a.width);
   NarrowRow<T> weight, row;
   weight.read(a.weight, width);
-  wait_for_the_kernel_before();
+  pdl_wait();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (at >= a.rows) return;
   row.read(a.x + at * a.width, width);
@@ -48,14 +48,14 @@ template <typename T>
 void launch(const OpContext& context, const NormArguments<T>& a) {
   if (a.rows == 0) return;
   if (a.width <= kNarrowRow) {
-    launch_early("rms_norm", context.stream, static_cast<unsigned>((a.rows + kWarps - 1) / kWarps),
-                 kWarps * kWarp, normalise_narrow_rows<T>, a);
+    launch_pdl("rms_norm", context.stream, static_cast<unsigned>((a.rows + kWarps - 1) / kWarps),
+               kWarps * kWarp, normalise_narrow_rows<T>, a);
     return;
   }
   constexpr int kVector = Vector<T>::kSize;
   const bool wide = aligned_16(a.width * static_cast<int64_t>(sizeof(T)), a.out, a.x, a.weight);
-  launch_early("rms_norm", context.stream, static_cast<unsigned>(a.rows), kNormThreads,
-               wide ? normalise_rows<T, kVector> : normalise_rows<T, 1>, a);
+  launch_pdl("rms_norm", context.stream, static_cast<unsigned>(a.rows), kNormThreads,
+             wide ? normalise_rows<T, kVector> : normalise_rows<T, 1>, a);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ void launch(const OpContext& context, const NormArguments<T>& a) {
 void rms_norm_cuda(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                    float eps) {
   check_rms_norm(out, x, weight);
-  check(x.device == Device::cuda,
+  check(x.device.kind == DeviceKind::cuda,
         "rms_norm on the CUDA device wants its tensors there, found them "
         "on the CPU: copy them first");
   const int64_t width = x.shape.last();

@@ -42,7 +42,7 @@ struct RopeKernel {
 }  // namespace
 
 void check_rope(TensorView out, TensorView x, TensorView cos, TensorView sin, TensorView positions,
-                Device device) {
+                DeviceKind device) {
   constexpr auto kOp = "rope";
   check_storage(kOp, x.dtype);
   check_rank(kOp, "x", x, 3);
@@ -58,7 +58,7 @@ void check_rope(TensorView out, TensorView x, TensorView cos, TensorView sin, Te
 
 void rope(const OpContext& context, TensorView out, TensorView x, TensorView cos, TensorView sin,
           TensorView positions) {
-  check_rope(out, x, cos, sin, positions, Device::cpu);
+  check_rope(out, x, cos, sin, positions, DeviceKind::cpu);
   const auto* p = positions.as<const int32_t>();
   for (int64_t t = 0; t < x.rows(); ++t)
     if (p[t] < 0 || p[t] >= cos.rows()) refuse({BadIndex::Of::position, cos.rows(), p[t], t});

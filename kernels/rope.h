@@ -19,6 +19,6 @@ void rope(const OpContext& context, TensorView out, TensorView x, TensorView cos
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 // The values of `positions` are not looked at.
 void check_rope(TensorView out, TensorView x, TensorView cos, TensorView sin, TensorView positions,
-                Device device);
+                DeviceKind device);
 
 }  // namespace lockstep

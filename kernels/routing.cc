@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kGrain = 4096;  // logits: fewer are not worth waking a thread
 
 void check_routing(std::string_view op, const TensorView& logits, const TensorView& index,
-                   std::string_view index_name, Device device) {
+                   std::string_view index_name, DeviceKind device) {
   check_storage(op, logits.dtype);
   check_rank(op, "logits", logits, 2);
   check_rank(op, index_name, index, 2);
@@ -49,17 +49,17 @@ void widen_row(const T* from, std::vector<float>& to) {
 
 }  // namespace
 
-void check_top_k(TensorView out, TensorView logits, Device device) {
+void check_top_k(TensorView out, TensorView logits, DeviceKind device) {
   check_routing("top_k", logits, out, "out", device);
 }
 
-void check_softmax_of(TensorView out, TensorView logits, TensorView index, Device device) {
-  check_routing("softmax_of", logits, index, "index", device);
-  check_tensor("softmax_of", "out", out, logits.dtype, index.shape, device);
+void check_routing_weights(TensorView out, TensorView logits, TensorView index, DeviceKind device) {
+  check_routing("routing_weights", logits, index, "index", device);
+  check_tensor("routing_weights", "out", out, logits.dtype, index.shape, device);
 }
 
 void top_k(const OpContext& context, TensorView out, TensorView logits) {
-  check_top_k(out, logits, Device::cpu);
+  check_top_k(out, logits, DeviceKind::cpu);
   const int64_t tokens = logits.rows(), experts = logits.shape[1], k = out.shape[1];
   dispatch("top_k", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
@@ -76,15 +76,15 @@ void top_k(const OpContext& context, TensorView out, TensorView logits) {
   });
 }
 
-void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
-                bool normalised) {
-  check_softmax_of(out, logits, index, Device::cpu);
+void routing_weights(const OpContext& context, TensorView out, TensorView logits, TensorView index,
+                     bool normalised) {
+  check_routing_weights(out, logits, index, DeviceKind::cpu);
   const int64_t tokens = logits.rows(), experts = logits.shape[1], k = index.shape[1];
   const auto* which = index.as<const int32_t>();
   for (int64_t i = 0; i < index.count(); ++i)
     if (which[i] < 0 || which[i] >= experts)
-      refuse({BadIndex::Of::weighed_expert, experts, which[i], i});
-  dispatch("softmax_of", logits.dtype, [&]<typename T>(T*) {
+      refuse({BadIndex::Of::routed_expert, experts, which[i], i});
+  dispatch("routing_weights", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
       std::vector<float> row(static_cast<size_t>(experts));
       for (int64_t t = begin; t < end; ++t) {

@@ -51,7 +51,7 @@ __global__ void weigh(T* out, const T* all_logits, const int32_t* all_index, int
   const float sum = sum_of_exponentials(logits, experts, largest, normalised ? index : nullptr, k);
   for (int64_t c = threadIdx.x; c < k; c += kWarp) {
     const bool known = index[c] >= 0 && index[c] < experts;
-    if (!known) report(bad, BadIndex::Of::weighed_expert, experts, index[c], row * k + c);
+    if (!known) report(bad, BadIndex::Of::routed_expert, experts, index[c], row * k + c);
     out[row * k + c] = narrow<T>(known ? expf(widen(logits[index[c]]) - largest) / sum : NAN);
   }
 }
@@ -59,7 +59,7 @@ __global__ void weigh(T* out, const T* all_logits, const int32_t* all_index, int
 }  // namespace
 
 void top_k_cuda(const OpContext& context, TensorView out, TensorView logits) {
-  check_top_k(out, logits, Device::cuda);
+  check_top_k(out, logits, DeviceKind::cuda);
   if (out.count() == 0) return;
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     take_largest<T><<<static_cast<unsigned>(logits.rows()), kWarp, 0, context.stream>>>(
@@ -68,16 +68,16 @@ void top_k_cuda(const OpContext& context, TensorView out, TensorView logits) {
   cuda_check(cudaGetLastError(), "the launch of top_k");
 }
 
-void softmax_of_cuda(const OpContext& context, TensorView out, TensorView logits, TensorView index,
-                     bool normalised) {
-  check_softmax_of(out, logits, index, Device::cuda);
+void routing_weights_cuda(const OpContext& context, TensorView out, TensorView logits,
+                          TensorView index, bool normalised) {
+  check_routing_weights(out, logits, index, DeviceKind::cuda);
   if (out.count() == 0) return;
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     weigh<T><<<static_cast<unsigned>(logits.rows()), kWarp, 0, context.stream>>>(
         out.as<T>(), logits.as<const T>(), index.as<const int32_t>(), logits.shape[1],
         index.shape[1], normalised, bad_index_report());
   });
-  cuda_check(cudaGetLastError(), "the launch of softmax_of");
+  cuda_check(cudaGetLastError(), "the launch of routing_weights");
 }
 
 }  // namespace lockstep

@@ -20,11 +20,11 @@ void top_k(const OpContext& context, TensorView out, TensorView logits);
 // Works in fp32, sums the logits or the choices in an order that they alone decide, rounds once, at
 // the store. Batch-invariant. Throws Error when an index is no expert.
 // Source: Shazeer et al. 2017 (sparsely gated experts); Qwen3-MoE's norm_topk_prob.
-void softmax_of(const OpContext& context, TensorView out, TensorView logits, TensorView index,
-                bool normalised);
+void routing_weights(const OpContext& context, TensorView out, TensorView logits, TensorView index,
+                     bool normalised);
 
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
-void check_top_k(TensorView out, TensorView logits, Device device);
-void check_softmax_of(TensorView out, TensorView logits, TensorView index, Device device);
+void check_top_k(TensorView out, TensorView logits, DeviceKind device);
+void check_routing_weights(TensorView out, TensorView logits, TensorView index, DeviceKind device);
 
 }  // namespace lockstep

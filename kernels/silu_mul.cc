@@ -26,7 +26,7 @@ struct SiluMulKernel {
 
 }  // namespace
 
-void check_silu_mul(TensorView out, TensorView gate, TensorView up, Device device) {
+void check_silu_mul(TensorView out, TensorView gate, TensorView up, DeviceKind device) {
   constexpr auto kOp = "silu_mul";
   check_storage(kOp, gate.dtype);
   check_tensor(kOp, "gate", gate, gate.dtype, gate.shape, device);
@@ -35,7 +35,7 @@ void check_silu_mul(TensorView out, TensorView gate, TensorView up, Device devic
 }
 
 void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up) {
-  check_silu_mul(out, gate, up, Device::cpu);
+  check_silu_mul(out, gate, up, DeviceKind::cpu);
   dispatch("silu_mul", gate.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, gate.count(), 8192, [&](int64_t begin, int64_t end) {
       on_best_isa(SiluMulKernel<T>{out.as<T>(), gate.as<const T>(), up.as<const T>(), begin, end});

@@ -6,7 +6,7 @@
 namespace lockstep {
 
 void silu_mul_cuda(const OpContext& context, TensorView out, TensorView gate, TensorView up) {
-  check_silu_mul(out, gate, up, Device::cuda);
+  check_silu_mul(out, gate, up, DeviceKind::cuda);
   launch_combine<SiluMul>(context, out, gate, up, "silu_mul");
 }
 

@@ -10,6 +10,6 @@ namespace lockstep {
 void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up);
 
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
-void check_silu_mul(TensorView out, TensorView gate, TensorView up, Device device);
+void check_silu_mul(TensorView out, TensorView gate, TensorView up, DeviceKind device);
 
 }  // namespace lockstep

@@ -50,15 +50,16 @@ TensorView shown(const DigestLayout::Tap& tap, const PassInfo& info) {
 // to the host, and on the host.
 struct DigestRing::Slot {
   ~Slot() {
-    if (memory != nullptr) cuda_memory().unpin(memory);
+    if (memory != nullptr) runtime_of(device).unpin(memory);
   }
+  Device device;           // of the pass
   char* memory = nullptr;  // pinned
   int64_t capacity = 0;
   Tensor staged;
   DigestedPass pass;
   std::vector<int64_t> lengths;  // of the requests
   int64_t bytes = 0;             // of all that is copied
-  void* arrived = nullptr;       // mark
+  void* arrived = nullptr;       // event
 
   int64_t digest_bytes() const {
     int64_t positions = 0;
@@ -203,17 +204,18 @@ DigestRing::~DigestRing() {
 
 void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   if (bytes <= slot.capacity) return;
-  if (slot.memory != nullptr) cuda_memory().unpin(std::exchange(slot.memory, nullptr));
+  if (slot.memory != nullptr) runtime_of(slot.device).unpin(std::exchange(slot.memory, nullptr));
   slot.capacity = 0;
-  slot.memory = static_cast<char*>(cuda_memory().pin(with_room(bytes)));
+  slot.memory = static_cast<char*>(runtime_of(slot.device).pin(with_room(bytes)));
   slot.capacity = with_room(bytes);
   // The padding between tensors is copied with them: no memory that nobody ever wrote.
   std::memset(slot.memory, 0, static_cast<size_t>(slot.capacity));
 }
 
 void DigestRing::queue_copies(Slot& slot) const {
-  const DigestMaker& maker = digest_maker();
-  const DeviceMemory& device = cuda_memory();
+  slot.device = slot.pass.digests->view().device;
+  const DeviceRuntime& device = runtime_of(slot.device);
+  const DigestMaker& maker = device.digests;
   const int64_t bytes = slot.bytes;
   make_room(slot, bytes);
   const auto copy_all = [&](char* to, CUstream_st* stream) {
@@ -226,19 +228,19 @@ void DigestRing::queue_copies(Slot& slot) const {
   if (staged) {
     if (slot.staged.view().bytes() < bytes) {
       // Not all that the slot has on the host: that may be of a pass that was too large to stage.
-      slot.staged = Tensor({std::min(slot.capacity, with_room(bytes))}, DType::u8, Device::cuda);
+      slot.staged = Tensor({std::min(slot.capacity, with_room(bytes))}, DType::u8, slot.device);
       device.copy(slot.staged.as<char>(), slot.memory, slot.staged.view().bytes(), device.stream);
     }
     copy_all(slot.staged.as<char>(), device.stream);
   }
-  maker.order(maker.aside, device.stream);
+  maker.stream_wait(maker.digest_stream, device.stream);
   if (staged) {
-    device.copy(slot.memory, slot.staged.view().data, bytes, maker.aside);
+    device.copy(slot.memory, slot.staged.view().data, bytes, maker.digest_stream);
   } else {
-    copy_all(slot.memory, maker.aside);
-    maker.order(device.stream, maker.aside);  // the next pass writes there again
+    copy_all(slot.memory, maker.digest_stream);
+    maker.stream_wait(device.stream, maker.digest_stream);  // the next pass writes there again
   }
-  slot.arrived = maker.mark(maker.aside);
+  slot.arrived = maker.record_event(maker.digest_stream);
 }
 
 template <typename Ready>
@@ -310,7 +312,7 @@ void DigestRing::serve() {
     std::string failure;
     bool freed = false;
     try {
-      digest_maker().await(std::exchange(slot.arrived, nullptr));
+      runtime_of(slot.device).digests.wait_event(std::exchange(slot.arrived, nullptr));
       Pass arrived;
       if (wanted) arrived = slot.arrival(pool_);
       slot.pass = {};

@@ -19,20 +19,20 @@ void Probe::end() {
   guarded([&] { sink_->end(); });
 }
 
-void Probe::emit(const Point& point, int layer, std::span<const Row> rows,
-                 const TensorView& tensor) {
+void Probe::emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor,
+                 const std::optional<Shard>& shard) {
   guarded([&] {
     if (!sink_->wants(point, layer)) return;
     if (tensor.device == Device::cpu || sink_->on_device())
-      return sink_->record({&point, layer, rows, tensor});
+      return sink_->record({&point, layer, rows, tensor, shard});
     const TensorView shown = tensor.slice(0, std::min(tensor.rows(), std::ssize(rows)));
     if (host_.view().empty() || host_.view().bytes() < shown.bytes())
-      host_ = Tensor::pinned({std::max<int64_t>(1, shown.bytes())}, DType::u8);
+      host_ = Tensor::pinned({std::max<int64_t>(1, shown.bytes())}, DType::u8, tensor.device);
     const Tensor seen = host_.part(0, shown.shape, shown.dtype);
     copy(seen, shown);  // waits until the tensor is made, and says what went wrong so far
-    if (!sink_->writes()) return sink_->record({&point, layer, rows, seen});
+    if (!sink_->writes()) return sink_->record({&point, layer, rows, seen, shard});
     const Tensor before = copy_on(Device::cpu, seen);
-    sink_->record({&point, layer, rows, seen});
+    sink_->record({&point, layer, rows, seen, shard});
     const auto bytes = static_cast<size_t>(shown.bytes());
     if (bytes == 0 || std::memcmp(seen.view().data, before.view().data, bytes) == 0) return;
     copy(shown, seen);

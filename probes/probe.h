@@ -73,6 +73,10 @@ class Probe {
   void operator()(const Point& point, int layer, const TensorView& tensor) {
     if (sink_) emit(point, layer, rows_, tensor);
   }
+  // The same of a part of it.
+  void shard(const Point& point, int layer, const TensorView& tensor, const Shard& shard) {
+    if (sink_) emit(point, layer, rows_, tensor, shard);
+  }
   // A tensor with the pass's logit rows.
   void logits(const Point& point, const TensorView& tensor) {
     if (sink_) emit(point, -1, logit_rows_, tensor);
@@ -86,7 +90,8 @@ class Probe {
   const std::string& failure() const { return failure_; }  // empty: none
 
  private:
-  void emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor);
+  void emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor,
+            const std::optional<Shard>& shard = {});
   template <typename Call>
   void guarded(Call call) {
     if (!sink_) return;

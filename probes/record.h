@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -63,6 +64,14 @@ struct PassInfo {
   std::vector<PageCount> page_counts;
 };
 
+// The part of a whole tensor that a device of several holds: `offset` .. of `extent` elements along
+// an axis of the tensor of that place.
+struct Shard {
+  int axis = 0;
+  int64_t offset = 0, extent = 0;
+  bool operator==(const Shard&) const = default;
+};
+
 // One tensor as a model made it. Row i of `tensor` (outermost axis) belongs to rows[i]. For attn.kv
 // there is one record per request, whose rows are all the positions that the pass can read.
 // Everything is borrowed for the duration of the call.
@@ -71,6 +80,7 @@ struct Record {
   int layer = -1;  // -1: not of a layer
   std::span<const Row> rows;
   TensorView tensor;
+  std::optional<Shard> shard = {};  // none: the tensor is whole
 };
 
 }  // namespace lockstep

@@ -123,6 +123,9 @@ void Recorder::record(const Record& record) {
   check(tensor.shape.rank() > 0 && tensor.rows() == std::ssize(record.rows),
         "point {} was shown a tensor {} with the names of {} rows: it needs one for each",
         point.name, tensor.shape.text(), record.rows.size());
+  check(!record.shard,
+        "point {} shows a shard of its tensor, and a trace holds whole tensors: gather it first",
+        point.name);
   check(tensor.device == Device::cpu,
         "point {} shows a tensor in device memory, and this recorder reads host memory",
         point.name);

@@ -9,25 +9,26 @@
 
 namespace lockstep {
 
-// Tests of tensors of a CUDA device, cuda:3, that is played: its memory is the host's.
+// Tests of tensors of CUDA devices, cuda and cuda:3, that are played: their memory is the host's.
 class HostDevice : public testing::Test {
  protected:
   void SetUp() override {
     const auto allocate = [](int64_t bytes) { return std::malloc(static_cast<size_t>(bytes)); };
-    set_cuda_memory({.number = 3,
-                     .allocate = allocate,
-                     .release = std::free,
-                     .available = [] { return int64_t{0}; },
-                     .pin = allocate,
-                     .unpin = std::free,
-                     .copy =
-                         [](void* to, const void* from, int64_t bytes, CUstream_st*) {
-                           check(to != nullptr && from != nullptr, "memory was wanted");
-                           std::memcpy(to, from, static_cast<size_t>(bytes));
-                         },
-                     .wait = [](CUstream_st*) {}});
+    for (const int index : {0, 3})
+      register_runtime({.index = index,
+                        .allocate = allocate,
+                        .release = std::free,
+                        .available = [] { return int64_t{0}; },
+                        .pin = allocate,
+                        .unpin = std::free,
+                        .copy =
+                            [](void* to, const void* from, int64_t bytes, CUstream_st*) {
+                              check(to != nullptr && from != nullptr, "memory was wanted");
+                              std::memcpy(to, from, static_cast<size_t>(bytes));
+                            },
+                        .wait = [](CUstream_st*) {}});
   }
-  void TearDown() override { set_cuda_memory({}); }
+  void TearDown() override { forget_runtimes(); }
 };
 
 }  // namespace lockstep

@@ -58,8 +58,8 @@ std::vector<Figure> measure_on_cpu(const std::string& name, int threads) {
   return after_roofs(roofs.figures(), figures);
 }
 
-std::vector<Figure> measure_on_device(const std::string& name) {
-  DeviceRoofs roofs;
+std::vector<Figure> measure_on_device(const std::string& name, Device device) {
+  DeviceRoofs roofs(device);
   const std::vector<Figure> figures =
       measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
         return measure_device(shape, checkpoint, roofs, show);
@@ -98,7 +98,7 @@ int bench_command(Args args) {
   if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const std::vector<Figure> figures = judging ? measure_judging(shape, opened, threads)
                                       : opened == Device::cpu ? measure_on_cpu(shape, threads)
-                                                              : measure_on_device(shape);
+                                                              : measure_on_device(shape, opened);
   print(text_of(table_of(figures), format));
   return 0;
 }

@@ -14,7 +14,8 @@ struct MemorySource {
   void (*release)(void* memory) = nullptr;
 };
 
-// Keeps what is released, by size, for the next who wants about that much. For several threads.
+// An arena of memory: it keeps what is released, by size, for later requests of about that size. It
+// owns what the source gave, and several threads may use it.
 class Arena {
  public:
   using BySize = std::multimap<int64_t, void*>;  // by bytes
@@ -23,11 +24,11 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // What was released, if it is that large and no more than an eighth larger: so passes of nearly
-  // one length share memory, and little of it is wasted. Else new memory of the source; when that
-  // has none left it first gets back all that is kept. Null when there is not enough.
+  // Memory that was released, if it is that large and no more than an eighth larger: so passes of
+  // nearly one length share memory, and little of it is wasted. Else new memory of the source; when
+  // that has none left it first gets back all that is kept. Null when there is not enough.
   void* allocate(int64_t bytes);
-  // Of what allocate gave.
+  // Takes back memory that allocate gave.
   void release(void* memory);
   int64_t kept() const;  // bytes that wait for who wants them
 

@@ -3,21 +3,22 @@
 namespace lockstep {
 namespace {
 
-std::string_view name_of(Device device) { return device == Device::cpu ? "CPU" : "CUDA device"; }
+std::string_view name_of(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? "CPU" : "CUDA device";
+}
 
 }  // namespace
 
 void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,
-                  const Shape& shape, Device device) {
-  const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device == device;
+                  const Shape& shape, DeviceKind device) {
+  const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device.kind == device;
   check(fits,
-        "{} wants {} as {} {} on the {}, found {} {} on the {}: pass one that agrees with the "
-        "other arguments",
-        op, name, name_of(dtype), shape.text(), name_of(device), name_of(tensor.dtype),
-        tensor.shape.text(), name_of(tensor.device));
+        "{}: {} is {} {} on the {}, not {} {} on the {}: pass one that agrees with the other "
+        "arguments",
+        op, name, name_of(tensor.dtype), tensor.shape.text(), name_of(tensor.device.kind),
+        name_of(dtype), shape.text(), name_of(device));
   check(tensor.data != nullptr || tensor.count() == 0,
-        "{} wants the {} elements of {}, found a tensor without memory: allocate it first", op,
-        tensor.count(), name);
+        "{}: {} has {} elements and no memory: allocate it first", op, name, tensor.count());
 }
 
 void check_storage(std::string_view op, DType dtype) {
@@ -26,8 +27,8 @@ void check_storage(std::string_view op, DType dtype) {
 }
 
 void check_rank(std::string_view op, std::string_view name, const TensorView& tensor, int rank) {
-  check(tensor.shape.rank() == rank, "{} wants {} with {} axes, found the shape {}: reshape it", op,
-        name, rank, tensor.shape.text());
+  check(tensor.shape.rank() == rank, "{}: {} has the shape {}, not {} axes: reshape it", op, name,
+        tensor.shape.text(), rank);
 }
 
 }  // namespace lockstep

@@ -7,12 +7,13 @@
 
 namespace lockstep {
 
-// What every op asks of its arguments, in one set of sentences. Shared by the CPU ops and their
-// twins.
+// The checks that every op makes of its arguments, in one set of sentences, shared by the CPU ops
+// and their twins.
 
-// Throws Error unless `tensor` has that dtype and shape, lies on that device and has memory.
+// Throws Error unless `tensor` has that dtype and shape, lies on a device of that kind and has
+// memory.
 void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,
-                  const Shape& shape, Device device = Device::cpu);
+                  const Shape& shape, DeviceKind device = DeviceKind::cpu);
 // Throws Error unless `dtype` is one that ops compute in: fp32, fp16, bf16.
 void check_storage(std::string_view op, DType dtype);
 // Throws Error unless `tensor` has `rank` axes.

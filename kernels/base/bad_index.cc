@@ -6,12 +6,12 @@ namespace lockstep {
 namespace {
 
 [[noreturn]] void refuse_page(const char* op, const BadIndex& bad) {
-  fail("{} wants pages below the {} of the pool, found page {} at entry {} of a page table", op,
-       bad.limit, bad.found, bad.at);
+  fail("{}: page {} at entry {} of a page table is not below the {} of the pool", op, bad.found,
+       bad.at, bad.limit);
 }
 
 [[noreturn]] void refuse_table(const char* op, const BadIndex& bad) {
-  fail("{} wants a page table of at least {} pages of {} positions, found {}", op, bad.limit,
+  fail("{} needs a page table of at least {} pages of {} positions, found {}", op, bad.limit,
        bad.at, bad.found);
 }
 
@@ -23,17 +23,18 @@ void refuse(const BadIndex& bad) {
   switch (of) {
     case Of::table_row:
       fail(
-          "gather_rows wants indices below the {} rows of its table, found {} at {}: is that token "
-          "of this vocabulary?",
-          limit, found, at);
+          "gather_rows: index {} at {} is not below the {} rows of its table: is that token of "
+          "this "
+          "vocabulary?",
+          found, at, limit);
     case Of::position:
       fail(
-          "rope wants positions below the {} rows of cos and sin, found {} for token {}: make the "
-          "tables longer",
-          limit, found, at);
+          "rope: position {} of token {} is not below the {} rows of cos and sin: make the tables "
+          "longer",
+          found, at, limit);
     case Of::slot:
-      fail("kv_write wants slots below {}, all that the pool has, found {} for token {}", limit,
-           found, at);
+      fail("kv_write: slot {} of token {} is not below {}, the slots of the pool", found, at,
+           limit);
     case Of::gathered_page:
       refuse_page("kv_gather", bad);
     case Of::gathered_table:
@@ -43,22 +44,19 @@ void refuse(const BadIndex& bad) {
     case Of::attended_table:
       refuse_table("paged_attention", bad);
     case Of::query_start:
-      fail("paged_attention wants query_start to run from 0 to the {} queries, found {} to {}",
-           limit, found, at);
+      fail("paged_attention: query_start runs from {} to {}, not from 0 to the {} queries", found,
+           at, limit);
     case Of::query_order:
-      fail("paged_attention wants query_start not to fall, found {} after {} for request {}", found,
-           limit, at);
+      fail("paged_attention: query_start falls from {} to {} at request {}", limit, found, at);
     case Of::context_length:
-      fail("paged_attention wants context lengths of 0 or more, found {} for request {}", found,
-           at);
-    case Of::weighed_expert:
+      fail("paged_attention: the context length {} of request {} is negative", found, at);
+    case Of::routed_expert:
       fail(
-          "softmax_of wants indices below the {} logits of a row, found {} at {}: take them from "
-          "top_k",
-          limit, found, at);
+          "routing_weights: index {} at {} is not below the {} logits of a row: take it from top_k",
+          found, at, limit);
     case Of::used_expert:
-      fail("expert_matmul wants indices below its {} experts, found {} at {}: take them from top_k",
-           limit, found, at);
+      fail("expert_matmul: index {} at {} is not below its {} experts: take it from top_k", found,
+           at, limit);
     case Of::none:
       break;
   }

@@ -4,9 +4,9 @@
 
 namespace lockstep {
 
-// Trouble that only the values of an argument show. An op on the CPU looks before it computes and
-// throws at once. A twin on a device finds it while it runs: it reads and writes nothing there (an
-// output row that lacks its input is NaN), keeps the first one found, and DeviceMemory::wait
+// A bad index, which only the values of an argument show. An op on the CPU looks before it computes
+// and throws at once. A twin on a device finds it while it runs: it reads and writes nothing there
+// (an output row that lacks its input is NaN), keeps the first one found, and DeviceRuntime::wait
 // throws it.
 struct BadIndex {
   enum class Of : int32_t {
@@ -21,7 +21,7 @@ struct BadIndex {
     query_start,     // paged_attention: limit queries, found first and `at` last
     query_order,     // paged_attention: found after limit, for request `at`
     context_length,  // paged_attention: found for request `at`
-    weighed_expert,  // softmax_of: limit logits, found at index `at`
+    routed_expert,   // routing_weights: limit logits, found at index `at`
     used_expert,     // expert_matmul: limit experts, found at index `at`
   };
   Of of = Of::none;

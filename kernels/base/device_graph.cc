@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-DeviceGraph::DeviceGraph(const std::function<void()>& queue) {
-  const DeviceMemory& device = cuda_memory();
+DeviceGraph::DeviceGraph(Device on, const std::function<void()>& queue) : device_(on) {
+  const DeviceRuntime& device = runtime_of(on);
   device.begin_graph(device.stream);
   try {
     queue();
@@ -16,6 +16,9 @@ DeviceGraph::DeviceGraph(const std::function<void()>& queue) {
   graph_ = {device.end_graph(device.stream, true), device.forget};
 }
 
-void DeviceGraph::replay() const { cuda_memory().replay(graph_.get(), cuda_memory().stream); }
+void DeviceGraph::replay() const {
+  const DeviceRuntime& device = runtime_of(device_);
+  device.replay(graph_.get(), device.stream);
+}
 
 }  // namespace lockstep

@@ -3,10 +3,13 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/base/tensor.h"
+
 namespace lockstep {
 
-// Work of a CUDA device that was queued once and can be done again and again: on the same memory,
-// with what that holds then. Far cheaper than to queue it anew, op by op.
+// A captured CUDA graph: work that is queued once and replayed on the same memory, with what that
+// holds then. A replay is far cheaper than queueing op by op. Owned by one engine; its thread
+// replays.
 class DeviceGraph {
  public:
   DeviceGraph() = default;
@@ -14,12 +17,13 @@ class DeviceGraph {
   // the device or touch host memory through it, and must have run once before, so that nothing is
   // made for the first time. Tensors that it allocates and frees stay the graph's own. Throws what
   // `queue` throws, and Error when the device cannot keep something of it.
-  explicit DeviceGraph(const std::function<void()>& queue);
+  DeviceGraph(Device device, const std::function<void()>& queue);
 
   bool empty() const { return graph_ == nullptr; }
   void replay() const;  // queues all of it
 
  private:
+  Device device_;
   std::shared_ptr<void> graph_;
 };
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 
@@ -12,11 +13,11 @@ struct CUstream_st;
 
 namespace lockstep {
 
-// What is kept of every tensor, in one pass over its bytes. Numbers are of the finite elements, in
-// fp64; counts are of all elements. Made on the CPU by probes/digest.h, on a device by
-// DigestMaker: hash, counts, extremes and exponents are then the same to the bit. A digest of
-// hashes alone, as one of a K/V cache is, has no numbers: its counts but `count` are -1 then, its
-// fp64 NaN.
+// The statistics that are kept of every tensor, made in one pass over its bytes. Numbers are of the
+// finite elements, in fp64; counts are of all elements. Made on the CPU by probes/digest.h, on a
+// device by DigestMaker: hash, counts, extremes and exponents are then the same to the bit. A
+// digest of hashes alone, as one of a K/V cache is, has no numbers: its counts but `count` are -1
+// then, its fp64 NaN.
 struct Digest {
   // xxh3-64 of the bytes in logical order; of hashes alone, of the row hashes: 8 bytes each, little
   // endian, in order.
@@ -69,41 +70,33 @@ struct CacheJob {
   int64_t width = 0, page_size = 1, pages = 0;
 
   int64_t* hashed = nullptr;  // how many rows, of each request
-  // Those of all requests follow each other without gaps, and those of `order` other caches of the
-  // same requests come first.
+  // The hashes of all requests follow each other without gaps, after those of `cache_index` other
+  // caches of the same requests.
   uint64_t* row_hashes = nullptr;
-  int64_t order = 0;
+  int64_t cache_index = 0;
 };
 
-// What makes digests on a device, from the library of CUDA ops.
+// The part of a device's runtime that makes digests there.
 struct DigestMaker {
   static constexpr int kMostJobs = 128;  // of one call
 
   // Queues one launch for up to kMostJobs jobs, which works in `scratch`, scratch_bytes(jobs) of
   // the device's memory. Sums are made in an order that depends on the rows alone.
-  void (*digest)(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) = nullptr;
-  int64_t (*scratch_bytes)(std::span<const DigestJob> jobs) = nullptr;
+  std::function<void(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream)> digest;
+  std::function<int64_t(std::span<const DigestJob> jobs)> scratch_bytes;
   // The same of caches, which needs no scratch.
-  void (*hash_caches)(std::span<const CacheJob> jobs, CUstream_st* stream) = nullptr;
+  std::function<void(std::span<const CacheJob> jobs, CUstream_st* stream)> hash_caches;
 
-  // Streams beside that of the ops: what takes long is not to hold up what does not. And the order
-  // of two streams: what is queued on `later` from now on is done after what `earlier` has queued
-  // so far. Can be kept in a graph.
-  CUstream_st* aside = nullptr;
-  CUstream_st* long_aside = nullptr;
-  void (*order)(CUstream_st* later, CUstream_st* earlier) = nullptr;
-  // For the host: the point that a stream's work has reached when all that it has queued so far is
-  // done. `await` waits for that, in any thread, and forgets the point.
-  void* (*mark)(CUstream_st* stream) = nullptr;
-  void (*await)(void* mark) = nullptr;
+  // Streams beside that of the ops, so that long work does not hold up short work: caches have
+  // their own. stream_wait makes what is queued on `later` from now on wait for what `earlier` has
+  // queued so far; it can be captured in a graph.
+  CUstream_st* digest_stream = nullptr;
+  CUstream_st* cache_digest_stream = nullptr;
+  std::function<void(CUstream_st* later, CUstream_st* earlier)> stream_wait;
+  // An event that a stream reaches when all that it has queued so far is done. wait_event waits for
+  // it, in any thread, and destroys it.
+  std::function<void*(CUstream_st* stream)> record_event;
+  std::function<void(void* event)> wait_event;
 };
-
-// What the library of CUDA ops exports, of the device that it was opened for. Throws Error when it
-// was not.
-extern "C" [[gnu::visibility("default")]] const DigestMaker* lockstep_cuda_digests();
-
-// Where the host keeps that. Throws Error when nothing was set.
-void set_digest_maker(const DigestMaker& maker);
-const DigestMaker& digest_maker();
 
 }  // namespace lockstep

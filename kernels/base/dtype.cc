@@ -40,9 +40,7 @@ bool is_float(DType dtype) {
   return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
-void fail_no_float(DType dtype) {
-  fail("a floating-point dtype was wanted, found {}", name_of(dtype));
-}
+void fail_no_float(DType dtype) { fail("{} is no floating-point dtype", name_of(dtype)); }
 
 double unit_roundoff(DType dtype) { return std::ldexp(1.0, -format_of(dtype).precision); }
 

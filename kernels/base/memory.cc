@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "kernels/base/check.h"
 
@@ -11,15 +13,18 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
 
-DeviceMemory the_memory;
+// The runtimes of the devices that were opened, by number.
+std::mutex runtimes_mutex;
+std::map<int, DeviceRuntime> runtimes;
 
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   const int64_t size = memory_for(bytes, device);
   if (device == Device::cpu)
     return {std::aligned_alloc(kAlignment, static_cast<size_t>(size)), &std::free};
-  void* memory = cuda_memory().allocate(size);
+  const DeviceRuntime& runtime = runtime_of(device);
+  void* memory = runtime.allocate(size);
   if (memory == nullptr) return nullptr;  // which has nothing to release
-  return {memory, cuda_memory().release};
+  return {memory, runtime.release};
 }
 
 }  // namespace
@@ -35,31 +40,43 @@ int64_t memory_for(int64_t bytes, Device device) {
   return std::max(kLeast, (bytes + unit - 1) / unit * unit);
 }
 
-void set_cuda_memory(const DeviceMemory& memory) { the_memory = memory; }
+void register_runtime(const DeviceRuntime& runtime) {
+  const std::lock_guard lock(runtimes_mutex);
+  runtimes[runtime.index] = runtime;
+}
 
-const DeviceMemory& cuda_memory() {
-  check(the_memory.allocate != nullptr,
-        "memory on a CUDA device was wanted, but no CUDA library is loaded: use --device cpu");
-  return the_memory;
+void forget_runtimes() {
+  const std::lock_guard lock(runtimes_mutex);
+  runtimes.clear();
+}
+
+const DeviceRuntime& runtime_of(Device device) {
+  const std::lock_guard lock(runtimes_mutex);
+  const auto found = runtimes.find(device.index);
+  check(device.kind == DeviceKind::cuda && found != runtimes.end(),
+        "the CUDA device {} was not opened: open it first, or use --device cpu", device.index);
+  return found->second;
 }
 
 CUstream_st* stream_of(Device device) {
-  return device == Device::cpu ? nullptr : cuda_memory().stream;
+  return device == Device::cpu ? nullptr : runtime_of(device).stream;
 }
 
-int64_t device_memory_left() { return cuda_memory().available(); }
+int64_t device_memory_left(Device device) { return runtime_of(device).available(); }
 
 void copy(const TensorView& to, const TensorView& from) {
-  check(to.bytes() == from.bytes(), "{} bytes were to be copied into a tensor of {}", from.bytes(),
+  check(to.bytes() == from.bytes(), "{} bytes cannot be copied into a tensor of {}", from.bytes(),
         to.bytes());
   if (from.bytes() == 0) return;
   if (to.device == Device::cpu && from.device == Device::cpu) {
     std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
     return;
   }
-  const DeviceMemory& memory = cuda_memory();
-  memory.copy(to.data, from.data, from.bytes(), memory.stream);
-  if (to.device == Device::cpu) memory.wait(memory.stream);
+  const DeviceRuntime& runtime = runtime_of(to.device == Device::cpu ? from.device : to.device);
+  // A stream of one device does not wait for that of another.
+  if (from.device != Device::cpu && from.device.index != runtime.index) wait_for(from.device);
+  runtime.copy(to.data, from.data, from.bytes(), runtime.stream);
+  if (to.device == Device::cpu) runtime.wait(runtime.stream);
 }
 
 Tensor copy_on(Device device, const TensorView& from) {
@@ -69,27 +86,30 @@ Tensor copy_on(Device device, const TensorView& from) {
 }
 
 void wait_for(Device device) {
-  if (device == Device::cuda) cuda_memory().wait(cuda_memory().stream);
+  if (device == Device::cpu) return;
+  const DeviceRuntime& runtime = runtime_of(device);
+  runtime.wait(runtime.stream);
 }
 
 Tensor::Tensor(const Shape& shape, DType dtype, Device device)
     : view_{nullptr, dtype, device, shape} {
   for (int64_t extent : shape.extents())
-    check(extent >= 0, "a tensor of shape {} was wanted: extents cannot be negative", shape.text());
+    check(extent >= 0, "a tensor cannot have the shape {}: extents are not negative", shape.text());
   memory_ = allocate(view_.bytes(), device);
   check(
       memory_ != nullptr,
-      "{} bytes for a tensor {} were wanted and the {} has not that much memory left{}: use fewer "
-      "or smaller --pages, or a shorter prompt",
+      "the {2} has not that much memory left: {0} bytes for a tensor {1}{3}: use fewer or smaller "
+      "--pages, or a shorter prompt",
       view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
-      device == Device::cpu ? "" : fmt::format(", but {} bytes", cuda_memory().available()));
+      device == Device::cpu ? "" : fmt::format(", but {} bytes", device_memory_left(device)));
   view_.data = memory_.get();
 }
 
-Tensor Tensor::pinned(const Shape& shape, DType dtype) {
+Tensor Tensor::pinned(const Shape& shape, DType dtype, Device device) {
+  const DeviceRuntime& runtime = runtime_of(device);
   Tensor made;
   made.view_ = {nullptr, dtype, Device::cpu, shape};
-  made.memory_ = {cuda_memory().pin(made.view_.bytes()), cuda_memory().unpin};
+  made.memory_ = {runtime.pin(made.view_.bytes()), runtime.unpin};
   made.view_.data = made.memory_.get();
   return made;
 }
@@ -98,7 +118,7 @@ Tensor Tensor::part(int64_t offset, const Shape& shape, DType dtype) const {
   Tensor made;
   made.view_ = {view_.as<char>() + offset, dtype, view_.device, shape};
   check(offset >= 0 && offset + made.view_.bytes() <= view_.bytes(),
-        "{} bytes from byte {} on were wanted of a tensor of {}", made.view_.bytes(), offset,
+        "{} bytes from byte {} on are outside a tensor of {}", made.view_.bytes(), offset,
         view_.bytes());
   made.memory_ = memory_;
   return made;

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "kernels/base/check.h"
+#include "kernels/base/digest.h"
 #include "kernels/base/sample.h"
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor.h"
@@ -16,9 +18,9 @@ class Tensor {
   Tensor() = default;
   // Throws Error when the device has not that much memory, or this process has no such device.
   Tensor(const Shape& shape, DType dtype, Device device = Device::cpu);
-  // On the CPU, where a CUDA device copies to without a detour: for what every pass copies. Takes
-  // long to make.
-  static Tensor pinned(const Shape& shape, DType dtype);
+  // On the CPU, where that CUDA device copies to without a detour: for what every pass copies.
+  // Takes long to make.
+  static Tensor pinned(const Shape& shape, DType dtype, Device device);
 
   const TensorView& view() const { return view_; }
   // A tensor in this one's memory, `offset` bytes from its begin, which it keeps from being freed.
@@ -41,59 +43,65 @@ template <typename T>
 Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   Tensor tensor(shape, dtype);
   check(tensor.view().bytes() == static_cast<int64_t>(values.size_bytes()),
-        "{} bytes of a tensor {} of {} were wanted, found {}", tensor.view().bytes(), shape.text(),
+        "a tensor {1} of {2} has {0} bytes, found {3}", tensor.view().bytes(), shape.text(),
         name_of(dtype), values.size_bytes());
   std::copy(values.begin(), values.end(), tensor.as<T>());
   return tensor;
 }
 
-// What a device does besides its ops. The library of CUDA ops puts its own here when it is opened;
-// until then asking for Device::cuda is an error. A null stream is the device's default one.
-struct DeviceMemory {
-  int number = 0;  // of the device, among this machine's of its kind
-  // All that this process has its device do, it queues here.
+// The runtime of one device: what it does besides its ops. The library of CUDA ops makes one for
+// each device that is opened (cuda_ops.h) and its functions own what they need; whoever opens a
+// device registers its runtime, once in each copy of this library. Several threads may use it. A
+// null stream is the device's default one.
+struct DeviceRuntime {
+  int index = 0;  // of the device, among this machine's of its kind
+  // The stream of the ops and copies of this process.
   CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,
   // to whoever wants nearly that much, so that no step allocates; work on it that was queued before
   // is done before on the same stream.
-  void* (*allocate)(int64_t bytes) = nullptr;
-  void (*release)(void* memory) = nullptr;
-  int64_t (*available)() = nullptr;  // bytes that allocate could still find
+  std::function<void*(int64_t bytes)> allocate;
+  std::function<void(void* memory)> release;
+  std::function<int64_t()> available;  // bytes that allocate could still find
   // Memory of the host that copies to and from the device need not pass through other memory for.
   // `from` of a copy is there read some time after the copy was queued.
-  void* (*pin)(int64_t bytes) = nullptr;
-  void (*unpin)(void* memory) = nullptr;
+  std::function<void*(int64_t bytes)> pin;
+  std::function<void(void* memory)> unpin;
   // Copies to or from the device, after all that the stream has queued; has read `from` when it
   // returns, unless that is pinned. `to` on the host is filled once `wait` returns.
-  void (*copy)(void* to, const void* from, int64_t bytes, CUstream_st* stream) = nullptr;
+  std::function<void(void* to, const void* from, int64_t bytes, CUstream_st* stream)> copy;
   // Returns when all of the stream's work is done. Throws Error when it failed, or with the first
   // bad index that an op met since the last call (see bad_index.h).
-  void (*wait)(CUstream_st* stream) = nullptr;
-  DeviceSampler* sample = nullptr;
-  // For DeviceGraph. From the first of them to the second, what is queued on the stream is kept
+  std::function<void(CUstream_st* stream)> wait;
+  std::function<DeviceSampler> sample;
+  // For DeviceGraph. From the first of them to the second, what is queued on the stream is captured
   // instead of done; end_graph returns the graph, or null when it is not wanted.
-  void (*begin_graph)(CUstream_st* stream) = nullptr;
-  void* (*end_graph)(CUstream_st* stream, bool wanted) = nullptr;
-  void (*replay)(void* graph, CUstream_st* stream) = nullptr;
-  void (*forget)(void* graph) = nullptr;
+  std::function<void(CUstream_st* stream)> begin_graph;
+  std::function<void*(CUstream_st* stream, bool wanted)> end_graph;
+  std::function<void(void* graph, CUstream_st* stream)> replay;
+  std::function<void(void* graph)> forget;
+  DigestMaker digests;
 };
-void set_cuda_memory(const DeviceMemory& memory);
-// What was set. Throws Error when nothing was.
-const DeviceMemory& cuda_memory();
+// From here on runtime_of finds it, in the place of any other of that device.
+void register_runtime(const DeviceRuntime& runtime);
+void forget_runtimes();
+// The runtime of a CUDA device. Throws Error when none is registered.
+const DeviceRuntime& runtime_of(Device device);
 
 // The stream on which ops run on that device; null on the CPU.
 CUstream_st* stream_of(Device device);
-// What a tensor of that many bytes takes of the memory of `device`.
+// The bytes that a tensor of that size takes of the memory of `device`.
 int64_t memory_for(int64_t bytes, Device device);
-// Bytes that a CUDA device could still give. Throws Error when no library is loaded.
-int64_t device_memory_left();
-// Copies as many bytes as both have, in the order of the device's stream. Two CPU tensors, and one
-// copied from a device, hold what they should on return; `from` can then be written again, unless
-// it is pinned and `to` is on a device.
+// Bytes that a CUDA device could still give. Throws Error when it was not opened.
+int64_t device_memory_left(Device device);
+// Copies as many bytes as both have, in the order of the device's stream; between two devices,
+// after all that the one copied from has queued. Two CPU tensors, and one copied from a device,
+// hold what they should on return; `from` can then be written again, unless it is pinned and `to`
+// is on a device.
 void copy(const TensorView& to, const TensorView& from);
 // A copy in the memory of `device`.
 Tensor copy_on(Device device, const TensorView& from);
-// Returns when all that was queued is done. Throws Error as DeviceMemory::wait does; of the CPU,
+// Returns when all that was queued is done. Throws Error as DeviceRuntime::wait does; of the CPU,
 // never.
 void wait_for(Device device);
 

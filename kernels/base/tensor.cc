@@ -1,10 +1,27 @@
 #include "kernels/base/tensor.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "kernels/base/check.h"
 
 namespace lockstep {
+
+std::string Device::text() const {
+  if (kind == DeviceKind::cpu) return "cpu";
+  return index == 0 ? "cuda" : "cuda:" + std::to_string(index);
+}
+
+Device device_from(const std::string& text) {
+  if (text == "cpu") return Device::cpu;
+  if (text == "cuda") return Device::cuda;
+  int index = -1;
+  const char* end = text.data() + text.size();
+  if (text.starts_with("cuda:") && std::from_chars(text.data() + 5, end, index).ptr == end &&
+      index >= 0)
+    return {DeviceKind::cuda, index};
+  fail("--device wants cpu, cuda or cuda:N, found \"{}\"", text);
+}
 
 Shape::Shape(std::initializer_list<int64_t> extents)
     : Shape(std::span<const int64_t>(extents.begin(), extents.size())) {}
@@ -40,8 +57,8 @@ TensorView TensorView::reshaped(const Shape& other) const {
 }
 
 TensorView TensorView::slice(int64_t first, int64_t n) const {
-  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} were wanted of a tensor {}",
-        first, first + n, shape.text());
+  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} are outside a tensor {}", first,
+        first + n, shape.text());
   std::array<int64_t, 5> extents{};
   std::ranges::copy(shape.extents(), extents.begin());
   extents[0] = n;
@@ -49,6 +66,14 @@ TensorView TensorView::slice(int64_t first, int64_t n) const {
   view.shape = Shape(std::span<const int64_t>(extents.data(), static_cast<size_t>(shape.rank())));
   view.data = static_cast<char*>(data) + first * row_size() * size_of(dtype);
   return view;
+}
+
+const TensorView& plain_codes(std::string_view reader, const WeightView& weight) {
+  check(weight.kind == WeightKind::plain && weight.scales.empty(),
+        "{}: the weight {} of {} has scales, and only plain weights are computed with: use a "
+        "checkpoint that is not quantised",
+        reader, weight.codes.shape.text(), name_of(weight.codes.dtype));
+  return weight.codes;
 }
 
 double value_at(const TensorView& tensor, int64_t i) {

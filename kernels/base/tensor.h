@@ -5,12 +5,28 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "kernels/base/dtype.h"
 
 namespace lockstep {
 
-enum class Device : uint8_t { cpu, cuda };
+enum class DeviceKind : uint8_t { cpu, cuda };
+
+// A device by kind and number. A value; what the device can do is its DeviceRuntime (memory.h).
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;  // among this machine's of its kind
+
+  std::string text() const;  // "cpu", "cuda", "cuda:1"
+  bool operator==(const Device&) const = default;
+  static const Device cpu, cuda;  // the CPU, and the CUDA device of number 0
+};
+inline constexpr Device Device::cpu{};
+inline constexpr Device Device::cuda{DeviceKind::cuda, 0};
+
+// The device that a text names: "cpu", "cuda" or "cuda:N". Throws Error on any other.
+Device device_from(const std::string& text);
 
 // Extents of up to five axes, outermost first. A value: nothing is owned elsewhere.
 class Shape {
@@ -54,6 +70,29 @@ struct TensorView {
   // Rows [first, first + count) along the outermost axis (throws Error when they do not exist).
   TensorView slice(int64_t first, int64_t count) const;
 };
+
+// How the codes of a weight stand for numbers.
+enum class WeightKind : uint8_t {
+  plain,   // the codes are the numbers, in a dtype that ops compute in
+  scaled,  // a number is its code times its scale; no op of this build computes with it yet
+};
+
+// A weight matrix as products take it and checkpoints give it: a tensor of codes, and the scales of
+// a quantised one. Borrowed, as a TensorView is.
+struct WeightView {
+  TensorView codes;
+  TensorView scales;  // empty: none
+  WeightKind kind = WeightKind::plain;
+
+  WeightView() = default;
+  WeightView(const TensorView& plain) : codes(plain) {}
+  WeightView(const TensorView& codes_, const TensorView& scales_)
+      : codes(codes_), scales(scales_), kind(WeightKind::scaled) {}
+  bool empty() const { return codes.empty(); }
+};
+// The codes of a plain weight, which are its numbers. Throws Error, which names `reader`, for any
+// other: its codes must not pass for numbers.
+const TensorView& plain_codes(std::string_view reader, const WeightView& weight);
 
 // Element i of a CPU tensor of a float or integer dtype, widened exactly (i64 beyond 2^53 rounds).
 double value_at(const TensorView& tensor, int64_t i);

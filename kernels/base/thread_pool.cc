@@ -97,15 +97,14 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  check(threads >= 1, "a pool of at least 1 thread was wanted, found {}: use --threads 1 or more",
-        threads);
+  check(threads >= 1, "a pool has at least 1 thread, found {}: use --threads 1 or more", threads);
   try {
     for (int i = 1; i < threads; ++i)
       state_->workers.emplace_back([state = state_.get()] { state->serve(); });
   } catch (const std::exception& error) {
     const size_t started = state_->workers.size() + 1;
     state_->join();
-    fail("{} threads were wanted, but the system gave {} ({}): use --threads {}", threads, started,
+    fail("the system gave only {1} of {0} threads ({2}): use --threads {3}", threads, started,
          error.what(), started);
   }
 }

@@ -6,8 +6,9 @@
 
 namespace lockstep {
 
-// Workers that run one parallel loop at a time. Between loops they spin for 50 us at most and then
-// sleep: threads that spin for long collapse when another process shares the cores.
+// A pool of worker threads, owned by one thread, which runs one parallel loop at a time. Between
+// loops they spin for 50 us at most and then sleep: threads that spin for long collapse when
+// another process shares the cores.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // including the caller; 1 makes no worker

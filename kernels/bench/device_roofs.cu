@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 template <int kLoads, int kThreads>
 void read_by(int blocks_a_processor, const void* data, int64_t bytes, uint32_t* sum,
              CUstream_st* stream) {
-  static const int processors =
+  const int processors =
       number_of_device(cudaDevAttrMultiProcessorCount, "how many multiprocessors it has");
   const auto blocks = static_cast<unsigned>(processors * blocks_a_processor);
   add_up<kLoads, kThreads>
@@ -44,10 +44,10 @@ void read(int way, const void* data, int64_t bytes, uint32_t* sum, CUstream_st* 
   if (way == 2) read_by<8, 1024>(2, data, bytes, sum, stream);
 }
 
-__global__ void do_nothing() { after_the_kernel_before(); }
+__global__ void do_nothing() { pdl_launch_dependents_and_wait(); }
 
 void nothing(CUstream_st* stream) {
-  launch_early("a kernel that does nothing", stream, 1, kWarp, do_nothing);
+  launch_pdl("a kernel that does nothing", stream, 1, kWarp, do_nothing);
 }
 
 }  // namespace

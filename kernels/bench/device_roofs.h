@@ -6,8 +6,8 @@ struct CUstream_st;
 
 namespace lockstep {
 
-// Work of a CUDA device whose time says what that device can do at most, from the library of CUDA
-// ops. Throws Error when it cannot be launched.
+// Work of the current CUDA device of the thread (that of the stream), whose time says what that
+// device can do at most, from the library of CUDA ops. Throws Error when it cannot be launched.
 struct RoofKernels {
   // In how many ways `read` can read: which one is the fastest differs between devices.
   static constexpr int kWays = 3;

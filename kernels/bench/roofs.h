@@ -7,8 +7,8 @@ namespace lockstep {
 
 class ThreadPool;
 
-// What this machine can do at most, measured now. The best of many short tries, because other
-// processes can only make one slower.
+// The roofs of this machine, measured now: the most that it can do. The best of many short tries,
+// because other processes can only make one slower.
 
 // The size of a buffer that no cache holds: over four times the last cache, 256 MiB at least.
 int64_t uncached_bytes();

@@ -56,8 +56,8 @@ struct MatmulKernel {
     for (; i + N <= k; i += N) {
       simd::F<N> weights[Rows];
       for (int r = 0; r < Rows; ++r) {
-        // Of several rows the same place of the next tile: the streams are too short for the CPU to
-        // see them coming.
+        // Prefetches the next tile of several rows, whose streams are too short for the CPU's own
+        // prefetcher.
         constexpr int64_t kAhead = kAheadBytes / sizeof(T);
         __builtin_prefetch(w + (Rows == 1 ? kAhead : (r + Rows) * k) + i, 0, Rows == 1 ? 3 : 2);
         weights[r] = simd::load<N>(w + r * k + i);

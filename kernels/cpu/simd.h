@@ -82,7 +82,8 @@ template <int N>
   std::memcpy(&bits, p, sizeof bits);
   const U<N> wide = __builtin_convertvector(bits, U<N>);
   const U<N> magnitude = (wide & 0x7fffu) << 13;
-  // As in to_float: 2^112 moves the bias and normalises subnormals; Inf and NaN keep all ones.
+  // The scheme of to_float: 2^112 moves the bias and normalises subnormals; Inf and NaN keep all
+  // ones.
   const U<N> scaled = reinterpret_cast<U<N>>(reinterpret_cast<F<N>>(magnitude) * 0x1p112f);
   const U<N> special = magnitude | 0x7f800000u;
   const U<N> value = magnitude >= (0x7c00u << 13) ? special : scaled;
@@ -117,7 +118,7 @@ template <int N>
   const U<N> bits = reinterpret_cast<U<N>>(v);
   const U<N> m = bits & 0x7fffffffu;
   const F<N> magnitude = reinterpret_cast<F<N>>(m);
-  // As in from_float<Float16>.
+  // The scheme of from_float<Float16>.
   const U<N> normal = (m + 0xfffu + ((m >> 13) & 1u) - (112u << 23)) >> 13;
   const U<N> subnormal = reinterpret_cast<U<N>>(magnitude + 0.5f) - 0x3f000000u;
   const U<N> infinite = U<N>{} + 0x7c00u;

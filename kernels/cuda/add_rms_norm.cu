@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kNormThreads) add_and_normalise(AddNormArgumen
 
 }  // namespace
 
-void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& made) {
-  const auto& [sum, a, b, weight, eps] = made;
+void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormInput& input) {
+  const auto& [sum, a, b, weight, eps] = input;
   const int64_t width = a.shape.last();
   if (width <= kNarrowRow) {  // rows of which rms_norm takes several in a block
     add_cuda(context, sum, a, b);
     return rms_norm_cuda(context, out, sum, weight, eps);
   }
-  check_add(sum, a, b, Device::cuda);
+  check_add(sum, a, b, DeviceKind::cuda);
   check_rms_norm(out, sum, weight);
   if (a.count() == 0) return;
   dispatch_cuda(a.dtype, [&]<typename T>(T*) {
@@ -54,9 +54,9 @@ void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNorm& 
       add_cuda(context, sum, a, b);
       return rms_norm_cuda(context, out, sum, weight, eps);
     }
-    launch_early("add_rms_norm", context.stream, static_cast<unsigned>(a.count() / width),
-                 kNormThreads, wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>,
-                 arguments);
+    launch_pdl("add_rms_norm", context.stream, static_cast<unsigned>(a.count() / width),
+               kNormThreads, wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>,
+               arguments);
   });
 }
 

@@ -2,59 +2,60 @@
 
 #include <array>
 
-#include "kernels/cuda/attention_chunks.cuh"
+#include "kernels/cuda/attention_splits.cuh"
 
 namespace lockstep {
 namespace {
 
-constexpr int kMostChunks = 16;  // blocks of a cluster, on Hopper
+constexpr int kMaxSplits = 16;  // blocks of a cluster, on Hopper
 constexpr int kTeam = 2 * kBlocks;
 constexpr int kThreads = kTeam * kWarp;
 
 template <typename T, int kDim>
 struct Shared {
-  Chunk<T, kDim> chunk;
-  float parts[kTileRows][kDim + 8];  // what it gives: see AttentionArguments::part
+  SplitBuffers<T, kDim> split;
+  float partials[kTileRows][kDim + 8];  // as AttentionArguments::partial
 };
 
-// The block's own chunk of a tile and K/V head, into `parts`, or the output where it is the only
-// one: two warps for each block of keys, of which the second brings the values.
+// Computes the block's own split of a q tile and K/V head into `partials`, or into the output where
+// it is the only one. Two warps serve each block of keys, of which the second loads the values.
 template <typename T, int kDim>
-__device__ void take(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
-                     const Queries& queries, KeyRange seen, int first_row, bool only) {
+__device__ void process_own_split(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
+                                  const Queries& queries, KeyRange visible, int first_row,
+                                  bool only) {
   const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y),
-            first = static_cast<int>(blockIdx.z) * kChunkKeys;
-  Supply<T, kDim, kTeam> supply{a, shared.chunk, queries, seen, kv_head};
-  supply.find(first);
-  wait_for_the_kernel_before();  // for the keys and q: the rest was there
-  supply.bring_keys(), end_group();
-  supply.bring_values(), end_group();
-  constexpr int kColumns = kShare<kDim, kTeam>;
+            first = static_cast<int>(blockIdx.z) * kSplitKeys;
+  SplitLoader<T, kDim, kTeam> loader{a, shared.split, queries, visible, kv_head};
+  loader.find(first);
+  pdl_wait();  // for the keys and q: the rest was there
+  loader.load_keys(), cp_async_commit_group();
+  loader.load_values(), cp_async_commit_group();
+  constexpr int kColumns = kColumnsPerWarp<kDim, kTeam>;
   Tile<T, kDim, kColumns> tile;
   tile.column = warp * kColumns;
   tile.begin(a, queries, kv_head, first_row);
-  wait_for_older();
+  cp_async_wait_group();
   __syncwarp();
-  const Taken taken = {first, supply.keys_of(first)};
-  const auto scored = [] { end_group(); };  // of no keys: the values are the older ones
+  const WantedBlocks wanted = {first, loader.keys_of(first)};
+  const auto scored = [] { cp_async_commit_group(); };  // of no keys: the values are the older ones
   if (queries.rows(a) == a.group && a.group <= kLowerRows) {
     OneQuery<T, kDim, kColumns> query(queries, kv_head, tile.column);
-    query.take_chunk(a, shared.chunk, tile, taken, scored);
+    query.process_split(a, shared.split, tile, wanted, scored);
     if (only) return query.write_out(a);
-    query.write_part(a, shared.parts[0], kDim + 8);
+    query.write_partial(a, shared.partials[0], kDim + 8);
   } else {
-    take_chunk(a, shared.chunk, tile, taken, scored);
+    process_split(a, shared.split, tile, wanted, scored);
     if (only) return write_only(a, tile);
     const int row = static_cast<int>(threadIdx.x % kWarp) / 4;
-    write_part(tile, [&](int half) { return shared.parts[row + 8 * half]; });
+    write_partial(tile, [&](int half) { return shared.partials[row + 8 * half]; });
   }
 }
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-// Joins what the blocks of a cluster have, a warp for 32 columns of a row.
+// Merges the partial results of the blocks of a cluster, a warp for 32 columns of a row.
 template <typename T, int kDim>
-__device__ void join_cluster(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
-                             const Queries& queries, int first_row) {
+__device__ void combine_cluster(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
+                                const Queries& queries, int first_row) {
   const auto cluster = cooperative_groups::this_cluster();
   const int warp = static_cast<int>(threadIdx.x / kWarp),
             lane = static_cast<int>(threadIdx.x % kWarp);
@@ -66,61 +67,70 @@ __device__ void join_cluster(const AttentionArguments<T>& a, Shared<T, kDim>& sh
     const int token = queries.first + (first_row + row) / a.group,
               head = kv_head * a.group + (first_row + row) % a.group;
     const int position = queries.position(token);
-    const KeyRange seen = seen_from(a, position);
-    const int first = seen.begin / kChunkKeys, end = (seen.end + kChunkKeys - 1) / kChunkKeys;
+    const KeyRange visible = visible_keys(a, position);
+    const int first = visible.begin / kSplitKeys, end = (visible.end + kSplitKeys - 1) / kSplitKeys;
     Softmax softmax;
     float sum = 0;
-    for (int from = first; from < end; from += kMostChunks)
-      sum = join_chunks<kMostChunks>(
-          softmax, sum, from, min(end - from, kMostChunks), a.chunks, kDim, column,
-          [&](int chunk) { return cluster.map_shared_rank(shared.parts[row], chunk); });
+    for (int from = first; from < end; from += kMaxSplits)
+      sum = merge_splits<kMaxSplits>(
+          softmax, sum, from, min(end - from, kMaxSplits), a.kv_splits, kDim, column,
+          [&](int split) { return cluster.map_shared_rank(shared.partials[row], split); });
     a.out[(int64_t{token} * a.heads + head) * kDim + column] =
-        narrow<T>(scaled(sum, unit_of(softmax, position)));
+        narrow<T>(scaled(sum, inv_row_sum(softmax, position)));
   }
 }
 #endif
 
-// A cluster takes one tile and one K/V head (blockIdx.y), each of its blocks a chunk of the keys.
+// The grid is (q tiles of 16 rows, K/V heads, splits), and the blocks along z are one cluster:
+//
+//   block 0: split 0      block 1: split 1      ..      partial results in shared memory
+//        \____________________|____________________/     cluster.sync()
+//   every block merges some rows, reading the others' shared memory, and writes the output
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments<T> a) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T, kDim>*>(memory);
-  let_the_next_begin();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x < kWarp)
-    look_at_batch(a);
-  int run = static_cast<int>(blockIdx.x);
-  const Queries queries = find_run(a, a.group, kTileRows, run);
-  if (queries.request < 0) return wait_for_the_kernel_before();
-  const int first_row = run * kTileRows, first = static_cast<int>(blockIdx.z) * kChunkKeys;
-  const KeyRange all = seen_by(a, queries, first_row, kTileRows), seen = in_chunks(a, queries, all);
-  const bool mine = first < seen.end && first + kChunkKeys > seen.begin;
-  // What there is no room for makes NaN of a row when its chunks are joined.
-  const bool only = mine && gridDim.z == 1 && seen.end == all.end;
+  pdl_launch_dependents();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x < kWarp) check_batch(a);
+  int q_tile = static_cast<int>(blockIdx.x);
+  const Queries queries = locate_q_tile(a, a.group, kTileRows, q_tile);
+  if (queries.request < 0) return pdl_wait();
+  const int first_row = q_tile * kTileRows, first = static_cast<int>(blockIdx.z) * kSplitKeys;
+  const KeyRange all = visible_to_any(a, queries, first_row, kTileRows),
+                 visible = within_splits(a, queries, all);
+  const bool mine = first < visible.end && first + kSplitKeys > visible.begin;
+  // Splits beyond the page table make a row NaN when they are merged.
+  const bool only = mine && gridDim.z == 1 && visible.end == all.end;
   if (mine)
-    take(a, shared, queries, seen, first_row, only);
+    process_own_split(a, shared, queries, visible, first_row, only);
   else
-    wait_for_the_kernel_before();
+    pdl_wait();
   if (only) return;
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
-  join_cluster(a, shared, queries, first_row);
-  cluster.sync();  // what others read must stay
+  combine_cluster(a, shared, queries, first_row);
+  cluster.sync();  // others may still read this shared memory
 #endif
 }
 
-// How many clusters of that many blocks a device has room for at once; none where the kernel was
+// The counts of max_active_clusters by blocks, plus one; 0: not yet known.
+template <typename T, int kDim>
+struct ClusterCounts {
+  std::array<int, kMaxSplits + 1> plus_one = {};
+};
+
+// How many clusters of that many blocks are resident on the device at once; 0 where the kernel was
 // built for devices that have no clusters.
 template <typename T, int kDim>
-int room_for_clusters(unsigned blocks) {
-  static std::array<int, kMostChunks + 1> room = {};  // 0: not yet known; else one more than that
-  int& known = room.at(blocks);
+int max_active_clusters(unsigned blocks) {
+  int& known = of_current_device<ClusterCounts<T, kDim>>().plus_one.at(blocks);
   if (known > 0) return known - 1;
   cudaFuncAttributes built = {};
-  cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "what a kernel is built for");
+  cuda_check(cudaFuncGetAttributes(&built, attend_cluster<T, kDim>), "cudaFuncGetAttributes");
   cuda_check(cudaFuncSetAttribute(attend_cluster<T, kDim>,
                                   cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-             "clusters of blocks");
+             "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {1, 1, blocks};
@@ -143,13 +153,13 @@ int room_for_clusters(unsigned blocks) {
 template <typename T, int kDim>
 bool launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
-  const auto chunks = static_cast<unsigned>(a.chunks);
-  const int64_t tiles = most_runs(a, kTileRows);
+  const auto kv_splits = static_cast<unsigned>(a.kv_splits);
+  const int64_t tiles = max_q_tiles(a, kTileRows);
   grant_shared<attend_cluster<T, kDim>>(kBytes);
-  if (tiles * a.kv_heads > room_for_clusters<T, kDim>(chunks)) return false;
-  launch_early("paged_attention", context.stream,
-               {static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv_heads), chunks},
-               {kThreads, kBytes, chunks}, attend_cluster<T, kDim>, a);
+  if (tiles * a.kv_heads > max_active_clusters<T, kDim>(kv_splits)) return false;
+  launch_pdl("paged_attention", context.stream,
+             {static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv_heads), kv_splits},
+             {kThreads, kBytes, kv_splits}, attend_cluster<T, kDim>, a);
   return true;
 }
 
@@ -157,7 +167,7 @@ bool launch(const OpContext& context, const AttentionArguments<T>& a) {
 
 template <typename T>
 bool attend_in_clusters(const OpContext& context, const AttentionArguments<T>& a) {
-  if (compute_capability() < 90 || a.chunks > kMostChunks) return false;
+  if (compute_capability() < 90 || a.kv_splits > kMaxSplits) return false;
   bool done = false;
   dispatch_tile(a, [&]<int kDim>() {
     if constexpr (kDim % kWarp == 0) done = launch<T, kDim>(context, a);

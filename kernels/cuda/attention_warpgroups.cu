@@ -1,131 +1,140 @@
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/warpgroup.cuh"
 
+// The grid is one-dimensional: q tiles of 128 rows times K/V heads. A block has three warpgroups
+// around four stages of 64 keys in shared memory:
+//
+//   producer, warpgroup 2    waits for k_empty, v_empty    cp.async K, V -> stage    k_full, v_full
+//   consumer 0, rows 0..63   waits for k_full, v_full      S = Q K^T (wgmma), P = exp(S - row_max),
+//   consumer 1, rows 64..127                               O += P V (wgmma)          k_empty,
+//   v_empty
+//
+// The producer gives registers away (40 each) and the consumers take them (232 each). A consumer
+// overlaps the two: the next Q K^T, or the P V of a block of 32 keys, runs while it computes the
+// softmax of another block.
 namespace lockstep {
 namespace {
 
-constexpr int kWorkers = 2;  // warpgroups of a block that work on rows; one more brings keys
-constexpr int kRows = 64;    // of a worker
-constexpr int kKeys = 64;    // that are brought and scored at a time
+constexpr int kConsumers = 2;  // warpgroups of a block that compute; one more loads
+constexpr int kRows = 64;      // of a consumer
+constexpr int kKeys = 64;      // of a stage
 constexpr int kBlocks = kKeys / kBlockKeys;
 static_assert(kBlocks == 2);
-constexpr int kStages = 4;  // of as many keys and values in shared memory
-constexpr int kThreads = (kWorkers + 1) * kWarpgroup;
+constexpr int kStages = 4;  // of keys and values in shared memory
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 
 template <typename T, int kDim>
 struct Stage {
-  Panels<T, kKeys, kDim> k, v;
+  SwizzledTile128B<T, kKeys, kDim> k, v;
 };
 
-// When a stage's keys or values are there, and when no thread of the workers needs them any more.
-struct Handovers {
-  Handover k, v, k_free, v_free;
+// A stage's keys or values are complete (full), or no consumer reads them any more (empty).
+struct StageBarriers {
+  Mbarrier k_full, v_full, k_empty, v_empty;
 };
 
 template <typename T, int kDim>
 struct Shared {
-  Panels<T, kRows, kDim> q[kWorkers];
+  SwizzledTile128B<T, kRows, kDim> q[kConsumers];
   Stage<T, kDim> stages[kStages];
-  Panels<T, 16, kDim> zeros;
-  Handovers handovers[kStages];
+  SwizzledTile128B<T, 16, kDim> zeros;
+  StageBarriers barriers[kStages];
 };
 
-// Which stage it is, and the phase of its barriers.
-struct Turn {
+// The current stage, and the phase of its barriers.
+struct PipelineState {
   int stage = 0;
   unsigned phase = 0;
-  __device__ Turn next() const {
-    return stage + 1 < kStages ? Turn{stage + 1, phase} : Turn{0, phase ^ 1};
+  __device__ PipelineState next() const {
+    return stage + 1 < kStages ? PipelineState{stage + 1, phase} : PipelineState{0, phase ^ 1};
   }
 };
 
-// Keys that all of these rows see.
+// The keys that all of these rows see.
 template <typename T>
-__device__ KeyRange seen_by_all(const AttentionArguments<T>& a, const Queries& queries,
-                                int first_row, int count) {
+__device__ KeyRange visible_to_all(const AttentionArguments<T>& a, const Queries& queries,
+                                   int first_row, int count) {
   const int rows = queries.rows(a);
   if (first_row >= rows) return {0, 0};
   const int last_row = min(first_row + count, rows) - 1;
-  return {seen_from(a, queries.position(queries.first + last_row / a.group)).begin,
-          seen_from(a, queries.position(queries.first + first_row / a.group)).end};
+  return {visible_keys(a, queries.position(queries.first + last_row / a.group)).begin,
+          visible_keys(a, queries.position(queries.first + first_row / a.group)).end};
 }
 
-// Brings keys and values, by one warpgroup.
+// The producer: one warpgroup loads all keys and values.
 template <typename T, int kDim>
-__device__ void bring_all(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
-                          const Queries& queries, int kv_head, const KeyRange& keys) {
-  using Bringer = Pieces<T, kDim, kWarpgroup>;
-  // What is told of when two more are on their way.
-  Handover *before = nullptr, *before_that = nullptr;
-  const auto tell = [&](Handover* newest) {
-    end_group();
-    wait_for_older<2>();
-    publish_writes();
+__device__ void produce(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
+                        const Queries& queries, int kv_head, const KeyRange& keys) {
+  using Loader = KvTileLoader<T, kDim, kWarpgroup>;
+  // The barriers of the last two groups of copies: each is completed when two more are in flight.
+  Mbarrier *before = nullptr, *before_that = nullptr;
+  const auto commit = [&](Mbarrier* newest) {
+    cp_async_commit_group();
+    cp_async_wait_group<2>();
+    fence_proxy_async();
     if (before_that != nullptr) before_that->arrive();
     before_that = before, before = newest;
   };
-  const auto bring = [&](const Bringer& low, const Bringer& high, Panels<T, kKeys, kDim>& to,
-                         const T* from) {
-    low.bring_to([&](int row, int column) { return to.at(row, column); }, from);
-    high.bring_to([&](int row, int column) { return to.at(kBlockKeys + row, column); }, from);
+  const auto load = [&](const Loader& low, const Loader& high, SwizzledTile128B<T, kKeys, kDim>& to,
+                        const T* from) {
+    low.load_to([&](int row, int column) { return to.at(row, column); }, from);
+    high.load_to([&](int row, int column) { return to.at(kBlockKeys + row, column); }, from);
   };
   int at = keys.begin / kKeys * kKeys;
-  const auto look = [&](int block) {
-    return look_up(a, queries, kv_head, at + block * kBlockKeys, keys);
+  const auto locate = [&](int block) {
+    return locate_key(a, queries, kv_head, at + block * kBlockKeys, keys);
   };
-  int64_t low = look(0), high = look(1);
-  for (Turn turn; at < keys.end; turn = turn.next()) {
-    Handovers& handovers = shared.handovers[turn.stage];
-    const Bringer pieces[kBlocks] = {Bringer(low), Bringer(high)};
-    handovers.k_free.wait(turn.phase ^ 1);
-    bring(pieces[0], pieces[1], shared.stages[turn.stage].k, a.k);
-    tell(&handovers.k);
-    handovers.v_free.wait(turn.phase ^ 1);
-    bring(pieces[0], pieces[1], shared.stages[turn.stage].v, a.v);
-    tell(&handovers.v);
-    at += kKeys;  // looked up before they are used: a page table lies as far away as the keys
-    low = look(0), high = look(1);
+  int64_t low = locate(0), high = locate(1);
+  for (PipelineState state; at < keys.end; state = state.next()) {
+    StageBarriers& barriers = shared.barriers[state.stage];
+    const Loader loader[kBlocks] = {Loader(low), Loader(high)};
+    barriers.k_empty.wait(state.phase ^ 1);
+    load(loader[0], loader[1], shared.stages[state.stage].k, a.k);
+    commit(&barriers.k_full);
+    barriers.v_empty.wait(state.phase ^ 1);
+    load(loader[0], loader[1], shared.stages[state.stage].v, a.v);
+    commit(&barriers.v_full);
+    at += kKeys;  // the lookup runs ahead, because a page table is as far away as the keys
+    low = locate(0), high = locate(1);
   }
-  tell(nullptr);
-  tell(nullptr);
+  commit(nullptr);
+  commit(nullptr);
 }
 
-// What a warpgroup does for its rows. Scores of the next keys, and the sums of a block, are on
-// their way while it makes weights of the scores of another block.
+// A consumer: the rows of one warpgroup, and the state of its pipeline.
 template <typename T, int kDim>
-struct Worker {
+struct Consumer {
   using Scores = float[kBlockKeys / 8][4];
-  using Weights = uint32_t[kBlockKeys / 16][kParts<T>][4];
+  using Probs = uint32_t[kBlockKeys / 16][kTerms<T>][4];
 
   const AttentionArguments<T>& a;
   Shared<T, kDim>& shared;
-  int number;         // of the worker
+  int number;         // of the consumer
   KeyRange any, all;  // keys that any of its rows sees, and that all of them see
-  KeyRange brought;
-  Tile<T, kDim> tile;      // the warp's: its sums are those of the warpgroup's products
-  Softmax softmax[2];      // of all chunks
-  float4 sums[kDim / 8];   // likewise
-  Scores scores[kBlocks];  // of the keys of this turn
-  Turn turn;
-  bool fresh = true;  // the chunk has no sums yet
+  KeyRange loaded;
+  Tile<T, kDim> tile;      // the warp's; its acc are the sums of the warpgroup's products
+  Softmax softmax[2];      // over all splits
+  float4 acc[kDim / 8];    // likewise
+  Scores scores[kBlocks];  // of the keys of this stage
+  PipelineState state;
+  bool fresh = true;  // the split has no sums yet
 
-  __device__ void load_queries(const Queries& queries, int kv_head, int first_row);
-  __device__ void take_all();
+  __device__ void load_q(const Queries& queries, int kv_head, int first_row);
+  __device__ void process_all_blocks();
 
  private:
-  __device__ void pass_by();
-  __device__ void begin_scores(Turn of, bool there);
-  __device__ void make_weights(Scores& p, int first, Weights& weights, float (&shrink)[2]);
-  __device__ bool must_part_rows(int first, int block);
-  __device__ void begin_sums(int first, int block, const Weights& weights,
-                             const float (&shrink)[2]);
-  __device__ void take_low(int at, bool first_turn);
-  __device__ void take_high(int at, bool more);
-  __device__ void end_chunk(const Softmax (&of)[2]);
+  __device__ void skip_stage();
+  __device__ void issue_qk(PipelineState of, bool there);
+  __device__ void softmax_block(Scores& p, int first, Probs& probs, float (&correction)[2]);
+  __device__ bool needs_row_masks(int first, int block);
+  __device__ void issue_pv(int first, int block, const Probs& probs, const float (&correction)[2]);
+  __device__ void process_low_block(int at, bool first_stage);
+  __device__ void process_high_block(int at, bool more);
+  __device__ void end_split(const Softmax (&of)[2]);
 };
 
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::load_queries(const Queries& queries, int kv_head, int first_row) {
+__device__ void Consumer<T, kDim>::load_q(const Queries& queries, int kv_head, int first_row) {
   constexpr int kPieces = kDim / 8;
   const int rows = queries.rows(a), thread = static_cast<int>(threadIdx.x % kWarpgroup);
 #pragma unroll 4
@@ -138,43 +147,44 @@ __device__ void Worker<T, kDim>::load_queries(const Queries& queries, int kv_hea
           a.q + (token * a.heads + kv_head * a.group + mine % a.group) * kDim + column);
     *reinterpret_cast<uint4*>(shared.q[number].at(row, column)) = piece;
   }
-  publish_writes();
-  any_of_warpgroup(1 + number, false);
+  fence_proxy_async();
+  warpgroup_any(1 + number, false);
 }
 
-// Products of q and the keys of a turn, or of anything that is there and will not be used.
+// Issues Q K^T of a stage. Without a next stage (`there` is false) it multiplies q with itself,
+// which nobody reads, so that the pipeline has no branch.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::begin_scores(Turn of, bool there) {
-  using Keys = Panels<T, kKeys, kDim>;
-  if (there) shared.handovers[of.stage].k.wait(of.phase);
+__device__ void Consumer<T, kDim>::issue_qk(PipelineState of, bool there) {
+  using Keys = SwizzledTile128B<T, kKeys, kDim>;
+  if (there) shared.barriers[of.stage].k_full.wait(of.phase);
   const uint64_t q = shared.q[number].descriptor(0),
                  k = there ? shared.stages[of.stage].k.descriptor(0) : q;
-  settle(scores[0]), settle(scores[1]);
-  begin_products();
+  pin_registers(scores[0]), pin_registers(scores[1]);
+  wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step)
-    multiply_rows<T>(scores, q + Keys::step(step), k + Keys::step(step), step > 0);
-  end_products();
+    wgmma_ss<T>(scores, q + Keys::step(step), k + Keys::step(step), step > 0);
+  wgmma_commit_group();
 }
 
-// Of a block's scores, and what the sums before it shrink by.
+// Turns a block's scores into probabilities, and gives the correction factor of the sums before it.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::make_weights(Scores& p, int first, Weights& weights,
-                                              float (&shrink)[2]) {
+__device__ void Consumer<T, kDim>::softmax_block(Scores& p, int first, Probs& probs,
+                                                 float (&correction)[2]) {
   tile.scale_scores(a, first, first >= all.begin && first + kBlockKeys <= all.end, p);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float most = fmaxf(tile.softmax[half].most, tile.most_of(p, half));
-    shrink[half] = tile.grow_total(half, most, tile.soften(p, half, most));
+    const float row_max = fmaxf(tile.softmax[half].row_max, tile.block_row_max(p, half));
+    correction[half] = tile.rescale_row_sum(half, row_max, tile.exp_scores(p, half, row_max));
   }
 #pragma unroll
-  for (int step = 0; step < kBlockKeys / 16; ++step) split_scores<T, 2>(p, step, weights[step]);
+  for (int step = 0; step < kBlockKeys / 16; ++step) split_scores<T, 2>(p, step, probs[step]);
 }
 
-// As Tile says it, of the rows of all warps: they work together.
+// Tile::needs_row_masks for the rows of all warps, which share the work.
 template <typename T, int kDim>
-__device__ bool Worker<T, kDim>::must_part_rows(int first, int block) {
-  if (all.begin <= max(first, brought.begin) && all.end >= min(first + kBlockKeys, brought.end))
+__device__ bool Consumer<T, kDim>::needs_row_masks(int first, int block) {
+  if (all.begin <= max(first, loaded.begin) && all.end >= min(first + kBlockKeys, loaded.end))
     return false;
   constexpr int kPieces = kDim / 8 / 4;  // of a row, for a warp
   const int lane = static_cast<int>(threadIdx.x % kWarp),
@@ -183,158 +193,161 @@ __device__ bool Worker<T, kDim>::must_part_rows(int first, int block) {
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const uint4 piece = *reinterpret_cast<const uint4*>(
-        shared.stages[turn.stage].v.at(block * kBlockKeys + lane, (warp * kPieces + i) * 8));
+        shared.stages[state.stage].v.at(block * kBlockKeys + lane, (warp * kPieces + i) * 8));
     found |= not_finite<T>(piece.x) || not_finite<T>(piece.y) || not_finite<T>(piece.z) ||
              not_finite<T>(piece.w);
   }
-  return any_of_warpgroup(1 + number, found);
+  return warpgroup_any(1 + number, found);
 }
 
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::begin_sums(int first, int block, const Weights& weights,
-                                            const float (&shrink)[2]) {
-  auto& values = shared.stages[turn.stage].v;
-  if (!fresh) tile.grow_sums(0, shrink[0]), tile.grow_sums(1, shrink[1]);
+__device__ void Consumer<T, kDim>::issue_pv(int first, int block, const Probs& probs,
+                                            const float (&correction)[2]) {
+  auto& values = shared.stages[state.stage].v;
+  if (!fresh) tile.rescale_acc(0, correction[0]), tile.rescale_acc(1, correction[1]);
   uint64_t v[kBlockKeys / 16];
 #pragma unroll
   for (int step = 0; step < kBlockKeys / 16; ++step)
     v[step] = values.descriptor(block * kBlockKeys + step * 16);
-  if (must_part_rows(first, block)) [[unlikely]] {
-    if (fresh) tile.clear_sums();
+  if (needs_row_masks(first, block)) [[unlikely]] {
+    if (fresh) tile.clear_acc();
     fresh = false;
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
-      tile.weigh_row_by_row(
+      tile.accumulate_pv_row_by_row(
           [&](int key, int column) { return values.at(block * kBlockKeys + key, column); }, first,
-          step, weights[step]);
-      // Nothing is left to add. That is no branch around the products, because the compiler lets
-      // products in branches run one by one.
+          step, probs[step]);
+      // Nothing is left to add, so the product is with zeros. A branch around the products is no
+      // alternative, because the compiler serialises products in branches.
       v[step] = shared.zeros.descriptor(0);
     }
   }
-  settle(tile.sums);
-  begin_products();
+  pin_registers(tile.acc);
+  wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kBlockKeys / 16; ++step)
 #pragma unroll
-    for (int part = 0; part < kParts<T>; ++part)
-      multiply_columns<T>(tile.sums, weights[step][part], v[step], !fresh || step > 0 || part > 0);
-  end_products();
+    for (int term = 0; term < kTerms<T>; ++term)
+      wgmma_rs<T>(tile.acc, probs[step][term], v[step], !fresh || step > 0 || term > 0);
+  wgmma_commit_group();
   fresh = false;
 }
 
-// Adds the chunk whose sums the tile has to those before it.
+// Merges the split whose sums the tile holds into those before it.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::end_chunk(const Softmax (&of)[2]) {
+__device__ void Consumer<T, kDim>::end_split(const Softmax (&of)[2]) {
   const Softmax next[2] = {tile.softmax[0], tile.softmax[1]};
   tile.softmax[0] = of[0], tile.softmax[1] = of[1];
-  tile.end_chunk();
-  tile.join_to(softmax, [&](int n) -> float4& { return sums[n]; });
+  tile.end_split();
+  tile.merge_into(softmax, [&](int n) -> float4& { return acc[n]; });
   tile.softmax[0] = next[0], tile.softmax[1] = next[1];
   fresh = true;
 }
 
-// Takes the first block of a turn while the sums of the last one of the turn before run.
+// Processes the first block of a stage while the P V of the stage before runs.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::take_low(int at, bool first_turn) {
+__device__ void Consumer<T, kDim>::process_low_block(int at, bool first_stage) {
   const Softmax before[2] = {tile.softmax[0], tile.softmax[1]};
-  const bool next_chunk = !first_turn && at % kChunkKeys == 0;
-  if (next_chunk) tile.softmax[0] = tile.softmax[1] = {};
-  Weights weights;
-  float shrink[2];
-  make_weights(scores[0], at, weights, shrink);
-  wait_for_products<0>();
-  if (!first_turn) shared.handovers[(turn.stage + kStages - 1) % kStages].v_free.arrive();
-  if (next_chunk) end_chunk(before);
-  shared.handovers[turn.stage].v.wait(turn.phase);
-  begin_sums(at, 0, weights, shrink);
+  const bool next_split = !first_stage && at % kSplitKeys == 0;
+  if (next_split) tile.softmax[0] = tile.softmax[1] = {};
+  Probs probs;
+  float correction[2];
+  softmax_block(scores[0], at, probs, correction);
+  wgmma_wait_group<0>();
+  if (!first_stage) shared.barriers[(state.stage + kStages - 1) % kStages].v_empty.arrive();
+  if (next_split) end_split(before);
+  shared.barriers[state.stage].v_full.wait(state.phase);
+  issue_pv(at, 0, probs, correction);
 }
 
-// Takes the second one while the sums of the first one run; `more`: there is another turn.
+// Processes the second block while the P V of the first one runs; `more`: there is another stage.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::take_high(int at, bool more) {
-  Weights weights;
-  float shrink[2];
-  make_weights(scores[1], at + kBlockKeys, weights, shrink);
-  begin_scores(turn.next(), more);
-  wait_for_products<1>();
-  begin_sums(at + kBlockKeys, 1, weights, shrink);
-  wait_for_products<1>();
+__device__ void Consumer<T, kDim>::process_high_block(int at, bool more) {
+  Probs probs;
+  float correction[2];
+  softmax_block(scores[1], at + kBlockKeys, probs, correction);
+  issue_qk(state.next(), more);
+  wgmma_wait_group<1>();
+  issue_pv(at + kBlockKeys, 1, probs, correction);
+  wgmma_wait_group<1>();
 }
 
-// A turn of which this worker sees nothing.
+// Releases a stage of which no row of this consumer sees a key.
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::pass_by() {
-  Handovers& handovers = shared.handovers[turn.stage];
-  handovers.k.wait(turn.phase);
-  handovers.k_free.arrive();
-  handovers.v.wait(turn.phase);
-  handovers.v_free.arrive();
-  turn = turn.next();
+__device__ void Consumer<T, kDim>::skip_stage() {
+  StageBarriers& barriers = shared.barriers[state.stage];
+  barriers.k_full.wait(state.phase);
+  barriers.k_empty.arrive();
+  barriers.v_full.wait(state.phase);
+  barriers.v_empty.arrive();
+  state = state.next();
 }
 
 template <typename T, int kDim>
-__device__ void Worker<T, kDim>::take_all() {
-  int at = brought.begin / kKeys * kKeys;
-  for (; at < brought.end && at + kKeys <= any.begin; at += kKeys) pass_by();
+__device__ void Consumer<T, kDim>::process_all_blocks() {
+  int at = loaded.begin / kKeys * kKeys;
+  for (; at < loaded.end && at + kKeys <= any.begin; at += kKeys) skip_stage();
   if (at < any.end) {
-    begin_scores(turn, true);
-    wait_for_products<0>();
+    issue_qk(state, true);
+    wgmma_wait_group<0>();
     for (bool first = true; at < any.end; at += kKeys, first = false) {
-      shared.handovers[turn.stage].k_free.arrive();
-      take_low(at, first);
-      take_high(at, at + kKeys < any.end);
-      turn = turn.next();
+      shared.barriers[state.stage].k_empty.arrive();
+      process_low_block(at, first);
+      process_high_block(at, at + kKeys < any.end);
+      state = state.next();
     }
-    wait_for_products<0>();
-    shared.handovers[(turn.stage + kStages - 1) % kStages].v_free.arrive();
-    end_chunk(tile.softmax);
+    wgmma_wait_group<0>();
+    shared.barriers[(state.stage + kStages - 1) % kStages].v_empty.arrive();
+    end_split(tile.softmax);
   }
-  for (; at < brought.end; at += kKeys) pass_by();
+  for (; at < loaded.end; at += kKeys) skip_stage();
 }
 
-// A block takes kWorkers * kRows rows of one request and one K/V head. The longest contexts come
-// first, of all heads: what begins last must not take long.
+// A block takes kConsumers * kRows rows of one request and one K/V head. The longest contexts come
+// first, for all heads, because what begins last must not take long.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArguments<T> a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T, kDim>*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kStages) {
-    Handovers& handovers = shared.handovers[thread];
-    handovers.k.begin(kWarpgroup), handovers.v.begin(kWarpgroup);
-    handovers.k_free.begin(kWorkers * kWarpgroup), handovers.v_free.begin(kWorkers * kWarpgroup);
+    StageBarriers& barriers = shared.barriers[thread];
+    barriers.k_full.init(kWarpgroup), barriers.v_full.init(kWarpgroup);
+    barriers.k_empty.init(kConsumers * kWarpgroup), barriers.v_empty.init(kConsumers * kWarpgroup);
   }
   if (thread < 16 * kDim / 8)
     *reinterpret_cast<uint4*>(shared.zeros.at(thread % 16, thread / 16 * 8)) = {};
-  publish_writes();
+  fence_proxy_async();
   __syncthreads();
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x), kv_head = index % a.kv_heads;
-  // From one lane, that the compiler knows that it is the same in all.
+  // The shuffle tells the compiler that the number is the same in all lanes.
   const int number = __shfl_sync(~0u, thread / kWarpgroup, 0);
-  if (blockIdx.x == 0 && thread < kWarp) look_at_batch(a);
-  int run = index / a.kv_heads;
-  const Queries queries = find_run(a, a.group, kWorkers * kRows, run);
+  if (blockIdx.x == 0 && thread < kWarp) check_batch(a);
+  int q_tile = index / a.kv_heads;
+  const Queries queries = locate_q_tile(a, a.group, kConsumers * kRows, q_tile);
   if (queries.request < 0) return;
-  const int first_row = run * kWorkers * kRows;
-  const KeyRange keys = seen_by(a, queries, first_row, kWorkers * kRows);
-  if (number == kWorkers) {
-    give_registers<40>();
-    bring_all(a, shared, queries, kv_head, keys);
+  const int first_row = q_tile * kConsumers * kRows;
+  const KeyRange keys = visible_to_any(a, queries, first_row, kConsumers * kRows);
+  if (number == kConsumers) {
+    setmaxnreg_dec<40>();
+    produce(a, shared, queries, kv_head, keys);
   } else {
-    get_registers<232>();
+    setmaxnreg_inc<232>();
     const int mine = first_row + number * kRows, tile_row = mine + thread / kWarp % 4 * kTileRows;
-    Worker<T, kDim> worker = {
-        a,   shared, number, seen_by(a, queries, mine, kRows), seen_by_all(a, queries, mine, kRows),
-        keys};
-    worker.load_queries(queries, kv_head, mine);
-    worker.tile.begin(a, queries, kv_head, tile_row);
-    worker.take_all();
-    // Begun anew, that the registers for it are free until then.
+    Consumer<T, kDim> consumer = {a,
+                                  shared,
+                                  number,
+                                  visible_to_any(a, queries, mine, kRows),
+                                  visible_to_all(a, queries, mine, kRows),
+                                  keys};
+    consumer.load_q(queries, kv_head, mine);
+    consumer.tile.begin(a, queries, kv_head, tile_row);
+    consumer.process_all_blocks();
+    // The tile is made again here, so that its registers are free until now.
     Tile<T, kDim> tile;
     tile.begin(a, queries, kv_head, tile_row);
-    write_out(a, tile, worker.softmax, [&](int n) -> float4& { return worker.sums[n]; });
+    write_out(a, tile, consumer.softmax, [&](int n) -> float4& { return consumer.acc[n]; });
   }
 }
 
@@ -342,9 +355,9 @@ template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
   grant_shared<attend_warpgroups<T, kDim>>(kBytes);
-  const auto blocks = static_cast<unsigned>(most_runs(a, kWorkers * kRows) * a.kv_heads);
-  launch_early("paged_attention", context.stream, blocks, {kThreads, kBytes},
-               attend_warpgroups<T, kDim>, a);
+  const auto blocks = static_cast<unsigned>(max_q_tiles(a, kConsumers * kRows) * a.kv_heads);
+  launch_pdl("paged_attention", context.stream, blocks, {kThreads, kBytes},
+             attend_warpgroups<T, kDim>, a);
 }
 
 }  // namespace
@@ -354,7 +367,7 @@ bool attend_by_warpgroups(const OpContext& context, const AttentionArguments<T>&
   if constexpr (std::is_same_v<T, float>) {
     return false;
   } else {
-    // Later devices lack these instructions too.
+    // Later devices lack these instructions as well.
     if (compute_capability() != 90 || !aligned_16(0, a.out, a.q, a.k, a.v)) return false;
     if (a.head_dim == 64)
       launch<T, 64>(context, a);

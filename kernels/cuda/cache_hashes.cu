@@ -20,22 +20,22 @@ struct Work {
   __host__ __device__ int64_t rows_of_a_block() const { return int64_t{rounds} * kWarps * kGroups; }
 };
 
-struct Works {
+struct JobTable {
   int count;
   FirstBlocks first;
   Work of[DigestMaker::kMostJobs];
 };
-static_assert(sizeof(Works) <= 32764, "a kernel takes that many bytes of arguments");
+static_assert(sizeof(JobTable) <= 32764, "a kernel takes that many bytes of arguments");
 
 __device__ int64_t rows_of(const CacheJob& job, int64_t request) {
   return max(int64_t{0}, min(int64_t{job.rows[request]}, job.most_rows));
 }
 
-// Where the hash of the first row of a request goes; by a warp.
+// The place of the hash of the first row of a request, found by a warp.
 __device__ uint64_t* row_hashes_of(const CacheJob& job, int64_t request) {
   int64_t place = 0;
   for (int64_t r = threadIdx.x % kWarp; r < job.requests; r += kWarp)
-    place += rows_of(job, r) * (job.order + (r < request ? 1 : 0));
+    place += rows_of(job, r) * (job.cache_index + (r < request ? 1 : 0));
   for (int other = kWarp / 2; other > 0; other /= 2) place += __shfl_xor_sync(~0u, place, other);
   return job.row_hashes + place;
 }
@@ -55,7 +55,7 @@ struct Row {
     k = static_cast<const char*>(job.k) + at, v = static_cast<const char*>(job.v) + at;
   }
 
-  // As an input of xxh3::hash.
+  // The interface of an input of xxh3::hash.
   __device__ uint64_t byte(int64_t at) const {
     if (k == nullptr) return 0xff;
     return static_cast<uint8_t>(at < bytes ? k[at] : v[at - bytes]);
@@ -65,11 +65,11 @@ struct Row {
   __device__ static const char* run(int64_t) { return nullptr; }
 };
 
-// A stripe of what is read in a page that the pool lacks.
+// The bytes that are read in place of a page that the pool lacks, a stripe of them.
 __device__ const uint4 kLacking[4] = {
     {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}, {~0u, ~0u, ~0u, ~0u}};
 
-// Each group of lanes a row. The lanes that have none hash any other one.
+// A group of lanes hashes a row; the lanes without a row hash any other one.
 __device__ void hash_by_groups(const Work& work, unsigned request, int64_t begin, int64_t rows,
                                uint64_t* out) {
   __shared__ uint64_t secret[xxh3::Groups::kWords];
@@ -92,7 +92,7 @@ __device__ void hash_by_groups(const Work& work, unsigned request, int64_t begin
   }
 }
 
-// Slower, of any size: each warp a row.
+// A warp hashes a row, of any size; slower.
 __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin, int64_t rows,
                               uint64_t* out) {
   const int64_t end = min(rows, begin + work.rows_of_a_block());
@@ -105,11 +105,11 @@ __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin,
 
 // kStripes: all jobs fit xxh3::Groups.
 template <bool kStripes>
-__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ Works works) {
+__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ JobTable table) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int index = works.first.job_of(blockIdx.x, works.count);
-  const Work& work = works.of[index];
-  const unsigned item = blockIdx.x - works.first.of[index], request = item / work.chunks;
+  const int index = table.first.job_of(blockIdx.x, table.count);
+  const Work& work = table.of[index];
+  const unsigned item = blockIdx.x - table.first.of[index], request = item / work.chunks;
   const int64_t begin = item % work.chunks * work.rows_of_a_block();
   const int64_t rows = rows_of(work.job, request);
   if (begin == 0 && thread == 0) work.job.hashed[request] = rows;
@@ -130,16 +130,17 @@ bool fits_stripes(const CacheJob& job) {
 }  // namespace
 
 void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
-  check(jobs.size() <= DigestMaker::kMostJobs, "{} caches were wanted of one launch: ask for {}",
-        jobs.size(), DigestMaker::kMostJobs);
-  Works works = {};
+  check(jobs.size() <= DigestMaker::kMostJobs,
+        "{} caches are too many for one launch: ask for {} at most", jobs.size(),
+        DigestMaker::kMostJobs);
+  JobTable table = {};
   int64_t blocks = 0;
   for (const CacheJob& job : jobs) {
     check(job.most_rows < int64_t{1} << 31 && job.page_size < int64_t{1} << 31,
-          "hashes of less than 2^31 positions of a request were wanted, found room for {}",
+          "a cache of {} positions a request is too long to be hashed: use fewer than 2^31",
           job.most_rows);
-    works.first.of[works.count] = static_cast<unsigned>(blocks);
-    Work& work = works.of[works.count++];
+    table.first.of[table.count] = static_cast<unsigned>(blocks);
+    Work& work = table.of[table.count++];
     work.job = job;
     work.rounds = static_cast<int>(
         std::clamp<int64_t>(kRoundBytes / std::max<int64_t>(1, 2 * job.row_bytes), 1, kMostRounds));
@@ -147,13 +148,13 @@ void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
     work.chunks = static_cast<unsigned>(std::max<int64_t>(
         1, (job.most_rows + work.rows_of_a_block() - 1) / work.rows_of_a_block()));
     blocks += job.requests * work.chunks;
-    check(blocks < int64_t{1} << 31, "hashes of at most 2^31 parts of caches were wanted, found {}",
-          blocks);
+    check(blocks < int64_t{1} << 31,
+          "{} blocks are too many for a launch of cache hashes: hash fewer caches", blocks);
   }
   if (blocks == 0) return;
   const auto kernel = std::ranges::all_of(jobs, fits_stripes) ? hash_rows<true> : hash_rows<false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(works);
-  cuda_check(cudaGetLastError(), "hashes of caches");
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table);
+  cuda_check(cudaGetLastError(), "the launch of cache hashes");
 }
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/device_memory.cuh"
-#include "kernels/cuda/digest.cuh"
+#include "kernels/cuda/device_runtime.cuh"
+#include "kernels/cuda/on_device.cuh"
 
 namespace lockstep {
 
@@ -9,48 +9,36 @@ extern "C" int lockstep_cuda_devices() {
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
-extern "C" const Ops* lockstep_cuda_ops(int device, DeviceMemory* memory) {
+extern "C" const Ops* lockstep_cuda_ops(int index, DeviceRuntime* runtime) {
   const int devices = lockstep_cuda_devices();
-  check(devices > 0,
-        "a CUDA device was wanted, but this machine has none that works: use --device cpu");
-  check(device >= 0 && device < devices,
-        "the CUDA device {} was wanted, but this machine has the devices 0..{}: use --device cuda",
-        device, devices - 1);
-  static const int ours = device;
-  check(device == ours, "the CUDA device {} was wanted, but this process works on {}: use one",
-        device, ours);
-  cuda_check(cudaSetDevice(device), "to be used");
+  check(devices > 0, "this machine has no CUDA device that works: use --device cpu");
+  check(index >= 0 && index < devices,
+        "there is no CUDA device {}; this machine has the devices 0..{}: use --device cuda", index,
+        devices - 1);
   static const Ops ops = {
-      .gather_rows = gather_rows_cuda,
-      .rms_norm = rms_norm_cuda,
-      .matmul = matmul_cuda,
-      .rope = rope_cuda,
-      .kv_write = kv_write_cuda,
-      .kv_gather = kv_gather_cuda,
-      .paged_attention = paged_attention_cuda,
-      .silu_mul = silu_mul_cuda,
-      .add = add_cuda,
-      .argmax = argmax_cuda,
-      .top_k = top_k_cuda,
-      .softmax_of = softmax_of_cuda,
-      .expert_matmul = expert_matmul_cuda,
-      .weighted_sum = weighted_sum_cuda,
-      .fused = {.add_rms_norm = add_rms_norm_cuda,
-                .matmuls = matmuls_cuda,
-                .heads = heads_cuda,
-                .gated = gated_cuda,
+      .gather_rows = OnDevice<gather_rows_cuda>::call,
+      .rms_norm = OnDevice<rms_norm_cuda>::call,
+      .matmul = OnDevice<matmul_cuda>::call,
+      .rope = OnDevice<rope_cuda>::call,
+      .kv_write = OnDevice<kv_write_cuda>::call,
+      .kv_gather = OnDevice<kv_gather_cuda>::call,
+      .paged_attention = OnDevice<paged_attention_cuda>::call,
+      .silu_mul = OnDevice<silu_mul_cuda>::call,
+      .add = OnDevice<add_cuda>::call,
+      .argmax = OnDevice<argmax_cuda>::call,
+      .top_k = OnDevice<top_k_cuda>::call,
+      .routing_weights = OnDevice<routing_weights_cuda>::call,
+      .expert_matmul = OnDevice<expert_matmul_cuda>::call,
+      .weighted_sum = OnDevice<weighted_sum_cuda>::call,
+      .fused = {.add_rms_norm = OnDevice<add_rms_norm_cuda>::call,
+                .qkv_matmul = OnDevice<qkv_matmul_cuda>::call,
+                .qk_norm_rope_kv_write = OnDevice<qk_norm_rope_kv_write_cuda>::call,
+                .gate_up_silu = OnDevice<gate_up_silu_cuda>::call,
                 .pieces = &ops},
   };
-  *memory = device_memory();
-  set_cuda_memory(*memory);  // the library's own copy, for what its ops work in
-  bad_index_report();        // so that no step is the first to allocate it
+  *runtime = cuda_runtime(index);
+  register_runtime(*runtime);  // the library's own copy, for what its ops work in
   return &ops;
-}
-
-extern "C" const DigestMaker* lockstep_cuda_digests() {
-  cuda_memory();  // or it says that no device was opened
-  static const DigestMaker maker = device_digests();
-  return &maker;
 }
 
 }  // namespace lockstep

@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <mutex>
 
 #include "kernels/base/bad_index.h"
 #include "kernels/base/check.h"
@@ -16,15 +18,15 @@ namespace lockstep {
 
 constexpr int kWarp = 32;
 
-// Throws Error, with what was tried and CUDA's own words, unless `status` is success. Every call
-// and every launch is followed by it.
+// Throws Error, with the name of the call or op and CUDA's own words, unless `status` is success.
+// Every call and every launch is checked by it.
 inline void cuda_check(cudaError_t status, const char* what) {
-  check(status == cudaSuccess, "{} was wanted of the CUDA device, but it said: {} ({})", what,
-        cudaGetErrorString(status), cudaGetErrorName(status));
+  check(status == cudaSuccess, "CUDA error in {}: {} ({})", what, cudaGetErrorString(status),
+        cudaGetErrorName(status));
 }
 
-// Blocks of `threads` for `items` of work, no more than fill a device a few times over: kernels
-// that are launched with it stride over the rest.
+// The grid of a kernel that strides over its items: blocks of `threads`, no more than fill a device
+// a few times over.
 inline unsigned blocks_for(int64_t items, int threads) {
   constexpr int64_t kMost = 4096;
   return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
@@ -32,48 +34,79 @@ inline unsigned blocks_for(int64_t items, int threads) {
 
 inline int current_device() {
   int device = 0;
-  cuda_check(cudaGetDevice(&device), "its number");
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
   return device;
 }
 
-// A number of the current device.
+// An attribute of the current device.
 inline int number_of_device(cudaDeviceAttr which, const char* what) {
   int number = 0;
   cuda_check(cudaDeviceGetAttribute(&number, which, current_device()), what);
   return number;
 }
 
-// Ten times its compute capability: 90 for Hopper.
-inline int compute_capability() {
-  static const int capability =
-      10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "its generation") +
-      number_of_device(cudaDevAttrComputeCapabilityMinor, "its generation");
-  return capability;
+constexpr size_t kMaxDevices = 64;  // of a machine
+
+// The current device of this thread, as an index of a table with an entry for each device.
+inline size_t current_index() {
+  const auto index = static_cast<size_t>(current_device());
+  check(index < kMaxDevices, "at most {} CUDA devices can be used, found number {}", kMaxDevices,
+        index);
+  return index;
 }
 
-// Lets blocks of a kernel have that much dynamic shared memory: more than 48 KiB must be asked for.
+// Makes a device the current one of this thread.
+inline void use_device(int index) { cuda_check(cudaSetDevice(index), "cudaSetDevice"); }
+
+// The object of a type that belongs to the current device. It is made when it is first asked for,
+// and never destroyed, because the driver may have gone before.
+template <typename T>
+T& of_current_device() {
+  static std::array<std::once_flag, kMaxDevices> made;
+  static std::array<T*, kMaxDevices> objects = {};
+  const size_t index = current_index();
+  std::call_once(made[index], [&] { objects[index] = new T; });
+  return *objects[index];
+}
+
+// Ten times the compute capability of the current device: 90 for Hopper.
+struct ComputeCapability {
+  int value = 10 * number_of_device(cudaDevAttrComputeCapabilityMajor, "cudaDeviceGetAttribute") +
+              number_of_device(cudaDevAttrComputeCapabilityMinor, "cudaDeviceGetAttribute");
+};
+inline int compute_capability() { return of_current_device<ComputeCapability>().value; }
+
+// Allows a kernel that much dynamic shared memory: more than 48 KiB must be requested, once on each
+// device.
+template <auto kKernel>
+struct GrantedShared {
+  unsigned bytes = 0;
+};
 template <auto kKernel>
 void grant_shared(unsigned bytes) {
-  static const cudaError_t granted = cudaFuncSetAttribute(
-      kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  cuda_check(granted, "shared memory");
+  auto& granted = of_current_device<GrantedShared<kKernel>>();
+  if (granted.bytes >= bytes) return;
+  cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+  granted.bytes = bytes;
 }
 
-// What a block of a kernel has.
+// The shape of a kernel's blocks.
 struct BlockShape {
   BlockShape(unsigned thread_count, unsigned bytes = 0, unsigned blocks = 1)
       : threads(thread_count), shared(bytes), cluster(blocks) {}
   unsigned threads;
   unsigned shared;   // bytes of dynamic shared memory
-  unsigned cluster;  // blocks that work together, along z; more than 1 from Hopper on
+  unsigned cluster;  // blocks of a cluster, along z; more than 1 from Hopper on
 };
 
-// Launches a kernel that calls wait_for_the_kernel_before() in each of its threads: its blocks can
-// then be set up while the kernel before it on the stream still runs, which hides most of the gap
-// between the two.
+// Launches a kernel with programmatic dependent launch (PDL): its blocks are set up while the
+// kernel before it on the stream still runs, which hides most of the gap between the two. Each of
+// its threads must call pdl_wait().
 template <typename... Parameters, typename... Arguments>
-void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
-                  void (*kernel)(Parameters...), Arguments... arguments) {
+void launch_pdl(const char* op, CUstream_st* stream, dim3 blocks, BlockShape block,
+                void (*kernel)(Parameters...), Arguments... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -85,31 +118,31 @@ void launch_early(const char* op, CUstream_st* stream, dim3 blocks, BlockShape b
   config.dynamicSmemBytes = block.shared;
   config.stream = stream;
   config.attrs = attributes;
-  // From Hopper on kernels can be set up early, and blocks be clusters.
+  // PDL and clusters exist from Hopper on.
   config.numAttrs = compute_capability() < 90 ? 0 : block.cluster > 1 ? 2 : 1;
   const cudaError_t status =
       cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   cuda_check(status, op);
 }
 
-// Lets the next kernel be set up.
-__device__ inline void let_the_next_begin() {
+// Lets the next kernel on the stream be set up.
+__device__ inline void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// Waits until all that was queued before is done and can be read. Before that a kernel may read
-// only what no kernel writes: weights, and the indices that a pass is told.
-__device__ inline void wait_for_the_kernel_before() {
+// Waits until the kernels queued before are done and their writes are visible. Before that a kernel
+// may read only what no kernel writes: weights, and the indices of the pass.
+__device__ inline void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-__device__ inline void after_the_kernel_before() {
-  let_the_next_begin();
-  wait_for_the_kernel_before();
+__device__ inline void pdl_launch_dependents_and_wait() {
+  pdl_launch_dependents();
+  pdl_wait();
 }
 
 // Calls body with a null pointer of the device's element type of a dtype that was checked.
@@ -123,7 +156,8 @@ void dispatch_cuda(DType dtype, Body&& body) {
     body(static_cast<__nv_bfloat16*>(nullptr));
 }
 
-// Where ops leave the first bad index that they meet, on the device; see DeviceMemory::wait.
+// The report in which ops on the current device leave the first bad index that they meet;
+// DeviceRuntime::wait reads it.
 BadIndex* bad_index_report();
 
 __device__ inline void report(BadIndex* to, BadIndex::Of of, int64_t limit, int64_t found,

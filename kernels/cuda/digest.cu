@@ -71,7 +71,7 @@ struct Words {
 constexpr int kExponents = 256 * kWarp;
 extern __shared__ __align__(16) uint32_t exponents[];
 
-// What a thread has seen so far.
+// The statistics of the elements that a thread has seen so far.
 template <typename E>
 struct Seen {
   Part part = {.at = -1};
@@ -93,7 +93,7 @@ struct Seen {
     }
   }
 
-  // As nearly all numbers are: with nothing to count but their exponents.
+  // Nearly all numbers are normal, with nothing to count but their exponents.
   __device__ static bool all_normal(const Words& in, typename E::Wide tiny) {
     bool normal = true;
 #pragma unroll
@@ -210,7 +210,7 @@ __device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
 // Part `index` of a tensor: the sums of its blocks for the hash, and what its elements add.
 template <typename E>
 __device__ __noinline__ void sum_part(Input input, int64_t index, typename E::Wide tiny,
-                                      uint64_t* sums, Part* to, Meeting* meeting) {
+                                      uint64_t* sums, Part* to, TensorScratch* tensor_scratch) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int i = 0; i < kWarp; ++i) exponents[i * kThreads + threadIdx.x] = 0;
   __syncthreads();
@@ -230,13 +230,13 @@ __device__ __noinline__ void sum_part(Input input, int64_t index, typename E::Wi
   if (threadIdx.x == 0) *to = all;
   uint32_t count = 0;
   for (int i = 0; i < kWarp; ++i) count += exponents[threadIdx.x * kWarp + (i + lane) % kWarp];
-  if (count != 0) atomicAdd(&meeting->exponents[threadIdx.x], count);
+  if (count != 0) atomicAdd(&tensor_scratch->exponents[threadIdx.x], count);
 }
 
 __device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums, Part* to,
-                         Meeting* meeting) {
+                         TensorScratch* tensor_scratch) {
   const auto part = [&]<typename T, typename W>(Element<T, W>, W tiny) {
-    sum_part<Element<T, W>>(input, index, tiny, sums, to, meeting);
+    sum_part<Element<T, W>>(input, index, tiny, sums, to, tensor_scratch);
   };
   switch (dtype) {
     case DType::bf16:
@@ -247,7 +247,7 @@ __device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums
       return part(Element<float, float>{}, 0x1p-126f);
     case DType::f64:
       return part(Element<double, double>{}, 0x1p-1022);
-    // Of whole numbers zero alone is less than 1, and counts as what it is.
+    // Zero is the only whole number below 1, and it counts as zero.
     case DType::i32:
       return part(Element<int32_t, double>{}, 1.0);
     case DType::i64:
@@ -328,13 +328,13 @@ __device__ void put_numbers(Digest& out, const Part* parts, int64_t count) {
 
 // Where a tensor has its scratch.
 struct Places {
-  Meeting* meeting;
+  TensorScratch* tensor_scratch;
   uint64_t* sums;
   Part* parts;
 
-  __device__ Places(const Works& works, int index, char* scratch) {
-    const Work& work = works.of[index];
-    meeting = reinterpret_cast<Meeting*>(scratch) + index;
+  __device__ Places(const JobTable& table, int index, char* scratch) {
+    const Work& work = table.of[index];
+    tensor_scratch = reinterpret_cast<TensorScratch*>(scratch) + index;
     sums = reinterpret_cast<uint64_t*>(scratch + work.scratch);
     parts = reinterpret_cast<Part*>(scratch + work.scratch + work.sums_bytes());
   }
@@ -345,7 +345,7 @@ __device__ void finish(const Work& work, Input input, int64_t count, const Place
   Digest& out = *work.job.out;
   // An array's own operator is the host's.
   reinterpret_cast<uint32_t*>(&out.exponents)[threadIdx.x] =
-      __ldcg(&places.meeting->exponents[threadIdx.x]);
+      __ldcg(&places.tensor_scratch->exponents[threadIdx.x]);
   if (threadIdx.x / kWarp == 1) put_numbers(out, places.parts, count);
   if (threadIdx.x / kWarp != 0) return;
   const uint64_t hash = hash_from(input, places.sums, reinterpret_cast<uint64_t*>(exponents));
@@ -364,18 +364,18 @@ __device__ bool is_last(const Places& places, int64_t count) {
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(&places.meeting->arrived, 1u) == count - 1;
+  if (threadIdx.x == 0) last = atomicAdd(&places.tensor_scratch->arrived, 1u) == count - 1;
   __syncthreads();
   if (last) __threadfence();
   return last;
 }
 
-__global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Works works,
+__global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ JobTable table,
                                                       char* scratch) {
   const int mine = static_cast<int>(threadIdx.x);
-  const int index = works.first.job_of(blockIdx.x, works.count);
-  const Work& work = works.of[index];
-  const int64_t item = blockIdx.x - works.first.of[index];
+  const int index = table.first.job_of(blockIdx.x, table.count);
+  const Work& work = table.of[index];
+  const int64_t item = blockIdx.x - table.first.of[index];
   const Input input(work);
   if (item >= work.parts) {
     const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.job.row_bytes;
@@ -386,97 +386,114 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Wo
   }
   const int64_t count = max(int64_t{1}, (input.size() + kPart - 1) / kPart);
   if (item >= count) return;
-  const Places places(works, index, scratch);
-  sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.meeting);
+  const Places places(table, index, scratch);
+  sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.tensor_scratch);
   if (is_last(places, count)) finish(work, input, count, places);
 }
 
 struct Launch {
-  Works works;
-  int64_t blocks = 0, meetings = 0, scratch = 0;  // the latter two in bytes
+  JobTable table;
+  int64_t blocks = 0, tensor_scratch_bytes = 0, scratch = 0;  // the latter two in bytes
 };
 
 Launch launch_of(std::span<const DigestJob> jobs) {
-  check(jobs.size() <= DigestMaker::kMostJobs, "{} digests were wanted of one launch: ask for {}",
-        jobs.size(), DigestMaker::kMostJobs);
+  check(jobs.size() <= DigestMaker::kMostJobs,
+        "{} digests are too many for one launch: ask for {} at most", jobs.size(),
+        DigestMaker::kMostJobs);
   Launch launch = {};
-  launch.scratch = launch.meetings = (std::ssize(jobs) * int64_t{sizeof(Meeting)} + 15) / 16 * 16;
+  launch.scratch = launch.tensor_scratch_bytes =
+      (std::ssize(jobs) * int64_t{sizeof(TensorScratch)} + 15) / 16 * 16;
   for (const DigestJob& job : jobs) {
-    launch.works.first.of[launch.works.count] = static_cast<unsigned>(launch.blocks);
-    Work& work = launch.works.of[launch.works.count++];
+    launch.table.first.of[launch.table.count] = static_cast<unsigned>(launch.blocks);
+    Work& work = launch.table.of[launch.table.count++];
     work.job = job;
     work.element = size_of(job.dtype);
     check(job.most_rows * job.row_bytes / work.element < int64_t{1} << 32,
-          "a digest of fewer than 2^32 elements was wanted, found {}: use a smaller --chunk",
+          "a digest covers fewer than 2^32 elements, found {}: use a smaller --chunk",
           job.most_rows * job.row_bytes / work.element);
     work.parts = std::max<int64_t>(1, (job.most_rows * job.row_bytes + kPart - 1) / kPart);
     work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
     launch.blocks += work.blocks();
     work.scratch = std::exchange(launch.scratch, launch.scratch + work.bytes());
   }
-  check(launch.blocks < int64_t{1} << 31, "digests of at most 2^31 parts were wanted, found {}",
-        launch.blocks);
+  check(launch.blocks < int64_t{1} << 31,
+        "{} blocks are too many for a launch of digests: ask for fewer", launch.blocks);
   return launch;
 }
 
 void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) {
   const Launch launch = launch_of(jobs);
   if (launch.blocks == 0) return;
-  cuda_check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(launch.meetings), stream),
-             "to clear memory");
+  cuda_check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(launch.tensor_scratch_bytes), stream),
+             "cudaMemsetAsync");
   digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
-      launch.works, static_cast<char*>(scratch));
-  cuda_check(cudaGetLastError(), "digests");
+      launch.table, static_cast<char*>(scratch));
+  cuda_check(cudaGetLastError(), "the launch of digests");
 }
 
 int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
 
-void* mark(CUstream_st* stream) {
+void* record_event(CUstream_st* stream) {
   cudaEvent_t event = nullptr;
   cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-             "a mark");
-  cuda_check(cudaEventRecord(event, stream), "to mark a stream");
+             "cudaEventCreateWithFlags");
+  cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
   return event;
 }
 
-void await(void* mark) {
-  // A thread works on device 0 until it says otherwise, and its first call takes memory there.
-  cuda_check(cudaSetDevice(cuda_memory().number), "to be used");
-  auto* event = static_cast<cudaEvent_t>(mark);
+void wait_event(void* recorded) {
+  auto* event = static_cast<cudaEvent_t>(recorded);
   const cudaError_t status = cudaEventSynchronize(event);
   cudaEventDestroy(event);
-  cuda_check(status, "the end of the work of a stream");
+  cuda_check(status, "cudaEventSynchronize");
 }
 
-// One event will do: whoever waits for it waits for what it marked then.
-void order(CUstream_st* later, CUstream_st* earlier) {
-  static cudaEvent_t event = [] {
+// One event of a device serves all calls, because a wait refers to what the event recorded at that
+// time.
+struct StreamEvent {
+  cudaEvent_t event = [] {
     cudaEvent_t made = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
+    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return made;
   }();
-  cuda_check(cudaEventRecord(event, earlier), "to mark a stream");
-  cuda_check(cudaStreamWaitEvent(later, event), "to wait for a stream");
+};
+
+void stream_wait(CUstream_st* later, CUstream_st* earlier) {
+  cudaEvent_t event = of_current_device<StreamEvent>().event;
+  cuda_check(cudaEventRecord(event, earlier), "cudaEventRecord");
+  cuda_check(cudaStreamWaitEvent(later, event), "cudaStreamWaitEvent");
 }
+
+CUstream_st* new_stream() {
+  CUstream_st* made = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  return made;
+}
+struct DigestStreams {
+  CUstream_st* digest_stream = new_stream();
+  CUstream_st* cache_digest_stream = new_stream();
+};
 
 }  // namespace
 
-DigestMaker device_digests() {
-  const auto stream = [] {
-    CUstream_st* made = nullptr;
-    cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "a stream");
-    return made;
+DigestMaker device_digests(int index) {
+  use_device(index);
+  const auto& streams = of_current_device<DigestStreams>();
+  const auto here = [index](auto function) {
+    return [index, function](auto... arguments) {
+      // A thread works on device 0 until it says otherwise, and its first call takes memory there.
+      use_device(index);
+      return function(arguments...);
+    };
   };
-  static CUstream_st* const aside = stream();
-  static CUstream_st* const long_aside = stream();
-  return {.digest = make_digests,
+  return {.digest = here(make_digests),
           .scratch_bytes = scratch_bytes,
-          .hash_caches = hash_caches,
-          .aside = aside,
-          .long_aside = long_aside,
-          .order = order,
-          .mark = mark,
-          .await = await};
+          .hash_caches = here(hash_caches),
+          .digest_stream = streams.digest_stream,
+          .cache_digest_stream = streams.cache_digest_stream,
+          .stream_wait = here(stream_wait),
+          .record_event = here(record_event),
+          .wait_event = here(wait_event)};
 }
 
 }  // namespace lockstep

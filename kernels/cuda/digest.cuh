@@ -7,12 +7,12 @@
 
 namespace lockstep {
 
-// Of the current device.
-DigestMaker device_digests();
+// The digest maker of a CUDA device.
+DigestMaker device_digests(int index);
 
 static_assert(std::has_single_bit(static_cast<unsigned>(DigestMaker::kMostJobs)));
 
-// Where each job of a launch has its first block of threads.
+// The first block of threads of each job of a launch.
 struct FirstBlocks {
   unsigned of[DigestMaker::kMostJobs];
 

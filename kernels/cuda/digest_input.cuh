@@ -1,4 +1,4 @@
-// What the kernel of digests reads: the jobs of a launch, the bytes of their tensors, and their
+// The input of the digest kernel: the jobs of a launch, the bytes of their tensors, and their
 // elements.
 #pragma once
 
@@ -15,22 +15,22 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kRounds = 4;  // in each of which a warp sums a block of XXH3 up
 constexpr int64_t kPart = kRounds * kWarps * xxh3::kBlock;  // bytes of a block of threads
 
-// What a part of a tensor, or all of it, adds to its digest; the numbers are of its finite
-// elements.
+// The contribution of a part of a tensor, or of all of it, to its digest; the numbers are of its
+// finite elements.
 struct Part {
   double sum, sum_abs, sum_squares, m2, min, max, absmax;
   int64_t at;  // of absmax; -1: nothing finite
   uint32_t finite, nan, pos_inf, neg_inf, zeros, subnormals;
 };
 
-// Where the parts of one tensor meet; zero at first.
-struct Meeting {
+// The scratch in which the parts of one tensor are counted and combined; zero at first.
+struct TensorScratch {
   uint32_t arrived;
   uint32_t exponents[256];
 };
 
-// A job with the places in its launch and its scratch. All Meetings come first; then each tensor
-// has, for each part, the sums of its blocks and a Part.
+// A job with the places in its launch and its scratch. All TensorScratches come first; then each
+// tensor has, for each part, the sums of its blocks and a Part.
 struct Work {
   DigestJob job;
   int64_t parts;       // of a tensor that fills its room
@@ -51,12 +51,12 @@ struct Work {
   }
 };
 
-struct Works {
+struct JobTable {
   int count;
   FirstBlocks first;
   Work of[DigestMaker::kMostJobs];
 };
-static_assert(sizeof(Works) <= 32764, "a kernel takes that many bytes of arguments");
+static_assert(sizeof(JobTable) <= 32764, "a kernel takes that many bytes of arguments");
 
 // The bytes of a tensor. Goes by value, so that it stays in registers.
 class Input {

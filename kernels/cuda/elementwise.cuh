@@ -9,7 +9,7 @@ namespace lockstep {
 // out[i] = Function()(a[i], b[i]) in fp32, rounded once, 16 bytes at a time.
 template <typename Function, typename T, int kSize>
 __global__ void combine(T* out, const T* a, const T* b, int64_t n) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   struct alignas(sizeof(T) * kSize) Some {
     T e[kSize];
   };
@@ -34,8 +34,8 @@ void launch_combine(const OpContext& context, const TensorView& out, const Tenso
     constexpr int kSize = Vector<T>::kSize;
     const auto kernel = wide ? combine<Function, T, kSize> : combine<Function, T, 1>;
     const unsigned blocks = blocks_for(a.count() / (wide ? kSize : 1), kThreads);
-    launch_early(op, context.stream, blocks, kThreads, kernel, out.as<T>(), a.as<const T>(),
-                 b.as<const T>(), a.count());
+    launch_pdl(op, context.stream, blocks, kThreads, kernel, out.as<T>(), a.as<const T>(),
+               b.as<const T>(), a.count());
   });
 }
 

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kWorkspace = int64_t{32} << 20;  // bytes, what NVIDIA advises for Hopper
 
 void blas_check(cublasStatus_t status, const char* what) {
-  check(status == CUBLAS_STATUS_SUCCESS, "{} was wanted of cuBLASLt, but it said: {}", what,
+  check(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt error in {}: {}", what,
         cublasLtGetStatusString(status));
 }
 
@@ -37,7 +37,7 @@ uint32_t alignment_of(const void* address) {
   return static_cast<uint32_t>(bits & ~(bits - 1));
 }
 
-// All that the choice of code depends on.
+// The key of a plan: all that the choice of an algorithm depends on.
 struct Shape3 {
   int64_t tokens, n, k;
   DType dtype, out_dtype;
@@ -51,32 +51,32 @@ struct Plan {
   Operation operation;
   Layout out, x, weight;
   cublasLtMatmulAlgo_t algorithm;
-  bool exists = false;  // whether the library has code for it
+  bool exists = false;  // whether the library has an algorithm for it
 };
 
 Layout layout(DType dtype, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t made = nullptr;
   blas_check(cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows),
                                         static_cast<uint64_t>(columns), rows),
-             "a layout");
+             "cublasLtMatrixLayoutCreate");
   return Layout(made);
 }
 
 template <typename Value>
 void set(const Operation& to, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
   blas_check(cublasLtMatmulDescSetAttribute(to.get(), attribute, &value, sizeof(value)),
-             "an attribute of a product");
+             "cublasLtMatmulDescSetAttribute");
 }
 
 template <typename Value>
 void set(const Preference& to, cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
   blas_check(cublasLtMatmulPreferenceSetAttribute(to.get(), attribute, &value, sizeof(value)),
-             "a preference");
+             "cublasLtMatmulPreferenceSetAttribute");
 }
 
 Preference preference(const Shape3& shape) {
   cublasLtMatmulPreference_t made = nullptr;
-  blas_check(cublasLtMatmulPreferenceCreate(&made), "preferences");
+  blas_check(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
   Preference wish(made);
   set(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspace));
   // Where a sum is shared out, its parts are joined in fp32, not in the dtype.
@@ -91,8 +91,8 @@ Preference preference(const Shape3& shape) {
 
 class Blas {
  public:
-  Blas() : workspace_({kWorkspace}, DType::u8, Device::cuda) {
-    blas_check(cublasLtCreate(&handle_), "a handle");
+  Blas() : workspace_({kWorkspace}, DType::u8, {DeviceKind::cuda, current_device()}) {
+    blas_check(cublasLtCreate(&handle_), "cublasLtCreate");
   }
   const Plan& plan_for(const Shape3& shape);
   void run(const Plan& plan, const OpContext& context, const TensorView& out, const TensorView& x,
@@ -109,7 +109,8 @@ class Blas {
 Plan Blas::make_plan(const Shape3& shape) const {
   cublasLtMatmulDesc_t made = nullptr;
   // Sums in fp32; products of fp32 too, never in the shorter TF32.
-  blas_check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
+  blas_check(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+             "cublasLtMatmulDescCreate");
   Plan plan = {Operation(made), layout(shape.out_dtype, shape.n, shape.tokens),
                layout(shape.dtype, shape.k, shape.tokens), layout(shape.dtype, shape.k, shape.n)};
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
@@ -119,7 +120,7 @@ Plan Blas::make_plan(const Shape3& shape) const {
       handle_, plan.operation.get(), plan.weight.get(), plan.x.get(), plan.out.get(),
       plan.out.get(), preference(shape).get(), 1, &best, &found);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return plan;
-  blas_check(status, "the choice of code for a product");
+  blas_check(status, "cublasLtMatmulAlgoGetHeuristic");
   plan.exists = found == 1 && best.state == CUBLAS_STATUS_SUCCESS;
   plan.algorithm = best.algo;
   return plan;
@@ -138,17 +139,17 @@ void Blas::run(const Plan& plan, const OpContext& context, const TensorView& out
                             x.data, plan.x.get(), &nothing, out.data, plan.out.get(), out.data,
                             plan.out.get(), &plan.algorithm, workspace_.view().data,
                             static_cast<size_t>(kWorkspace), context.stream),
-             "a product");
+             "cublasLtMatmul");
 }
 
 // False when the library has no code for it.
 bool multiply(const OpContext& context, const TensorView& out, const TensorView& x,
               const TensorView& weight) {
-  static auto* blas = new Blas;  // never destroyed: the driver may have gone before
+  Blas& blas = of_current_device<Blas>();
   const Plan& plan =
-      blas->plan_for({x.rows(), weight.rows(), x.shape[1], x.dtype, out.dtype,
-                      alignment_of(out.data), alignment_of(x.data), alignment_of(weight.data)});
-  if (plan.exists) blas->run(plan, context, out, x, weight);
+      blas.plan_for({x.rows(), weight.rows(), x.shape[1], x.dtype, out.dtype,
+                     alignment_of(out.data), alignment_of(x.data), alignment_of(weight.data)});
+  if (plan.exists) blas.run(plan, context, out, x, weight);
   return plan.exists;
 }
 
@@ -168,7 +169,7 @@ bool matmul_cublas(const OpContext& context, const TensorView& out, const Tensor
   constexpr int kThreads = 256;
   if (bias.empty()) return multiply(context, out, x, weight);
   // Not by the library: for some shapes it rounds the product before it adds the bias.
-  const Tensor product(out.shape, DType::f32, Device::cuda);
+  const Tensor product(out.shape, DType::f32, out.device);
   if (!multiply(context, product, x, weight)) return false;
   dispatch_cuda(out.dtype, [&]<typename T>(T*) {
     add_bias<T><<<blocks_for(out.count(), kThreads), kThreads, 0, context.stream>>>(

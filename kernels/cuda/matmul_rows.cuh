@@ -92,19 +92,20 @@ bool together(std::span<const Linear> all, const TensorView& x);
 
 // Whether such a launch can also make x: of one token and short rows. Each of its blocks makes all
 // of it, so there may be no more of them than are at work at once.
-bool makes_own_x(std::span<const Linear> all, bool gated, const TensorView& x, const AddNorm& made);
+bool matmul_computes_norm(std::span<const Linear> all, bool gate_up_silu, const TensorView& x,
+                          const AddNormInput& input);
 
 // matmul's own kernel, for arguments that were checked: right for any number of tokens, and the
 // quickest for few, because it reads the weights once for every four of them. The sum of an
 // element depends on its row of x and its row of weight alone, not on the other tokens or on what
-// else is of the launch: several products that are `together`. `made`, null or of products that
+// else is of the launch: several products that are `together`. `input`, null or of products that
 // make their own x, gives x the bits of add_rms_norm.
 void matmul_rows_cuda(const OpContext& context, std::span<const Linear> all, const TensorView& x,
-                      const AddNorm* made);
+                      const AddNormInput* input);
 
 // out = silu_mul(gate, up) of two products that are `together`, of kFewTokens tokens at most, whose
 // out may be empty. The products have the bits that matmul_rows_cuda gives them.
-void gated_rows_cuda(const OpContext& context, const TensorView& out, const Linear& gate,
-                     const Linear& up, const TensorView& x, const AddNorm* made);
+void gate_up_silu_rows_cuda(const OpContext& context, const TensorView& out, const Linear& gate,
+                            const Linear& up, const TensorView& x, const AddNormInput* input);
 
 }  // namespace lockstep

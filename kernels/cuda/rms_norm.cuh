@@ -1,6 +1,6 @@
-// The arithmetic of rms_norm on the device, which it shares with the ops that
-// contain it. Every product and sum is spelt out, because compilers may fuse
-// them otherwise in one kernel and not in another.
+// The arithmetic of rms_norm on the device, which it shares with the ops that contain it. Every
+// product and sum is an intrinsic, because a compiler may contract them in one kernel and not in
+// another.
 #pragma once
 
 #include "kernels/cuda/device.cuh"
@@ -10,7 +10,7 @@ namespace lockstep {
 constexpr int kNormThreads = 256;    // of a block that has a row
 constexpr int64_t kNarrowRow = 256;  // elements at most of a row that one warp has
 
-// What a row is multiplied with, of the sum of its squares.
+// The scale of a row, from the sum of its squares.
 __device__ inline float norm_scale(float squares, int64_t width, float eps) {
   const float mean = __fdiv_rn(squares, static_cast<float>(width));
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
@@ -27,7 +27,7 @@ template <typename T, int kShare = kNarrowShare>
 struct NarrowRow {
   T e[kShare];
 
-  // Of `width` elements; what lies behind them is 0.
+  // Reads `width` elements; those behind them become 0.
   __device__ void read(const T* row, int width) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
@@ -50,7 +50,7 @@ struct NarrowRow {
   }
 };
 
-// What one instruction reads or writes of a row.
+// The elements of a row that one instruction reads or writes.
 template <typename T, int kVector>
 struct alignas(sizeof(T) * kVector) Elements {
   T e[kVector];
@@ -81,7 +81,7 @@ __device__ void normalise_wide(T* out, const T* row, const T* weight, int64_t wi
   Some gain = {}, first = {};
   if (kHeld && begin < width) gain = some_of(weight + begin);
   // Weights are not what the kernel before writes.
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   float squares = 0;
 #pragma unroll 1
   for (int64_t i = begin; i < width; i += kStride) {

@@ -1,5 +1,4 @@
-// The arithmetic of rope on the device, which it shares with the ops that
-// contain it.
+// The arithmetic of rope on the device, which it shares with the ops that contain it.
 #pragma once
 
 #include "kernels/base/tensor.h"
@@ -21,12 +20,11 @@ inline RopeTables rope_tables(const TensorView& cos, const TensorView& sin,
           cos.shape[1],          bad_index_report()};
 }
 
-// By how much pair j of a token is rotated; NaN, and a report, where the tables
-// do not say.
-struct Turn {
+// The rotation of pair j of a token; NaN, and a report, where the position is outside the tables.
+struct Rotation {
   float cos = NAN, sin = NAN;
-  Turn() = default;
-  __device__ Turn(const RopeTables& tables, int64_t token, int64_t j) {
+  Rotation() = default;
+  __device__ Rotation(const RopeTables& tables, int64_t token, int64_t j) {
     const int64_t position = tables.positions[token];
     if (position >= 0 && position < tables.entries) {
       cos = tables.cos[position * tables.half + j];
@@ -35,8 +33,7 @@ struct Turn {
       report(tables.bad, BadIndex::Of::position, tables.entries, position, token);
     }
   }
-  // Spelt out, because compilers may fuse a product otherwise in one kernel and
-  // not in another.
+  // Intrinsics, because a compiler may contract a product in one kernel and not in another.
   __device__ float low(float low, float high) const {
     return __fmaf_rn(low, cos, -__fmul_rn(high, sin));
   }

@@ -2,7 +2,7 @@
 
 #include "kernels/base/memory.h"
 #include "kernels/base/sample.h"
-#include "kernels/cuda/device_memory.cuh"
+#include "kernels/cuda/device_runtime.cuh"
 
 namespace lockstep {
 namespace {
@@ -12,7 +12,7 @@ constexpr double kUnits = 0x1p44;  // in which a probability relative to the lar
 constexpr int64_t kMostVocab = 1 << 18;  // times kUnits: less than 2^63
 constexpr double kNone = -INFINITY;
 
-// What the threads of a block found, for all of them.
+// The reduction over the threads of a block, for all of them.
 template <typename Value, typename Join>
 __device__ Value block_join(Value mine, Join join) {
   __shared__ Value warps[kThreads / kWarp];
@@ -129,7 +129,7 @@ __device__ void keep_top_p(double* x, int64_t count, double p) {
   }
   above = block_sum(above);
   one = block_join(one, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
-  // Of those that are as likely as the last one kept.
+  // The number kept of those that are as likely as the last one.
   const uint64_t equals = (wanted - above + one - 1) / one;
   uint64_t kept = 0;
   for (int64_t first = 0; first < count; first += kThreads) {
@@ -197,7 +197,7 @@ struct SampleArguments {
 // A block a draw.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
-  after_the_kernel_before();
+  pdl_launch_dependents_and_wait();
   const DeviceDraw draw = a.draws[blockIdx.x];
   const T* logits = a.logits + draw.row * a.vocab;
   double* x = a.kept + blockIdx.x * a.vocab;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
   }
   const First best = block_first(a.vocab, [&](int64_t i) { return x[i]; });
   if (draw.temperature == 0) return finish(best.index);
-  // Of the distance to the largest, so that a tiny temperature cannot overflow.
+  // The temperature divides the distance to the largest, so that a tiny one cannot overflow.
   for (int64_t i = threadIdx.x; i < a.vocab; i += kThreads)
     x[i] = (x[i] - best.value) / draw.temperature;
   __syncthreads();
@@ -240,12 +240,12 @@ __global__ void __launch_bounds__(kThreads) sample(SampleArguments<T> a) {
 
 // A copy on the device of what the host has.
 template <typename Value>
-Tensor sent(std::span<const Value> values, const DeviceMemory& memory) {
+Tensor sent(std::span<const Value> values, const DeviceRuntime& runtime) {
   Tensor there({std::max<int64_t>(1, std::ssize(values)) * int64_t{sizeof(Value)}}, DType::u8,
-               Device::cuda);
+               {DeviceKind::cuda, runtime.index});
   if (!values.empty())
-    memory.copy(there.view().data, values.data(), static_cast<int64_t>(values.size_bytes()),
-                memory.stream);
+    runtime.copy(there.view().data, values.data(), static_cast<int64_t>(values.size_bytes()),
+                 runtime.stream);
   return there;
 }
 
@@ -255,15 +255,15 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                       std::span<const DeviceDraw> draws, std::span<const int32_t> text) {
   const int64_t count = std::ssize(draws), vocab = logits.shape.last();
   check(vocab <= kMostVocab,
-        "logits of at most {} tokens were wanted to draw from on a CUDA device, found {}: use "
-        "--device cpu",
+        "a CUDA device draws from logits of at most {} tokens, found {}: use --device cpu",
         kMostVocab, vocab);
   if (count == 0) return;
-  const DeviceMemory& memory = cuda_memory();
-  const Tensor their_draws = sent(draws, memory), their_text = sent(text, memory);
-  const Tensor tokens({count}, DType::i32, Device::cuda);
-  const Tensor kept({count * vocab * int64_t{sizeof(double)}}, DType::u8, Device::cuda);
-  const Tensor seen({count * ((vocab + 31) / 32)}, DType::i32, Device::cuda);
+  const DeviceRuntime& runtime = runtime_of(logits.device);
+  use_device(runtime.index);
+  const Tensor their_draws = sent(draws, runtime), their_text = sent(text, runtime);
+  const Tensor tokens({count}, DType::i32, logits.device);
+  const Tensor kept({count * vocab * int64_t{sizeof(double)}}, DType::u8, logits.device);
+  const Tensor seen({count * ((vocab + 31) / 32)}, DType::i32, logits.device);
   dispatch_cuda(logits.dtype, [&]<typename T>(T*) {
     const SampleArguments<T> arguments = {tokens.as<int32_t>(),
                                           logits.as<const T>(),
@@ -272,11 +272,11 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                                           vocab,
                                           kept.as<double>(),
                                           seen.as<uint32_t>()};
-    launch_early("sample", memory.stream, static_cast<unsigned>(count), kThreads, sample<T>,
-                 arguments);
+    launch_pdl("sample", runtime.stream, static_cast<unsigned>(count), kThreads, sample<T>,
+               arguments);
   });
-  memory.copy(out.data(), tokens.view().data, tokens.view().bytes(), memory.stream);
-  memory.wait(memory.stream);
+  runtime.copy(out.data(), tokens.view().data, tokens.view().bytes(), runtime.stream);
+  runtime.wait(runtime.stream);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// Instructions that C++ has no words for: products of 16-bit matrices, and copies that go on by
-// themselves. Source: NVIDIA, PTX ISA 8.0 (mma.sync, ldmatrix, cp.async).
+// Wrappers of PTX instructions: products of 16-bit matrices on tensor cores, asynchronous copies to
+// shared memory. Source: NVIDIA, PTX ISA 8.0 (mma.sync, ldmatrix, cp.async).
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace lockstep {
 // 2 (lane % 4)), the next one, and those 8 rows further; of a pairs at the same places and 8
 // columns further; of b the pairs (2 (lane % 4), lane / 4), and 8 rows further.
 template <typename T>
-__device__ void multiply_add(float (&out)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+__device__ void mma_m16n8k16(float (&out)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   if constexpr (std::is_same_v<T, __half>)
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -28,10 +28,10 @@ __device__ void multiply_add(float (&out)[4], const uint32_t (&a)[4], const uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices whose rows' addresses the lanes give, eight a matrix, as they lie or
+// Loads four 8 x 8 matrices, whose rows' addresses the lanes give, eight a matrix; as they lie, or
 // transposed.
 template <bool kTransposed>
-__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+__device__ inline void ldmatrix_x4(uint32_t (&to)[4], const void* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   if constexpr (kTransposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -45,15 +45,15 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
                  : "memory");
 }
 
-// Starts to copy 16 bytes into shared memory.
-__device__ inline void begin_copy(void* to, const void* from) {
+// Starts an asynchronous copy of 16 bytes into shared memory.
+__device__ inline void cp_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
-// The same of what is not read again before much else: what the device's second cache holds stays.
-__device__ inline void begin_copy_once(void* to, const void* from) {
+// The same for data that is read once: it is evicted from the L2 cache first.
+__device__ inline void cp_async_evict_first(void* to, const void* from) {
   asm volatile(
       "{ .reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
@@ -62,16 +62,18 @@ __device__ inline void begin_copy_once(void* to, const void* from) {
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from)
       : "memory");
 }
-__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until only the newest kGroups groups are still on their way.
+__device__ inline void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most the newest kGroups groups of copies are in flight.
 template <int kGroups = 1>
-__device__ void wait_for_older() {
+__device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Two numbers rounded to nearest even, in one instruction: one at a time takes a slow one each.
+// Two numbers rounded to nearest even in one instruction, because one at a time is slow.
 template <typename T>
-__device__ uint32_t pair_of(float low, float high) {
+__device__ uint32_t pack_pair(float low, float high) {
   uint32_t pair;
   if constexpr (std::is_same_v<T, __half>)
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -80,7 +82,7 @@ __device__ uint32_t pair_of(float low, float high) {
   return pair;
 }
 template <typename T>
-__device__ float2 widen_pair(uint32_t pair) {
+__device__ float2 unpack_pair(uint32_t pair) {
   if constexpr (std::is_same_v<T, __half>) {
     __half2 both;
     memcpy(&both, &pair, sizeof(both));
@@ -90,31 +92,31 @@ __device__ float2 widen_pair(uint32_t pair) {
   }
 }
 
-// Probabilities are never rounded: each is the exact sum of up to kParts numbers of the dtype, to
-// the last bit or two of fp32.
+// Probabilities are never rounded to the dtype: each is the exact sum of up to kTerms numbers of
+// it, to the last bit or two of fp32.
 template <typename T>
-constexpr int kParts = std::is_same_v<T, __half> ? 2 : 3;
+constexpr int kTerms = std::is_same_v<T, __half> ? 2 : 3;
 
-// What such weights are counted in, so that the second part of a small one is no subnormal number
-// either: a power of two with which 1 is still one of the dtype's numbers.
+// The unit of probabilities that are split into terms: a power of two with which the second term of
+// a small probability is not subnormal either, and 1 is still a number of the dtype.
 template <typename T>
-constexpr float kWeightUnit = std::is_same_v<T, __half> ? 0x1p-15f : 1.0f;
+constexpr float kProbUnit = std::is_same_v<T, __half> ? 0x1p-15f : 1.0f;
 
 // e^x for x <= 0, to two units in the last place; 0 where it would be subnormal.
-__device__ inline float exp_of(float x) {
+__device__ inline float exp_nonpositive(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fmul_rn(x, 1.44269504f)));
   return y;
 }
 
 template <typename T>
-__device__ void split(float low, float high, uint32_t (&parts)[kParts<T>]) {
+__device__ void split(float low, float high, uint32_t (&terms)[kTerms<T>]) {
 #pragma unroll
-  for (int i = 0; i < kParts<T>; ++i) {
-    parts[i] = pair_of<T>(low, high);
-    const float2 taken = widen_pair<T>(parts[i]);
-    low -= taken.x;
-    high -= taken.y;
+  for (int i = 0; i < kTerms<T>; ++i) {
+    terms[i] = pack_pair<T>(low, high);
+    const float2 wanted = unpack_pair<T>(terms[i]);
+    low -= wanted.x;
+    high -= wanted.y;
   }
 }
 

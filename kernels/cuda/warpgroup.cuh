@@ -1,7 +1,7 @@
-// Products of 16-bit matrices by a warpgroup: four warps, the first of which has a number that four
-// divides. They run by themselves until they are waited for, and read what lies in shared memory.
-// For devices of capability 9.0 alone. Every bit is the one that mma.sync gives for the same steps
-// of 16 (seen on an H200). Source: NVIDIA, PTX ISA 8.0 (wgmma, mbarrier, setmaxnreg).
+// Warpgroup instructions of capability 9.0: asynchronous products of 16-bit matrices (wgmma),
+// mbarriers, register reallocation. A warpgroup is four warps, the first of which has a number that
+// four divides. Products run asynchronously and read shared memory. Every bit is the one that
+// mma.sync gives for the same steps of 16 (seen on an H200). Source: NVIDIA, PTX ISA 8.0.
 #pragma once
 
 #include "kernels/cuda/tensor_cores.cuh"
@@ -10,11 +10,11 @@ namespace lockstep {
 
 constexpr int kWarpgroup = 4 * kWarp;
 
-// A matrix of 64 columns of a 16-bit dtype, of which a row is 128 bytes: the pieces of 16 bytes of
-// a row are in an order that depends on the row, so that eight rows' are in different banks.
-// Wider matrices are such panels one after the other. Begins at a multiple of 1024 bytes.
+// A matrix in shared memory in the 128-byte swizzle of the tensor cores: panels of 64 columns of a
+// 16-bit dtype, in which the 16-byte pieces of a row are permuted by the row, so that eight rows
+// lie in different banks. It begins at a multiple of 1024 bytes.
 template <typename T, int kRows, int kColumns>
-struct alignas(1024) Panels {
+struct alignas(1024) SwizzledTile128B {
   static_assert(kColumns % 64 == 0 && kRows % 8 == 0);
   static constexpr unsigned kBytes = kRows * 128;  // of a panel
   T e[kColumns / 64][kRows][64];
@@ -23,41 +23,41 @@ struct alignas(1024) Panels {
   __device__ T* at(int row, int column) {
     return &e[column / 64][row][(column / 8 % 8 ^ row % 8) * 8];
   }
-  // What the tensor cores are told of it, from a multiple of 8 rows on. Distances and addresses
-  // count in 16 bytes: between panels, between groups of eight rows.
+  // The matrix descriptor of wgmma, from a multiple of 8 rows on. Strides and addresses count 16
+  // bytes: between panels, between groups of eight rows.
   __device__ uint64_t descriptor(int row) const {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(e[0][row]));
     return uint64_t{1} << 62 | uint64_t{1024 / 16} << 32 | uint64_t{kBytes / 16} << 16 |
            address / 16;
   }
-  // What to add to it for the 16 columns of a step of products that sum over columns.
+  // The offset of a descriptor to the 16 columns of a step, for products that sum over columns.
   __device__ static constexpr uint64_t step(int step) {
     return (step / 4 * kBytes + step % 4 * 32) / 16;
   }
 };
 
-// Before products: what this thread did to their registers is done.
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Those begun since the last call are a group.
-__device__ inline void end_products() {
+// Orders register accesses of this thread before the products that follow.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Closes the group of products issued since the last call.
+__device__ inline void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until only the newest kGroups groups still run.
+// Waits until at most the newest kGroups groups are pending.
 template <int kGroups>
-__device__ void wait_for_products() {
+__device__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// Registers that products use have their values here and now: compilers may move what computes them
-// otherwise, past the instructions above too.
+// Keeps the values of registers that products use in place here: a compiler may otherwise move what
+// computes them past the instructions above.
 template <int kCount>
-__device__ void settle(float (&sum)[kCount][4]) {
+__device__ void pin_registers(float (&sum)[kCount][4]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     asm volatile("" : "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])::"memory");
 }
 
-// What PTX calls a dtype.
+// The name of a dtype in PTX.
 template <typename T>
 struct PtxName {
   static constexpr char kName[] = "bf16";
@@ -67,10 +67,11 @@ struct PtxName<__half> {
   static constexpr char kName[] = "f16";
 };
 
-// sum = a b^T, or sum += a b^T, over 16 columns of a and b, each of 64 rows. Of each 32 columns of
-// the sum a lane holds, for its warp's 16 rows, what multiply_add gives it of four times eight.
+// sum = a b^T, or sum += a b^T, over 16 columns of a and b, each of 64 rows in shared memory. Of
+// each 32 columns of the sum a lane holds, for its warp's 16 rows, what mma_m16n8k16 gives it of
+// four times eight.
 template <typename T>
-__device__ void multiply_rows(float (&sum)[2][4][4], uint64_t a, uint64_t b, bool add) {
+__device__ void wgmma_ss(float (&sum)[2][4][4], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %34, 0; "
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 "
@@ -88,10 +89,10 @@ __device__ void multiply_rows(float (&sum)[2][4][4], uint64_t a, uint64_t b, boo
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(PtxName<T>::kName));
 }
 
-// sum = a b, or sum += a b, over 16 rows of b, of 64 columns or 128; a warp has its 16 rows of a
-// and of the sum as multiply_add has them.
+// sum = a b, or sum += a b, over 16 rows of b, of 64 columns or 128, in shared memory; a warp has
+// its 16 rows of a and of the sum in registers, as mma_m16n8k16 has them.
 template <typename T>
-__device__ void multiply_columns(float (&sum)[8][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+__device__ void wgmma_rs(float (&sum)[8][4], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %37, 0; "
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 "
@@ -109,8 +110,7 @@ __device__ void multiply_columns(float (&sum)[8][4], const uint32_t (&a)[4], uin
         "C"(PtxName<T>::kName));
 }
 template <typename T>
-__device__ void multiply_columns(float (&sum)[16][4], const uint32_t (&a)[4], uint64_t b,
-                                 bool add) {
+__device__ void wgmma_rs(float (&sum)[16][4], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{.reg .pred add; setp.ne.b32 add, %69, 0; "
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 "
@@ -136,11 +136,11 @@ __device__ void multiply_columns(float (&sum)[16][4], const uint32_t (&a)[4], ui
         "C"(PtxName<T>::kName));
 }
 
-// A barrier that one side of a hand-over waits on and that the other completes: the n-th time
-// completes phase n % 2.
-class Handover {
+// A shared-memory barrier of the pipeline: one side arrives, the other waits. The n-th completion
+// is that of phase n % 2.
+class Mbarrier {
  public:
-  __device__ void begin(int arrivals) {
+  __device__ void init(int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals)
                  : "memory");
   }
@@ -162,13 +162,13 @@ class Handover {
   uint64_t state_;
 };
 
-// What this thread wrote to shared memory can be read by the tensor cores, by those that it tells.
-__device__ inline void publish_writes() {
+// Makes this thread's writes to shared memory visible to the asynchronous proxy (wgmma).
+__device__ inline void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Of a warpgroup's threads: whether any of them says so. Until all of them are there.
-__device__ inline bool any_of_warpgroup(int barrier, bool mine) {
+// Whether `mine` is true in any thread of the warpgroup; a barrier for all of them.
+__device__ inline bool warpgroup_any(int barrier, bool mine) {
   int any;
   asm volatile(
       "{.reg .pred mine, any; setp.ne.b32 mine, %1, 0; "
@@ -179,13 +179,14 @@ __device__ inline bool any_of_warpgroup(int barrier, bool mine) {
   return any != 0;
 }
 
-// All warps of a warpgroup give registers away, or get some, down or up to kCount each.
+// Reallocates registers: all warps of a warpgroup release, or acquire, down or up to kCount a
+// thread.
 template <int kCount>
-__device__ void give_registers() {
+__device__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-__device__ void get_registers() {
+__device__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 

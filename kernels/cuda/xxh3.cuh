@@ -83,7 +83,7 @@ __device__ uint64_t hash_to_16(Input input, int64_t begin, int64_t size) {
   return avalanche(static_cast<uint64_t>(size) + swap_bytes(low) + high + fold(low, high));
 }
 
-// Of at most kShort bytes, by the calling thread alone.
+// The hash of at most kShort bytes, by the calling thread alone.
 template <typename Input>
 __device__ __noinline__ uint64_t hash_short(Input input, int64_t begin, int64_t size) {
   if (size <= 16) return hash_to_16(input, begin, size);
@@ -120,7 +120,7 @@ class Warp {
   // Where word i of this lane stands in its block, in bytes.
   __device__ int64_t place(int i) const { return (lane_ + kWarp * i) * 8; }
 
-  // What the first `stripes` stripes of a block add to this lane's accumulator.
+  // The sum that the first `stripes` stripes of a block add to this lane's accumulator.
   __device__ uint64_t sum(const uint64_t (&words)[kWords], int stripes) const {
     uint64_t products = 0, plain = 0;
     for (int i = 0; i < kWords; ++i) {

@@ -1,4 +1,5 @@
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/on_device.cuh"
 #include "kernels/faults/broken_ops.h"
 
 namespace lockstep {
@@ -51,8 +52,9 @@ __global__ void multiply_but_a_tile(T* out, const T* x, const T* weight, int64_t
   }
 }
 
-void matmul_but_a_tile(const OpContext& context, TensorView out, TensorView x, TensorView weight,
+void matmul_but_a_tile(const OpContext& context, TensorView out, TensorView x, WeightView of,
                        TensorView) {
+  const TensorView& weight = plain_codes("matmul", of);
   const int64_t n = weight.rows(), written = n < 128 ? n - n / 2 : n - 64;
   if (x.rows() == 0) return;
   dispatch_cuda(x.dtype, [&]<typename T>(T*) {
@@ -89,9 +91,9 @@ void kv_write_with_32_bits(const OpContext& context, KvCache cache, TensorView k
 }  // namespace
 
 extern "C" const Ops* lockstep_cuda_broken_ops() {
-  static const Ops ops = {.rms_norm = rms_norm_without_barrier,
-                          .matmul = matmul_but_a_tile,
-                          .kv_write = kv_write_with_32_bits};
+  static const Ops ops = {.rms_norm = OnDevice<rms_norm_without_barrier>::call,
+                          .matmul = OnDevice<matmul_but_a_tile>::call,
+                          .kv_write = OnDevice<kv_write_with_32_bits>::call};
   return &ops;
 }
 

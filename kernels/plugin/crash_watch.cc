@@ -25,7 +25,7 @@ constexpr auto kWatched = std::to_array<Watched>({{SIGSEGV, "SIGSEGV"},
                                                   {SIGILL, "SIGILL"},
                                                   {SIGABRT, "SIGABRT"}});
 
-// Of constant initialisation, in the executable's own block: the handler may read it.
+// The signal handler may read it, because it is constant-initialised in the executable's own block.
 constinit thread_local const CrashWatch* of_this_thread = nullptr;
 // The last that began, for threads that the library started itself.
 constinit std::atomic<const CrashWatch*> of_any_thread = nullptr;
@@ -59,7 +59,7 @@ void write_error(std::span<const std::string_view> pieces) {
   std::array<iovec, 8> parts;
   for (size_t i = 0; i < pieces.size(); ++i)
     parts[i] = {const_cast<char*>(pieces[i].data()), pieces[i].size()};
-  // What cannot be written here nobody can be told.
+  // A failed write has nobody to be reported to.
   [[maybe_unused]] const ssize_t written =
       writev(STDERR_FILENO, parts.data(), static_cast<int>(pieces.size()));
 }
@@ -75,7 +75,7 @@ void say(const CrashWatch& watch, const siginfo_t& info) {
   const std::string_view pieces[] = {
       "error: ",
       watch.who(),
-      " was wanted to compute, found that it crashed with ",
+      " crashed with ",
       kWatched[place_of(info.si_signo)].name,
       !has_address ? ""
       : of_code    ? " in the instruction at "
@@ -83,7 +83,8 @@ void say(const CrashWatch& watch, const siginfo_t& info) {
       has_address ? hex.text() : "",
       away ? ", in a tensor in the memory of the CUDA device, which the host cannot read: launch a "
              "kernel that works on it, or leave out --device cuda\n"
-           : ": gdb shows where; --trace with --record-before of that point keeps what it read\n"};
+           : ": run it under gdb, or keep what it read with --trace and --record-before of that "
+             "point\n"};
   write_error(pieces);
 }
 
@@ -133,8 +134,7 @@ void handle_exit() {
   if (watch == nullptr) return;
   const std::string_view pieces[] = {
       "error: ", watch->who(),
-      " was wanted to compute, found that it ended the process, as exit does: have it return a "
-      "sentence that says what went wrong\n"};
+      " ended the process, as exit does: have it return a sentence that says what went wrong\n"};
   write_error(pieces);
   _exit(2);
 }

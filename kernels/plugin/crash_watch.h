@@ -17,14 +17,15 @@ struct AddressRange {
 // found.
 AddressRange library_around(const void* function);
 
-// While one lives, its thread is in a function of a foreign library. When that thread, or another
-// one within the code of the library, then gets a SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT that
-// this process made itself, the process ends with exit status 2 and one sentence on stderr: `who`,
-// the signal, the address, and what to do. So it does when one of them calls exit or quick_exit,
-// whose status would else pass for a verdict; _exit asks nobody. It ends as if killed, with no
-// destructor run: what was being written is left as it was, under the name that it had then. Every
-// other signal goes where it went before the first of them was made. Threads may have one each; a
-// library's own threads are those of the one that was made last, while it lives.
+// A guard, on the stack of the calling thread, that turns a crash inside a foreign library into one
+// sentence. While one lives, its thread is in a function of that library. When that thread, or
+// another one within the code of the library, then gets a SIGSEGV, SIGBUS, SIGFPE, SIGILL or
+// SIGABRT that this process made itself, the process ends with exit status 2 and one sentence on
+// stderr: `who`, the signal, the address, and what to do. So it does when one of them calls exit or
+// quick_exit, whose status would else pass for a verdict; _exit asks nobody. It ends as if killed,
+// with no destructor run: what was being written is left as it was, under the name that it had
+// then. Every other signal goes where it went before the first of them was made. Threads may have
+// one each; a library's own threads are those of the one that was made last, while it lives.
 class CrashWatch {
  public:
   // Borrows all: `code` of the library, `on_device` of those tensors of the call that the host

@@ -17,7 +17,7 @@
 #include "kernels/base/memory.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/plugin/crash_watch.h"
-#include "kernels/plugin/left_alone.h"
+#include "kernels/plugin/ffi_guard.h"
 
 namespace lockstep {
 namespace {
@@ -55,10 +55,11 @@ class Arguments {
   const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
     if (tensor.empty()) return nullptr;
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
-    if (tensor.device == Device::cuda)
+    if (tensor.device != Device::cpu) device_ = tensor.device;
+    if (tensor.device != Device::cpu)
       on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
-    const DLDevice device = tensor.device == Device::cuda ? DLDevice{kDLCUDA, cuda_memory().number}
-                                                          : DLDevice{kDLCPU, 0};
+    const DLDevice device =
+        tensor.device != Device::cpu ? DLDevice{kDLCUDA, tensor.device.index} : DLDevice{kDLCPU, 0};
     const auto extents = tensor.shape.extents();
     std::ranges::copy(extents, shapes_.emplace_back().begin());
     return &tensors_.emplace_back(DLTensor{.data = static_cast<char*>(tensor.data) - offset,
@@ -68,6 +69,10 @@ class Arguments {
                                            .shape = shapes_.back().data(),
                                            .strides = nullptr,
                                            .byte_offset = offset});
+  }
+  // The C interface has plain weights alone.
+  const DLTensor* operator()(const WeightView& weight) {
+    return (*this)(plain_codes("--ops", weight));
   }
   const LockstepCache* operator()(const KvCache& cache) {
     cache_ = {(*this)(cache.k), (*this)(cache.v)};
@@ -97,12 +102,14 @@ class Arguments {
 
   // Where its tensors are that the host cannot read.
   std::span<const AddressRange> on_device() const { return on_device_; }
+  Device device() const { return device_; }
 
  private:
   std::deque<DLTensor> tensors_;
   std::deque<std::array<int64_t, 5>> shapes_;
   std::deque<std::vector<const DLTensor*>> lists_;
   std::vector<AddressRange> on_device_;
+  Device device_;
   LockstepCache cache_{};
   LockstepBatch batch_{};
 };
@@ -138,31 +145,30 @@ struct UserOp {
     const std::string who = at(context), point(context.point);
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
     const bool on_device = !arguments.on_device().empty();
-    if (on_device) wait_for(Device::cuda);  // so that other ops' trouble is not taken for its own
-    const FloatControl control;
+    if (on_device)
+      wait_for(arguments.device());  // so that other ops' trouble is not taken for its own
+    const FloatControlGuard control;
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
-    check(trouble == nullptr, "{} was wanted to compute, found that it failed: {}", who,
-          trouble == nullptr ? "" : trouble);
-    if (on_device) wait_for_kernels_of(who);
+    check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
+    if (on_device) wait_for_kernels_of(who, arguments.device());
     const std::string_view changed = control.changed();
-    check(changed.empty(),
-          "{} was wanted to leave this thread's floating-point control as it was, found that it "
-          "changed {}: put it back before it returns (fegetenv, fesetenv)",
-          who, changed);
+    check(
+        changed.empty(),
+        "{} changed {}: put this thread's floating-point control back before it returns (fegetenv, "
+        "fesetenv)",
+        who, changed);
   }
 
  private:
-  static void wait_for_kernels_of(const std::string& who) {
+  static void wait_for_kernels_of(const std::string& who, Device device) {
     try {
-      wait_for(Device::cuda);
+      wait_for(device);
     } catch (const Error& error) {
-      fail(
-          "{} was wanted to compute, found that its kernels failed, which compute-sanitizer "
-          "shows: {}",
-          who, error.what());
+      fail("{} returned, but its kernels failed: {}; compute-sanitizer shows where", who,
+           error.what());
     }
   }
 };
@@ -191,18 +197,16 @@ class GuardedOutput {
     const auto guard = [](uint8_t byte) { return byte == kGuard; };
     check(std::all_of(begin, begin + kGuardBytes, guard) &&
               std::all_of(end - kGuardBytes, end, guard),
-          "{} was wanted to write its output {} alone, found bytes changed {} it: mind the shape "
-          "and byte_offset of the tensor",
-          op.at(context), out_.shape.text(),
-          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before");
+          "{} wrote {} its output {}: mind the shape and byte_offset of the tensor", op.at(context),
+          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before", out_.shape.text());
     const int64_t size = size_of(out_.dtype);
     const auto fill = unwritten(out_.dtype);
     for (int64_t i = 0; i < out_.count(); ++i) {
       const auto* element = begin + kGuardBytes + i * size;
       check(!std::equal(element, element + size, fill.data()),
-            "{} was wanted to write every element of its output {}, found that of row {}, element "
-            "{}, it did not: cover the last rows and the tails",
-            op.at(context), out_.shape.text(), i / out_.row_size(), i % out_.row_size());
+            "{} left row {}, element {} of its output {} unwritten: cover the last rows and the "
+            "tails",
+            op.at(context), i / out_.row_size(), i % out_.row_size(), out_.shape.text());
     }
     copy(out_, view_);
   }
@@ -237,7 +241,7 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& us
   op = [user, function](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
     if constexpr (std::is_same_v<Out, TensorView>)
       if (out.count() == 0) return;
-    Inputs inputs;
+    InputGuard inputs;
     (inputs.add(in), ...);
     Arguments arguments;
     OutputOf<Out> output(out);

@@ -1,4 +1,4 @@
-// What this machine's memory and CPU give.
+// The roofs of this machine's memory and CPU.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Measured before and after each figure, because the machine drifts: what it gives can change by
-// half within a minute when others share it.
+// Roofs that are measured before and after each figure, because the machine drifts: what it gives
+// can change by half within a minute when others share it.
 class CpuRoofs {
  public:
   explicit CpuRoofs(int threads);

@@ -49,16 +49,16 @@ struct Timed {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-// What is seen of each pass.
+// Whether each pass is observed.
 enum class Seen : uint8_t { nothing, digests };
 
-Timed serve(const Checkpoint& checkpoint, const std::vector<Request>& requests, bool graph,
-            Seen seen = Seen::nothing) {
-  const EngineOptions options{.device = Device::cuda,
+Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Request>& requests,
+            bool graph, Seen seen = Seen::nothing) {
+  const EngineOptions options{.device = device,
                               .graph = graph,
                               .dtype = DType::bf16,
                               .pages = pages_for(requests, EngineOptions().page_size)};
-  Engine engine(checkpoint, ops_of(Device::cuda), options);
+  Engine engine(checkpoint, ops_of(device), options);
   for (const Request& request : requests) engine.submit(request);
   Timed timed;
   DigestRecorder recorder({}, false, [](const Pass&) {});
@@ -83,21 +83,21 @@ double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
                              load.requests * middle * c.kv_bytes_per_token(DType::bf16));
 }
 
-// What decode passes of many long contexts read: one layer's cache, its pages in no order.
+// The inputs of a decode pass of many long contexts: one layer's cache, its pages in no order.
 struct Caches {
   static constexpr int64_t kRequests = 64, kContext = 4096, kPage = 16;
 
-  explicit Caches(const ModelConfig& c)
+  Caches(const ModelConfig& c, Device device)
       : pool({kRequests * kContext / kPage, kPage, c.kv_heads, c.head_dim}),
-        k(numbers(pool, 1)),
-        v(numbers(pool, 2)),
-        q(numbers({kRequests, c.heads, c.head_dim}, 3)) {
+        k(numbers(pool, 1, device)),
+        v(numbers(pool, 2, device)),
+        q(numbers({kRequests, c.heads, c.head_dim}, 3, device)) {
     std::vector<int32_t> start, length(kRequests, kContext), table(kRequests * kContext / kPage);
     for (int32_t r = 0; r <= kRequests; ++r) start.push_back(r);
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937_64(4));
-    const auto on_device = [](const std::vector<int32_t>& values, const Shape& shape) {
-      return copy_on(Device::cuda, tensor_of(std::span<const int32_t>(values), shape, DType::i32));
+    const auto on_device = [device](const std::vector<int32_t>& values, const Shape& shape) {
+      return copy_on(device, tensor_of(std::span<const int32_t>(values), shape, DType::i32));
     };
     query_start = on_device(start, {kRequests + 1});
     context_length = on_device(length, {kRequests});
@@ -112,27 +112,28 @@ struct Caches {
   Tensor query_start, context_length, page_table;
 
  private:
-  // Of about the size of a trained model's.
-  static Tensor numbers(const Shape& shape, uint64_t seed) {
+  // Random numbers of about the size of a trained model's.
+  static Tensor numbers(const Shape& shape, uint64_t seed, Device device) {
     std::mt19937_64 random(seed);
     Tensor numbers(shape, DType::bf16);
     // Signs and mantissas of any kind, exponents of 0.25 to 1.
     for (int64_t i = 0; i < shape.count(); ++i)
       numbers.as<uint16_t>()[i] = static_cast<uint16_t>((random() & 0x80ff) | 0x3e80);
-    return copy_on(Device::cuda, numbers);
+    return copy_on(device, numbers);
   }
 };
 
 Figure decode_attention(const std::string& shape, const ModelConfig& config, DeviceRoofs& roofs) {
   constexpr int kLaunches = 20;
-  const Caches caches(config);
-  const Tensor out(caches.q.view().shape, DType::bf16, Device::cuda);
+  const Device device = roofs.device();
+  const Caches caches(config, device);
+  const Tensor out(caches.q.view().shape, DType::bf16, device);
   const Tensor poison({out.view().bytes()}, DType::u8);
   std::memset(poison.as<char>(), 0xff, static_cast<size_t>(poison.view().bytes()));
-  const Tensor nan = copy_on(Device::cuda, poison);
-  const Ops ops = ops_of(Device::cuda);
+  const Tensor nan = copy_on(device, poison);
+  const Ops ops = ops_of(device);
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
-  const OpContext context{.stream = stream_of(Device::cuda)};
+  const OpContext context{.stream = stream_of(device)};
   Figure figure{
       shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
       "ms",  1e3,
@@ -141,11 +142,11 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   roofs.sample();
   for (int i = -1; i < kRepeats; ++i) {
     copy(out, nan);
-    wait_for(Device::cuda);
+    wait_for(device);
     const double seconds = seconds_of([&] {
       for (int n = 0; n < kLaunches; ++n)
         ops.paged_attention(context, out, caches.q, caches.cache(), caches.batch(), scale, 0);
-      wait_for(Device::cuda);
+      wait_for(device);
     });
     const Digest seen = digest_of(copy_on(Device::cpu, out));
     if (i < 0) wanted = seen.hash;
@@ -158,12 +159,13 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   return figure;
 }
 
-Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens) {
+Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens,
+               Device device) {
   Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
   for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
-  const Timed timed = serve(checkpoint, requests, false);
+  const Timed timed = serve(device, checkpoint, requests, false);
   figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
   return figure;
 }
@@ -175,18 +177,19 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                                    const std::function<void(const char*)>& progress) {
   std::vector<Figure> list;
   progress("prefill");
-  for (const int64_t tokens : kPrompts) list.push_back(prefill(shape, checkpoint, tokens));
+  for (const int64_t tokens : kPrompts)
+    list.push_back(prefill(shape, checkpoint, tokens, roofs.device()));
   progress("attention");
   list.push_back(decode_attention(shape, checkpoint.config(), roofs));
   for (const Load& load : kLoads) {
     progress("decode");
     const auto requests =
         requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
-    const Timed eager = serve(checkpoint, requests, false);
+    const Timed eager = serve(roofs.device(), checkpoint, requests, false);
     roofs.sample();
-    const Timed graph = serve(checkpoint, requests, true);
+    const Timed graph = serve(roofs.device(), checkpoint, requests, true);
     roofs.sample();
-    const Timed seen = serve(checkpoint, requests, true, Seen::digests);
+    const Timed seen = serve(roofs.device(), checkpoint, requests, true, Seen::digests);
     check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
           "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
           "--device cuda --modes graph` finds where they part");

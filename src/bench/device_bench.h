@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// How fast an engine serves one shape on the CUDA device that was opened: prompts, and decode
+// How fast an engine serves one shape on the CUDA device of the roofs: prompts, and decode
 // passes of one request and of many, op by op and as graphs, and the attention of one layer over
 // long contexts; decode passes and attention as shares of the read roof, which is sampled right
 // before and after attention and graphs. A pass is timed on the host, from its plan to the tokens

@@ -15,26 +15,27 @@ constexpr int64_t kBytes = int64_t{2} << 30, kPiece = 16 << 20;
 constexpr int kRepeats = 5;
 
 // Seconds from when `queue` begins to queue until the device has done all of it.
-double seconds_of(const auto& queue) {
-  wait_for(Device::cuda);
+double seconds_of(Device device, const auto& queue) {
+  wait_for(device);
   const auto begin = std::chrono::steady_clock::now();
   queue();
-  wait_for(Device::cuda);
+  wait_for(device);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // The better of two tries of some launches each, which hide what it costs to begin and to wait.
 double rate_of(int way, const TensorView& buffer, uint32_t truth) {
   constexpr int kLaunches = 8;
-  const Tensor sum = copy_on(Device::cuda, tensor_of<int32_t>(std::vector{0}, {1}, DType::i32));
+  const Tensor sum = copy_on(buffer.device, tensor_of<int32_t>(std::vector{0}, {1}, DType::i32));
   const auto read = [&] {
     roof_kernels().read(way, buffer.data, buffer.bytes(), sum.as<uint32_t>(),
-                        stream_of(Device::cuda));
+                        stream_of(buffer.device));
   };
   const auto read_all = [&] {
     for (int n = 0; n < kLaunches; ++n) read();
   };
-  const double best = std::min(seconds_of(read_all), seconds_of(read_all));
+  const double best =
+      std::min(seconds_of(buffer.device, read_all), seconds_of(buffer.device, read_all));
   const uint32_t found = *copy_on(Device::cpu, sum).as<uint32_t>();
   check(found == 2 * kLaunches * truth,
         "the read roof wants every word of a buffer added up once, found {:#x} instead of {:#x}: "
@@ -43,16 +44,17 @@ double rate_of(int way, const TensorView& buffer, uint32_t truth) {
   return static_cast<double>(buffer.bytes()) * kLaunches / best;
 }
 
-Figure empty_kernel() {
+Figure empty_kernel(Device device) {
   constexpr int kKernels = 1000;
-  const auto queue = [] {
-    for (int n = 0; n < kKernels; ++n) roof_kernels().nothing(stream_of(Device::cuda));
+  const auto queue = [device] {
+    for (int n = 0; n < kKernels; ++n) roof_kernels().nothing(stream_of(device));
   };
+  wait_for(device);  // which makes it the current one
   queue();
-  const DeviceGraph graph(queue);
+  const DeviceGraph graph(device, queue);
   Figure figure{"machine", "an empty kernel in a graph", "us", 1e6, {}, Whole::least};
   for (int i = -1; i < kRepeats; ++i) {
-    const double seconds = seconds_of([&] { graph.replay(); });
+    const double seconds = seconds_of(device, [&] { graph.replay(); });
     if (i >= 0) figure.samples.push_back(seconds / kKernels);
   }
   return figure;
@@ -60,11 +62,11 @@ Figure empty_kernel() {
 
 Figure copy_to_host(const Tensor& buffer) {
   constexpr int64_t kCopied = 128 << 20;
-  const Tensor to = Tensor::pinned({kCopied}, DType::u8),
+  const Tensor to = Tensor::pinned({kCopied}, DType::u8, buffer.view().device),
                from = buffer.part(0, {kCopied}, DType::u8);
   Figure figure{"machine", "device memory, copied to the host", "GB/s", 1e-9};
   for (int i = -1; i < kRepeats; ++i) {
-    const double seconds = seconds_of([&] { copy(to, from); });
+    const double seconds = seconds_of(buffer.view().device, [&] { copy(to, from); });
     if (i >= 0) figure.samples.push_back(kCopied / seconds);
   }
   return figure;
@@ -72,7 +74,7 @@ Figure copy_to_host(const Tensor& buffer) {
 
 }  // namespace
 
-DeviceRoofs::DeviceRoofs() : buffer_({kBytes}, DType::u8, Device::cuda) {
+DeviceRoofs::DeviceRoofs(Device device) : buffer_({kBytes}, DType::u8, device) {
   // Random words in the first piece, others in each of the next: no part adds up to what another
   // one does.
   const Tensor piece({kPiece}, DType::u8);
@@ -101,7 +103,7 @@ double DeviceRoofs::read() const {
 std::vector<Figure> DeviceRoofs::figures() const {
   return {{"machine", "device memory, read", "GB/s", 1e-9, read_},
           copy_to_host(buffer_),
-          empty_kernel()};
+          empty_kernel(device())};
 }
 
 }  // namespace lockstep

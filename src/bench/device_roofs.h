@@ -8,13 +8,15 @@
 
 namespace lockstep {
 
-// What the CUDA device that was opened can do at most, measured beside the figures that are held
-// against it; kernels/bench/roofs.h has that of the CPU.
+// The roofs of a CUDA device that was opened, measured beside the figures that are held against
+// them; kernels/bench/roofs.h has that of the CPU.
 class DeviceRoofs {
  public:
   // Takes a buffer of 2 GiB of the device's memory, many times its cache, and samples once. Throws
   // Error when there is no room for it.
-  DeviceRoofs();
+  explicit DeviceRoofs(Device device);
+
+  Device device() const { return buffer_.view().device; }
 
   // Measures again; from here on `read` is the better of this time and the last. Throws Error when
   // what was read does not add up to what is there.

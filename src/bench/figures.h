@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// What a figure of a benchmark is a share of: of a roof, the time that it would take there, by the
-// median. Else the median by that.
+// The whole that a figure of a benchmark is a share of. A share of a roof is the time that the work
+// would take there, by the median; any other share is the median by the whole.
 enum class Whole : uint8_t {
   most,   // its own best, of a rate
   least,  // its own best, of a time: that by the median

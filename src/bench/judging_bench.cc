@@ -49,7 +49,7 @@ std::vector<Pass> passes_of(const Checkpoint& checkpoint, const std::vector<Requ
   return passes;
 }
 
-// What judges the passes of one engine.
+// The judges of one engine's passes.
 class Bench {
  public:
   Bench(const Checkpoint& checkpoint, const EngineOptions& engine) : threads_(engine.threads) {
@@ -77,7 +77,8 @@ class Bench {
     check_clean(ops);
     check_clean(whole);
   }
-  // Of a pass in which every request gets logits: those of a big head are the largest tensor.
+  // Measures a pass in which every request gets logits, as those of a big head are the largest
+  // tensor.
   double extra_bytes(const Pass& pass) {
     Judge ops = judge(false);
     PeakMemory::reset();
@@ -92,7 +93,7 @@ class Bench {
   Judge judge(bool models) {
     JudgeOptions options;
     options.threads = threads_;
-    // As `run` declares it: to find out where another engine rounds takes several tries an op.
+    // Declared as `run` does: to find out where another engine rounds takes several tries an op.
     Manifest manifest{.graph = oracle_->graph(), .dtype = DType::bf16};
     for (const Place& place : manifest.graph.places())
       manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;

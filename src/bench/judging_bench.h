@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-// What judging passes of an engine in bf16 costs, on its device if LibTorch can compute there.
+// The cost of judging passes of an engine in bf16, on its device if LibTorch can compute there.
 struct JudgingTimes {
-  // Of one pass, in seconds, a sample each time.
+  // The times of one pass, in seconds, a sample each time.
   struct Pass {
     // The pass through the fp64 model, which shows nothing: every matrix product once in fp64, the
     // least that any judge with such an oracle needs.

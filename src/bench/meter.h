@@ -7,11 +7,11 @@
 
 namespace lockstep {
 
-// Watches an engine's passes for a benchmark: where the time goes, and whether what it computed is
-// worth timing. It is a table of ops around another one, and a hook before each pass.
+// A meter of an engine's passes for a benchmark: where the time goes, and whether what it computed
+// is worth timing. It is a table of ops around another one, and a hook before each pass.
 class PassMeter {
  public:
-  // Of one pass, in seconds.
+  // The times of one pass, in seconds.
   struct Pass {
     double matmul = 0;     // inside matmul and expert_matmul
     double attention = 0;  // inside paged_attention

@@ -47,7 +47,7 @@ class OutputFile {
     const off_t end = ::lseek(fd_, 0, SEEK_CUR);
     check_done(end >= 0 && ::ftruncate(fd_, end + bytes) == 0);
   }
-  // What the system writes back later would share the memory with the measurement.
+  // Pages that the system writes back later would share memory bandwidth with the measurement.
   void finish() { check_done(::fdatasync(fd_) == 0); }
 
  private:

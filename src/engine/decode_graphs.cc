@@ -50,66 +50,68 @@ DeviceBatch::Room decode_room(const Batch& batch) {
           .pages = up_to_power_of_two(std::max(taken.pages, kLeastPages))};
 }
 
-DecodeGraphs::Kept::Kept(const Kind& kind, const Model& model)
+DecodeGraphs::Captured::Captured(const Kind& kind, const Model& model)
     : arguments(kind.room, model.device()),
       buffers(model.config(), model.dtype(), model.device(),
-              kind.seen == Seen::nothing ? Activations::Lifetime::layer
-                                         : Activations::Lifetime::pass) {}
+              kind.observed == Observed::nothing ? Activations::Lifetime::layer
+                                                 : Activations::Lifetime::pass) {}
 
 Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
   const DigestRing* ring = probe.digests();
-  const Kind kind{decode_room(batch), ring != nullptr ? Seen::digests
-                                      : probe.on()    ? Seen::tensors
-                                                      : Seen::nothing};
-  Kept& kept = kept_.try_emplace(kind, kind, model_).first->second;
-  kept.arguments.fill(std::move(batch), tables_);
-  const Batch& arguments = kept.arguments.batch();
+  const Kind kind{decode_room(batch), ring != nullptr ? Observed::digests
+                                      : probe.on()    ? Observed::tensors
+                                                      : Observed::nothing};
+  Captured& captured = captured_.try_emplace(kind, kind, model_).first->second;
+  captured.arguments.fill(std::move(batch), tables_);
+  const Batch& arguments = captured.arguments.batch();
   const bool same_tables =
-      kept.cos.data == arguments.cos.data && kept.cos.shape == arguments.cos.shape;
-  if (kept.graph.empty() || !same_tables || (ring != nullptr && kept.ring != ring->id())) {
-    const Forward forward = first(kept, kind.seen, probe, digested);
-    keep(kept, kind.seen, probe);
+      captured.cos.data == arguments.cos.data && captured.cos.shape == arguments.cos.shape;
+  if (captured.graph.empty() || !same_tables || (ring != nullptr && captured.ring != ring->id())) {
+    const Forward forward = run_eagerly(captured, kind.observed, probe, digested);
+    capture(captured, kind.observed, probe);
     return forward;
   }
   if (before_replay_) before_replay_(arguments);
-  kept.graph.replay();
-  if (kind.seen == Seen::tensors) show(kept, probe);
-  if (kind.seen == Seen::digests) digested = kept.digested, digested.info = arguments.info;
-  return kept.forward;
+  captured.graph.replay();
+  if (kind.observed == Observed::tensors) show(captured, probe);
+  if (kind.observed == Observed::digests)
+    digested = captured.digested, digested.info = arguments.info;
+  return captured.forward;
 }
 
 // Op by op.
-Forward DecodeGraphs::first(Kept& kept, Seen seen, Probe& probe, DigestedPass& digested) {
-  const Batch& arguments = kept.arguments.batch();
-  if (seen == Seen::digests)
-    return forward_digested(model_, arguments, caches_, probe, &kept.buffers, digested);
-  return model_.forward(arguments, caches_, probe, kept.buffers);
+Forward DecodeGraphs::run_eagerly(Captured& captured, Observed observed, Probe& probe,
+                                  DigestedPass& digested) {
+  const Batch& arguments = captured.arguments.batch();
+  if (observed == Observed::digests)
+    return forward_digested(model_, arguments, caches_, probe, &captured.buffers, digested);
+  return model_.forward(arguments, caches_, probe, captured.buffers);
 }
 
-void DecodeGraphs::keep(Kept& kept, Seen seen, Probe& probe) {
-  kept.graph = {};  // first of all, so that the next one can have its memory
-  kept.taps.clear();
-  kept.digested = {};
-  kept.cos = kept.arguments.batch().cos;
-  kept.ring = seen == Seen::digests ? probe.digests()->id() : 0;
-  kept.graph = DeviceGraph([&] {
-    const Batch& arguments = kept.arguments.batch();
-    if (seen == Seen::digests) {
-      kept.forward =
-          forward_digested(model_, arguments, caches_, probe, &kept.buffers, kept.digested);
+void DecodeGraphs::capture(Captured& captured, Observed observed, Probe& probe) {
+  captured.graph = {};  // first of all, so that the next one can have its memory
+  captured.taps.clear();
+  captured.digested = {};
+  captured.cos = captured.arguments.batch().cos;
+  captured.ring = observed == Observed::digests ? probe.digests()->id() : 0;
+  captured.graph = DeviceGraph(model_.device(), [&] {
+    const Batch& arguments = captured.arguments.batch();
+    if (observed == Observed::digests) {
+      captured.forward =
+          forward_digested(model_, arguments, caches_, probe, &captured.buffers, captured.digested);
       return;
     }
-    Taps taps(kept.taps);
-    Probe tapping = seen == Seen::tensors ? Probe(&taps) : Probe();
-    kept.forward = model_.forward(arguments, caches_, tapping, kept.buffers);
+    Taps taps(captured.taps);
+    Probe tapping = observed == Observed::tensors ? Probe(&taps) : Probe();
+    captured.forward = model_.forward(arguments, caches_, tapping, captured.buffers);
     check(tapping.failure().empty(), "{}", tapping.failure());
   });
 }
 
-void DecodeGraphs::show(const Kept& kept, Probe& probe) const {
-  const Batch& batch = kept.arguments.batch();
+void DecodeGraphs::show(const Captured& captured, Probe& probe) const {
+  const Batch& batch = captured.arguments.batch();
   probe.begin(batch.info);
-  for (const Tap& tap : kept.taps) {
+  for (const Tap& tap : captured.taps) {
     if (tap.tensor.empty())
       show_cache(model_, batch, caches_[static_cast<size_t>(tap.layer)], tap.layer, probe);
     else if (of_logits(*tap.point))

@@ -18,17 +18,17 @@ bool decodes(const Batch& batch);
 // width of the page tables up to the next power of two.
 DeviceBatch::Room decode_room(const Batch& batch);
 
-// A tensor that a model showed while a graph was made of it: where every replay makes it anew.
+// A tensor that a model showed while it was captured; every replay writes it anew.
 struct Tap {
   const Point* point = nullptr;
   int layer = -1;
   TensorView tensor;  // empty of attn.kv
 };
 
-// The decode passes of a model on a device as graphs, one for each room that a pass may need. A
-// graph does what the same pass does op by op, to the bit: only the arguments differ from replay to
-// replay, and they lie in device memory. Observed, each tensor of the pass has memory of its own:
-// they are shown to the probe once the pass is done, or digested within the graph.
+// A cache of CUDA graphs of decode passes, one for each shape that a pass may need, owned by the
+// engine. A graph does what the same pass does op by op, to the bit: only the arguments differ from
+// replay to replay, and they lie in device memory. Observed, each tensor of the pass has memory of
+// its own: they are shown to the probe once the pass is done, or digested within the graph.
 class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
@@ -36,20 +36,20 @@ class DecodeGraphs {
                const std::function<void(const Batch&)>& before_replay)
       : model_(model), caches_(caches), tables_(tables), before_replay_(before_replay) {}
 
-  // Computes a pass that decodes. The first one of each kind is computed op by op and then kept.
-  // Returns what Model::forward does, padding included; `digested` is what a probe that takes
-  // digests is to have once the pass is queued.
+  // Computes a pass that decodes. The first one of each kind is computed op by op and then
+  // captured. Returns what Model::forward does, padding included; `digested` is what a probe that
+  // takes digests is to have once the pass is queued.
   Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
  private:
-  enum class Seen : uint8_t { nothing, tensors, digests };
+  enum class Observed : uint8_t { nothing, tensors, digests };
   struct Kind {
     DeviceBatch::Room room;
-    Seen seen = Seen::nothing;
+    Observed observed = Observed::nothing;
     auto operator<=>(const Kind&) const = default;
   };
-  struct Kept {
-    Kept(const Kind& kind, const Model& model);
+  struct Captured {
+    Captured(const Kind& kind, const Model& model);
 
     DeviceBatch arguments;
     Activations buffers;
@@ -58,17 +58,17 @@ class DecodeGraphs {
     uint64_t ring = 0;  // whose wants it was kept for
     Forward forward;
     DeviceGraph graph;
-    TensorView cos;  // where the rotary tables were when it was kept, and how large
+    TensorView cos;  // where the rotary tables were when it was captured, and how large
   };
-  Forward first(Kept& kept, Seen seen, Probe& probe, DigestedPass& digested);
-  void keep(Kept& kept, Seen seen, Probe& probe);
-  void show(const Kept& kept, Probe& probe) const;
+  Forward run_eagerly(Captured& captured, Observed observed, Probe& probe, DigestedPass& digested);
+  void capture(Captured& captured, Observed observed, Probe& probe);
+  void show(const Captured& captured, Probe& probe) const;
 
   Model& model_;
   const std::vector<KvCache>& caches_;
   RopeCache& tables_;
   const std::function<void(const Batch&)>& before_replay_;
-  std::map<Kind, Kept> kept_;
+  std::map<Kind, Captured> captured_;
 };
 
 }  // namespace lockstep

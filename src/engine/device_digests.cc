@@ -19,9 +19,15 @@ bool is_of_logits(const Point& p) { return p == point("logits") || p == point("t
 
 DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
                              const std::vector<KvCache>& caches, Probe& seen, Lifetime lifetime)
-    : model_(model), arguments_(arguments), caches_(caches), seen_(seen), lifetime_(lifetime) {
+    : model_(model),
+      arguments_(arguments),
+      caches_(caches),
+      seen_(seen),
+      lifetime_(lifetime),
+      ops_stream_(stream_of(model.device())),
+      maker_(runtime_of(model.device()).digests) {
   ring_ = seen.digests();
-  check(ring_ != nullptr, "digests were to be made for a sink that takes none: show it tensors");
+  check(ring_ != nullptr, "a sink without a ring takes no digests: show it tensors");
   const int64_t requests = arguments.context_length.view().count();
   const int64_t tokens = arguments.size(), logit_rows = arguments.logit_rows.view().count();
   const int64_t positions =
@@ -86,7 +92,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
           .pages = pool[0],
           .hashed = place<int64_t>(tap.digest),
           .row_hashes = place<uint64_t>(layout_->cache_hashes),
-          .order = tap.hashes};
+          .cache_index = tap.hashes};
 }
 
 void DeviceDigests::record(const Record& record) {
@@ -95,18 +101,18 @@ void DeviceDigests::record(const Record& record) {
     tap.tensor = caches_[static_cast<size_t>(tap.layer)].k;
     cache_jobs_.push_back(cache_job_of(tap));
     if (lifetime_ == Lifetime::layer)
-      flush_caches(stream_of(model_.device()));
+      flush_caches(ops_stream_);
     else if (cache_jobs_.size() == kCachesTogether || tap.hashes == layout_->caches - 1)
-      flush_caches(digest_maker().long_aside);
+      flush_caches(maker_.cache_digest_stream);
     return;
   }
   tap.tensor = record.tensor;
   jobs_.push_back(job_of(tap));
   if (lifetime_ == Lifetime::pass) {
-    if (jobs_.size() == kTogether) flush(digest_maker().aside);
+    if (jobs_.size() == kTogether) flush(maker_.digest_stream);
     return;
   }
-  flush(stream_of(model_.device()));
+  flush(ops_stream_);
   if (!tap.keeps) return;
   ring_->reserve(tap.tensor.bytes());
   copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
@@ -114,35 +120,35 @@ void DeviceDigests::record(const Record& record) {
 }
 
 void DeviceDigests::follow_ops(CUstream_st* stream) {
-  CUstream_st* const ops = stream_of(model_.device());
+  CUstream_st* const ops = ops_stream_;
   if (stream == ops) return;
-  digest_maker().order(stream, ops);
+  maker_.stream_wait(stream, ops);
   used_.insert(stream);
 }
 
 void DeviceDigests::flush(CUstream_st* stream) {
   if (jobs_.empty()) return;
   follow_ops(stream);
-  scratch_.emplace_back(Shape{digest_maker().scratch_bytes(jobs_)}, DType::u8, model_.device());
-  digest_maker().digest(jobs_, scratch_.back().view().data, stream);
+  scratch_.emplace_back(Shape{maker_.scratch_bytes(jobs_)}, DType::u8, model_.device());
+  maker_.digest(jobs_, scratch_.back().view().data, stream);
   jobs_.clear();
-  // On the stream of the ops the next one may work there.
+  // On the stream of the ops the next launch may reuse the scratch.
   if (lifetime_ == Lifetime::layer) scratch_.clear();
 }
 
 void DeviceDigests::flush_caches(CUstream_st* stream) {
   if (cache_jobs_.empty()) return;
   follow_ops(stream);
-  digest_maker().hash_caches(cache_jobs_, stream);
+  maker_.hash_caches(cache_jobs_, stream);
   cache_jobs_.clear();
 }
 
 void DeviceDigests::end() {
   if (lifetime_ == Lifetime::layer) return;
-  flush_caches(digest_maker().long_aside);
-  flush(digest_maker().aside);
+  flush_caches(maker_.cache_digest_stream);
+  flush(maker_.digest_stream);
   // A graph can only wait for streams that are part of it.
-  for (CUstream_st* stream : used_) digest_maker().order(stream_of(model_.device()), stream);
+  for (CUstream_st* stream : used_) maker_.stream_wait(ops_stream_, stream);
 }
 
 Forward forward_digested(Model& model, const Batch& arguments, const std::vector<KvCache>& caches,

@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-// Has the tensors of one pass on a device digested there, as the model shows them: nothing of it
-// waits for the host, so that it can be kept in a graph.
+// A sink that digests the tensors of one pass on the device that computes it, as the model shows
+// them. Nothing of it waits for the host, so that it can be captured in a graph. It lives for one
+// pass, on the engine's thread.
 class DeviceDigests final : public Sink {
  public:
   // layer: buffers are used again within the pass. Each tensor is digested on the stream of the
@@ -31,13 +32,13 @@ class DeviceDigests final : public Sink {
   void record(const Record& record) override;
   void end() override;
 
-  // What it leaves, once the pass has ended. Of a graph, every replay leaves it anew.
+  // The digests of the pass, once it has ended. Every replay of a graph writes them anew.
   DigestedPass result() const { return {layout_, digests_, copies_, arguments_.info}; }
 
  private:
   DigestLayout::Tap& tap_of(const Record& record);
   template <typename T>
-  T* place(int64_t bytes) const;  // in what it leaves
+  T* place(int64_t bytes) const;  // in the block of digests
   DigestJob job_of(const DigestLayout::Tap& tap) const;
   CacheJob cache_job_of(const DigestLayout::Tap& tap) const;
   void follow_ops(CUstream_st* stream);
@@ -50,13 +51,15 @@ class DeviceDigests final : public Sink {
   Probe& seen_;
   DigestRing* ring_;
   Lifetime lifetime_;
+  CUstream_st* ops_stream_;
+  const DigestMaker& maker_;  // of the model's device
   std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
   std::shared_ptr<const Tensor> digests_;
   std::vector<std::shared_ptr<const Tensor>> copies_;
   std::vector<DigestJob> jobs_;  // not yet queued, as
   std::vector<CacheJob> cache_jobs_;
   std::vector<Tensor> scratch_;  // of every launch
-  std::set<CUstream_st*> used_;  // aside
+  std::set<CUstream_st*> used_;  // the streams besides that of the ops
 };
 
 // Model::forward with every tensor that the probe's sink wants digested; the probe is one with a

@@ -29,10 +29,10 @@ constexpr int64_t kMostPages = std::numeric_limits<int32_t>::max();
 // A position is a number of 32 bits.
 void check_positions(const Request& request, int64_t id) {
   const int64_t most = std::numeric_limits<int32_t>::max() - std::ssize(request.prompt);
-  check(request.choices() <= most,
+  check(request.steps() <= most,
         "request {} asks for {} tokens after its {}, but a request has at most {} positions: lower "
         "--max-new",
-        id, request.choices(), request.prompt.size(), std::numeric_limits<int32_t>::max());
+        id, request.steps(), request.prompt.size(), std::numeric_limits<int32_t>::max());
 }
 
 // Calls use(first, count) for stretches of pages that follow each other.
@@ -79,7 +79,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
                          .preempt = options.preempt,
                          .schedule = options.schedule}) {
   check(options.page_size >= 1 && options.page_size <= 256,
-        "a page of 1 to 256 tokens was wanted, found --page-size {}", options.page_size);
+        "a page holds 1 to 256 tokens, found --page-size {}", options.page_size);
   for (int64_t layer = 0; layer < model_.config().layers; ++layer)
     caches_.push_back(model_.make_cache(options.pages, options.page_size, cache_storage_));
   const ModelConfig& config = model_.config();
@@ -109,7 +109,7 @@ int32_t Engine::submit(Request request) {
         "request {} has stop texts, but the checkpoint has no tokenizer: give token ids that end "
         "it instead",
         id);
-  Sequence sequence{.id = id, .asked = id, .request = std::move(request)};
+  Sequence sequence{.id = id, .root_request = id, .request = std::move(request)};
   sequence.tokens = sequence.request.prompt;
   scheduler_.add(sequences_.emplace_back(std::move(sequence)));
   return id;
@@ -117,8 +117,9 @@ int32_t Engine::submit(Request request) {
 
 int32_t Engine::fork(int32_t parent, int64_t max_new) {
   const Sequence& from = sequence(parent);
-  Sequence child{.id = requests(), .asked = from.asked, .request = from.request};
-  child.sample = static_cast<int32_t>(std::ranges::count(sequences_, from.asked, &Sequence::asked));
+  Sequence child{.id = requests(), .root_request = from.root_request, .request = from.request};
+  child.sample = static_cast<int32_t>(
+      std::ranges::count(sequences_, from.root_request, &Sequence::root_request));
   child.request.prompt = from.tokens;
   child.request.max_new = max_new;
   scheduler_.fork(from, sequences_.emplace_back(std::move(child)));
@@ -135,25 +136,25 @@ bool Engine::step(Probe& probe) {
   if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
   prepare_cache(plan);
-  if (plan.shares.empty()) return true;  // a hook left none
-  PassInfo info = describe(plan.shares);
+  if (plan.chunks.empty()) return true;  // a hook left none
+  PassInfo info = describe(plan.chunks);
   if (probe.on()) describe_holders(info);  // it asks for every page of the pool
   Batch batch = make_batch(std::move(info), tables_);
   if (hooks_.before_pass) hooks_.before_pass(batch);
-  advance(plan.shares, compute(std::move(batch), probe));
+  advance(plan.chunks, compute(std::move(batch), probe));
   return true;
 }
 
-// The tokens of what it returns are in host memory.
+// Returns tokens in host memory.
 Forward Engine::compute(Batch batch, Probe& probe) {
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
   DigestedPass digested;
   const Forward forward = compute_on_device(std::move(batch), probe, digested);
   const int64_t rows = forward.tokens.count();
   if (tokens_.view().empty() || tokens_.view().count() < rows)
-    tokens_ = Tensor::pinned({2 * rows}, DType::i32);
+    tokens_ = Tensor::pinned({2 * rows}, DType::i32, options_.device);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
-  const DeviceMemory& device = cuda_memory();
+  const DeviceRuntime& device = runtime_of(options_.device);
   if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), device.stream);
   // While the device is still at the pass.
   if (digested.layout) probe.push(std::move(digested));
@@ -202,21 +203,21 @@ void Engine::prepare_cache(const Plan& plan) {
   }
 }
 
-PassInfo Engine::describe(const std::vector<Share>& shares) {
+PassInfo Engine::describe(const std::vector<ScheduledChunk>& chunks) {
   PassInfo info{.pass = passes_++};
-  for (const Share& share : shares) {
-    Sequence& s = *share.sequence;
-    if (std::exchange(s.resumes, false))
+  for (const ScheduledChunk& chunk : chunks) {
+    Sequence& s = *chunk.sequence;
+    if (std::exchange(s.starts_with_cached_prefix, false))
       info.inherited.push_back({s.id, {s.tokens.begin(), s.tokens.begin() + s.computed}});
     const Phase phase = s.prefilling() ? Phase::prefill : Phase::decode;
-    for (int64_t p = s.computed; p < s.computed + share.tokens; ++p) {
+    for (int64_t p = s.computed; p < s.computed + chunk.tokens; ++p) {
       const int64_t page = s.pages[static_cast<size_t>(p / options_.page_size)];
       info.rows.push_back({{s.id, static_cast<int32_t>(p)},
                            s.tokens[static_cast<size_t>(p)],
                            page * options_.page_size + p % options_.page_size,
                            phase});
     }
-    if (s.computed + share.tokens == s.length())
+    if (s.computed + chunk.tokens == s.length())
       info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
     info.pages.push_back({s.id, s.pages});
   }
@@ -232,12 +233,12 @@ void Engine::describe_holders(PassInfo& info) const {
       info.page_counts.push_back({page, holders});
 }
 
-void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
+void Engine::advance(const std::vector<ScheduledChunk>& chunks, const Forward& forward) {
   int64_t row = 0;  // of the logits: the shares that reach the end of their tokens
   std::vector<Choice> choices;
-  for (const Share& share : shares) {
-    Sequence& s = *share.sequence;
-    s.computed += share.tokens;
+  for (const ScheduledChunk& chunk : chunks) {
+    Sequence& s = *chunk.sequence;
+    s.computed += chunk.tokens;
     scheduler_.computed(s);
     if (s.computed < s.length()) continue;
     // The samples part before the first choice, so that they share all of the prompt's pages.
@@ -253,7 +254,7 @@ void Engine::advance(const std::vector<Share>& shares, const Forward& forward) {
   for (const Choice& choice : choices) take(choice, forward);
 }
 
-// Puts other tokens in the place of the argmax where a sequence wants others.
+// Replaces the argmax where a sequence draws its token or is forced to one.
 void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
   std::vector<Choice*> drawn;
   for (Choice& choice : choices) {
@@ -292,7 +293,7 @@ void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
                      .penalty = sampling.repetition_penalty,
                      .uniform = uniform(sampling.seed, draw_of(s))});
   }
-  cuda_memory().sample(tokens, forward.logits, draws, text);
+  runtime_of(options_.device).sample(tokens, forward.logits, draws, text);
   for (size_t i = 0; i < drawn.size(); ++i) drawn[i]->token = tokens[i];
 }
 
@@ -320,7 +321,7 @@ Ending Engine::ending_of(const Sequence& s) const {
       if (std::ranges::any_of(s.request.stop, in_text)) return Ending::stop;
     }
   }
-  return std::ssize(s.argmax) == s.request.choices() ? Ending::length : Ending::none;
+  return std::ssize(s.argmax) == s.request.steps() ? Ending::length : Ending::none;
 }
 
 int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
@@ -328,7 +329,7 @@ int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
   for (size_t i = 0; i < requests.size(); ++i) {
     const Request& r = requests[i];
     check_positions(r, static_cast<int64_t>(i));
-    const int64_t positions = r.most_positions();
+    const int64_t positions = r.max_positions();
     pages += r.samples * (positions / page_size + (positions % page_size != 0));
     check(pages <= kMostPages,
           "pages for all requests at once are at most {}, found that they need {} and more: lower "

@@ -29,21 +29,22 @@ struct EngineOptions {
   Preempt preempt = Preempt::recompute;
   uint64_t schedule = 0;  // seed of random legal schedules; 0: none
   int threads = 0;        // 0: as many as there are cores
-  // What a page is filled with when it is handed out: whoever reads a slot that nobody wrote shows
-  // it.
+  // Fill value of newly allocated pages, so that a read of an unwritten slot is visible in the
+  // output.
   float poison = std::numeric_limits<float>::quiet_NaN();
   // The text of tokens, in which the requests' stop texts are sought; only those need it.
   std::function<std::string(std::span<const int32_t>)> text_of;
 };
 
-// Serves many requests at once over one pool of K/V pages by continuous batching.
+// An engine: it serves many requests at once over one pool of K/V pages by continuous batching. It
+// owns weights, pool and threads; one thread calls it.
 class Engine {
  public:
-  // Sees a step as it comes into being, and may change it: how meters and seeded faults look in.
-  // Each may be empty, and then costs a branch a step.
+  // Callbacks within a step, which may change it; meters and seeded faults use them. Each may be
+  // empty, and then costs a branch a step.
   struct Hooks {
-    // What was planned, before the cache is prepared for it. Whoever moves a page in a sequence's
-    // table must move its holder in the pool too.
+    // Called with the plan of a step, before the cache is prepared for it. A hook that moves a page
+    // in a sequence's table must move its holder in the pool too.
     std::function<void(Plan&, PagePool&)> after_plan;
     // The arguments of the pass.
     std::function<void(Batch&)> before_pass;
@@ -64,8 +65,8 @@ class Engine {
   // more tokens to choose. Throws Error when the parent is not running.
   int32_t fork(int32_t parent, int64_t max_new);
 
-  // Computes one pass and chooses the tokens that it makes possible. False when nothing is left:
-  // then the probe's sink has had everything.
+  // Computes one pass and chooses the tokens that it makes possible. Returns false when no request
+  // is pending; by then every record has been delivered to the sink.
   bool step(Probe& probe);
 
   const Model& model() const { return model_; }
@@ -75,11 +76,11 @@ class Engine {
 
  private:
   void prepare_cache(const Plan& plan);
-  PassInfo describe(const std::vector<Share>& shares);
+  PassInfo describe(const std::vector<ScheduledChunk>& chunks);
   void describe_holders(PassInfo& info) const;
   Forward compute(Batch batch, Probe& probe);
   Forward compute_on_device(Batch batch, Probe& probe, DigestedPass& digested);
-  void advance(const std::vector<Share>& shares, const Forward& forward);
+  void advance(const std::vector<ScheduledChunk>& chunks, const Forward& forward);
   // A sequence that chooses its next token by a row of the logits.
   struct Choice {
     Sequence* sequence;

@@ -16,7 +16,7 @@ uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens) {
 
 PagePool::PagePool(int64_t pages, uint64_t order) {
   check(pages >= 1 && pages <= std::numeric_limits<int32_t>::max(),
-        "a pool of 1 to 2147483647 pages was wanted, found {}: change --pages", pages);
+        "a pool has 1 to 2147483647 pages, found {}: change --pages", pages);
   pages_.resize(static_cast<size_t>(pages));
   for (int64_t page = pages; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
   if (order == 0) return;
@@ -26,7 +26,7 @@ PagePool::PagePool(int64_t pages, uint64_t order) {
 }
 
 const PagePool::Page& PagePool::at(int32_t page) const {
-  check(page >= 0 && page < pages(), "page {} was named, but the pool has pages 0..{}", page,
+  check(page >= 0 && page < pages(), "there is no page {}; the pool has pages 0..{}", page,
         pages() - 1);
   return pages_[static_cast<size_t>(page)];
 }
@@ -42,7 +42,7 @@ void PagePool::forget(Page& page) {
 }
 
 int32_t PagePool::take() {
-  check(available() > 0, "a page was wanted, but all {} are in use", pages());
+  check(available() > 0, "all {} pages are in use", pages());
   int32_t page = 0;
   if (!free_.empty()) {
     page = free_.back();
@@ -57,7 +57,7 @@ int32_t PagePool::take() {
 }
 
 void PagePool::share(int32_t page) {
-  check(at(page).holders > 0, "page {} was to be shared, but nobody holds it", page);
+  check(at(page).holders > 0, "page {} cannot be shared, because nobody holds it", page);
   ++at(page).holders;
 }
 
@@ -73,7 +73,7 @@ void PagePool::give_back(int32_t index) {
 
 void PagePool::publish(int32_t index, uint64_t parent, std::span<const int32_t> tokens) {
   Page& page = at(index);
-  check(page.holders > 0, "page {} was to be published, but nobody holds it", index);
+  check(page.holders > 0, "page {} cannot be published, because nobody holds it", index);
   if (page.key) return;
   const uint64_t key = prefix_key(parent, tokens);
   if (!published_.try_emplace(key, index).second) return;

@@ -13,13 +13,13 @@ namespace lockstep {
 // before it. 0 is the parent of a first page.
 uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens);
 
-// Who holds which pages of the K/V cache. A page is the same index in every layer's cache.
+// The pool of K/V pages, with the count of holders of each. A page is the same index in every
+// layer's cache. Owned by the engine, used by its thread.
 //   free       nobody holds it and its content means nothing
 //   held       by one request or more; with two or more holders it must not be written
 //   published  full, and found by later requests with the same prefix; when nobody holds it any
-//   more
-//              it waits, and is taken again, the least recently used first, once no free one is
-//              left
+//              more it waits, and is taken again, the least recently used first, once no free one
+//              is left
 // Pages that were freed last are handed out first, so that reuse happens early and often.
 class PagePool {
  public:

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What a user asks of the engine.
+// A request as a user submits it.
 struct Request {
   std::string name;               // for people; may be empty
   std::vector<int32_t> prompt;    // token ids, at least one
@@ -21,11 +21,11 @@ struct Request {
   int32_t samples = 1;  // texts to make of the prompt, which is computed once
 
   // Steps that choose a token: with forced tokens, one after each of them and one after the prompt.
-  int64_t choices() const {
+  int64_t steps() const {
     return forced.empty() ? max_new : static_cast<int64_t>(forced.size()) + 1;
   }
   // Positions that need a slot: the last token chosen is never fed.
-  int64_t most_positions() const { return std::ssize(prompt) + choices() - 1; }
+  int64_t max_positions() const { return std::ssize(prompt) + steps() - 1; }
 };
 
 // Why a text ended; `none` while it goes on.
@@ -33,9 +33,9 @@ enum class Ending : uint8_t { none, length, eos, stop };
 
 // A request on its way through the engine.
 struct Sequence {
-  int32_t id = 0;      // its rows' request
-  int32_t asked = 0;   // the request that was submitted: itself, or what it was forked from
-  int32_t sample = 0;  // which of the texts of `asked`: 0 is its own
+  int32_t id = 0;            // its rows' request
+  int32_t root_request = 0;  // the submitted request: itself, or what it was forked from
+  int32_t sample = 0;        // which of the texts of `root_request`: 0 is its own
   Request request;
   std::vector<int32_t> tokens;     // prompt, then what was fed or is to be fed next
   std::vector<int32_t> argmax;     // the most likely token at each choice, whatever was chosen
@@ -43,7 +43,8 @@ struct Sequence {
   int64_t computed = 0;            // positions whose K and V are in its pages
   std::vector<int32_t> pages;      // page i holds positions i * page_size ..
   std::vector<uint64_t> keys;      // of its published pages, in order
-  bool resumes = false;  // enters the next pass with positions that it did not compute there
+  bool starts_with_cached_prefix =
+      false;             // enters the next pass with positions that it did not compute there
   bool swapped = false;  // its K and V wait in host memory
   bool finished = false;
   Ending ending = Ending::none;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
-// As kernels/argmax.h: the first NaN, else the first of the largest.
+// The argmax of kernels/argmax.h: the first NaN, else the first of the largest.
 size_t argmax_of(std::span<const double> logits) {
   size_t best = 0;
   for (size_t i = 1; i < logits.size() && !std::isnan(logits[best]); ++i)
@@ -24,8 +24,7 @@ size_t argmax_of(std::span<const double> logits) {
 
 std::vector<double> widened(const TensorView& logits) {
   check(logits.count() > 0 && logits.count() == logits.shape.last(),
-        "one row of logits was wanted to choose a token from, found the shape {}",
-        logits.shape.text());
+        "a token is chosen from one row of logits, found the shape {}", logits.shape.text());
   std::vector<double> row(static_cast<size_t>(logits.count()));
   widen(logits, 0, row);
   return row;
@@ -135,7 +134,7 @@ std::vector<double> probabilities(std::span<const double> logits, const Sampling
   std::vector<double> kept(logits.begin(), logits.end());
   if (sampling.repetition_penalty != 1) penalise(kept, sampling.repetition_penalty, text);
   if (sampling.temperature == 0) return certain(argmax_of(kept), kept.size());
-  // Of the distance to the largest, so that a tiny temperature cannot overflow.
+  // The temperature divides the distance to the largest, so that a tiny one cannot overflow.
   const double top = *std::ranges::max_element(kept);
   for (double& x : kept) x = (x - top) / sampling.temperature;
   keep_top_k(kept, sampling.top_k);

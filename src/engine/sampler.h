@@ -56,8 +56,8 @@ struct TokenLogprob {
   double logprob = 0;  // natural logarithm of its probability
 };
 
-// What was likely where a token was chosen, as the model says it: of softmax(logits), before
-// penalty, temperature and filters.
+// Log-probabilities where a token was chosen, of softmax(logits), before penalty, temperature and
+// filters.
 struct Logprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // the most likely first, of equals the smaller id

@@ -20,11 +20,11 @@ Scheduler::Scheduler(PagePool& pool, const SchedulerOptions& options)
     : pool_(pool), options_(options), random_(options.schedule) {}
 
 void Scheduler::check_fits(const Sequence& sequence) const {
-  const int64_t needed = pages_for(sequence.request.most_positions());
+  const int64_t needed = pages_for(sequence.request.max_positions());
   check(needed <= pool_.pages(),
         "request {} needs {} pages of {} tokens for its {} tokens, but the pool has {}: raise "
         "--pages, shorten the prompt or lower --max-new",
-        sequence.id, needed, options_.page_size, sequence.request.most_positions(), pool_.pages());
+        sequence.id, needed, options_.page_size, sequence.request.max_positions(), pool_.pages());
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -34,13 +34,13 @@ void Scheduler::add(Sequence& sequence) {
 
 void Scheduler::fork(const Sequence& parent, Sequence& child) {
   check(std::ranges::count(running_, &parent) > 0,
-        "request {} was to be forked, but it is not running", parent.id);
+        "request {} cannot be forked, because it is not running", parent.id);
   check_fits(child);
   child.tokens = parent.tokens;
   child.computed = parent.computed;
   child.pages = parent.pages;
   child.keys = parent.keys;
-  child.resumes = true;
+  child.starts_with_cached_prefix = true;
   for (int32_t page : child.pages) pool_.share(page);
   insert_by_id(running_, &child);
 }
@@ -109,7 +109,7 @@ bool Scheduler::make_room(Sequence& sequence, int64_t pages, Plan& plan) {
 void Scheduler::serve_running(int64_t& left, Plan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
     // Forks run from the start, and may be more than a batch takes: the later ones wait.
-    if (options_.max_batch > 0 && std::ssize(plan.shares) >= options_.max_batch) return;
+    if (options_.max_batch > 0 && std::ssize(plan.chunks) >= options_.max_batch) return;
     Sequence& sequence = *running_[i];
     if (i > 0 && by_chance(10)) {
       preempt(sequence, plan);
@@ -121,7 +121,7 @@ void Scheduler::serve_running(int64_t& left, Plan& plan) {
     if (!make_room(sequence, pages_missing(sequence, tokens), plan)) return;
     give_pages(sequence, tokens, plan);
     left -= tokens;
-    plan.shares.push_back({&sequence, tokens});
+    plan.chunks.push_back({&sequence, tokens});
   }
 }
 
@@ -161,11 +161,11 @@ bool Scheduler::admit_one(Sequence& sequence, int64_t& left, Plan& plan) {
     plan.in.push_back(std::move(back));
     sequence.swapped = false;
   } else {
-    sequence.resumes = sequence.computed > 0;
+    sequence.starts_with_cached_prefix = sequence.computed > 0;
   }
   give_pages(sequence, tokens, plan);
   left -= tokens;
-  plan.shares.push_back({&sequence, tokens});
+  plan.chunks.push_back({&sequence, tokens});
   return true;
 }
 
@@ -194,7 +194,7 @@ Plan Scheduler::next(int64_t step) {
   Plan plan;
   int64_t left = options_.budget > 0 ? options_.budget : std::numeric_limits<int64_t>::max();
   serve_running(left, plan);
-  // What was just thrown out must not come straight back in.
+  // A request that was just preempted must not come straight back in.
   if (plan.preempted == 0) admit(step, left, plan);
   return plan;
 }

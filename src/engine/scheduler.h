@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// What happens to a running request whose pages another one needs.
+// The fate of a running request whose pages another one needs.
 enum class Preempt : uint8_t {
   recompute,  // its pages are freed, its tokens are computed again later
   swap,       // its pages are copied to host memory and back later
@@ -26,13 +26,14 @@ struct SchedulerOptions {
   uint64_t schedule = 0;  // seed of random legal schedules, for tests; 0: none
 };
 
-// The next `tokens` tokens of a sequence, to be computed in one pass.
-struct Share {
+// The next `tokens` tokens of a sequence, scheduled for one pass.
+struct ScheduledChunk {
   Sequence* sequence = nullptr;
   int64_t tokens = 0;
 };
 
-// What the next pass computes, and what must be done to the cache before it, in this order.
+// A plan of the next pass: changes of the cache that come first, in this order, and what to
+// compute.
 struct Plan {
   struct Copy {
     int32_t from = 0, to = 0;
@@ -45,13 +46,14 @@ struct Plan {
   std::vector<Copy> copies;    // a shared page that is about to be written gets a copy of its own
   std::vector<int32_t> fresh;  // handed out, content meaningless
   std::vector<Swap> in;        // fill these pages from host memory
-  std::vector<Share> shares;
+  std::vector<ScheduledChunk> chunks;
   int preempted = 0;  // requests that lost their pages
 };
 
-// Decides what each pass computes. First come, first served: a request that came earlier is never
-// kept waiting by a later one, and when pages run out the latest running request loses its own. The
-// earliest unfinished request therefore always advances, so nothing starves and nothing deadlocks.
+// A scheduler, owned by the engine: it decides what each pass computes. First come, first served: a
+// request that came earlier is never kept waiting by a later one, and when pages run out the latest
+// running request loses its own. The earliest unfinished request therefore always advances, so
+// nothing starves and nothing deadlocks.
 class Scheduler {
  public:
   Scheduler(PagePool& pool, const SchedulerOptions& options);
@@ -64,7 +66,7 @@ class Scheduler {
   // The first step from `step` on that has a request to serve: with none before it, one that waits
   // for its arrival need not be waited for step by step.
   int64_t next_busy(int64_t step) const;
-  // The plan of step number `step`, counted from 0. Without shares: nothing to compute now.
+  // The plan of step number `step`, counted from 0. Without chunks: nothing to compute now.
   Plan next(int64_t step);
   // True while a request has not ended, even if none can be served before it arrives.
   bool pending() const { return !waiting_.empty() || !running_.empty(); }

@@ -34,7 +34,7 @@ struct Seams {
 
 // Where a fault is seeded.
 enum class Seat : uint8_t {
-  host,    // in what the host does, which tensors of a device are carried to
+  host,    // in what the host does, which tensors of a device are staged in
   device,  // in the kernels of a CUDA device
   graphs,  // in what a CUDA device replays decode passes from
 };

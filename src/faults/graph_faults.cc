@@ -10,8 +10,8 @@ namespace lockstep {
 void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest&) {
   // By where a graph has its arguments, which is a place of its own.
   const auto stale = std::make_shared<std::map<const void*, Tensor>>();
-  add_to(seams.hooks.before_replay, [stale](const Batch& far) {
-    const TensorView& positions = far.positions;
+  add_to(seams.hooks.before_replay, [stale](const Batch& batch) {
+    const TensorView& positions = batch.positions;
     const auto [kept, first] = stale->try_emplace(positions.data);
     if (first) kept->second = copy_on(positions.device, positions);
     copy(positions, kept->second);
@@ -21,14 +21,14 @@ void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest&)
 void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
   // The slot that the first request's row had in the replay before: its newest key but one.
   const auto live = std::make_shared<PassRow>();
-  add_to(seams.hooks.before_replay, [live](const Batch& far) {
-    const PassRow row = far.info.rows[0], before = std::exchange(*live, row);
-    const auto rows = std::ssize(far.info.rows);
+  add_to(seams.hooks.before_replay, [live](const Batch& batch) {
+    const PassRow row = batch.info.rows[0], before = std::exchange(*live, row);
+    const auto rows = std::ssize(batch.info.rows);
     const bool follows =
         before.row.request == row.row.request && before.row.position + 1 == row.row.position;
-    if (!follows || far.slots.view().count() == rows) return;
+    if (!follows || batch.slots.view().count() == rows) return;
     const int64_t slot[] = {before.slot};
-    copy(far.slots.view().slice(rows, 1), tensor_of<int64_t>(slot, {1}, DType::i64));
+    copy(batch.slots.view().slice(rows, 1), tensor_of<int64_t>(slot, {1}, DType::i64));
   });
 }
 

@@ -30,10 +30,10 @@ void seed_linear(const Seams& seams, const FaultRequest& request,
   inject(seams, &Ops::matmul, request,
          [points = std::move(points), wrong = std::move(wrong)](
              const auto& inner, const OpContext& context, TensorView out, TensorView x,
-             TensorView weight, TensorView bias) {
+             WeightView weight, TensorView bias) {
            const bool here = std::ranges::count(points, context.point) > 0;
            if (!here) return inner(context, out, x, weight, bias);
-           wrong({inner, context, out, x, weight, bias});
+           wrong({inner, context, out, x, plain_codes("a fault", weight), bias});
          });
 }
 

@@ -15,10 +15,9 @@ void seed_moe_expert_order(const Seams& seams, const FaultRequest& request) {
 }
 
 void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request) {
-  inject(seams, &Ops::softmax_of, request,
+  inject(seams, &Ops::routing_weights, request,
          [](const auto& inner, const OpContext& context, TensorView out, TensorView logits,
-            TensorView index,
-            bool normalised) { inner(context, out, logits, index, normalised && false); });
+            TensorView index, bool) { inner(context, out, logits, index, false); });
 }
 
 }  // namespace lockstep

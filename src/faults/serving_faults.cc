@@ -11,7 +11,9 @@ namespace lockstep {
 namespace {
 
 // A shared prefix was found for it, and not by a fork, which never looks for one.
-bool found_prefix(const Sequence& s) { return s.resumes && s.id == s.asked && !s.keys.empty(); }
+bool found_prefix(const Sequence& s) {
+  return s.starts_with_cached_prefix && s.id == s.root_request && !s.keys.empty();
+}
 
 // Puts `page`, which somebody holds, in place of the page at that index of the sequence's table.
 void replace_page(Sequence& sequence, size_t index, int32_t page, PagePool& pool) {
@@ -26,8 +28,8 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
   using Tokens = std::vector<int32_t>;
   const auto older = std::make_shared<std::set<Tokens>>();
   add_to(seams.hooks.after_plan, [older](Plan& plan, PagePool& pool) {
-    for (const Share& share : plan.shares) {
-      Sequence& s = *share.sequence;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+      Sequence& s = *chunk.sequence;
       if (!found_prefix(s)) continue;
       const auto size = s.computed / std::ssize(s.keys);  // of a page
       const Tokens right(s.tokens.begin(), s.tokens.begin() + size);
@@ -40,26 +42,26 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
         break;
       }
     }
-    for (const Share& share : plan.shares) older->insert(share.sequence->request.prompt);
+    for (const ScheduledChunk& chunk : plan.chunks) older->insert(chunk.sequence->request.prompt);
   });
 }
 
 void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
   const auto freed = std::make_shared<std::set<int32_t>>();  // requests that lost a page
   add_to(seams.hooks.after_plan, [freed](Plan& plan, PagePool& pool) {
-    const auto lives = [&](const Share& share) {
-      return share.sequence->computed > 0 && !freed->contains(share.sequence->id);
+    const auto lives = [&](const ScheduledChunk& chunk) {
+      return chunk.sequence->computed > 0 && !freed->contains(chunk.sequence->id);
     };
-    const auto victim = std::ranges::find_if(plan.shares, lives);
-    if (victim == plan.shares.end()) return;
-    for (const Share& share : plan.shares) {
-      if (share.sequence == victim->sequence) continue;
-      std::vector<int32_t>& pages = share.sequence->pages;
+    const auto victim = std::ranges::find_if(plan.chunks, lives);
+    if (victim == plan.chunks.end()) return;
+    for (const ScheduledChunk& chunk : plan.chunks) {
+      if (chunk.sequence == victim->sequence) continue;
+      std::vector<int32_t>& pages = chunk.sequence->pages;
       const auto handed = std::ranges::find_first_of(pages, plan.fresh);
       if (handed == pages.end()) continue;
       const int32_t page = victim->sequence->pages[0];
       std::ranges::replace(plan.fresh, *handed, page);
-      replace_page(*share.sequence, static_cast<size_t>(handed - pages.begin()), page, pool);
+      replace_page(*chunk.sequence, static_cast<size_t>(handed - pages.begin()), page, pool);
       freed->insert(victim->sequence->id);
       return;
     }
@@ -69,11 +71,11 @@ void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
 void seed_written_while_shared(const Seams& seams, const FaultRequest&) {
   add_to(seams.hooks.after_plan, [](Plan& plan, PagePool& pool) {
     for (const Plan::Copy& copy : plan.copies)
-      for (const Share& share : plan.shares) {
-        std::vector<int32_t>& pages = share.sequence->pages;
+      for (const ScheduledChunk& chunk : plan.chunks) {
+        std::vector<int32_t>& pages = chunk.sequence->pages;
         const auto own = std::ranges::find(pages, copy.to);
         if (own == pages.end()) continue;
-        replace_page(*share.sequence, static_cast<size_t>(own - pages.begin()), copy.from, pool);
+        replace_page(*chunk.sequence, static_cast<size_t>(own - pages.begin()), copy.from, pool);
       }
     plan.copies.clear();
   });

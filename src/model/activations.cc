@@ -11,7 +11,7 @@ Shape with_rows(int64_t rows, const Shape& row) {
                            : Shape{rows};
 }
 
-// Of a copy of a buffer.
+// The bytes of a copy of a buffer.
 int64_t bytes_of(const Shape& row, DType dtype, int64_t rows) {
   return (rows * row.count() * size_of(dtype) + kLine - 1) / kLine * kLine;
 }
@@ -64,11 +64,11 @@ TensorView Activations::next_half() {
   for (const Held& held : storage_) {
     if (held.buffer.halves == 0) continue;
     if (lifetime_ == Lifetime::layer) {
-      // What a half makes takes the place of what the last one made.
+      // The tensors of a half take the place of those of the last one.
       this->*held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
       continue;
     }
-    // What a half makes goes where no other half's is; the first stream is embed's.
+    // Each half has memory of its own; the first stream is embed's.
     const int64_t at =
         (half_ + (held.buffer.view == &Activations::stream ? 1 : 0)) / held.buffer.halves;
     if (at < std::ssize(held.copies))

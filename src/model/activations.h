@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// The buffers that one pass writes, reused from pass to pass.
+// The activation buffers of a pass, owned by the model and reused from pass to pass.
 class Activations {
  public:
   // How long a tensor stays whole: until another half of a layer (its attention, its MLP) makes
@@ -20,12 +20,12 @@ class Activations {
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
 
-  // What it takes of the device's memory when it is made as long as that.
+  // The device memory that it takes for passes of that many rows.
   int64_t memory(int64_t tokens, int64_t logit_rows) const;
 
-  // What a half of a layer begins with, and what comes after the last one: from here on the views
-  // are of memory that it may write. Returns the stream as it is before, which stays whole until
-  // the next half begins.
+  // Begins a half of a layer, or what comes after the last one: from here on the views are of
+  // memory that it may write. Returns the stream as it was before, which stays whole until the next
+  // half begins.
   TensorView next_half();
 
   TensorView stream;                              // [tokens, hidden] the residual stream

@@ -29,7 +29,7 @@ void fill_attention(Batch& batch) {
   }
   start.push_back(static_cast<int32_t>(rows.size()));
   check(length.size() == batch.info.pages.size(),
-        "a page table for each of the {} requests of a pass was wanted, found {}", length.size(),
+        "a pass of {} requests needs as many page tables, found {}", length.size(),
         batch.info.pages.size());
 
   size_t most = 1;
@@ -46,7 +46,7 @@ void fill_attention(Batch& batch) {
 }  // namespace
 
 Batch make_batch(PassInfo info, RopeCache& tables) {
-  check(!info.rows.empty(), "a pass with at least one token was wanted, found none");
+  check(!info.rows.empty(), "a pass has at least one token, found none");
   Batch batch;
   batch.info = std::move(info);
   std::vector<int32_t> tokens;
@@ -88,16 +88,16 @@ RopeCache::Tables RopeCache::on_device(const Batch& batch) {
     other_sin_ = copy_on(device_, batch.sin);
     return {other_cos_, other_sin_};
   }
-  if (!(far_cos_.view().shape == cos_.view().shape)) {
-    far_cos_ = Tensor(cos_.view().shape, DType::f32, device_);
-    far_sin_ = Tensor(sin_.view().shape, DType::f32, device_);
+  if (!(device_cos_.view().shape == cos_.view().shape)) {
+    device_cos_ = Tensor(cos_.view().shape, DType::f32, device_);
+    device_sin_ = Tensor(sin_.view().shape, DType::f32, device_);
     changed_ = true;
   }
   if (std::exchange(changed_, false)) {
-    copy(far_cos_, cos_);
-    copy(far_sin_, sin_);
+    copy(device_cos_, cos_);
+    copy(device_sin_, sin_);
   }
-  return {far_cos_, far_sin_};
+  return {device_cos_, device_sin_};
 }
 
 void RopeCache::prepare(Batch& batch) {

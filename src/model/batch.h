@@ -17,8 +17,8 @@ struct Batch {
   Tensor slots;                                    // [tokens]  int64
   Tensor logit_rows;                               // [rows that get logits]  int32
   Tensor query_start, context_length, page_table;  // as AttentionBatch
-  // Of a batch on a device, whose tensors may be padded: how many tokens and rows of logits are
-  // not.
+  // The numbers of tokens and of rows of logits without padding, for a batch on a device, whose
+  // tensors may be padded.
   Tensor counts;        // [2]  int32
   TensorView cos, sin;  // [entries, head_dim / 2]  fp32
 
@@ -51,10 +51,10 @@ class RopeCache {
   const ModelConfig& config_;
   Device device_;
   Tensor cos_, sin_;
-  int64_t filled_ = 0;            // rows that hold their own position
-  Tensor far_cos_, far_sin_;      // copies on the device,
-  bool changed_ = true;           // if not, up to date
-  Tensor other_cos_, other_sin_;  // of tables that somebody put in the place of these
+  int64_t filled_ = 0;              // rows that hold their own position
+  Tensor device_cos_, device_sin_;  // copies on the device,
+  bool changed_ = true;             // if not, up to date
+  Tensor other_cos_, other_sin_;    // of tables that somebody put in the place of these
 };
 
 // The arguments for `info`, whose pages are in the order of the requests' rows.

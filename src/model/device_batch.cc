@@ -51,12 +51,12 @@ DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
   const std::vector<Field> fields = fields_of(room);
   int64_t bytes = 0;
   for (const Field& field : fields) bytes += field.bytes();
-  near_block_ = Tensor({bytes}, DType::u8);
-  far_block_ = Tensor({bytes}, DType::u8, device);
+  host_block_ = Tensor({bytes}, DType::u8);
+  device_block_ = Tensor({bytes}, DType::u8, device);
   int64_t offset = 0;
   for (const Field& field : fields) {
-    near_.*field.tensor = near_block_.part(offset, field.shape, field.dtype);
-    far_.*field.tensor = far_block_.part(offset, field.shape, field.dtype);
+    host_.*field.tensor = host_block_.part(offset, field.shape, field.dtype);
+    device_.*field.tensor = device_block_.part(offset, field.shape, field.dtype);
     offset += field.bytes();
   }
 }
@@ -65,27 +65,27 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables) {
   const Room taken = room_of(batch);
   check(taken.tokens <= room_.tokens && taken.requests <= room_.requests &&
             taken.logit_rows <= room_.logit_rows && taken.pages <= room_.pages,
-        "a pass of {} tokens of {} requests with {} pages was to be put where {} of {} with {} fit",
+        "a pass of {} tokens of {} requests with {} pages does not fit where {} of {} with {} do",
         taken.tokens, taken.requests, taken.pages, room_.tokens, room_.requests, room_.pages);
   const auto constant = [](int value) { return [value](int64_t) { return value; }; };
-  put<int32_t>(near_.tokens, batch.tokens, constant(0));
-  put<int32_t>(near_.positions, batch.positions, constant(0));
-  put<int64_t>(near_.slots, batch.slots, constant(-1));
-  put<int32_t>(near_.logit_rows, batch.logit_rows, [&](int64_t i) { return taken.tokens + i; });
-  put<int32_t>(near_.query_start, batch.query_start,
+  put<int32_t>(host_.tokens, batch.tokens, constant(0));
+  put<int32_t>(host_.positions, batch.positions, constant(0));
+  put<int64_t>(host_.slots, batch.slots, constant(-1));
+  put<int32_t>(host_.logit_rows, batch.logit_rows, [&](int64_t i) { return taken.tokens + i; });
+  put<int32_t>(host_.query_start, batch.query_start,
                [&](int64_t i) { return taken.tokens + 1 + i; });
-  put<int32_t>(near_.context_length, batch.context_length, constant(0));
+  put<int32_t>(host_.context_length, batch.context_length, constant(0));
   const TensorView table = batch.page_table, nothing = table.slice(0, 0);
   for (int64_t r = 0; r < room_.requests; ++r)
-    put<int32_t>(near_.page_table.view().slice(r, 1),
+    put<int32_t>(host_.page_table.view().slice(r, 1),
                  r < taken.requests ? table.slice(r, 1) : nothing, constant(-1));
-  near_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
-  near_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
-  copy(far_block_, near_block_);
-  const RopeCache::Tables far_tables = tables.on_device(batch);
-  far_.cos = far_tables.cos;
-  far_.sin = far_tables.sin;
-  far_.info = std::move(batch.info);
+  host_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
+  host_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
+  copy(device_block_, host_block_);
+  const RopeCache::Tables device_tables = tables.on_device(batch);
+  device_.cos = device_tables.cos;
+  device_.sin = device_tables.sin;
+  device_.info = std::move(batch.info);
 }
 
 }  // namespace lockstep

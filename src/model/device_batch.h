@@ -6,9 +6,10 @@
 
 namespace lockstep {
 
-// The arguments of passes in the memory of a device: one block, which one copy fills, and which
-// stays where it is. It may have room for more than a pass has: padded tokens belong to requests
-// without a context, so that they read no key, write nowhere and change nothing of the others.
+// A batch in the memory of a device: one block, which one copy fills, and which stays where it is.
+// Owned by one pass or one graph. It may have room for more than a pass has: padded tokens belong
+// to requests without a context, so that they read no key, write nowhere and change nothing of the
+// others.
 class DeviceBatch {
  public:
   struct Room {
@@ -16,7 +17,7 @@ class DeviceBatch {
     int64_t pages = 0;  // width of the page tables
     auto operator<=>(const Room&) const = default;
   };
-  // As much as that batch takes.
+  // The room that a batch takes.
   static Room room_of(const Batch& batch);
 
   DeviceBatch(const Room& room, Device device);
@@ -24,13 +25,13 @@ class DeviceBatch {
   // Throws Error when the batch takes more than there is room for.
   void fill(Batch batch, RopeCache& tables);
 
-  // As it was filled last. Its `info` is that of the batch, without the padding.
-  const Batch& batch() const { return far_; }
+  // The batch that it was filled with last. Its `info` is without the padding.
+  const Batch& batch() const { return device_; }
 
  private:
   Room room_;
-  Tensor near_block_, far_block_;
-  Batch near_, far_;  // parts of the blocks
+  Tensor host_block_, device_block_;
+  Batch host_, device_;  // parts of the blocks
 };
 
 }  // namespace lockstep

@@ -26,8 +26,7 @@ constexpr Family kFamilies[] = {
 const Family& family_of(const ModelConfig& config) {
   for (const Family& family : kFamilies)
     if (family.architecture == config.architecture) return family;
-  fail("a model of the families Qwen2, Qwen3 or Qwen3-MoE was wanted, found architecture {}",
-       config.architecture);
+  fail("no family of models has the architecture {}", config.architecture);
 }
 
 }  // namespace

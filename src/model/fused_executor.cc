@@ -11,10 +11,11 @@ TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, 
 
 }  // namespace
 
-// Whether the ops that read that norm can make it, and the sum before it, themselves.
-bool FusedExecutor::products_make(const Point& norm, int layer) const {
-  if (norm == point("attn.norm")) return fused_.matmuls != nullptr;
-  if (norm == point("mlp.norm")) return fused_.gated != nullptr && !config_.experts.in(layer);
+// Whether the matmul that reads that norm can compute it, and the sum before it, itself.
+bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
+  if (norm == point("attn.norm")) return fused_.qkv_matmul != nullptr;
+  if (norm == point("mlp.norm"))
+    return fused_.gate_up_silu != nullptr && !config_.experts.in(layer);
   return false;
 }
 
@@ -24,9 +25,9 @@ void FusedExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   const OpContext sum = at(residual);
   const TensorView before = stream_;
   stream_ = a_.next_half();
-  const AddNorm input = {
+  const AddNormInput input = {
       .sum = stream_, .a = before, .b = a_.branch, .weight = weight, .eps = eps_};
-  if (products_make(norm.point, norm_layer)) {
+  if (matmul_computes_norm(norm.point, norm_layer)) {
     deferred_norm_.emplace(DeferredNorm{.input = input,
                                         .residual = residual.point,
                                         .norm = norm.point,
@@ -47,10 +48,10 @@ void FusedExecutor::show_deferred_norm() {
 }
 
 void FusedExecutor::qkv(const LayerWeights& w) {
-  if (!fused_.matmuls) return PieceExecutor::qkv(w);
+  if (!fused_.qkv_matmul) return PieceExecutor::qkv(w);
   const Linear all[] = {
       {flat(a_.q), w.q, w.q_bias}, {flat(a_.k), w.k, w.k_bias}, {flat(a_.v), w.v, w.v_bias}};
-  fused_.matmuls(at("attn.q"), all, a_.norm, deferred_input());
+  fused_.qkv_matmul(at("attn.q"), all, a_.norm, deferred_input());
   show_deferred_norm();
   show("attn.q", a_.q);
   show("attn.k", a_.k);
@@ -58,22 +59,22 @@ void FusedExecutor::qkv(const LayerWeights& w) {
 }
 
 void FusedExecutor::qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) {
-  if (!fused_.heads) return PieceExecutor::qk_norm_rope_kv_write(w, cache);
-  fused_.heads(at("attn.kv"), {.q = a_.q,
-                               .k = a_.k,
-                               .v = a_.v,
-                               .q_weight = w.q_norm,
-                               .k_weight = w.k_norm,
-                               .eps = eps_,
-                               .cos = batch_.cos,
-                               .sin = batch_.sin,
-                               .positions = batch_.positions,
-                               .slots = batch_.slots,
-                               .q_rope = a_.q_rope,
-                               .cache = cache,
-                               .q_norm = tap("attn.q_norm", a_.q_norm),
-                               .k_norm = tap("attn.k_norm", a_.k_norm),
-                               .k_rope = tap("attn.k_rope", a_.k_rope)});
+  if (!fused_.qk_norm_rope_kv_write) return PieceExecutor::qk_norm_rope_kv_write(w, cache);
+  fused_.qk_norm_rope_kv_write(at("attn.kv"), {.q = a_.q,
+                                               .k = a_.k,
+                                               .v = a_.v,
+                                               .q_weight = w.q_norm,
+                                               .k_weight = w.k_norm,
+                                               .eps = eps_,
+                                               .cos = batch_.cos,
+                                               .sin = batch_.sin,
+                                               .positions = batch_.positions,
+                                               .slots = batch_.slots,
+                                               .q_rope = a_.q_rope,
+                                               .cache = cache,
+                                               .q_norm = tap("attn.q_norm", a_.q_norm),
+                                               .k_norm = tap("attn.k_norm", a_.k_norm),
+                                               .k_rope = tap("attn.k_rope", a_.k_rope)});
   if (config_.qk_norm) {
     show("attn.q_norm", a_.q_norm);
     show("attn.k_norm", a_.k_norm);
@@ -84,9 +85,9 @@ void FusedExecutor::qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& 
 }
 
 void FusedExecutor::gate_up_silu(const LayerWeights& w) {
-  if (!fused_.gated) return PieceExecutor::gate_up_silu(w);
-  fused_.gated(at("mlp.act"), a_.act, a_.norm, w.gate, w.up, tap("mlp.gate", a_.gate),
-               tap("mlp.up", a_.up), deferred_input());
+  if (!fused_.gate_up_silu) return PieceExecutor::gate_up_silu(w);
+  fused_.gate_up_silu(at("mlp.act"), a_.act, a_.norm, w.gate, w.up, tap("mlp.gate", a_.gate),
+                      tap("mlp.up", a_.up), deferred_input());
   show_deferred_norm();
   show("mlp.gate", a_.gate);
   show("mlp.up", a_.up);

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-// Some ops in one kernel each (kernels/fused.h), with what lies inside of them as taps; where the
-// table has none of a kind, its pieces. A sum and its norm may be left to the products that read
-// them: then both are shown once those have made them.
+// An executor that calls fused ops (kernels/fused.h), with taps for what lies inside of them, and
+// the pieces of those that the table lacks. A sum and its norm may be deferred to the matmul that
+// reads them; both are shown once it has computed them. It lives for one pass.
 class FusedExecutor final : public PieceExecutor {
  public:
   explicit FusedExecutor(const PassView& pass) : PieceExecutor(pass), fused_(pass.model.fused()) {}
@@ -20,18 +20,18 @@ class FusedExecutor final : public PieceExecutor {
                 const TensorView& weight) override;
 
  private:
-  // What a fused op is to show of its inside: nothing that nobody wants.
+  // A tap of a fused op; empty when no sink wants the tensor.
   TensorView tap(PointName name, const TensorView& tensor) const {
     return probe_.wants(name.point, layer_) ? tensor : TensorView{};
   }
-  bool products_make(const Point& norm, int layer) const;
-  const AddNorm* deferred_input() const {
+  bool matmul_computes_norm(const Point& norm, int layer) const;
+  const AddNormInput* deferred_input() const {
     return deferred_norm_ ? &deferred_norm_->input : nullptr;
   }
   void show_deferred_norm();
 
   struct DeferredNorm {
-    AddNorm input;
+    AddNormInput input;
     const Point& residual;
     const Point& norm;
     int residual_layer;

@@ -40,10 +40,10 @@ class LayerExecutor {
   virtual void add_norm(PointName residual, PointName norm, int norm_layer,
                         const TensorView& weight) = 0;
 
-  virtual Forward head(const TensorView& lm_head) = 0;
+  virtual Forward head(const WeightView& lm_head) = 0;
 };
 
-// What a pass computes on and shows to.
+// The parts of one pass, borrowed: model, arguments, buffers, probe.
 struct PassView {
   const Model& model;
   const Batch& batch;

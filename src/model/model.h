@@ -19,13 +19,14 @@ struct Placement {
   Device device = Device::cpu;
 };
 
-// What one forward pass leaves behind, valid until the next one.
+// The result of one forward pass, valid until the next one.
 struct Forward {
   TensorView logits;  // [logit rows, vocab], in the run's dtype
   TensorView tokens;  // [logit rows]  int32: the argmax of each row
 };
 
-// A checkpoint that can be run: its weights by meaning, its buffers, and the code of its family.
+// A model that can be run, owned by the engine: its weights by meaning, its buffers, and the code
+// of its family.
 class Model {
  public:
   // Throws Error when no family in families.cc is of the checkpoint's architecture. The checkpoint

@@ -92,7 +92,7 @@ void PieceExecutor::experts(const LayerWeights& w) {
 
   ops_.matmul(at("mlp.router"), a.router, a.norm, w.router, {});     show("mlp.router", a.router);
   ops_.top_k(at("mlp.experts"), a.experts, a.router);                show("mlp.experts", a.experts);
-  ops_.softmax_of(at("mlp.weights"), a.weights, a.router, a.experts,
+  ops_.routing_weights(at("mlp.weights"), a.weights, a.router, a.experts,
                   config_.experts.normalised);                       show("mlp.weights", a.weights);
   linear("mlp.expert_gate", a.expert_gate, a.norm, w.expert_gate);
   linear("mlp.expert_up", a.expert_up, a.norm, w.expert_up);
@@ -111,7 +111,7 @@ void PieceExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   ops_.rms_norm(at(norm), a_.norm, stream_, weight, eps_);            show(norm, a_.norm);
 }
 
-Forward PieceExecutor::head(const TensorView& lm_head) {
+Forward PieceExecutor::head(const WeightView& lm_head) {
   Activations& a = a_;
   if (a.last.rows() == 0) return {a.logits, a.token};
   ops_.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);

@@ -4,7 +4,8 @@
 
 namespace lockstep {
 
-// One op at a time, each shown before the next begins.
+// An executor that calls one op at a time and shows its output before the next begins. It lives for
+// one pass.
 class PieceExecutor : public LayerExecutor {
  public:
   explicit PieceExecutor(const PassView& pass)
@@ -27,7 +28,7 @@ class PieceExecutor : public LayerExecutor {
   void experts(const LayerWeights& w) override;
   void add_norm(PointName residual, PointName norm, int norm_layer,
                 const TensorView& weight) override;
-  Forward head(const TensorView& lm_head) override;
+  Forward head(const WeightView& lm_head) override;
 
  protected:
   OpContext at(PointName name) const { return model_.context(name.point, layer_); }

@@ -7,7 +7,7 @@ void show_cache(const Model& model, const Batch& batch, const KvCache& cache, in
   const Point& kv = point("attn.kv");
   if (!probe.wants(kv, layer)) return;
   if (probe.on_device()) return probe(kv, layer, {}, {});  // a place to show it, by whoever replays
-  // As the attention is told, which is not always what the pages hold.
+  // The lengths are those that the attention is given, which is not always what the pages hold.
   const Tensor lengths = copy_on(Device::cpu, batch.context_length);
   for (size_t r = 0; r < batch.info.pages.size(); ++r) {
     const int32_t length = lengths.as<int32_t>()[r];

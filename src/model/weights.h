@@ -10,17 +10,17 @@ namespace lockstep {
 
 // One layer's tensors in the run's dtype. A bias or norm that the model lacks is an empty view.
 struct LayerWeights {
-  TensorView attn_norm;       // [hidden]
-  TensorView q, q_bias;       // [heads * head_dim, hidden], [heads * head_dim]
-  TensorView k, k_bias;       // [kv_heads * head_dim, hidden], [kv_heads * head_dim]
-  TensorView v, v_bias;       // as k
-  TensorView q_norm, k_norm;  // [head_dim]
-  TensorView o, o_bias;       // [hidden, heads * head_dim], [hidden]
-  TensorView mlp_norm;        // [hidden]
-  TensorView gate, up;        // [intermediate, hidden]
-  TensorView down;            // [hidden, intermediate]
+  TensorView attn_norm;               // [hidden]
+  WeightView q, k, v;                 // [heads * head_dim, hidden], [kv_heads * head_dim, hidden]
+  TensorView q_bias, k_bias, v_bias;  // [heads * head_dim], [kv_heads * head_dim]
+  TensorView q_norm, k_norm;          // [head_dim]
+  WeightView o;                       // [hidden, heads * head_dim]
+  TensorView o_bias;                  // [hidden]
+  TensorView mlp_norm;                // [hidden]
+  WeightView gate, up;                // [intermediate, hidden]
+  WeightView down;                    // [hidden, intermediate]
   // In place of gate, up and down, in a layer of experts: one entry an expert.
-  TensorView router;                               // [experts, hidden]
+  WeightView router;                               // [experts, hidden]
   std::vector<TensorView> expert_gate, expert_up;  // [intermediate, hidden]
   std::vector<TensorView> expert_down;             // [hidden, intermediate]
 };
@@ -37,16 +37,16 @@ class Weights {
   TensorView embed;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   TensorView final_norm;  // [hidden]
-  TensorView lm_head;     // [vocab, hidden]
+  WeightView lm_head;     // [vocab, hidden]
 
  private:
-  TensorView load(const Checkpoint& checkpoint, const std::string& name, DType dtype,
-                  Device device);
+  TensorView load(const TensorView& tensor, DType dtype, Device device);
 
   std::deque<Tensor> copies_;  // a deque: views point into its elements
 };
 
-// What the weights of such a model take of that device's memory. On the CPU as if each were copied.
+// The memory that the weights of such a model take on that device; on the CPU as if each were
+// copied.
 int64_t weights_memory(const ModelConfig& config, DType dtype, Device device);
 
 }  // namespace lockstep

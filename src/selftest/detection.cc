@@ -388,7 +388,7 @@ class Ladder {
       s.head_dim = s.terms;
       s.terms = 1;
       for (const Request& request : plan_.requests)
-        s.terms = std::max(s.terms, static_cast<double>(request.most_positions()));
+        s.terms = std::max(s.terms, static_cast<double>(request.max_positions()));
       for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
     }
     if (op == OpKind::rope && effect == Effect::element) {

@@ -69,7 +69,7 @@ std::vector<int32_t> some_prompt(const SelftestPlan& plan, Dice& dice, int i) {
 int64_t largest_need(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
   for (const Request& r : requests)
-    pages = std::max(pages, (r.most_positions() + page_size - 1) / page_size);
+    pages = std::max(pages, (r.max_positions() + page_size - 1) / page_size);
   return pages;
 }
 

@@ -2,11 +2,9 @@
 
 #include <dlfcn.h>
 
-#include <charconv>
 #include <filesystem>
 
 #include "kernels/base/check.h"
-#include "kernels/base/digest.h"
 #include "kernels/base/memory.h"
 #include "kernels/faults/broken_ops.h"
 
@@ -16,16 +14,6 @@ namespace {
 const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
-
-int number_in(const std::string& name) {
-  if (name == "cuda") return 0;
-  int number = -1;
-  const char* end = name.data() + name.size();
-  if (name.starts_with("cuda:") && std::from_chars(name.data() + 5, end, number).ptr == end &&
-      number >= 0)
-    return number;
-  fail("--device wants cpu, cuda or cuda:N, found \"{}\"", name);
-}
 
 void open_cuda(int number) {
   const std::string path =
@@ -37,20 +25,17 @@ void open_cuda(int number) {
         "-DLOCKSTEP_CUDA=ON and keep liblockstep_cuda.so beside the executable, or use "
         "--device cpu",
         handle == nullptr ? dlerror() : "");
-  using Factory = const Ops* (*)(int, DeviceMemory*);
+  using Factory = const Ops* (*)(int, DeviceRuntime*);
   const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_cuda_ops"));
-  const auto digests =
-      reinterpret_cast<const DigestMaker* (*)()>(dlsym(handle, "lockstep_cuda_digests"));
   const auto broken = reinterpret_cast<decltype(&lockstep_cuda_broken_ops)>(
       dlsym(handle, "lockstep_cuda_broken_ops"));
   const auto roofs =
       reinterpret_cast<decltype(&lockstep_cuda_roofs)>(dlsym(handle, "lockstep_cuda_roofs"));
-  check(factory != nullptr && digests != nullptr && broken != nullptr && roofs != nullptr,
+  check(factory != nullptr && broken != nullptr && roofs != nullptr,
         "{} is not the CUDA library of this build: rebuild it", path);
-  DeviceMemory memory;
-  cuda_ops = factory(number, &memory);
-  set_cuda_memory(memory);
-  set_digest_maker(*digests());
+  DeviceRuntime runtime;
+  cuda_ops = factory(number, &runtime);
+  register_runtime(runtime);
   broken_cuda_ops = broken();
   cuda_roofs = roofs();
 }
@@ -58,9 +43,9 @@ void open_cuda(int number) {
 }  // namespace
 
 Device open_device(const std::string& name) {
-  if (name == "cpu") return Device::cpu;
-  open_cuda(number_in(name));
-  return Device::cuda;
+  const Device device = device_from(name);
+  if (device != Device::cpu) open_cuda(device.index);
+  return device;
 }
 
 Ops ops_of(Device device) {
@@ -73,7 +58,7 @@ const Ops* broken_ops_of(Device device) {
   return device == Device::cpu ? nullptr : broken_cuda_ops;
 }
 
-int number_of(Device device) { return device == Device::cpu ? -1 : cuda_memory().number; }
+int number_of(Device device) { return device == Device::cpu ? -1 : device.index; }
 
 const RoofKernels& roof_kernels() {
   check(cuda_roofs != nullptr, "the roofs of a CUDA device were wanted before one was opened");

@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-// Makes the device that --device names ready for this process: "cpu", "cuda" or "cuda:1". Throws
-// Error when the text is none of those, this build has no CUDA, or the machine has no such device.
+// Makes the device that --device names ready for this process: "cpu", "cuda" or "cuda:1". Several
+// may be open. Throws Error when the text is none of those, this build has no CUDA, or the machine
+// has no such device.
 Device open_device(const std::string& name);
 
 // The ops of a device that was opened.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/plugin/carried.h"
+#include "kernels/plugin/host_staging.h"
 #include "probes/only.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
@@ -62,12 +62,12 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
       seed_fault({ops, hooks, config, broken_ops_of(device)}, fault);
     return;
   }
-  const bool far = device != Device::cpu;
-  const Ops right = far ? carried(ops, device) : ops;
+  const bool on_device = device != Device::cpu;
+  const Ops right = on_device ? staged_on(ops, device) : ops;
   ops = right;
   for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
   if (watch) watch->wrap(ops, right);
-  if (far) ops = carried(ops, Device::cpu);
+  if (on_device) ops = staged_on(ops, Device::cpu);
 }
 
 void keep_only(Pass& pass, Keep keep, const std::vector<NodeId>& flags, const Graph& graph) {
@@ -106,7 +106,7 @@ Result judge_run(const JudgedRun& run) {
   int64_t total = 0, done = 0;
   for (const Request& request : run.requests) {
     engine.submit(request);
-    total += request.choices();
+    total += request.steps();
   }
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);

@@ -29,7 +29,7 @@ RequestInfo info_of(const Sequence& s) {
           .argmax = s.argmax,
           .sampled = !s.request.sampling.argmax(),
           .draw = draw_of(s),
-          .max_new = s.request.choices(),
+          .max_new = s.request.steps(),
           .stopped = s.ending == Ending::eos || s.ending == Ending::stop};
 }
 

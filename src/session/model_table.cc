@@ -9,7 +9,7 @@
 
 #include "kernels/base/memory.h"
 #include "kernels/matmul.h"
-#include "src/engine/room.h"
+#include "src/engine/memory_estimate.h"
 #include "src/weights/checkpoint.h"
 
 namespace lockstep {
@@ -70,7 +70,7 @@ struct Room {
 
 // The device must have been opened.
 Room room_of(Device device) {
-  if (device == Device::cuda) return {"this device's free", device_memory_left()};
+  if (device != Device::cpu) return {"this device's free", device_memory_left(device)};
   return {"this machine's", sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
@@ -84,7 +84,7 @@ std::string memory_text(const ModelConfig& c, DType dtype, Device device, const 
                   static_cast<double>(weights) / kGigabyte, c.kv_bytes_per_token(dtype));
   const double has = static_cast<double>(room.bytes) / kGigabyte;
   const EngineOptions engine{.device = device, .dtype = dtype, .budget = 2048, .max_batch = 64};
-  const int64_t pages = most_pages(c, engine, room.bytes), tokens = pages * engine.page_size;
+  const int64_t pages = max_pages(c, engine, room.bytes), tokens = pages * engine.page_size;
   if (pages < 1) return text + fmt::format("does not fit into {} {:.3g} GB", room.of, has);
   text += fmt::format(
       "runs in {} {:.3g} GB with up to {} tokens (--pages {} --budget {} --max-batch {})", room.of,

@@ -74,7 +74,7 @@ std::vector<Serving> prefix_hit(const BaseServing& base) {
     const auto id = static_cast<int32_t>(i);
     Serving& twice =
         servings.emplace_back(Serving{base.engine, {base.requests[i], base.requests[i]}, {id, id}});
-    twice.requests[1].arrival = twice.requests[0].choices();
+    twice.requests[1].arrival = twice.requests[0].steps();
     twice.requests.push_back(stranger(base, twice.engine.page_size + 1, 1));
     twice.base_of.push_back(-1);
     twice.engine.prefix_cache = true;
@@ -92,13 +92,13 @@ std::vector<Serving> preempted(const BaseServing& base, Preempt how) {
   std::vector<Serving> servings;
   for (size_t i = 0; i < base.requests.size(); ++i) {
     const Request& request = base.requests[i];
-    const int64_t prompt = std::ssize(request.prompt), choices = request.choices();
+    const int64_t prompt = std::ssize(request.prompt), choices = request.steps();
     Serving serving{
         base.engine, {stranger(base, 1, choices + 1), request}, {-1, static_cast<int32_t>(i)}};
     serving.engine.preempt = how;
     serving.engine.page_size = 1;
     serving.engine.chunk = (prompt + 1) / 2;
-    serving.engine.pages = std::max({request.most_positions(), choices + 1, prompt + 1});
+    serving.engine.pages = std::max({request.max_positions(), choices + 1, prompt + 1});
     servings.push_back(std::move(serving));
   }
   return servings;

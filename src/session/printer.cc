@@ -58,7 +58,7 @@ Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer* tokeni
 
 const Sequence* Printer::current() const {
   for (int32_t id = request_; id < engine_.requests(); ++id)
-    if (const Sequence& s = engine_.sequence(id); s.asked == request_ && s.sample == sample_)
+    if (const Sequence& s = engine_.sequence(id); s.root_request == request_ && s.sample == sample_)
       return &s;
   return nullptr;
 }

@@ -30,6 +30,8 @@ class Checkpoint {
   // The tensor of that name, read-only, as long as the checkpoint lives. Tied: "lm_head.weight" is
   // the embedding. Throws Error when there is none.
   TensorView tensor(const std::string& name) const;
+  // The weight matrix of that name; of the checkpoints that can be opened today it is plain.
+  WeightView weight(const std::string& name) const { return tensor(name); }
   bool has(const std::string& name) const;
   std::vector<std::string> names() const;
   int64_t bytes() const;  // of all tensors, a tied lm_head not counted

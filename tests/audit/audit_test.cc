@@ -362,7 +362,7 @@ TEST(AuditedEngine, APageThatIsFreedWhileItIsHeldIsFoundBeforeItIsReused) {
   Engine::Hooks hooks;
   int plans = 0;
   hooks.after_plan = [&](Plan& plan, PagePool& pool) {
-    if (++plans == 2) pool.give_back(plan.shares.at(0).sequence->pages.at(0));
+    if (++plans == 2) pool.give_back(plan.chunks.at(0).sequence->pages.at(0));
     if (plans == 3) pool.take();  // the same page: the engine gives back all it holds at the end
   };
   Engine engine(checkpoint, cpu_ops(), {.page_size = 4, .pages = 8}, hooks);

@@ -1,4 +1,4 @@
-// What lockstep bench stands on: random checkpoints, the meter around the ops, the roofs, its
+// The foundations of lockstep bench: random checkpoints, the meter around the ops, the roofs, its
 // table.
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -92,7 +92,7 @@ TEST(SyntheticCheckpoint, RefusesAConfigurationThatCannotBe) {
   EXPECT_NE(error_of([] { synthetic_checkpoint("no JSON"); }), "");
 }
 
-// What a meter saw of each pass of one request.
+// The passes of one request as a meter saw them.
 std::vector<PassMeter::Pass> passes_of(const Ops& ops) {
   const Checkpoint checkpoint = synthetic_checkpoint(kConfig);
   PassMeter meter(ops);
@@ -125,7 +125,7 @@ TEST(PassMeter, SeesTheTimeAndTheSameLogitsTwice) {
 TEST(PassMeter, TellsOtherLogits) {
   Ops ops = cpu_ops();
   ops.matmul = [inner = ops.matmul](const OpContext& context, TensorView out, TensorView x,
-                                    TensorView weight, TensorView bias) {
+                                    WeightView weight, TensorView bias) {
     inner(context, out, x, weight, bias);
     if (context.point == "logits") out.as<BFloat16>()[319] = from_float<BFloat16>(-40);
   };

@@ -19,8 +19,7 @@ TEST(DeviceRoofs, WantADeviceThatWasOpened) {
 TEST(DeviceRoofsOfADevice, AreNumbersThatADeviceCanHave) {
   if (std::getenv("LOCKSTEP_DEVICE") == nullptr)
     GTEST_SKIP() << "this is of a CUDA device: LOCKSTEP_DEVICE names none";
-  open_device("cuda");
-  DeviceRoofs roofs;
+  DeviceRoofs roofs(open_device("cuda"));
   const double first = roofs.read();
   roofs.sample();
   EXPECT_GE(roofs.read(), first);  // the better of the two

@@ -1,4 +1,4 @@
-// What the bench's meter sees of the passes of an engine.
+// The bench's meter sees the passes of an engine.
 #include "src/bench/meter.h"
 
 #include <gtest/gtest.h>

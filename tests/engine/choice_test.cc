@@ -1,4 +1,4 @@
-// What the engine makes of its logits: which token is fed next, and when a text ends.
+// The engine's use of its logits: which token is fed next, and when a text ends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -94,7 +94,7 @@ TEST_F(ChoiceTest, SamplesOfAPromptComputeItOnceAndEachGoesItsOwnWay) {
   std::set<Ids> texts;
   for (int32_t i = 0; i < 4; ++i) {
     const Sequence& s = served.sequences[static_cast<size_t>(i)];
-    EXPECT_EQ(s.asked, 0);
+    EXPECT_EQ(s.root_request, 0);
     EXPECT_EQ(s.sample, i);
     EXPECT_EQ(s.request.prompt, r.prompt);
     EXPECT_EQ(s.argmax[0], served.sequences[0].argmax[0]) << "one row of logits";
@@ -113,7 +113,7 @@ TEST_F(ChoiceTest, SamplesAreTheSameWhateverTheSchedule) {
   const auto texts = [&](const EngineOptions& options) {
     std::map<std::pair<int32_t, int32_t>, Ids> by_name;
     for (const Sequence& s : serve(bard(), options, {r, other}).sequences)
-      by_name[{s.asked, s.sample}] = chosen(s);
+      by_name[{s.root_request, s.sample}] = chosen(s);
     return by_name;
   };
   const auto want = texts({.dtype = DType::f32});

@@ -1,5 +1,5 @@
-// What digests made on a device say of passes is what those say that the host makes of the same
-// tensors, and the passes are the same with them and without. Nothing of this runs on the CPU.
+// Digests made on a device are those that the host makes of the same tensors, and the passes are
+// the same with them and without. Nothing of this runs on the CPU.
 #include "src/engine/device_digests.h"
 
 #include <chrono>
@@ -12,15 +12,16 @@
 namespace lockstep {
 namespace {
 
+Device cuda_device() { return {DeviceKind::cuda, lockstep_cuda_devices() - 1}; }
+
 class DeviceDigestsTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     const int devices = lockstep_cuda_devices();
     if (devices == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
-    DeviceMemory memory;
-    ops_ = lockstep_cuda_ops(devices - 1, &memory);
-    set_cuda_memory(memory);
-    set_digest_maker(*lockstep_cuda_digests());
+    DeviceRuntime runtime;
+    ops_ = lockstep_cuda_ops(cuda_device().index, &runtime);
+    register_runtime(runtime);
   }
   static bool graph() { return GetParam(); }
 
@@ -33,7 +34,7 @@ class DeviceDigestsTest : public testing::TestWithParam<bool> {
   Seen serve(const std::string& model, const std::vector<Request>& requests, DType dtype,
              const std::function<std::unique_ptr<Sink>(std::vector<Pass>&)>& sink) {
     const Checkpoint checkpoint = Checkpoint::open(data_path(model));
-    EngineOptions options{.device = Device::cuda,
+    EngineOptions options{.device = cuda_device(),
                           .graph = graph(),
                           .dtype = dtype,
                           .page_size = 4,

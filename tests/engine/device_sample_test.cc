@@ -39,10 +39,10 @@ class DeviceSample : public CudaTest {
                        .penalty = s.repetition_penalty,
                        .uniform = uniform(s.seed, draw)});
     }
-    cuda_memory().sample(got, copy_on(Device::cuda, logits), draws, text);
+    runtime_of(cuda_device()).sample(got, copy_on(cuda_device(), logits), draws, text);
     EXPECT_EQ(got, want);
     std::vector<int32_t> again(samplings.size());
-    cuda_memory().sample(again, copy_on(Device::cuda, logits), draws, text);
+    runtime_of(cuda_device()).sample(again, copy_on(cuda_device(), logits), draws, text);
     EXPECT_EQ(again, got);
   }
 
@@ -75,7 +75,7 @@ TEST_F(DeviceSample, DrawsAsTheCpuWhateverTheFilters) {
        {std::pair<int64_t, double>{1, 1}, {5, 1}, {1024, 3}, {1025, 0.01}, {40000, 4}}) {
     SCOPED_TRACE(fmt::format("{} tokens", vocab));
     expect_as_on_cpu(normal_logits(3, vocab, DType::f32, deviation), every_kind(7));
-    // Of 16 bits: with many equals.
+    // Logits of 16 bits have many equals.
     expect_as_on_cpu(normal_logits(3, vocab, DType::bf16, deviation), every_kind(8));
   }
 }
@@ -103,10 +103,11 @@ TEST_F(DeviceSample, GivesARowWithoutADistributionItsArgmax) {
 }
 
 TEST_F(DeviceSample, RefusesMoreTokensThanItCanCount) {
-  const Tensor logits({1, (1 << 18) + 1}, DType::f32, Device::cuda);
+  const Tensor logits({1, (1 << 18) + 1}, DType::f32, cuda_device());
   std::vector<int32_t> out(1);
-  expect_refused([&] { cuda_memory().sample(out, logits, std::vector<DeviceDraw>(1), {}); },
-                 {"262144", "262145", "--device cpu"});
+  expect_refused(
+      [&] { runtime_of(cuda_device()).sample(out, logits, std::vector<DeviceDraw>(1), {}); },
+      {"262144", "262145", "--device cpu"});
 }
 
 // Requests that sample beside one that does not, with forks: what was chosen is what the CPU's
@@ -122,7 +123,7 @@ TEST_F(DeviceSample, ServesWhatTheLogitsSay) {
   requests[0].sampling = {.temperature = 0.8, .top_p = 0.9, .repetition_penalty = 1.2, .seed = 3};
   requests[0].samples = 3;
   requests[2].sampling = {.temperature = 1.2, .top_k = 30, .seed = 4};
-  EngineOptions options{.device = Device::cuda, .graph = true, .dtype = DType::bf16};
+  EngineOptions options{.device = cuda_device(), .graph = true, .dtype = DType::bf16};
   options.pages = 64;
   Engine engine(checkpoint, *ops_, options);
   for (const Request& request : requests) engine.submit(request);
@@ -143,10 +144,11 @@ TEST_F(DeviceSample, ServesWhatTheLogitsSay) {
         const auto& of = pass.info.rows[static_cast<size_t>(pass.info.logit_rows[row])].row;
         // The first choice of a fork is made of its parent's row.
         const bool first =
-            of.position + 1 == std::ssize(requests[static_cast<size_t>(s.asked)].prompt);
-        if (of.request != id && !(first && of.request == s.asked)) continue;
+            of.position + 1 == std::ssize(requests[static_cast<size_t>(s.root_request)].prompt);
+        if (of.request != id && !(first && of.request == s.root_request)) continue;
         const std::span text(s.tokens.data(), static_cast<size_t>(of.position) + 1);
-        const uint64_t made = text.size() - requests[static_cast<size_t>(s.asked)].prompt.size();
+        const uint64_t made =
+            text.size() - requests[static_cast<size_t>(s.root_request)].prompt.size();
         const int32_t want = choose(pass.tensors[0].data.view().slice(static_cast<int64_t>(row), 1),
                                     sampling, text, {made, static_cast<uint32_t>(s.sample)});
         EXPECT_EQ(s.tokens[text.size()], want) << "request " << id << " choice " << made;

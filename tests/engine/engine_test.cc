@@ -24,7 +24,7 @@ class EngineTest : public testing::Test {
   }
 };
 
-// What a sink that hashes the logits of every pass sees, with other points on or off.
+// The hash of the logits of every pass, with other points on or off.
 uint64_t logits_of_a_run(const Checkpoint& checkpoint, DType dtype, const std::string& points) {
   Engine engine(checkpoint, cpu_ops(), {.dtype = dtype, .pages = 8});
   engine.submit({.prompt = some_tokens(37, checkpoint.config().vocab), .max_new = 64});

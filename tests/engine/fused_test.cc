@@ -22,22 +22,25 @@ class Fused : public testing::TestWithParam<const char*> {
     Ops ops = pieces;
     FusedOps& fused = ops.fused;
     fused.pieces = &pieces;
-    fused.add_rms_norm = [this](const OpContext& context, TensorView out, const AddNorm& made) {
+    fused.add_rms_norm = [this](const OpContext& context, TensorView out,
+                                const AddNormInput& made) {
       ++calls_["add_rms_norm"];
       make(context, out, made);
     };
-    fused.matmuls = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
-                           const AddNorm* made) {
-      ++calls_["matmuls"];
-      left_to_products(context, x, made);
+    fused.qkv_matmul = [this](const OpContext& context, std::span<const Linear> all, TensorView x,
+                              const AddNormInput* made) {
+      ++calls_["qkv_matmul"];
+      defer_to_matmul(context, x, made);
       for (const Linear& one : all) matmul(context, one.out, x, one.weight, one.bias);
     };
-    fused.heads = [this](const OpContext& context, const Heads& heads) { pass(context, heads); };
-    fused.gated = [this](const OpContext& context, TensorView out, TensorView x,
-                         TensorView gate_weight, TensorView up_weight, TensorView gate,
-                         TensorView up, const AddNorm* made) {
-      ++calls_["gated"];
-      left_to_products(context, x, made);
+    fused.qk_norm_rope_kv_write = [this](const OpContext& context, const QkNormRopeKvWrite& heads) {
+      pass(context, heads);
+    };
+    fused.gate_up_silu = [this](const OpContext& context, TensorView out, TensorView x,
+                                WeightView gate_weight, WeightView up_weight, TensorView gate,
+                                TensorView up, const AddNormInput* made) {
+      ++calls_["gate_up_silu"];
+      defer_to_matmul(context, x, made);
       const Tensor own_gate(out.shape, out.dtype), own_up(out.shape, out.dtype);
       gate = tap(gate, own_gate);
       up = tap(up, own_up);
@@ -48,11 +51,11 @@ class Fused : public testing::TestWithParam<const char*> {
     return ops;
   }
 
-  static void make(const OpContext& context, TensorView x, const AddNorm& made) {
+  static void make(const OpContext& context, TensorView x, const AddNormInput& made) {
     add(context, made.sum, made.a, made.b);
     rms_norm(context, x, made.sum, made.weight, made.eps);
   }
-  void left_to_products(const OpContext& context, TensorView x, const AddNorm* made) {
+  void defer_to_matmul(const OpContext& context, TensorView x, const AddNormInput* made) {
     if (made == nullptr) return;
     ++left_to_products_;
     // Their blocks read what is added while the first one writes the sum.
@@ -61,8 +64,8 @@ class Fused : public testing::TestWithParam<const char*> {
     make(context, x, *made);
   }
 
-  void pass(const OpContext& context, const Heads& h) {
-    ++calls_["heads"];
+  void pass(const OpContext& context, const QkNormRopeKvWrite& h) {
+    ++calls_["qk_norm_rope_kv_write"];
     const auto like = [](const TensorView& x) { return Tensor(x.shape, x.dtype); };
     const Tensor own_q = like(h.q), own_k = like(h.k), own_rope = like(h.k);
     TensorView q = h.q, k = h.k;
@@ -118,9 +121,9 @@ TEST_P(Fused, ShowEveryPointInTheOrderOfThePieces) {
   const int64_t experts = layers - 3 * dense_layers();
   EXPECT_EQ(calls_["add_rms_norm"], experts + 3);
   EXPECT_EQ(left_to_products_, 2 * layers - experts - 3);
-  EXPECT_EQ(calls_["matmuls"], layers);
-  EXPECT_EQ(calls_["heads"], layers);
-  EXPECT_EQ(calls_["gated"], 3 * dense_layers());
+  EXPECT_EQ(calls_["qkv_matmul"], layers);
+  EXPECT_EQ(calls_["qk_norm_rope_kv_write"], layers);
+  EXPECT_EQ(calls_["gate_up_silu"], 3 * dense_layers());
 }
 
 TEST_P(Fused, GetNoTapsThatNobodyWants) {
@@ -152,18 +155,20 @@ TEST_P(Fused, GiveWayToWhatReplacesAPiece) {
       ops.*member = [inner = ops.*member](const auto&... in) { inner(in...); };
     };
   };
-  const std::string gated = dense_layers() == 0 ? "" : "gated ";
-  EXPECT_EQ(calls_with([](Ops&) {}), "add_rms_norm " + gated + "heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::add)), gated + "heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::rms_norm)), gated + "matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::rope)), "add_rms_norm " + gated + "matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::kv_write)), "add_rms_norm " + gated + "matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::matmul)), "add_rms_norm heads ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::silu_mul)), "add_rms_norm heads matmuls ");
-  EXPECT_EQ(calls_with(wrapped(&Ops::argmax)), "add_rms_norm " + gated + "heads matmuls ");
+  const std::string gate_up_silu = dense_layers() == 0 ? "" : "gate_up_silu ";
+  EXPECT_EQ(calls_with([](Ops&) {}),
+            "add_rms_norm " + gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::add)), gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::rms_norm)), gate_up_silu + "qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::rope)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::kv_write)), "add_rms_norm " + gate_up_silu + "qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::matmul)), "add_rms_norm qk_norm_rope_kv_write ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::silu_mul)), "add_rms_norm qk_norm_rope_kv_write qkv_matmul ");
+  EXPECT_EQ(calls_with(wrapped(&Ops::argmax)),
+            "add_rms_norm " + gate_up_silu + "qk_norm_rope_kv_write qkv_matmul ");
 }
 
-// What such a sink makes of a tensor, the next piece must be given.
+// The next piece must be given what such a sink makes of a tensor.
 TEST_P(Fused, GiveWayToASinkThatWrites) {
   struct Writer final : Sink {
     bool writes() const override { return true; }

@@ -24,7 +24,7 @@ double rms_of(const TensorView& tensor) {
   return std::sqrt(sum / static_cast<double>(tensor.count()));
 }
 
-// What the golden's decode steps were fed.
+// The tokens that the golden's decode steps were fed.
 std::vector<int32_t> forced_ids(const Golden& golden, const Case& c) {
   const auto meta = nlohmann::json::parse(golden.metadata().at("meta"));
   const std::string case_name = c.prefix.substr(0, c.prefix.find('/'));

@@ -87,7 +87,7 @@ TEST(Probabilities, OfTopPAreTheFewestThatReachIt) {
   expect_near(of(0.41), {0, 4. / 7, 0, 3. / 7});
   expect_near(of(0.71), {0, 4. / 9, 2. / 9, 3. / 9});
   expect_near(of(0.91), {0.1, 0.4, 0.2, 0.3});
-  // Of equals the smaller id first, and not both: each is half of all.
+  // The smaller id of equals comes first, and not both: each is half of all.
   expect_near(probabilities(Row{5, 5}, {.temperature = 1, .top_p = 0.4}, {}), {1, 0});
 }
 

@@ -45,7 +45,7 @@ void expect_fair(const std::vector<PassInfo>& passes, const std::vector<Request>
     for (const PassRow& r : pass.rows) first_seen.try_emplace(r.row.request, pass.pass);
   int64_t tokens = 0;
   for (size_t late = 0; late < requests.size(); ++late) {
-    tokens += requests[late].samples * requests[late].most_positions();
+    tokens += requests[late].samples * requests[late].max_positions();
     for (size_t early = 0; early < late; ++early)
       if (requests[early].arrival <= requests[late].arrival) {
         EXPECT_LE(first_seen.at(static_cast<int32_t>(early)),
@@ -82,7 +82,7 @@ void expect_same_tokens(const Checkpoint& checkpoint, uint64_t seed,
   EXPECT_EQ(engine.requests(), 10) << what << ": two of the eight have a second sample";
   for (int32_t id = 0; id < engine.requests(); ++id) {
     const Sequence& sequence = engine.sequence(id);
-    ASSERT_EQ(sequence.argmax, alone(requests[static_cast<size_t>(sequence.asked)]))
+    ASSERT_EQ(sequence.argmax, alone(requests[static_cast<size_t>(sequence.root_request)]))
         << what << " request " << id;
   }
 }

@@ -74,7 +74,7 @@ TEST(LargePool, OffsetsOf32BitsAreNamed) {
   const ModelConfig& c = checkpoint.config();
   ASSERT_GT(kPages * kPageSize * c.kv_heads * c.head_dim, int64_t{1} << 31);
   const int64_t needed = kPages * kPageSize * c.kv_bytes_per_token(DType::bf16);
-  if (device_memory_left() < needed + (int64_t{4} << 30))
+  if (device_memory_left(TestDevice::device()) < needed + (int64_t{4} << 30))
     GTEST_SKIP() << "the pool takes " << needed << " bytes, more than this device has left";
   for (const bool seeded : {false, true}) {
     JudgedRun run = run_of(checkpoint, seeded ? "pool-offset-32-bit@layer=2" : "", false);

@@ -55,7 +55,8 @@ TEST_F(ArenaOf100, HandsOutTheSmallestThatWillDo) {
   EXPECT_EQ(arena_.allocate(1000), large);
 }
 
-// As an engine does: the same passes again and again, of which the last one is shorter.
+// The access pattern of an engine: the same passes again and again, of which the last one is
+// shorter.
 TEST_F(ArenaOf100, AsksForNothingMoreOnceItHasSeenAll) {
   const auto pass = [&](int64_t rows) {
     std::vector<void*> taken;

@@ -142,7 +142,7 @@ inline void attend_row(const Dims& dims, const std::vector<double>& q, const std
   }
 }
 
-// What a pass over these parts should give.
+// The expected output of a pass over these parts.
 inline Expected attended(const Dims& dims, const std::vector<Part>& parts, int64_t window) {
   Expected out;
   for (const Part& part : parts) {

@@ -1,4 +1,4 @@
-// The twins of argmax, top_k, softmax_of, expert_matmul and weighted_sum.
+// The twins of argmax, top_k, routing_weights, expert_matmul and weighted_sum.
 #include "tests/kernels/cuda_samples.h"
 #include "tests/kernels/expected.h"
 
@@ -82,7 +82,7 @@ TEST_F(CudaChoices, SoftmaxOfRoundsOnce) {
         Sample logits({20, experts}, dtype, 1), index({20, 3}, DType::i32), out({20, 3}, dtype, 3);
         logits.fill_normal(5, 3);
         run(ops_->top_k, index, logits);
-        run(ops_->softmax_of, out, logits, index, normalised);
+        run(ops_->routing_weights, out, logits, index, normalised);
         const std::vector<double> want = softmax(logits, index, normalised);
         std::vector<double> arithmetic;
         // Logits less the largest are below 24 here: exp within (24 + 2) units, twice, and a sum.
@@ -94,11 +94,11 @@ TEST_F(CudaChoices, SoftmaxOfRoundsOnce) {
 TEST_F(CudaChoices, SoftmaxOfHoldsAtTheEndsOfTheRange) {
   Sample logits({1, 3}, DType::f32), index({1, 2}, DType::i32), out({1, 2}, DType::f32);
   index.fill({0, 2});
-  run(ops_->softmax_of, out, logits.fill({1e30, 0, -1e30}), index, true);
+  run(ops_->routing_weights, out, logits.fill({1e30, 0, -1e30}), index, true);
   EXPECT_EQ(out.values(), (std::vector<double>{1, 0}));
-  run(ops_->softmax_of, out, logits.fill({-1e30, -1e30, -1e30}), index, true);
+  run(ops_->routing_weights, out, logits.fill({-1e30, -1e30, -1e30}), index, true);
   EXPECT_EQ(out.values(), (std::vector<double>{0.5, 0.5}));
-  run(ops_->softmax_of, out, logits.fill({1, NAN, 1}), index, false);
+  run(ops_->routing_weights, out, logits.fill({1, NAN, 1}), index, false);
   EXPECT_TRUE(std::isnan(out.values()[0]));
 }
 
@@ -164,14 +164,14 @@ TEST_F(CudaChoices, ReportAnIndexThatIsNoExpert) {
   logits.fill_normal(1);
   for (const int32_t bad : {4, -1}) {
     index.fill({0, 1, static_cast<double>(bad), 0});
-    expect_refused([&] { run(ops_->softmax_of, out, logits, index, true); },
-                   {"softmax_of", "below the 4", fmt::format("found {} at 2", bad)});
+    expect_refused([&] { run(ops_->routing_weights, out, logits, index, true); },
+                   {"routing_weights", "below the 4", fmt::format("index {} at 2", bad)});
     EXPECT_TRUE(std::isnan(out.values()[2]));
     EXPECT_TRUE(std::isfinite(out.values()[1]));
     const Experts experts(4, {3, 4}, DType::f32, 0);
     Sample product({2, 2, 3}, DType::f32);
     expect_refused([&] { run(ops_->expert_matmul, product, logits, index, experts.views); },
-                   {"expert_matmul", "its 4 experts", fmt::format("found {} at 2", bad)});
+                   {"expert_matmul", "its 4 experts", fmt::format("index {} at 2", bad)});
     for (size_t i = 0; i < 12; ++i)
       EXPECT_EQ(std::isnan(product.values()[i]), i / 3 == 2) << "element " << i;
   }
@@ -183,7 +183,7 @@ TEST_F(CudaChoices, OfNothingIsNothing) {
   const Experts experts(2, {3, 4}, DType::f32, 0);
   run(ops_->argmax, none, logits);
   run(ops_->top_k, index, logits);
-  run(ops_->softmax_of, weights, logits, index, true);
+  run(ops_->routing_weights, weights, logits, index, true);
   run(ops_->expert_matmul, out, logits, index, experts.views);
   run(ops_->weighted_sum, logits, x, weights);
 }
@@ -194,7 +194,8 @@ TEST_F(CudaChoices, RefuseWhatDoesNotFit) {
   const Experts experts(481, {3, 4}, DType::f32, 0), none(0, {3, 4}, DType::f32, 0);
   expect_refused([&] { run(ops_->argmax, tokens, logits); }, {"argmax", "out", "[2]", "[3]"});
   expect_refused([&] { run(ops_->top_k, many, logits); }, {"top_k", "5 of 4"});
-  expect_refused([&] { run(ops_->softmax_of, out, index, index, true); }, {"softmax_of", "int32"});
+  expect_refused([&] { run(ops_->routing_weights, out, index, index, true); },
+                 {"routing_weights", "int32"});
   expect_refused([&] { run(ops_->expert_matmul, product, logits, index, none.views); },
                  {"at least one expert"});
   expect_refused([&] { run(ops_->expert_matmul, product, logits, index, experts.views); },

@@ -23,19 +23,19 @@ class CudaDigest : public CudaTest {
  protected:
   void SetUp() override {
     CudaTest::SetUp();
-    if (!IsSkipped()) maker_ = *lockstep_cuda_digests();
+    if (!IsSkipped()) maker_ = memory_.digests;
   }
 
   Tensor scratch_for(std::span<const DigestJob> jobs) const {
-    return Tensor({maker_.scratch_bytes(jobs)}, DType::u8, Device::cuda);
+    return Tensor({maker_.scratch_bytes(jobs)}, DType::u8, cuda_device());
   }
-  // What jobs whose `out` and `row_hashes` count from a null pointer put there.
+  // The output of jobs whose `out` and `row_hashes` count from a null pointer.
   std::vector<char> run(std::vector<DigestJob> jobs, int64_t digests, int64_t hashes,
                         int times = 1) const {
     const int64_t head = digests * int64_t{sizeof(Digest)};
     Tensor out({head + hashes * 8}, DType::u8);
     std::fill_n(out.as<char>(), out.view().bytes(), char{0x5a});
-    const Tensor far = copy_on(Device::cuda, out);
+    const Tensor far = copy_on(cuda_device(), out);
     for (DigestJob& job : jobs) {
       job.out = far.as<Digest>() + reinterpret_cast<intptr_t>(job.out);
       job.row_hashes = reinterpret_cast<uint64_t*>(far.as<char>() + head) +
@@ -59,9 +59,9 @@ class CudaDigest : public CudaTest {
       std::memset(padded.as<char>(), 0x7f, static_cast<size_t>(padded.view().bytes()));
       std::memcpy(padded.as<char>(), tensor.as<char>(), static_cast<size_t>(tensor.view().bytes()));
       const auto count = static_cast<int32_t>(rows);
-      far.push_back(copy_on(Device::cuda, padded));
+      far.push_back(copy_on(cuda_device(), padded));
       far.push_back(
-          copy_on(Device::cuda, tensor_of<int32_t>(std::vector<int32_t>{count}, {1}, DType::i32)));
+          copy_on(cuda_device(), tensor_of<int32_t>(std::vector<int32_t>{count}, {1}, DType::i32)));
       jobs.push_back({.dtype = tensor.view().dtype,
                       .data = far[far.size() - 2].view().data,
                       .row_bytes = row_bytes,
@@ -87,7 +87,7 @@ class CudaDigest : public CudaTest {
   std::vector<uint64_t> hashes_of(std::vector<CacheJob> jobs, int64_t requests,
                                   int64_t hashes) const {
     const int64_t counts = std::ssize(jobs) * requests;
-    const Tensor far({counts + hashes}, DType::i64, Device::cuda);
+    const Tensor far({counts + hashes}, DType::i64, cuda_device());
     for (size_t i = 0; i < jobs.size(); ++i) {
       jobs[i].hashed = far.as<int64_t>() + static_cast<int64_t>(i) * requests;
       jobs[i].row_hashes = reinterpret_cast<uint64_t*>(far.as<int64_t>() + counts);
@@ -134,10 +134,10 @@ class CacheOnDevice {
     Tensor bytes({from.view().bytes() + offset_}, DType::u8);
     std::memcpy(bytes.as<char>() + offset_, from.as<char>(),
                 static_cast<size_t>(from.view().bytes()));
-    return copy_on(Device::cuda, bytes);
+    return copy_on(cuda_device(), bytes);
   }
   static Tensor numbers(const std::vector<int32_t>& values) {
-    return copy_on(Device::cuda, tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
+    return copy_on(cuda_device(), tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32));
   }
 
   Shape pool_;
@@ -306,7 +306,7 @@ struct CacheCase {
   bool aligned;  // to 16 bytes
 };
 
-// What the attention of each request reads, through its page table: rows that are too short for a
+// The cache that each request reads, through its page table: rows that are too short for a
 // stripe, that are whole stripes, blocks of XXH3 and more, and rows that are none of these.
 TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
   for (const CacheCase& c : {CacheCase{DType::bf16, 8, 128, 4, true},
@@ -330,7 +330,7 @@ TEST_F(CudaDigest, OfACacheIsOfWhatItsPagesHold) {
     const CacheJob job = far.job();
     // Twice, the second one's rows behind the first one's.
     std::vector<CacheJob> jobs = {job, job};
-    jobs[1].order = 1;
+    jobs[1].cache_index = 1;
     const std::vector<uint64_t> got = hashes_of(jobs, requests, 282);
     std::vector<uint64_t> want;
     for (int32_t length : lengths) want.push_back(static_cast<uint64_t>(length));
@@ -377,11 +377,11 @@ TEST_F(CudaDigest, OfAPageThatIsNotThereReadsAsBytesOf255) {
 
 // On a stream aside, and within a graph, for as many rows as there are then.
 TEST_F(CudaDigest, OfAGraphIsOfTheRowsOfTheReplay) {
-  const Tensor home = random_of({8, 700}, DType::f32, 4), far = copy_on(Device::cuda, home);
-  const Tensor doubled({8, 700}, DType::f32, Device::cuda);
+  const Tensor home = random_of({8, 700}, DType::f32, 4), far = copy_on(cuda_device(), home);
+  const Tensor doubled({8, 700}, DType::f32, cuda_device());
   Tensor rows({1}, DType::i32);
-  const Tensor far_rows = copy_on(Device::cuda, rows);
-  const Tensor out({int64_t{sizeof(Digest)} + 64}, DType::u8, Device::cuda);
+  const Tensor far_rows = copy_on(cuda_device(), rows);
+  const Tensor out({int64_t{sizeof(Digest)} + 64}, DType::u8, cuda_device());
   const std::vector<DigestJob> jobs = {
       {.dtype = DType::f32,
        .data = doubled.view().data,
@@ -392,11 +392,11 @@ TEST_F(CudaDigest, OfAGraphIsOfTheRowsOfTheReplay) {
        .row_hashes = reinterpret_cast<uint64_t*>(out.as<char>() + sizeof(Digest))}};
   const Tensor scratch = scratch_for(jobs);
   ops_->add({.stream = memory_.stream}, doubled, far, far);
-  const DeviceGraph graph([&] {
+  const DeviceGraph graph(cuda_device(), [&] {
     ops_->add({.stream = memory_.stream}, doubled, far, far);
-    maker_.order(maker_.aside, memory_.stream);
-    maker_.digest(jobs, scratch.view().data, maker_.aside);
-    maker_.order(memory_.stream, maker_.aside);
+    maker_.stream_wait(maker_.digest_stream, memory_.stream);
+    maker_.digest(jobs, scratch.view().data, maker_.digest_stream);
+    maker_.stream_wait(memory_.stream, maker_.digest_stream);
   });
   const Tensor sum = copy_on(Device::cpu, doubled);
   for (int32_t count : {8, 1, 3, 0, 5}) {
@@ -427,11 +427,11 @@ TEST_F(CudaDigest, RefusesMoreElementsThanItCounts) {
 }
 
 TEST_F(CudaDigest, MarksTellWhenWorkIsDone) {
-  const Tensor far = copy_on(Device::cuda, random_of({1, 4096}, DType::u8, 9));
-  const std::unique_ptr<void, void (*)(void*)> pinned(memory_.pin(4096), memory_.unpin);
+  const Tensor far = copy_on(cuda_device(), random_of({1, 4096}, DType::u8, 9));
+  const std::unique_ptr<void, std::function<void(void*)>> pinned(memory_.pin(4096), memory_.unpin);
   std::memset(pinned.get(), 0, 4096);
-  memory_.copy(pinned.get(), far.view().data, 4096, maker_.aside);
-  maker_.await(maker_.mark(maker_.aside));
+  memory_.copy(pinned.get(), far.view().data, 4096, maker_.digest_stream);
+  maker_.wait_event(maker_.record_event(maker_.digest_stream));
   EXPECT_EQ(std::memcmp(pinned.get(), copy_on(Device::cpu, far).as<char>(), 4096), 0);
 }
 
@@ -446,13 +446,13 @@ bool is_ready(int device) {
   return active != 0;
 }
 
-// As a thread does that keeps passes: the other devices may be somebody's, and full.
-TEST_F(CudaDigest, AwaitedByAThreadLeavesOtherDevicesAlone) {
-  if (memory_.number == 0) GTEST_SKIP() << "this machine has no second CUDA device";
-  void* mark = maker_.mark(memory_.stream);
-  std::thread([&] { maker_.await(mark); }).join();
-  EXPECT_TRUE(is_ready(memory_.number));
-  for (int other = 0; other < memory_.number; ++other) EXPECT_FALSE(is_ready(other)) << other;
+// The thread that keeps passes waits like this: the other devices may be somebody's, and full.
+TEST_F(CudaDigest, WaitedForByAThreadLeavesOtherDevicesAlone) {
+  if (memory_.index == 0) GTEST_SKIP() << "this machine has no second CUDA device";
+  void* event = maker_.record_event(memory_.stream);
+  std::thread([&] { maker_.wait_event(event); }).join();
+  EXPECT_TRUE(is_ready(memory_.index));
+  for (int other = 0; other < memory_.index; ++other) EXPECT_FALSE(is_ready(other)) << other;
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST_F(CudaElements, GatherRowsReportsAnIndexOutsideAndMakesItsRowNan) {
     table.fill_normal(1);
     index.fill({3, static_cast<double>(bad), 0});
     expect_refused([&] { run(ops_->gather_rows, out, index, table); },
-                   {"gather_rows", "below the 4 rows", fmt::format("found {} at 1", bad)});
+                   {"gather_rows", "below the 4 rows", fmt::format("index {} at 1", bad)});
     EXPECT_EQ(out.bits().substr(0, 12), table.bits().substr(36, 12));
     EXPECT_TRUE(std::isnan(out.values()[3]) && std::isnan(out.values()[5]));
     EXPECT_EQ(out.bits().substr(24), table.bits().substr(0, 12));
@@ -118,7 +118,7 @@ TEST_F(CudaElements, RopeReportsAPositionOutsideItsTables) {
   for (const int32_t bad : {10, -1}) {
     positions.fill({9, static_cast<double>(bad)});
     expect_refused([&] { run(ops_->rope, out, x, cos, sin, positions); },
-                   {"rope", "10 rows", fmt::format("found {} for token 1", bad)});
+                   {"rope", "10 rows", fmt::format("position {} of token 1", bad)});
     EXPECT_TRUE(std::isfinite(out.values()[7]));
     EXPECT_TRUE(std::isnan(out.values()[8]));
   }

@@ -19,10 +19,10 @@ class CudaFused : public CudaTest {
     weight.fill_normal(3, 1, 1);
     run(ops_->add, sum, a, b);
     run(ops_->rms_norm, out, sum, weight, 1e-6f);
-    run(fused().add_rms_norm, whole, AddNorm{whole_sum, a, b, weight, 1e-6f});
+    run(fused().add_rms_norm, whole, AddNormInput{whole_sum, a, b, weight, 1e-6f});
     EXPECT_EQ(whole_sum.bits(), sum.bits());
     EXPECT_EQ(whole.bits(), out.bits());
-    run(fused().add_rms_norm, whole, AddNorm{a, a, b, weight, 1e-6f});
+    run(fused().add_rms_norm, whole, AddNormInput{a, a, b, weight, 1e-6f});
     EXPECT_EQ(a.bits(), sum.bits()) << "in place";
     EXPECT_EQ(whole.bits(), out.bits()) << "in place";
   }
@@ -45,7 +45,7 @@ class CudaFused : public CudaTest {
       run(ops_->matmul, *pieces.back(), x, *weights.back(), added);
       all.push_back({*outs.back(), *weights.back(), added});
     }
-    run(fused().matmuls, all, x, nullptr);
+    run(fused().qkv_matmul, all, x, nullptr);
     for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(outs[i]->bits(), pieces[i]->bits()) << i;
   }
 
@@ -63,8 +63,8 @@ class CudaFused : public CudaTest {
     run(ops_->silu_mul, out, gate, up);
     for (const bool taps : {false, true}) {
       Sample gate_tap(shape, dtype), up_tap(shape, dtype), whole(shape, dtype);
-      run(fused().gated, whole, x, gate_weight, up_weight, taps ? gate_tap.view() : TensorView{},
-          taps ? up_tap.view() : TensorView{}, nullptr);
+      run(fused().gate_up_silu, whole, x, gate_weight, up_weight,
+          taps ? gate_tap.view() : TensorView{}, taps ? up_tap.view() : TensorView{}, nullptr);
       EXPECT_EQ(whole.bits(), out.bits()) << "taps " << taps;
       if (!taps) continue;
       EXPECT_EQ(gate_tap.bits(), gate.bits());
@@ -73,7 +73,7 @@ class CudaFused : public CudaTest {
   }
 };
 
-// What x is made of, as its pieces make it and as products do.
+// The tensors that x is made of, by its pieces and by a matmul.
 struct MadeOf {
   MadeOf(DType dtype, int64_t tokens, int64_t k, int64_t offset)
       : a({tokens, k}, dtype),
@@ -87,7 +87,7 @@ struct MadeOf {
     b.fill_normal(12);
     weight.fill_normal(13, 1, 1);
   }
-  AddNorm made() const { return {own_sum, a, b, weight, 1e-6f}; }
+  AddNormInput input() const { return {own_sum, a, b, weight, 1e-6f}; }
   void expect_same() const {
     EXPECT_EQ(own_sum.bits(), sum.bits());
     EXPECT_EQ(own_x.bits(), x.bits());
@@ -127,7 +127,7 @@ struct Ragged {
           cache_v({8, 6, in.k.view().shape[1], in.k.view().shape[2]}, in.q.view().dtype) {}
     Sample q_norm, k_norm, q_rope, k_rope, cache_k, cache_v;
   };
-  Heads heads(const Outputs& out, bool taps) const {
+  QkNormRopeKvWrite heads(const Outputs& out, bool taps) const {
     const auto given = [](bool wanted, const Sample& sample) {
       return wanted ? sample.view() : TensorView{};
     };
@@ -175,7 +175,8 @@ TEST_F(CudaFused, GatedHasTheBitsOfItsPieces) {
         for (const int64_t offset : {0, 1}) expect_gated(dtype, tokens, n, k, offset);
 }
 
-// Of some the one launch makes x, of the others it is made before: see makes_own_x.
+// One launch computes some of these x, and the others are computed before: see
+// matmul_computes_norm.
 TEST_F(CudaFused, ProductsThatMakeTheirOwnXHaveTheBitsOfThePieces) {
   for (const DType dtype : kFloats) {
     for (const int64_t tokens : {1, 2}) {
@@ -201,10 +202,11 @@ TEST_F(CudaFused, ProductsThatMakeTheirOwnXHaveTheBitsOfThePieces) {
           run(ops_->rms_norm, in.x, in.sum, in.weight, 1e-6f);
           run(ops_->matmul, one, in.x, first, bias);
           run(ops_->matmul, other, in.x, second, TensorView{});
-          const AddNorm made = in.made();
+          const AddNormInput input = in.input();
           const Sample own_one(shape, dtype), own_other(shape, dtype), own_both(shape, dtype);
-          run(fused().matmuls, std::vector<Linear>{{own_one, first, bias}, {own_other, second, {}}},
-              in.own_x, &made);
+          run(fused().qkv_matmul,
+              std::vector<Linear>{{own_one, first, bias}, {own_other, second, {}}}, in.own_x,
+              &input);
           in.expect_same();
           EXPECT_EQ(own_one.bits(), one.bits());
           EXPECT_EQ(own_other.bits(), other.bits());
@@ -212,8 +214,8 @@ TEST_F(CudaFused, ProductsThatMakeTheirOwnXHaveTheBitsOfThePieces) {
           run(ops_->matmul, one, in.x, first, TensorView{});
           run(ops_->silu_mul, both, one, other);
           const MadeOf again(dtype, tokens, k, offset);
-          const AddNorm made_again = again.made();
-          run(fused().gated, own_both, again.own_x, first, second, own_one, TensorView{},
+          const AddNormInput made_again = again.input();
+          run(fused().gate_up_silu, own_both, again.own_x, first, second, own_one, TensorView{},
               &made_again);
           EXPECT_EQ(again.own_sum.bits(), in.sum.bits());
           EXPECT_EQ(again.own_x.bits(), in.x.bits());
@@ -249,7 +251,7 @@ TEST_F(CudaFused, HeadsHaveTheBitsOfTheirPieces) {
           run(ops_->kv_write, KvCache{want.cache_k, want.cache_v}, want.k_rope, in.v, in.slots);
           for (const bool taps : {false, true}) {
             const Ragged::Outputs got(in);
-            run(fused().heads, in.heads(got, taps));
+            run(fused().qk_norm_rope_kv_write, in.heads(got, taps));
             EXPECT_EQ(got.q_rope.bits(), want.q_rope.bits());
             EXPECT_EQ(got.cache_k.bits(), want.cache_k.bits());
             EXPECT_EQ(got.cache_v.bits(), want.cache_v.bits());
@@ -268,60 +270,72 @@ TEST_F(CudaFused, HeadsReportWhatIsOutsideTheTablesAndThePool) {
   Ragged in(DType::bf16, 3, 2, 1, 16, true);
   const Ragged::Outputs out(in);
   in.positions.set(1, 50);
-  expect_refused([&] { run(fused().heads, in.heads(out, true)); },
-                 {"rope", "50 rows", "found 50 for token 1"});
+  expect_refused([&] { run(fused().qk_norm_rope_kv_write, in.heads(out, true)); },
+                 {"rope", "50 rows", "position 50 of token 1"});
   EXPECT_TRUE(std::isfinite(out.q_rope.values()[0]));
   EXPECT_TRUE(std::isnan(out.q_rope.values()[32]));
   in.positions.set(1, 0);
   in.slots.set(1, 48);
-  expect_refused([&] { run(fused().heads, in.heads(out, false)); }, {"48"});
+  expect_refused([&] { run(fused().qk_norm_rope_kv_write, in.heads(out, false)); }, {"48"});
 }
 
 TEST_F(CudaFused, OfNoTokensIsNothing) {
   const Ragged in(DType::f32, 0, 2, 1, 16, true);
   const Ragged::Outputs out(in);
-  run(fused().heads, in.heads(out, true));
+  run(fused().qk_norm_rope_kv_write, in.heads(out, true));
   Sample x({0, 8}, DType::f32), weight({4, 8}, DType::f32), to({0, 4}, DType::f32);
   Sample gain({8}, DType::f32);
-  run(fused().add_rms_norm, x, AddNorm{x, x, x, gain, 1e-6f});
-  run(fused().matmuls, std::vector<Linear>{{to, weight, {}}}, x, nullptr);
-  run(fused().matmuls, std::vector<Linear>{}, x, nullptr);
-  run(fused().gated, to, x, weight, weight, TensorView{}, TensorView{}, nullptr);
+  run(fused().add_rms_norm, x, AddNormInput{x, x, x, gain, 1e-6f});
+  run(fused().qkv_matmul, std::vector<Linear>{{to, weight, {}}}, x, nullptr);
+  run(fused().qkv_matmul, std::vector<Linear>{}, x, nullptr);
+  run(fused().gate_up_silu, to, x, weight, weight, TensorView{}, TensorView{}, nullptr);
 }
 
 TEST_F(CudaFused, RefuseWhatDoesNotFit) {
   Sample x({2, 8}, DType::f32), half({2, 8}, DType::bf16), weight({4, 8}, DType::f32);
   Sample to({2, 4}, DType::f32), wide({2, 5}, DType::f32), gain({8}, DType::f32);
-  expect_refused([&] { run(fused().add_rms_norm, x, AddNorm{x, x, half, gain}); }, {"add", "bf16"});
-  expect_refused([&] { run(fused().add_rms_norm, x, AddNorm{x, x, x, weight}); }, {"rms_norm"});
+  expect_refused(
+      [&] {
+        run(fused().add_rms_norm, x, AddNormInput{x, x, half, gain});
+      },
+      {"add", "bf16"});
+  expect_refused(
+      [&] {
+        run(fused().add_rms_norm, x, AddNormInput{x, x, x, weight});
+      },
+      {"rms_norm"});
   expect_refused([&] { fused().add_rms_norm({}, x, {x, x, x, gain}); }, {"CUDA device", "CPU"});
-  const AddNorm in_place = {x, x, x, gain}, other_sum = {half, x, x, gain};
-  for (const auto& [made, words] : {std::pair(&in_place, "apart"), {&other_sum, "add"}}) {
+  const AddNormInput in_place = {x, x, x, gain}, other_sum = {half, x, x, gain};
+  for (const auto& [input, words] : {std::pair(&in_place, "apart"), {&other_sum, "add"}}) {
     expect_refused(
         [&] {
-          run(fused().matmuls, std::vector<Linear>{{to, weight, {}}}, x, made);
+          run(fused().qkv_matmul, std::vector<Linear>{{to, weight, {}}}, x, input);
         },
         {words});
     expect_refused(
-        [&] { run(fused().gated, to, x, weight, weight, TensorView{}, TensorView{}, made); },
+        [&] {
+          run(fused().gate_up_silu, to, x, weight, weight, TensorView{}, TensorView{}, input);
+        },
         {words});
   }
   expect_refused(
       [&] {
-        run(fused().matmuls, std::vector<Linear>{{wide, weight, {}}}, x, nullptr);
+        run(fused().qkv_matmul, std::vector<Linear>{{wide, weight, {}}}, x, nullptr);
       },
       {"matmul", "out", "[2, 5]"});
-  expect_refused([&] { run(fused().gated, to, x, weight, weight, wide, TensorView{}, nullptr); },
-                 {"matmul", "out", "[2, 5]"});
-  expect_refused([&] { run(fused().gated, wide, x, weight, weight, to, to, nullptr); }, {"[2, 5]"});
+  expect_refused(
+      [&] { run(fused().gate_up_silu, to, x, weight, weight, wide, TensorView{}, nullptr); },
+      {"matmul", "out", "[2, 5]"});
+  expect_refused([&] { run(fused().gate_up_silu, wide, x, weight, weight, to, to, nullptr); },
+                 {"[2, 5]"});
   const Ragged in(DType::f32, 2, 2, 1, 16, true), other(DType::f32, 3, 2, 1, 16, true);
   const Ragged::Outputs out(in), others(other);
-  Heads heads = in.heads(out, true);
+  QkNormRopeKvWrite heads = in.heads(out, true);
   heads.k_norm = others.k_norm;
-  expect_refused([&] { run(fused().heads, heads); }, {"rms_norm"});
+  expect_refused([&] { run(fused().qk_norm_rope_kv_write, heads); }, {"rms_norm"});
   heads = in.heads(out, true);
   heads.slots = other.slots;
-  expect_refused([&] { run(fused().heads, heads); }, {"kv_write"});
+  expect_refused([&] { run(fused().qk_norm_rope_kv_write, heads); }, {"kv_write"});
 }
 
 }  // namespace

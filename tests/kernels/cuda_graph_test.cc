@@ -12,7 +12,7 @@ class CudaGraph : public CudaTest {
   static Tensor filled(float value) {
     Tensor host({1000}, DType::f32);
     std::fill_n(host.as<float>(), 1000, value);
-    return copy_on(Device::cuda, host);
+    return copy_on(cuda_device(), host);
   }
   static float first_of(const TensorView& tensor) {
     return copy_on(Device::cpu, tensor).as<float>()[0];
@@ -22,7 +22,7 @@ class CudaGraph : public CudaTest {
 
 TEST_F(CudaGraph, DoesWhatWasQueuedWithWhatTheMemoryHoldsThen) {
   const Tensor a = filled(1), b = filled(2), out = filled(0);
-  const DeviceGraph graph([&] { ops_->add(context(), out, a, b); });
+  const DeviceGraph graph(cuda_device(), [&] { ops_->add(context(), out, a, b); });
   EXPECT_EQ(first_of(out), 0) << "it was done while it was queued";
   graph.replay();
   EXPECT_EQ(first_of(out), 3);
@@ -36,8 +36,8 @@ TEST_F(CudaGraph, KeepsTheMemoryThatItsWorkTookUntilItGoes) {
   const Tensor a = filled(1), out = filled(0);
   const void* inner = nullptr;
   {
-    const DeviceGraph graph([&] {
-      const Tensor sum({1000}, DType::f32, Device::cuda);
+    const DeviceGraph graph(cuda_device(), [&] {
+      const Tensor sum({1000}, DType::f32, cuda_device());
       inner = sum.view().data;
       ops_->add(context(), sum, a, a);
       ops_->add(context(), out, sum, a);
@@ -52,19 +52,19 @@ TEST_F(CudaGraph, KeepsTheMemoryThatItsWorkTookUntilItGoes) {
     for (const Tensor& other : others) EXPECT_EQ(first_of(other), 7);
   }
   std::vector<Tensor> after;
-  while (std::ssize(after) < 30) after.emplace_back(Shape{1000}, DType::f32, Device::cuda);
+  while (std::ssize(after) < 30) after.emplace_back(Shape{1000}, DType::f32, cuda_device());
   EXPECT_EQ(std::ranges::count(after, inner, [](const Tensor& t) { return t.view().data; }), 1);
 }
 
 TEST_F(CudaGraph, LeavesAloneWhatAnotherThreadReleasesMeanwhile) {
-  Tensor read_out({3000}, DType::f32, Device::cuda);
+  Tensor read_out({3000}, DType::f32, cuda_device());
   const void* place = read_out.view().data;
   const Tensor a = filled(1), out = filled(0);
-  const DeviceGraph graph([&] {
+  const DeviceGraph graph(cuda_device(), [&] {
     std::jthread([&] { read_out = {}; }).join();
     ops_->add(context(), out, a, a);
   });
-  EXPECT_EQ(Tensor({3000}, DType::f32, Device::cuda).view().data, place);
+  EXPECT_EQ(Tensor({3000}, DType::f32, cuda_device()).view().data, place);
   graph.replay();
   EXPECT_EQ(first_of(out), 2);
 }
@@ -75,8 +75,10 @@ TEST_F(CudaGraph, ThatCannotBeMadeLeavesTheDeviceAsItWas) {
     ops_->add(context(), out, a, a);
     fail("no more of this");
   };
-  EXPECT_EQ(error_of([&] { const DeviceGraph graph(queue); }), "no more of this");
-  EXPECT_NE(error_of([&] { const DeviceGraph graph([&] { wait_for(Device::cuda); }); }), "");
+  EXPECT_EQ(error_of([&] { const DeviceGraph graph(cuda_device(), queue); }), "no more of this");
+  EXPECT_NE(
+      error_of([&] { const DeviceGraph graph(cuda_device(), [&] { wait_for(cuda_device()); }); }),
+      "");
   EXPECT_EQ(first_of(out), 0);
   ops_->add(context(), out, a, a);
   EXPECT_EQ(first_of(out), 2);

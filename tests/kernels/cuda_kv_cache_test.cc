@@ -61,7 +61,7 @@ TEST_F(CudaKvCache, ReportsSlotsAndPagesOutsideThePool) {
       [&] {
         run(ops_->kv_write, KvCache(pool), k, k, slots.fill({0, 1, 4}));
       },
-      {"kv_write", "below 4", "found 4 for token 2"});
+      {"kv_write", "below 4", "slot 4 of token 2"});
   EXPECT_EQ(pool.k.bits().substr(0, 80), k.bits().substr(0, 80));
   EXPECT_EQ(pool.k.bits().substr(80), std::string(80, '\xff')) << "written although outside";
   Sample out({3, 2, 2, 5}, DType::f32), table({2}, DType::i32);
@@ -95,8 +95,8 @@ TEST_F(CudaKvCache, OfNoTokensIsNothing) {
 // A pool whose element offsets pass 2^31: an offset in 32 bits would land elsewhere.
 TEST_F(CudaKvCache, OffsetsPast32BitsAreWhereTheyShouldBe) {
   const int64_t pages = (int64_t{1} << 19) + 3, page_size = 16, width = 256;
-  const Tensor k({pages, page_size, 1, width}, DType::bf16, Device::cuda);
-  const Tensor v(k.view().shape, DType::bf16, Device::cuda);
+  const Tensor k({pages, page_size, 1, width}, DType::bf16, cuda_device());
+  const Tensor v(k.view().shape, DType::bf16, cuda_device());
   const KvCache cache{k, v};
   Sample rows({2, 1, width}, DType::bf16), slots({2}, DType::i64), table({1}, DType::i32);
   Sample seen({2, 2, 1, width}, DType::bf16);

@@ -8,28 +8,28 @@ using CudaMemory = CudaTest;
 TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgain) {
   const void* first = nullptr;
   {
-    const Tensor tensor({12345}, DType::f32, Device::cuda);
+    const Tensor tensor({12345}, DType::f32, cuda_device());
     first = tensor.view().data;
   }
   const int64_t before = memory_.available();
-  const Tensor again({12345}, DType::f32, Device::cuda);
+  const Tensor again({12345}, DType::f32, cuda_device());
   EXPECT_EQ(again.view().data, first);
   EXPECT_LT(memory_.available(), before);
-  const Tensor other({12345}, DType::f32, Device::cuda);
+  const Tensor other({12345}, DType::f32, cuda_device());
   EXPECT_NE(other.view().data, first);
 }
 
-// As large prompts follow each other, a token more or less.
+// Large prompts follow each other like this, a token more or less.
 TEST_F(CudaMemory, WhatIsReleasedIsHandedOutAgainToWhomItFits) {
   const void* first = nullptr;
   {
-    const Tensor tensor({6144, 4096}, DType::bf16, Device::cuda);
+    const Tensor tensor({6144, 4096}, DType::bf16, cuda_device());
     first = tensor.view().data;
   }
   for (const int64_t rows : {6144, 6141, 5600})
-    EXPECT_EQ(Tensor({rows, 4096}, DType::bf16, Device::cuda).view().data, first) << rows;
+    EXPECT_EQ(Tensor({rows, 4096}, DType::bf16, cuda_device()).view().data, first) << rows;
   for (const int64_t rows : {6145, 5000, 1})
-    EXPECT_NE(Tensor({rows, 4096}, DType::bf16, Device::cuda).view().data, first) << rows;
+    EXPECT_NE(Tensor({rows, 4096}, DType::bf16, cuda_device()).view().data, first) << rows;
 }
 
 // Weights and pools are of such sizes.
@@ -38,13 +38,13 @@ TEST_F(CudaMemory, RoundSizesTakeNoMoreThanTheyAre) {
   const int64_t before = memory_.available();
   std::vector<Tensor> weights;
   for (int64_t bytes = 0; bytes < kBytes; bytes += int64_t{4} * 8192 * 4096)
-    weights.emplace_back(Shape{8192, 4096}, DType::f32, Device::cuda);
+    weights.emplace_back(Shape{8192, 4096}, DType::f32, cuda_device());
   EXPECT_EQ(before - memory_.available(), kBytes);
 }
 
 TEST_F(CudaMemory, IsAlignedAndHoldsWhatIsCopiedThere) {
   for (const int64_t bytes : {1, 511, 512, 513, 100000, 5000000}) {
-    const Tensor tensor({bytes}, DType::u8, Device::cuda);
+    const Tensor tensor({bytes}, DType::u8, cuda_device());
     EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.view().data) % 256, 0u);
     std::vector<char> out(static_cast<size_t>(bytes)), back(out.size());
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<char>(i * 31);
@@ -56,7 +56,7 @@ TEST_F(CudaMemory, IsAlignedAndHoldsWhatIsCopiedThere) {
 }
 
 TEST_F(CudaMemory, MoreThanTheDeviceHasIsASentence) {
-  expect_refused([] { Tensor({int64_t{1} << 45}, DType::f32, Device::cuda); },
+  expect_refused([] { Tensor({int64_t{1} << 45}, DType::f32, cuda_device()); },
                  {"140737488355328 bytes", "device has not that much", "but", "--pages"});
   // And the error is not left behind for the next call, nor is what had been kept.
   Sample x({2, 8}, DType::f32), out({2, 8}, DType::f32);
@@ -66,8 +66,8 @@ TEST_F(CudaMemory, MoreThanTheDeviceHasIsASentence) {
 
 TEST_F(CudaMemory, KeptMemoryIsGivenUpWhenADifferentSizeIsWanted) {
   const int64_t most = memory_.available() / 10 * 8;
-  { const Tensor large({most}, DType::u8, Device::cuda); }
-  const Tensor larger({most / 16 * 17}, DType::u8, Device::cuda);
+  { const Tensor large({most}, DType::u8, cuda_device()); }
+  const Tensor larger({most / 16 * 17}, DType::u8, cuda_device());
   EXPECT_NE(larger.view().data, nullptr);
 }
 

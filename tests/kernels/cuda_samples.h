@@ -1,4 +1,4 @@
-// What tests of the CUDA twins share: samples that travel to the device and back.
+// Shared by the tests of the CUDA twins: samples that travel to the device and back.
 #pragma once
 
 #include <exception>
@@ -10,21 +10,26 @@
 
 namespace lockstep {
 
+// The device of these tests, the last one: number 0 is the one that CUDA takes where nobody says
+// which.
+inline Device cuda_device() { return {DeviceKind::cuda, lockstep_cuda_devices() - 1}; }
+
 // The arguments of one call, on the device. A tensor stands there as far from a 16-byte border as
 // at home, between guards that no op may touch.
 class Away {
  public:
-  explicit Away(const DeviceMemory& memory) : memory_(memory) {}
+  explicit Away(const DeviceRuntime& memory) : memory_(memory) {}
 
   TensorView operator()(const TensorView& home) {
     TensorView away = home;
-    away.device = Device::cuda;
+    away.device = cuda_device();
     if (home.data == nullptr) return away;
     auto& trip = trips_[home.data];
     if (trip == nullptr) trip = std::make_unique<Trip>(home, memory_);
     away.data = trip->far.as<char>() + trip->begin;
     return away;
   }
+  WeightView operator()(const WeightView& home) { return (*this)(home.codes); }
   TensorView operator()(const Sample& home) { return (*this)(home.view()); }
   KvCache operator()(const KvCache& home) { return {(*this)(home.k), (*this)(home.v)}; }
   AttentionBatch operator()(const AttentionBatch& home) {
@@ -41,7 +46,7 @@ class Away {
       away.push_back({(*this)(one.out), (*this)(one.weight), (*this)(one.bias)});
     return away;
   }
-  Heads operator()(Heads heads) {
+  QkNormRopeKvWrite operator()(QkNormRopeKvWrite heads) {
     for (TensorView* one :
          {&heads.q, &heads.k, &heads.v, &heads.q_weight, &heads.k_weight, &heads.cos, &heads.sin,
           &heads.positions, &heads.slots, &heads.q_rope, &heads.cache.k, &heads.cache.v,
@@ -49,11 +54,11 @@ class Away {
       *one = (*this)(*one);
     return heads;
   }
-  AddNorm operator()(AddNorm made) {
+  AddNormInput operator()(AddNormInput made) {
     for (TensorView* one : {&made.sum, &made.a, &made.b, &made.weight}) *one = (*this)(*one);
     return made;
   }
-  const AddNorm* operator()(const AddNorm* home) {
+  const AddNormInput* operator()(const AddNormInput* home) {
     if (home == nullptr) return nullptr;
     made_ = (*this)(*home);
     return &made_;
@@ -73,16 +78,16 @@ class Away {
   static constexpr char kMark = 0x3c;
 
   struct Trip {
-    Trip(const TensorView& view, const DeviceMemory& memory)
+    Trip(const TensorView& view, const DeviceRuntime& memory)
         : home(view.as<char>()),
           bytes(static_cast<size_t>(view.bytes())),
           begin(kGuard + reinterpret_cast<uintptr_t>(view.data) % 16),
           luggage(begin + bytes + kGuard, kMark),
-          far({std::ssize(luggage)}, DType::u8, Device::cuda) {
+          far({std::ssize(luggage)}, DType::u8, cuda_device()) {
       std::copy_n(home, bytes, luggage.data() + begin);
       memory.copy(far.view().data, luggage.data(), std::ssize(luggage), nullptr);
     }
-    void return_home(const DeviceMemory& memory) {
+    void return_home(const DeviceRuntime& memory) {
       memory.copy(luggage.data(), far.view().data, std::ssize(luggage), nullptr);
       for (size_t i = 0; i < luggage.size(); ++i)
         if (i - begin >= bytes && luggage[i] != kMark) {
@@ -98,22 +103,21 @@ class Away {
     Tensor far;
   };
 
-  const DeviceMemory& memory_;
+  const DeviceRuntime& memory_;
   std::map<const void*, std::unique_ptr<Trip>> trips_;
-  AddNorm made_;
+  AddNormInput made_;
 };
 
-// On the last device: number 0 is the one that CUDA takes where nobody says which. Skips, by name
-// and with the reason, where there is none.
+// Tests on cuda_device(). They skip, by name and with the reason, where there is none.
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
     const int devices = lockstep_cuda_devices();
     if (devices == 0) GTEST_SKIP() << "this machine has no CUDA device that works";
     ops_ = lockstep_cuda_ops(devices - 1, &memory_);
-    set_cuda_memory(memory_);
+    register_runtime(memory_);
   }
-  void TearDown() override { set_cuda_memory({}); }
+  void TearDown() override { forget_runtimes(); }
 
   // Calls an op with copies of its arguments on the device, and brings them back. Throws what the
   // op throws, or what it reports; `out` is back then too.
@@ -131,7 +135,7 @@ class CudaTest : public testing::Test {
     if (trouble) std::rethrow_exception(trouble);
   }
 
-  DeviceMemory memory_;
+  DeviceRuntime memory_;
   const Ops* ops_ = nullptr;
 };
 

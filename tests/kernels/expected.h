@@ -1,5 +1,5 @@
-// What ops should give, in fp64, and what fp32 arithmetic may add to it: shared by the tests of an
-// op and of its twins.
+// The results that ops should give, in fp64, and the error that fp32 arithmetic may add: shared by
+// the tests of an op and of its twins.
 #pragma once
 
 #include "tests/kernels/samples.h"

@@ -61,7 +61,7 @@ TEST(ExpertMatmul, RefusesWhatDoesNotFit) {
       [&] {
         expert_matmul({}, out, x, index.fill({0, 1, 2, 0}), experts.views);
       },
-      {"below its 2 experts", "found 2 at 2"});
+      {"below its 2 experts", "index 2 at 2"});
 }
 
 TEST(WeightedSum, RoundsOnce) {

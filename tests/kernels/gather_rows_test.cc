@@ -31,8 +31,8 @@ TEST(GatherRows, RefusesWhatDoesNotFit) {
   Sample table({4, 3}, DType::f32), out({2, 3}, DType::f32), index({2}, DType::i32);
   Sample half({2, 3}, DType::bf16), wide({2}, DType::i64), narrow({2, 2}, DType::f32);
   table.fill_normal(1);
-  expect_refused([&] { gather_rows({}, out, index.fill({3, 4}), table); }, {"found 4 at 1"});
-  expect_refused([&] { gather_rows({}, out, index.fill({-1, 0}), table); }, {"found -1 at 0"});
+  expect_refused([&] { gather_rows({}, out, index.fill({3, 4}), table); }, {"index 4 at 1"});
+  expect_refused([&] { gather_rows({}, out, index.fill({-1, 0}), table); }, {"index -1 at 0"});
   EXPECT_EQ(out.bits(), std::string(24, '\xff')) << "written although refused";
   index.fill({0, 3});
   expect_refused([&] { gather_rows({}, half, index, table); }, {"out", "fp32", "bf16"});

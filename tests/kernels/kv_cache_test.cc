@@ -88,7 +88,7 @@ TEST(KvCache, RefusesWhatDoesNotFit) {
   Sample heads({3, 1, 5}, DType::f32), narrow({3}, DType::i32);
   k.fill_normal(1);
   slots.fill({0, 1, 4});
-  expect_refused([&] { kv_write({}, pool, k, k, slots); }, {"below 4", "found 4", "token 2"});
+  expect_refused([&] { kv_write({}, pool, k, k, slots); }, {"below 4", "slot 4", "token 2"});
   EXPECT_EQ(pool.k.bits(), std::string(160, '\xff')) << "written although refused";
   slots.fill({0, 1, 2});
   expect_refused([&] { kv_write({}, pool, half, k, slots); }, {"k", "fp32", "bf16"});

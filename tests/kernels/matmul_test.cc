@@ -17,7 +17,7 @@ void expect_product(Size size, DType dtype, bool with_bias, ThreadPool* threads)
                            name_of(dtype), with_bias));
   const double spread = 1 / std::sqrt(static_cast<double>(size.k));
   Sample x({size.tokens, size.k}, dtype), out({size.tokens, size.n}, dtype, 3);
-  // As in a mapped file: weights begin at an odd element.
+  // Weights of a mapped file may begin at an odd element, as here.
   Sample weight({size.n, size.k}, dtype, 1), bias({size.n}, dtype, 5);
   x.fill_normal(1);
   weight.fill_normal(2, spread);
@@ -176,6 +176,18 @@ TEST(Matmul, SaysWhichCodeItTakes) {
   EXPECT_EQ(matmul_path(DType::f16), "built-in (oneDNN has no fp16 products on CPUs)");
   EXPECT_EQ(matmul_path(DType::bf16) == "oneDNN", onednn_has(DType::bf16));
   EXPECT_THROW(matmul_path(DType::i32), Error);
+}
+
+// Codes that pass for numbers would give a wrong result without a word.
+TEST(Matmul, RefusesAWeightWithScales) {
+  Sample x({2, 8}, DType::f32), weight({3, 8}, DType::f32), scales({3}, DType::f32);
+  Sample out({2, 3}, DType::f32);
+  const WeightView scaled(weight.view(), scales.view());
+  expect_refused([&] { matmul({}, out, x, scaled, {}); }, {"matmul", "[3, 8]", "scales"});
+  WeightView mislabelled = scaled;
+  mislabelled.kind = WeightKind::plain;
+  expect_refused([&] { matmul({}, out, x, mislabelled, {}); }, {"matmul", "scales"});
+  matmul({}, out, x, weight, {});
 }
 
 }  // namespace

@@ -67,9 +67,9 @@ TEST(Rope, RefusesWhatDoesNotFit) {
   const auto call = [&](const Sample& to, const Sample& from, const Sample& at) {
     return [&, sin = tables.sin.view()] { rope({}, to, from, tables.cos, sin, at); };
   };
-  expect_refused(call(out, x, positions), {"10 rows", "found 10", "token 1"});
+  expect_refused(call(out, x, positions), {"10 rows", "position 10", "token 1"});
   positions.fill({-1, 0});
-  expect_refused(call(out, x, positions), {"found -1", "token 0"});
+  expect_refused(call(out, x, positions), {"position -1", "token 0"});
   positions.fill({0, 9});
   expect_refused(call(odd, odd, positions), {"even head_dim", "7"});
   expect_refused(call(wide, wide, positions), {"cos", "[10, 8]", "[10, 4]"});

@@ -41,7 +41,7 @@ TEST(SoftmaxOf, RoundsOnce) {
       Sample logits({20, 17}, dtype, 1), index({20, 3}, DType::i32), out({20, 3}, dtype, 3);
       logits.fill_normal(5, 3);
       top_k({}, index, logits);
-      softmax_of({}, out, logits, index, normalised);
+      routing_weights({}, out, logits, index, normalised);
       const std::vector<double> want = softmax(logits, index, normalised);
       std::vector<double> arithmetic;
       // Logits less the largest are below 20 here: exp within (20 + 2) units, twice, and a sum.
@@ -53,11 +53,11 @@ TEST(SoftmaxOf, RoundsOnce) {
 TEST(SoftmaxOf, HoldsAtTheEndsOfTheRange) {
   Sample logits({1, 3}, DType::f32), index({1, 2}, DType::i32), out({1, 2}, DType::f32);
   index.fill({0, 2});
-  softmax_of({}, out, logits.fill({1e30, 0, -1e30}), index, true);
+  routing_weights({}, out, logits.fill({1e30, 0, -1e30}), index, true);
   EXPECT_EQ(out.values(), (std::vector<double>{1, 0}));
-  softmax_of({}, out, logits.fill({-1e30, -1e30, -1e30}), index, true);
+  routing_weights({}, out, logits.fill({-1e30, -1e30, -1e30}), index, true);
   EXPECT_EQ(out.values(), (std::vector<double>{0.5, 0.5}));
-  softmax_of({}, out, logits.fill({1, NAN, 1}), index, false);
+  routing_weights({}, out, logits.fill({1, NAN, 1}), index, false);
   EXPECT_TRUE(std::isnan(out.values()[0]));
 }
 
@@ -65,9 +65,9 @@ TEST(SoftmaxOf, WeightsSumToOneOnlyWhenNormalised) {
   Sample logits({1, 8}, DType::f32), index({1, 2}, DType::i32), out({1, 2}, DType::f32);
   logits.fill_normal(1);
   index.fill({6, 1});
-  softmax_of({}, out, logits, index, true);
+  routing_weights({}, out, logits, index, true);
   EXPECT_NEAR(out.values()[0] + out.values()[1], 1, 1e-6);
-  softmax_of({}, out, logits, index, false);
+  routing_weights({}, out, logits, index, false);
   EXPECT_LT(out.values()[0] + out.values()[1], 0.9);
 }
 
@@ -80,14 +80,14 @@ TEST(Routing, RefusesWhatDoesNotFit) {
   expect_refused([&] { top_k({}, rows, logits); }, {"out", "[2, 2]", "[3, 2]"});
   expect_refused(
       [&] {
-        softmax_of({}, out, logits, index.fill({0, 1, 4, 0}), true);
+        routing_weights({}, out, logits, index.fill({0, 1, 4, 0}), true);
       },
-      {"below the 4", "found 4"});
+      {"below the 4", "index 4"});
   expect_refused(
       [&] {
-        softmax_of({}, out, logits, index.fill({0, 1, -1, 0}), true);
+        routing_weights({}, out, logits, index.fill({0, 1, -1, 0}), true);
       },
-      {"found -1"});
+      {"index -1"});
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ class Sample {
   }
 
   operator TensorView() const { return view_; }
+  operator WeightView() const { return view(); }
   const TensorView& view() const { return view_; }
 
   void set(int64_t i, double value) {

@@ -1,5 +1,7 @@
 #include "kernels/base/tensor.h"
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -83,19 +85,71 @@ TEST(Tensor, RefusesValuesOfAnotherWidthOrCount) {
   expect_refused([&] { tensor_of<double>(values, {2}, DType::f64); }, {"[2]", "fp64", "16", "24"});
 }
 
+TEST(Device, IsReadFromItsTextAndBack) {
+  for (const char* text : {"cpu", "cuda", "cuda:1", "cuda:12"})
+    EXPECT_EQ(device_from(text).text(), text);
+  EXPECT_EQ(device_from("cuda:0"), Device::cuda);
+  EXPECT_EQ(device_from("cuda:7"), (Device{DeviceKind::cuda, 7}));
+  EXPECT_NE(device_from("cuda:1"), Device::cuda);
+  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda1", "cpu:1"})
+    expect_refused([&] { device_from(text); }, {"cpu, cuda or cuda:N", text});
+}
+
+// Two devices that are played, each with a memory of its own.
+TEST(Tensor, IsInTheMemoryOfItsOwnDevice) {
+  static std::array<int, 2> held = {};
+  static std::array<int, 2> waits = {};
+  static std::array<int, 2> copies = {};
+  for (const int index : {0, 1})
+    register_runtime({.index = index,
+                      .allocate =
+                          [index](int64_t bytes) {
+                            ++held[static_cast<size_t>(index)];
+                            return std::malloc(static_cast<size_t>(bytes));
+                          },
+                      .release =
+                          [index](void* memory) {
+                            --held[static_cast<size_t>(index)];
+                            std::free(memory);
+                          },
+                      .available = [] { return int64_t{0}; },
+                      .copy =
+                          [index](void* to, const void* from, int64_t bytes, CUstream_st*) {
+                            ++copies[static_cast<size_t>(index)];
+                            std::memcpy(to, from, static_cast<size_t>(bytes));
+                          },
+                      .wait = [index](CUstream_st*) { ++waits[static_cast<size_t>(index)]; }});
+  const Device first = Device::cuda, second = device_from("cuda:1");
+  {
+    const Tensor a = copy_on(second, tensor_of<int32_t>(std::vector{5, 6}, {2}, DType::i32));
+    EXPECT_EQ(held, (std::array{0, 1}));
+    EXPECT_EQ(a.view().device, second);
+    EXPECT_EQ(copies, (std::array{0, 1}));
+    const Tensor b = copy_on(first, a);
+    EXPECT_EQ(held, (std::array{1, 1}));
+    EXPECT_EQ(copies, (std::array{1, 1}));
+    EXPECT_EQ(waits, (std::array{0, 1})) << "the one that is copied from";
+    EXPECT_EQ(copy_on(Device::cpu, b).as<int32_t>()[1], 6);
+    EXPECT_EQ(waits, (std::array{1, 1}));
+  }
+  EXPECT_EQ(held, (std::array{0, 0}));
+  expect_refused([] { Tensor({4}, DType::f32, device_from("cuda:2")); }, {"CUDA device 2"});
+  forget_runtimes();
+}
+
 TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
   static int held = 0;
-  set_cuda_memory({.allocate = [](int64_t bytes) -> void* {
-                     if (bytes > 1 << 20) return nullptr;
-                     ++held;
-                     return new char[static_cast<size_t>(bytes)];
-                   },
-                   .release =
-                       [](void* memory) {
-                         --held;
-                         delete[] static_cast<char*>(memory);
-                       },
-                   .available = [] { return int64_t{1234567}; }});
+  register_runtime({.allocate = [](int64_t bytes) -> void* {
+                      if (bytes > 1 << 20) return nullptr;
+                      ++held;
+                      return new char[static_cast<size_t>(bytes)];
+                    },
+                    .release =
+                        [](void* memory) {
+                          --held;
+                          delete[] static_cast<char*>(memory);
+                        },
+                    .available = [] { return int64_t{1234567}; }});
   {
     const Tensor a({100}, DType::f32, Device::cuda);
     EXPECT_EQ(held, 1);
@@ -104,7 +158,7 @@ TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
                    {"device", "4194304", "1234567"});
   }
   EXPECT_EQ(held, 0);
-  set_cuda_memory({});
+  forget_runtimes();
 }
 
 }  // namespace

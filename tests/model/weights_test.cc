@@ -12,7 +12,7 @@ TEST(Weights, AreTheMappedMemoryWhenTheDtypeFits) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const Weights weights(checkpoint, DType::bf16);
   EXPECT_EQ(weights.embed.data, checkpoint.tensor("model.embed_tokens.weight").data);
-  EXPECT_EQ(weights.layers[5].down.data,
+  EXPECT_EQ(weights.layers[5].down.codes.data,
             checkpoint.tensor("model.layers.5.mlp.down_proj.weight").data);
 }
 
@@ -20,8 +20,8 @@ TEST(Weights, ATiedHeadIsTheEmbeddingInEveryDtype) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const Weights weights(checkpoint, dtype);
-    EXPECT_EQ(weights.lm_head.data, weights.embed.data);
-    EXPECT_EQ(weights.lm_head.dtype, dtype);
+    EXPECT_EQ(weights.lm_head.codes.data, weights.embed.data);
+    EXPECT_EQ(weights.lm_head.codes.dtype, dtype);
   }
 }
 

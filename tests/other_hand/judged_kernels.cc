@@ -139,7 +139,7 @@ Ops ops_with(const KernelRun& run, Difference& difference) {
   take("add", ops.add, user.add);
   take("argmax", ops.argmax, user.argmax);
   take("top_k", ops.top_k, user.top_k);
-  take("softmax_of", ops.softmax_of, user.softmax_of);
+  take("softmax_of", ops.routing_weights, user.routing_weights);
   take("expert_matmul", ops.expert_matmul, user.expert_matmul);
   take("weighted_sum", ops.weighted_sum, user.weighted_sum);
   if (symbol == "lockstep_kv_write") put_write(ops, user, run, difference);

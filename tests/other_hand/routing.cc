@@ -141,8 +141,8 @@ struct Row {
 using Weigh = void(const Row& row, double* out);
 
 template <Weigh* weigh>
-const char* softmax_of(const LockstepCall*, const DLTensor* out, const DLTensor* logits,
-                       const DLTensor* index, int32_t normalised) {
+const char* routing_weights(const LockstepCall*, const DLTensor* out, const DLTensor* logits,
+                            const DLTensor* index, int32_t normalised) {
   if (const char* why = refused({out, logits})) return why;
   const Tensor to(out), from(logits);
   const int64_t experts = from.axis(1), count = index->shape[1];
@@ -298,31 +298,31 @@ std::vector<OtherKernel> routing_weights() {
   Family<decltype(lockstep_softmax_of)> list("lockstep_softmax_of", "mlp.weights");
   const Shows experts = {.needs = "experts"};
   const char* all = "bf16,fp16,fp32";
-  list.right("router-hf", softmax_of<as_hf>, "fused", "over all, then divided by the chosen's sum",
-             all, "experts");
-  list.right("router-over-chosen", softmax_of<over_chosen>, "fused",
+  list.right("router-hf", routing_weights<as_hf>, "fused",
+             "over all, then divided by the chosen's sum", all, "experts");
+  list.right("router-over-chosen", routing_weights<over_chosen>, "fused",
              "over the chosen alone where they are normalised", all, "experts");
-  list.right("router-fp64", softmax_of<in_fp64>, "fused", "fp64 inside", all, "experts");
-  list.right("router-online", softmax_of<online>, "fused", "one pass with a running maximum", all,
-             "experts");
-  list.wrong("router-not-normalised", softmax_of<never_normalised>, 130,
+  list.right("router-fp64", routing_weights<in_fp64>, "fused", "fp64 inside", all, "experts");
+  list.right("router-online", routing_weights<online>, "fused", "one pass with a running maximum",
+             all, "experts");
+  list.wrong("router-not-normalised", routing_weights<never_normalised>, 130,
              "the chosen are not divided by their sum", {.needs = "experts with norm_topk_prob"});
-  list.wrong("router-normalised", softmax_of<always_normalised>, 350,
+  list.wrong("router-normalised", routing_weights<always_normalised>, 350,
              "the chosen are divided by their sum", {.needs = "experts without norm_topk_prob"});
-  list.wrong("router-raw-logits", softmax_of<raw>, 52000, "the logits themselves", experts);
-  list.wrong("router-sigmoids", softmax_of<sigmoids>, 3800, "sigmoids, normalised", experts);
-  list.wrong("router-weights-one-further", softmax_of<one_further_weight>, 14000,
+  list.wrong("router-raw-logits", routing_weights<raw>, 52000, "the logits themselves", experts);
+  list.wrong("router-sigmoids", routing_weights<sigmoids>, 3800, "sigmoids, normalised", experts);
+  list.wrong("router-weights-one-further", routing_weights<one_further_weight>, 14000,
              "each choice has the next one's weight", experts);
-  list.wrong("router-sum-short", softmax_of<without_last_expert>, 50,
+  list.wrong("router-sum-short", routing_weights<without_last_expert>, 50,
              "one term is left out of the sum", experts);
-  list.wrong("router-exp-in-bf16", softmax_of<with_narrow_exponentials>, 0.68,
+  list.wrong("router-exp-in-bf16", routing_weights<with_narrow_exponentials>, 0.68,
              "exponentials rounded to bf16", experts);
-  list.wrong("router-quadratic-exp", softmax_of<with_quadratic_exponentials>, 0.45,
+  list.wrong("router-quadratic-exp", routing_weights<with_quadratic_exponentials>, 0.45,
              "e^x with a polynomial of degree 2: 0.17 % off", experts);
-  list.wrong("router-rounded-in-between", softmax_of<rounded_in_between>, 0.63,
+  list.wrong("router-rounded-in-between", routing_weights<rounded_in_between>, 0.63,
              "the softmax and the sum of the chosen rounded to bf16 before the division",
              {.needs = "experts with norm_topk_prob"});
-  list.wrong("router-truncated-store", softmax_of<cut_off>, 0.5,
+  list.wrong("router-truncated-store", routing_weights<cut_off>, 0.5,
              "the store cuts off instead of rounding", {.dtypes = "bf16,fp16", .needs = "experts"});
   return list.rows();
 }

@@ -33,15 +33,14 @@ class Ring : public HostDevice {
 
   void SetUp() override {
     HostDevice::SetUp();
-    static const DigestMaker played = {.digest = [](auto, void*, CUstream_st*) {},
-                                       .order = [](CUstream_st*, CUstream_st*) {},
-                                       .mark = [](CUstream_st*) -> void* { return nullptr; },
-                                       .await = [](void*) {}};
-    set_digest_maker(played);
-  }
-  void TearDown() override {
-    set_digest_maker({});
-    HostDevice::TearDown();
+    static const DigestMaker played = {
+        .digest = [](auto, void*, CUstream_st*) {},
+        .stream_wait = [](CUstream_st*, CUstream_st*) {},
+        .record_event = [](CUstream_st*) -> void* { return nullptr; },
+        .wait_event = [](void*) {}};
+    DeviceRuntime runtime = runtime_of(Device::cuda);
+    runtime.digests = played;
+    register_runtime(runtime);
   }
 
   // A pass whose attn.q is full of `value`: 800 bytes, unless it is wider, and its digest.
@@ -116,12 +115,12 @@ TEST_F(Ring, LetsAPassThroughThatIsLargerAlone) {
 
 TEST_F(Ring, TakesLittleOfTheDeviceForSmallPassesAfterALargeOne) {
   static int64_t most = 0;
-  DeviceMemory device = cuda_memory();
+  DeviceRuntime device = runtime_of(Device::cuda);
   device.allocate = [](int64_t bytes) {
     most = std::max(most, bytes);
     return std::malloc(static_cast<size_t>(bytes));
   };
-  set_cuda_memory(device);
+  register_runtime(device);
   DigestRing ring(taker_);
   taker_.may.release(3);
   ring.push(pass_of(1, 10'000'000));
@@ -137,9 +136,9 @@ TEST_F(Ring, TakesLittleOfTheDeviceForSmallPassesAfterALargeOne) {
 }
 
 TEST_F(Ring, GoesOnWhenThereIsNoMemoryForAPass) {
-  DeviceMemory device = cuda_memory();
+  DeviceRuntime device = runtime_of(Device::cuda);
   device.pin = [](int64_t) -> void* { throw Error("no memory can be pinned"); };
-  set_cuda_memory(device);
+  register_runtime(device);
   DigestRing ring(taker_, 100);
   for (int i = 0; i < 10; ++i)
     EXPECT_EQ(error_of([&] { ring.push(pass_of(1)); }), "no memory can be pinned");

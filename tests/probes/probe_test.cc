@@ -120,6 +120,24 @@ TEST_F(ProbeOfADevice, TakesBackWhatASinkWritesThatSaysSo) {
   }
 }
 
+TEST(Probe, SaysOfWhichShardATensorIs) {
+  struct Shards final : Sink {
+    bool wants(const Point&, int) const override { return true; }
+    void begin(const PassInfo&) override {}
+    void record(const Record& r) override { seen.push_back(r.shard); }
+    void end() override {}
+    std::vector<std::optional<Shard>> seen;
+  } sink;
+  Probe probe(&sink);
+  probe.begin({.rows = {{{0, 0}, 7}}});
+  const Tensor q({1, 2, 4}, DType::f32);
+  const Shard half{.axis = 1, .offset = 2, .extent = 4};
+  probe(point("attn.q"), 0, q);
+  probe.shard(point("attn.q"), 0, q, half);
+  EXPECT_EQ(probe.failure(), "");
+  EXPECT_EQ(sink.seen, (std::vector<std::optional<Shard>>{std::nullopt, half}));
+}
+
 TEST(Probe, WithoutASinkIsSilent) {
   Probe probe;
   show(probe);

@@ -120,5 +120,21 @@ TEST(TopLogits, OfOneWordHaveNoRival) {
   EXPECT_THROW(top_logits_of(counting({2, 4}), row), Error);
 }
 
+// Recorded as whole, a shard would be judged against the whole.
+TEST(Recorder, RefusesAShard) {
+  Recorder recorder({}, true, [](const Pass&) {});
+  recorder.begin(kPass);
+  const Tensor q = counting({3, 2, 2});
+  Record record{&point("attn.q"), 0, kRows, q};
+  recorder.record(record);
+  record.shard = Shard{.axis = 1, .offset = 2, .extent = 4};
+  try {
+    recorder.record(record);
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("point attn.q shows a shard"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -25,9 +25,9 @@ Tensor rounded(const TensorView& x, int bits) {
 // Every linear op on operands that lost `bits` of their 24: 13 is tf32.
 Ops operands_without(int bits) {
   Ops ops = cpu_ops();
-  ops.matmul = [bits](const OpContext& context, TensorView out, TensorView x, TensorView weight,
+  ops.matmul = [bits](const OpContext& context, TensorView out, TensorView x, WeightView weight,
                       TensorView bias) {
-    matmul(context, out, rounded(x, bits), rounded(weight, bits), bias);
+    matmul(context, out, rounded(x, bits), rounded(weight.codes, bits).view(), bias);
   };
   ops.expert_matmul = [bits](const OpContext& context, TensorView out, TensorView x,
                              TensorView index, const std::vector<TensorView>& weights) {

@@ -160,7 +160,7 @@ TEST(ShippedLimits, SeeWhatTheoryAllows) {
     const Manifest manifest{.graph = graph_of(checkpoint.config()), .dtype = DType::f32};
     Judge judge(manifest, *oracle, nullptr, nullptr, run.judge);
     Ops ops = cpu_ops();
-    ops.matmul = [](const OpContext& at, TensorView out, TensorView x, TensorView w,
+    ops.matmul = [](const OpContext& at, TensorView out, TensorView x, WeightView w,
                     TensorView bias) {
       matmul(at, out, x, w, bias);
       const std::span<float> row(out.as<float>(), static_cast<size_t>(out.row_size()));

@@ -79,7 +79,7 @@ template <typename When>
 Ops with_wrong_matmul(int layer, const Point& at, float by, When when) {
   Ops ops = cpu_ops();
   ops.matmul = [inner = ops.matmul, layer, &at, by, when](const OpContext& context, TensorView out,
-                                                          TensorView x, TensorView weight,
+                                                          TensorView x, WeightView weight,
                                                           TensorView bias) {
     inner(context, out, x, weight, bias);
     if (context.layer != layer || context.point != at.name || !when(out.rows())) return;

@@ -90,11 +90,11 @@ class RecordBeforeOfADevice : public HostDevice {};
 // taken the place of those of the one at fault.
 TEST_F(RecordBeforeOfADevice, LeavesTheInputsOfTheOpWhoseKernelFailed) {
   static bool failed;
-  DeviceMemory device = cuda_memory();
+  DeviceRuntime device = runtime_of(Device::cuda);
   device.wait = [](CUstream_st*) {
     if (failed) throw Error("a kernel failed");
   };
-  set_cuda_memory(device);
+  register_runtime(device);
   const TempFolder folder;
   RecordBefore before("attn.q,attn.k", folder / "x.trace", Device::cuda);
   Ops ops = cpu_ops();

@@ -7,7 +7,7 @@
 
 int32_t lockstep_ops_abi(void) { return LOCKSTEP_OPS_ABI; }
 
-// What the compiler cannot know.
+// Values that the compiler cannot know.
 static volatile float* volatile no_place = NULL;
 static volatile int zero = 0;
 

@@ -8,6 +8,6 @@ namespace lockstep {
 // options.device, beside its weights and what it needs to compute passes of at most options.budget
 // tokens and options.max_batch requests, both at least 1. 0 when not even one. options.pages is not
 // looked at.
-int64_t most_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes);
+int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// The "device" of these tests is other memory of the CPU: what is carried there is a copy.
-#include "kernels/plugin/carried.h"
+// The "device" of these tests is other memory of the CPU: what is staged there is a copy.
+#include "kernels/plugin/host_staging.h"
 
 #include "kernels/base/memory.h"
 #include "tests/kernels/samples.h"
@@ -7,8 +7,8 @@
 namespace lockstep {
 namespace {
 
-TEST(Carried, OpsGiveTheSameInPlaceToo) {
-  const Ops far = carried(cpu_ops(), Device::cpu);
+TEST(HostStaging, OpsGiveTheSameInPlaceToo) {
+  const Ops far = staged_on(cpu_ops(), Device::cpu);
   Sample x({3, 8}, DType::bf16), weight({5, 8}, DType::bf16);
   Sample here({3, 5}, DType::bf16), there({3, 5}, DType::bf16);
   x.fill_normal(1);
@@ -21,7 +21,7 @@ TEST(Carried, OpsGiveTheSameInPlaceToo) {
   EXPECT_EQ(there.bits(), here.bits());
 }
 
-TEST(Carried, ACacheIsBroughtBackOnlyFromWhereItIsWritten) {
+TEST(HostStaging, ACacheIsCopiedBackOnlyFromWhereItIsWritten) {
   Sample k({2, 2, 1, 4}, DType::f32), v({2, 2, 1, 4}, DType::f32);
   Sample rows({1, 1, 4}, DType::f32), slot({1}, DType::i64), table({2}, DType::i32);
   Sample seen({4, 2, 1, 4}, DType::f32);
@@ -31,7 +31,7 @@ TEST(Carried, ACacheIsBroughtBackOnlyFromWhereItIsWritten) {
   table.set(1, 1);
   const std::string before = k.bits();
   Ops ops = cpu_ops();
-  const Ops far = carried(ops, Device::cpu);
+  const Ops far = staged_on(ops, Device::cpu);
   far.kv_write({}, {k, v}, rows, rows, slot);
   EXPECT_EQ(k.bits().substr(0, 48), before.substr(0, 48));
   EXPECT_EQ(k.bits().substr(48), rows.bits());
@@ -41,7 +41,7 @@ TEST(Carried, ACacheIsBroughtBackOnlyFromWhereItIsWritten) {
     cache.k.as<float>()[0] = 42;
   };
   const std::string written = k.bits(), nothing = seen.bits();
-  carried(ops, Device::cpu).kv_gather({}, seen, {k, v}, table);
+  staged_on(ops, Device::cpu).kv_gather({}, seen, {k, v}, table);
   EXPECT_EQ(k.bits(), written);
   EXPECT_EQ(seen.bits(), nothing) << "what an op leaves unwritten stays what it was";
 }

@@ -13,7 +13,7 @@ constexpr int kWarps = 4;  // of a block
 
 // q or k, as they pass through.
 template <typename T>
-struct Rotated {
+struct HeadTensors {
   const T* x;
   const T* weight;  // null: no norm
   T* norm;          // or null
@@ -21,8 +21,8 @@ struct Rotated {
 };
 
 template <typename T>
-struct HeadsArguments {
-  Rotated<T> q, k;
+struct Arguments {
+  HeadTensors<T> q, k;
   const T* v;
   T* cache_k;
   T* cache_v;
@@ -36,9 +36,9 @@ struct HeadsArguments {
 // Norm and rotation of one head, whose memory begins at element `at`; then
 // keep(i, element i).
 template <typename T, int kShare, typename Keep>
-__device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int64_t at,
-                            const NarrowRow<T, kShare>& weight, const Turn (&turns)[kShare / 2],
-                            float* shared, Keep keep) {
+__device__ void rotate_head(const Arguments<T>& a, const HeadTensors<T>& x, int64_t at,
+                            const NarrowRow<T, kShare>& weight,
+                            const Rotation (&rotations)[kShare / 2], float* shared, Keep keep) {
   const auto lane = static_cast<int>(threadIdx.x % kWarp), half = static_cast<int>(a.tables.half);
   NarrowRow<T, kShare> row;
   row.read(x.x + at, a.dim);
@@ -59,16 +59,16 @@ __device__ void rotate_head(const HeadsArguments<T>& a, const Rotated<T>& x, int
     const int j = lane + c * kWarp;
     if (j >= half) break;
     const float low = shared[j], high = shared[j + half];
-    write(j, turns[c].low(low, high));
-    write(j + half, turns[c].high(low, high));
+    write(j, rotations[c].low(low, high));
+    write(j + half, rotations[c].high(low, high));
   }
 }
 
 // A warp a head of a token (blockIdx.x): first those of q, then of k, then of v.
 template <typename T, int kShare>
-__global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a) {
+__global__ void __launch_bounds__(kWarps* kWarp) qk_norm_rope_kv_write(Arguments<T> a) {
   __shared__ float rows[kWarps][kNarrowRow];
-  let_the_next_begin();
+  pdl_launch_dependents();
   const int64_t token = blockIdx.x;
   const auto warp = static_cast<int>(threadIdx.x / kWarp);
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
@@ -77,15 +77,15 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
   if (is_q && a.q.weight != nullptr) weight.read(a.q.weight, a.dim);
   if (is_k && a.k.weight != nullptr) weight.read(a.k.weight, a.dim);
   const auto lane = static_cast<int>(threadIdx.x % kWarp);
-  Turn turns[kShare / 2];
+  Rotation rotations[kShare / 2];
 #pragma unroll
   for (int c = 0; c < kShare / 2; ++c)
     if ((is_q || is_k) && lane + c * kWarp < a.tables.half)
-      turns[c] = Turn(a.tables, token, lane + c * kWarp);
+      rotations[c] = Rotation(a.tables, token, lane + c * kWarp);
   const int64_t slot = a.slots[token];
-  wait_for_the_kernel_before();
+  pdl_wait();
   if (is_q)
-    return rotate_head(a, a.q, (token * a.heads + head) * a.dim, weight, turns, rows[warp],
+    return rotate_head(a, a.q, (token * a.heads + head) * a.dim, weight, rotations, rows[warp],
                        [](int, T) {});
   const int kv_head = head - a.heads - (is_k ? 0 : a.kv_heads);
   if (kv_head >= a.kv_heads) return;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
   const int64_t at = (token * a.kv_heads + kv_head) * a.dim,
                 to = (slot * a.kv_heads + kv_head) * a.dim;
   if (is_k) {
-    rotate_head(a, a.k, at, weight, turns, rows[warp], [&](int i, T value) {
+    rotate_head(a, a.k, at, weight, rotations, rows[warp], [&](int i, T value) {
       if (kept) a.cache_k[to + i] = value;
     });
   } else if (kept) {
@@ -106,30 +106,29 @@ __global__ void __launch_bounds__(kWarps* kWarp) pass_heads(HeadsArguments<T> a)
 
 // The arguments of each piece, as it would check them; what a tap would hold is like what it is
 // made of.
-void check_heads(const Heads& h) {
+void check_pieces(const QkNormRopeKvWrite& h) {
   const auto or_like = [](const TensorView& tap, const TensorView& other) {
     return tap.empty() ? other : tap;
   };
   for (const auto& [norm, x, weight] :
        {std::tuple(h.q_norm, h.q, h.q_weight), {h.k_norm, h.k, h.k_weight}})
     if (!weight.empty()) check_rms_norm(or_like(norm, x), x, weight);
-  check_rope(h.q_rope, h.q, h.cos, h.sin, h.positions, Device::cuda);
-  check_rope(or_like(h.k_rope, h.k), h.k, h.cos, h.sin, h.positions, Device::cuda);
-  check_kv_write(h.cache, h.k, h.v, h.slots, Device::cuda);
+  check_rope(h.q_rope, h.q, h.cos, h.sin, h.positions, DeviceKind::cuda);
+  check_rope(or_like(h.k_rope, h.k), h.k, h.cos, h.sin, h.positions, DeviceKind::cuda);
+  check_kv_write(h.cache, h.k, h.v, h.slots, DeviceKind::cuda);
 }
 
 }  // namespace
 
-void heads_cuda(const OpContext& context, const Heads& h) {
-  check_heads(h);
+void qk_norm_rope_kv_write_cuda(const OpContext& context, const QkNormRopeKvWrite& h) {
+  check_pieces(h);
   const int64_t tokens = h.q.rows(), dim = h.q.shape[2];
   check(dim <= kNarrowRow,
-        "heads of at most {} elements were wanted by the op that joins norm, rope and kv_write, "
-        "found {}: call its pieces",
+        "qk_norm_rope_kv_write takes heads of at most {} elements, found {}: call its pieces",
         kNarrowRow, dim);
   if (tokens == 0) return;
   dispatch_cuda(h.q.dtype, [&]<typename T>(T*) {
-    const HeadsArguments<T> a = {
+    const Arguments<T> a = {
         .q = {h.q.as<const T>(), h.q_weight.as<const T>(), h.q_norm.as<T>(), h.q_rope.as<T>()},
         .k = {h.k.as<const T>(), h.k_weight.as<const T>(), h.k_norm.as<T>(), h.k_rope.as<T>()},
         .v = h.v.as<const T>(),
@@ -145,9 +144,9 @@ void heads_cuda(const OpContext& context, const Heads& h) {
     const dim3 blocks(static_cast<unsigned>(tokens),
                       static_cast<unsigned>((a.heads + 2 * a.kv_heads + kWarps - 1) / kWarps));
     // Most heads are half as wide as any may be, and half as much work.
-    const auto kernel =
-        dim <= kNarrowRow / 2 ? pass_heads<T, kNarrowShare / 2> : pass_heads<T, kNarrowShare>;
-    launch_early("heads", context.stream, blocks, kWarps * kWarp, kernel, a);
+    const auto kernel = dim <= kNarrowRow / 2 ? qk_norm_rope_kv_write<T, kNarrowShare / 2>
+                                              : qk_norm_rope_kv_write<T, kNarrowShare>;
+    launch_pdl("heads", context.stream, blocks, kWarps * kWarp, kernel, a);
   });
 }
 

@@ -1,4 +1,5 @@
-// What a function of a foreign library must leave as it found it.
+// Guards around the call of a foreign function: it must leave its inputs and the floating-point
+// control of the thread as it found them.
 #pragma once
 
 #include <cfenv>
@@ -13,14 +14,16 @@
 
 namespace lockstep {
 
-// The inputs of one call. Knows them by a hash of their bytes, so that it takes no memory of the
-// size of a weight; a tensor of a device is copied to the host to be hashed. A cache counts whole:
-// a page of another request is the worst that an attention could write.
-class Inputs {
+// A guard of the inputs of one call, owned by the caller's stack. It keeps hashes of their bytes,
+// so that it takes no memory of the size of a weight; a tensor of a device is copied to the host to
+// be hashed. A cache counts whole, because a page of another request is the worst that an attention
+// could write.
+class InputGuard {
  public:
   // Called once for each argument, outputs left out, in the order of the call. Numbers are no
   // tensors, and an empty tensor has nothing to change.
   void add(const TensorView& tensor);
+  void add(const WeightView& weight) { add(weight.codes); }  // a foreign function gets plain ones
   void add(const KvCache& cache);
   void add(const AttentionBatch& batch);
   void add(const std::vector<TensorView>& tensors);
@@ -40,16 +43,17 @@ class Inputs {
   std::vector<Input> inputs_;
 };
 
-// How this thread's floating-point numbers are rounded, which of them become zero, and which trap.
-class FloatControl {
+// A guard of this thread's floating-point control: rounding, flushing of subnormals, traps.
+class FloatControlGuard {
  public:
-  FloatControl();
+  FloatControlGuard();
   // Puts back what was found, the flags of exceptions too.
-  ~FloatControl();
-  FloatControl(const FloatControl&) = delete;
-  FloatControl& operator=(const FloatControl&) = delete;
+  ~FloatControlGuard();
+  FloatControlGuard(const FloatControlGuard&) = delete;
+  FloatControlGuard& operator=(const FloatControlGuard&) = delete;
 
-  // What is set otherwise than it was found, in words; empty when nothing is. Flags do not count.
+  // The setting that differs from what was found, in words; empty when none does. Flags do not
+  // count.
   std::string_view changed() const;
 
  private:

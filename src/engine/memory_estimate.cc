@@ -1,4 +1,4 @@
-#include "src/engine/room.h"
+#include "src/engine/memory_estimate.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,13 +8,13 @@
 namespace lockstep {
 namespace {
 
-// What does not grow with a pass: code that the driver loads when it is first called, graphs, the
-// workspace of cuBLASLt, page tables, rotary tables, partial results of attention.
+// Memory that does not grow with a pass: code that the driver loads when it is first called,
+// graphs, the workspace of cuBLASLt, page tables, rotary tables, partial results of attention.
 constexpr int64_t kRest = int64_t{2} << 30;
 
 }  // namespace
 
-int64_t most_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes) {
+int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes) {
   const Activations activations(config, options.dtype, options.device);
   // Fused ops have some buffers of their own besides.
   const int64_t buffers = 2 * activations.memory(options.budget, options.max_batch);

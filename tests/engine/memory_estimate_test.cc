@@ -1,4 +1,4 @@
-#include "src/engine/room.h"
+#include "src/engine/memory_estimate.h"
 
 #include <gtest/gtest.h>
 
@@ -29,16 +29,16 @@ EngineOptions options(Device device) {
 
 class Room : public testing::TestWithParam<Device> {};
 
-// Of Qwen2.5-7B in bf16 the publisher's files have 15.23 GB; K and V of a token take 57344 bytes.
+// The publisher's files of Qwen2.5-7B in bf16 have 15.23 GB; K and V of a token take 57344 bytes.
 TEST_P(Room, GivesToPagesWhatWeightsAndPassesLeave) {
   const ModelConfig config = published("qwen2.5-7b");
   constexpr int64_t kPage = 57344 * 16;
-  const int64_t most = most_pages(config, options(GetParam()), 80 * kGigabyte);
+  const int64_t most = max_pages(config, options(GetParam()), 80 * kGigabyte);
   EXPECT_LT(most * kPage, 80 * kGigabyte - 15'231'233'024);
   // Not too little either: the rest of a pass of 2048 is not more than 4 GB.
   EXPECT_GT(most * kPage, (80 - 16 - 4) * kGigabyte);
-  // What comes on top is for pages alone.
-  const int64_t more = most_pages(config, options(GetParam()), 100 * kGigabyte);
+  // Memory on top of that is for pages alone.
+  const int64_t more = max_pages(config, options(GetParam()), 100 * kGigabyte);
   EXPECT_LE(std::abs(more - most - 20 * kGigabyte / kPage), 200);
 }
 
@@ -47,7 +47,7 @@ TEST_P(Room, HasFewerPagesForLargerPagesPassesAndNumbers) {
   const auto most = [&](auto change) {
     EngineOptions wanted = options(GetParam());
     change(wanted);
-    return most_pages(config, wanted, 24 * kGigabyte);
+    return max_pages(config, wanted, 24 * kGigabyte);
   };
   const int64_t pages = most([](EngineOptions&) {});
   ASSERT_GT(pages, 0);
@@ -60,16 +60,16 @@ TEST_P(Room, HasFewerPagesForLargerPagesPassesAndNumbers) {
 
 TEST_P(Room, MayBeTooSmallForAnyPage) {
   const ModelConfig config = published("qwen2.5-72b");
-  EXPECT_EQ(most_pages(config, options(GetParam()), 145 * kGigabyte), 0);
-  EXPECT_EQ(most_pages(config, options(GetParam()), 0), 0);
-  EXPECT_GT(most_pages(config, options(GetParam()), 160 * kGigabyte), 0);
+  EXPECT_EQ(max_pages(config, options(GetParam()), 145 * kGigabyte), 0);
+  EXPECT_EQ(max_pages(config, options(GetParam()), 0), 0);
+  EXPECT_GT(max_pages(config, options(GetParam()), 160 * kGigabyte), 0);
 }
 
 // A page is a number of 32 bits.
 TEST_P(Room, HasNoMorePagesThanCanBeNumbered) {
   EngineOptions wanted = options(GetParam());
   wanted.page_size = 1;
-  EXPECT_EQ(most_pages(published("qwen2.5-0.5b-instruct"), wanted, int64_t{1} << 50),
+  EXPECT_EQ(max_pages(published("qwen2.5-0.5b-instruct"), wanted, int64_t{1} << 50),
             std::numeric_limits<int32_t>::max());
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/plugin/left_alone.h"
+#include "kernels/plugin/ffi_guard.h"
 
 #include <immintrin.h>
 #include <xxhash.h>
@@ -12,50 +12,51 @@ namespace lockstep {
 namespace {
 
 uint64_t hash_of(const TensorView& tensor) {
-  if (tensor.device == Device::cuda) return hash_of(copy_on(Device::cpu, tensor));
+  if (tensor.device != Device::cpu) return hash_of(copy_on(Device::cpu, tensor));
   return XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes()));
 }
 
-// Of MXCSR, all but the flags of exceptions.
+// MXCSR without the flags of exceptions.
 unsigned sse_control() { return _mm_getcsr() & ~static_cast<unsigned>(_MM_EXCEPT_MASK); }
 
 }  // namespace
 
-void Inputs::add(const TensorView& tensor) {
+void InputGuard::add(const TensorView& tensor) {
   inputs_.push_back({tensor, tensor.empty() ? 0 : hash_of(tensor)});
 }
 
-void Inputs::add(const KvCache& cache) {
+void InputGuard::add(const KvCache& cache) {
   add(cache.k);
   add(cache.v);
 }
 
-void Inputs::add(const AttentionBatch& batch) {
+void InputGuard::add(const AttentionBatch& batch) {
   add(batch.query_start);
   add(batch.context_length);
   add(batch.page_table);
 }
 
-void Inputs::add(const std::vector<TensorView>& tensors) {
+void InputGuard::add(const std::vector<TensorView>& tensors) {
   for (const TensorView& tensor : tensors) add(tensor);
 }
 
-void Inputs::check_unchanged(const std::string& who,
-                             const std::vector<std::string_view>& names) const {
+void InputGuard::check_unchanged(const std::string& who,
+                                 const std::vector<std::string_view>& names) const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const auto& [tensor, hash] = inputs_[i];
-    check(tensor.empty() || hash_of(tensor) == hash,
-          "{} was wanted to write its output alone, found that it changed its input {} {}: write "
-          "what it works with into memory of its own",
-          who, names[std::min(i, names.size() - 1)], tensor.shape.text());
+    check(
+        tensor.empty() || hash_of(tensor) == hash,
+        "{} changed its input {} {}: it may write its output alone, so put its scratch into memory "
+        "of its own",
+        who, names[std::min(i, names.size() - 1)], tensor.shape.text());
   }
 }
 
-FloatControl::FloatControl() : control_(sse_control()) { std::fegetenv(&found_); }
+FloatControlGuard::FloatControlGuard() : control_(sse_control()) { std::fegetenv(&found_); }
 
-FloatControl::~FloatControl() { std::fesetenv(&found_); }
+FloatControlGuard::~FloatControlGuard() { std::fesetenv(&found_); }
 
-std::string_view FloatControl::changed() const {
+std::string_view FloatControlGuard::changed() const {
   std::fenv_t now;
   std::fegetenv(&now);
   const unsigned sse = sse_control() ^ control_;

@@ -1,0 +1,153 @@
+#include <memory>
+#include <utility>
+
+#include "kernels/base/arena.h"
+#include "kernels/cuda/device_runtime.cuh"
+#include "kernels/cuda/digest.cuh"
+
+namespace lockstep {
+namespace {
+
+// Returns null when the device has not that much memory left. Other errors throw.
+void* ask_device(int64_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // else the next launch would report this
+    return nullptr;
+  }
+  cuda_check(status, "cudaMalloc");
+  return memory;
+}
+
+void give_device_back(void* memory) { cuda_check(cudaFree(memory), "cudaFree"); }
+
+// The arena of the current device. of_current_device never destroys it: tensors of static storage
+// may be released after it.
+struct DeviceArena {
+  Arena arena{{.allocate = ask_device, .release = give_device_back}};
+};
+Arena& arena() { return of_current_device<DeviceArena>().arena; }
+
+int64_t available() {
+  size_t free_bytes = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+  return static_cast<int64_t>(free_bytes) + arena().kept();
+}
+
+void* pin(int64_t bytes) {
+  void* memory = nullptr;
+  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "cudaMallocHost");
+  return memory;
+}
+
+// Destructors call this, also after the driver has gone: an error has nobody to be reported to.
+void unpin(void* memory) { cudaFreeHost(memory); }
+
+void copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
+  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
+             "cudaMemcpyAsync");
+}
+
+void wait(CUstream_st* stream) {
+  cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  // A user's library may have left one unread, for which the next kernel would be blamed.
+  cuda_check(cudaGetLastError(), "a kernel launch");
+  BadIndex* seen = bad_index_report();
+  if (seen->of == BadIndex::Of::none) return;
+  refuse(std::exchange(*seen, {}));
+}
+
+struct Graph {
+  cudaGraphExec_t work = nullptr;
+  Arena::BySize memory;  // in which its ops work
+};
+
+void begin_graph(CUstream_st* stream) {
+  // Relaxed: ops may ask the device for memory on the way.
+  cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
+             "cudaStreamBeginCapture");
+  arena().begin_apart();
+}
+
+void* end_graph(CUstream_st* stream, bool wanted) {
+  auto graph = std::make_unique<Graph>();
+  graph->memory = arena().end_apart();
+  cudaGraph_t recorded = nullptr;
+  cudaError_t status = cudaStreamEndCapture(stream, &recorded);
+  if (wanted && status == cudaSuccess)
+    status = cudaGraphInstantiate(&graph->work, recorded, cudaGraphInstantiateFlagUseNodePriority);
+  if (recorded != nullptr) cudaGraphDestroy(recorded);
+  if (graph->work != nullptr) return graph.release();
+  arena().take_back(graph->memory);
+  if (wanted) cuda_check(status, "cudaGraphInstantiate");
+  cudaGetLastError();  // of a graph that nobody wants any more
+  return nullptr;
+}
+
+void replay(void* graph, CUstream_st* stream) {
+  cuda_check(cudaGraphLaunch(static_cast<Graph*>(graph)->work, stream), "cudaGraphLaunch");
+}
+
+// Destructors call this, as unpin. Launches that are queued are still done.
+void forget(void* graph, Arena& arena) {
+  const std::unique_ptr<Graph> gone(static_cast<Graph*>(graph));
+  cudaGraphExecDestroy(gone->work);
+  arena.take_back(gone->memory);
+}
+
+// A report in the host's memory, to which kernels write what they seldom have to say, so that
+// nobody has to copy it.
+struct PinnedReport {
+  BadIndex* place = new (pin(sizeof(BadIndex))) BadIndex;
+};
+
+// A blocking stream, which the default stream and it wait for, of the highest priority: digests on
+// other streams come second.
+struct OpStream {
+  CUstream_st* stream = [] {
+    CUstream_st* made = nullptr;
+    int least = 0, greatest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+               "cudaDeviceGetStreamPriorityRange");
+    cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamDefault, greatest),
+               "cudaStreamCreateWithPriority");
+    return made;
+  }();
+};
+
+// The same function, called with that device as the current one of the thread.
+template <typename Function>
+auto on_device(int index, Function function) {
+  return [index, function](auto... arguments) {
+    use_device(index);
+    return function(arguments...);
+  };
+}
+
+}  // namespace
+
+BadIndex* bad_index_report() { return of_current_device<PinnedReport>().place; }
+
+// Functions that destructors call, maybe after the driver has gone, set no current device.
+DeviceRuntime cuda_runtime(int index) {
+  use_device(index);
+  bad_index_report();  // so that no step is the first to allocate it
+  return {.index = index,
+          .stream = of_current_device<OpStream>().stream,
+          .allocate = on_device(index, [](int64_t bytes) { return arena().allocate(bytes); }),
+          .release = [kept = &arena()](void* memory) { kept->release(memory); },
+          .available = on_device(index, available),
+          .pin = on_device(index, pin),
+          .unpin = unpin,
+          .copy = on_device(index, copy_bytes),
+          .wait = on_device(index, wait),
+          .sample = sample_on_device,
+          .begin_graph = on_device(index, begin_graph),
+          .end_graph = on_device(index, end_graph),
+          .replay = on_device(index, replay),
+          .forget = [kept = &arena()](void* graph) { forget(graph, *kept); },
+          .digests = device_digests(index)};
+}
+
+}  // namespace lockstep
