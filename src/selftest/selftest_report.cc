@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/report/output.h"
+#include "src/stats/moments.h"
 #include "traces/json_number.h"
 
 namespace lockstep {
@@ -16,24 +17,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kTail = 0.025;
 // What the lower bound of the runs with several faults must reach: 6 of 6 have .54, 96 of 100 .90.
 constexpr double kSeveralNamed = 0.90, kQuickSeveralNamed = 0.50;
 constexpr size_t kPowerRows = 5;
-
-// P(at least k of n), each with probability p.
-double at_least(int64_t k, int64_t n, double p) {
-  if (k <= 0) return 1;
-  if (p <= 0) return 0;
-  if (p >= 1) return 1;
-  double sum = 0;
-  for (int64_t i = k; i <= n; ++i) {
-    const auto a = static_cast<double>(i), b = static_cast<double>(n - i);
-    sum += std::exp(std::lgamma(a + b + 1) - std::lgamma(a + 1) - std::lgamma(b + 1) +
-                    a * std::log(p) + b * std::log1p(-p));
-  }
-  return std::min(1.0, sum);
-}
 
 bool is_alarm(const SelftestOutcome& outcome) { return outcome.verdict != "clean"; }
 bool named_all(const SelftestOutcome& outcome) { return outcome.found == outcome.seeded; }
@@ -231,20 +217,6 @@ std::vector<std::string> blind_spots(const Selftest& test) {
 }
 
 }  // namespace
-
-double clopper_pearson_lower(int64_t k, int64_t n) {
-  if (k <= 0) return 0;
-  double low = 0, high = 1;
-  for (int i = 0; i < 60; ++i) {
-    const double p = (low + high) / 2;
-    (at_least(k, n, p) > kTail ? high : low) = p;
-  }
-  return low;
-}
-
-double clopper_pearson_upper(int64_t k, int64_t n) {
-  return n <= 0 ? 1 : 1 - clopper_pearson_lower(n - k, n);
-}
 
 bool PowerRow::reached() const {
   return clopper_pearson_lower(detected, runs) >= least_detected &&

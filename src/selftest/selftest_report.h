@@ -7,11 +7,6 @@
 
 namespace lockstep {
 
-// The bounds of a share of which k of n were seen, each missed with a probability of 2.5 %.
-// Clopper and Pearson 1934. 0 <= k <= n; nothing seen of nothing is bounded by 0 and 1.
-double clopper_pearson_lower(int64_t k, int64_t n);
-double clopper_pearson_upper(int64_t k, int64_t n);
-
 // Runs with one fault or one effect of a known size, by how much it changes at the op that it
 // breaks, in units of what must be found (SelftestOutcome::limit).
 struct PowerRow {
