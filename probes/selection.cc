@@ -1,5 +1,7 @@
 #include "probes/selection.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -20,15 +22,6 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-// Shell patterns of `*` and `?` alone.
-bool matches(std::string_view glob, std::string_view name) {
-  if (glob.empty()) return name.empty();
-  if (glob[0] == '*')
-    return matches(glob.substr(1), name) || (!name.empty() && matches(glob, name.substr(1)));
-  return !name.empty() && (glob[0] == '?' || glob[0] == name[0]) &&
-         matches(glob.substr(1), name.substr(1));
-}
-
 bool within(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t value) {
   return ranges.empty() || std::ranges::any_of(ranges, [&](const auto& range) {
            return value >= range.first && value <= range.second;
@@ -36,6 +29,11 @@ bool within(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t valu
 }
 
 }  // namespace
+
+// A backslash quotes nothing: no name has a character that would need it.
+bool matches_glob(const std::string& glob, const std::string& name) {
+  return ::fnmatch(glob.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+}
 
 Selection::Selection(const std::string& points, const std::string& layers,
                      const std::string& positions, const std::string& requests)
@@ -46,7 +44,7 @@ Selection::Selection(const std::string& points, const std::string& layers,
   for (const std::string& glob : points.empty() ? std::vector<std::string>{} : split(points)) {
     bool found = false;
     for (size_t i = 0; i < kPoints.size(); ++i) {
-      if (!matches(glob, kPoints[i].name)) continue;
+      if (!matches_glob(glob, std::string(kPoints[i].name))) continue;
       points_[i] = found = true;
     }
     std::vector<std::string_view> names;

@@ -9,6 +9,10 @@
 
 namespace lockstep {
 
+// Whether the whole of `name` fits a pattern of the shell: `*`, `?` and `[a-z]` (POSIX fnmatch).
+// The time grows with the product of the lengths, whatever the pattern.
+bool matches_glob(const std::string& glob, const std::string& name);
+
 // Which nodes someone wants: the filters --points, --layers, --positions, --requests. Empty lists
 // mean all. Points that are not of a layer pass every layer filter.
 class Selection {

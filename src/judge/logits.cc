@@ -58,18 +58,6 @@ double noise(std::span<const double> exact, std::span<const double> rounded) {
   return std::sqrt(sum / static_cast<double>(best));
 }
 
-// At most this many choices differ by chance, but for a chance of kPooledFalseAlarm.
-int64_t most_flips(double expected) {
-  double term = std::exp(-expected), sum = term;  // P(0 flips)
-  int64_t n = 0;
-  while (1 - sum > kPooledFalseAlarm && term > 0) {
-    ++n;
-    term *= expected / static_cast<double>(n);
-    sum += term;
-  }
-  return n;
-}
-
 // How many candidates are expected to win over the best one by noise alone; 1 at most.
 double chance_of_a_flip(std::span<const double> exact, size_t best, double noise) {
   double sum = 0;
@@ -176,7 +164,7 @@ std::vector<LogitsDoubt> LogitsComparison::doubts() const {
                   unexplained, summary_.compared)};
   all[1].statistic = {
       StatisticKind::flips, static_cast<double>(flips),
-      static_cast<double>(most_flips(summary_.expected_flips)),
+      static_cast<double>(poisson_quantile(summary_.expected_flips, kPooledFalseAlarm)),
       fmt::format("{} of {} tokens differ from the fp64 model's where rounding explains {:.3g}",
                   flips, summary_.compared, summary_.expected_flips)};
   if (numbers_ < kDivergenceRows) return all;

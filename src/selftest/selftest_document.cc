@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/selftest/selftest_report.h"
+#include "src/stats/moments.h"
 #include "traces/json_number.h"
 
 namespace lockstep {

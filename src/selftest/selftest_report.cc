@@ -3,25 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/stats/moments.h"
+
 namespace lockstep {
 namespace {
 
-constexpr double kTail = 0.025;
 constexpr size_t kPowerRows = 5;
-
-// P(at least k of n), each with probability p.
-double at_least(int64_t k, int64_t n, double p) {
-  if (k <= 0) return 1;
-  if (p <= 0) return 0;
-  if (p >= 1) return 1;
-  double sum = 0;
-  for (int64_t i = k; i <= n; ++i) {
-    const auto a = static_cast<double>(i), b = static_cast<double>(n - i);
-    sum += std::exp(std::lgamma(a + b + 1) - std::lgamma(a + 1) - std::lgamma(b + 1) +
-                    a * std::log(p) + b * std::log1p(-p));
-  }
-  return std::min(1.0, sum);
-}
 
 // The row of the power table that a run belongs to.
 size_t row_of(const SelftestOutcome& outcome) {
@@ -45,20 +32,6 @@ std::vector<const SelftestOutcome*> with_one(const Selftest& test) {
 }
 
 double least_named(const Selftest& test) { return test.quick ? 0.50 : 0.90; }
-
-double clopper_pearson_lower(int64_t k, int64_t n) {
-  if (k <= 0) return 0;
-  double low = 0, high = 1;
-  for (int i = 0; i < 60; ++i) {
-    const double p = (low + high) / 2;
-    (at_least(k, n, p) > kTail ? high : low) = p;
-  }
-  return low;
-}
-
-double clopper_pearson_upper(int64_t k, int64_t n) {
-  return n <= 0 ? 1 : 1 - clopper_pearson_lower(n - k, n);
-}
 
 bool PowerRow::reached() const {
   return clopper_pearson_lower(detected, runs) >= least_detected &&

@@ -8,11 +8,6 @@
 
 namespace lockstep {
 
-// The bounds of a share of which k of n were seen, each missed with a probability of 2.5 %.
-// Clopper and Pearson 1934. 0 <= k <= n; nothing seen of nothing is bounded by 0 and 1.
-double clopper_pearson_lower(int64_t k, int64_t n);
-double clopper_pearson_upper(int64_t k, int64_t n);
-
 // Whether a run that must be clean is not.
 bool is_alarm(const SelftestOutcome& outcome);
 // Whether every fault of the run has a finding at its own first place.

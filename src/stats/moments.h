@@ -26,9 +26,14 @@ inline constexpr double kGainDeviations = 8;       // T5 and T6, in standard dev
 inline constexpr double kGainStudent = 6;          // T5 of fp32, in standard errors between rows
 inline constexpr int64_t kGainRows = 256;          // that fp32 needs for them
 
-// x with P(chi-square of n degrees > x) = tail. Wilson and Hilferty 1931: within 1.5 % above the
-// true quantile for n >= 16 and tails down to 1e-12. n >= 1, 0 < tail < 0.5.
+// x with P(chi-square of n degrees > x) = tail. n >= 1, 0 < tail < 1.
 double chi_square_quantile(int64_t n, double tail);
+// The least k with P(Poisson of that mean > k) <= tail.
+int64_t poisson_quantile(double mean, double tail);
+// Bounds of the chance that k of n successes show, each wrong with a probability of 2.5 %: Clopper
+// and Pearson 1934. 0 <= k <= n; nothing seen of nothing is bounded by 0 and 1.
+double clopper_pearson_lower(int64_t k, int64_t n);
+double clopper_pearson_upper(int64_t k, int64_t n);
 // The limit of sqrt(mean eta^2/V) over n elements: max(1.10, 1.05 sqrt(quantile / n)). Rounding
 // errors are not quite independent, which the 5 % are for.
 double rms_limit(int64_t n, double tail);

@@ -53,6 +53,7 @@ FOREIGN = [
     (r"dnnl|oneapi/|omp\.h", {"kernels"}),
     (r"dlpack/", {"kernels"}),
     (r"(imm|x86)intrin\.h|cpuid\.h", {"kernels"}),
+    (r"boost/math/", {"src"}),
     (r"hdf5|H5", {"traces"}),
     (r"zlib\.h", {"traces"}),
     (r"xxhash\.h", {"kernels", "probes", "traces", "src/weights"}),
@@ -61,7 +62,7 @@ FOREIGN = [
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
-    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|malloc|execinfo)\.h",
+    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|fnmatch|malloc|execinfo)\.h",
      set(MAY_INCLUDE)),
 ]
 ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too

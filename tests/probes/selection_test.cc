@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "kernels/base/check.h"
 
 namespace lockstep {
@@ -66,6 +68,28 @@ TEST(Selection, GlobsKnowStarAndQuestionMark) {
   EXPECT_FALSE(Selection("attn.?", "", "", "").has(point("attn.kv"), 0));
   EXPECT_TRUE(Selection("*norm", "", "", "").has(point("final.norm"), -1));
   EXPECT_FALSE(Selection("*.q", "", "", "").has(point("attn.q_norm"), 0));
+}
+
+TEST(Selection, GlobsKnowClassesAndQuoteNothing) {
+  EXPECT_TRUE(matches_glob("attn.[kq]", "attn.q"));
+  EXPECT_FALSE(matches_glob("attn.[!kq]", "attn.q"));
+  EXPECT_FALSE(matches_glob("attn.[kq", "attn.q"));
+  EXPECT_FALSE(matches_glob("attn\\.q", "attn.q"));
+  EXPECT_FALSE(matches_glob("{attn,mlp}.q", "attn.q"));
+  EXPECT_TRUE(matches_glob("", ""));
+  EXPECT_FALSE(matches_glob("", "attn.q"));
+  EXPECT_TRUE(matches_glob("*", ".hidden/with.slash"));
+}
+
+// A matcher that tries every way to share a name out among the stars would outlive the test.
+TEST(Selection, ManyStarsAgainstALongNameEndAtOnce) {
+  std::string stars;
+  for (int i = 0; i < 40; ++i) stars += "*a";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(matches_glob(stars + "b", std::string(10'000, 'a')));
+  EXPECT_TRUE(matches_glob(stars, std::string(10'000, 'a')));
+  EXPECT_NE(error_of(stars + "b", ""), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
 }
 
 TEST(Selection, NamesTheNearestPointOfAMisspeltOne) {

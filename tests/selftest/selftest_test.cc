@@ -18,18 +18,6 @@
 namespace lockstep {
 namespace {
 
-// Values of R's binom.test.
-TEST(ClopperPearson, BoundsAShare) {
-  EXPECT_NEAR(clopper_pearson_upper(0, 300), 0.0122, 1e-4);
-  EXPECT_NEAR(clopper_pearson_lower(10, 10), 0.6915, 1e-4);
-  EXPECT_NEAR(clopper_pearson_lower(8, 10), 0.4439, 1e-4);
-  EXPECT_NEAR(clopper_pearson_upper(8, 10), 0.9748, 1e-4);
-  EXPECT_EQ(clopper_pearson_lower(0, 10), 0);
-  EXPECT_EQ(clopper_pearson_upper(10, 10), 1);
-  EXPECT_EQ(clopper_pearson_lower(0, 0), 0);
-  EXPECT_EQ(clopper_pearson_upper(0, 0), 1);
-}
-
 SelftestOutcome clean_run() { return {.name = "clean", .verdict = RunVerdict::clean}; }
 
 SelftestOutcome fault_run(std::optional<double> effect, bool detected) {

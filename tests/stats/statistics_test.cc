@@ -23,13 +23,44 @@ TEST(Quantile, AgreesWithTables) {
   const auto root = [](int64_t n) {
     return std::sqrt(chi_square_quantile(n, 1e-6) / static_cast<double>(n));
   };
-  EXPECT_NEAR(root(16), 1.91, 0.03);
-  EXPECT_NEAR(root(64), 1.44, 0.01);
+  EXPECT_NEAR(root(16), 1.91, 0.01);
+  EXPECT_NEAR(root(64), 1.44, 0.005);
   EXPECT_NEAR(root(1024), 1.11, 0.005);
   EXPECT_NEAR(root(1000000), 1.0034, 0.0005);
-  EXPECT_NEAR(chi_square_quantile(10, 0.05), 18.307, 0.1);
-  EXPECT_NEAR(chi_square_quantile(100, 0.01), 135.807, 0.2);
+  EXPECT_NEAR(chi_square_quantile(1, 0.05), 3.841459, 1e-6);
+  EXPECT_NEAR(chi_square_quantile(10, 0.05), 18.307038, 1e-6);
+  EXPECT_NEAR(chi_square_quantile(100, 0.01), 135.806723, 1e-6);
   EXPECT_GT(chi_square_quantile(100, 1e-11), chi_square_quantile(100, 1e-6));
+  EXPECT_GT(chi_square_quantile(int64_t{1} << 40, 1e-12), 0x1p40);
+}
+
+TEST(Quantile, OfPoissonIsTheLeastCountThatIsRarelyExceeded) {
+  // P(more than k) by the sum of its terms.
+  const auto above = [](double mean, int64_t k) {
+    double term = std::exp(-mean), sum = term;
+    for (int64_t i = 1; i <= k; ++i) sum += term *= mean / static_cast<double>(i);
+    return 1 - sum;
+  };
+  for (const double mean : {1e-7, 1e-3, 0.5, 3.0, 40.0, 300.0}) {
+    const int64_t k = poisson_quantile(mean, 1e-6);
+    EXPECT_LE(above(mean, k), 1e-6) << mean;
+    EXPECT_TRUE(k == 0 || above(mean, k - 1) > 1e-6) << mean;
+  }
+  EXPECT_EQ(poisson_quantile(0, 1e-6), 0);
+  // exp(-mean) is 0 in fp64 here.
+  EXPECT_NEAR(static_cast<double>(poisson_quantile(1e4, 1e-6)), 1e4 + 4.75 * 100, 10);
+}
+
+// Values of R's binom.test.
+TEST(ClopperPearson, BoundsAShare) {
+  EXPECT_NEAR(clopper_pearson_upper(0, 300), 0.0122, 1e-4);
+  EXPECT_NEAR(clopper_pearson_lower(10, 10), 0.6915, 1e-4);
+  EXPECT_NEAR(clopper_pearson_lower(8, 10), 0.4439, 1e-4);
+  EXPECT_NEAR(clopper_pearson_upper(8, 10), 0.9748, 1e-4);
+  EXPECT_EQ(clopper_pearson_lower(0, 10), 0);
+  EXPECT_EQ(clopper_pearson_upper(10, 10), 1);
+  EXPECT_EQ(clopper_pearson_lower(0, 0), 0);
+  EXPECT_EQ(clopper_pearson_upper(0, 0), 1);
 }
 
 TEST(Quantile, TheLimitHasAFloor) {
