@@ -129,7 +129,8 @@ class Words(Rule):
                     "outside the project", "switched off", "without a reason")
 
     def test_a_comment_of_the_product_begins_with_no_fragment(self):
-        self.write("src/a.cc", "// Of a norm.\nint a;\n  // The sum.\n  // As it is.\n// Offsets.\n")
+        self.write("src/a.cc", "// Of a norm.\nint a;\n"
+                               "  // The sum.\n  // As it is.\n// Offsets.\n")
         self.write("tests/a_test.cc", "// What a test may say.\n")
         self.expect(words.problems, "src/a.cc:1: begins a comment without a subject: // Of a norm.")
 
