@@ -40,6 +40,9 @@ class Wide {
       to.as<float>()[i] = static_cast<float>(value_at(from, i));
     return to;
   }
+  WeightView operator()(const WeightView& weight) {
+    return (*this)(plain_codes("a watch of ops", weight));
+  }
   KvCache operator()(const KvCache& cache) { return {(*this)(cache.k), (*this)(cache.v)}; }
   std::vector<TensorView> operator()(const std::vector<TensorView>& all) {
     std::vector<TensorView> wide;
