@@ -74,7 +74,7 @@ TEST(Lockstep, RefusesBadValues) {
   expect_has(trouble_of(run + "--max-new 9223372036854775807 --pages 9"), "at most 2147483647 pos");
   expect_has(trouble_of(run + "--max-new 2147483000 --samples 99"),
              "pages for all requests at once are at most 2147483647, found that they need 132875");
-  expect_has(trouble_of(run + "--page-size 9223372036854775807"), "a page of 1 to 256 tokens");
+  expect_has(trouble_of(run + "--page-size 9223372036854775807"), "a page holds 1 to 256 tokens");
   expect_has(trouble_of(run + "--threads 99999999999"), "found \"99999999999\"");
   expect_has(trouble_of(run + "--dtype fp8"), "one of auto|fp32|bf16|fp16 is wanted");
   expect_has(trouble_of(run + "--device cuda:x"), "wants cpu, cuda or cuda:N, found \"cuda:x\"");
