@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "tests/places.h"
 
 namespace lockstep {
 
-inline std::string data_path(const std::string& name) {
-  return std::string(LOCKSTEP_TEST_DATA) + "/" + name;
-}
+inline std::string data_path(const std::string& name) { return source_path("tests/data/" + name); }
 
 inline std::string text_of(const std::string& path) {
   std::ostringstream text;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tests/fixtures.h"
+#include "tests/places.h"
 
 namespace lockstep {
 
@@ -21,7 +22,7 @@ struct Outcome {
 // Calls `lockstep ARGUMENTS` through the shell, which may redirect what it prints.
 inline Outcome call_lockstep(const std::string& arguments) {
   const std::string base = temp_path("call");
-  const std::string command = std::string(LOCKSTEP_BINARY_DIR) + "/lockstep " + arguments;
+  const std::string command = built_path("lockstep ") + arguments;
   const int status =
       std::system(("(" + command + ") >" + base + ".out 2>" + base + ".err").c_str());
   const auto taken = [](const std::string& path) {

@@ -7,9 +7,7 @@ import house
 def trouble_with(root, path, build, compiler):
     if "#pragma once\n" not in (root / path).read_text():
         return f"{path}: has no #pragma once"
-    # The build's definitions for tests, and nothing else.
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-I", root, '-DLOCKSTEP_TEST_DATA=""',
-               '-DLOCKSTEP_BINARY_DIR=""', "-x", "c++", "-"]
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-I", root, "-x", "c++", "-"]
     said = house.checked(root, path, build, f"alone {compiler}", command, f'#include "{path}"\n')
     return said and f"{path}: does not compile alone\n{said}"
 

@@ -15,13 +15,12 @@
 #include "kernels/lockstep_ops.h"
 #include "tests/helpers.h"
 #include "tests/host_device.h"
+#include "tests/places.h"
 
 namespace lockstep {
 namespace {
 
-std::string plugin(const std::string& name) {
-  return LOCKSTEP_BINARY_DIR "/plugin_" + name + ".so";
-}
+std::string plugin(const std::string& name) { return built_path("plugin_" + name + ".so"); }
 
 std::string refusal(const std::string& path) {
   return error_of([&] { with_user_ops(cpu_ops(), path); });

@@ -6,6 +6,7 @@
 
 #include "src/session/reference_library.h"
 #include "tests/helpers.h"
+#include "tests/places.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +23,7 @@ std::string output_of(const std::string& command) {
   return output;
 }
 
-const std::string kLibrary = std::string(LOCKSTEP_BINARY_DIR) + "/liblockstep_reference.so";
+const std::string kLibrary = built_path("liblockstep_reference.so");
 
 TEST(Library, ExportsOneSymbol) {
   const std::string symbols = output_of("nm -D --defined-only " + kLibrary + " | cut -d' ' -f3");

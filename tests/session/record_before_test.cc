@@ -7,6 +7,7 @@
 #include "src/weights/qwen_graph.h"
 #include "tests/host_device.h"
 #include "tests/lockstep_binary.h"
+#include "tests/places.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -26,8 +27,7 @@ class RecordBeforeTest : public testing::Test {
   }
   const std::string folder_ = temp_path("before");
   const std::string file_ = folder_ + "/x.before.h5";
-  const std::string abort_ =
-      " --ops " LOCKSTEP_BINARY_DIR "/plugin_aborting_silu_mul.so 2>/dev/null";
+  const std::string abort_ = " --ops " + built_path("plugin_aborting_silu_mul.so 2>/dev/null");
 };
 
 TEST_F(RecordBeforeTest, TheInputsOfAnOpThatEndsTheProcessCanBeRead) {
@@ -42,7 +42,7 @@ TEST_F(RecordBeforeTest, TheInputsOfAnOpThatEndsTheProcessCanBeRead) {
   const auto outcome = call_lockstep("inspect " + file_ + " --format json");
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* name : {"mlp.gate", "mlp.up"}) {
-    const KeptTensor* tensor = pass.find(*find_point(name), 2);
+    const RecordedTensor* tensor = pass.find(*find_point(name), 2);
     ASSERT_NE(tensor, nullptr) << name;
     EXPECT_GT(digest_of(tensor->data).absmax, 0) << name;
     EXPECT_NE(outcome.out.find(name), std::string::npos) << outcome.out;
@@ -56,9 +56,9 @@ TEST_F(RecordBeforeTest, TheInputsAreWhatTheOpWouldHaveRead) {
   const Pass left = trace->read(0, true);
   const Served served = serve(Checkpoint::open(data_path("bard-qwen3")), {.dtype = DType::f32},
                               {{.prompt = {1, 2, 3}, .max_new = 3}, {.prompt = {7}, .max_new = 3}});
-  const KeptTensor* gate = left.find(point("mlp.gate"), 2);
+  const RecordedTensor* gate = left.find(point("mlp.gate"), 2);
   ASSERT_NE(gate, nullptr);
-  const KeptTensor* want = served.passes[0].find(point("mlp.gate"), 2);
+  const RecordedTensor* want = served.passes[0].find(point("mlp.gate"), 2);
   EXPECT_EQ(gate->rows, want->rows);
   for (int64_t i = 0; i < want->shape.count(); ++i)
     EXPECT_NEAR(value_at(gate->data, i), value_at(want->data, i), 1e-5);
@@ -69,7 +69,7 @@ TEST_F(RecordBeforeTest, OfAnAttentionItIsTheCacheToo) {
   const Pass pass = open_trace(file_)->read(0, true);
   EXPECT_EQ(pass.tensors.size(), 3u);  // the queries, and what each request has in the cache
   EXPECT_NE(pass.find(point("attn.q_rope"), 2), nullptr);
-  const KeptTensor* kv = pass.find(point("attn.kv"), 2, 1);
+  const RecordedTensor* kv = pass.find(point("attn.kv"), 2, 1);
   ASSERT_NE(kv, nullptr);
   EXPECT_EQ(kv->rows.size(), 1u);
 }
@@ -131,7 +131,7 @@ TEST_F(RecordBeforeTest, ATraceIsKeptOfWhatIsGenerated) {
     ASSERT_EQ(trace->passes(), 3);
     const Pass pass = trace->read(1, true);
     EXPECT_EQ(pass.logits.size(), 1u);
-    for (const KeptTensor& tensor : pass.tensors)
+    for (const RecordedTensor& tensor : pass.tensors)
       EXPECT_EQ(tensor.data.view().empty(),
                 std::string(keep) == "digest" || tensor.point->is_cache());
   }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/lockstep_binary.h"
+#include "tests/places.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -12,9 +13,8 @@ namespace {
 
 std::string run_with(const std::string& library, const std::string& more = "") {
   return "run --model " + data_path("bard-qwen3") +
-         " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --ops " LOCKSTEP_BINARY_DIR
-         "/plugin_" +
-         library + ".so " + more;
+         " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --ops " +
+         built_path("plugin_" + library + ".so ") + more;
 }
 
 TEST(UserOps, ThatAreRightComeOutClean) {

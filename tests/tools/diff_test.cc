@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/lockstep_binary.h"
+#include "tests/places.h"
 #include "tests/tools/written_trace.h"
 
 namespace lockstep {
@@ -84,7 +85,7 @@ TEST_F(Diff, OfNothingIsTrouble) {
 }
 
 TEST_F(Diff, WithACheckpointSaysWhichOfTheTwoIsWrong) {
-  if (!std::filesystem::exists(std::string(LOCKSTEP_BINARY_DIR) + "/liblockstep_reference.so"))
+  if (!std::filesystem::exists(built_path("liblockstep_reference.so")))
     GTEST_SKIP() << "this build has no reference (LOCKSTEP_TORCH=OFF)";
   write_trace(b_, serve_with(wrong_in(3)));
   const Outcome outcome =
