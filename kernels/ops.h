@@ -5,7 +5,8 @@
 // entry that was there.
 //
 // Every op but matmul and expert_matmul is batch-invariant: a row's bits depend on its own inputs
-// alone, not on the rest of the pass. `lockstep run --modes` holds them to it (src/judge/lineup.h).
+// alone, not on the rest of the pass. `lockstep run --modes` holds them to it
+// (src/judge/mode_comparer.h).
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
 // its CUDA twin in kernels/<op>.cu, and name it in kernels/CMakeLists.txt, here (an entry of `Ops`

@@ -12,7 +12,7 @@ DigestRecorder::DigestRecorder(Selection selection, bool tensors,
       host_(std::move(selection), true, [this](Pass pass) { take(std::move(pass)); }) {}
 
 void DigestRecorder::take(Pass pass) {
-  for (KeptTensor& tensor : pass.tensors)
+  for (RecordedTensor& tensor : pass.tensors)
     if (!keeps(*tensor.point, tensor.layer)) tensor.data = {};
   finished_(std::move(pass));
 }

@@ -82,8 +82,8 @@ struct DigestRing::Slot {
   }
   void put(DigestedPass next);
   Pass arrival(ThreadPool& pool) const;
-  void put_caches(const DigestLayout::Tap& tap, std::span<KeptTensor> caches) const;
-  KeptTensor tensor(const DigestLayout::Tap& tap) const;
+  void put_caches(const DigestLayout::Tap& tap, std::span<RecordedTensor> caches) const;
+  RecordedTensor tensor(const DigestLayout::Tap& tap) const;
 };
 
 void DigestRing::Slot::put(DigestedPass next) {
@@ -94,13 +94,13 @@ void DigestRing::Slot::put(DigestedPass next) {
   bytes = each_tensor([](const auto&...) {});
 }
 
-KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
+RecordedTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
   const TensorView view = shown(tap, pass.info);
-  KeptTensor kept{.point = tap.point,
-                  .layer = tap.layer,
-                  .rows = rows_of(tap, pass.info),
-                  .dtype = view.dtype,
-                  .shape = view.shape};
+  RecordedTensor kept{.point = tap.point,
+                      .layer = tap.layer,
+                      .rows = rows_of(tap, pass.info),
+                      .dtype = view.dtype,
+                      .shape = view.shape};
   std::memcpy(&kept.digest, memory + tap.digest, sizeof(Digest));
   kept.row_hashes.resize(kept.rows.size());
   std::memcpy(kept.row_hashes.data(), memory + tap.hashes, kept.rows.size() * sizeof(uint64_t));
@@ -113,7 +113,7 @@ KeptTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
 
 // One tensor a request.
 void DigestRing::Slot::put_caches(const DigestLayout::Tap& tap,
-                                  std::span<KeptTensor> caches) const {
+                                  std::span<RecordedTensor> caches) const {
   int64_t all = 0;
   for (int64_t length : lengths) all += length;
   const char* hashes = memory + pass.layout->cache_hashes + tap.hashes * all * 8;
@@ -128,10 +128,10 @@ void DigestRing::Slot::put_caches(const DigestLayout::Tap& tap,
         "not those of the host",
         length, hashed);
     const Shape& pool = tap.tensor.shape;
-    KeptTensor kept{.point = tap.point,
-                    .layer = tap.layer,
-                    .dtype = tap.tensor.dtype,
-                    .shape = {length, 2, pool[2], pool[3]}};
+    RecordedTensor kept{.point = tap.point,
+                        .layer = tap.layer,
+                        .dtype = tap.tensor.dtype,
+                        .shape = {length, 2, pool[2], pool[3]}};
     kept.rows.resize(static_cast<size_t>(length));
     for (int32_t p = 0; p < length; ++p) kept.rows[static_cast<size_t>(p)] = {request, p};
     kept.row_hashes.resize(static_cast<size_t>(length));
@@ -171,7 +171,7 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
     }
   });
   each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
-    KeptTensor& kept = arrived_pass.tensors[first[static_cast<size_t>(&tap - taps.data())]];
+    RecordedTensor& kept = arrived_pass.tensors[first[static_cast<size_t>(&tap - taps.data())]];
     const TensorView there{memory + offset, view.dtype, Device::cpu, view.shape};
     if (tap.keeps) kept.data = copy_on(Device::cpu, there);
     // Logits are shown before the tokens that were chosen.

@@ -40,8 +40,8 @@ Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
 
 }  // namespace
 
-const KeptTensor* Pass::find(const Point& point, int layer, int32_t request) const {
-  for (const KeptTensor& tensor : tensors) {
+const RecordedTensor* Pass::find(const Point& point, int layer, int32_t request) const {
+  for (const RecordedTensor& tensor : tensors) {
     if (tensor.layer != layer || !(*tensor.point == point)) continue;
     const bool of_one = point.is_cache() && request >= 0;
     if (!of_one || (!tensor.rows.empty() && tensor.rows[0].request == request)) return &tensor;
@@ -101,9 +101,9 @@ void put_chosen(std::vector<TopLogits>& logits, const TensorView& token,
 }
 
 void put_top_logits(Pass& pass) {
-  if (const KeptTensor* logits = pass.find(point("logits"), -1))
+  if (const RecordedTensor* logits = pass.find(point("logits"), -1))
     pass.logits = top_logits_of(logits->data, logits->rows);
-  if (const KeptTensor* token = pass.find(point("token"), -1))
+  if (const RecordedTensor* token = pass.find(point("token"), -1))
     put_chosen(pass.logits, token->data, token->rows);
 }
 
@@ -129,7 +129,7 @@ void Recorder::record(const Record& record) {
   check(tensor.device == Device::cpu,
         "point {} shows a tensor in device memory, and this recorder reads host memory",
         point.name);
-  KeptTensor kept{.point = &point, .layer = record.layer, .dtype = tensor.dtype};
+  RecordedTensor kept{.point = &point, .layer = record.layer, .dtype = tensor.dtype};
   std::vector<int64_t> wanted;
   for (size_t i = 0; i < record.rows.size(); ++i) {
     const Row& row = record.rows[i];

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 // A tensor that outlived its model's buffers: what a trace holds and what the judge reads.
-struct KeptTensor {
+struct RecordedTensor {
   const Point* point = nullptr;
   int layer = -1;
   std::vector<Row> rows;  // of the outermost axis
@@ -38,11 +38,11 @@ inline constexpr int64_t kTopLogits = 8;
 // makes, the writer writes, the reader reads and the judge judges.
 struct Pass {
   PassInfo info;
-  std::vector<KeptTensor> tensors;
+  std::vector<RecordedTensor> tensors;
   std::vector<TopLogits> logits;  // one a row of the recorded logits
 
   // The tensor of that place; of attn.kv, which has one per request, that request's. Null: none.
-  const KeptTensor* find(const Point& point, int layer, int32_t request = -1) const;
+  const RecordedTensor* find(const Point& point, int layer, int32_t request = -1) const;
 };
 
 // Fills the pass's `logits` from its tensors of the points logits and token, as far as it has them.

@@ -38,12 +38,12 @@ inline EngineOptions random_options(uint64_t seed, DType dtype) {
   EngineOptions options{.dtype = dtype};
   options.page_size = pick({1, 2, 4, 16});
   options.chunk = pick({0, 1, 5, 16});
-  options.budget = pick({0, 3, 20});
+  options.max_batched_tokens = pick({0, 3, 20});
   options.max_batch = pick({0, 2, 5});
   options.prefix_cache = pick({0, 1}) == 1;
   options.preempt = pick({0, 1}) == 1 ? Preempt::swap : Preempt::recompute;
-  options.page_order = 1 + random() % 1000;
-  options.schedule = seed;
+  options.page_order_seed = 1 + random() % 1000;
+  options.random_schedule_seed = seed;
   options.threads = 1;
   options.pages = (40 + static_cast<int64_t>(random() % 60)) / options.page_size + 2;
   return options;

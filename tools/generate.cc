@@ -10,12 +10,12 @@
 #include "src/audit/audit.h"
 #include "src/report/output.h"
 #include "src/session/conversation.h"
-#include "src/session/keeping.h"
 #include "src/session/printer.h"
 #include "src/session/provenance.h"
 #include "src/session/record_before.h"
 #include "src/session/requests.h"
 #include "src/session/session.h"
+#include "src/session/trace_capture.h"
 #include "tools/options.h"
 
 namespace lockstep {
@@ -47,22 +47,22 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
   for (const Request& request : session.requests) engine.submit(request);
   Printer printer(engine, engine.requests(), tokenizer, json ? TextFormat::json : TextFormat::text);
   Auditor auditor(session.engine.page_size);
-  std::optional<Keeping> keeping;
+  std::optional<TraceCapture> capture;
   if (!options.observe.trace.empty())
-    keeping.emplace(
+    capture.emplace(
         options.observe, engine,
         provenance_of(session.checkpoint, session.engine, session.requests, command_line));
-  if (before) before->expect(keeping->manifest());
-  Sink* seen = keeping ? &keeping->sink() : options.audit ? &auditor : nullptr;
+  if (before) before->expect(capture->manifest());
+  Sink* seen = capture ? &capture->sink() : options.audit ? &auditor : nullptr;
   std::deque<Tee> tees;
-  if (keeping && options.audit) seen = &tees.emplace_back(*seen, auditor);
+  if (capture && options.audit) seen = &tees.emplace_back(*seen, auditor);
   if (before) seen = &tees.emplace_back(*before, *seen);
   Probe probe(seen);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     printer.print_new();
   }
-  if (keeping) keeping->finish(engine, probe);
+  if (capture) capture->finish(engine, probe);
   if (before) before->finish();
   if (options.audit) tell(auditor);
   return auditor.findings().empty();

@@ -52,6 +52,16 @@ void check_no_empty_value(const CLI::App& app) {
           app.get_name(), option->get_name());
 }
 
+// A check of a value: that it is one of `choices`.
+std::function<std::string(const std::string&)> one_of(std::vector<std::string> choices) {
+  return [choices = std::move(choices)](const std::string& text) {
+    return std::ranges::find(choices, text) != choices.end()
+               ? std::string()
+               : fmt::format("one of {} is wanted, found \"{}\"", CLI::detail::join(choices, "|"),
+                             text);
+  };
+}
+
 }  // namespace
 
 bool parse(CLI::App& app, Args args, const std::string& examples) {
@@ -78,13 +88,7 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
 CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
                         std::vector<std::string> choices, const std::string& help) {
   const std::string all = CLI::detail::join(choices, "|");
-  return app.add_option(name, value, help)
-      ->type_name(all)
-      ->check([choices = std::move(choices), all](const std::string& text) {
-        return std::ranges::find(choices, text) != choices.end()
-                   ? std::string()
-                   : fmt::format("one of {} is wanted, found \"{}\"", all, text);
-      });
+  return app.add_option(name, value, help)->type_name(all)->check(one_of(std::move(choices)));
 }
 
 void add_threads_option(CLI::App& app, int& threads) {
@@ -141,21 +145,24 @@ void add_sampling_options(CLI::App& app, ModelOptions& options) {
   add_count(app, "--samples", options.samples, 1, "texts to make of each request (1)");
 }
 
-// How the engine goes about it, whatever it is asked.
-void add_engine_options(CLI::App& app, ModelOptions& options) {
-  add_count(app, "--page-size", options.page_size, 1, "positions in a page of the K/V cache (16)");
-  add_count(app, "--pages", options.pages, 0, "pages of the K/V cache (0: as many as it takes)");
-  add_count(app, "--page-order", options.page_order, 0,
-            "seed of the order in which pages are handed out (0: ascending)");
-  add_count(app, "--chunk", options.chunk, 0, "most prompt tokens of a request a pass (0: all)");
-  add_count(app, "--budget", options.budget, 0, "most tokens in one pass (0: all)");
-  add_count(app, "--max-batch", options.max_batch, 0, "most requests in one pass (0: all)");
-  app.add_flag("--prefix-cache", options.prefix_cache,
-               "requests share what they begin with (not where RoPE depends on the length)");
-  add_choice(app, "--preempt", options.preempt, {"recompute", "swap"},
-             "what becomes of a request whose pages an earlier one needs (recompute)");
-  add_count(app, "--schedule", options.schedule, 0, "seed of a random legal schedule (0: none)");
-  add_threads_option(app, options.threads);
+std::string flag_of(const auto& option) { return std::string("--") + option.name; }
+
+void add_engine_option(CLI::App& app, const EngineOption<bool, 2>& option, bool& value) {
+  app.add_flag(flag_of(option), value, option.help);
+}
+
+void add_engine_option(CLI::App& app, const EngineOption<Preempt, 2>& option, Preempt& value) {
+  const auto read = [&value](const std::string& text) {
+    value = text == kPreempts[1] ? Preempt::swap : Preempt::recompute;
+  };
+  app.add_option_function<std::string>(flag_of(option), read, option.help)
+      ->type_name(CLI::detail::join(kPreempts, "|"))
+      ->check(one_of({kPreempts.begin(), kPreempts.end()}));
+}
+
+template <class T, size_t N>
+void add_engine_option(CLI::App& app, const EngineOption<T, N>& option, T& value) {
+  add_count(app, flag_of(option), value, option.least, option.help);
 }
 
 }  // namespace
@@ -174,7 +181,8 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
       ->type_name("LIB.so");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
-  add_engine_options(app, options);
+  for_each_engine_option(
+      [&](const auto& option) { add_engine_option(app, option, options.engine.*option.member); });
 }
 
 void add_logprobs_option(CLI::App& app, ModelOptions& options) {

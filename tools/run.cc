@@ -55,7 +55,7 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
                       .before = before.get(),
                       .audit = !options.no_audit,
                       .trace = options.observe.trace,
-                      .keep = keep_from(options.observe.keep),
+                      .level = trace_level_from(options.observe.keep),
                       .provenance = provenance,
                       .progress = [&](int64_t done, int64_t total) {
                         progress.show(fmt::format("{} of {} tokens judged", done, total));

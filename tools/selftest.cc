@@ -46,7 +46,7 @@ int selftest_command(Args args) {
   std::string json, journal, limits;
   std::vector<std::string> traces;
   add_model_folder(app, options.model);
-  add_threads_option(app, options.threads);
+  add_threads_option(app, options.engine.threads);
   app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
       ->type_name("TEXT");
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
@@ -83,7 +83,7 @@ int selftest_command(Args args) {
                         .limits = limits_of(limits),
                         .traces = traces,
                         .journal = journal,
-                        .threads = options.threads,
+                        .threads = options.engine.threads,
                         .progress = [&](size_t done, size_t total, const std::string& name) {
                           progress.show(fmt::format("{} of {} runs: {}", done, total, name));
                         }};

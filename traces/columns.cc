@@ -59,7 +59,7 @@ Digest digest_at(const Columns::Index& index, size_t i) {
   return digest;
 }
 
-void append_tensor(int32_t pass, const KeptTensor& tensor, int64_t seq, Columns::Index& index) {
+void append_tensor(int32_t pass, const RecordedTensor& tensor, int64_t seq, Columns::Index& index) {
   index.seq.push_back(seq);
   index.pass.push_back(pass);
   index.layer.push_back(tensor.layer);
@@ -87,13 +87,13 @@ std::vector<T> part_of(const std::vector<T>& flat, const std::vector<int64_t>& e
   return {flat.begin() + edges[i], flat.begin() + edges[i + 1]};
 }
 
-KeptTensor tensor_at(const Columns::Index& index, size_t i) {
-  KeptTensor tensor{.point = find_point(index.point[i]),
-                    .layer = index.layer[i],
-                    .dtype = dtype_from(index.dtype[i]),
-                    .shape = Shape(part_of(index.shape, index.shape_edges, i)),
-                    .digest = digest_at(index, i),
-                    .row_hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i)};
+RecordedTensor tensor_at(const Columns::Index& index, size_t i) {
+  RecordedTensor tensor{.point = find_point(index.point[i]),
+                        .layer = index.layer[i],
+                        .dtype = dtype_from(index.dtype[i]),
+                        .shape = Shape(part_of(index.shape, index.shape_edges, i)),
+                        .digest = digest_at(index, i),
+                        .row_hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i)};
   for (auto j = static_cast<size_t>(index.run_edges[i]);
        j < static_cast<size_t>(index.run_edges[i + 1]); ++j)
     append_run({index.run_request[j], index.run_first[j], index.run_count[j]}, tensor.rows);
@@ -213,7 +213,7 @@ void check_logits(const std::string& file, const Columns& columns) {
 
 }  // namespace
 
-std::string path_of(int32_t pass, const KeptTensor& tensor) {
+std::string path_of(int32_t pass, const RecordedTensor& tensor) {
   std::string path = fmt::format("/tensors/pass{:06}/", pass);
   path += tensor.layer < 0 ? "model/" : fmt::format("layer{:03}/", tensor.layer);
   path += tensor.point->name;
@@ -271,7 +271,7 @@ void Columns::append(const Pass& from, int64_t seq) {
     inherited_token_edges.push_back(std::ssize(inherited_tokens));
   }
   inherited_edges.push_back(std::ssize(inherited_request));
-  for (const KeptTensor& tensor : from.tensors) append_tensor(info.pass, tensor, seq++, index);
+  for (const RecordedTensor& tensor : from.tensors) append_tensor(info.pass, tensor, seq++, index);
   tensor_edges.push_back(std::ssize(index.seq));
   for (const TopLogits& top : from.logits) {
     logits.pass.push_back(info.pass);

@@ -76,7 +76,7 @@ struct Columns {
 
 // Where a kept tensor lies in an HDF5 trace: "/tensors/pass000000/layer000/attn.q", of no layer
 // ".../model/embed", of the cache of one request ".../attn.kv.request000000".
-std::string path_of(int32_t pass, const KeptTensor& tensor);
+std::string path_of(int32_t pass, const RecordedTensor& tensor);
 
 // A pass's rows as runs of consecutive positions, and back; used by the journal too.
 struct RowRun {

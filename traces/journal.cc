@@ -106,7 +106,7 @@ Pass pass_from(const json& object) {
   return pass;
 }
 
-ordered_json tensor_object(int32_t pass, const KeptTensor& tensor, int64_t seq) {
+ordered_json tensor_object(int32_t pass, const RecordedTensor& tensor, int64_t seq) {
   const Digest& d = tensor.digest;
   ordered_json rows = ordered_json::array(), hashes = rows, exponents = ordered_json::object();
   for (const RowRun& run : runs_of(tensor.rows))
@@ -163,14 +163,14 @@ Digest digest_from(const json& object) {
   return digest;
 }
 
-KeptTensor tensor_from(const json& object) {
+RecordedTensor tensor_from(const json& object) {
   const auto name = object.at("point").get<std::string>();
   const auto shape = object.at("shape").get<std::vector<int64_t>>();
-  KeptTensor tensor{.point = find_point(name),
-                    .layer = int_from(object.at("layer")),
-                    .dtype = dtype_from(object.at("dtype").get<std::string>()),
-                    .shape = Shape(shape),
-                    .digest = digest_from(object)};
+  RecordedTensor tensor{.point = find_point(name),
+                        .layer = int_from(object.at("layer")),
+                        .dtype = dtype_from(object.at("dtype").get<std::string>()),
+                        .shape = Shape(shape),
+                        .digest = digest_from(object)};
   check(tensor.point != nullptr, "the point '{}' is not known here: it was renamed", name);
   for (const json& run : object.at("rows"))
     append_run(run_from(run.at(0), run.at(1), int_from(run.at(2))), tensor.rows);
@@ -187,7 +187,7 @@ KeptTensor tensor_from(const json& object) {
 
 std::string journal_lines(const Pass& pass, int64_t seq) {
   std::string lines = pass_object(pass).dump() + "\n";
-  for (const KeptTensor& tensor : pass.tensors)
+  for (const RecordedTensor& tensor : pass.tensors)
     lines += tensor_object(pass.info.pass, tensor, seq++).dump() + "\n";
   return lines;
 }

@@ -17,7 +17,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 // In the order of the enumerations in trace.h.
-constexpr std::array<const char*, 4> kKeeps = {"off", "digest", "flagged", "full"};
+constexpr std::array<const char*, 4> kTraceLevels = {"off", "digest", "flagged", "full"};
 constexpr std::array<const char*, kRoundingContracts> kContracts = {"fused",
                                                                     "hf",
                                                                     "eager",
@@ -134,13 +134,13 @@ auto reading(const std::string& file, Read read) {
 
 }  // namespace
 
-Keep keep_from(const std::string& name) {
-  for (size_t i = 0; i < kKeeps.size(); ++i)
-    if (name == kKeeps[i]) return static_cast<Keep>(i);
+TraceLevel trace_level_from(const std::string& name) {
+  for (size_t i = 0; i < kTraceLevels.size(); ++i)
+    if (name == kTraceLevels[i]) return static_cast<TraceLevel>(i);
   fail("'{}' is no level of a trace: use off, digest, flagged or full", name);
 }
 
-const char* name_of(Keep keep) { return kKeeps[static_cast<size_t>(keep)]; }
+const char* name_of(TraceLevel level) { return kTraceLevels[static_cast<size_t>(level)]; }
 
 RoundingContract contract_from(const std::string& name) {
   for (size_t i = 0; i < kContracts.size(); ++i)
@@ -207,7 +207,7 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
                          {"kind", "manifest"},
                          {"complete", saved.ended()},
                          {"passes", saved.ended() ? ordered_json(saved.passes) : ordered_json()},
-                         {"level", name_of(m.keep)},
+                         {"level", name_of(m.level)},
                          {"graph", graph_array(m.graph)},
                          {"dtype", name_of(m.dtype)},
                          {"selection", m.selection},
@@ -226,7 +226,7 @@ SavedManifest manifest_from(const std::string& text, const std::string& file) {
     SavedManifest saved;
     if (object.at("complete").get<bool>()) saved.passes = object.at("passes").get<int64_t>();
     Manifest& m = saved.manifest;
-    m.keep = keep_from(object.at("level"));
+    m.level = trace_level_from(object.at("level"));
     m.graph = graph_from(graph_columns_from(object.at("graph")), file);
     m.dtype = dtype_from(object.at("dtype").get<std::string>());
     m.selection = object.at("selection");

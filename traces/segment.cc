@@ -141,7 +141,7 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
   file.set("/", "format_version", kFormatVersion);
   file.set("/", "default", "summary");
   file.set("/", "NX_class", "NXroot");
-  file.set("/", "level", name_of(manifest.keep));
+  file.set("/", "level", name_of(manifest.level));
   const auto run_id = manifest.provenance.find("run_id");
   file.set("/", "run_id", run_id == manifest.provenance.end() ? "" : run_id->second);
   file.set("/", "rank", 0);
@@ -162,7 +162,7 @@ SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
 }
 
 void SegmentWriter::add(const Pass& pass) {
-  for (const KeptTensor& tensor : pass.tensors) {
+  for (const RecordedTensor& tensor : pass.tensors) {
     check(
         tensor.digest.count == tensor.shape.count(),
         "pass {} has a tensor {} without its digest: a trace is written from a recorder that makes "
@@ -214,7 +214,7 @@ Manifest SegmentReader::manifest() const {
   manifest.provenance.erase("schema_json");
   manifest.graph = read_graph(file_);
   manifest.dtype = dtype_from(file_.text("/", "dtype"));
-  manifest.keep = keep_from(file_.text("/", "level"));
+  manifest.level = trace_level_from(file_.text("/", "level"));
   manifest.selection = file_.text("/", "selection");
   manifest.requests = read_requests(file_);
   return manifest;
@@ -226,7 +226,7 @@ Pass SegmentReader::read(size_t i, bool data) const {
   Pass pass = columns_.pass_at(i);
   if (!data) return pass;
   auto at = static_cast<size_t>(columns_.tensor_edges[i]);
-  for (KeptTensor& tensor : pass.tensors) {
+  for (RecordedTensor& tensor : pass.tensors) {
     const std::string& path = columns_.index.path[at++];
     if (path.empty()) continue;
     tensor.data = Tensor(tensor.shape, tensor.dtype);

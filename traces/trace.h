@@ -40,9 +40,9 @@ constexpr bool rounds_weights(RoundingContract contract) {
 // positions is as long as they are far.
 inline constexpr int32_t kMostPositions = 1 << 24;
 
-enum class Keep : uint8_t { off, digest, flagged, full };
-Keep keep_from(const std::string& name);  // throws Error on another name
-const char* name_of(Keep keep);
+enum class TraceLevel : uint8_t { off, digest, flagged, full };
+TraceLevel trace_level_from(const std::string& name);  // throws Error on another name
+const char* name_of(TraceLevel level);
 
 // How a request's tokens are drawn, so that a draw can be made again: the filters are those of
 // Hugging Face's logits processors, in the order of the fields, and the number is of Philox4x32-10.
@@ -79,7 +79,7 @@ struct Manifest {
   std::map<std::string, std::string> provenance;
   Graph graph;
   DType dtype = DType::bf16;  // of weights and activations
-  Keep keep = Keep::digest;
+  TraceLevel level = TraceLevel::digest;
   std::string selection;                              // Selection::text()
   std::map<std::string, RoundingContract> contracts;  // by point name; a missing one is undeclared
   std::vector<RequestInfo> requests;                  // known in full only when the run has ended

@@ -218,7 +218,7 @@ void replace_single_file(const std::string& path, const Manifest& manifest, cons
 }
 
 std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest) {
-  check(manifest.keep == Keep::digest,
+  check(manifest.level == TraceLevel::digest,
         "{}: a journal keeps digests alone: use --keep digest, or a trace X.trace or X.h5", path);
   return std::make_unique<JournalWriter>(path, named(manifest, path));
 }

@@ -91,7 +91,7 @@ class Comparison {
   bool compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const;
   // How far apart two digests say that the rows of the node are, at least: one is of all rows of a
   // pass, also of those of others.
-  void bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const;
+  void bound(const RecordedTensor& a, const RecordedTensor& b, DiffNode& node) const;
   bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
   // Whether the numbers of what was written to that row of a cache were compared.
@@ -102,7 +102,7 @@ class Comparison {
   std::vector<bool> shown_by_both() const;
   void compare_drawn();
   void count_rows_of_b_alone();
-  void summarise();
+  void sum_up_places();
   std::string broken() const;  // why what was compared is not all; "": it is
   bool is_cache(size_t index) const { return places_[index].point->is_cache(); }
   bool rounds_scores(size_t index) const {
@@ -197,7 +197,7 @@ bool Comparison::written_measured(const Row& row, size_t index) const {
   });
 }
 
-void Comparison::bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node) const {
+void Comparison::bound(const RecordedTensor& a, const RecordedTensor& b, DiffNode& node) const {
   std::set<int32_t> requests;
   for (size_t i = 0; i < a.rows.size() && a.rows == b.rows; ++i) {
     if (ShownRow{0, &a, i}.same_bits({0, &b, i})) continue;
@@ -209,7 +209,7 @@ void Comparison::bound(const KeptTensor& a, const KeptTensor& b, DiffNode& node)
 }
 
 bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const {
-  const KeptTensor &of_x = *x.tensor, &of_y = *y.tensor;
+  const RecordedTensor &of_x = *x.tensor, &of_y = *y.tensor;
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
     sums.node.measured = true;
@@ -366,7 +366,7 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   node.limit = limit.all;
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
-  place.difference_rms += sums.distance.difference;  // sums, until summarise()
+  place.difference_rms += sums.distance.difference;  // sums, until sum_up_places()
   place.rms += sums.distance.size;
   noise_.enter(index, request, found);
   if (!sums.differs || !selected_[index]) return;
@@ -450,7 +450,7 @@ void Comparison::count_rows_of_b_alone() {
   }
 }
 
-void Comparison::summarise() {
+void Comparison::sum_up_places() {
   std::erase_if(result_.places, [&](const DiffPlace& place) {
     return place.rows == 0 || !options_.selection.has(*place.place.point, place.place.layer);
   });
@@ -479,8 +479,8 @@ DiffResult Comparison::run() {
   for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
   compare_drawn();
   count_rows_of_b_alone();
-  summarise();
-  tell(result_, broken());
+  sum_up_places();
+  summarise(result_, broken());
   return std::move(result_);
 }
 

@@ -28,7 +28,7 @@ void ScoreRounding::add(DiffSide& side, int pass, const std::vector<Place>& plac
   };
   const Pass& of = side.pass(pass);
   const std::vector<PassRow>& rows = of.info.rows;
-  const KeptTensor* out = of.find(*places[attention].point, layer);
+  const RecordedTensor* out = of.find(*places[attention].point, layer);
   for (size_t i = 0; i < rows.size(); ++i)
     write(layer, side.prefix(rows[i].row), numbers(point("attn.k_rope"), rows[i], i),
           numbers(point("attn.v"), rows[i], i));

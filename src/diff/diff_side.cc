@@ -19,7 +19,7 @@ std::vector<double> numbers_of(const ShownRow& row) {
   return numbers;
 }
 
-double digest_bound(const KeptTensor& a, const KeptTensor& b) {
+double digest_bound(const RecordedTensor& a, const RecordedTensor& b) {
   if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
   if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
   const double difference = std::fabs(a.digest.rms() - b.digest.rms());
@@ -46,7 +46,7 @@ bool ShownRow::same_bits(const ShownRow& other) const {
   return own && own == other.hash() && tensor->dtype == other.tensor->dtype && same_form(other);
 }
 
-std::optional<size_t> index_of(const KeptTensor& tensor, const Row& row, size_t hint) {
+std::optional<size_t> index_of(const RecordedTensor& tensor, const Row& row, size_t hint) {
   if (hint < tensor.rows.size() && tensor.rows[hint] == row) return hint;
   const auto found = std::ranges::find(tensor.rows, row);
   if (found == tensor.rows.end()) return {};
@@ -76,7 +76,7 @@ void DiffSide::enter(int i, const Pass& pass) {
     const Row& row = rows[at].row;
     rows_[{row.request, row.position}].push_back({i, at, rows[at].token, last[row.request] == at});
   }
-  for (const KeptTensor& t : pass.tensors)
+  for (const RecordedTensor& t : pass.tensors)
     if (const auto place = place_of(t)) shown_.insert(*place);
   begin_requests(pass.info);
   history_.begin(pass.info);
@@ -100,17 +100,17 @@ void DiffSide::begin_requests(const PassInfo& pass) {
 }
 
 void DiffSide::enter_written(const Pass& pass) {
-  const auto hash = [](const KeptTensor* tensor, const Row& row, size_t hint) -> uint64_t {
+  const auto hash = [](const RecordedTensor* tensor, const Row& row, size_t hint) -> uint64_t {
     if (!tensor || tensor->row_hashes.size() != tensor->rows.size()) return 0;
     const auto index = index_of(*tensor, row, hint);
     return index ? tensor->row_hashes[*index] : 0;
   };
   std::set<int> layers;
-  for (const KeptTensor& t : pass.tensors)
+  for (const RecordedTensor& t : pass.tensors)
     if (t.point->is_cache() || is_written(*t.point)) layers.insert(t.layer);
   for (int layer : layers) {
-    const KeptTensor* k = pass.find(point("attn.k_rope"), layer);
-    const KeptTensor* v = pass.find(point("attn.v"), layer);
+    const RecordedTensor* k = pass.find(point("attn.k_rope"), layer);
+    const RecordedTensor* v = pass.find(point("attn.v"), layer);
     for (size_t i = 0; i < pass.info.rows.size(); ++i) {
       const Row& row = pass.info.rows[i].row;
       const std::pair hashes{hash(k, row, i), hash(v, row, i)};
@@ -130,7 +130,7 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
     requests.insert(r.row.request);
   }
   std::set<std::pair<Key, int32_t>> seen;
-  for (const KeptTensor& t : pass.tensors) {
+  for (const RecordedTensor& t : pass.tensors) {
     const bool cache = t.point->is_cache();
     const int32_t reader = cache && !t.rows.empty() ? t.rows[0].request : -1;
     const auto where = [&] {
@@ -147,7 +147,7 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
   return "";
 }
 
-std::optional<size_t> DiffSide::place_of(const KeptTensor& tensor) const {
+std::optional<size_t> DiffSide::place_of(const RecordedTensor& tensor) const {
   const auto found = places_.find({order_of(*tensor.point), tensor.layer});
   if (found == places_.end()) return {};
   return found->second;
@@ -163,7 +163,7 @@ const DiffSide::Loaded& DiffSide::loaded(int pass) {
         "pass {} of a trace, request {}, position {}: {}: the trace contradicts itself, write it "
         "anew",
         finding.node.pass, finding.node.request, finding.position, finding.rule);
-  for (const KeptTensor& t : fresh.pass.tensors)
+  for (const RecordedTensor& t : fresh.pass.tensors)
     if (const auto place = place_of(t)) fresh.tensors[*place].push_back(&t);
   return fresh;
 }
@@ -190,7 +190,7 @@ std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, s
   const Loaded& from = loaded(pass);
   const auto tensors = from.tensors.find(place);
   if (tensors == from.tensors.end()) return {};
-  for (const KeptTensor* tensor : tensors->second) {
+  for (const RecordedTensor* tensor : tensors->second) {
     const bool cache = tensor->point->is_cache();
     if (cache && !tensor->rows.empty() && tensor->rows[0].request == row.request)
       return ShownRow{pass, tensor, 0};

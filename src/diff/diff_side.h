@@ -16,7 +16,7 @@ namespace lockstep {
 // One row of a tensor of a trace's pass.
 struct ShownRow {
   int pass = 0;
-  const KeptTensor* tensor = nullptr;
+  const RecordedTensor* tensor = nullptr;
   size_t index = 0;
 
   const Row& row() const { return tensor->rows[index]; }
@@ -30,13 +30,13 @@ std::vector<double> numbers_of(const ShownRow& row);
 
 // |rms(a) - rms(b)| / rms(a), which the relative rms of (a - b) is never below where both are of
 // the same rows; else 0.
-double digest_bound(const KeptTensor& a, const KeptTensor& b);
+double digest_bound(const RecordedTensor& a, const RecordedTensor& b);
 
 // Whether rows of that point are what a cache is written from.
 bool is_written(const Point& p);
 
 // The index of `row` in the tensor, looked for at `hint` first.
-std::optional<size_t> index_of(const KeptTensor& tensor, const Row& row, size_t hint);
+std::optional<size_t> index_of(const RecordedTensor& tensor, const Row& row, size_t hint);
 
 // One of the two traces that are compared: who computed a row, and what is shown of it.
 class DiffSide {
@@ -78,13 +78,13 @@ class DiffSide {
   using Key = std::pair<int, int>;  // order of the point, layer
   struct Loaded {
     Pass pass;
-    std::map<size_t, std::vector<const KeptTensor*>> tensors;  // by place
+    std::map<size_t, std::vector<const RecordedTensor*>> tensors;  // by place
   };
   const Loaded& loaded(int pass);
   void enter(int i, const Pass& pass);
   void begin_requests(const PassInfo& pass);
   void enter_written(const Pass& pass);
-  std::optional<size_t> place_of(const KeptTensor& tensor) const;
+  std::optional<size_t> place_of(const RecordedTensor& tensor) const;
   std::string trouble_of(const Pass& pass) const;
 
   TraceReader& trace_;

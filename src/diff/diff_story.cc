@@ -37,7 +37,7 @@ std::string not_common(const DiffResult& result) {
 
 }  // namespace
 
-void tell(DiffResult& result, const std::string& broken) {
+void summarise(DiffResult& result, const std::string& broken) {
   const auto& bits = result.first_bits;
   const auto& kind = result.first_kind;
   const auto where = [](const DiffNode& n) {

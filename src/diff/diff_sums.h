@@ -18,7 +18,7 @@ struct DiffSums {
   double furthest = 0;  // relative() of a row
   int32_t furthest_position = 0;
   bool differs = false, without_digest = false, each_known = true;
-  std::pair<const KeptTensor*, const KeptTensor*> bounded;  // the last two by their digests
+  std::pair<const RecordedTensor*, const RecordedTensor*> bounded;  // the last two by their digests
   std::string reason;  // as in DiffNode, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;

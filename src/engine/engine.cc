@@ -18,8 +18,9 @@ int threads_from(int wanted) {
 // Where RoPE depends on the length, a key is turned for the length that its request had in the pass
 // that made it: pages of the same tokens are then not the same, and a text would depend on what
 // others asked before it.
-bool shares_prefixes(const EngineOptions& options, const ModelConfig& config) {
-  return options.prefix_cache && !depends_on_length(config.rope);
+EngineOptions for_scheduler(EngineOptions options, const ModelConfig& config) {
+  options.prefix_cache = options.prefix_cache && !depends_on_length(config.rope);
+  return options;
 }
 
 constexpr int64_t kRun = 64;  // pages that are poisoned at once
@@ -70,14 +71,8 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
              {.threads = &threads_, .stream = stream_of(options.device), .device = options.device}),
       tables_(model_.config(), options.device),
       graphs_(model_, caches_, tables_, hooks_.before_replay),
-      pool_(options.pages, options.page_order),
-      scheduler_(pool_, {.page_size = options.page_size,
-                         .chunk = options.chunk,
-                         .budget = options.budget,
-                         .max_batch = options.max_batch,
-                         .prefix_cache = shares_prefixes(options, checkpoint.config()),
-                         .preempt = options.preempt,
-                         .schedule = options.schedule}) {
+      pool_(options.pages, options.page_order_seed),
+      scheduler_(pool_, for_scheduler(options, checkpoint.config())) {
   check(options.page_size >= 1 && options.page_size <= 256,
         "a page holds 1 to 256 tokens, found --page-size {}", options.page_size);
   for (int64_t layer = 0; layer < model_.config().layers; ++layer)

@@ -2,39 +2,17 @@
 
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/base/thread_pool.h"
 #include "src/engine/decode_graphs.h"
+#include "src/engine/options.h"
 #include "src/engine/scheduler.h"
 #include "src/model/model.h"
 
 namespace lockstep {
-
-struct EngineOptions {
-  Device device = Device::cpu;
-  bool graph = false;  // of a CUDA device: decode passes are replayed from graphs
-  DType dtype = DType::bf16;
-  int64_t page_size = 16;
-  int64_t pages = 0;
-  uint64_t page_order = 0;  // seed of the order in which pages are handed out; 0: ascending
-  int64_t chunk = 0;        // most prompt tokens of a request in one pass; 0: all
-  int64_t budget = 0;       // most tokens in one pass; 0: no limit
-  int64_t max_batch = 0;    // most requests in one pass; 0: no limit
-  bool prefix_cache = false;
-  Preempt preempt = Preempt::recompute;
-  uint64_t schedule = 0;  // seed of random legal schedules; 0: none
-  int threads = 0;        // 0: as many as there are cores
-  // Fill value of newly allocated pages, so that a read of an unwritten slot is visible in the
-  // output.
-  float poison = std::numeric_limits<float>::quiet_NaN();
-  // The text of tokens, in which the requests' stop texts are sought; only those need it.
-  std::function<std::string(std::span<const int32_t>)> text_of;
-};
 
 // An engine: it serves many requests at once over one pool of K/V pages by continuous batching. It
 // owns weights, pool and threads; one thread calls it.

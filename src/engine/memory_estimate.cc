@@ -17,7 +17,7 @@ constexpr int64_t kRest = int64_t{2} << 30;
 int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes) {
   const Activations activations(config, options.dtype, options.device);
   // Fused ops have some buffers of their own besides.
-  const int64_t buffers = 2 * activations.memory(options.budget, options.max_batch);
+  const int64_t buffers = 2 * activations.memory(options.max_batched_tokens, options.max_batch);
   const int64_t draws = options.max_batch * config.vocab * static_cast<int64_t>(sizeof(double));
   const int64_t left =
       bytes - weights_memory(config, options.dtype, options.device) - buffers - draws - kRest;

@@ -5,9 +5,9 @@
 namespace lockstep {
 
 // The most pages that an engine with those options can have in a memory of that many bytes of
-// options.device, beside its weights and what it needs to compute passes of at most options.budget
-// tokens and options.max_batch requests, both at least 1. 0 when not even one. options.pages is not
-// looked at.
+// options.device, beside its weights and what it needs to compute passes of at most
+// options.max_batched_tokens tokens and options.max_batch requests, both at least 1. 0 when not
+// even one. options.pages is not looked at.
 int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64_t bytes);
 
 }  // namespace lockstep

@@ -16,8 +16,8 @@ void insert_by_id(Queue& queue, Sequence* sequence) {
 
 }  // namespace
 
-Scheduler::Scheduler(PagePool& pool, const SchedulerOptions& options)
-    : pool_(pool), options_(options), random_(options.schedule) {}
+Scheduler::Scheduler(PagePool& pool, const EngineOptions& options)
+    : pool_(pool), options_(options), random_(options.random_schedule_seed) {}
 
 void Scheduler::check_fits(const Sequence& sequence) const {
   const int64_t needed = pages_for(sequence.request.max_positions());
@@ -192,7 +192,8 @@ int64_t Scheduler::next_busy(int64_t step) const {
 
 Plan Scheduler::next(int64_t step) {
   Plan plan;
-  int64_t left = options_.budget > 0 ? options_.budget : std::numeric_limits<int64_t>::max();
+  int64_t left = options_.max_batched_tokens > 0 ? options_.max_batched_tokens
+                                                 : std::numeric_limits<int64_t>::max();
   serve_running(left, plan);
   // A request that was just preempted must not come straight back in.
   if (plan.preempted == 0) admit(step, left, plan);

@@ -5,26 +5,11 @@
 #include <random>
 #include <vector>
 
+#include "src/engine/options.h"
 #include "src/engine/page_pool.h"
 #include "src/engine/request.h"
 
 namespace lockstep {
-
-// The fate of a running request whose pages another one needs.
-enum class Preempt : uint8_t {
-  recompute,  // its pages are freed, its tokens are computed again later
-  swap,       // its pages are copied to host memory and back later
-};
-
-struct SchedulerOptions {
-  int64_t page_size = 16;
-  int64_t chunk = 0;      // most prompt tokens of a request in one pass; 0: all
-  int64_t budget = 0;     // most tokens in one pass; 0: no limit
-  int64_t max_batch = 0;  // most requests in one pass; 0: no limit
-  bool prefix_cache = false;
-  Preempt preempt = Preempt::recompute;
-  uint64_t schedule = 0;  // seed of random legal schedules, for tests; 0: none
-};
 
 // The next `tokens` tokens of a sequence, scheduled for one pass.
 struct ScheduledChunk {
@@ -56,7 +41,7 @@ struct Plan {
 // nothing starves and nothing deadlocks.
 class Scheduler {
  public:
-  Scheduler(PagePool& pool, const SchedulerOptions& options);
+  Scheduler(PagePool& pool, const EngineOptions& options);
 
   // Throws Error when the request can never fit into the pool.
   void add(Sequence& sequence);
@@ -82,7 +67,9 @@ class Scheduler {
   }
   void check_fits(const Sequence& sequence) const;
   int64_t wanted(const Sequence& sequence, int64_t left);
-  bool by_chance(unsigned percent) { return options_.schedule != 0 && random_() % 100 < percent; }
+  bool by_chance(unsigned percent) {
+    return options_.random_schedule_seed != 0 && random_() % 100 < percent;
+  }
   int64_t pages_missing(const Sequence& sequence, int64_t tokens) const;
   bool make_room(Sequence& sequence, int64_t pages, Plan& plan);
   void give_pages(Sequence& sequence, int64_t tokens, Plan& plan);
@@ -94,7 +81,7 @@ class Scheduler {
   void reuse_prefix(Sequence& sequence);
 
   PagePool& pool_;
-  SchedulerOptions options_;
+  EngineOptions options_;
   std::mt19937_64 random_;
   std::deque<Sequence*> waiting_;   // by id: the order in which they came
   std::vector<Sequence*> running_;  // by id too

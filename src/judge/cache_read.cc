@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-std::vector<uint64_t> hashes_of(const KeptTensor& kv) {
+std::vector<uint64_t> hashes_of(const RecordedTensor& kv) {
   if (kv.row_hashes.size() == kv.rows.size() || kv.data.view().empty()) return kv.row_hashes;
   return row_hashes_of(kv.data);
 }
@@ -32,7 +32,7 @@ struct WrongKv {
   bool differs(size_t half) const { return !std::ranges::equal(want[half], got[half]); }
 };
 
-WrongKv wrong_kv(const KeptTensor& kv, size_t i, uint64_t hash, int layer,
+WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
                  const KvHistory& history) {
   WrongKv wrong{.row = i, .hash = hash};
   const uint64_t written = history.latest(layer, kv.rows[i]);
@@ -103,7 +103,7 @@ std::vector<bool> wrong_elements(const WrongKv& wrong, DType dtype) {
 
 // The element that is furthest from what was written: before all others one that is no number on
 // one side, or has other bits and the same value.
-void show_element(Finding& finding, const WrongKv& wrong, const KeptTensor& kv) {
+void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& kv) {
   const std::vector<bool> elements = wrong_elements(wrong, kv.dtype);
   const int64_t count = std::ssize(elements) / 2, dim = kv.shape.last();
   double furthest = -1;
@@ -126,7 +126,7 @@ void show_element(Finding& finding, const WrongKv& wrong, const KeptTensor& kv) 
 
 }  // namespace
 
-NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& history) {
+NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& history) {
   NodeOutcome outcome;
   const std::vector<uint64_t> hashes = hashes_of(kv);
   const WrongRows found = hashes.size() == kv.rows.size()
@@ -156,7 +156,7 @@ NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& hist
   return outcome;
 }
 
-CacheRead::CacheRead(const KeptTensor* kv, const KvHistory& history) {
+CacheRead::CacheRead(const RecordedTensor* kv, const KvHistory& history) {
   if (!kv || kv->shape.rank() != 4 || kv->shape[1] != 2) {
     trouble_ = "attn.kv, which the op reads, was not captured, or not as the model has it";
     return;

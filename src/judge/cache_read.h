@@ -16,7 +16,7 @@ namespace lockstep {
 class CacheRead {
  public:
   CacheRead() = default;
-  CacheRead(const KeptTensor* kv, const KvHistory& history);
+  CacheRead(const RecordedTensor* kv, const KvHistory& history);
 
   const std::string& trouble() const { return trouble_; }  // empty: none
   KeysValues keys_values() const { return {k_, v_}; }
@@ -31,6 +31,6 @@ class CacheRead {
 // whose were read instead; its element is the one of the first wrong position that is furthest off.
 // The rows that were read are known where the tensor was kept or its hash is one of rows that were
 // written; else nobody can say whether K or V is wrong, and the finding has no element.
-NodeOutcome compare_cache(const KeptTensor& kv, int layer, const KvHistory& history);
+NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& history);
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ const RequestInfo* DrawReplay::find(int32_t request) const {
 
 void DrawReplay::add(const Pass& pass, const Text& text) {
   const bool any = std::ranges::any_of(known_, &RequestInfo::sampled);
-  const KeptTensor* logits = pass.find(point("logits"), -1);
+  const RecordedTensor* logits = pass.find(point("logits"), -1);
   if (!any || !logits || !is_float(logits->dtype) || logits->data.view().empty()) return;
   const auto width = static_cast<size_t>(logits->data.view().row_size());
   for (size_t i = 0; i < logits->rows.size(); ++i) {

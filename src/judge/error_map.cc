@@ -23,7 +23,7 @@ std::vector<std::string> names_of(const Point& point) {
 
 }  // namespace
 
-size_t ErrorMap::begin(const SeenPass& seen) {
+size_t ErrorMap::begin(const PassView& seen) {
   full_ = full_ || rows_ > kMostRows;
   if (full_) return SIZE_MAX;
   SeenNodes& nodes = passes_.emplace_back();
@@ -35,7 +35,7 @@ size_t ErrorMap::begin(const SeenPass& seen) {
   nodes.rows = seen.info().rows;
   nodes.logit_rows = seen.info().logit_rows;
   for (const int layer : seen.layers_of(point("mlp.experts"))) {
-    const KeptTensor& chosen = *seen.tensor({&point("mlp.experts"), layer}, -1);
+    const RecordedTensor& chosen = *seen.tensor({&point("mlp.experts"), layer}, -1);
     const TensorView ids = chosen.data;
     if (ids.empty() || ids.dtype != DType::i32 || ids.shape.rank() != 2 ||
         ids.rows() != std::ssize(nodes.rows))

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "src/stats/shape_rule.h"
 
 namespace lockstep {
@@ -19,7 +19,7 @@ class ErrorMap {
   explicit ErrorMap(int64_t page_size) : page_size_(page_size) {}  // 0: not known
 
   // Returns the pass's number.
-  size_t begin(const SeenPass& seen);
+  size_t begin(const PassView& seen);
   // One node of the pass of that number: what is wrong in it, or that it was not judged. row_shape:
   // of its tensor, the axes after the rows.
   void add(size_t pass, const Place& place, const Shape& row_shape, const NodeOutcome& outcome);

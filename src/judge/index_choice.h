@@ -1,7 +1,7 @@
 #pragma once
 
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 
 namespace lockstep {
 

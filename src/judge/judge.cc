@@ -36,7 +36,7 @@ double root_mean(double sum, int64_t count) {
 
 // Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
 // it. Caches are compared with the rows that were written to them.
-Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& selection,
+Pass pass_of(ReferenceModel& model, const PassView& judged, const Selection& selection,
              const ReferenceCheck* check_of) {
   Pass pass;
   Recorder recorder({}, /*digests=*/false, [&](Pass seen) { pass = std::move(seen); });
@@ -47,7 +47,7 @@ Pass pass_of(ReferenceModel& model, const SeenPass& judged, const Selection& sel
              selection.has(lockstep::point("attn.out"), layer);
     const bool routes = point == lockstep::point("mlp.router");  // which are compared too
     if (!(logits || routes || selection.has(point, layer))) return false;
-    const KeptTensor* tensor = judged.tensor({&point, layer}, /*request=*/-1);
+    const RecordedTensor* tensor = judged.tensor({&point, layer}, /*request=*/-1);
     return tensor != nullptr && !tensor->data.view().empty();
   });
   Probe probe(&compared);
@@ -67,9 +67,9 @@ Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place
 // Row by row, the experts that the engine chose at a layer, where that is what its own logits say:
 // both models follow it there, for which of two nearly equal experts is taken is no error. Empty
 // where it is not known, or wrong.
-TensorView experts_of(const SeenPass& seen, int layer) {
-  const KeptTensor* chosen = seen.tensor({&point("mlp.experts"), layer}, -1);
-  const KeptTensor* logits = seen.tensor({&point("mlp.router"), layer}, -1);
+TensorView experts_of(const PassView& seen, int layer) {
+  const RecordedTensor* chosen = seen.tensor({&point("mlp.experts"), layer}, -1);
+  const RecordedTensor* logits = seen.tensor({&point("mlp.router"), layer}, -1);
   if (!chosen || !logits || chosen->dtype != DType::i32) return {};
   if (chosen->data.view().empty() || logits->data.view().empty()) return {};
   NodeRows all;
@@ -119,7 +119,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
 }
 
 void Judge::State::look_for_strays(const Pass& pass) {
-  for (const KeptTensor& tensor : pass.tensors) {
+  for (const RecordedTensor& tensor : pass.tensors) {
     const Place place{tensor.point, tensor.layer};
     if (manifest.graph.has(place)) continue;
     ledger.stray({.node = {.place = place, .pass = pass.info.pass},
@@ -128,7 +128,7 @@ void Judge::State::look_for_strays(const Pass& pass) {
   }
 }
 
-void Judge::State::run_models(const SeenPass& seen) {
+void Judge::State::run_models(const PassView& seen) {
   exact_pass = rounded_pass = {};
   if (!exact) return;
   if (flow.continues()) {
@@ -149,12 +149,12 @@ void Judge::State::run_models(const SeenPass& seen) {
                   seen.info().pass));
 }
 
-void Judge::State::remember_cache(const SeenPass& seen) {
+void Judge::State::remember_cache(const PassView& seen) {
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
     if (!place.point->is_cache()) continue;
-    const KeptTensor* k = seen.tensor(ancestry.inputs(i).at(0), -1);
-    const KeptTensor* v = seen.tensor(ancestry.inputs(i).at(1), -1);
+    const RecordedTensor* k = seen.tensor(ancestry.inputs(i).at(0), -1);
+    const RecordedTensor* v = seen.tensor(ancestry.inputs(i).at(1), -1);
     const bool fit = k && v && !k->data.view().empty() && !v->data.view().empty() &&
                      k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                      k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
@@ -185,7 +185,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       undeclared = true;
       op_judge.contracts().add(place, candidates, all[n]);
     }
-    const KeptTensor* tensor = pass.seen.tensor(place, node.request);
+    const RecordedTensor* tensor = pass.seen.tensor(place, node.request);
     judged.pending.push_back(
         {index, node.request,
          tensor && tensor->shape.rank() > 0 ? Shape(tensor->shape.extents().subspan(1)) : Shape{},
@@ -263,7 +263,7 @@ std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place
 }
 
 std::vector<NodeId> Judge::State::judge(const Pass& pass) {
-  const SeenPass seen(pass, options.selection);
+  const PassView seen(pass, options.selection);
   coverage.add(pass);
   flow.begin(pass);
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });

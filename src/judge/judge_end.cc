@@ -20,7 +20,7 @@ void Judge::State::judge_choices() {
   const double scale = options.limit_scale;
   for (const LogitsDoubt& doubt : logits.doubts()) {
     const Statistic& statistic = doubt.statistic;
-    if (of_all) ledger.strain(statistic.strain());
+    if (of_all) ledger.limit_ratio(statistic.limit_ratio());
     if (statistic.passes(scale)) continue;
     if (!of_all) {
       unexplained = statistic.slice;
@@ -34,7 +34,7 @@ void Judge::State::judge_choices() {
          .statistic = statistic.kind,
          .value = statistic.value,
          .limit = statistic.limit * scale,
-         .budgets = statistic.strain(),
+         .budgets = statistic.limit_ratio(),
          .rule = "no op is over its budget, but " + statistic.slice});
     return;
   }
@@ -50,7 +50,7 @@ void Judge::State::judge_pool(size_t index) {
   const PlacePool* pool = op_judge.pooled(place, contract);
   if (!pool || is_mutant(Mutant::no_pooling)) return;
   std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
-  for (const Statistic& statistic : statistics) ledger.strain(statistic.strain());
+  for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
   for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
     ledger.regrade_all(static_cast<int>(index),
@@ -93,7 +93,7 @@ void Judge::State::judge_point(const Point& point) {
     tighten(statistics, options.limits.of(point.op, manifest.dtype));
     drop_missing(statistics);
     for (const Statistic& statistic : statistics) {
-      ledger.strain(statistic.strain());
+      ledger.limit_ratio(statistic.limit_ratio());
       if (statistic.passes(scale)) continue;
       ledger.regrade_all(static_cast<int>(sum.second),
                          {.verdict = Verdict::introduced,
@@ -238,7 +238,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.provenance = manifest.provenance;
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
-  result.blind = coverage.blind_to();
+  result.blind = coverage.not_covered();
   const double largest = result.scope.largest;
   result.scope = scope_of(drawn);
   result.scope.largest = largest;
@@ -247,11 +247,11 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
           ? flow.undecided(requests)
           : "no pass asks for logits, so that nothing that chooses a "
             "token was judged";
-  tell(result, {.complete = complete,
-                .reason = ledger.main_reason(),
-                .unexplained = unexplained,
-                .undecided = complete ? undecided : std::string(),
-                .suspicion = reference_check.suspicion()});
+  summarise(result, {.complete = complete,
+                     .reason = ledger.main_reason(),
+                     .unexplained = unexplained,
+                     .undecided = complete ? undecided : std::string(),
+                     .suspicion = reference_check.suspicion()});
   if (options.learn && result.verdict == RunVerdict::clean)
     for (const auto& [op, reached] : op_judge.reached())
       options.learn->learn(op, manifest.dtype, reached);

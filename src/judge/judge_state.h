@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/judge/ancestry.h"
-#include "src/judge/blind.h"
+#include "src/judge/coverage.h"
 #include "src/judge/draw_replay.h"
 #include "src/judge/error_map.h"
 #include "src/judge/judge.h"
@@ -48,8 +48,8 @@ struct Judge::State {
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
 
   void look_for_strays(const Pass& pass);
-  void run_models(const SeenPass& seen);
-  void remember_cache(const SeenPass& seen);
+  void run_models(const PassView& seen);
+  void remember_cache(const PassView& seen);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
   // Enters a pass whose contracts are known, and returns what of it is a finding.
   std::vector<NodeId> settle(Judged& judged);

@@ -92,7 +92,7 @@ int Ledger::enter(NodeOutcome outcome) {
     summary.ancestor = text_of(place_of_finding(outcome.ancestor));
   sums.errors.add(outcome.sums);
   ask_other_rules(outcome);
-  strain(outcome.strain);
+  limit_ratio(outcome.limit_ratio);
   if (!is_finding(outcome)) return -1;
 
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
@@ -100,7 +100,7 @@ int Ledger::enter(NodeOutcome outcome) {
   finding.node.place = named(outcome.place);
   finding.node.pass = outcome.pass;
   finding.node.request = outcome.request;
-  if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
+  if (absolute(finding)) limit_ratio(std::numeric_limits<double>::infinity());
   return static_cast<int>(findings_.size()) - 1;
 }
 
@@ -121,7 +121,7 @@ const Place& Ledger::named(int place) const {
 }
 
 void Ledger::stray(const Finding& finding) {
-  strain(std::numeric_limits<double>::infinity());
+  limit_ratio(std::numeric_limits<double>::infinity());
   findings_.push_back(finding);
 }
 
@@ -129,7 +129,7 @@ void Ledger::regrade(Entry& entry, const Finding& finding) {
   entry.verdict = finding.verdict;
   entry.finding = true;
   if (entry.reason) --*std::exchange(entry.reason, nullptr);
-  if (absolute(finding)) strain(std::numeric_limits<double>::infinity());
+  if (absolute(finding)) limit_ratio(std::numeric_limits<double>::infinity());
   PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
   findings_.push_back(finding);
@@ -186,7 +186,7 @@ std::string Ledger::main_reason() const {
 Result Ledger::result() const {
   Result result;
   result.notes = notes_;
-  result.strain = strain_;
+  result.limit_ratio = limit_ratio_;
   result.scope.largest = largest_;
   if (compared_)
     result.others = {{"torch.testing.assert_close", first_not_close_},

@@ -17,13 +17,13 @@ struct NodeOutcome {
   int32_t pass = 0;
   int32_t request = 0;
   Verdict verdict = Verdict::bitwise;
-  bool tried = true;      // false: under this contract the node was not judged, what it holds is
-                          // that of one which it fits
-  Finding finding;        // when is_finding(verdict); place, pass and request are filled in here
-  double t1 = 0, t2 = 0;  // in units of their limits
-  double of_row = 0;      // of the element that t1 is of, as in Finding
-  double strain = 0;      // the largest statistic, in units of its limit
-  int32_t position = 0;   // of the worst element's row
+  bool tried = true;       // false: under this contract the node was not judged, what it holds is
+                           // that of one which it fits
+  Finding finding;         // when is_finding(verdict); place, pass and request are filled in here
+  double t1 = 0, t2 = 0;   // in units of their limits
+  double of_row = 0;       // of the element that t1 is of, as in Finding
+  double limit_ratio = 0;  // the largest statistic, in units of its limit
+  int32_t position = 0;    // of the worst element's row
   ErrorSums sums;
   int ancestor = -1;       // of a propagated node: its finding's number; -1: an overflow
   bool overflows = false;  // nonfinite as the exact result is too, which is no finding
@@ -65,7 +65,7 @@ class Ledger {
   bool any_finding_at(const Point& point) const;
   const Place& place_of_finding(int number) const;
   // A statistic in units of its limit, of no single node.
-  void strain(double value) { strain_ = std::max(strain_, value); }
+  void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
 
   // Counts, findings in order, places, notes. Verdict and story are not filled in.
@@ -97,7 +97,7 @@ class Ledger {
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;
-  double strain_ = 0, largest_ = 0;
+  double limit_ratio_ = 0, largest_ = 0;
   bool compared_ = false;  // any node, with the reference models
   std::optional<Place> first_not_close_, first_over_floor_;
 };

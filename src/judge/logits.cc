@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -78,15 +78,15 @@ double second_best(std::span<const double> logits, size_t best) {
 
 }  // namespace
 
-void LogitsComparison::add(int32_t pass, const KeptTensor* got, const KeptTensor* exact,
-                           const KeptTensor* rounded) {
+void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
+                           const RecordedTensor* rounded) {
   if (!got) return;
   const auto finite = [](double x) { return std::isfinite(x); };
   for (const Row& row : got->rows) {
     std::vector<double> values[3];
-    const KeptTensor* tensors[] = {got, exact, rounded};
+    const RecordedTensor* tensors[] = {got, exact, rounded};
     for (size_t i = 0; i < 3; ++i) {
-      const PickedRows picked(tensors[i], {&row, 1});
+      const SelectedRows picked(tensors[i], {&row, 1});
       if (picked.view().empty()) return;
       values[i].resize(static_cast<size_t>(picked.view().count()));
       widen(picked.view(), 0, values[i]);

@@ -32,7 +32,8 @@ class LogitsComparison {
 
   // Rows that `exact` or `rounded` lack, that were kept as digests, or in which one of these two is
   // no number are left out. Where `got` is none, its choice is explained by nothing.
-  void add(int32_t pass, const KeptTensor* got, const KeptTensor* exact, const KeptTensor* rounded);
+  void add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
+           const RecordedTensor* rounded);
 
   std::optional<LogitsSummary> summary() const;  // nothing when no row was compared
   std::vector<Flip> flips(int32_t request) const;

@@ -57,7 +57,7 @@ struct OpJudge::Group {
   std::vector<int64_t> lengths;  // of the rows' requests, after the pass
   std::vector<size_t> owner;     // member of each row
   CacheRead cache;               // attention: what its one request reads
-  const KeptTensor* tensor = nullptr;
+  const RecordedTensor* tensor = nullptr;
   bool compared = false;  // with the two models, which no contract changes
   bool answered = false;  // no number says what came out
 };
@@ -128,7 +128,7 @@ std::map<OpKind, Reached> OpJudge::reached() const {
   return reached;
 }
 
-void OpJudge::begin_pass(const SeenPass& pass) {
+void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(order_of(p));
@@ -163,9 +163,9 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
   } else {
     for (const Place& input : inputs) {
       if (input.point->is_cache() || place.point->is_cache()) continue;
-      const KeptTensor* tensor = pass.seen.tensor(input, node.request);
+      const RecordedTensor* tensor = pass.seen.tensor(input, node.request);
       if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != dtype_at(input) ||
-          PickedRows(tensor, node.rows).view().empty())
+          SelectedRows(tensor, node.rows).view().empty())
         outcome = inconclusive("an input of the op was not captured, or not as the model has it");
     }
   }
@@ -367,13 +367,14 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
-  std::vector<PickedRows> picked;
+  std::vector<SelectedRows> picked;
   const auto pick = [&](const std::vector<Place>& places) {
     picked.clear();
     for (const Place& input : places)
       if (!input.point->is_cache())
         picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
-    return std::ranges::none_of(picked, [](const PickedRows& rows) { return rows.view().empty(); });
+    return std::ranges::none_of(picked,
+                                [](const SelectedRows& rows) { return rows.view().empty(); });
   };
   if (!pick(read_by(contract, inputs))) {  // its own inputs are known to be there, a sum's are not
     if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
@@ -383,10 +384,10 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
     }
     pick(inputs);
   }
-  for (const PickedRows& input : picked) call.inputs.push_back(input.view());
+  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
 
   const Exact exact = oracle_.evaluate(call);
-  const PickedRows got(group.tensor, rows);
+  const SelectedRows got(group.tensor, rows);
   if (exact.shape != got.view().shape) {
     for (Group::Member& member : group.members)
       *member.outcomes = {structural(
@@ -396,10 +397,10 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
     return false;
   }
   const auto reference = [&](const Pass* model) {
-    return PickedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
-                      rows);
+    return SelectedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
+                        rows);
   };
-  const PickedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
+  const SelectedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
   measure_block({place, dtype_at(place), first, rows, exact, got.view(), exact_model.view(),
                  rounded_model.view(), threads_for(got.view().count())},
                 group);
@@ -470,8 +471,8 @@ void OpJudge::measure_block(const Block& block, Group& group) {
 
 NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& inputs,
                                  const JudgedPass& pass, const NodeRows& node) {
-  const KeptTensor& kv = *pass.seen.tensor(place, node.request);
-  const KeptTensor* k = pass.seen.tensor(inputs.at(0), node.request);
+  const RecordedTensor& kv = *pass.seen.tensor(place, node.request);
+  const RecordedTensor* k = pass.seen.tensor(inputs.at(0), node.request);
   const Shape wanted =
       k && k->shape.rank() == 3 ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
   if (kv.shape != wanted || kv.shape.rank() != 4) {
@@ -484,8 +485,8 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
 
 NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
                                    const JudgedPass& pass, const NodeRows& node) {
-  const PickedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
-  const PickedRows chosen(pass.seen.tensor(place, node.request), node.rows);
+  const SelectedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
+  const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
   ChoiceOutcome outcome =
       judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
   // An op that reads indices of nothing cannot be computed, and is not judged.

@@ -13,14 +13,14 @@
 #include "src/judge/ledger.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
 
 // The data that judging one pass stands on.
 struct JudgedPass {
-  const SeenPass& seen;
+  const PassView& seen;
   const KvHistory& history;
   // The same pass of the model in fp64 and of the model in the run's dtype; null: not known.
   const Pass* exact = nullptr;
@@ -56,7 +56,7 @@ class OpJudge {
   // graph: of what is judged.
   OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options);
 
-  void begin_pass(const SeenPass& pass);
+  void begin_pass(const PassView& pass);
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
   DType dtype_at(const Place& place) const;

@@ -83,7 +83,7 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   const Statistic* failing = nullptr;
   for (const Statistic& statistic : measure.statistics) {
     if (statistic.kind == StatisticKind::rms_error) outcome.t2 = statistic.value / statistic.limit;
-    outcome.strain = std::max(outcome.strain, statistic.strain());
+    outcome.limit_ratio = std::max(outcome.limit_ratio, statistic.limit_ratio());
     if (!failing && !statistic.passes(limit_scale)) failing = &statistic;
   }
   if (measure.elements == 0) {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "src/stats/moments.h"
 
 namespace lockstep {
@@ -18,7 +18,7 @@ constexpr size_t kInTurn = 16;
 // apart, and an exponential of a score of 100 is 1e-14 more.
 constexpr double kApart = 1e-9;
 
-KeysValues split(const KeptTensor& kv, Tensor& k, Tensor& v) {
+KeysValues split(const RecordedTensor& kv, Tensor& k, Tensor& v) {
   const Shape half{kv.shape[0], kv.shape[2], kv.shape[3]};
   k = Tensor(half, kv.dtype);
   v = Tensor(half, kv.dtype);
@@ -63,7 +63,7 @@ void ReferenceCheck::check(const Pass& exact) {
 }
 
 void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
-  const KeptTensor* made = exact.find(*place.point, place.layer);
+  const RecordedTensor* made = exact.find(*place.point, place.layer);
   if (!made || made->data.view().empty() || made->rows.empty()) return;
   const Row row = made->rows.back();
   OracleCall call{.place = place, .dtype = dtype_, .rows = {&row, 1}};
@@ -74,12 +74,12 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
   for (const PassRow& r : exact.info.rows)
     if (r.row.request == row.request) length = std::max<int64_t>(length, r.row.position + 1);
   call.lengths = {&length, 1};
-  std::vector<PickedRows> picked;
+  std::vector<SelectedRows> picked;
   Tensor k, v;
   for (const Place& input : graph_.inputs_of(place)) {
     if (input.point->op == OpKind::angles) continue;  // by its own recipe, as the model
-    const KeptTensor* tensor = nullptr;
-    for (const KeptTensor& kept : exact.tensors)
+    const RecordedTensor* tensor = nullptr;
+    for (const RecordedTensor& kept : exact.tensors)
       if (kept.point && Place{kept.point, kept.layer} == input &&
           std::ranges::count(kept.rows, row) > 0)
         tensor = &kept;
@@ -89,9 +89,9 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
     else
       picked.emplace_back(tensor, std::span(&row, 1));
   }
-  for (const PickedRows& input : picked) call.inputs.push_back(input.view());
+  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
   const Exact want = oracle_.evaluate(call);
-  const PickedRows one(made, {&row, 1});
+  const SelectedRows one(made, {&row, 1});
   std::vector<double> got(static_cast<size_t>(one.view().count()));
   widen(one.view(), 0, got);
   ++checked_;

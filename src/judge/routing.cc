@@ -15,17 +15,17 @@ std::vector<double> row_of(const TensorView& tensor, int64_t row) {
   return values;
 }
 
-bool has_rows(const KeptTensor* tensor, int64_t rows) {
+bool has_rows(const RecordedTensor* tensor, int64_t rows) {
   return tensor && !tensor->data.view().empty() && tensor->data.view().rows() == rows;
 }
 
 }  // namespace
 
-void RoutingComparison::add(const SeenPass& seen, const Pass& exact, const Pass& rounded) {
-  for (const KeptTensor& logits : exact.tensors) {
+void RoutingComparison::add(const PassView& seen, const Pass& exact, const Pass& rounded) {
+  for (const RecordedTensor& logits : exact.tensors) {
     if (!(*logits.point == point("mlp.router"))) continue;
-    const KeptTensor* chosen = seen.tensor({&point("mlp.experts"), logits.layer}, -1);
-    const KeptTensor* other = rounded.find(point("mlp.router"), logits.layer);
+    const RecordedTensor* chosen = seen.tensor({&point("mlp.experts"), logits.layer}, -1);
+    const RecordedTensor* other = rounded.find(point("mlp.router"), logits.layer);
     const int64_t rows = logits.data.view().empty() ? 0 : logits.data.view().rows();
     if (!has_rows(chosen, rows) || !has_rows(other, rows)) continue;
     for (int64_t i = 0; i < rows; ++i)

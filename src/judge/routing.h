@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 
 namespace lockstep {
 
@@ -17,7 +17,7 @@ class RoutingComparison {
 
   // The engine's choices of a pass beside the router's logits of the two models. What one of them
   // lacks is left out.
-  void add(const SeenPass& seen, const Pass& exact, const Pass& rounded);
+  void add(const PassView& seen, const Pass& exact, const Pass& rounded);
   // In a sentence; none where no choice differs.
   std::vector<std::string> notes() const;
 

@@ -84,22 +84,22 @@ std::string diverged_story(const Result& result) {
   return text;
 }
 
-std::string inconclusive_story(const Result& result, const Doubts& doubts) {
+std::string inconclusive_story(const Result& result, const Inconclusive& inconclusive) {
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
            "passes";
   if (result.judged == 0)
     return fmt::format("Nothing was judged: 0 of {} nodes could be{}", result.expected,
-                       doubts.reason.empty() ? "" : ", because " + doubts.reason);
+                       inconclusive.reason.empty() ? "" : ", because " + inconclusive.reason);
   std::string text = fmt::format("No bug among {} of {} nodes", result.judged, result.expected);
   if (result.judged < result.expected)
-    text += "; the others could not be judged: " + doubts.reason;
-  else if (!doubts.complete)
+    text += "; the others could not be judged: " + inconclusive.reason;
+  else if (!inconclusive.complete)
     text += ", but the trace lacks a part of its run";
-  if (!doubts.unexplained.empty())
+  if (!inconclusive.unexplained.empty())
     text += fmt::format("; {}, so an op that was not judged is wrong: let all be judged",
-                        doubts.unexplained);
-  if (!doubts.undecided.empty()) text += "; but " + doubts.undecided;
+                        inconclusive.unexplained);
+  if (!inconclusive.undecided.empty()) text += "; but " + inconclusive.undecided;
   return text;
 }
 
@@ -162,11 +162,12 @@ std::string text_of(const Finding& f) {
   return text;
 }
 
-void tell(Result& result, const Doubts& doubts) {
-  if (!doubts.suspicion.empty()) {
+void summarise(Result& result, const Inconclusive& inconclusive) {
+  if (!inconclusive.suspicion.empty()) {
     result.verdict = RunVerdict::inconclusive;
-    result.story = fmt::format(
-        "The reference contradicts itself {}: believe no finding, and report it", doubts.suspicion);
+    result.story =
+        fmt::format("The reference contradicts itself {}: believe no finding, and report it",
+                    inconclusive.suspicion);
     return;
   }
   if (!result.findings.empty()) {
@@ -174,9 +175,9 @@ void tell(Result& result, const Doubts& doubts) {
     result.story = diverged_story(result);
     return;
   }
-  if (result.judged == 0 || result.judged < result.expected || !doubts.none()) {
+  if (result.judged == 0 || result.judged < result.expected || !inconclusive.none()) {
     result.verdict = RunVerdict::inconclusive;
-    result.story = inconclusive_story(result, doubts);
+    result.story = inconclusive_story(result, inconclusive);
     return;
   }
   result.verdict = RunVerdict::clean;

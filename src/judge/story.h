@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // The reasons why a result without findings is not clean. The texts are empty where there is none.
-struct Doubts {
+struct Inconclusive {
   bool complete = true;     // the trace holds every pass of its run
   std::string reason;       // why nodes are inconclusive
   std::string unexplained;  // wrong with tokens by an op that was not judged
@@ -19,7 +19,7 @@ struct Doubts {
 };
 
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
-void tell(Result& result, const Doubts& doubts = {});
+void summarise(Result& result, const Inconclusive& inconclusive = {});
 
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);

@@ -86,10 +86,10 @@ void TokenFlow::begin(const Pass& pass) {
 }
 
 void TokenFlow::remember_choices(const Pass& pass) {
-  if (const KeptTensor* logits = pass.find(point("logits"), -1);
+  if (const RecordedTensor* logits = pass.find(point("logits"), -1);
       logits && logits->shape.rank() == 2)
     vocabulary_ = std::max(vocabulary_, logits->shape[1]);
-  const KeptTensor* tokens = pass.find(point("token"), -1);
+  const RecordedTensor* tokens = pass.find(point("token"), -1);
   if (!tokens || tokens->dtype != DType::i32 || tokens->data.view().empty()) return;
   for (size_t i = 0; i < tokens->rows.size(); ++i) {
     const Row& row = tokens->rows[i];

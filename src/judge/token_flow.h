@@ -9,7 +9,7 @@
 
 #include "probes/recorder.h"
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "traces/trace.h"
 
 namespace lockstep {

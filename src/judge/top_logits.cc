@@ -34,8 +34,8 @@ std::string wrong_values(const TopLogits& said, const TopLogits& best, const Ten
 }  // namespace
 
 std::vector<Finding> top_logits_findings(const Pass& pass) {
-  const KeptTensor* logits = pass.find(point("logits"), -1);
-  const KeptTensor* token = pass.find(point("token"), -1);
+  const RecordedTensor* logits = pass.find(point("logits"), -1);
+  const RecordedTensor* token = pass.find(point("token"), -1);
   std::vector<Finding> findings;
   if (!logits) return findings;
   const auto find = [&](const Point& of, const Row& row, std::string rule) {

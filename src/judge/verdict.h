@@ -146,7 +146,7 @@ struct Result {
   int64_t excluded = 0;  // elements that no statistic counts, as they are not finite
   // The least multiplier on all limits under which there would be no finding; infinity where there
   // is one that no limit decides (bits, structure, NaN).
-  double strain = 0;
+  double limit_ratio = 0;
   std::vector<OtherRule> others;            // empty without reference models
   std::vector<Confirmation> confirmations;  // empty: none was asked for
   std::vector<PlaceSummary> places;

@@ -80,15 +80,15 @@ struct SecondOpinion::Call {
   std::vector<Place> inputs;
   DType dtype;
 
-  const KeptTensor& tensor(const Place& of) const {
-    const KeptTensor* found = pass.find(*of.point, of.layer, row.request);
+  const RecordedTensor& tensor(const Place& of) const {
+    const RecordedTensor* found = pass.find(*of.point, of.layer, row.request);
     if (!found || found->data.view().empty())
       throw Lacking{fmt::format("{} was not kept", of.point->name)};
     return *found;
   }
   // The row of that tensor.
   Numbers numbers(const Place& of) const {
-    const KeptTensor& kept = tensor(of);
+    const RecordedTensor& kept = tensor(of);
     const auto at = std::ranges::find(kept.rows, row) - kept.rows.begin();
     if (at == std::ssize(kept.rows))
       throw Lacking{fmt::format("a row of {} is missing", of.point->name)};
@@ -173,7 +173,7 @@ long double SecondOpinion::rope(const Call& call) const {
 // sum p v, p = softmax(q k / sqrt(dim)) over the keys up to the query's own.
 long double SecondOpinion::attention(const Call& call) const {
   const Numbers q = call.input(0);
-  const KeptTensor& kv = call.tensor(call.inputs.at(1));
+  const RecordedTensor& kv = call.tensor(call.inputs.at(1));
   const TensorView data = kv.data;
   const int64_t kv_heads = data.shape[2], dim = data.shape[3];
   const int64_t heads = std::ssize(q) / dim, head = call.index[0];

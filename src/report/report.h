@@ -16,8 +16,9 @@ Document document_of(const DiffResult& result);
 std::string report_json(const Result& result);  // schema: tools/result.schema.json
 std::string report_json(const DiffResult& result);
 
-// The result that report_json() wrote. The report holds neither Result::strain nor Result::others.
-// Throws Error when `text` is no such report; `name` says in its sentence where it comes from.
+// The result that report_json() wrote. The report holds neither Result::limit_ratio nor
+// Result::others. Throws Error when `text` is no such report; `name` says in its sentence where it
+// comes from.
 Result result_from_json(const std::string& text, const std::string& name);
 
 }  // namespace lockstep

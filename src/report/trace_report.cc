@@ -47,7 +47,7 @@ struct PlaceTotal {
   const Point* point = nullptr;
   int64_t tensors = 0, rows = 0;
 
-  void add(const KeptTensor& tensor) {
+  void add(const RecordedTensor& tensor) {
     const Digest& d = tensor.digest;
     if (d.finite() > 0) {
       const bool first = digest.finite() == 0;
@@ -89,7 +89,7 @@ Table table_of_places(TraceReader& trace) {
   const int layers = trace.manifest().graph.layers();
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/false);
-    for (const KeptTensor& t : pass.tensors) {
+    for (const RecordedTensor& t : pass.tensors) {
       const int order = order_of(*t.point);
       const bool first = order < order_of(point("attn.norm"));  // before all layers
       const int group = t.point->per_layer ? t.layer : first ? -1 : layers;
@@ -141,7 +141,7 @@ void keep_if_large(std::vector<Element>& largest, double value, const auto& cell
 }
 
 // The elements of the selected rows of one tensor.
-void add_elements(int pass, const KeptTensor& t, const InspectOptions& options,
+void add_elements(int pass, const RecordedTensor& t, const InspectOptions& options,
                   const Selection& selection, Selected& out) {
   const TensorView data = t.data.view();
   for (size_t r = 0; r < t.rows.size(); ++r) {
@@ -175,7 +175,7 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
   Selected out;
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/true);
-    for (const KeptTensor& t : pass.tensors) {
+    for (const RecordedTensor& t : pass.tensors) {
       if (!options.has(t) || !selection.has(*t.point, t.layer)) continue;
       if (std::ranges::none_of(t.rows, has_row)) continue;
       auto& row = out.tensors.rows.emplace_back();
@@ -239,7 +239,7 @@ void add_largest(const Selected& selected, std::vector<Block>& blocks) {
 void add_origin(const Manifest& manifest, std::vector<Block>& blocks) {
   KeyValues origin{{manifest.provenance.begin(), manifest.provenance.end()}};
   origin.entries.emplace_back(
-      "trace", fmt::format("{}, keeps {}{}{}", name_of(manifest.dtype), name_of(manifest.keep),
+      "trace", fmt::format("{}, keeps {}{}{}", name_of(manifest.dtype), name_of(manifest.level),
                            manifest.selection.empty() ? "" : ", ", manifest.selection));
   blocks.push_back(std::move(origin));
   blocks.push_back(Heading{});

@@ -19,7 +19,7 @@ struct InspectOptions {
   }
   Selection selection() const { return {points, layers, positions, requests}; }
   // Whoever asks for a layer does not want what is of none, which a Selection lets through.
-  bool has(const KeptTensor& t) const { return layers.empty() || t.layer >= 0; }
+  bool has(const RecordedTensor& t) const { return layers.empty() || t.layer >= 0; }
 };
 
 // Without a selection a line for every place, in graph order; with one a line for every tensor that

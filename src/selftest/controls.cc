@@ -71,15 +71,15 @@ class Controls {
   std::vector<Control> controls_;
 };
 
-KeptTensor& tensor_at(Seen& seen, const Point& point, int layer) {
-  for (KeptTensor& tensor : seen.passes.front().tensors)
+RecordedTensor& tensor_at(Seen& seen, const Point& point, int layer) {
+  for (RecordedTensor& tensor : seen.passes.front().tensors)
     if (*tensor.point == point && tensor.layer == layer) return tensor;
   fail("a tensor of {} was wanted, but the engine did not show it", point.name);
 }
 
 void swap_layers(Seen& seen, int a, int b) {
   for (Pass& pass : seen.passes)
-    for (KeptTensor& tensor : pass.tensors) {
+    for (RecordedTensor& tensor : pass.tensors) {
       if (tensor.layer == a)
         tensor.layer = b;
       else if (tensor.layer == b)
@@ -88,7 +88,7 @@ void swap_layers(Seen& seen, int a, int b) {
 }
 
 // Element i of what was seen at a point, another number.
-void put(KeptTensor& tensor, int64_t i, double value) {
+void put(RecordedTensor& tensor, int64_t i, double value) {
   Tensor changed(tensor.shape, tensor.dtype);
   copy(changed, tensor.data);
   store(changed, i, value);
@@ -98,11 +98,11 @@ void put(KeptTensor& tensor, int64_t i, double value) {
 // Rounds gate and up in layer 0 as Hugging Face's chain does: silu(gate) is rounded too.
 void round_twice(Seen& seen) {
   for (Pass& pass : seen.passes)
-    for (KeptTensor& made : pass.tensors) {
+    for (RecordedTensor& made : pass.tensors) {
       if (made.point->op != OpKind::silu_mul || made.layer != 0) continue;
       const std::vector<Place> inputs = seen.manifest.graph.inputs_of({made.point, 0});
-      const KeptTensor *gate = pass.find(*inputs.at(0).point, 0),
-                       *up = pass.find(*inputs.at(1).point, 0);
+      const RecordedTensor *gate = pass.find(*inputs.at(0).point, 0),
+                           *up = pass.find(*inputs.at(1).point, 0);
       Tensor changed(made.shape, made.dtype);
       for (int64_t i = 0; i < made.shape.count(); ++i) {
         const double g = value_at(gate->data, i);
@@ -126,7 +126,7 @@ void add_to_one_place(Controls& controls, DType dtype) {
   controls.add(
       "one ulp in layer 0 attn.residual",
       [](Seen& seen) {
-        KeptTensor& sum = tensor_at(seen, point("attn.residual"), 0);
+        RecordedTensor& sum = tensor_at(seen, point("attn.residual"), 0);
         const double x = value_at(sum.data, 5);
         put(sum, 5, x + ulp(x, sum.dtype));
       },

@@ -154,7 +154,7 @@ RightKernel right_kernel(const Seeable& s) {
 }
 
 // max |q| . |k| / sqrt(head_dim), of rows and keys of the same request.
-double largest_score(const KeptTensor& q, const KeptTensor& k) {
+double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
   const auto heads = static_cast<size_t>(q.shape[1]), kv_heads = static_cast<size_t>(k.shape[1]),
              dim = static_cast<size_t>(q.shape[2]);
   std::vector<double> queries(q.rows.size() * heads * dim), keys(k.rows.size() * kv_heads * dim);
@@ -225,7 +225,7 @@ class Ladder {
                       .stated = stated,
                       .verdict = result.verdict,
                       .story = result.story,
-                      .strain = result.strain,
+                      .limit_ratio = result.limit_ratio,
                       .exact = names(result, point, layers)});
     }
     return runs;
@@ -254,15 +254,15 @@ class Ladder {
     const size_t longest = longest_pass(place);
     for (size_t p = 0; p < seen_.passes.size(); ++p) {
       for (const Place& input : seen_.manifest.graph.inputs_of(place))
-        for (const KeptTensor& tensor : seen_.passes[p].tensors)
+        for (const RecordedTensor& tensor : seen_.passes[p].tensors)
           if (Place{tensor.point, tensor.layer} == input) passes[p].tensors.push_back(tensor);
-      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
+      const RecordedTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
       if (!tensor) continue;
       const Tensor& wide = wide_.of(place).at(number++);
       check(wide.view().count() == tensor->shape.count(),
             "{} elements of {} were wanted before they are rounded, found {}",
             tensor->shape.count(), text_of(place), wide.view().count());
-      KeptTensor changed = *tensor;
+      RecordedTensor changed = *tensor;
       changed.data = Tensor(tensor->shape, tensor->dtype);
       change(wide, effect, size, p == longest, changed);
       passes[p].tensors.push_back(std::move(changed));
@@ -273,14 +273,14 @@ class Ladder {
     size_t longest = 0;
     int64_t most = 0;
     for (size_t p = 0; p < seen_.passes.size(); ++p) {
-      const KeptTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
+      const RecordedTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
       if (tensor && std::ssize(tensor->rows) > most) most = std::ssize(tensor->rows), longest = p;
     }
     return longest;
   }
 
   void change(const TensorView& wide, Effect effect, double size, bool longest,
-              KeptTensor& changed) const {
+              RecordedTensor& changed) const {
     const auto rows = std::ssize(changed.rows), width = changed.data.view().row_size();
     std::mt19937_64 random(static_cast<uint64_t>(1000 + changed.layer));
     WideRow row{.values = std::vector<double>(static_cast<size_t>(width))};
@@ -299,7 +299,7 @@ class Ladder {
     for (size_t p = 0; p < passes.size(); ++p) passes[p].info = seen_.passes[p].info;
     for (const int layer : layers) show({&point, layer}, effect, size, passes);
     for (Pass& pass : passes)
-      if (const KeptTensor* logits = pass.find(lockstep::point("logits"), -1))
+      if (const RecordedTensor* logits = pass.find(lockstep::point("logits"), -1))
         pass.logits = top_logits_of(logits->data, logits->rows);
     const std::string named = point.per_layer ? fmt::format("{}", fmt::join(layers, ",")) : "";
     Judge judge(seen_.manifest, oracle_, nullptr, nullptr,
@@ -337,9 +337,9 @@ class Ladder {
     return limit;
   }
 
-  const KeptTensor& tensor_of(const Place& place) const {
+  const RecordedTensor& tensor_of(const Place& place) const {
     for (const Pass& pass : seen_.passes)
-      for (const KeptTensor& tensor : pass.tensors)
+      for (const RecordedTensor& tensor : pass.tensors)
         if (Place{tensor.point, tensor.layer} == place) return tensor;
     fail("a tensor of {} was wanted, but the engine did not show it", text_of(place));
   }
@@ -347,8 +347,8 @@ class Ladder {
   double scores(int layer) const {
     double most = 0;
     for (const Pass& pass : seen_.passes) {
-      const KeptTensor* q = pass.find(point("attn.q_rope"), layer);
-      const KeptTensor* k = pass.find(point("attn.k_rope"), layer);
+      const RecordedTensor* q = pass.find(point("attn.q_rope"), layer);
+      const RecordedTensor* k = pass.find(point("attn.k_rope"), layer);
       if (q && k) most = std::max(most, largest_score(*q, *k));
     }
     return most;
@@ -361,8 +361,8 @@ class Ladder {
     for (size_t p = 0; p < longest; ++p)
       if (seen_.passes[p].find(*place.point, place.layer)) ++number;
     const Place input = seen_.manifest.graph.inputs_of(place).at(0);
-    const KeptTensor* read = seen_.passes[longest].find(*input.point, input.layer);
-    const KeptTensor* made = seen_.passes[longest].find(*place.point, place.layer);
+    const RecordedTensor* read = seen_.passes[longest].find(*input.point, input.layer);
+    const RecordedTensor* made = seen_.passes[longest].find(*place.point, place.layer);
     check(read && made, "{} and what it reads were wanted in one pass", text_of(place));
     const int64_t width = made->data.view().row_size(), dim = made->shape.last(),
                   start = chosen_of(std::ssize(made->rows)) * width;
@@ -377,8 +377,8 @@ class Ladder {
 
   Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
     const Place place{&point, layers.back()};
-    const KeptTensor& made = tensor_of(place);
-    const KeptTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
+    const RecordedTensor& made = tensor_of(place);
+    const RecordedTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
     const OpKind op = point.op;
     Seeable s{.op = op, .dtype = plan_.engine.dtype};
     s.terms = static_cast<double>(read.shape.last());
@@ -397,7 +397,7 @@ class Ladder {
     }
     double rows = 0;
     for (const Pass& pass : seen_.passes)
-      if (const KeptTensor* tensor = pass.find(point, place.layer))
+      if (const RecordedTensor* tensor = pass.find(point, place.layer))
         rows += static_cast<double>(tensor->rows.size());
     const auto width = static_cast<double>(made.data.view().row_size());
     const bool of_row = effect == Effect::row, of_column = effect == Effect::column;

@@ -44,8 +44,8 @@ struct EffectRun {
   double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
   RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;
-  double strain = 0;   // Result::strain
-  bool exact = false;  // the place of the effect is what is found first
+  double limit_ratio = 0;  // Result::limit_ratio
+  bool exact = false;      // the place of the effect is what is found first
 };
 
 struct DetectionPlan {

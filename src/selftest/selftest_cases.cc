@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "kernels/base/check.h"
@@ -20,9 +21,9 @@ class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
-  template <typename T>
-  T one_of(std::initializer_list<T> values) {
-    return *(values.begin() + below(std::ssize(values)));
+  template <typename T, size_t N>
+  T one_of(const std::array<T, N>& values) {
+    return values[static_cast<size_t>(below(N))];
   }
 
  private:
@@ -80,7 +81,8 @@ SelftestCase mixed(const SelftestPlan& plan, DType dtype) {
   c.requests = {{.prompt = random_tokens(plan, dice, 21), .max_new = 3},
                 {.prompt = random_tokens(plan, dice, 38), .max_new = 3}};
   if (!plan.prompts.empty()) c.requests[1].prompt = plan.prompts[0];
-  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 8, .page_order = 3, .chunk = 16};
+  c.engine = {
+      .device = plan.device, .dtype = dtype, .page_size = 8, .page_order_seed = 3, .chunk = 16};
   c.engine.pages = pages_for(c.requests, c.engine.page_size);
   return c;
 }
@@ -100,8 +102,11 @@ SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
                  .sampling = {.temperature = 20, .seed = 3},
                  .samples = 2}};
   c.requests[2].prompt.back() = c.requests[1].prompt.back();
-  c.engine = {
-      .device = plan.device, .dtype = dtype, .page_size = 4, .page_order = 3, .prefix_cache = true};
+  c.engine = {.device = plan.device,
+              .dtype = dtype,
+              .page_size = 4,
+              .page_order_seed = 3,
+              .prefix_cache = true};
   c.engine.preempt = Preempt::swap;
   c.engine.pages = largest_need(c.requests, c.engine.page_size) + 3;
   return c;
@@ -119,7 +124,7 @@ std::vector<SelftestCase> long_cases(const SelftestPlan& plan, DType dtype) {
       c.requests.push_back({.prompt = random_tokens(plan, dice, prompt),
                             .max_new = std::min(plan.quick ? kQuickLong : kLong, room)});
     }
-    c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 5};
+    c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order_seed = 5};
     c.engine.pages = pages_for(c.requests, c.engine.page_size);
     cases.push_back(std::move(c));
   }
@@ -150,15 +155,11 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
       c.requests.push_back({.prompt = some_prompt(plan, dice, i + static_cast<int>(7 * r)),
                             .max_new = 1 + dice.below(4),
                             .arrival = dice.below(3)});
-    c.engine = {.device = plan.device,
-                .dtype = dtype,
-                .page_size = dice.one_of<int64_t>({1, 4, 16, 64}),
-                .page_order = static_cast<uint64_t>(dice.below(1000)),
-                .chunk = dice.one_of<int64_t>({0, 0, 1, 7, 16}),
-                .budget = dice.one_of<int64_t>({0, 0, 24}),
-                .prefix_cache = dice.below(2) == 0,
-                .preempt = dice.one_of({Preempt::recompute, Preempt::swap})};
-    c.engine.threads = static_cast<int>(dice.one_of<int64_t>({1, 2, 3}));
+    c.engine = {.device = plan.device, .dtype = dtype};
+    for_each_engine_option([&](const auto& option) {
+      constexpr size_t draws = std::tuple_size_v<std::remove_cvref_t<decltype(option.draws)>>;
+      if constexpr (draws > 0) c.engine.*option.member = dice.one_of(option.draws);
+    });
     c.engine.pages = pages_for(c.requests, c.engine.page_size);
     if (i % 4 == 1) c.engine.pages = largest_need(c.requests, c.engine.page_size) + 2;
     cases.push_back(std::move(c));
@@ -175,7 +176,7 @@ SelftestCase detection_case(const SelftestPlan& plan, DType dtype) {
         {.prompt = random_tokens(plan, dice,
                                  std::clamp<int64_t>(plan.config.max_positions - 8, 1, length)),
          .max_new = 6});
-  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order = 3};
+  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order_seed = 3};
   c.engine.pages = pages_for(c.requests, c.engine.page_size);
   return c;
 }

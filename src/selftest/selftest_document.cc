@@ -187,13 +187,14 @@ Blocks blocks_of(const std::vector<Selftest>& tests) {
 // A row a run.
 Table data_of(const std::vector<Selftest>& tests) {
   Table table{
-      {"dtype", "kind", "name", "verdict", "first_exact", "effect_ulp", "limit_ulp", "strain"}, {}};
+      {"dtype", "kind", "name", "verdict", "first_exact", "effect_ulp", "limit_ulp", "limit_ratio"},
+      {}};
   const auto add = [&](const Selftest& test, const char* kind,
                        const std::vector<SelftestOutcome>& outcomes) {
     for (const SelftestOutcome& o : outcomes)
       table.rows.push_back({std::string(name_of(test.dtype)), kind, o.name, name_of(o.verdict),
                             int64_t{o.first_exact}, o.effect ? Cell(*o.effect) : Cell(""),
-                            o.effect ? Cell(o.limit) : Cell(""), o.strain});
+                            o.effect ? Cell(o.limit) : Cell(""), o.limit_ratio});
   };
   for (const Selftest& test : tests) {
     add(test, "clean", test.clean);
@@ -255,7 +256,7 @@ Json json_of(const SelftestOutcome& o) {
                {"found", o.found}, {"first_exact", o.first_exact}};
   if (o.effect) json["effect_ulp"] = number(*o.effect);
   if (o.effect) json["limit_ulp"] = number(o.limit);
-  json["strain"] = number(o.strain);
+  json["limit_ratio"] = number(o.limit_ratio);
   return json;
 }
 

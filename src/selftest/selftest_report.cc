@@ -59,7 +59,7 @@ std::vector<CurvePoint> curve_of(const Selftest& test) {
   std::vector<CurvePoint> curve;
   for (const double multiplier : {0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 4.0, 10.0}) {
     CurvePoint& point = curve.emplace_back(CurvePoint{.multiplier = multiplier});
-    const auto found = [&](const SelftestOutcome& o) { return !(o.strain <= multiplier); };
+    const auto found = [&](const SelftestOutcome& o) { return !(o.limit_ratio <= multiplier); };
     point.alarms = std::ranges::count_if(test.clean, found);
     point.detected.resize(kPowerRows);
     for (const SelftestOutcome* outcome : with_one(test))

@@ -38,7 +38,7 @@ Json json_of(const SelftestOutcome& outcome) {
                {"first_exact", outcome.first_exact},
                {"exact_class", outcome.exact_class}};
   if (outcome.effect) json["effect"] = json_number<Json>(*outcome.effect);
-  json["strain"] = json_number<Json>(outcome.strain);
+  json["limit_ratio"] = json_number<Json>(outcome.limit_ratio);
   for (const auto& [rule, other] : outcome.others)
     json["others"][rule] = {{"alarmed", other.alarmed}, {"first_exact", other.first_exact}};
   return json;
@@ -54,7 +54,7 @@ SelftestOutcome outcome_from(const Json& json) {
                           .first_exact = json.at("first_exact"),
                           .exact_class = json.at("exact_class")};
   if (json.contains("effect")) outcome.effect = double_from(json.at("effect"));
-  outcome.strain = double_from(json.at("strain"));
+  outcome.limit_ratio = double_from(json.at("limit_ratio"));
   if (json.contains("others"))
     for (const auto& [rule, other] : json.at("others").items())
       outcome.others[rule] = {other.at("alarmed"), other.at("first_exact")};
@@ -219,7 +219,7 @@ class Runner {
     const Result result = judge_run(judged);
     outcome.verdict = result.verdict;
     outcome.story = result.story;
-    outcome.strain = result.strain;
+    outcome.limit_ratio = result.limit_ratio;
     for (const OtherRule& rule : result.others) {
       SelftestOutcome::Other& other = outcome.others[rule.name];
       other.alarmed = rule.first.has_value();
@@ -265,7 +265,7 @@ SelftestOutcome outcome_of(const Result& result) {
   return {.name = "the reference in the engine's place",
           .verdict = result.verdict,
           .story = result.story,
-          .strain = result.strain};
+          .limit_ratio = result.limit_ratio};
 }
 
 std::vector<std::string> left_out(const ModelConfig& config) {
@@ -283,7 +283,7 @@ SelftestOutcome outcome_of(const EffectRun& run) {
           .first_exact = run.exact,
           .effect = run.size,
           .limit = run.stated,
-          .strain = run.strain};
+          .limit_ratio = run.limit_ratio};
 }
 
 // The size at which every judge must find a fault of one place: that of one element that is off, of

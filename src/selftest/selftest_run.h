@@ -32,7 +32,7 @@ struct SelftestOutcome {
   std::optional<double> effect;
   // The size of such an effect that a judge must find (stated_limit): of a fault, in one element.
   double limit = 1;
-  double strain = 0;  // the least multiplier on all limits under which there is no finding
+  double limit_ratio = 0;  // the least multiplier on all limits under which there is no finding
   // The answers of Result::others, by their names.
   struct Other {
     bool alarmed = false, first_exact = false;

@@ -88,8 +88,9 @@ class MadeUpOracle final : public Oracle {
   const MadeUp& case_;
 };
 
-KeptTensor kept(const Place& place, const std::vector<Row>& rows, DType dtype, const Shape& shape) {
-  KeptTensor tensor{
+RecordedTensor kept(const Place& place, const std::vector<Row>& rows, DType dtype,
+                    const Shape& shape) {
+  RecordedTensor tensor{
       .point = place.point, .layer = place.layer, .rows = rows, .dtype = dtype, .shape = shape};
   tensor.data = Tensor(shape, dtype);
   std::fill_n(tensor.data.as<char>(), tensor.data.view().bytes(), '\0');
@@ -102,7 +103,7 @@ void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) 
   const Graph graph = qwen_graph({.layers = c.layers});
   for (const Place& input : graph.inputs_of(place))
     pass.tensors.push_back(kept(input, rows, c.dtype, {std::ssize(rows), 1}));
-  KeptTensor made = kept(place, rows, c.dtype, with_rows(std::ssize(rows), c.row_shape));
+  RecordedTensor made = kept(place, rows, c.dtype, with_rows(std::ssize(rows), c.row_shape));
   int64_t i = 0;
   for (const Row& row : rows) {
     Draws draws(2, row, layer);

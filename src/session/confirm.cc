@@ -56,7 +56,7 @@ class Evidence {
     const auto here = [&](const NodeId& flag) { return flag.place == place_; };
     if (passes_.size() == kMostComputed || std::ranges::none_of(flags, here)) return;
     Pass& kept = passes_.emplace_back(Pass{.info = pass.info});
-    for (const KeptTensor& tensor : pass.tensors)
+    for (const RecordedTensor& tensor : pass.tensors)
       if (std::ranges::count(places_, Place{tensor.point, tensor.layer}) > 0)
         kept.tensors.push_back(tensor);
   }

@@ -13,7 +13,7 @@
 #include "probes/tee.h"
 #include "src/audit/audit.h"
 #include "src/session/device.h"
-#include "src/session/keeping.h"
+#include "src/session/trace_capture.h"
 
 namespace lockstep {
 namespace {
@@ -70,17 +70,17 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
   if (on_device) ops = staged_on(ops, Device::cpu);
 }
 
-void keep_only(Pass& pass, Keep keep, const std::vector<NodeId>& flags, const Graph& graph) {
-  const auto flagged = [&](const KeptTensor& tensor) {
+void keep_only(Pass& pass, TraceLevel level, const std::vector<NodeId>& flags, const Graph& graph) {
+  const auto flagged = [&](const RecordedTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
     return std::ranges::any_of(flags, [&](const NodeId& flag) {
       return flag.place == place || std::ranges::count(graph.inputs_of(flag.place), place) > 0;
     });
   };
-  for (KeptTensor& tensor : pass.tensors) {
+  for (RecordedTensor& tensor : pass.tensors) {
     const bool by_hash = tensor.point->is_cache();
-    const bool keeps = keep == Keep::full && !by_hash;
-    const bool keeps_flagged = keep == Keep::full || keep == Keep::flagged;
+    const bool keeps = level == TraceLevel::full && !by_hash;
+    const bool keeps_flagged = level == TraceLevel::full || level == TraceLevel::flagged;
     if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};
   }
 }
@@ -111,7 +111,7 @@ Result judge_run(const JudgedRun& run) {
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
-  const Manifest manifest = manifest_of(engine, run.keep, run.judge.selection, run.provenance);
+  const Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
   if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
@@ -122,7 +122,7 @@ Result judge_run(const JudgedRun& run) {
     const std::vector<NodeId> flags = judge.judge(pass);
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
-    keep_only(pass, run.keep, flags, manifest.graph);
+    keep_only(pass, run.level, flags, manifest.graph);
     writer->write(pass);
   });
   Only needed(recorder, wanted_to_judge(manifest.graph, run.judge.selection));

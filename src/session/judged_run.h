@@ -30,7 +30,7 @@ struct JudgedRun {
   std::function<void(const Pass& pass, const std::vector<NodeId>& flags)> seen = {};
   bool audit = true;  // of the K/V cache too
   std::string trace;  // where to keep what was seen; empty: nowhere
-  Keep keep = Keep::flagged;
+  TraceLevel level = TraceLevel::flagged;
   std::map<std::string, std::string> provenance;
   // Called after every pass with the tokens chosen so far and all that can be chosen.
   std::function<void(int64_t done, int64_t total)> progress;
@@ -56,8 +56,8 @@ ReferenceOptions reference_options(const ReferenceLibrary& reference, const Engi
 // Throws Error when the run or the writing of its trace cannot go on.
 Result judge_run(const JudgedRun& run);
 
-// Empties the data of every tensor that `keep` does not keep: for flagged, all but those of `flags`
-// and of the places they read. What attention read is kept as hashes unless it was flagged.
-void keep_only(Pass& pass, Keep keep, const std::vector<NodeId>& flags, const Graph& graph);
+// Empties the data of every tensor that `level` does not keep: for flagged, all but those of
+// `flags` and of the places they read. What attention read is kept as hashes unless it was flagged.
+void keep_only(Pass& pass, TraceLevel level, const std::vector<NodeId>& flags, const Graph& graph);
 
 }  // namespace lockstep

@@ -83,12 +83,13 @@ std::string memory_text(const ModelConfig& c, DType dtype, Device device, const 
       fmt::format("{:.3g} GB of weights, {} bytes of K/V a token; ",
                   static_cast<double>(weights) / kGigabyte, c.kv_bytes_per_token(dtype));
   const double has = static_cast<double>(room.bytes) / kGigabyte;
-  const EngineOptions engine{.device = device, .dtype = dtype, .budget = 2048, .max_batch = 64};
+  const EngineOptions engine{
+      .device = device, .dtype = dtype, .max_batched_tokens = 2048, .max_batch = 64};
   const int64_t pages = max_pages(c, engine, room.bytes), tokens = pages * engine.page_size;
   if (pages < 1) return text + fmt::format("does not fit into {} {:.3g} GB", room.of, has);
   text += fmt::format(
       "runs in {} {:.3g} GB with up to {} tokens (--pages {} --budget {} --max-batch {})", room.of,
-      has, tokens, pages, engine.budget, engine.max_batch);
+      has, tokens, pages, engine.max_batched_tokens, engine.max_batch);
   const int64_t requests = c.max_positions > 0 ? tokens / c.max_positions : 0;
   return text + (requests > 0 ? fmt::format(", {} requests of {} positions at once", requests,
                                             c.max_positions)

@@ -11,7 +11,7 @@
 #include "probes/recorder.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
-#include "src/judge/lineup.h"
+#include "src/judge/mode_comparer.h"
 #include "src/judge/story.h"
 #include "src/session/judged_run.h"
 
@@ -55,7 +55,7 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
   return request;
 }
 
-std::vector<Serving> with_strangers(const BaseServing& base) {
+std::vector<Serving> with_batch_mates(const BaseServing& base) {
   Serving serving = all_with(base, [](EngineOptions&) {})[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
   serving.base_of.insert(serving.base_of.begin(), -1);
@@ -110,7 +110,7 @@ std::vector<Serving> recomputed(const BaseServing& base) {
 std::vector<Serving> swapped(const BaseServing& base) { return preempted(base, Preempt::swap); }
 
 std::vector<Serving> other_pages(const BaseServing& base) {
-  return all_with(base, [](EngineOptions& engine) { engine.page_order += 7919; });
+  return all_with(base, [](EngineOptions& engine) { engine.page_order_seed += 7919; });
 }
 
 std::vector<Serving> other_page_size(const BaseServing& base) {
@@ -135,7 +135,7 @@ constexpr Mode kModes[] = {
     {"chunk-7", "prompts in chunks of 7", true, chunked<7>},
     {"chunk-16", "prompts in chunks of 16", true, chunked<16>},
     {"tokens", "each request alone, one token a pass", true, token_by_token},
-    {"strangers", "other requests in the batch", false, with_strangers},
+    {"batch-mates", "other requests in the batch", false, with_batch_mates},
     {"prefix", "prompts found in the prefix cache", true, prefix_hit},
     {"recompute", "preempted, and computed again", true, recomputed},
     {"swap", "preempted, and swapped back from host memory", true, swapped},
@@ -162,10 +162,10 @@ std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
 BaseServing base_of(const ModesRun& run) {
   BaseServing base{run.engine, run.requests};
   EngineOptions& engine = base.engine;
-  engine.chunk = engine.budget = engine.max_batch = 0;
-  engine.schedule = 0;
+  for_each_engine_option([&](const auto& option) {
+    if (option.shapes_passes) engine.*option.member = EngineOptions{}.*option.member;
+  });
   engine.graph = false;
-  engine.prefix_cache = false;
   engine.pages = std::max(engine.pages, pages_for(run.requests, engine.page_size));
   for (Request& request : base.requests) {
     request.arrival = 0;
@@ -245,7 +245,7 @@ Result run_modes(const ModesRun& run) {
   Ledger ledger(graph);
   const std::vector<const Mode*> wanted = comparable(run, ledger);
   BaseServing base = base_of(run);
-  BaseRows rows(graph);
+  BaselineRows rows(graph);
   std::vector<Finding> audited;
   if (run.progress) run.progress(kBase);
   Recorder recorder({}, false, [&rows](Pass pass) { rows.add(std::move(pass)); });
@@ -264,7 +264,7 @@ Result run_modes(const ModesRun& run) {
     if (run.progress) run.progress(mode->name);
     const Result before = ledger.result();
     for (const Serving& serving : mode->servings(base)) {
-      Lineup lineup(rows, {kBase, std::string(mode->name), serving.base_of}, ledger);
+      ModeComparer lineup(rows, {kBase, std::string(mode->name), serving.base_of}, ledger);
       Auditor mode_auditor(serving.engine.page_size);
       // The audit second: it must see what is written, which is the base's.
       Tee seen(lineup, mode_auditor);
@@ -284,7 +284,7 @@ Result run_modes(const ModesRun& run) {
          .tokens = {served[i].tokens.begin() + std::ssize(served[i].request.prompt),
                     served[i].tokens.end()},
          .argmax = served[i].argmax});
-  tell(result, {.reason = ledger.main_reason()});
+  summarise(result, {.reason = ledger.main_reason()});
   return result;
 }
 

@@ -53,9 +53,9 @@ struct ModesRun {
   std::function<void(std::string_view)> progress;  // called before each mode, with its name
 };
 
-// Serves the base and then every mode, compares op by op on equal inputs (see Lineup), and audits
-// the K/V cache of each. The finding's rule names the pair of modes. Throws Error when a run cannot
-// go on or no mode is left.
+// Serves the base and then every mode, compares op by op on equal inputs (see ModeComparer), and
+// audits the K/V cache of each. The finding's rule names the pair of modes. Throws Error when a run
+// cannot go on or no mode is left.
 Result run_modes(const ModesRun& run);
 
 }  // namespace lockstep

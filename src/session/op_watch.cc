@@ -9,7 +9,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "src/session/store.h"
 
 namespace lockstep {
@@ -112,13 +112,13 @@ void OpWatch::begin(const PassInfo& pass) {
 }
 
 void OpWatch::record(const Record& record) {
-  KeptTensor& kept = pass_.tensors.emplace_back(
-      KeptTensor{.point = record.point,
-                 .layer = record.layer,
-                 .rows = {record.rows.begin(), record.rows.end()},
-                 .dtype = record.tensor.dtype,
-                 .shape = record.tensor.shape,
-                 .data = Tensor(record.tensor.shape, record.tensor.dtype)});
+  RecordedTensor& kept = pass_.tensors.emplace_back(
+      RecordedTensor{.point = record.point,
+                     .layer = record.layer,
+                     .rows = {record.rows.begin(), record.rows.end()},
+                     .dtype = record.tensor.dtype,
+                     .shape = record.tensor.shape,
+                     .data = Tensor(record.tensor.shape, record.tensor.dtype)});
   std::copy_n(record.tensor.as<const char>(), record.tensor.bytes(), kept.data.as<char>());
 }
 
@@ -126,7 +126,7 @@ void OpWatch::each_exact(
     const Place& place,
     const std::function<void(const Exact&, const std::vector<int64_t>&)>& visit) const {
   const Selection all;
-  const SeenPass seen(pass_, all);
+  const PassView seen(pass_, all);
   const KvHistory nothing_written{/*keep_bytes=*/false};
   const RowIndex index = index_of_rows(pass_.info, *place.point);
   // One request at a time: attention wants it, and no op minds.
@@ -134,17 +134,17 @@ void OpWatch::each_exact(
     OracleCall call{.place = place, .dtype = dtype_, .rows = node.rows, .tokens = node.tokens};
     const std::vector<int64_t> lengths(node.rows.size(), seen.length_of(node.request));
     call.lengths = lengths;
-    std::vector<PickedRows> picked;
+    std::vector<SelectedRows> picked;
     CacheRead cache;
     for (const Place& input : graph_.inputs_of(place)) {
-      const KeptTensor* tensor = seen.tensor(input, node.request);
+      const RecordedTensor* tensor = seen.tensor(input, node.request);
       if (input.point->is_cache())
         cache = CacheRead(tensor, nothing_written);
       else
         picked.emplace_back(tensor, node.rows);
     }
     call.keys_values = cache.keys_values();
-    for (const PickedRows& input : picked) call.inputs.push_back(input.view());
+    for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
     std::vector<int64_t> rows;
     for (const Row& row : node.rows) rows.push_back(index.at({row.request, row.position}));
     visit(oracle_.evaluate(call), rows);

@@ -9,18 +9,8 @@ DType dtype_of(const ModelOptions& options, const ModelConfig& config) {
 }
 
 EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config) {
-  EngineOptions engine;
+  EngineOptions engine = options.engine;
   engine.dtype = dtype_of(options, config);
-  engine.page_size = options.page_size;
-  engine.pages = options.pages;
-  engine.page_order = options.page_order;
-  engine.chunk = options.chunk;
-  engine.max_batch = options.max_batch;
-  engine.budget = options.budget;
-  engine.prefix_cache = options.prefix_cache;
-  engine.preempt = options.preempt == "swap" ? Preempt::swap : Preempt::recompute;
-  engine.schedule = options.schedule;
-  engine.threads = options.threads;
   return engine;
 }
 

@@ -32,16 +32,9 @@ struct ModelOptions {
   std::string graph;  // "on" "off"; empty: as the device can
   std::string ops;    // path of a user's library of ops; empty: none
   std::string dtype = "auto";
-  int64_t page_size = 16;
-  int64_t pages = 0;  // 0: as many as the requests need together
-  uint64_t page_order = 0;
-  int64_t chunk = 0;
-  int64_t max_batch = 0;
-  int64_t budget = 0;
-  bool prefix_cache = false;
-  std::string preempt = "recompute";
-  uint64_t schedule = 0;
-  int threads = 0;
+  // Of serving, as they were asked for; pages: 0 for as many as the requests need together. Its
+  // device, graph and dtype are not yet decided.
+  EngineOptions engine;
 
   bool asks_for_nothing() const { return prompts.empty() && tokens.empty() && requests.empty(); }
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -41,6 +42,9 @@ int64_t narrowest_window(const ModelConfig& config) {
   return least;
 }
 
+std::string text_of(Preempt preempt) { return kPreempts[static_cast<size_t>(preempt)]; }
+std::string text_of(auto number) { return std::to_string(number); }  // of bool: 1 or 0
+
 }  // namespace
 
 std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
@@ -50,7 +54,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
   const std::string dtype(name_of(options.dtype));
   const bool on_cpu = options.device == Device::cpu;
   const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
-  return {
+  std::map<std::string, std::string> facts = {
       {"created_utc", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
       {"command_line", fmt::format("{}", fmt::join(command_line, " "))},
       {"tool_version", kToolVersion},
@@ -71,16 +75,14 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"accumulator", "fp32"},
       {"kv_dtype", dtype},
       {"sliding_window", std::to_string(narrowest_window(checkpoint.config()))},
-      {"page_size", std::to_string(options.page_size)},
-      {"pages", std::to_string(options.pages)},
-      {"page_order", std::to_string(options.page_order)},
-      {"chunk", std::to_string(options.chunk)},
-      {"budget", std::to_string(options.budget)},
-      {"prefix_cache", options.prefix_cache ? "1" : "0"},
-      {"preempt", options.preempt == Preempt::swap ? "swap" : "recompute"},
-      {"schedule", std::to_string(options.schedule)},
       {"path", options.graph ? "graph" : "eager"},
   };
+  for_each_engine_option([&](const auto& option) {
+    std::string name = option.name;
+    std::ranges::replace(name, '-', '_');
+    facts[name] = text_of(options.*option.member);
+  });
+  return facts;
 }
 
 std::vector<std::string> command_line_of(const std::string& command, std::span<char*> arguments) {

@@ -38,7 +38,7 @@ void RecordBefore::wrap(Ops& ops) {
 
 void RecordBefore::expect(const Manifest& manifest) {
   manifest_ = manifest;
-  manifest_.keep = Keep::full;
+  manifest_.level = TraceLevel::full;
   for (const Place& place : manifest.graph.places())
     if (chosen_.has(*place.point, place.layer))
       std::ranges::copy(manifest.graph.inputs_of(place), std::back_inserter(inputs_));
@@ -71,7 +71,7 @@ void RecordBefore::before(const OpContext& context) {
   wait_for(device_);  // the op before may hang or fail yet: then its inputs must still be there
   Pass pass{.info = pass_.info};
   const std::vector<Place> reads = manifest_.graph.inputs_of(place);
-  for (const KeptTensor& tensor : pass_.tensors)
+  for (const RecordedTensor& tensor : pass_.tensors)
     if (std::ranges::count(reads, Place{tensor.point, tensor.layer}) > 0)
       pass.tensors.push_back(tensor);
   manifest_.provenance["before"] =

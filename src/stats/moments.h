@@ -48,7 +48,7 @@ struct Statistic {
   std::string slice;  // T4: which part of the node; else what is counted
   bool passes(double scale) const { return within(value, limit * scale); }
   // The least scale at which it passes; infinity when none is enough.
-  double strain() const {
+  double limit_ratio() const {
     if (within(value, 0)) return 0;
     return within(value, std::numeric_limits<double>::max()) && limit > 0
                ? value / limit

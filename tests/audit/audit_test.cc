@@ -334,11 +334,11 @@ TEST(AuditedEngine, IsSilentOverRandomSchedules) {
     const auto findings = audited({.dtype = seed % 2 == 0 ? DType::bf16 : DType::f32,
                                    .page_size = page,
                                    .pages = 70 / page + 2,
-                                   .page_order = seed,
+                                   .page_order_seed = seed,
                                    .budget = seed % 3 == 0 ? 7 : 0,
                                    .prefix_cache = seed % 5 != 0,
                                    .preempt = seed % 2 == 0 ? Preempt::swap : Preempt::recompute,
-                                   .schedule = seed},
+                                   .random_schedule_seed = seed},
                                   family(seed), {}, seed % 3 == 1 ? 2 : 0);
     ASSERT_TRUE(findings.empty()) << "schedule " << seed << ": " << findings[0].rule;
   }

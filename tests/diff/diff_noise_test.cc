@@ -15,7 +15,7 @@ namespace {
 // Keeps one point alone, as a trace does with --points.
 FakeRun only(FakeRun run, const std::string& name) {
   for (Pass& pass : run.passes)
-    std::erase_if(pass.tensors, [&](const KeptTensor& t) { return t.point->name != name; });
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return t.point->name != name; });
   return run;
 }
 

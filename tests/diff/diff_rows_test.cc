@@ -14,7 +14,7 @@ namespace {
 TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   FakeRun less = run_of();
   std::erase_if(less.passes[0].tensors,
-                [](const KeptTensor& t) { return t.point->name == "mlp.up" && t.layer == 0; });
+                [](const RecordedTensor& t) { return t.point->name == "mlp.up" && t.layer == 0; });
   // The rows that both have decide, and the others are said.
   DiffResult r = diff_of(run_of(), less);
   EXPECT_EQ(r.verdict, DiffVerdict::identical);

@@ -29,9 +29,9 @@ inline DiffResult diff_of(FakeRun a, FakeRun b, DiffOptions options = {}) {
 }
 
 // Of the first row of request 0.
-inline KeptTensor kept(const Point& point, int layer, const std::vector<double>& values,
-                       DType dtype) {
-  KeptTensor t{.point = &point, .layer = layer, .rows = {{0, 0}}, .dtype = dtype};
+inline RecordedTensor kept(const Point& point, int layer, const std::vector<double>& values,
+                           DType dtype) {
+  RecordedTensor t{.point = &point, .layer = layer, .rows = {{0, 0}}, .dtype = dtype};
   t.data = rounded_tensor(values, {1, std::ssize(values)}, dtype);
   t.shape = t.data.view().shape;
   t.digest = digest_of(t.data);

@@ -15,7 +15,7 @@ namespace {
 
 void forget_data(FakeRun& run) {
   for (Pass& pass : run.passes)
-    for (KeptTensor& t : pass.tensors) t.data = {};
+    for (RecordedTensor& t : pass.tensors) t.data = {};
 }
 
 TEST(Diff, ATraceIsIdenticalToItself) {
@@ -159,7 +159,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   });
   for (FakeRun* run : {&a, &b})
     for (Pass& pass : run->passes)
-      for (KeptTensor& t : pass.tensors)
+      for (RecordedTensor& t : pass.tensors)
         if (t.point->is_cache()) t.data = {};
   DiffResult r = diff_of(a, b);
   EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
@@ -170,7 +170,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   // Without the numbers of what was written there are none for what is read.
   for (FakeRun* run : {&a, &b})
     for (Pass& pass : run->passes)
-      std::erase_if(pass.tensors, [](const KeptTensor& t) {
+      std::erase_if(pass.tensors, [](const RecordedTensor& t) {
         return *t.point == point("attn.v") || *t.point == point("attn.k_rope");
       });
   r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
@@ -201,7 +201,7 @@ TEST(Diff, OtherTokensEndTheComparisonOfTheirRequest) {
 
 TEST(Diff, AnotherShapeIsDifferentInKind) {
   FakeRun b = run_of();
-  auto& up = const_cast<KeptTensor&>(*b.passes[0].find(point("mlp.up"), 0));
+  auto& up = const_cast<RecordedTensor&>(*b.passes[0].find(point("mlp.up"), 0));
   up.data = rounded_tensor(std::vector<double>(22 * 40, 1.0), {22, 40}, DType::bf16);
   up.shape = {22, 40};
   up.row_hashes = row_hashes_of(up.data);
@@ -285,7 +285,7 @@ TEST(Diff, EveryTimeThatARowWasComputedIsCompared) {
 }
 
 // Takes one request's rows out of a tensor.
-void forget_rows(KeptTensor& t, int32_t request) {
+void forget_rows(RecordedTensor& t, int32_t request) {
   std::vector<Row> rows;
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < t.rows.size(); ++i)
@@ -298,11 +298,11 @@ void forget_rows(KeptTensor& t, int32_t request) {
 
 TEST(Diff, RowsThatOneTensorLacksAreCountedWhicheverTraceItIs) {
   FakeRun less = run_of();
-  forget_rows(const_cast<KeptTensor&>(*less.passes[0].find(point("attn.q"), 0)), 1);
+  forget_rows(const_cast<RecordedTensor&>(*less.passes[0].find(point("attn.q"), 0)), 1);
   EXPECT_EQ(diff_of(run_of(), less).only_a, 9);
   EXPECT_EQ(diff_of(less, run_of()).only_b, 9);
   less = run_of();
-  std::erase_if(less.passes[0].tensors, [](const KeptTensor& t) {
+  std::erase_if(less.passes[0].tensors, [](const RecordedTensor& t) {
     return *t.point == point("attn.kv") && t.layer == 1 && t.rows[0].request == 1;
   });
   EXPECT_EQ(diff_of(run_of(), less).only_a, 9);
@@ -310,7 +310,7 @@ TEST(Diff, RowsThatOneTensorLacksAreCountedWhicheverTraceItIs) {
   EXPECT_EQ(r.only_b, 9);
   EXPECT_EQ(r.verdict, DiffVerdict::identical);
   less = run_of();
-  for (KeptTensor& t : less.passes[2].tensors) t.rows[0] = {0, 3};  // of no row of the pass
+  for (RecordedTensor& t : less.passes[2].tensors) t.rows[0] = {0, 3};  // of no row of the pass
   less.passes[2].logits[0].row = {0, 3};
   EXPECT_EQ(diff_of(less, less).verdict, DiffVerdict::inconclusive);
 }
@@ -398,13 +398,13 @@ TEST(Diff, ATokenIsExactByItsLogits) {
 
 TEST(Diff, ATokenWithoutItsLogitsIsNoNoise) {
   FakeRun b = run_of();
-  for (KeptTensor& t : b.passes[2].tensors) {
+  for (RecordedTensor& t : b.passes[2].tensors) {
     if (*t.point != point("token")) continue;
     t.data = rounded_tensor(std::vector<double>{1, 2}, {2}, DType::i32);
     t.row_hashes = row_hashes_of(t.data);
   }
   std::erase_if(b.passes[2].tensors,
-                [](const KeptTensor& t) { return *t.point == point("logits"); });
+                [](const RecordedTensor& t) { return *t.point == point("logits"); });
   const DiffResult r = diff_of(run_of(), b, {.selection = Selection("token", "", "", "")});
   EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_GT(r.unmeasured, 0);

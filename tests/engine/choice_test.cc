@@ -41,10 +41,10 @@ class ChoiceTest : public testing::Test {
 
 EngineOptions random_options(uint64_t seed) {
   std::mt19937_64 random(seed);
-  EngineOptions options{.dtype = DType::f32, .schedule = seed};
+  EngineOptions options{.dtype = DType::f32, .random_schedule_seed = seed};
   options.page_size = int64_t{1} << (random() % 5);
   options.chunk = static_cast<int64_t>(random() % 3) * 4;
-  options.budget = static_cast<int64_t>(random() % 3) * 9;
+  options.max_batched_tokens = static_cast<int64_t>(random() % 3) * 9;
   options.max_batch = static_cast<int64_t>(random() % 4);
   options.prefix_cache = random() % 2 == 0;
   options.preempt = random() % 2 == 0 ? Preempt::swap : Preempt::recompute;

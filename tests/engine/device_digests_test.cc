@@ -38,7 +38,7 @@ class DeviceDigestsTest : public testing::TestWithParam<bool> {
                           .graph = graph(),
                           .dtype = dtype,
                           .page_size = 4,
-                          .page_order = 3,
+                          .page_order_seed = 3,
                           .chunk = 16};
     options.pages = pages_for(requests, options.page_size);
     Engine engine(checkpoint, *ops_, options);
@@ -84,7 +84,7 @@ class DeviceDigestsTest : public testing::TestWithParam<bool> {
 void expect_alike(const Pass& got, const Pass& want) {
   ASSERT_EQ(got.tensors.size(), want.tensors.size());
   for (size_t i = 0; i < got.tensors.size(); ++i) {
-    const KeptTensor &g = got.tensors[i], &w = want.tensors[i];
+    const RecordedTensor &g = got.tensors[i], &w = want.tensors[i];
     SCOPED_TRACE(fmt::format("pass {} layer {} {}", want.info.pass, w.layer, w.point->name));
     EXPECT_EQ(*g.point, *w.point);
     EXPECT_EQ(g.layer, w.layer);
@@ -125,7 +125,7 @@ TEST_P(DeviceDigestsTest, AreThoseOfTheHostAndChangeNothing) {
       EXPECT_EQ(got.waits.passes, std::ssize(want.passes));
       for (size_t i = 0; i < got.passes.size(); ++i) {
         expect_alike(got.passes[i], want.passes[i]);
-        for (const KeptTensor& tensor : got.passes[i].tensors)
+        for (const RecordedTensor& tensor : got.passes[i].tensors)
           EXPECT_TRUE(tensor.data.view().empty());
       }
     }
@@ -140,7 +140,7 @@ TEST_P(DeviceDigestsTest, BringTheTensorsThatAreKeptAndNoOthers) {
   ASSERT_EQ(got.passes.size(), want.passes.size());
   for (size_t i = 0; i < got.passes.size(); ++i) {
     expect_alike(got.passes[i], want.passes[i]);
-    for (const KeptTensor& tensor : got.passes[i].tensors)
+    for (const RecordedTensor& tensor : got.passes[i].tensors)
       if (tensor.point->is_cache())
         EXPECT_TRUE(tensor.data.view().empty());
       else

@@ -62,7 +62,7 @@ TEST_F(EngineTest, EveryPointOfTheTableIsShownInGraphOrder) {
     ASSERT_EQ(served.passes.size(), 2u);
     for (const Pass& pass : served.passes) {
       std::vector<Place> seen;
-      for (const KeptTensor& t : pass.tensors) seen.push_back({t.point, t.layer});
+      for (const RecordedTensor& t : pass.tensors) seen.push_back({t.point, t.layer});
       EXPECT_EQ(seen, graph_of(checkpoint.config()).places());
     }
   }
@@ -102,7 +102,7 @@ TEST_F(EngineTest, ManyRequestsGiveTheTokensThatEachGivesAlone) {
         const Served served = serve(bard(),
                                     {.dtype = DType::f32,
                                      .page_size = page_size,
-                                     .page_order = 11,
+                                     .page_order_seed = 11,
                                      .chunk = chunk,
                                      .max_batch = max_batch,
                                      .threads = 1 + static_cast<int>(chunk > 0)},

@@ -35,7 +35,7 @@ std::vector<int32_t> forced_ids(const Golden& golden, const Case& c) {
 class AgainstGolden : public testing::TestWithParam<Case> {
  protected:
   // Compares the rows of one tensor with the goldens of the steps they belong to.
-  void compare(const KeptTensor& tensor) {
+  void compare(const RecordedTensor& tensor) {
     for (size_t i = 0; i < tensor.rows.size(); ++i) {
       const int position = tensor.rows[i].position;
       const int step = std::max(0, position - prompt_ + 1);
@@ -71,9 +71,9 @@ TEST_P(AgainstGolden, EveryStoredOpAndEveryToken) {
   request.forced = forced_ids(golden_, GetParam());
   request.forced.resize(greedy.size() - 1);
 
-  const Served served = serve(checkpoint, {.dtype = DType::f32, .page_order = 5}, {request});
+  const Served served = serve(checkpoint, {.dtype = DType::f32, .page_order_seed = 5}, {request});
   for (const Pass& pass : served.passes)
-    for (const KeptTensor& tensor : pass.tensors)
+    for (const RecordedTensor& tensor : pass.tensors)
       if (!Golden::name_in_golden(*tensor.point).empty()) compare(tensor);
   EXPECT_GE(compared_, std::ssize(greedy)) << "goldens were thinned to nothing";
   EXPECT_EQ(served.sequences[0].argmax, greedy);

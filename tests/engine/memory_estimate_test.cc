@@ -24,7 +24,7 @@ ModelConfig published(const std::string& name) {
 }
 
 EngineOptions options(Device device) {
-  return {.device = device, .page_size = 16, .budget = 2048, .max_batch = 64};
+  return {.device = device, .page_size = 16, .max_batched_tokens = 2048, .max_batch = 64};
 }
 
 class Room : public testing::TestWithParam<Device> {};
@@ -53,7 +53,7 @@ TEST_P(Room, HasFewerPagesForLargerPagesPassesAndNumbers) {
   ASSERT_GT(pages, 0);
   const int64_t twice_as_large = most([](EngineOptions& o) { o.page_size = 32; });
   EXPECT_LE(std::abs(2 * twice_as_large - pages), 100);
-  EXPECT_LT(most([](EngineOptions& o) { o.budget = 8192; }), pages);
+  EXPECT_LT(most([](EngineOptions& o) { o.max_batched_tokens = 8192; }), pages);
   EXPECT_LT(most([](EngineOptions& o) { o.max_batch = 1000; }), pages);
   EXPECT_LT(most([](EngineOptions& o) { o.dtype = DType::f32; }), pages / 2);
 }

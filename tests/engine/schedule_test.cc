@@ -180,7 +180,7 @@ TEST_F(ScheduleTest, PreemptionComputesAgainOrSwaps) {
 TEST_F(ScheduleTest, ATokenBudgetBoundsEveryPass) {
   const Checkpoint& checkpoint = bard("bard-qwen3");
   const std::vector<Request> requests = family_of_eight(3, 4096);
-  EngineOptions options{.dtype = DType::f32, .chunk = 4, .budget = 6};
+  EngineOptions options{.dtype = DType::f32, .chunk = 4, .max_batched_tokens = 6};
   for (const Pass& pass : serve(checkpoint, options, requests).passes)
     EXPECT_LE(pass.info.rows.size(), 6u);
 }

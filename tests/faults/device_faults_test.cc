@@ -20,7 +20,7 @@ JudgedRun run_of(const Checkpoint& checkpoint, const std::string& fault, bool gr
                            .graph = graph,
                            .dtype = DType::bf16,
                            .page_size = kPageSize,
-                           .page_order = 3}};
+                           .page_order_seed = 3}};
   if (!fault.empty()) run.faults = {parse_fault(fault)};
   for (int64_t r = 0; r < 3; ++r)
     run.requests.push_back({.prompt = some_tokens(21 + 17 * r, checkpoint.config().vocab,

@@ -17,7 +17,7 @@ JudgedRun run_of(const Checkpoint& checkpoint, const std::string& fault, size_t 
                 .engine = {.graph = TestDevice::device() != Device::cpu,
                            .dtype = DType::bf16,
                            .page_size = 4,
-                           .page_order = 3},
+                           .page_order_seed = 3},
                 .faults = {parse_fault(fault)}};
   for (size_t r = 0; r < requests; ++r)
     run.requests.push_back(

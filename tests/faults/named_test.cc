@@ -27,7 +27,7 @@ Result run_with(const Checkpoint& checkpoint, DType dtype, std::vector<Request> 
   if (!fault.empty()) faults.push_back(parse_fault(fault));
   return judged({.checkpoint = checkpoint,
                  .reference = open_reference(),
-                 .engine = {.dtype = dtype, .page_size = page_size, .page_order = 3},
+                 .engine = {.dtype = dtype, .page_size = page_size, .page_order_seed = 3},
                  .requests = std::move(requests),
                  .faults = faults});
 }

@@ -17,12 +17,13 @@ struct Case {
 Result run_with(const std::string& fault) {
   static const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const int64_t vocab = checkpoint.config().vocab;
-  return judged({.checkpoint = checkpoint,
-                 .reference = open_reference(),
-                 .engine = {.dtype = DType::bf16, .page_size = 16, .page_order = 3, .chunk = 16},
-                 .requests = {{.prompt = some_tokens(21, vocab, 1), .max_new = 4},
-                              {.prompt = some_tokens(38, vocab, 2), .max_new = 4}},
-                 .faults = {parse_fault(fault)}});
+  return judged(
+      {.checkpoint = checkpoint,
+       .reference = open_reference(),
+       .engine = {.dtype = DType::bf16, .page_size = 16, .page_order_seed = 3, .chunk = 16},
+       .requests = {{.prompt = some_tokens(21, vocab, 1), .max_new = 4},
+                    {.prompt = some_tokens(38, vocab, 2), .max_new = 4}},
+       .faults = {parse_fault(fault)}});
 }
 
 class Shape : public testing::TestWithParam<Case> {};

@@ -30,7 +30,7 @@ struct Scene {
 
 // Chunks of prompts beside decodes in one pass, over scattered pages with ragged tails.
 Scene mixed(int64_t vocab) {
-  return {{.page_size = 8, .page_order = 3, .chunk = 16},
+  return {{.page_size = 8, .page_order_seed = 3, .chunk = 16},
           {{.prompt = some_tokens(21, vocab, 1), .max_new = 3},
            {.prompt = some_tokens(38, vocab, 2), .max_new = 3}}};
 }
@@ -252,7 +252,7 @@ TEST(WhoSeesNothing, OfTheSameRequestsWithoutABug) {
 // Where a bug has no occasion, all is well, by the judge and by the auditor.
 TEST(WhoSeesNothing, OfABugThatHasNoOccasion) {
   const auto prompts = [](std::vector<int64_t> lengths, int64_t max_new) {
-    Scene scene{{.page_size = 8, .page_order = 3}, {}};
+    Scene scene{{.page_size = 8, .page_order_seed = 3}, {}};
     for (int64_t length : lengths)
       scene.requests.push_back(
           {.prompt = some_tokens(length, 320, scene.requests.size() + 1), .max_new = max_new});
@@ -336,8 +336,8 @@ TEST(SlotOffset, ThatReallyPasses32BitsIsNamed) {
   const int64_t page = scene.engine.page_size * config.kv_heads * config.head_dim;
   const int64_t within = (int64_t{1} << 31) / page;
   scene.engine.pages = within + within / 4;
-  while (PagePool(scene.engine.pages, scene.engine.page_order).take() < within)
-    ++scene.engine.page_order;
+  while (PagePool(scene.engine.pages, scene.engine.page_order_seed).take() < within)
+    ++scene.engine.page_order_seed;
   try {
     expect_seen(judged_by_reference(checkpoint, scene, ""), "", -1, "clean");
   } catch (const Error& error) {

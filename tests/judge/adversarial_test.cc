@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "src/diff/diff.h"
-#include "src/judge/lineup.h"
 #include "src/judge/logits.h"
+#include "src/judge/mode_comparer.h"
 #include "src/judge/op_judge.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/judge/memory_trace.h"
@@ -87,8 +87,8 @@ std::string judge_answers(const Pair& pair, NodeClass node_class,
   return text;
 }
 
-KeptTensor kept(std::string_view name, const std::vector<double>& values, DType dtype) {
-  KeptTensor t{.point = find_point(name), .rows = {{0, 0}}, .dtype = dtype};
+RecordedTensor kept(std::string_view name, const std::vector<double>& values, DType dtype) {
+  RecordedTensor t{.point = find_point(name), .rows = {{0, 0}}, .dtype = dtype};
   t.shape = {1, std::ssize(values)};
   t.data = rounded_tensor(values, t.shape, dtype);
   t.digest = digest_of(t.data);
@@ -132,11 +132,11 @@ char lineup_answer(const Pair& pair, std::string_view name) {
     EXPECT_EQ(probe.failure(), "");
   };
   const Graph graph = qwen_graph({});
-  BaseRows base(graph);
+  BaselineRows base(graph);
   Recorder recorder({}, false, [&](Pass pass) { base.add(std::move(pass)); });
   show(recorder, node.want);
   Ledger ledger(graph);
-  Lineup lineup(base, {"one", "other", {0}}, ledger);
+  ModeComparer lineup(base, {"one", "other", {0}}, ledger);
   show(lineup, node.got);
   for (const PlaceSummary& place : ledger.result().places)
     if (place.place.point->name == name) return letter({.verdict = place.verdict});
@@ -145,8 +145,8 @@ char lineup_answer(const Pair& pair, std::string_view name) {
 
 std::string logits_answers(const Pair& pair) {
   const Node node = node_of(pair);
-  const KeptTensor want = kept("logits", node.want, pair.dtype);
-  const KeptTensor got = kept("logits", node.got, pair.dtype);
+  const RecordedTensor want = kept("logits", node.want, pair.dtype);
+  const RecordedTensor got = kept("logits", node.got, pair.dtype);
   LogitsComparison comparison(pair.dtype);
   comparison.add(0, &got, &want, &want);
   if (!comparison.summary()) return "...";

@@ -22,12 +22,12 @@ class CacheReadTest : public JudgeTest {
   }
   static void forget_values(FakeRun& run) {
     for (Pass& pass : run.passes)
-      for (KeptTensor& t : pass.tensors)
+      for (RecordedTensor& t : pass.tensors)
         if (t.point->is_cache()) t.data = {};
   }
   // The value that was written there, as the pass shows it.
   static double written(const FakeRun& run, bool v, int64_t row, int64_t element) {
-    const KeptTensor& t = *run.passes[0].find(v ? point("attn.v") : point("attn.k_rope"), 0);
+    const RecordedTensor& t = *run.passes[0].find(v ? point("attn.v") : point("attn.k_rope"), 0);
     return value_at(t.data, row * t.data.view().row_size() + element);
   }
   static bool says(const Finding& finding, const std::string& words) {
@@ -138,7 +138,7 @@ TEST_F(CacheReadTest, WhatIsWrongEverywhereIsARuleOfItsHead) {
   EXPECT_EQ(result.first->shape->where, "V, kv head 1, positions >= 4");
   // And where some nodes are known by hashes alone, of whole rows.
   FakeRun partly = run;
-  for (KeptTensor& t : partly.passes.back().tensors)
+  for (RecordedTensor& t : partly.passes.back().tensors)
     if (t.point->is_cache()) t.data = {};
   const Result mixed = judged(partly);
   ASSERT_TRUE(mixed.first && mixed.first->shape) << mixed.story;

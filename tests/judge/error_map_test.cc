@@ -67,11 +67,11 @@ TEST(ErrorMap, LeavesOutWhatWasNotJudged) {
     Pass pass;
     pass.info.rows = {{{0, 0}}, {{0, 1}}, {{0, 2}}, {{1, 0}}, {{1, 1}}, {{1, 2}}};
     const Place place{&point("mlp.up"), 0};
-    KeptTensor& tensor = pass.tensors.emplace_back();
+    RecordedTensor& tensor = pass.tensors.emplace_back();
     tensor.point = place.point, tensor.layer = 0, tensor.shape = {6, 64};
     for (const PassRow& r : pass.info.rows) tensor.rows.push_back(r.row);
     const Selection all;
-    const SeenPass seen(pass, all);
+    const PassView seen(pass, all);
     ErrorMap map(0);
     const size_t at = map.begin(seen);
     NodeOutcome outcome;
@@ -114,7 +114,7 @@ std::string rule_of_experts(
                           .shape = {70, 2},
                           .data = std::move(ids)});
   const Selection all;
-  const SeenPass seen(pass, all);
+  const PassView seen(pass, all);
   ErrorMap map(16);
   const size_t at = map.begin(seen);
   const Place place{find_point(point_name), 0};
@@ -169,7 +169,7 @@ TEST(ErrorMap, ForgetsWhatComesAfterItsBounds) {
     Pass pass;
     pass.info = {.pass = i, .rows = {{{0, i}, 1, i, Phase::decode}}, .logit_rows = {0}};
     pass.tensors.push_back({.point = place.point, .layer = 0, .rows = {{0, i}}, .shape = {1, 4}});
-    const SeenPass seen(pass, all);
+    const PassView seen(pass, all);
     const size_t at = map.begin(seen);
     NodeOutcome outcome;
     outcome.pass = i;

@@ -462,7 +462,7 @@ inline FakeRun fake_run(ReferenceModel& model, DType dtype, int steps = 2,
       info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
     }
     run.passes.push_back(pass_of(model, info));
-    const KeptTensor* token = run.passes.back().find(point("token"), -1);
+    const RecordedTensor* token = run.passes.back().find(point("token"), -1);
     for (size_t r = 0; r < run.requests.size(); ++r) {
       const auto id = static_cast<int32_t>(value_at(token->data, static_cast<int64_t>(r)));
       run.requests[r].tokens.push_back(id);

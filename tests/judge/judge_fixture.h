@@ -38,8 +38,8 @@ class JudgeTest : public testing::Test {
     return fake_run(model, dtype);
   }
 
-  static KeptTensor& tensor(Pass& pass, std::string_view name, int layer) {
-    return const_cast<KeptTensor&>(*pass.find(*find_point(name), layer));
+  static RecordedTensor& tensor(Pass& pass, std::string_view name, int layer) {
+    return const_cast<RecordedTensor&>(*pass.find(*find_point(name), layer));
   }
 
   static int64_t count(const Result& result, Verdict verdict) {

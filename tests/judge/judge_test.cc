@@ -212,7 +212,7 @@ TEST_F(JudgeTest, ARowOfAnotherRequestIsTracedToItsWriter) {
   for (int hashes_only = 0; hashes_only < 2; ++hashes_only) {
     if (hashes_only)
       for (Pass& pass : run.passes)
-        for (KeptTensor& t : pass.tensors)
+        for (RecordedTensor& t : pass.tensors)
           if (t.point->is_cache()) t.data = {};
     const Result result = judged(run);
     expect_first(result, "layer 1 attn.kv", 0, 1, Verdict::introduced);
@@ -239,7 +239,7 @@ TEST_F(JudgeTest, RowsThatNobodyWroteAreSaidSo) {
   EXPECT_EQ(result.first->got, 77);
   // By hashes alone the input of attention is lost.
   for (Pass& pass : run.passes)
-    for (KeptTensor& t : pass.tensors)
+    for (RecordedTensor& t : pass.tensors)
       if (t.point->is_cache()) t.data = {};
   result = judged(run);
   expect_first(result, "layer 0 attn.kv", 0, 0, Verdict::introduced);
@@ -248,8 +248,8 @@ TEST_F(JudgeTest, RowsThatNobodyWroteAreSaidSo) {
 
 TEST_F(JudgeTest, AWrongTokenIsIntroducedAndATieIsNot) {
   FakeRun run = clean();
-  KeptTensor& token = tensor(run.passes[2], "token", -1);
-  const KeptTensor& logits = tensor(run.passes[2], "logits", -1);
+  RecordedTensor& token = tensor(run.passes[2], "token", -1);
+  const RecordedTensor& logits = tensor(run.passes[2], "logits", -1);
   auto* ids = token.data.as<int32_t>();
   const int32_t right = ids[0];
   ids[0] = (right + 1) % static_cast<int32_t>(kVocab);
@@ -300,7 +300,7 @@ TEST_F(JudgeTest, AnotherDtypeThanDeclaredIsStructural) {
   run = clean(DType::bf16);
   run.manifest.dtype = DType::f32;
   for (Pass& pass : run.passes)
-    for (KeptTensor& t : pass.tensors) {
+    for (RecordedTensor& t : pass.tensors) {
       if (t.dtype != DType::bf16) continue;
       t.data = rounded_tensor(values_of(t.data), t.shape, DType::f32);
       t.dtype = DType::f32;
@@ -314,7 +314,7 @@ TEST_F(JudgeTest, AnotherDtypeThanDeclaredIsStructural) {
 TEST_F(JudgeTest, MissingDuplicateRenamedAndMisshapenTensorsAreStructural) {
   FakeRun run = clean();
   std::erase_if(run.passes[1].tensors,
-                [](const KeptTensor& t) { return t.point->name == "mlp.act" && t.layer == 1; });
+                [](const RecordedTensor& t) { return t.point->name == "mlp.act" && t.layer == 1; });
   Result result = judged(run);
   expect_first(result, "layer 1 mlp.act", 1, 0, Verdict::structural);
   EXPECT_EQ(count(result, Verdict::structural), 2);
@@ -339,7 +339,7 @@ TEST_F(JudgeTest, MissingDuplicateRenamedAndMisshapenTensorsAreStructural) {
   EXPECT_EQ(result.findings.size(), 3u);  // and the stray one
 
   run = clean();
-  KeptTensor& up = tensor(run.passes[0], "mlp.up", 0);
+  RecordedTensor& up = tensor(run.passes[0], "mlp.up", 0);
   up.data = rounded_tensor(std::vector<double>(22 * 40, 1.0), {22, 40}, DType::bf16);
   up.shape = {22, 40};
   result = judged(run);
@@ -410,7 +410,7 @@ TEST_F(JudgeTest, PositionsMustContinue) {
 TEST_F(JudgeTest, DigestsOnlyAreInconclusive) {
   FakeRun run = clean();
   for (Pass& pass : run.passes)
-    for (KeptTensor& t : pass.tensors) t.data = {};
+    for (RecordedTensor& t : pass.tensors) t.data = {};
   const Result nothing = judged(run);
   EXPECT_EQ(nothing.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(nothing), 2);

@@ -25,7 +25,7 @@ TEST_F(JudgeTest, ChoicesMustHaveLogits) {
   const auto without_logits = [&](size_t pass) {
     FakeRun run = whole;
     run.passes[pass].info.logit_rows.clear();
-    std::erase_if(run.passes[pass].tensors, [](const KeptTensor& t) {
+    std::erase_if(run.passes[pass].tensors, [](const RecordedTensor& t) {
       return t.point->name == "logits" || t.point->name == "token";
     });
     return run;
@@ -166,7 +166,7 @@ TEST_F(JudgeTest, PointsThatNoPassShowsWereNotRecorded) {
     for (int i = 0; i < std::ssize(run.passes); ++i)
       if (i != but_in)
         std::erase_if(run.passes[static_cast<size_t>(i)].tensors,
-                      [&](const KeptTensor& t) { return t.point->name == name; });
+                      [&](const RecordedTensor& t) { return t.point->name == name; });
     return judged(run);
   };
   for (const std::string name : {"embed", "attn.q_norm", "attn.kv", "mlp.down", "token"}) {
@@ -190,7 +190,7 @@ TEST_F(JudgeTest, TheInputsOfOneOpAreNoDivergence) {
   FakeRun run = clean();
   run.manifest.provenance["before"] = "layer 1 mlp.act, pass 1";
   run.passes = {run.passes[1]};
-  std::erase_if(run.passes[0].tensors, [](const KeptTensor& t) {
+  std::erase_if(run.passes[0].tensors, [](const RecordedTensor& t) {
     return t.layer != 1 || (t.point->name != "mlp.gate" && t.point->name != "mlp.up");
   });
   run.passes[0].info.inherited_known = false;

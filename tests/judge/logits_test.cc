@@ -10,15 +10,15 @@
 namespace lockstep {
 namespace {
 
-KeptTensor logits(std::vector<double> values, DType dtype = DType::f64) {
-  KeptTensor t{.point = &point("logits"), .rows = {{0, 4}}, .dtype = dtype};
+RecordedTensor logits(std::vector<double> values, DType dtype = DType::f64) {
+  RecordedTensor t{.point = &point("logits"), .rows = {{0, 4}}, .dtype = dtype};
   t.shape = {1, std::ssize(values)};
   t.data = rounded_tensor(values, t.shape, dtype);
   return t;
 }
 
 TEST(Logits, EqualOnesHaveNoDistance) {
-  const KeptTensor x = logits({1, 3, 2});
+  const RecordedTensor x = logits({1, 3, 2});
   LogitsComparison c(DType::bf16);
   c.add(0, &x, &x, &x);
   ASSERT_TRUE(c.summary());
@@ -30,7 +30,7 @@ TEST(Logits, EqualOnesHaveNoDistance) {
 }
 
 TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
-  const KeptTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
+  const RecordedTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
   LogitsComparison c(DType::f32);
   c.add(0, &got, &exact, &exact);
   // p = (1/2, 1/2), q = (3/4, 1/4)
@@ -39,8 +39,8 @@ TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
 }
 
 TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
-  const KeptTensor exact = logits({2, 2.25, 0}), got = logits({2.5, 2.25, 0});
-  const KeptTensor noisy = logits({2.05, 2.2, 0.05}), quiet = logits({2.001, 2.251, 0.001});
+  const RecordedTensor exact = logits({2, 2.25, 0}), got = logits({2.5, 2.25, 0});
+  const RecordedTensor noisy = logits({2.05, 2.2, 0.05}), quiet = logits({2.001, 2.251, 0.001});
   LogitsComparison c(DType::bf16);
   c.add(0, &got, &exact, &noisy);  // 0.25 <= 6 sqrt(2) 0.05
   c.add(0, &got, &exact, &quiet);
@@ -64,8 +64,8 @@ Statistic statistic(const std::vector<LogitsDoubt>& all, StatisticKind kind, siz
 // The exact candidates are `margin` apart and the noise of the dtype is 0.1: rows in which the
 // engine takes the second.
 LogitsComparison flips_at(double margin, int rows, int flipped) {
-  const KeptTensor exact = logits({1 + margin, 1}), rounded = logits({1.1 + margin, 0.9});
-  const KeptTensor right = logits({1.2 + margin, 1}), wrong = logits({1, 1.2});
+  const RecordedTensor exact = logits({1 + margin, 1}), rounded = logits({1.1 + margin, 0.9});
+  const RecordedTensor right = logits({1.2 + margin, 1}), wrong = logits({1, 1.2});
   LogitsComparison c(DType::bf16);
   for (int i = 0; i < rows; ++i) c.add(0, i < flipped ? &wrong : &right, &exact, &rounded);
   return c;
@@ -89,7 +89,7 @@ TEST(Flips, ThatRoundingDoesNotExplainAreNeverExpected) {
   EXPECT_FALSE(statistic(flips_at(1, 50, 1).doubts(), StatisticKind::flips, 0).passes(1));
   EXPECT_TRUE(statistic(flips_at(1, 50, 0).doubts(), StatisticKind::flips, 0).passes(1));
   // Without any noise nothing is expected to differ, and that is no division by zero.
-  const KeptTensor exact = logits({1.5, 1}), got = logits({1, 1.5});
+  const RecordedTensor exact = logits({1.5, 1}), got = logits({1, 1.5});
   LogitsComparison c(DType::bf16);
   c.add(0, &got, &exact, &exact);
   EXPECT_EQ(c.summary()->expected_flips, 0);
@@ -97,9 +97,9 @@ TEST(Flips, ThatRoundingDoesNotExplainAreNeverExpected) {
 }
 
 TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
-  const KeptTensor exact = logits({0, 0}), rounded = logits({0.01, 0}), far = logits({0.02, 0}),
-                   near = logits({0.015, 0});
-  const auto of = [&](const KeptTensor& got, int rows) {
+  const RecordedTensor exact = logits({0, 0}), rounded = logits({0.01, 0}), far = logits({0.02, 0}),
+                       near = logits({0.015, 0});
+  const auto of = [&](const RecordedTensor& got, int rows) {
     LogitsComparison c(DType::bf16);
     for (int i = 0; i < rows; ++i) c.add(0, &got, &exact, &rounded);
     return c.doubts();
@@ -110,12 +110,12 @@ TEST(Divergence, OfAHundredRowsIsHeldToThatOfTheReference) {
 }
 
 TEST(Flips, AreFoundAtTheirOwnRow) {
-  const KeptTensor exact = logits({2, 1}), rounded = logits({2.01, 1});
+  const RecordedTensor exact = logits({2, 1}), rounded = logits({2.01, 1});
   LogitsComparison c(DType::bf16);
   for (int32_t pass = 0; pass < 9; ++pass) {
-    KeptTensor got = pass == 5 ? logits({1, 2}) : logits({2, 1});
-    KeptTensor at_row = exact, of_rounded = rounded;
-    for (KeptTensor* t : {&got, &at_row, &of_rounded}) t->rows = {{7, 20 + pass}};
+    RecordedTensor got = pass == 5 ? logits({1, 2}) : logits({2, 1});
+    RecordedTensor at_row = exact, of_rounded = rounded;
+    for (RecordedTensor* t : {&got, &at_row, &of_rounded}) t->rows = {{7, 20 + pass}};
     c.add(pass, &got, &at_row, &of_rounded);
   }
   const LogitsDoubt doubt = c.doubts().at(0);
@@ -134,7 +134,7 @@ TEST(Flips, AreLedBackToTheirFinding) {
 
 TEST(Logits, NothingComparedIsNothing) {
   LogitsComparison c(DType::bf16);
-  const KeptTensor x = logits({1, 2}), y = logits({1, 2, 3});
+  const RecordedTensor x = logits({1, 2}), y = logits({1, 2, 3});
   c.add(0, &x, nullptr, nullptr);
   c.add(0, nullptr, &x, &x);
   c.add(0, &x, &y, &y);
@@ -143,9 +143,9 @@ TEST(Logits, NothingComparedIsNothing) {
 
 // Rounding explains no choice among what is no number; of a model that has none nothing is known.
 TEST(Logits, ThatAreNoNumbersExplainNothing) {
-  const KeptTensor exact = logits({1, 2});
+  const RecordedTensor exact = logits({1, 2});
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-    const KeptTensor got = logits({bad, 2});
+    const RecordedTensor got = logits({bad, 2});
     LogitsComparison c(DType::f32);
     c.add(0, &exact, &got, &exact);
     c.add(0, &exact, &exact, &got);

@@ -18,7 +18,7 @@ class MemoryTrace : public TraceReader {
   Pass read(int i, bool data) override {
     Pass pass = run_.passes.at(static_cast<size_t>(i));
     if (!data)
-      for (KeptTensor& t : pass.tensors) t.data = {};
+      for (RecordedTensor& t : pass.tensors) t.data = {};
     return pass;
   }
   bool complete() const override { return complete_; }

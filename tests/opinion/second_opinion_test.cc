@@ -11,7 +11,7 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
 #include "src/judge/ledger.h"
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 #include "tests/judged.h"
 
 namespace lockstep {
@@ -34,7 +34,7 @@ std::vector<Pass> passes_of(const Checkpoint& checkpoint, DType dtype, Graph& gr
 
 // The oracle's result of the last row of a request, from the inputs that the pass shows.
 Exact exact_of(Oracle& oracle, const Graph& graph, const Place& place, RoundingContract contract,
-               DType dtype, const SeenPass& seen, const Pass& pass, const Row& row) {
+               DType dtype, const PassView& seen, const Pass& pass, const Row& row) {
   const std::vector<Row> rows = {row};
   const std::vector<int64_t> lengths = {seen.length_of(row.request)};
   std::vector<int32_t> tokens;
@@ -46,11 +46,11 @@ Exact exact_of(Oracle& oracle, const Graph& graph, const Place& place, RoundingC
   const bool of_sum =
       contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
   if (of_sum && inputs.at(0).point->op == OpKind::add) inputs = graph.inputs_of(inputs[0]);
-  std::deque<PickedRows> picked;
+  std::deque<SelectedRows> picked;
   CacheRead cache;
   const KvHistory nothing{/*keep_bytes=*/false};
   for (const Place& input : inputs) {
-    const KeptTensor* tensor = seen.tensor(input, row.request);
+    const RecordedTensor* tensor = seen.tensor(input, row.request);
     if (input.point->is_cache())
       cache = CacheRead(tensor, nothing);
     else
@@ -71,7 +71,7 @@ class SecondOpinionTest : public testing::TestWithParam<const char*> {
     std::set<OpKind> compared;
     for (const Pass* pass : {&passes.front(), &passes.back()}) {
       const Selection all;
-      const SeenPass seen(*pass, all);
+      const PassView seen(*pass, all);
       for (const Place& place : graph.places()) {
         const OpKind op = place.point->op;
         if (op == OpKind::cache || op == OpKind::angles || row_of(op).makes_indices) continue;
@@ -141,7 +141,7 @@ TEST(SecondOpinion, SaysWhatItLacks) {
   EXPECT_NE(lacking("mlp.down", 0, outside).find("no element"), std::string::npos);
   EXPECT_NE(lacking("rope.cos", -1, one).find("rope.cos is not among the ops"), std::string::npos);
   std::erase_if(passes[0].tensors,
-                [](const KeptTensor& t) { return *t.point == point("mlp.act"); });
+                [](const RecordedTensor& t) { return *t.point == point("mlp.act"); });
   EXPECT_EQ(lacking("mlp.down", 0, one), "mlp.act was not kept");
   EXPECT_EQ(lacking("attn.q", 0, two), "");
 }

@@ -237,7 +237,7 @@ KernelOutcome judge_kernel(const KernelRun& run) {
   JudgedRun judged_run{.checkpoint = checkpoint,
                        .reference = open_reference(),
                        .requests = requests_for(kernel, checkpoint.config())};
-  judged_run.engine = {.dtype = run.dtype, .page_size = 16, .page_order = 3, .chunk = 48};
+  judged_run.engine = {.dtype = run.dtype, .page_size = 16, .page_order_seed = 3, .chunk = 48};
   judged_run.engine.threads = 1;
   judged_run.ops = ops;
   judged_run.audit = false;

@@ -28,7 +28,7 @@ Pass shown_to(const Selection& selection, bool tensors) {
 TEST(DigestRecorder, KeepsDigestsOfWhatTheHostHasAndNoNumbers) {
   const Pass pass = shown_to({}, false);
   ASSERT_EQ(pass.tensors.size(), 2u);
-  for (const KeptTensor& tensor : pass.tensors) {
+  for (const RecordedTensor& tensor : pass.tensors) {
     EXPECT_TRUE(tensor.data.view().empty());
     EXPECT_EQ(tensor.row_hashes.size(), 2u);
   }

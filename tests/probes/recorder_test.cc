@@ -47,7 +47,7 @@ TEST(Recorder, KeepsCopiesInOrder) {
   const Pass pass = recorded({}, true);
   ASSERT_EQ(pass.tensors.size(), 6u);
   EXPECT_EQ(pass.info.pass, 2);
-  const KeptTensor& q = pass.tensors[0];
+  const RecordedTensor& q = pass.tensors[0];
   EXPECT_EQ(q.shape, Shape({3, 2, 2}));
   EXPECT_EQ(q.rows, kRows);
   EXPECT_EQ(q.data.as<float>()[7], 7.f);
@@ -75,7 +75,7 @@ TEST(Recorder, WithoutDigestsHashesTheRowsOfTheCacheAlone) {
 
 TEST(Recorder, KeepsWantedRowsAndTheWholeCacheOfWantedRequests) {
   const Pass pass = recorded(Selection("", "", "1", "1"), true);
-  const KeptTensor* q = pass.find(point("attn.q"), 0);
+  const RecordedTensor* q = pass.find(point("attn.q"), 0);
   ASSERT_NE(q, nullptr);
   EXPECT_EQ(q->rows, (std::vector<Row>{{1, 1}}));
   EXPECT_EQ(q->shape, Shape({1, 2, 2}));

@@ -159,7 +159,7 @@ TEST_P(OnDevice, ModelIsTheOneOfTheCpu) {
     for (size_t p = 0; p < want.size(); ++p) {
       ASSERT_EQ(got[p].tensors.size(), want[p].tensors.size());
       for (size_t i = 0; i < want[p].tensors.size(); ++i) {
-        const KeptTensor &a = got[p].tensors[i], &b = want[p].tensors[i];
+        const RecordedTensor &a = got[p].tensors[i], &b = want[p].tensors[i];
         EXPECT_LE(worst_difference(values_of(a.data), values_of(b.data)), limit)
             << b.point->name << " " << b.layer;
       }

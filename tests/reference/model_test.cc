@@ -45,9 +45,9 @@ class AgainstGolden : public testing::TestWithParam<Case> {
         run_passes(*model, prefill_and_decode(golden.ids("prompt_ids"), forced));
     ASSERT_EQ(passes.size(), greedy.size());
     for (size_t step = 0; step < passes.size(); ++step) {
-      for (const KeptTensor& tensor : passes[step].tensors)
+      for (const RecordedTensor& tensor : passes[step].tensors)
         compare(golden, static_cast<int>(step), tensor, limit);
-      const KeptTensor* token = passes[step].find(point("token"), -1);
+      const RecordedTensor* token = passes[step].find(point("token"), -1);
       ASSERT_NE(token, nullptr);
       EXPECT_EQ(value_at(token->data, 0), greedy[step]) << "step " << step;
     }
@@ -57,7 +57,7 @@ class AgainstGolden : public testing::TestWithParam<Case> {
     }
   }
 
-  void compare(const Golden& golden, int step, const KeptTensor& tensor, double limit) {
+  void compare(const Golden& golden, int step, const RecordedTensor& tensor, double limit) {
     const auto stored = golden.find(step, *tensor.point, tensor.layer);
     if (!stored) return;
     EXPECT_LE(worst_difference(values_of(tensor.data), values_of(*stored)), limit)
@@ -86,7 +86,7 @@ using Rows = std::map<std::pair<std::string, int>, std::vector<double>>;
 Rows rows_of(const std::vector<Pass>& passes, int32_t request) {
   Rows rows;
   for (const Pass& pass : passes)
-    for (const KeptTensor& tensor : pass.tensors) {
+    for (const RecordedTensor& tensor : pass.tensors) {
       const int64_t width = tensor.data.view().row_size();
       for (size_t i = 0; i < tensor.rows.size(); ++i) {
         if (tensor.rows[i].request != request || tensor.point->op == OpKind::argmax) continue;
@@ -191,15 +191,15 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
     for (int times = place.point->is_cache() ? 2 : 1; times > 0; --times)
       expected.push_back(std::to_string(place.layer) + " " + std::string(place.point->name));
   std::vector<std::string> shown;
-  for (const KeptTensor& t : passes[0].tensors)
+  for (const RecordedTensor& t : passes[0].tensors)
     shown.push_back(std::to_string(t.layer) + " " + std::string(t.point->name));
   EXPECT_EQ(shown, expected);
 
-  const KeptTensor* cached = passes[1].find(point("attn.kv"), 1, 1);
+  const RecordedTensor* cached = passes[1].find(point("attn.kv"), 1, 1);
   ASSERT_NE(cached, nullptr);
   EXPECT_EQ(cached->shape, (Shape{4, 2, config.kv_heads, config.head_dim}));
   EXPECT_EQ(cached->rows, (std::vector<Row>{{1, 0}, {1, 1}, {1, 2}, {1, 3}}));
-  const KeptTensor* logits = passes[0].find(point("logits"), -1);
+  const RecordedTensor* logits = passes[0].find(point("logits"), -1);
   ASSERT_NE(logits, nullptr);
   EXPECT_EQ(logits->rows, (std::vector<Row>{{0, 4}, {1, 2}}));
   EXPECT_EQ(logits->shape, (Shape{2, config.vocab}));

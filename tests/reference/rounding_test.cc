@@ -18,7 +18,7 @@ struct Case {
 };
 
 // K and V of a record of attn.kv, each [length, kv heads, head_dim].
-std::pair<Tensor, Tensor> split(const KeptTensor& cached) {
+std::pair<Tensor, Tensor> split(const RecordedTensor& cached) {
   const TensorView& all = cached.data;
   const Shape half = {all.shape[0], all.shape[2], all.shape[3]};
   std::vector<double> values = values_of(all), k, v;
@@ -67,7 +67,7 @@ double budget(const Point& p, const Exact& exact, size_t i, DType dtype) {
 
 class RoundsOnce : public testing::TestWithParam<Case> {
  protected:
-  Exact evaluate(const Pass& pass, const KeptTensor& tensor) {
+  Exact evaluate(const Pass& pass, const RecordedTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
     OracleCall call{.place = place, .dtype = GetParam().dtype, .rows = tensor.rows};
     std::vector<int32_t> tokens;
@@ -75,7 +75,7 @@ class RoundsOnce : public testing::TestWithParam<Case> {
     for (const PassRow& row : pass.info.rows) tokens.push_back(row.token);
     if (place.point->op == OpKind::gather) call.tokens = tokens;
     for (const Place& input : oracle_->graph().inputs_of(place)) {
-      const KeptTensor& producer = *pass.find(*input.point, input.layer);
+      const RecordedTensor& producer = *pass.find(*input.point, input.layer);
       if (input.point->is_cache()) {
         keys_values = split(producer);
         call.keys_values = {keys_values.first, keys_values.second};
@@ -89,7 +89,7 @@ class RoundsOnce : public testing::TestWithParam<Case> {
     return oracle_->evaluate(call);
   }
 
-  void judge(const Pass& pass, const KeptTensor& tensor) {
+  void judge(const Pass& pass, const RecordedTensor& tensor) {
     const Point& p = *tensor.point;
     if (p.is_cache() || row_of(p.op).makes_indices) return;
     const bool angles = p.op == OpKind::angles;  // in fp32 whatever the run's dtype
@@ -120,7 +120,7 @@ TEST_P(RoundsOnce, EveryNodeOfPrefillAndDecode) {
       *model,
       prefill_and_decode({tokens.begin(), tokens.end() - 3}, {tokens.end() - 3, tokens.end()}));
   for (const Pass& pass : passes)
-    for (const KeptTensor& tensor : pass.tensors) judge(pass, tensor);
+    for (const RecordedTensor& tensor : pass.tensors) judge(pass, tensor);
   ASSERT_GT(elements_, 10000);
   // Twice rounded, a tenth and more of the elements would be another neighbour.
   if (GetParam().dtype != DType::f32) {

@@ -13,7 +13,7 @@ void write(const std::string& model, const std::string& path) {
   manifest.provenance = {{"engine", "Hugging Face transformers"},
                          {"model", model},
                          {"model_xxh3", golden.checkpoint().fingerprint()}};
-  manifest.keep = Keep::full;
+  manifest.level = TraceLevel::full;
   const auto writer = create_trace(path, manifest);
   for (const Pass& pass : golden.passes(/*digests=*/true)) writer->write(pass);
   writer->finish({});

@@ -13,6 +13,7 @@
 #include "src/judge/story.h"
 #include "src/report/output.h"
 #include "tests/helpers.h"
+#include "tests/places.h"
 
 namespace lockstep {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json schema() {
-  std::ifstream file(std::string(LOCKSTEP_TEST_DATA) + "/../../tools/result.schema.json");
+  std::ifstream file(source_path("tools/result.schema.json"));
   return Json::parse(file);
 }
 
@@ -114,7 +115,7 @@ Result clean_result() {
   r.provenance = {{"model", "m"}};
   r.limits = {{"T1", 1.0}};
   r.blind = {"bugs of decoding (prefill only)"};
-  tell(r);
+  summarise(r);
   return r;
 }
 
@@ -140,13 +141,13 @@ Result diverged_result() {
                      {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
   r.first = r.findings[0];
   r.counts = {130, 200, 80, 1, 1, 0, 0};
-  tell(r);
+  summarise(r);
   return r;
 }
 
 TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
   Result r = clean_result();
-  tell(r, {.unexplained = "3 of 24 tokens differ"});
+  summarise(r, {.unexplained = "3 of 24 tokens differ"});
   EXPECT_EQ(r.verdict, RunVerdict::inconclusive);
   EXPECT_EQ(exit_status(r), 2);
   EXPECT_NE(r.story.find("3 of 24 tokens differ, so an op that was not judged is wrong"),
@@ -156,7 +157,7 @@ TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
 
 Result nothing_result() {
   Result r;
-  tell(r);
+  summarise(r);
   return r;
 }
 
@@ -367,10 +368,10 @@ TEST(Story, OfTokensThatDiffer) {
   EXPECT_NE(r.story.find("no token differs"), std::string::npos);
   r.logits->argmax_equal = 22;
   r.logits->explained_flips = 2;
-  tell(r);
+  summarise(r);
   EXPECT_NE(r.story.find("2 of 24 tokens differ as rounding allows"), std::string::npos);
   r.logits->explained_flips = 1;
-  tell(r);
+  summarise(r);
   EXPECT_NE(r.story.find("1 by more than rounding explains"), std::string::npos);
 }
 

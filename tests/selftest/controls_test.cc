@@ -15,7 +15,7 @@ TEST(Controls, NoneComesOutClean) {
           {.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 2},
           {.prompt = some_tokens(6, checkpoint.config().vocab, 2), .max_new = 3}};
       const EngineOptions engine{
-          .dtype = dtype, .page_size = 4, .pages = pages_for(requests, 4), .page_order = 3};
+          .dtype = dtype, .page_size = 4, .pages = pages_for(requests, 4), .page_order_seed = 3};
       const auto controls = positive_controls(checkpoint, open_reference(), engine, requests);
       EXPECT_GE(controls.size(), 13u);
       for (const Control& control : controls)

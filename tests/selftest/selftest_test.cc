@@ -13,6 +13,7 @@
 #include "src/session/judged_trace.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
+#include "tests/places.h"
 #include "traces/json_number.h"
 
 namespace lockstep {
@@ -88,7 +89,7 @@ TEST(Passed, NeedsEverything) {
 TEST(SelftestJson, KeepsWhatIsNoNumber) {
   Selftest test = good_test();
   test.limits[0].size = std::numeric_limits<double>::quiet_NaN();
-  test.clean[0].strain = -std::numeric_limits<double>::infinity();
+  test.clean[0].limit_ratio = -std::numeric_limits<double>::infinity();
   test.limits[0].stated = std::numeric_limits<double>::infinity();
   const Document document = document_of({test});
   const auto json = nlohmann::json::parse(document.json)[0];
@@ -97,7 +98,7 @@ TEST(SelftestJson, KeepsWhatIsNoNumber) {
   };
   EXPECT_TRUE(std::isnan(number_at("/detection_limits/0/ulp")));
   EXPECT_EQ(number_at("/detection_limits/0/stated_ulp"), test.limits[0].stated);
-  EXPECT_EQ(number_at("/clean/0/strain"), test.clean[0].strain);
+  EXPECT_EQ(number_at("/clean/0/limit_ratio"), test.clean[0].limit_ratio);
   EXPECT_NE(text_of(document, "csv").find(",-Infinity\n"), std::string::npos);
 }
 
@@ -183,16 +184,16 @@ Selftest one_of_each() {
 
 TEST(Curve, CountsWhatAMultiplierOnAllLimitsWouldFind) {
   Selftest test = one_of_each();
-  test.clean[0].strain = 0.6;
-  test.faults[1].strain = 3;
-  test.faults[0].strain = std::numeric_limits<double>::infinity();
+  test.clean[0].limit_ratio = 0.6;
+  test.faults[1].limit_ratio = 3;
+  test.faults[0].limit_ratio = std::numeric_limits<double>::infinity();
   for (const CurvePoint& point : curve_of(test)) {
     EXPECT_EQ(point.alarms, point.multiplier < 0.6 ? 1 : 0) << point.multiplier;
     EXPECT_EQ(point.detected[0], 1) << "no multiplier hides what no limit decides";
     EXPECT_EQ(point.detected[1], point.multiplier < 3 ? 1 : 0) << point.multiplier;
     EXPECT_EQ(point.detected[2], 0);
   }
-  test.clean[0].strain = std::numeric_limits<double>::quiet_NaN();
+  test.clean[0].limit_ratio = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(curve_of(test).back().alarms, 1) << "what is no number passes nothing";
 }
 
@@ -263,7 +264,7 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
 TEST(Selftest, TakesARightTraceAndCallsAWrongOneAnAlarm) {
   const std::string path = temp_path("golden.h5");
   std::filesystem::remove(path);
-  const std::string write = LOCKSTEP_BINARY_DIR "/write_golden_trace bard-qwen3 " + path;
+  const std::string write = built_path("write_golden_trace bard-qwen3 ") + path;
   ASSERT_EQ(std::system(write.c_str()), 0);
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   const std::vector<TraceCheck> checks = check_trace(path, checkpoint, {});

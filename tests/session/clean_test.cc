@@ -5,6 +5,7 @@
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
+#include "tests/places.h"
 
 namespace lockstep {
 namespace {
@@ -35,11 +36,12 @@ class CleanRun : public testing::TestWithParam<Case> {
             .max_new = 3};
   }
   Result run(std::vector<Request> requests) {
-    return judged(
-        {.checkpoint = checkpoint_,
-         .reference = open_reference(),
-         .engine = {.dtype = GetParam().dtype, .page_size = GetParam().page_size, .page_order = 9},
-         .requests = std::move(requests)});
+    return judged({.checkpoint = checkpoint_,
+                   .reference = open_reference(),
+                   .engine = {.dtype = GetParam().dtype,
+                              .page_size = GetParam().page_size,
+                              .page_order_seed = 9},
+                   .requests = std::move(requests)});
   }
 };
 
@@ -80,7 +82,7 @@ TEST_P(TinyCleanRun, InEveryDtype) {
         judged(
             {.checkpoint = checkpoint,
              .reference = open_reference(),
-             .engine = {.dtype = dtype, .page_size = 4, .page_order = 2, .chunk = 7},
+             .engine = {.dtype = dtype, .page_size = 4, .page_order_seed = 2, .chunk = 7},
              .requests = {{.prompt = some_tokens(41, checkpoint.config().vocab), .max_new = 4},
                           {.prompt = some_tokens(9, checkpoint.config().vocab, 3), .max_new = 4}}}),
         std::string(name_of(dtype)));
@@ -131,11 +133,11 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Calibrated, testing::Values(DType::f32, DType::
 JudgedRun run_under_shipped_limits(const Checkpoint& checkpoint, DType dtype) {
   JudgedRun run{.checkpoint = checkpoint,
                 .reference = open_reference(),
-                .engine = {.dtype = dtype, .page_size = 8, .page_order = 2, .chunk = 16}};
+                .engine = {.dtype = dtype, .page_size = 8, .page_order_seed = 2, .chunk = 16}};
   for (const int64_t length : {47, 9, 1})
     run.requests.push_back(
         {.prompt = some_tokens(length, checkpoint.config().vocab, 900), .max_new = 3});
-  run.judge.limits = Limits::read(LOCKSTEP_TEST_DATA "/../../tools/cpu-limits.json");
+  run.judge.limits = Limits::read(source_path("tools/cpu-limits.json"));
   return run;
 }
 
@@ -203,7 +205,7 @@ std::vector<Pass> passes_of_reference(ReferenceModel& model, const std::vector<R
     }
     model.run(info, probe);
     EXPECT_EQ(probe.failure(), "");
-    const KeptTensor* chosen = passes.back().find(point("token"), -1);
+    const RecordedTensor* chosen = passes.back().find(point("token"), -1);
     EXPECT_NE(chosen, nullptr);
     if (chosen == nullptr) return passes;
     for (size_t r = 0; r < requests.size(); ++r) tokens[r].push_back(chosen->data.as<int32_t>()[r]);

@@ -22,7 +22,7 @@ class ConfirmTest : public testing::TestWithParam<const char*> {
                   .engine = {.device = TestDevice::device(),
                              .dtype = DType::bf16,
                              .page_size = 4,
-                             .page_order = 3},
+                             .page_order_seed = 3},
                   .requests = {{.prompt = some_tokens(9, vocab, 1), .max_new = 3},
                                {.prompt = some_tokens(14, vocab, 2), .max_new = 2}}};
     for (const std::string& fault : faults) run.faults.push_back(parse_fault(fault));

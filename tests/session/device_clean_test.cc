@@ -25,7 +25,7 @@ class DeviceClean : public testing::TestWithParam<const char*> {
                   .engine = {.graph = graph,
                              .dtype = dtype,
                              .page_size = serving.page_size,
-                             .page_order = 5,
+                             .page_order_seed = 5,
                              .chunk = 16}};
     for (int64_t r = 0; r < serving.requests; ++r)
       run.requests.push_back({.prompt = some_tokens(1 + r * 7 % 23, checkpoint_.config().vocab,

@@ -70,7 +70,7 @@ TEST_F(Experts, ChosenTwiceAreNamed) {
 
 TEST_F(Experts, ThatDoNotExistAreNamedAndWhatReadsThemIsNotJudged) {
   const Result result = judge(cpu_ops(), [](Pass& pass) {
-    for (KeptTensor& tensor : pass.tensors)
+    for (RecordedTensor& tensor : pass.tensors)
       if (*tensor.point == point("mlp.experts") && tensor.layer == 1)
         tensor.data.as<int32_t>()[1] = 8;
   });
@@ -89,7 +89,7 @@ TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {
                       .requests = {{.prompt = some_tokens(9, 320), .max_new = 2}},
                       .faults = {parse_fault("moe-expert-order@layer=1")},
                       .trace = trace,
-                      .keep = Keep::full};
+                      .level = TraceLevel::full};
   const Result live = judged(run), saved = judge_trace(trace, checkpoint_, {});
   ASSERT_TRUE(live.first && saved.first);
   EXPECT_EQ(saved.first->node.place, live.first->node.place);
@@ -100,7 +100,7 @@ TEST_F(Experts, AreJudgedFromATraceAsTheyWereLive) {
 
 TEST_F(Experts, KeptInAnotherDtypeAreStructural) {
   const Result result = judge(cpu_ops(), [](Pass& pass) {
-    for (KeptTensor& tensor : pass.tensors)
+    for (RecordedTensor& tensor : pass.tensors)
       if (*tensor.point == point("mlp.experts") && tensor.layer == 1) tensor.dtype = DType::i64;
   });
   ASSERT_TRUE(result.first) << result.story;

@@ -48,10 +48,11 @@ TEST_P(AgainstBf16, EveryNodeIsWithinItsBudgetAndEveryTokenIsExplained) {
   request.forced.resize(theirs.size() - 1);
 
   const Checkpoint checkpoint = Checkpoint::open(data_path(model));
-  const Result result = judged({.checkpoint = checkpoint,
-                                .reference = open_reference(),
-                                .engine = {.dtype = DType::bf16, .page_size = 4, .page_order = 3},
-                                .requests = {request}});
+  const Result result =
+      judged({.checkpoint = checkpoint,
+              .reference = open_reference(),
+              .engine = {.dtype = DType::bf16, .page_size = 4, .page_order_seed = 3},
+              .requests = {request}});
   EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   EXPECT_EQ(result.judged, result.expected);
   ASSERT_EQ(result.requests.size(), 1u);

@@ -33,7 +33,7 @@ class Graphs : public testing::TestWithParam<const char*> {
     Seen seen;
     Recorder recorder({}, true, [&](const Pass& pass) {
       std::vector<uint64_t>& hashes = seen.hashes.emplace_back();
-      for (const KeptTensor& tensor : pass.tensors) hashes.push_back(tensor.digest.hash);
+      for (const RecordedTensor& tensor : pass.tensors) hashes.push_back(tensor.digest.hash);
     });
     Probe probe = probed ? Probe(&recorder) : Probe();
     while (engine.step(probe)) ++seen.passes;
@@ -63,7 +63,7 @@ TEST_P(Graphs, AThousandReplaysChooseWhatTheOpsChoose) {
     const DType dtype = std::array{DType::bf16, DType::f32, DType::f16}[seed % 3];
     const EngineOptions options{.dtype = dtype,
                                 .page_size = std::array<int64_t, 4>{1, 4, 16, 64}[seed % 4],
-                                .page_order = seed,
+                                .page_order_seed = seed,
                                 .chunk = seed % 2 == 0 ? 16 : 0};
     const std::vector<Request> requests = some_requests(seed);
     const Seen eager = serve(options, requests, false, false);
@@ -75,7 +75,7 @@ TEST_P(Graphs, AThousandReplaysChooseWhatTheOpsChoose) {
 
 TEST_P(Graphs, ShowWhatTheOpsShowAndChooseTheSameUnobserved) {
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    const EngineOptions options{.dtype = dtype, .page_size = 4, .page_order = 3};
+    const EngineOptions options{.dtype = dtype, .page_size = 4, .page_order_seed = 3};
     std::vector<Request> requests = some_requests(7);
     for (Request& request : requests) request.max_new = std::min<int64_t>(request.max_new, 12);
     const Seen eager = serve(options, requests, false, true);

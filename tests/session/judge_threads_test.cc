@@ -18,7 +18,7 @@ std::string traced(const Checkpoint& checkpoint, const std::string& fault) {
                 .engine = {.dtype = DType::bf16},
                 .requests = {{.prompt = some_tokens(300, checkpoint.config().vocab), .max_new = 2}},
                 .trace = path,
-                .keep = Keep::full};
+                .level = TraceLevel::full};
   if (!fault.empty()) run.faults = {parse_fault(fault)};
   judged(run);
   return path;
@@ -34,7 +34,7 @@ TEST(JudgeThreads, ChangeNothing) {
     EXPECT_EQ(one.verdict, *fault == 0 ? RunVerdict::clean : RunVerdict::diverged);
     EXPECT_EQ(one.judged, one.expected);
     EXPECT_EQ(three.story, one.story);
-    EXPECT_EQ(three.strain, one.strain);
+    EXPECT_EQ(three.limit_ratio, one.limit_ratio);
     ASSERT_EQ(three.findings.size(), one.findings.size());
     for (size_t i = 0; i < one.findings.size(); ++i) {
       EXPECT_EQ(three.findings[i].node.place, one.findings[i].node.place);

@@ -27,7 +27,7 @@ std::vector<Request> requests_for(const Checkpoint& checkpoint) {
 
 ModesRun run_of(const Checkpoint& checkpoint, DType dtype, const std::string& modes = "all") {
   return {.checkpoint = checkpoint,
-          .engine = {.device = TestDevice::device(), .dtype = dtype, .page_order = 5},
+          .engine = {.device = TestDevice::device(), .dtype = dtype, .page_order_seed = 5},
           .requests = requests_for(checkpoint),
           .modes = modes_from(modes),
           .ops = ops_of(TestDevice::device())};

@@ -61,7 +61,7 @@ TEST_P(OwnAngles, AreRightWhereTheirBaseIs) {
   const auto& [angles, dtype] = GetParam();
   JudgedRun run{.checkpoint = checkpoint_,
                 .reference = open_reference(),
-                .engine = {.dtype = dtype, .page_order = 3},
+                .engine = {.dtype = dtype, .page_order_seed = 3},
                 .ops = ops(),
                 .judge = {.selection = {"attn.q_rope,attn.k_rope", "", "", ""}}};
   for (const int64_t tokens : {500, 37, 1})

@@ -11,7 +11,7 @@ namespace {
 
 class SavedRun : public testing::Test {
  protected:
-  Result run(const std::string& name, bool samples, Keep keep) {
+  Result run(const std::string& name, bool samples, TraceLevel level) {
     const int64_t vocab = checkpoint_.config().vocab;
     Request first{.prompt = some_tokens(19, vocab), .max_new = 3};
     Request second{.prompt = first.prompt, .max_new = 2, .arrival = 2};
@@ -23,7 +23,7 @@ class SavedRun : public testing::Test {
                    .engine = {.dtype = DType::bf16, .page_size = 8, .prefix_cache = !samples},
                    .requests = {first, second},
                    .trace = scratch_ / name,
-                   .keep = keep});
+                   .level = level});
   }
   int inheriting(const std::string& name) {
     const auto trace = open_trace(scratch_ / name);
@@ -42,7 +42,7 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
   for (const bool samples : {true, false})
     for (const std::string name : {"x.h5", "x.trace"}) {
       const std::string file = (samples ? "samples-" : "prefix-") + name;
-      const Result live = run(file, samples, Keep::full);
+      const Result live = run(file, samples, TraceLevel::full);
       EXPECT_EQ(live.verdict, RunVerdict::clean) << live.story;
       EXPECT_EQ(inheriting(file), samples ? 2 : 1) << "nothing was shared";
       const Result saved = judge_trace(scratch_ / file, checkpoint_, {});
@@ -57,7 +57,7 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
 
 // Of digests nothing can be judged, and nothing is amiss.
 TEST_F(SavedRun, OfDigestsIsInconclusive) {
-  EXPECT_EQ(run("x.jsonl", true, Keep::digest).verdict, RunVerdict::clean);
+  EXPECT_EQ(run("x.jsonl", true, TraceLevel::digest).verdict, RunVerdict::clean);
   EXPECT_EQ(inheriting("x.jsonl"), 2);
   const Result saved = judge_trace(scratch_ / "x.jsonl", checkpoint_, {});
   EXPECT_EQ(saved.verdict, RunVerdict::inconclusive) << saved.story;

@@ -21,17 +21,19 @@ class Selected : public testing::TestWithParam<const char*> {
   Result run(const Selection& selection, const std::vector<FaultRequest>& faults,
              const std::string& trace = "") const {
     const int64_t vocab = checkpoint_.config().vocab;
-    return judged(
-        {.checkpoint = checkpoint_,
-         .reference = open_reference(),
-         .engine =
-             {.graph = true, .dtype = DType::bf16, .page_size = 4, .page_order = 3, .chunk = 8},
-         .requests = {{.prompt = some_tokens(19, vocab), .max_new = 3},
-                      {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
-         .faults = faults,
-         .judge = {.selection = selection},
-         .trace = trace,
-         .keep = Keep::full});
+    return judged({.checkpoint = checkpoint_,
+                   .reference = open_reference(),
+                   .engine = {.graph = true,
+                              .dtype = DType::bf16,
+                              .page_size = 4,
+                              .page_order_seed = 3,
+                              .chunk = 8},
+                   .requests = {{.prompt = some_tokens(19, vocab), .max_new = 3},
+                                {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
+                   .faults = faults,
+                   .judge = {.selection = selection},
+                   .trace = trace,
+                   .level = TraceLevel::full});
   }
   // Of the selected places `some` says what `all` says.
   static void expect_same(const Result& some, const Result& all, const Selection& selection) {
@@ -81,7 +83,7 @@ TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
   EXPECT_GT(trace->passes(), 3);
   for (int i = 0; i < trace->passes(); ++i) {
     const Pass pass = trace->read(i, /*data=*/false);
-    for (const KeptTensor& tensor : pass.tensors)
+    for (const RecordedTensor& tensor : pass.tensors)
       EXPECT_EQ(std::ranges::count(needed, Place{tensor.point, tensor.layer}), 1)
           << tensor.point->name << " of layer " << tensor.layer;
     for (const Place& place : needed) {
@@ -132,7 +134,7 @@ TEST_P(NotSelected, AnOpThatATraceLacksIsNotTakenForAnother) {
   Judge judge(trace->manifest(), *oracle, exact.get(), rounded.get(), {});
   for (int i = 0; i < trace->passes(); ++i) {
     Pass pass = trace->read(i, /*data=*/true);
-    for (KeptTensor& tensor : pass.tensors)
+    for (RecordedTensor& tensor : pass.tensors)
       if (tensor.layer == 1 &&
           (*tensor.point == point("attn.q_rope") || *tensor.point == point("attn.k_rope")))
         tensor.data = {};

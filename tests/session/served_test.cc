@@ -76,7 +76,7 @@ TEST_P(LengthsRun, OfTextsThatBeginAlikeIsClean) {
   expect_clean(options, requests, "forks");
   options.prefix_cache = true;
   for (const uint64_t schedule : {0, 5, 48}) {
-    options.schedule = schedule;
+    options.random_schedule_seed = schedule;
     expect_clean(options, requests, "prefixes, schedule " + std::to_string(schedule));
   }
 }

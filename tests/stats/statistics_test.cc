@@ -165,11 +165,11 @@ TEST(Adversarial, ABudgetThatIsNoNumberVouchesForNothing) {
 }
 
 TEST(Strain, IsTheLeastScaleThatPasses) {
-  EXPECT_EQ((Statistic{StatisticKind::max_error, 3, 1.5, ""}.strain()), 2);
-  EXPECT_EQ((Statistic{StatisticKind::gain, 0, 0, ""}.strain()), 0);
-  EXPECT_EQ((Statistic{StatisticKind::bits, 1, 0, ""}.strain()), kInf);
-  EXPECT_EQ((Statistic{StatisticKind::max_error, kNan, 1, ""}.strain()), kInf);
-  EXPECT_EQ((Statistic{StatisticKind::max_error, kInf, 1, ""}.strain()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, 3, 1.5, ""}.limit_ratio()), 2);
+  EXPECT_EQ((Statistic{StatisticKind::gain, 0, 0, ""}.limit_ratio()), 0);
+  EXPECT_EQ((Statistic{StatisticKind::bits, 1, 0, ""}.limit_ratio()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, kNan, 1, ""}.limit_ratio()), kInf);
+  EXPECT_EQ((Statistic{StatisticKind::max_error, kInf, 1, ""}.limit_ratio()), kInf);
 }
 
 TEST(Adversarial, NoiseOfZeroMeanIsSeenByT2) {

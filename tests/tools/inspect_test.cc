@@ -29,7 +29,7 @@ class Inspect : public testing::Test {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return json::parse(outcome.out);
   }
-  const KeptTensor& tensor(size_t pass, const Point& p, int layer) const {
+  const RecordedTensor& tensor(size_t pass, const Point& p, int layer) const {
     return *served_.passes[pass].find(p, layer);
   }
 
@@ -64,7 +64,7 @@ TEST_F(Inspect, TellsPeopleWhereATraceComesFrom) {
 TEST_F(Inspect, PrintsTheNumbersOfTheSelectedRow) {
   write();
   const json values = table("--point attn.q --layer 2 --request 0 --position 1 --values");
-  const KeptTensor& q = tensor(0, point("attn.q"), 2);
+  const RecordedTensor& q = tensor(0, point("attn.q"), 2);
   const auto row = std::ranges::find(q.rows, Row{0, 1}) - q.rows.begin();
   const int64_t size = q.data.view().row_size();
   ASSERT_EQ(values.size(), static_cast<size_t>(size));
@@ -82,7 +82,7 @@ TEST_F(Inspect, ShowsTheLargestFirst) {
       call_lockstep("inspect " + path_ + " --point mlp.act --layer 5 --position 0").out;
   double largest = 0;
   for (const Pass& pass : served_.passes) {
-    const KeptTensor& t = *pass.find(point("mlp.act"), 5);
+    const RecordedTensor& t = *pass.find(point("mlp.act"), 5);
     for (size_t r = 0; r < t.rows.size(); ++r)
       for (int64_t i = 0; t.rows[r].position == 0 && i < t.data.view().row_size(); ++i) {
         const double x = value_at(t.data, static_cast<int64_t>(r) * t.data.view().row_size() + i);

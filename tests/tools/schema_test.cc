@@ -19,7 +19,7 @@ class AskedSchema : public testing::Test {
     run.engine.dtype = DType::bf16;
     run.requests = {{.prompt = some_tokens(20, checkpoint().config().vocab), .max_new = 2}};
     run.trace = path_;
-    run.keep = Keep::full;
+    run.level = TraceLevel::full;
     ASSERT_EQ(judged(run).verdict, RunVerdict::clean);
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(path_); }

@@ -17,7 +17,7 @@ inline void write_trace(const std::string& path, const Served& served, LeftOut l
   Manifest manifest{.provenance = {{"engine", "lockstep"}, {"model", "bard"}},
                     .graph = qwen_graph({.layers = 6, .qk_norm = true, .rope_tables = true}),
                     .dtype = DType::bf16,
-                    .keep = Keep::full};
+                    .level = TraceLevel::full};
   for (const Sequence& s : served.sequences)
     manifest.requests.push_back(
         {.id = s.id,
@@ -29,7 +29,7 @@ inline void write_trace(const std::string& path, const Served& served, LeftOut l
   const auto writer = create_trace(path, manifest);
   for (size_t i = 0; i + left_out.passes < served.passes.size(); ++i) {
     Pass pass = served.passes[i];
-    for (KeptTensor& t : pass.tensors)
+    for (RecordedTensor& t : pass.tensors)
       if (left_out.numbers_of && *t.point == *left_out.numbers_of) t.data = {};
     writer->write(pass);
   }

@@ -116,7 +116,7 @@ TEST_F(Damage, ACutJournalIsUsedUpToTheCut) {
 // Where a flipped byte hits a tensor is known: its bytes are in the file as they are.
 TEST_F(Damage, AFlippedByteInATensorIsNamed) {
   const Pass want = test_pass(1);
-  const KeptTensor& q = want.tensors[1];
+  const RecordedTensor& q = want.tensors[1];
   ASSERT_EQ(q.point->name, "attn.q");
   const auto* data = q.data.as<const char>();
   std::string bytes = text_of(file);
@@ -215,7 +215,7 @@ TEST(Malformed, EachHasItsSentence) {
 TEST(Malformed, AnotherVersionIsRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
-  write_test_trace(json, 1, Keep::digest);
+  write_test_trace(json, 1, TraceLevel::digest);
   replace(json, "\"format_version\":\"2.0\"", "\"format_version\":\"1.2\"");
   expect_mention(open_error(json), "format version 2.0 was wanted, found 1.2");
   replace(json, "\"format\":\"lockstep\"", "\"format\":\"lockstop\"");
@@ -228,7 +228,7 @@ TEST(Malformed, NumbersThatFitNowhereEndAJournal) {
   const auto problem = [&](const std::string& from, const std::string& to) {
     const std::string json = scratch / "x.jsonl";
     fs::remove(json);
-    write_test_trace(json, 2, Keep::digest);
+    write_test_trace(json, 2, TraceLevel::digest);
     replace(json, from, to);
     const auto trace = open_trace(json);
     EXPECT_EQ(trace->passes(), 0);
@@ -244,7 +244,7 @@ TEST(Malformed, NumbersThatFitNowhereEndAJournal) {
 TEST(Malformed, MoreLayersThanAnyModelHasAreRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
-  write_test_trace(json, 1, Keep::digest);
+  write_test_trace(json, 1, TraceLevel::digest);
   std::string layer = "1";
   const auto error = [&](const std::string& to) {
     replace(json, "\"layer\":" + layer + ",", "\"layer\":" + to + ",");
@@ -261,7 +261,7 @@ TEST(Malformed, MoreLayersThanAnyModelHasAreRefused) {
 TEST(Malformed, ADigestThatContradictsItselfEndsAJournal) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
-  write_test_trace(json, 2, Keep::digest);
+  write_test_trace(json, 2, TraceLevel::digest);
   replace(json, "\"n\":144", "\"n\":145");
   const auto trace = open_trace(json);
   EXPECT_EQ(trace->passes(), 0);
@@ -271,7 +271,7 @@ TEST(Malformed, ADigestThatContradictsItselfEndsAJournal) {
 TEST(Malformed, ARequestOrAPassThatIsThereTwiceIsRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
-  write_test_trace(json, 2, Keep::digest);
+  write_test_trace(json, 2, TraceLevel::digest);
   std::string bytes = text_of(json);
   const size_t second = bytes.find("{\"kind\":\"pass\",\"pass\":1,");
   ASSERT_NE(second, std::string::npos);
@@ -321,7 +321,7 @@ TEST(Malformed, APassThatTwoSegmentsHaveIsRefused) {
 TEST(Malformed, ARenamedPointEndsAJournal) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
-  write_test_trace(json, 2, Keep::digest);
+  write_test_trace(json, 2, TraceLevel::digest);
   replace(json, "\"point\":\"attn.q\",\"dtype\"", "\"point\":\"attn.qq\",\"dtype\"");
   const auto trace = open_trace(json);
   EXPECT_EQ(trace->passes(), 0);

@@ -178,7 +178,7 @@ TEST(ReadOnly, FoldersAreRefusedAndTracesInThemRead) {
   disk.make_read_only();
   for (const char* name : {"disk/x.trace", "disk/x.h5", "disk/x.jsonl"}) {
     const std::string error =
-        error_of([&] { create_trace(scratch / name, test_manifest(Keep::digest)); });
+        error_of([&] { create_trace(scratch / name, test_manifest(TraceLevel::digest)); });
     EXPECT_NE(error.find("Read-only file system"), std::string::npos) << error;
   }
   expect_equal(open_trace(scratch / "disk/kept.trace")->read(1, true), test_pass(1), true);

@@ -19,12 +19,12 @@ namespace lockstep {
 // each.
 inline constexpr int kPrompts[] = {5, 1, 3};
 
-inline Manifest test_manifest(Keep keep = Keep::full) {
+inline Manifest test_manifest(TraceLevel level = TraceLevel::full) {
   Manifest m;
   m.provenance = {{"model", "tests/bard"}, {"engine", "lockstep"}, {"command_line", "run \u00fc"}};
   m.graph = qwen_graph({.layers = 2, .qk_norm = true, .expert_layers = {0, 1}});
   m.dtype = DType::bf16;
-  m.keep = keep;
+  m.level = level;
   m.selection = "--layers 0-1";
   m.contracts = {{"attn.norm", RoundingContract::hf},
                  {"attn.out", RoundingContract::eager},
@@ -67,14 +67,14 @@ inline PassInfo test_info(int number) {
 }
 
 // Any bits are a tensor: NaNs with payloads, infinities, subnormals and both zeros are among them.
-inline KeptTensor test_tensor(const Point& point, int layer, std::vector<Row> rows, DType dtype,
-                              std::vector<int64_t> extents, unsigned seed, bool with_data) {
+inline RecordedTensor test_tensor(const Point& point, int layer, std::vector<Row> rows, DType dtype,
+                                  std::vector<int64_t> extents, unsigned seed, bool with_data) {
   extents.insert(extents.begin(), std::ssize(rows));
-  KeptTensor kept{.point = &point,
-                  .layer = layer,
-                  .rows = std::move(rows),
-                  .dtype = dtype,
-                  .shape = Shape(extents)};
+  RecordedTensor kept{.point = &point,
+                      .layer = layer,
+                      .rows = std::move(rows),
+                      .dtype = dtype,
+                      .shape = Shape(extents)};
   Tensor data(kept.shape, dtype);
   std::mt19937 random(seed);
   for (int64_t i = 0; i < data.view().bytes(); ++i)
@@ -134,7 +134,7 @@ inline void expect_equal(const Digest& a, const Digest& b) {
     EXPECT_TRUE(x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) << x[i] << " " << y[i];
 }
 
-inline void expect_equal(const KeptTensor& got, const KeptTensor& want, bool data) {
+inline void expect_equal(const RecordedTensor& got, const RecordedTensor& want, bool data) {
   SCOPED_TRACE(std::string(want.point->name) + " of layer " + std::to_string(want.layer));
   EXPECT_EQ(got.point, want.point);
   EXPECT_EQ(got.layer, want.layer);
@@ -207,9 +207,10 @@ inline void expect_equal(const std::vector<RequestInfo>& got,
   }
 }
 
-inline void write_test_trace(const std::string& path, int passes, Keep keep = Keep::full) {
-  const auto writer = create_trace(path, test_manifest(keep));
-  for (int i = 0; i < passes; ++i) writer->write(test_pass(i, keep == Keep::full));
+inline void write_test_trace(const std::string& path, int passes,
+                             TraceLevel level = TraceLevel::full) {
+  const auto writer = create_trace(path, test_manifest(level));
+  for (int i = 0; i < passes; ++i) writer->write(test_pass(i, level == TraceLevel::full));
   writer->finish(ended_requests());
 }
 

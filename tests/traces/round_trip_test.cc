@@ -12,8 +12,9 @@ TEST_P(RoundTrip, GivesBackEverything) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
   const bool full = !path.ends_with(".jsonl");
-  write_test_trace(path, 11,
-                   full ? Keep::full : Keep::digest);  // one segment and a part of another
+  write_test_trace(
+      path, 11,
+      full ? TraceLevel::full : TraceLevel::digest);  // one segment and a part of another
   const auto trace = open_trace(path);
   EXPECT_TRUE(trace->complete());
   EXPECT_TRUE(trace->problems().empty());
@@ -31,7 +32,7 @@ TEST_P(RoundTrip, GivesBackEverything) {
   EXPECT_EQ(got.provenance.size(), want.provenance.size() + 1) << "and a run_id";
   EXPECT_EQ(got.graph, want.graph);
   EXPECT_EQ(got.dtype, DType::bf16);
-  EXPECT_EQ(got.keep, full ? Keep::full : Keep::digest);
+  EXPECT_EQ(got.level, full ? TraceLevel::full : TraceLevel::digest);
   EXPECT_EQ(got.selection, want.selection);
   EXPECT_EQ(got.contracts, want.contracts);
   expect_equal(got.requests, ended_requests());
@@ -40,7 +41,7 @@ TEST_P(RoundTrip, GivesBackEverything) {
 TEST_P(RoundTrip, OfNoPassAtAll) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
-  write_test_trace(path, 0, Keep::digest);
+  write_test_trace(path, 0, TraceLevel::digest);
   const auto trace = open_trace(path);
   EXPECT_TRUE(trace->complete());
   EXPECT_EQ(trace->passes(), 0);
@@ -49,9 +50,9 @@ TEST_P(RoundTrip, OfNoPassAtAll) {
 TEST_P(RoundTrip, NothingIsOverwritten) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
-  write_test_trace(path, 1, Keep::digest);
+  write_test_trace(path, 1, TraceLevel::digest);
   try {
-    create_trace(path, test_manifest(Keep::digest));
+    create_trace(path, test_manifest(TraceLevel::digest));
     FAIL() << "a trace was written over another";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("exists already"), std::string::npos);
@@ -63,7 +64,7 @@ TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
   {
-    const auto writer = create_trace(path, test_manifest(Keep::digest));
+    const auto writer = create_trace(path, test_manifest(TraceLevel::digest));
     writer->write(test_pass(0, false));
     EXPECT_THROW(writer->write(test_pass(0, false)), Error) << "the same pass twice";
   }
@@ -83,11 +84,12 @@ TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
   const std::string path = scratch / GetParam();
   const bool full = !path.ends_with(".jsonl");
   Pass pass = test_pass(0);
-  for (KeptTensor& tensor : pass.tensors) {
+  for (RecordedTensor& tensor : pass.tensors) {
     if (tensor.point->is_cache()) tensor.digest = digest_of(tensor.data);
     if (!full) tensor.data = {};
   }
-  const auto writer = create_trace(path, test_manifest(full ? Keep::full : Keep::digest));
+  const auto writer =
+      create_trace(path, test_manifest(full ? TraceLevel::full : TraceLevel::digest));
   writer->write(pass);
   writer->finish(ended_requests());
   expect_equal(open_trace(path)->read(0, true), pass, true);
@@ -97,7 +99,7 @@ TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
 TEST_P(RoundTrip, OfPassesThatDoNotSayWhoInherits) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
-  const auto writer = create_trace(path, test_manifest(Keep::digest));
+  const auto writer = create_trace(path, test_manifest(TraceLevel::digest));
   std::vector<Pass> passes;
   for (int i = 0; i < 3; ++i) {
     Pass& pass = passes.emplace_back(test_pass(i, false));
@@ -126,7 +128,7 @@ TEST(CreateTrace, RefusesWhatItCannotWrite) {
   const TempFolder scratch;
   EXPECT_THROW(create_trace(scratch / "x.zip", test_manifest()), Error);
   EXPECT_THROW(create_trace(scratch / "none/x.trace", test_manifest()), Error);
-  EXPECT_THROW(create_trace(scratch / "x.jsonl", test_manifest(Keep::full)), Error);
+  EXPECT_THROW(create_trace(scratch / "x.jsonl", test_manifest(TraceLevel::full)), Error);
   Pass pass = test_pass(0);
   pass.tensors[0].digest = {};
   const auto writer = create_trace(scratch / "x.trace", test_manifest());
@@ -134,9 +136,10 @@ TEST(CreateTrace, RefusesWhatItCannotWrite) {
 }
 
 TEST(Names, OfLevelsGoBothWays) {
-  for (Keep keep : {Keep::off, Keep::digest, Keep::flagged, Keep::full})
-    EXPECT_EQ(keep_from(name_of(keep)), keep);
-  EXPECT_THROW(keep_from("all"), Error);
+  for (TraceLevel level :
+       {TraceLevel::off, TraceLevel::digest, TraceLevel::flagged, TraceLevel::full})
+    EXPECT_EQ(trace_level_from(name_of(level)), level);
+  EXPECT_THROW(trace_level_from("all"), Error);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ void write(const std::string& path) {
   Manifest manifest;
   manifest.provenance = {{"model", "bard"}, {"run_id", "0123456789abcdef"}};
   manifest.graph = qwen_graph({.layers = 1});
-  manifest.keep = Keep::full;
+  manifest.level = TraceLevel::full;
   manifest.requests = {{.id = 0, .name = "first", .prompt = {5, 6}, .tokens = {7}}};
   const auto writer = create_trace(path, manifest);
   Recorder recorder({}, true, [&](Pass pass) { writer->write(pass); });

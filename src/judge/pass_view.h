@@ -27,10 +27,10 @@ struct Trouble {
 };
 
 // The tensors that a pass should have shown and those that it did, by place.
-class SeenPass {
+class PassView {
  public:
   // Both are borrowed. Rows outside `selection` are not expected.
-  SeenPass(const Pass& pass, const Selection& selection);
+  PassView(const Pass& pass, const Selection& selection);
 
   const PassInfo& info() const { return pass_.info; }
   // One entry per request that the place has rows of: all of the pass, or those with logits.
@@ -39,7 +39,7 @@ class SeenPass {
   int64_t length_of(int32_t request) const { return lengths_.at(request); }
 
   // The only tensor of that place (of attn.kv: of that request). Null when there is none.
-  const KeptTensor* tensor(const Place& place, int32_t request) const;
+  const RecordedTensor* tensor(const Place& place, int32_t request) const;
   // Whether there is a tensor of that point, of whatever layer.
   bool shows(const Point& point) const;
   // The layers of which there is one.
@@ -49,20 +49,20 @@ class SeenPass {
 
  private:
   using Key = std::pair<int, int>;  // order of the point, layer
-  const std::vector<const KeptTensor*>& all(const Place& place) const;
+  const std::vector<const RecordedTensor*>& all(const Place& place) const;
 
   const Pass& pass_;
   const Selection& selection_;
   std::vector<NodeRows> token_nodes_, logit_nodes_;
   std::map<int32_t, int64_t> lengths_;
-  std::map<Key, std::vector<const KeptTensor*>> tensors_;
+  std::map<Key, std::vector<const RecordedTensor*>> tensors_;
 };
 
 // Rows of a CPU tensor by name. Where they lie together nothing is copied.
-class PickedRows {
+class SelectedRows {
  public:
   // An empty view when the tensor is null, was kept without data, or lacks one of the rows.
-  PickedRows(const KeptTensor* tensor, std::span<const Row> rows);
+  SelectedRows(const RecordedTensor* tensor, std::span<const Row> rows);
   const TensorView& view() const { return view_; }
 
  private:

@@ -18,7 +18,7 @@ class RunCoverage {
   void add(const Pass& pass);
   // Which bugs this run could not have shown, and why, a sentence's part each. Of what the trace
   // does not tell (no pages, no tensors of queries) nothing is said.
-  std::vector<std::string> blind_to() const;
+  std::vector<std::string> not_covered() const;
   bool asks_for_logits() const { return asks_for_logits_; }
   bool inherits() const { return shared_; }
   int32_t longest() const;  // tokens of a request

@@ -1,4 +1,4 @@
-#include "src/judge/seen.h"
+#include "src/judge/pass_view.h"
 
 #include <fmt/format.h>
 
@@ -25,7 +25,7 @@ std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection&
 
 }  // namespace
 
-SeenPass::SeenPass(const Pass& pass, const Selection& selection)
+PassView::PassView(const Pass& pass, const Selection& selection)
     : pass_(pass), selection_(selection) {
   const std::vector<PassRow>& rows = pass.info.rows;
   std::vector<PassRow> with_logits;
@@ -36,20 +36,20 @@ SeenPass::SeenPass(const Pass& pass, const Selection& selection)
     int64_t& length = lengths_[r.row.request];
     length = std::max<int64_t>(length, r.row.position + 1);
   }
-  for (const KeptTensor& tensor : pass.tensors)
+  for (const RecordedTensor& tensor : pass.tensors)
     tensors_[{order_of(*tensor.point), tensor.layer}].push_back(&tensor);
 }
 
-const std::vector<NodeRows>& SeenPass::nodes_of(const Point& point) const {
+const std::vector<NodeRows>& PassView::nodes_of(const Point& point) const {
   return of_logits(point) ? logit_nodes_ : token_nodes_;
 }
 
-bool SeenPass::shows(const Point& point) const {
+bool PassView::shows(const Point& point) const {
   const auto found = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
   return found != tensors_.end() && found->first.first == order_of(point);
 }
 
-std::vector<int> SeenPass::layers_of(const Point& point) const {
+std::vector<int> PassView::layers_of(const Point& point) const {
   std::vector<int> layers;
   for (auto at = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
        at != tensors_.end() && at->first.first == order_of(point); ++at)
@@ -57,25 +57,25 @@ std::vector<int> SeenPass::layers_of(const Point& point) const {
   return layers;
 }
 
-const std::vector<const KeptTensor*>& SeenPass::all(const Place& place) const {
-  static const std::vector<const KeptTensor*> none;
+const std::vector<const RecordedTensor*>& PassView::all(const Place& place) const {
+  static const std::vector<const RecordedTensor*> none;
   const auto found = tensors_.find({order_of(*place.point), place.layer});
   return found == tensors_.end() ? none : found->second;
 }
 
-const KeptTensor* SeenPass::tensor(const Place& place, int32_t request) const {
-  for (const KeptTensor* tensor : all(place)) {
+const RecordedTensor* PassView::tensor(const Place& place, int32_t request) const {
+  for (const RecordedTensor* tensor : all(place)) {
     if (!place.point->is_cache()) return tensor;
     if (!tensor->rows.empty() && tensor->rows[0].request == request) return tensor;
   }
   return nullptr;
 }
 
-Trouble SeenPass::trouble(const Place& place, DType dtype, const NodeRows& node) const {
+Trouble PassView::trouble(const Place& place, DType dtype, const NodeRows& node) const {
   const bool cache = place.point->is_cache();
-  const KeptTensor* found = tensor(place, node.request);
+  const RecordedTensor* found = tensor(place, node.request);
   if (!found) return {kMissingTensor, true};
-  const auto twins = std::ranges::count_if(all(place), [&](const KeptTensor* t) {
+  const auto twins = std::ranges::count_if(all(place), [&](const RecordedTensor* t) {
     return !cache || (!t->rows.empty() && t->rows[0].request == node.request);
   });
   if (twins > 1) return {fmt::format("the tensor is there {} times", twins)};
@@ -105,7 +105,7 @@ Trouble SeenPass::trouble(const Place& place, DType dtype, const NodeRows& node)
       !strangers && got.size() < wanted.size()};
 }
 
-PickedRows::PickedRows(const KeptTensor* tensor, std::span<const Row> rows) {
+SelectedRows::SelectedRows(const RecordedTensor* tensor, std::span<const Row> rows) {
   if (!tensor || tensor->data.view().empty() || rows.empty()) return;
   const TensorView& all = tensor->data;
   const auto first = std::ranges::find(tensor->rows, rows[0]);

@@ -1,4 +1,4 @@
-#include "src/session/keeping.h"
+#include "src/session/trace_capture.h"
 
 #include <fmt/format.h>
 
@@ -41,12 +41,12 @@ std::vector<RequestInfo> infos_of(const Engine& engine) {
   return infos;
 }
 
-Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection,
+Manifest manifest_of(const Engine& engine, TraceLevel level, const Selection& selection,
                      const std::map<std::string, std::string>& provenance) {
   Manifest manifest{.provenance = provenance,
                     .graph = engine.model().graph(),
                     .dtype = engine.model().dtype(),
-                    .keep = keep,
+                    .level = level,
                     .selection = selection.text(),
                     .requests = infos_of(engine)};
   // Every op of this engine rounds once, at the store.
@@ -55,21 +55,21 @@ Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection
   return manifest;
 }
 
-Keeping::Keeping(const ObserveOptions& options, const Engine& engine,
-                 const std::map<std::string, std::string>& provenance) {
-  const Keep keep = keep_from(options.keep);
-  check(keep == Keep::digest || keep == Keep::full,
+TraceCapture::TraceCapture(const ObserveOptions& options, const Engine& engine,
+                           const std::map<std::string, std::string>& provenance) {
+  const TraceLevel level = trace_level_from(options.keep);
+  check(level == TraceLevel::digest || level == TraceLevel::full,
         "--keep digest or full is wanted where nothing is judged, found {}: use lockstep run, or "
         "one of both",
         options.keep);
   const Selection selection = selection_of(options);
-  manifest_ = manifest_of(engine, keep, selection, provenance);
+  manifest_ = manifest_of(engine, level, selection, provenance);
   writer_ = create_trace(options.trace, manifest_);
-  recorder_.emplace(selection, keep == Keep::full,
+  recorder_.emplace(selection, level == TraceLevel::full,
                     [this](const Pass& pass) { writer_->write(pass); });
 }
 
-void Keeping::finish(const Engine& engine, Probe& probe) {
+void TraceCapture::finish(const Engine& engine, Probe& probe) {
   check(probe.failure().empty(), "{}", probe.failure());
   const DigestRing* ring = probe.digests();
   // On the CPU nothing is on its way.

@@ -1,4 +1,4 @@
-#include "src/judge/lineup.h"
+#include "src/judge/mode_comparer.h"
 
 #include <fmt/format.h>
 
@@ -38,12 +38,12 @@ std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
 
 }  // namespace
 
-BaseRows::BaseRows(const Graph& graph)
+BaselineRows::BaselineRows(const Graph& graph)
     : graph_(graph), places_(graph.places()), spots_(places_.size()) {}
 
-void BaseRows::add(Pass pass) {
-  std::erase_if(pass.tensors, [](const KeptTensor& t) { return t.point->is_cache(); });
-  for (const KeptTensor& tensor : passes_.emplace_back(std::move(pass)).tensors) {
+void BaselineRows::add(Pass pass) {
+  std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point->is_cache(); });
+  for (const RecordedTensor& tensor : passes_.emplace_back(std::move(pass)).tensors) {
     const size_t place = index_of(places_, {tensor.point, tensor.layer});
     if (place == places_.size() || tensor.data.view().empty()) continue;
     for (size_t i = 0; i < tensor.rows.size(); ++i)
@@ -51,13 +51,13 @@ void BaseRows::add(Pass pass) {
   }
 }
 
-TensorView BaseRows::find(size_t place, const Row& row) const {
+TensorView BaselineRows::find(size_t place, const Row& row) const {
   const auto found = spots_[place].find(key_of(row));
   if (found == spots_[place].end()) return {};
   return found->second.tensor->data.view().slice(found->second.row, 1);
 }
 
-Lineup::Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger)
+ModeComparer::ModeComparer(const BaselineRows& base, Pairing pairing, Ledger& ledger)
     : base_(base), pairing_(std::move(pairing)), ledger_(ledger) {
   for (const Place& place : ledger.places()) {
     std::vector<size_t>& inputs = inputs_.emplace_back();
@@ -66,18 +66,18 @@ Lineup::Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger)
   }
 }
 
-void Lineup::begin(const PassInfo& pass) {
+void ModeComparer::begin(const PassInfo& pass) {
   pass_ = pass;
   entered_.clear();
   wrong_reads_.clear();
 }
 
-int32_t Lineup::base_of(int32_t request) const {
+int32_t ModeComparer::base_of(int32_t request) const {
   const auto i = static_cast<size_t>(request);
   return request >= 0 && i < pairing_.base_of.size() ? pairing_.base_of[i] : -1;
 }
 
-std::vector<Lineup::Group> Lineup::groups_of(std::span<const Row> rows) const {
+std::vector<ModeComparer::Group> ModeComparer::groups_of(std::span<const Row> rows) const {
   std::vector<Group> groups;
   for (size_t i = 0; i < rows.size(); ++i) {
     const int32_t request = rows[i].request;
@@ -90,7 +90,8 @@ std::vector<Lineup::Group> Lineup::groups_of(std::span<const Row> rows) const {
 }
 
 // The base's row; of attn.kv what the base had to write: K, then V, in `joined`.
-TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& joined) const {
+TensorView ModeComparer::wanted(size_t place, const Row& base_row,
+                                std::vector<char>& joined) const {
   if (!ledger_.places()[place].point->is_cache()) return base_.find(place, base_row);
   joined.clear();
   Shape shape;
@@ -107,7 +108,7 @@ TensorView Lineup::wanted(size_t place, const Row& base_row, std::vector<char>& 
 
 // The most that accumulating in another order does to both sides together, without the two half
 // ulps.
-double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) const {
+double ModeComparer::limit(size_t place, const TensorView& want, const Row& base_row) const {
   const TensorView input = base_.find(inputs_[place].at(0), base_row);
   double squares = 0;  // of what is finite: beside an Inf everything would be allowed
   for (int64_t i = 0; i < want.count(); ++i)
@@ -117,8 +118,8 @@ double Lineup::limit(size_t place, const TensorView& want, const Row& base_row) 
   return 2 * kLambda * terms * kAccumulatorRoundoff * rms;
 }
 
-void Lineup::compare_row(size_t place, const TensorView& want, const TensorView& got,
-                         int32_t position, NodeOutcome& outcome) const {
+void ModeComparer::compare_row(size_t place, const TensorView& want, const TensorView& got,
+                               int32_t position, NodeOutcome& outcome) const {
   if (std::memcmp(want.data, got.data, static_cast<size_t>(want.bytes())) == 0) return;
   if (outcome.verdict == Verdict::bitwise) outcome.verdict = Verdict::rounding;
   const bool tolerant = sums_in_any_order(*ledger_.places()[place].point);
@@ -151,7 +152,7 @@ void Lineup::compare_row(size_t place, const TensorView& want, const TensorView&
   }
 }
 
-NodeOutcome Lineup::compare(size_t place, const Record& record, const Group& group) const {
+NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Group& group) const {
   NodeOutcome outcome;
   outcome.place = static_cast<int>(place);
   outcome.pass = pass_.pass;
@@ -188,7 +189,7 @@ NodeOutcome Lineup::compare(size_t place, const Record& record, const Group& gro
   return outcome;
 }
 
-void Lineup::substitute(size_t place, const Record& record, const Group& group) const {
+void ModeComparer::substitute(size_t place, const Record& record, const Group& group) const {
   for (size_t i = group.first; i < group.first + group.count; ++i) {
     const TensorView want = base_.find(place, {group.base, record.rows[i].position});
     const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
@@ -197,7 +198,7 @@ void Lineup::substitute(size_t place, const Record& record, const Group& group) 
   }
 }
 
-void Lineup::record(const Record& record) {
+void ModeComparer::record(const Record& record) {
   const size_t place = index_of(ledger_.places(), {record.point, record.layer});
   if (place == ledger_.places().size()) return;
   for (const Group& group : groups_of(record.rows)) {
@@ -217,7 +218,7 @@ void Lineup::record(const Record& record) {
   }
 }
 
-void Lineup::end() {
+void ModeComparer::end() {
   std::vector<Row> all, with_logits;
   for (const PassRow& r : pass_.rows) all.push_back(r.row);
   for (int32_t i : pass_.logit_rows) with_logits.push_back(all[static_cast<size_t>(i)]);

@@ -1,5 +1,5 @@
 // Two hand-made runs side by side.
-#include "src/judge/lineup.h"
+#include "src/judge/mode_comparer.h"
 
 #include <gtest/gtest.h>
 
@@ -47,12 +47,12 @@ class Lined : public testing::Test {
   }
   Result line_up(int32_t request = 1, const Point* left_out = nullptr) {
     Ledger ledger(kGraph);
-    Lineup lineup(base_, {"one", "other", {-1, 0}}, ledger);
+    ModeComparer lineup(base_, {"one", "other", {-1, 0}}, ledger);
     show(lineup, request, left_out);
     return ledger.result();
   }
 
-  BaseRows base_{kGraph};
+  BaselineRows base_{kGraph};
 };
 
 int64_t count(const Result& result, Verdict verdict) {
@@ -70,7 +70,7 @@ TEST_F(Lined, WhatIsEquallyNoNumberIsNoDifference) {
   // Beside it one sum is taken in another order, and one is wrong.
   for (const float none : {std::nanf(""), INFINITY}) {
     logits_ = {1, 2, 3, 4, 5, 6, none, 8};
-    base_ = BaseRows(kGraph);
+    base_ = BaselineRows(kGraph);
     take_base();
     logits_[1] = std::nextafter(2.f, 3.f);
     EXPECT_EQ(count(line_up(), Verdict::introduced), 0);

@@ -1,4 +1,4 @@
-#include "src/judge/blind.h"
+#include "src/judge/coverage.h"
 
 #include <fmt/format.h>
 
@@ -74,12 +74,12 @@ void RunCoverage::add_pages(const PassInfo& pass) {
 }
 
 void RunCoverage::add_tensors(const Pass& pass) {
-  for (const KeptTensor& tensor : pass.tensors) {
+  for (const RecordedTensor& tensor : pass.tensors) {
     if (tensor.shape.rank() != 3) continue;
     if (*tensor.point == point("attn.q_rope")) heads_ = tensor.shape[1];
     if (*tensor.point == point("attn.k_rope")) kv_heads_ = tensor.shape[1];
     if (gain_varies_ || !(*tensor.point == point("attn.q_norm"))) continue;
-    const KeptTensor* before = pass.find(point("attn.q"), tensor.layer);
+    const RecordedTensor* before = pass.find(point("attn.q"), tensor.layer);
     if (!before || before->shape != tensor.shape || before->rows != tensor.rows) continue;
     if (before->data.view().empty() || tensor.data.view().empty()) continue;
     gain_known_ = true;
@@ -141,7 +141,7 @@ std::vector<std::string> RunCoverage::blind_in_batches() const {
   return {};
 }
 
-std::vector<std::string> RunCoverage::blind_to() const {
+std::vector<std::string> RunCoverage::not_covered() const {
   std::vector<std::string> blind = blind_in_positions();
   for (const auto& more : {blind_in_pages(), blind_in_batches()})
     blind.insert(blind.end(), more.begin(), more.end());

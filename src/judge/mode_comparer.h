@@ -14,9 +14,9 @@ namespace lockstep {
 
 // Every row that a run showed, by place and token: what the same requests served in another way are
 // lined up with. All tensors stay in memory, except attn.kv: its rows are those of K and V.
-class BaseRows {
+class BaselineRows {
  public:
-  explicit BaseRows(const Graph& graph);
+  explicit BaselineRows(const Graph& graph);
 
   // The next pass of the run, recorded with its data.
   void add(Pass pass);
@@ -28,7 +28,7 @@ class BaseRows {
 
  private:
   struct Spot {
-    const KeptTensor* tensor;
+    const RecordedTensor* tensor;
     int64_t row;
   };
   Graph graph_;
@@ -56,10 +56,10 @@ struct Pairing {
 //                                          0.64 sqrt(K) rms, so this is lambda sqrt(K) u sum|a||w|
 //                                          with room to spare.
 //   attn.kv                                the bits that the base wrote to the cache
-class Lineup final : public Sink {
+class ModeComparer final : public Sink {
  public:
   // `base` and `ledger`, which gets an outcome for every node, are borrowed.
-  Lineup(const BaseRows& base, Pairing pairing, Ledger& ledger);
+  ModeComparer(const BaselineRows& base, Pairing pairing, Ledger& ledger);
 
   bool wants(const Point&, int) const override { return true; }
   bool writes() const override { return true; }
@@ -81,7 +81,7 @@ class Lineup final : public Sink {
   void substitute(size_t place, const Record& record, const Group& group) const;
   double limit(size_t place, const TensorView& want, const Row& base_row) const;
 
-  const BaseRows& base_;
+  const BaselineRows& base_;
   Pairing pairing_;
   Ledger& ledger_;
   std::vector<std::vector<size_t>> inputs_;  // of every place, as indices

@@ -14,19 +14,19 @@
 namespace lockstep {
 
 // The manifest that a trace of that engine begins with.
-Manifest manifest_of(const Engine& engine, Keep keep, const Selection& selection,
+Manifest manifest_of(const Engine& engine, TraceLevel level, const Selection& selection,
                      const std::map<std::string, std::string>& provenance);
 // The engine's requests as they are now.
 std::vector<RequestInfo> infos_of(const Engine& engine);
 
 // Keeps what an engine shows in the trace of --trace, without judging it: digests, and with --keep
 // full the tensors. On a device digests are made there and come to the host beside the passes.
-class Keeping {
+class TraceCapture {
  public:
   // Throws Error when there is a trace already, it cannot be made, or --keep is a level that needs
   // a judge.
-  Keeping(const ObserveOptions& options, const Engine& engine,
-          const std::map<std::string, std::string>& provenance);
+  TraceCapture(const ObserveOptions& options, const Engine& engine,
+               const std::map<std::string, std::string>& provenance);
 
   Sink& sink() { return *recorder_; }
   const Manifest& manifest() const { return manifest_; }
