@@ -62,8 +62,8 @@ struct Scratch {
         k(block(p)),
         v(block(p)),
         p(static_cast<size_t>(kQueries * p.group() * kBlock)),
-        most(static_cast<size_t>(kQueries * p.group())),
-        total(most.size()) {
+        row_max(static_cast<size_t>(kQueries * p.group())),
+        row_sum(row_max.size()) {
     next.fill(0);
   }
   static size_t rows(const Problem& p) {
@@ -71,77 +71,25 @@ struct Scratch {
   }
   static size_t block(const Problem& p) { return static_cast<size_t>(kBlock * p.stride()); }
 
-  std::vector<float> q, o;           // [query, head of the group, stride]
-  std::vector<float> k, v;           // [kBlock, stride]
-  std::vector<float> p;              // [query, head, kBlock]: scores, then probabilities
-  std::vector<float> most, total;    // [query, head]: running maximum, and sum of probabilities
-  std::array<int64_t, kBlock> next;  // elements of the cache where the next block's rows begin
+  std::vector<float> q, o;              // [query, head of the group, stride]
+  std::vector<float> k, v;              // [kBlock, stride]
+  std::vector<float> p;                 // [query, head, kBlock]: scores, then probabilities
+  std::vector<float> row_max, row_sum;  // [query, head]: running maximum, sum of probabilities
+  std::array<int64_t, kBlock> next;     // elements of the cache where the next block's rows begin
 };
 
+// The rows of K and V of one K/V head, block by block of a task's positions.
 template <typename T>
-struct AttentionKernel {
+struct KvBlocks {
   const Problem& problem;
   const Task& task;
   Scratch& scratch;
   int64_t kv_head;
 
   template <int N>
-  [[gnu::always_inline]] void operator()() const {
-    begin<N>();
-    // Both give the same bits: a widened number is the number.
-    if (task.queries * problem.group() <= kFewRows && problem.head_dim() == problem.stride())
-      take_blocks<N, T>();
-    else
-      take_blocks<N, float>();
-    finish<N>();
-  }
-
-  // With K and V as they lie (E is T) or widened into the scratch (float).
-  template <int N, typename E>
-  [[gnu::always_inline]] void take_blocks() const {
-    const int64_t group = problem.group();
-    const Keys first = problem.seen_from(task.position);
-    const Keys last = problem.seen_from(task.position + task.queries - 1);
-    const E *k[kBlock], *v[kBlock];
-    for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
-      read_block<N>(block, {std::max(first.begin, block), last.end}, k, v);
-      for (int64_t i = 0; i < task.queries;) {
-        const Keys keys = seen_in(block, i);
-        int64_t next = i + 1;  // queries that see the same keys of the block are taken together
-        while (next < task.queries && seen_in(block, next) == keys) ++next;
-        if (keys.begin < keys.end) attend_rows<N>(i * group, next * group, keys, k, v);
-        i = next;
-      }
-    }
-  }
-
-  int64_t element(int64_t query, int64_t head) const {
-    const int64_t at = (task.token + query) * problem.heads() + kv_head * problem.group() + head;
-    return at * problem.head_dim();
-  }
-
-  template <int N>
-  [[gnu::always_inline]] void begin() const {
-    const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
-    std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
-    std::fill(scratch.most.begin(), scratch.most.end(), kNothing);
-    std::fill(scratch.total.begin(), scratch.total.end(), 0.0f);
-    const T* q = problem.q.as<const T>();
-    for (int64_t row = 0; row < task.queries * group; ++row)
-      widen<N>(&scratch.q[static_cast<size_t>(row * stride)], q + element(row / group, row % group),
-               d, stride);
-  }
-
-  template <int N>
   [[gnu::always_inline]] static void widen(float* to, const T* from, int64_t n, int64_t stride) {
     for (int64_t i = 0; i < stride; i += N)
       simd::store<N>(to + i, simd::load<N>(from + i, std::max(n - i, int64_t{0})));
-  }
-
-  // Keys of [block, block + kBlock) that query i of the task sees, relative to the block.
-  Keys seen_in(int64_t block, int64_t i) const {
-    const Keys seen = problem.seen_from(task.position + i);
-    return {std::max(seen.begin - block, int64_t{0}), std::min(seen.end - block, kBlock)};
   }
 
   // Element of the cache where the key of a position begins.
@@ -156,7 +104,7 @@ struct AttentionKernel {
   // Points k and v to the rows of the keys of the block. Only keys that some query of the task sees
   // are read: other slots may hold anything, and their places in k and v repeat one that is seen.
   template <int N, typename E>
-  [[gnu::always_inline]] void read_block(int64_t block, Keys keys, const E** k, const E** v) const {
+  [[gnu::always_inline]] void read(int64_t block, Keys keys, const E** k, const E** v) const {
     const int64_t d = problem.head_dim(), stride = problem.stride();
     const T* cache_k = problem.cache.k.as<const T>();
     const T* cache_v = problem.cache.v.as<const T>();
@@ -190,6 +138,68 @@ struct AttentionKernel {
     const T* row = cache.as<const T>() + scratch.next[static_cast<size_t>(at)];
     for (int64_t i = 0; i < problem.head_dim(); i += kLine) __builtin_prefetch(row + i);
   }
+};
+
+template <typename T>
+struct AttentionKernel {
+  const Problem& problem;
+  const Task& task;
+  Scratch& scratch;
+  int64_t kv_head;
+  KvBlocks<T> blocks{problem, task, scratch, kv_head};
+
+  template <int N>
+  [[gnu::always_inline]] void operator()() const {
+    begin<N>();
+    // Both give the same bits: a widened number is the number.
+    if (task.queries * problem.group() <= kFewRows && problem.head_dim() == problem.stride())
+      take_blocks<N, T>();
+    else
+      take_blocks<N, float>();
+    finish<N>();
+  }
+
+  // With K and V as they lie (E is T) or widened into the scratch (float).
+  template <int N, typename E>
+  [[gnu::always_inline]] void take_blocks() const {
+    const int64_t group = problem.group();
+    const Keys first = problem.seen_from(task.position);
+    const Keys last = problem.seen_from(task.position + task.queries - 1);
+    const E *k[kBlock], *v[kBlock];
+    for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
+      blocks.template read<N>(block, {std::max(first.begin, block), last.end}, k, v);
+      for (int64_t i = 0; i < task.queries;) {
+        const Keys keys = seen_in(block, i);
+        int64_t next = i + 1;  // queries that see the same keys of the block are taken together
+        while (next < task.queries && seen_in(block, next) == keys) ++next;
+        if (keys.begin < keys.end) attend_rows<N>(i * group, next * group, keys, k, v);
+        i = next;
+      }
+    }
+  }
+
+  int64_t element(int64_t query, int64_t head) const {
+    const int64_t at = (task.token + query) * problem.heads() + kv_head * problem.group() + head;
+    return at * problem.head_dim();
+  }
+
+  template <int N>
+  [[gnu::always_inline]] void begin() const {
+    const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
+    std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
+    std::fill(scratch.row_max.begin(), scratch.row_max.end(), kNothing);
+    std::fill(scratch.row_sum.begin(), scratch.row_sum.end(), 0.0f);
+    const T* q = problem.q.as<const T>();
+    for (int64_t row = 0; row < task.queries * group; ++row)
+      KvBlocks<T>::template widen<N>(&scratch.q[static_cast<size_t>(row * stride)],
+                                     q + element(row / group, row % group), d, stride);
+  }
+
+  // Keys of [block, block + kBlock) that query i of the task sees, relative to the block.
+  Keys seen_in(int64_t block, int64_t i) const {
+    const Keys seen = problem.seen_from(task.position + i);
+    return {std::max(seen.begin - block, int64_t{0}), std::min(seen.end - block, kBlock)};
+  }
 
   // k and v point to the rows of the block's keys.
   template <int N, typename E>
@@ -209,8 +219,8 @@ struct AttentionKernel {
                                      const E* const* v) const {
     const int64_t stride = problem.stride();
     score<N, Rows>(row, keys.begin, keys.end, k, stride);
-    for (int r = 0; r < Rows; ++r) soften<N>(row + r, keys.begin, keys.end, stride);
-    weigh<N, Rows>(row, keys.begin, keys.end, v, stride);
+    for (int r = 0; r < Rows; ++r) exp_scores<N>(row + r, keys.begin, keys.end, stride);
+    accumulate_pv<N, Rows>(row, keys.begin, keys.end, v, stride);
   }
 
   // Sixteen sums in flight, whatever the rows. Keys outside [from, to) are overwritten.
@@ -233,7 +243,7 @@ struct AttentionKernel {
       }
       // Between the sums, because a burst of requests fills the queue to memory and waits.
       if constexpr (!std::is_same_v<E, float>)
-        for (int c = 0; c < kKeys; ++c) prefetch(problem.cache.k, j + c);
+        for (int c = 0; c < kKeys; ++c) blocks.prefetch(problem.cache.k, j + c);
       float scores[kWidest];
       for (int i = 0; i < kWidest; i += N)
         simd::store<N>(scores + i, simd::sum_each<N>(sums + i) * problem.scale);
@@ -245,7 +255,8 @@ struct AttentionKernel {
   // Turns the scores of a row into probabilities relative to its running maximum, and rescales what
   // the row has summed so far where the maximum grew.
   template <int N>
-  [[gnu::always_inline]] void soften(int64_t row, int64_t from, int64_t to, int64_t stride) const {
+  [[gnu::always_inline]] void exp_scores(int64_t row, int64_t from, int64_t to,
+                                         int64_t stride) const {
     float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
     std::fill(p, p + from, kNothing);
     std::fill(p + to, p + kBlock, kNothing);
@@ -254,43 +265,44 @@ struct AttentionKernel {
       const simd::F<N> s = simd::load<N>(p + j);
       widest = s <= widest ? widest : s;  // keeps a NaN of s ..
     }
-    float& most = scratch.most[static_cast<size_t>(row)];
-    const float before = most;
+    float& row_max = scratch.row_max[static_cast<size_t>(row)];
+    const float before = row_max;
     for (int i = 0; i < N; ++i)
-      if (!(widest[i] <= most) && !std::isnan(most)) most = widest[i];  // .. and one of a lane
+      if (!(widest[i] <= row_max) && !std::isnan(row_max))
+        row_max = widest[i];  // .. and one of a lane
     // There is no maximum to be relative to as long as every score is -Inf.
-    const float base = most == kNothing ? 0.0f : most;
+    const float base = row_max == kNothing ? 0.0f : row_max;
     simd::F<N> sum = {};
     for (int64_t j = 0; j < kBlock; j += N) {
       const simd::F<N> e = simd::exp<N>(simd::load<N>(p + j) - base);
       sum += e;
       simd::store<N>(p + j, e);
     }
-    float& total = scratch.total[static_cast<size_t>(row)];
-    if (before == most) {
-      total += simd::sum<N>(sum);
+    float& row_sum = scratch.row_sum[static_cast<size_t>(row)];
+    if (before == row_max) {
+      row_sum += simd::sum<N>(sum);
       return;
     }
     const float shrink = simd::exp<4>(simd::all<4>(before - base))[0];
-    total = total * shrink + simd::sum<N>(sum);
+    row_sum = row_sum * shrink + simd::sum<N>(sum);
     float* o = &scratch.o[static_cast<size_t>(row * stride)];
     for (int64_t i = 0; i < stride; i += N) simd::store<N>(o + i, simd::load<N>(o + i) * shrink);
   }
 
   template <int N, int Rows, typename E>
-  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, const E* const* v,
-                                    int64_t stride) const {
+  [[gnu::always_inline]] void accumulate_pv(int64_t row, int64_t from, int64_t to,
+                                            const E* const* v, int64_t stride) const {
     constexpr int kWide = N == 16 ? 4 : 2;  // as many sums as registers hold
     int64_t i = 0;
     for (; i + kWide * N <= stride; i += kWide * N)
-      weigh<N, Rows, kWide>(row, from, to, v, i, stride);
-    for (; i < stride; i += N) weigh<N, Rows, 1>(row, from, to, v, i, stride);
+      accumulate_pv<N, Rows, kWide>(row, from, to, v, i, stride);
+    for (; i < stride; i += N) accumulate_pv<N, Rows, 1>(row, from, to, v, i, stride);
   }
 
   // Elements [i, i + Wide * N) of `Rows` outputs.
   template <int N, int Rows, int Wide, typename E>
-  [[gnu::always_inline]] void weigh(int64_t row, int64_t from, int64_t to, const E* const* v,
-                                    int64_t i, int64_t stride) const {
+  [[gnu::always_inline]] void accumulate_pv(int64_t row, int64_t from, int64_t to,
+                                            const E* const* v, int64_t i, int64_t stride) const {
     float* o = &scratch.o[static_cast<size_t>(row * stride + i)];
     const float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
     simd::F<N> sums[Rows][Wide];
@@ -298,7 +310,7 @@ struct AttentionKernel {
       for (int w = 0; w < Wide; ++w) sums[r][w] = simd::load<N>(o + r * stride + w * N);
     for (int64_t j = from; j < to; ++j) {
       if constexpr (!std::is_same_v<E, float>)
-        if (i == 0) prefetch(problem.cache.v, j);
+        if (i == 0) blocks.prefetch(problem.cache.v, j);
       simd::F<N> values[Wide];
       for (int w = 0; w < Wide; ++w) values[w] = simd::load<N>(v[j] + i + w * N);
       for (int r = 0; r < Rows; ++r)
@@ -314,14 +326,15 @@ struct AttentionKernel {
     T* out = problem.out.as<T>();
     for (int64_t row = 0; row < task.queries * group; ++row) {
       const Keys seen = problem.seen_from(task.position + row / group);
-      const float total = scratch.total[static_cast<size_t>(row)];
+      const float row_sum = scratch.row_sum[static_cast<size_t>(row)];
       // Scores that are all -Inf have no softmax; a query that sees no key has an empty sum.
-      const float unit = seen.begin == seen.end ? 0.0f
-                         : total == 0           ? std::numeric_limits<float>::quiet_NaN()
-                                                : 1.0f / total;
+      const float inv_row_sum = seen.begin == seen.end ? 0.0f
+                                : row_sum == 0         ? std::numeric_limits<float>::quiet_NaN()
+                                                       : 1.0f / row_sum;
       const float* o = &scratch.o[static_cast<size_t>(row * stride)];
       T* to = out + element(row / group, row % group);
-      for (int64_t i = 0; i < d; i += N) simd::store<N>(to + i, simd::load<N>(o + i) * unit, d - i);
+      for (int64_t i = 0; i < d; i += N)
+        simd::store<N>(to + i, simd::load<N>(o + i) * inv_row_sum, d - i);
     }
   }
 };

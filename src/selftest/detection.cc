@@ -173,79 +173,18 @@ double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
   return most / std::sqrt(static_cast<double>(dim));
 }
 
-class Ladder {
+// The run of a right engine that effects are put into.
+class ShownRun {
  public:
-  explicit Ladder(const DetectionPlan& plan)
+  // `plan` is borrowed; `right` is asked for results before they are rounded.
+  ShownRun(const DetectionPlan& plan, Oracle& right)
       : plan_(plan),
-        right_(
-            plan.reference.oracle(plan.checkpoint, reference_options(plan.reference, plan.engine))),
-        oracle_(*right_),
-        wide_(*right_, plan.engine.dtype, places()),
+        wide_(right, plan.engine.dtype, places()),
         seen_(serve_clean(plan.checkpoint, plan.engine, plan.requests, &wide_)) {}
 
-  std::vector<DetectionLimit> limits() {
-    std::vector<DetectionLimit> limits;
-    for (const Point* point : plan_.points) {
-      oracle_.forget();
-      const std::vector<int> layers = layers_of(*point);
-      const Result clean = judged(*point, layers, Effect::gain, 0);
-      for (int e = 0; e < kEffects; ++e) {
-        const auto effect = static_cast<Effect>(e);
-        limits.push_back(least(*point, {layers.back()}, effect, clean));
-        if (layers.size() > 1) limits.push_back(least(*point, layers, effect, clean));
-      }
-    }
-    return limits;
-  }
-
-  // The sizes are spread evenly by their logarithm.
-  std::vector<EffectRun> runs() {
-    std::vector<EffectRun> runs;
-    std::mt19937_64 random(7);
-    size_t last = 0;
-    const auto one_of = [&](size_t n) { return static_cast<size_t>(random() % n); };
-    const int total = plan_.near + plan_.far;
-    for (int i = 0; i < total; ++i) {
-      const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
-      // All of a point after each other, so that its exact results are computed once.
-      const size_t at = static_cast<size_t>(i) * plan_.points.size() / static_cast<size_t>(total);
-      const Point& point = *plan_.points[at];
-      if (runs.empty() || at != last) oracle_.forget();
-      last = at;
-      const auto effect = static_cast<Effect>(one_of(kEffects));
-      std::vector<int> layers = layers_of(point);
-      if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
-      const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
-      const double times = is_near ? std::exp2(2 * chance - 1) : std::exp2(3 * chance + 1);
-      const double stated = stated_limit(seeable(point, layers, effect));
-      const Result result = judged(point, layers, effect, times * stated);
-      runs.push_back({.name = fmt::format("{} of {} in layer {}, {:.3g} ulp", name_of(effect),
-                                          point.name, fmt::join(layers, ","), times * stated),
-                      .size = times * stated,
-                      .stated = stated,
-                      .verdict = result.verdict,
-                      .story = result.story,
-                      .limit_ratio = result.limit_ratio,
-                      .exact = names(result, point, layers)});
-    }
-    return runs;
-  }
-
- private:
+  const Seen& seen() const { return seen_; }
   std::vector<int> layers_of(const Point& point) const {
     return point.per_layer ? plan_.layers : std::vector{-1};
-  }
-
-  static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
-    return result.verdict == RunVerdict::diverged && result.first &&
-           result.first->node.place == Place{&point, layers.front()};
-  }
-
-  std::vector<Place> places() const {
-    std::vector<Place> all;
-    for (const Point* point : plan_.points)
-      for (const int layer : layers_of(*point)) all.push_back({point, layer});
-    return all;
   }
 
   // Copies what was seen of the op's inputs and result at the place, and puts the effect into it.
@@ -267,6 +206,54 @@ class Ladder {
       change(wide, effect, size, p == longest, changed);
       passes[p].tensors.push_back(std::move(changed));
     }
+  }
+
+  // The facts of an effect at the last of some layers that decide how small it may be seen.
+  Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
+    const Place place{&point, layers.back()};
+    const RecordedTensor& made = tensor_of(place);
+    const RecordedTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
+    const OpKind op = point.op;
+    Seeable s{.op = op, .dtype = plan_.engine.dtype};
+    s.terms = static_cast<double>(read.shape.last());
+    if (op == OpKind::linear) s.terms = static_cast<double>(read.data.view().row_size());
+    if (op == OpKind::weighted_sum) s.terms = static_cast<double>(read.shape[1]);
+    if (op == OpKind::attention) {
+      s.head_dim = s.terms;
+      s.terms = 1;
+      for (const Request& request : plan_.requests)
+        s.terms = std::max(s.terms, static_cast<double>(request.max_positions()));
+      for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
+    }
+    if (op == OpKind::rope && effect == Effect::element) {
+      s.pair = 0;
+      for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
+    }
+    double rows = 0;
+    for (const Pass& pass : seen_.passes)
+      if (const RecordedTensor* tensor = pass.find(point, place.layer))
+        rows += static_cast<double>(tensor->rows.size());
+    const auto width = static_cast<double>(made.data.view().row_size());
+    const bool of_row = effect == Effect::row, of_column = effect == Effect::column;
+    s.elements = effect == Effect::element ? 1 : of_row ? width : of_column ? rows : rows * width;
+    s.errors = s.elements;
+    // A norm and a softmax are off by a factor that a row has in common, an attention by one a
+    // head.
+    if (op == OpKind::norm || op == OpKind::softmax)
+      s.errors = of_row ? 1 : std::min(s.errors, rows);
+    if (op == OpKind::attention && of_row) s.errors = static_cast<double>(made.shape[1]);
+    s.beside_small = effect == Effect::offset || effect == Effect::noise;
+    // The slow dims of a head turn by so little that what was a number of the dtype stays close.
+    s.by_chance = s.elements > 1 && !(op == OpKind::rope && of_column);
+    return s;
+  }
+
+ private:
+  std::vector<Place> places() const {
+    std::vector<Place> all;
+    for (const Point* point : plan_.points)
+      for (const int layer : layers_of(*point)) all.push_back({point, layer});
+    return all;
   }
 
   size_t longest_pass(const Place& place) const {
@@ -292,49 +279,6 @@ class Ladder {
       for (int64_t i = 0; i < width; ++i)
         store(changed.data, r * width + i, row.values[static_cast<size_t>(i)]);
     }
-  }
-
-  Result judged(const Point& point, const std::vector<int>& layers, Effect effect, double size) {
-    std::vector<Pass> passes(seen_.passes.size());
-    for (size_t p = 0; p < passes.size(); ++p) passes[p].info = seen_.passes[p].info;
-    for (const int layer : layers) show({&point, layer}, effect, size, passes);
-    for (Pass& pass : passes)
-      if (const RecordedTensor* logits = pass.find(lockstep::point("logits"), -1))
-        pass.logits = top_logits_of(logits->data, logits->rows);
-    const std::string named = point.per_layer ? fmt::format("{}", fmt::join(layers, ",")) : "";
-    Judge judge(seen_.manifest, oracle_, nullptr, nullptr,
-                {.selection = Selection(std::string(point.name), named, "", ""),
-                 .threads = plan_.threads,
-                 .limits = plan_.limits});
-    for (const Pass& pass : passes) judge.judge(pass);
-    return judge.finish(seen_.manifest.requests, true);
-  }
-
-  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect,
-                       const Result& clean) {
-    DetectionLimit limit{.point = &point,
-                         .effect = effect,
-                         .layers = static_cast<int>(layers.size()),
-                         .size = std::numeric_limits<double>::infinity(),
-                         .statistic = "nothing"};
-    limit.stated = stated_limit(seeable(point, layers, effect));
-    if (clean.verdict != RunVerdict::clean) {
-      limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
-      return limit;
-    }
-    int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
-    while (high - low > 1) {
-      const int power = (low + high) / 2;
-      const Result result = judged(point, layers, effect, std::ldexp(1, power));
-      const bool found = names(result, point, layers);
-      if (found) {
-        limit.size = std::ldexp(1, power);
-        limit.statistic = statistic_of(*result.first);
-        limit.kind = result.first->statistic;
-      }
-      (found ? high : low) = power;
-    }
-    return limit;
   }
 
   const RecordedTensor& tensor_of(const Place& place) const {
@@ -375,50 +319,121 @@ class Ladder {
            root_mean_square(turned);
   }
 
-  Seeable seeable(const Point& point, const std::vector<int>& layers, Effect effect) const {
-    const Place place{&point, layers.back()};
-    const RecordedTensor& made = tensor_of(place);
-    const RecordedTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
-    const OpKind op = point.op;
-    Seeable s{.op = op, .dtype = plan_.engine.dtype};
-    s.terms = static_cast<double>(read.shape.last());
-    if (op == OpKind::linear) s.terms = static_cast<double>(read.data.view().row_size());
-    if (op == OpKind::weighted_sum) s.terms = static_cast<double>(read.shape[1]);
-    if (op == OpKind::attention) {
-      s.head_dim = s.terms;
-      s.terms = 1;
-      for (const Request& request : plan_.requests)
-        s.terms = std::max(s.terms, static_cast<double>(request.max_positions()));
-      for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
+  const DetectionPlan& plan_;
+  WideResults wide_;
+  Seen seen_;
+};
+
+class Ladder {
+ public:
+  explicit Ladder(const DetectionPlan& plan)
+      : plan_(plan),
+        right_(
+            plan.reference.oracle(plan.checkpoint, reference_options(plan.reference, plan.engine))),
+        oracle_(*right_),
+        shown_(plan, *right_) {}
+
+  std::vector<DetectionLimit> limits() {
+    std::vector<DetectionLimit> limits;
+    for (const Point* point : plan_.points) {
+      oracle_.forget();
+      const std::vector<int> layers = shown_.layers_of(*point);
+      const Result clean = judged(*point, layers, Effect::gain, 0);
+      for (int e = 0; e < kEffects; ++e) {
+        const auto effect = static_cast<Effect>(e);
+        limits.push_back(least(*point, {layers.back()}, effect, clean));
+        if (layers.size() > 1) limits.push_back(least(*point, layers, effect, clean));
+      }
     }
-    if (op == OpKind::rope && effect == Effect::element) {
-      s.pair = 0;
-      for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
+    return limits;
+  }
+
+  // The sizes are spread evenly by their logarithm.
+  std::vector<EffectRun> runs() {
+    std::vector<EffectRun> runs;
+    std::mt19937_64 random(7);
+    size_t last = 0;
+    const auto one_of = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    const int total = plan_.near + plan_.far;
+    for (int i = 0; i < total; ++i) {
+      const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
+      // All of a point after each other, so that its exact results are computed once.
+      const size_t at = static_cast<size_t>(i) * plan_.points.size() / static_cast<size_t>(total);
+      const Point& point = *plan_.points[at];
+      if (runs.empty() || at != last) oracle_.forget();
+      last = at;
+      const auto effect = static_cast<Effect>(one_of(kEffects));
+      std::vector<int> layers = shown_.layers_of(point);
+      if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
+      const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
+      const double times = is_near ? std::exp2(2 * chance - 1) : std::exp2(3 * chance + 1);
+      const double stated = stated_limit(shown_.seeable(point, layers, effect));
+      const Result result = judged(point, layers, effect, times * stated);
+      runs.push_back({.name = fmt::format("{} of {} in layer {}, {:.3g} ulp", name_of(effect),
+                                          point.name, fmt::join(layers, ","), times * stated),
+                      .size = times * stated,
+                      .stated = stated,
+                      .verdict = result.verdict,
+                      .story = result.story,
+                      .limit_ratio = result.limit_ratio,
+                      .exact = names(result, point, layers)});
     }
-    double rows = 0;
-    for (const Pass& pass : seen_.passes)
-      if (const RecordedTensor* tensor = pass.find(point, place.layer))
-        rows += static_cast<double>(tensor->rows.size());
-    const auto width = static_cast<double>(made.data.view().row_size());
-    const bool of_row = effect == Effect::row, of_column = effect == Effect::column;
-    s.elements = effect == Effect::element ? 1 : of_row ? width : of_column ? rows : rows * width;
-    s.errors = s.elements;
-    // A norm and a softmax are off by a factor that a row has in common, an attention by one a
-    // head.
-    if (op == OpKind::norm || op == OpKind::softmax)
-      s.errors = of_row ? 1 : std::min(s.errors, rows);
-    if (op == OpKind::attention && of_row) s.errors = static_cast<double>(made.shape[1]);
-    s.beside_small = effect == Effect::offset || effect == Effect::noise;
-    // The slow dims of a head turn by so little that what was a number of the dtype stays close.
-    s.by_chance = s.elements > 1 && !(op == OpKind::rope && of_column);
-    return s;
+    return runs;
+  }
+
+ private:
+  static bool names(const Result& result, const Point& point, const std::vector<int>& layers) {
+    return result.verdict == RunVerdict::diverged && result.first &&
+           result.first->node.place == Place{&point, layers.front()};
+  }
+
+  Result judged(const Point& point, const std::vector<int>& layers, Effect effect, double size) {
+    std::vector<Pass> passes(shown_.seen().passes.size());
+    for (size_t p = 0; p < passes.size(); ++p) passes[p].info = shown_.seen().passes[p].info;
+    for (const int layer : layers) shown_.show({&point, layer}, effect, size, passes);
+    for (Pass& pass : passes)
+      if (const RecordedTensor* logits = pass.find(lockstep::point("logits"), -1))
+        pass.logits = top_logits_of(logits->data, logits->rows);
+    const std::string named = point.per_layer ? fmt::format("{}", fmt::join(layers, ",")) : "";
+    Judge judge(shown_.seen().manifest, oracle_, nullptr, nullptr,
+                {.selection = Selection(std::string(point.name), named, "", ""),
+                 .threads = plan_.threads,
+                 .limits = plan_.limits});
+    for (const Pass& pass : passes) judge.judge(pass);
+    return judge.finish(shown_.seen().manifest.requests, true);
+  }
+
+  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect,
+                       const Result& clean) {
+    DetectionLimit limit{.point = &point,
+                         .effect = effect,
+                         .layers = static_cast<int>(layers.size()),
+                         .size = std::numeric_limits<double>::infinity(),
+                         .statistic = "nothing"};
+    limit.stated = stated_limit(shown_.seeable(point, layers, effect));
+    if (clean.verdict != RunVerdict::clean) {
+      limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
+      return limit;
+    }
+    int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
+    while (high - low > 1) {
+      const int power = (low + high) / 2;
+      const Result result = judged(point, layers, effect, std::ldexp(1, power));
+      const bool found = names(result, point, layers);
+      if (found) {
+        limit.size = std::ldexp(1, power);
+        limit.statistic = statistic_of(*result.first);
+        limit.kind = result.first->statistic;
+      }
+      (found ? high : low) = power;
+    }
+    return limit;
   }
 
   const DetectionPlan& plan_;
   std::unique_ptr<Oracle> right_;
   RememberingOracle oracle_;
-  WideResults wide_;
-  Seen seen_;
+  ShownRun shown_;
 };
 
 }  // namespace

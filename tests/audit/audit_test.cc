@@ -335,7 +335,7 @@ TEST(AuditedEngine, IsSilentOverRandomSchedules) {
                                    .page_size = page,
                                    .pages = 70 / page + 2,
                                    .page_order_seed = seed,
-                                   .budget = seed % 3 == 0 ? 7 : 0,
+                                   .max_batched_tokens = seed % 3 == 0 ? 7 : 0,
                                    .prefix_cache = seed % 5 != 0,
                                    .preempt = seed % 2 == 0 ? Preempt::swap : Preempt::recompute,
                                    .random_schedule_seed = seed},
