@@ -90,17 +90,26 @@ HiddenTensors::HiddenTensors(Oracle& oracle, const Graph& graph, Options options
   if (options_.recorded) mark_covered();
 }
 
+// Whether the trace has what a judge needs of the place. A cache is kept as hashes of what was
+// written, which say nothing where that was not recorded.
+bool HiddenTensors::is_recorded(const Place& place) const {
+  const auto has = [&](const Place& input) { return options_.recorded(input); };
+  return options_.recorded(place) &&
+         (!place.point->is_cache() || std::ranges::all_of(graph_.inputs_of(place), has));
+}
+
 // From the last op to the first: what a recorded or a covered op reads and nobody recorded is
 // covered. Choices by hidden numbers are not: a near tie may go either way.
 void HiddenTensors::mark_covered() {
   const std::vector<Place>& places = graph_.places();
   for (size_t i = places.size(); i-- > 0;) {
-    const bool judged = options_.recorded(places[i]) || covers(places[i]);
-    if (!judged) continue;
+    const bool hidden = covers(places[i]);
+    if (!hidden && !is_recorded(places[i])) continue;
     const bool chooses = row_of(places[i].point->op).makes_indices;
     for (const int input : graph_.inputs(static_cast<int>(i))) {
       const Place& read = places[static_cast<size_t>(input)];
-      if (!options_.recorded(read) && !chooses) covered_.emplace(key_of(read), read);
+      if (!is_recorded(read) && !chooses) covered_.emplace(key_of(read), read);
+      if (read.point->is_cache() && hidden) derived_.insert(key_of(read));
     }
   }
 }
@@ -141,7 +150,7 @@ void HiddenTensors::begin_pass(const PassView& pass) {
     tokens.push_back(r.token);
   }
   for (const Place& place : graph_.places())
-    if (covers(place) && !is_table(place)) make(place);
+    if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
 }
 
 // The K and V of tokens that another request was fed before are that one's.

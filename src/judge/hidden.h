@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,7 @@ class HiddenTensors {
   struct Inputs;
 
   static Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+  bool is_recorded(const Place& place) const;
   void mark_covered();
   void inherit(const Inherited& inherited);
   void make(const Place& place);
@@ -88,6 +90,7 @@ class HiddenTensors {
   Graph graph_;
   Options options_;
   std::map<Key, Place> covered_;
+  std::set<Key> derived_;  // caches that a hidden attention reads, recorded or not
   const PassView* pass_ = nullptr;
   std::vector<Row> rows_;  // of the pass
   std::vector<int32_t> tokens_;

@@ -83,7 +83,12 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
               exact_model.view(),
               rounded_model.view(),
               threads_for(got.view().count())};
-  if (!block.carried.empty()) note_width(block);
+  if (!block.carried.empty() && !narrow_enough(block)) {
+    for (Group::Member& member : group.members)
+      *member.outcomes = {inconclusive(
+          "what is not recorded before them may be off by more than their own results are large")};
+    return false;
+  }
   measure_block(block, group);
   return true;
 }
@@ -101,15 +106,17 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
   return carried_variance(oracle_, call, deviations, group.derived.deviations(), exact);
 }
 
-void OpJudge::note_width(const Block& block) {
+bool OpJudge::narrow_enough(const Block& block) {
   const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
-  double narrow = 0, wide = 0;
+  double narrow = 0, wide = 0, size = 0;
   for (size_t i = 0; i < own.limit.size(); ++i) {
     narrow += own.limit[i];
     wide += own.limit[i] + kCarriedDeviations * std::sqrt(block.carried[i]);
+    size += std::fabs(block.exact.want[i]);
   }
   double& widest = widened_by_[order_of(*block.place.point)];
   if (narrow > 0) widest = std::max(widest, wide / narrow);
+  return !(wide > size);
 }
 
 Budget OpJudge::budget_of_row(const Block& block, size_t row) const {

@@ -125,8 +125,8 @@ class OpJudge {
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
   // The threads that share a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
-  // Keeps by how much the block's budgets are widened.
-  void note_width(const Block& block);
+  // Keeps by how much the block's budgets are widened. False: so much that they allow anything.
+  bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row) const;
   void measure_block(const Block& block, Group& group);
