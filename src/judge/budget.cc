@@ -117,4 +117,18 @@ Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements
   return Filler(op, exact, dtype, elements).fill();
 }
 
+void widen(Budget& budget, std::span<const double> want, std::span<const double> variance,
+           DType dtype) {
+  budget.shared.resize(want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double deviation = std::sqrt(variance[i]);
+    budget.limit[i] += kCarriedDeviations * deviation;
+    budget.variance[i] += variance[i];
+    budget.shared[i] += variance[i];
+    budget.misround[i] = std::min(1.0, budget.misround[i] + deviation / ulp(want[i], dtype));
+  }
+  budget.misrounds = 1;
+  budget.gain = 0;
+}
+
 }  // namespace lockstep

@@ -55,4 +55,13 @@ struct Budget {
 // that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 
+// Of the errors that an op's inputs bring, B has that many standard deviations: they are known to a
+// quarter, from samples.
+inline constexpr double kCarriedDeviations = 8;
+// Widens a row's budget by errors of the op's inputs, of that variance by element. The elements of
+// a row have them in common, as one wrong input moves all; so no statistic of shares or gains is
+// held.
+void widen(Budget& budget, std::span<const double> want, std::span<const double> variance,
+           DType dtype);
+
 }  // namespace lockstep

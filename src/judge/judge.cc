@@ -96,6 +96,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 .threads = options.threads,
                 // Also the inputs of one op, kept before it ran.
                 .partial = !manifest_.selection.empty() || facts.one_op,
+                .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),
       ledger(manifest_.graph),
@@ -170,14 +171,21 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
     return;
   }
+  if (op_judge.hidden().covers(place)) {
+    ledger.hide(std::ssize(nodes));
+    for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
+    return;
+  }
   std::vector<NodeOutcomes> all = op_judge.judge(place, ancestry.inputs(index), pass);
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
+  const std::vector<Place> region = op_judge.hidden().region_of(place);
   for (size_t n = 0; n < nodes.size(); ++n) {
     const NodeRows& node = nodes[n];
     for (NodeOutcome& outcome : all[n]) {
       outcome.place = static_cast<int>(index);
       outcome.pass = pass.seen.info().pass;
       outcome.request = node.request;
+      outcome.finding.region = region;
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
     }
     if (all[n].front().unrecorded) unrecorded.push_back(missing_of(node, all[n].front(), place));
@@ -220,6 +228,18 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
+// What is wrong at two places that one hidden op leads to is one error.
+void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const {
+  if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
+  for (const Place& hidden : region) {
+    const auto found = blamed.find({index_of(hidden), outcome.request});
+    if (found == blamed.end()) continue;
+    outcome.verdict = Verdict::propagated;
+    outcome.ancestor = found->second;
+    return;
+  }
+}
+
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
@@ -229,10 +249,14 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     NodeOutcome outcome = std::move(pending.outcomes[chosen]);
     if (outcome.overflows) ++overflowing[pending.place];
     grade(outcome, origin);
+    const std::vector<Place> region = outcome.finding.region;
+    lead_back(outcome, region);
     error_map.add(judged.errors, place, pending.row_shape, outcome);
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
     if (found) origin.finding = finding;
+    for (const Place& hidden : region)
+      if (found) blamed.try_emplace({index_of(hidden), pending.request}, finding);
   }
   ancestry.set(pending.place, pending.request, origin);
   return found;
@@ -240,6 +264,7 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
 
 std::vector<NodeId> Judge::State::settle(Judged& judged) {
   ancestry.begin_pass();
+  blamed.clear();
   std::vector<NodeId> flags;
   for (Pending& pending : judged.pending)
     if (settle(pending, judged))
@@ -296,7 +321,9 @@ Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
     : state_(std::make_unique<State>(manifest, oracle, exact, rounded, std::move(options))) {}
 Judge::~Judge() = default;
 
-std::vector<NodeId> Judge::judge(const Pass& pass) { return state_->judge(pass); }
+std::vector<NodeId> Judge::judge(const Pass& pass) {
+  return state_->judge(narrowed(pass, state_->manifest.dtype));
+}
 
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
   return state_->finish(requests, complete);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,6 +24,9 @@ struct JudgeOptions {
   std::optional<std::map<std::string, RoundingContract>> contracts;
   // "fp32" or "tf32", instead of what the trace declares of its linear ops.
   std::optional<std::string> accumulator;
+  // Whether any pass has a tensor of the place, of a trace that may lack some: what is judged at a
+  // place then is its region (hidden.h). Empty: every place is recorded.
+  std::function<bool(const Place&)> recorded;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
 };

@@ -1,8 +1,10 @@
 // The end of a judgement: what no single node shows, contracts, tokens, and what is said.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "src/judge/judge_state.h"
 #include "src/judge/story.h"
@@ -195,6 +197,24 @@ std::map<std::string, double> Judge::State::limits() const {
           {"propagated_over_floor", kOverFloor}};
 }
 
+// A bug in a region shows from the width of its budget on.
+void Judge::State::note_regions() {
+  for (const Point& p : kPoints) {
+    std::set<std::string_view> hidden;  // points of all layers' regions
+    for (const Place& place : ledger.places())
+      if (*place.point == p && !op_judge.hidden().covers(place))
+        for (const Place& h : op_judge.hidden().region_of(place)) hidden.insert(h.point->name);
+    if (hidden.empty()) continue;
+    const auto width = op_judge.widened_by().find(order_of(p));
+    ledger.note(fmt::format(
+        "{} is judged together with {}, which the trace does not have: {}", p.name,
+        fmt::join(hidden, " "),
+        width == op_judge.widened_by().end()
+            ? "they are known bit for bit"
+            : fmt::format("its budget is up to {:.2g} times that of its own op", width->second)));
+  }
+}
+
 void Judge::State::note_facts(bool complete) {
   for (const auto& [place, nodes] : overflowing)
     ledger.note(
@@ -202,6 +222,7 @@ void Judge::State::note_facts(bool complete) {
                     "expected, and no finding",
                     text_of(ledger.places()[place]), nodes));
   for (const std::string& note : routing.notes()) ledger.note(note);
+  note_regions();
   if (!complete) ledger.note("the trace is incomplete");
 }
 

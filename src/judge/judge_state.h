@@ -55,11 +55,13 @@ struct Judge::State {
   std::vector<NodeId> settle(Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
+  void lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const;
   void judge_pool(size_t index);
   void judge_point(const Point& point);
   void judge_contracts();
   void judge_choices();
   void note_facts(bool complete);
+  void note_regions();
   void find_shapes(Result& result) const;
   Scope scope_of(const DrawReplay::Outcome& drawn) const;
   std::map<std::string, double> limits() const;
@@ -85,6 +87,9 @@ struct Judge::State {
   RunCoverage coverage;
   ErrorMap error_map;
   Pass exact_pass, rounded_pass;
+  // Of the pass that is settled: the finding whose region a hidden place is in, by its index and
+  // the request.
+  std::map<std::pair<int, int32_t>, int> blamed;
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place

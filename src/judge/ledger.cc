@@ -187,6 +187,7 @@ Result Ledger::result() const {
   Result result;
   result.notes = notes_;
   result.limit_ratio = limit_ratio_;
+  result.hidden = hidden_;
   result.scope.largest = largest_;
   if (compared_)
     result.others = {{"torch.testing.assert_close", first_not_close_},

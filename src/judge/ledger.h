@@ -51,6 +51,8 @@ class Ledger {
   const std::vector<Place>& places() const { return places_; }
   // Enters one expected node. Returns its finding's number, -1 when it is none.
   int enter(NodeOutcome outcome);
+  // Counts nodes that the trace does not hold and that are judged with those that read them.
+  void hide(int64_t nodes) { hidden_ += nodes; }
   // A finding that is no expected node's, e.g. of a tensor that the model does not have.
   void stray(const Finding& finding);
   // Turns a node that was entered into a finding that only showed later, unless it is one already.
@@ -97,6 +99,7 @@ class Ledger {
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;
+  int64_t hidden_ = 0;
   double limit_ratio_ = 0, largest_ = 0;
   bool compared_ = false;  // any node, with the reference models
   std::optional<Place> first_not_close_, first_over_floor_;

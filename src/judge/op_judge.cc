@@ -10,6 +10,7 @@
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/index_choice.h"
+#include "src/judge/op_judge_parts.h"
 
 namespace lockstep {
 namespace {
@@ -21,67 +22,23 @@ namespace {
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
-// Elements of a block that are worth waking threads for, and that are measured before they are
-// added up: a number each is kept until then.
-constexpr int64_t kSharedElements = 1 << 16;
-constexpr size_t kAtATime = 1 << 20;
 constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
 // Findings of a place that are judged again under other contracts: they agree or they do not.
 constexpr int64_t kMostTried = 16;
 
-std::pair<int, int> key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
-
 Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
 
-// One row of a tensor as fp64, or nothing.
-std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
-  if (tensor.empty()) return {};
-  into.resize(static_cast<size_t>(tensor.row_size()));
-  widen(tensor, row * tensor.row_size(), into);
-  return into;
-}
-
 }  // namespace
-
-struct OpJudge::Group {
-  struct Member {
-    Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
-    const NodeRows* node;
-    NodeOutcomes* outcomes;
-    std::optional<Meter> meter;  // of the contract that is being tried
-    ErrorSums sums;
-  };
-  std::vector<Member> members;
-  std::vector<Row> rows;         // of all members
-  std::vector<int32_t> tokens;   // fed at the rows
-  std::vector<int64_t> lengths;  // of the rows' requests, after the pass
-  std::vector<size_t> owner;     // member of each row
-  CacheRead cache;               // attention: what its one request reads
-  const RecordedTensor* tensor = nullptr;
-  bool compared = false;  // with the two models, which no contract changes
-  bool answered = false;  // no number says what came out
-};
-
-struct OpJudge::Block {
-  const Place& place;
-  DType dtype;
-  size_t first;  // row of the group
-  std::span<const Row> rows;
-  const Exact& exact;
-  TensorView got, exact_model, rounded_model;
-  ThreadPool* threads;
-};
-
-struct OpJudge::Measured {
-  Meter::Row row;
-  ErrorSums sums;
-};
 
 OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options)
     : oracle_(oracle),
       graph_(graph),
       options_(std::move(options)),
-      contracts_(options_.contracts) {}
+      contracts_(options_.contracts),
+      hidden_(oracle, graph,
+              {.dtype = options_.dtype,
+               .recorded = options_.recorded,
+               .contracts = [this](const Place& place) { return candidates(place); }}) {}
 
 const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) const {
   const auto pool = pools_.find({key_of(place), contract});
@@ -132,9 +89,16 @@ void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(order_of(p));
+  for (const Place& place : graph_.places()) {
+    const RecordedTensor* tensor = may_be_wider(*place.point) ? pass.tensor(place, -1) : nullptr;
+    if (tensor && tensor->dtype == DType::f32) wider_.insert(key_of(place));
+  }
+  hidden_.begin_pass(pass);
 }
 
-DType OpJudge::dtype_at(const Place& place) const { return dtype_of(*place.point, options_.dtype); }
+DType OpJudge::dtype_at(const Place& place) const {
+  return wider_.contains(key_of(place)) ? DType::f32 : dtype_of(*place.point, options_.dtype);
+}
 
 ContractTraits OpJudge::traits_of(const Place& place) const {
   const bool linear = place.point->op == OpKind::linear;
@@ -145,6 +109,26 @@ std::vector<RoundingContract> OpJudge::candidates(const Place& place) const {
   if (place.point->is_cache() || row_of(place.point->op).makes_indices)
     return {RoundingContract::fused};
   return contracts_.candidates(place, traits_of(place));
+}
+
+bool OpJudge::reads(const Place& input) const {
+  return !input.point->is_cache() && !(input.point->op == OpKind::angles && hidden_.covers(input));
+}
+
+std::string OpJudge::trouble_with(const Place& input, const JudgedPass& pass,
+                                  const NodeRows& node) const {
+  if (const HiddenTensor* hidden = hidden_.find(input)) return hidden->trouble;
+  const RecordedTensor* tensor = pass.seen.tensor(input, node.request);
+  const bool fits = !misshapen_.contains(key_of(input)) && tensor &&
+                    tensor->dtype == dtype_at(input) &&
+                    !SelectedRows(tensor, node.rows).view().empty();
+  return fits ? "" : "an input of the op was not captured, or not as the model has it";
+}
+
+const RecordedTensor* OpJudge::tensor_of(const Place& input, const JudgedPass& pass,
+                                         int32_t request) const {
+  const HiddenTensor* hidden = hidden_.find(input);
+  return hidden ? &hidden->value : pass.seen.tensor(input, request);
 }
 
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
@@ -162,11 +146,9 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     outcome = inconclusive("their tensors were kept as digests only");
   } else {
     for (const Place& input : inputs) {
-      if (input.point->is_cache() || place.point->is_cache()) continue;
-      const RecordedTensor* tensor = pass.seen.tensor(input, node.request);
-      if (misshapen_.contains(key_of(input)) || !tensor || tensor->dtype != dtype_at(input) ||
-          SelectedRows(tensor, node.rows).view().empty())
-        outcome = inconclusive("an input of the op was not captured, or not as the model has it");
+      if (!reads(input) || place.point->is_cache()) continue;
+      if (std::string why = trouble_with(input, pass, node); !why.empty())
+        outcome = inconclusive(std::move(why));
     }
   }
   return outcome.verdict != Verdict::bitwise;
@@ -175,7 +157,21 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
 bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                    const NodeRows& node, Group& group, NodeOutcomes& outcomes) {
   group.tensor = pass.seen.tensor(place, node.request);
-  if (place.point->op == OpKind::attention) {
+  const auto blurs = [&](const Place& input) {
+    const HiddenTensor* hidden = hidden_.find(input);
+    return hidden && !hidden->deviation.data.view().empty();
+  };
+  group.blurred = std::ranges::any_of(inputs, blurs);
+  if (place.point->op == OpKind::attention && hidden_.covers(inputs.at(1))) {
+    group.derived =
+        hidden_.keys_values(inputs.at(1), node.request, pass.seen.length_of(node.request));
+    if (!group.derived.trouble.empty()) {
+      outcomes = {inconclusive(group.derived.trouble)};
+      return false;
+    }
+    const KeysValuesDeviation cache = group.derived.deviations();
+    group.blurred = group.blurred || !cache.k.empty() || !cache.v.empty();
+  } else if (place.point->op == OpKind::attention) {
     const Place& kv = inputs.at(1);
     group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
     std::string trouble = group.cache.trouble();
@@ -223,7 +219,7 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
                         PlacePool* pool) const {
   const OpKind op = place.point->op;
   return {{.dtype = dtype_at(place),
-           .node_class = place.point->node_class,
+           .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
            .row_shape = without_rows(group.tensor->shape),
            .page_size = options_.page_size,
            .may_lose_weights =
@@ -286,7 +282,8 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group) {
   if (group.answered) return;
   // No pool is of one contract where nodes may be of either of two.
-  const bool pools = candidates(place).front() != RoundingContract::tf32;
+  // Nor where rows have errors in common that come from what is hidden.
+  const bool pools = candidates(place).front() != RoundingContract::tf32 && !group.blurred;
   for (Group::Member& member : group.members)
     member.meter.emplace(
         meter_of(place, group, *member.node, pools ? &pools_[{key_of(place), contract}] : nullptr));
@@ -319,7 +316,7 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
                                        const Group& group, size_t i) {
   const OpKind op = place.point->op;
   Measure measure = group.members[i].meter->finish();
-  if (contract == RoundingContract::fused) {
+  if (contract == RoundingContract::fused && !group.blurred) {
     if (place.point->node_class != NodeClass::exact) reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));
   }
@@ -357,116 +354,6 @@ std::vector<Place> OpJudge::read_by(RoundingContract contract,
       contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
   if (of_sum && inputs.at(0).point->op == OpKind::add) return graph_.inputs_of(inputs[0]);
   return inputs;
-}
-
-bool OpJudge::judge_block(RoundingContract contract, const Place& place,
-                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
-                          size_t first, size_t count) {
-  const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
-  OracleCall call{.place = place, .dtype = options_.dtype, .contract = contract, .rows = rows};
-  call.tokens = std::span(group.tokens).subspan(first, count);
-  call.lengths = std::span(group.lengths).subspan(first, count);
-  if (place.point->op == OpKind::attention) call.keys_values = group.cache.keys_values();
-  std::vector<SelectedRows> picked;
-  const auto pick = [&](const std::vector<Place>& places) {
-    picked.clear();
-    for (const Place& input : places)
-      if (!input.point->is_cache())
-        picked.emplace_back(pass.seen.tensor(input, rows.front().request), rows);
-    return std::ranges::none_of(picked,
-                                [](const SelectedRows& rows) { return rows.view().empty(); });
-  };
-  if (!pick(read_by(contract, inputs))) {  // its own inputs are known to be there, a sum's are not
-    if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
-      for (Group::Member& member : group.members)
-        *member.outcomes = {inconclusive("what the norm's input is the sum of was not captured")};
-      return false;
-    }
-    pick(inputs);
-  }
-  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
-
-  const Exact exact = oracle_.evaluate(call);
-  const SelectedRows got(group.tensor, rows);
-  if (exact.shape != got.view().shape) {
-    for (Group::Member& member : group.members)
-      *member.outcomes = {structural(
-          fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
-          member.node->rows.front().position)};
-    misshapen_.insert(key_of(place));
-    return false;
-  }
-  const auto reference = [&](const Pass* model) {
-    return SelectedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
-                        rows);
-  };
-  const SelectedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
-  measure_block({place, dtype_at(place), first, rows, exact, got.view(), exact_model.view(),
-                 rounded_model.view(), threads_for(got.view().count())},
-                group);
-  return true;
-}
-
-Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
-  const auto size = static_cast<size_t>(block.got.row_size());
-  const OpKind op = block.place.point->op;
-  Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
-  // Limits are measured of kernels that round once.
-  if (block.exact.contract == RoundingContract::fused)
-    tighten(budget, std::span(block.exact.want).subspan(row * size, size), block.dtype,
-            options_.limits.of(op, block.dtype));
-  return budget;
-}
-
-ThreadPool* OpJudge::threads_for(int64_t elements) {
-  if (elements < kSharedElements) return nullptr;
-  if (!threads_) {
-    const int all = static_cast<int>(std::thread::hardware_concurrency());
-    threads_ =
-        std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : std::max(1, all));
-  }
-  return threads_.get();
-}
-
-OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
-  const auto size = static_cast<size_t>(block.got.row_size());
-  const auto row = static_cast<int64_t>(i);
-  const Group::Member& member = group.members[group.owner[block.first + i]];
-  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
-  std::vector<double> seen, of_exact, of_rounded;
-  row_of(block.got, row, seen);
-  const Budget b = budget_of_row(block, i);
-  Measured measured;
-  measured.row = member.meter->measure(
-      block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain});
-  measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
-                        row_of(block.rounded_model, row, of_rounded), block.dtype);
-  return measured;
-}
-
-// Rows are measured by all threads, some at a time, and added in their order, so that the result
-// does not depend on how many threads there are.
-void OpJudge::measure_block(const Block& block, Group& group) {
-  const auto size = static_cast<size_t>(block.got.row_size()), count = block.rows.size();
-  const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
-  for (size_t first = 0; first < count; first += some) {
-    std::vector<Measured> all(std::min(some, count - first));
-    parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-        all[i] = measure_row(block, group, first + i);
-    });
-    const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
-    for (size_t i = 0, end = 0; i < all.size(); i = end) {
-      while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
-      Group::Member& member = group.members[owner_of(i)];
-      std::vector<Meter::Row> rows;
-      for (size_t j = i; j < end; ++j) {
-        rows.push_back(std::move(all[j].row));
-        member.sums.add(all[j].sums);
-      }
-      member.meter->add(rows, block.threads);
-    }
-  }
 }
 
 NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& inputs,

@@ -9,6 +9,7 @@
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
+#include "src/judge/hidden.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
 #include "src/judge/limits.h"
@@ -33,6 +34,8 @@ struct OpJudgeOptions {
   double limit_scale = 1;
   int threads = 0;       // that measure; 0: one a core
   bool partial = false;  // the trace was not meant to hold every tensor
+  // Whether any pass of the trace has a tensor of the place; empty: of every one.
+  std::function<bool(const Place&)> recorded;
   std::map<std::string, RoundingContract> contracts;  // declared, by point name
   Limits limits;
 };
@@ -60,6 +63,11 @@ class OpJudge {
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
   DType dtype_at(const Place& place) const;
+  // The places that the trace does not have, and what stands in for them.
+  const HiddenTensors& hidden() const { return hidden_; }
+  // By how much the budget of one op is widened at the point by what is hidden before it, at most;
+  // none: by nothing.
+  const std::map<int, double>& widened_by() const { return widened_by_; }
   // The contracts that nodes of the place are judged under.
   std::vector<RoundingContract> candidates(const Place& place) const;
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
@@ -86,6 +94,16 @@ class OpJudge {
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
+  // Whether the op reads that place, recorded or made; where its angles are hidden it makes its
+  // own.
+  bool reads(const Place& input) const;
+  // Why an input of the op cannot be read; empty: it can.
+  std::string trouble_with(const Place& input, const JudgedPass& pass, const NodeRows& node) const;
+  // The tensor of an input, recorded or made.
+  const RecordedTensor* tensor_of(const Place& input, const JudgedPass& pass,
+                                  int32_t request) const;
+  Numbers carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
+                  const Exact& exact) const;
   Meter meter_of(const Place& place, const Group& group, const NodeRows& node,
                  PlacePool* pool) const;
   // Adds a node to the group; false, with an outcome, when what it reads is not there.
@@ -107,6 +125,8 @@ class OpJudge {
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
   // The threads that share a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
+  // Keeps by how much the block's budgets are widened. False: so much that they allow anything.
+  bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row) const;
   void measure_block(const Block& block, Group& group);
@@ -128,7 +148,10 @@ class OpJudge {
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   std::set<int> seen_;              // order of the points that have tensors
+  std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;
+  HiddenTensors hidden_;
+  std::map<int, double> widened_by_;   // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -24,6 +25,31 @@ std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection&
 }
 
 }  // namespace
+
+bool may_be_wider(const Point& p) {
+  return p == point("logits") || p == point("embed") || p == point("attn.residual") ||
+         p == point("mlp.residual");
+}
+
+Pass narrowed(Pass pass, DType run) {
+  if (run != DType::bf16 && run != DType::f16) return pass;
+  for (RecordedTensor& tensor : pass.tensors) {
+    const TensorView& wide = tensor.data.view();
+    if (tensor.dtype != DType::f32 || wide.empty() || !may_be_wider(*tensor.point)) continue;
+    const std::span<const float> values(wide.as<const float>(), static_cast<size_t>(wide.count()));
+    const auto fits = [run](float x) { return std::isnan(x) || round_to(x, run) == x; };
+    if (!std::ranges::all_of(values, fits)) continue;
+    Tensor narrow(wide.shape, run);
+    for (size_t i = 0; i < values.size(); ++i)
+      if (run == DType::bf16)
+        narrow.as<BFloat16>()[i] = from_float<BFloat16>(values[i]);
+      else
+        narrow.as<Float16>()[i] = from_float<Float16>(values[i]);
+    tensor.data = narrow;
+    tensor.dtype = run;
+  }
+  return pass;
+}
 
 PassView::PassView(const Pass& pass, const Selection& selection)
     : pass_(pass), selection_(selection) {

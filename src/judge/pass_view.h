@@ -26,6 +26,13 @@ struct Trouble {
   bool absent = false;  // the tensor or some of its rows are not there
 };
 
+// Points that engines of 16 bits may keep in fp32: the stream, and the logits.
+bool may_be_wider(const Point& point);
+
+// The pass, where tensors that may be wider than the run's dtype and hold nothing but its numbers
+// are of that dtype: an engine that computes logits in bf16 hands them on as fp32.
+Pass narrowed(Pass pass, DType run);
+
 // The tensors that a pass should have shown and those that it did, by place.
 class PassView {
  public:

@@ -128,6 +128,20 @@ std::string budgets_text(double budgets) {
   return budgets >= kMany && std::isfinite(budgets) ? "over 1e9" : fmt::format("{:.3g}", budgets);
 }
 
+// The ops besides its own that the error may be of.
+std::string region_text(const Finding& f) {
+  std::vector<std::string_view> names;
+  for (const Place& hidden : f.region) {
+    const bool elsewhere = hidden.layer != f.node.place.layer;
+    if (!elsewhere) names.push_back(hidden.point->name);
+  }
+  if (f.region.empty()) return "";
+  const size_t others = f.region.size() - names.size();
+  return fmt::format("it or what it is judged with and was not recorded ({}{}{})",
+                     fmt::join(names, " "), names.empty() || others == 0 ? "" : ", ",
+                     others > 0 ? fmt::format("{} of other layers", others) : "");
+}
+
 std::string rule_of(const Finding& f) {
   if (!f.shape) return f.rule;
   return fmt::format("{}{}{}{}{}", f.rule, f.rule.empty() ? "" : "; ", kWrong, f.shape->where,
@@ -148,7 +162,9 @@ void split_rule(Finding& f) {
 }
 
 std::string text_of(const Finding& f) {
-  std::string text = fmt::format("request {}, position {}", f.node.request, f.position);
+  std::string text = region_text(f);
+  if (!text.empty()) text += "; ";
+  text += fmt::format("request {}, position {}", f.node.request, f.position);
   if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
   // Where the number of budgets says little, the size says how bad it is, however small.
   const bool many = f.budgets >= kMany;
@@ -185,6 +201,9 @@ void summarise(Result& result, const Inconclusive& inconclusive) {
   std::string but;
   if (overflowing > 0)
     but = fmt::format(", {} of which overflow as their exact results do", overflowing);
+  if (result.hidden > 0)
+    but +=
+        fmt::format(", {} that were not recorded judged with those that read them", result.hidden);
   if (result.excluded > 0)
     but += fmt::format(", but for {} elements that are no numbers and that no op made so",
                        result.excluded);

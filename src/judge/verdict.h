@@ -65,6 +65,9 @@ struct Finding {
   double budgets = 0;
   double of_row = 0;  // |got - want| over the root mean square of its row's exact results; 0: none
   std::string rule;   // which part of the tensor, and for structural what is wrong, for people
+  // The hidden places that the op at `node` is judged together with, in graph order: one of them or
+  // that op is wrong. Empty: the inputs of the op were recorded.
+  std::vector<Place> region;
   // The rule that the wrong elements of the place follow, over all passes and requests.
   std::optional<ShapeRule> shape;
 };
@@ -140,6 +143,7 @@ struct Result {
   RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;  // one sentence a person can act on
   int64_t expected = 0, judged = 0;
+  int64_t hidden = 0;  // nodes besides, which the trace does not hold: judged in others' regions
   std::array<int64_t, kVerdicts> counts{};  // by Verdict
   std::optional<Finding> first;             // in the order (pass, layer, point, request)
   std::vector<Finding> findings;

@@ -40,6 +40,7 @@ Finding finding_from(const Json& json) {
     f.want = double_from(json.at("want"));
     f.got = double_from(json.at("got"));
   }
+  for (const Json& hidden : json.at("region")) f.region.push_back(place_of(hidden));
   if (json.at("precision").is_null()) return f;
   f.shape = ShapeRule{.where = "",
                       .precision = double_from(json.at("precision")),
@@ -127,6 +128,7 @@ Result result_from(const Json& json) {
                 .story = json.at("story"),
                 .expected = nodes.at("expected"),
                 .judged = nodes.at("judged"),
+                .hidden = nodes.at("hidden"),
                 .excluded = nodes.at("excluded_elements"),
                 .scope = scope_from(json.at("scope")),
                 .provenance = json.at("provenance").get<std::map<std::string, std::string>>(),

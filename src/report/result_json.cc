@@ -12,6 +12,13 @@ using Json = nlohmann::ordered_json;
 
 Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
 
+Json of_region(const Finding& f) {
+  Json region = Json::array();
+  for (const Place& place : f.region)
+    region.push_back({{"layer", layer_of(place)}, {"point", place.point->name}});
+  return region;
+}
+
 Json of_finding(const Finding& f) {
   return {{"request", f.node.request},
           {"position", f.position},
@@ -27,6 +34,7 @@ Json of_finding(const Finding& f) {
           {"got", f.index.empty() ? Json(nullptr) : json_number<Json>(f.got)},
           {"budgets", json_number<Json>(f.budgets)},
           {"of_row", json_number<Json>(f.of_row)},
+          {"region", of_region(f)},
           {"rule", rule_of(f)},
           {"precision", f.shape ? json_number<Json>(f.shape->precision) : Json(nullptr)},
           {"recall", f.shape ? json_number<Json>(f.shape->recall) : Json(nullptr)}};
@@ -99,6 +107,7 @@ Json of_logits(const LogitsSummary& l) {
 Json of_nodes(const Result& result) {
   Json nodes = {{"expected", result.expected},
                 {"judged", result.judged},
+                {"hidden", result.hidden},
                 {"excluded_elements", result.excluded}};
   for (int i = 0; i < kVerdicts; ++i)
     nodes[name_of(static_cast<Verdict>(i))] = result.counts[static_cast<size_t>(i)];

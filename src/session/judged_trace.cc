@@ -1,5 +1,7 @@
 #include "src/session/judged_trace.h"
 
+#include <set>
+
 #include "kernels/base/check.h"
 #include "src/audit/table_audit.h"
 #include "src/report/output.h"
@@ -9,8 +11,28 @@
 
 namespace lockstep {
 
-Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
-                   const JudgeOptions& options) {
+namespace {
+
+// Which places the trace holds a tensor or a digest of. Where it was meant to hold all, a place of
+// a point that other layers have is missed, and no part of a region.
+std::function<bool(const Place&)> recorded_in(TraceReader& trace) {
+  std::set<std::pair<int, int>> places;
+  std::set<int> points;
+  for (int i = 0; i < trace.passes(); ++i)
+    for (const RecordedTensor& tensor : trace.read(i, /*data=*/false).tensors) {
+      places.emplace(order_of(*tensor.point), tensor.layer);
+      points.insert(order_of(*tensor.point));
+    }
+  const bool selected = !trace.manifest().selection.empty();
+  return [places = std::move(places), points = std::move(points), selected](const Place& place) {
+    const int order = order_of(*place.point);
+    return selected ? places.contains({order, place.layer}) : points.contains(order);
+  };
+}
+
+}  // namespace
+
+Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options) {
   const auto trace = open_trace(path);
   const Manifest& manifest = trace->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
@@ -22,6 +44,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
 
   options.selection.check_layers(manifest.graph.layers());
 
+  options.recorded = recorded_in(*trace);
   TableAudit tables(manifest);
   const ReferenceOptions reference{.dtype = manifest.dtype};
   const auto oracle = open_reference().oracle(checkpoint, reference);

@@ -9,7 +9,6 @@ namespace lockstep {
 
 // The verdict on a saved trace, pass by pass. Throws Error when it is no trace, or when its
 // manifest names another model than `checkpoint`.
-Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
-                   const JudgeOptions& options);
+Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options);
 
 }  // namespace lockstep

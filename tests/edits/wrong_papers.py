@@ -8,7 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from registry import DIVERGED, DOUBT, Place, add, edit, edit_files
+from registry import CLEAN, DIVERGED, DOUBT, Place, add, edit, edit_files
 from tensors import STORAGE
 from trace_model import Node, Pass, Tensor, Trace, clone_tensor, qwen_graph
 from wrong_values import bits, repeat_of
@@ -98,8 +98,12 @@ def lacks(point: str, quick: bool = False) -> None:
         trace.attributes["selection"] = "--layers 0-1,3-5"
     add(f"dropped-in-a-pass@{point}", "greedy", DIVERGED, """a tensor is missed that other passes
         have, and nothing says that the trace was not to hold it""", in_a_pass, quick)
-    add(f"dropped-in-all@{point}", "greedy", DOUBT, """a point that no pass shows was not
-        recorded, and what was not judged is not clean""", in_all, quick)
+    if point in ("logits", "token"):  # no recorded op reads them
+        add(f"dropped-in-all@{point}", "greedy", DOUBT, """a point that no pass shows was not
+            recorded, and what was not judged is not clean""", in_all, quick)
+    else:
+        add(f"dropped-in-all@{point}", "greedy", CLEAN, """a point that no pass shows was not
+            recorded, and is judged with the op that reads it""", in_all, quick)
     add(f"dropped-and-not-selected@{point}", "greedy", DOUBT, """a tensor is missed, and the
         selection says that the trace was to hold some alone""", selected)
 
@@ -376,7 +380,8 @@ def whole_run(base: str, layer: int, point: str, why: str) -> None:
     add("the-run-itself", base, DIVERGED, why, lambda _: Place(0, layer, point), base == "eps")
 
 
-add("nothing", "selected", DOUBT, "the trace was to hold some layers alone", lambda _: None)
+add("nothing", "selected", CLEAN, """the trace was to hold some layers alone, and the others are
+    judged with the norm after them""", lambda _: None)
 whole_run("eps", 0, "attn.norm", "the run had rms_norm_eps 1e-2 where its checkpoint says 1e-6")
 whole_run("theta", 0, "attn.q_rope", "the run had half the rope_theta that its checkpoint says")
 whole_run("weights", 2, "mlp.up", "the run had other weights at one place than its checkpoint")

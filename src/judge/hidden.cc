@@ -1,0 +1,345 @@
+#include "src/judge/hidden.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "src/judge/budget.h"
+#include "src/judge/ledger.h"
+
+namespace lockstep {
+namespace {
+
+// The oracle is asked for so many rows at once.
+constexpr size_t kRowsAtOnce = 256;
+
+bool is_table(const Place& place) { return place.point->op == OpKind::angles; }
+
+// Whether what is stored follows from exact inputs bit for bit.
+bool stores_exactly(OpKind op) { return op == OpKind::gather || op == OpKind::add; }
+
+// What the contracts that are possible differ by from the first of them, squared.
+std::vector<double> spread_of(Oracle& oracle, OracleCall call, const Exact& first,
+                              std::span<const RoundingContract> others) {
+  std::vector<double> most(first.want.size());
+  for (const RoundingContract contract : others) {
+    call.contract = contract;
+    const bool of_sum = contract == RoundingContract::unrounded_sum ||
+                        contract == RoundingContract::hf_unrounded_sum;
+    if (of_sum) continue;  // what the sum is rounded by is a deviation of its own
+    const Exact other = oracle.evaluate(call);
+    for (size_t i = 0; i < most.size(); ++i) {
+      const double apart = other.want[i] - first.want[i];
+      most[i] = std::max(most[i], apart * apart);
+    }
+  }
+  return most;
+}
+
+void reserve(RecordedTensor& tensor, const Place& place, std::span<const Row> rows,
+             const Shape& row_shape, DType dtype) {
+  if (!tensor.data.view().empty()) return;
+  std::vector<int64_t> extents{std::ssize(rows)};
+  extents.insert(extents.end(), row_shape.extents().begin(), row_shape.extents().end());
+  tensor.point = place.point;
+  tensor.layer = place.layer;
+  tensor.rows.assign(rows.begin(), rows.end());
+  tensor.dtype = dtype;
+  tensor.shape = Shape(extents);
+  tensor.data = Tensor(tensor.shape, dtype);
+  std::memset(tensor.data.as<char>(), 0, static_cast<size_t>(tensor.data.view().bytes()));
+}
+
+std::vector<double> row_in(const TensorView& view, int64_t row) {
+  std::vector<double> values(static_cast<size_t>(view.row_size()));
+  widen(view, row * view.row_size(), values);
+  return values;
+}
+
+}  // namespace
+
+// What a hidden op reads: recorded tensors, or hidden ones with their deviations.
+struct HiddenTensors::Inputs {
+  std::vector<const RecordedTensor*> values, deviations;  // a null deviation: exact
+  std::vector<SelectedRows> picked, moved;
+  std::vector<TensorView> views, deviation_views;
+
+  // False when a tensor lacks some of the rows.
+  bool pick(std::span<const Row> rows) {
+    picked.clear(), moved.clear(), views.clear(), deviation_views.clear();
+    for (size_t i = 0; i < values.size(); ++i) {
+      picked.emplace_back(values[i], rows);
+      moved.emplace_back(deviations[i], rows);
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (picked[i].view().empty()) return false;
+      views.push_back(picked[i].view());
+      deviation_views.push_back(moved[i].view());
+    }
+    return true;
+  }
+  bool exact() const {
+    return std::ranges::none_of(deviations, [](const RecordedTensor* d) { return d != nullptr; });
+  }
+};
+
+HiddenTensors::HiddenTensors(Oracle& oracle, const Graph& graph, Options options)
+    : oracle_(oracle), graph_(graph), options_(std::move(options)) {
+  if (options_.recorded) mark_covered();
+}
+
+// Whether the trace has what a judge needs of the place. A cache is kept as hashes of what was
+// written, which say nothing where that was not recorded.
+bool HiddenTensors::is_recorded(const Place& place) const {
+  const auto has = [&](const Place& input) { return options_.recorded(input); };
+  return options_.recorded(place) &&
+         (!place.point->is_cache() || std::ranges::all_of(graph_.inputs_of(place), has));
+}
+
+// From the last op to the first: what a recorded or a covered op reads and nobody recorded is
+// covered. Choices by hidden numbers are not: a near tie may go either way.
+void HiddenTensors::mark_covered() {
+  const std::vector<Place>& places = graph_.places();
+  for (size_t i = places.size(); i-- > 0;) {
+    const bool hidden = covers(places[i]);
+    if (!hidden && !is_recorded(places[i])) continue;
+    const bool chooses = row_of(places[i].point->op).makes_indices;
+    for (const int input : graph_.inputs(static_cast<int>(i))) {
+      const Place& read = places[static_cast<size_t>(input)];
+      if (!is_recorded(read) && !chooses) covered_.emplace(key_of(read), read);
+      if (read.point->is_cache() && hidden) derived_.insert(key_of(read));
+    }
+  }
+}
+
+std::vector<Place> HiddenTensors::region_of(const Place& place) const {
+  std::vector<int> open = {graph_.index_of(place)}, found;
+  if (open.front() < 0 || covered_.empty()) return {};
+  while (!open.empty()) {
+    const int node = open.back();
+    open.pop_back();
+    for (const int input : graph_.inputs(node)) {
+      const Place& read = graph_.places()[static_cast<size_t>(input)];
+      if (!covers(read) || is_table(read) || std::ranges::count(found, input) > 0) continue;
+      found.push_back(input);
+      open.push_back(input);
+    }
+  }
+  std::ranges::sort(found);
+  std::vector<Place> region;
+  for (const int node : found) region.push_back(graph_.places()[static_cast<size_t>(node)]);
+  return region;
+}
+
+void HiddenTensors::begin_pass(const PassView& pass) {
+  pass_ = &pass;
+  made_.clear();
+  if (covered_.empty()) return;
+  rows_.clear(), tokens_.clear(), lengths_.clear();
+  for (const PassRow& r : pass.info().rows) {
+    rows_.push_back(r.row);
+    tokens_.push_back(r.token);
+    lengths_.push_back(pass.length_of(r.row.request));
+  }
+  for (const Inherited& inherited : pass.info().inherited) inherit(inherited);
+  for (const PassRow& r : pass.info().rows) {
+    std::vector<int32_t>& tokens = fed_[r.row.request];
+    tokens.resize(static_cast<size_t>(r.row.position));
+    tokens.push_back(r.token);
+  }
+  for (const Place& place : graph_.places())
+    if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
+}
+
+// The K and V of tokens that another request was fed before are that one's.
+void HiddenTensors::inherit(const Inherited& inherited) {
+  const std::vector<int32_t>& tokens = inherited.tokens;
+  const auto begins_so = [&](const auto& fed) {
+    return fed.first != inherited.request && fed.second.size() >= tokens.size() &&
+           std::equal(tokens.begin(), tokens.end(), fed.second.begin());
+  };
+  const auto from = std::ranges::find_if(fed_, begins_so);
+  if (from == fed_.end()) return;
+  fed_[inherited.request] = tokens;
+  for (int layer = 0; layer < graph_.layers(); ++layer) {
+    const auto cache = caches_.find({layer, from->first});
+    if (cache == caches_.end()) continue;
+    const auto known = std::min(tokens.size(), cache->second.size());
+    caches_[{layer, inherited.request}].assign(cache->second.begin(),
+                                               cache->second.begin() + static_cast<long>(known));
+  }
+}
+
+const HiddenTensor* HiddenTensors::find(const Place& place) const {
+  const auto found = made_.find(key_of(place));
+  return found == made_.end() ? nullptr : &found->second;
+}
+
+bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trouble) const {
+  for (const Place& read : graph_.inputs_of(place)) {
+    if (read.point->is_cache() || (is_table(read) && covers(read))) continue;
+    if (const HiddenTensor* hidden = find(read)) {
+      trouble = hidden->trouble;
+      inputs.values.push_back(&hidden->value);
+      const bool exact = hidden->deviation.data.view().empty();
+      inputs.deviations.push_back(exact ? nullptr : &hidden->deviation);
+    } else {
+      const RecordedTensor* tensor = pass_->tensor(read, rows_.front().request);
+      if (!tensor || tensor->data.view().empty())
+        trouble = fmt::format("{} was not captured in this pass", text_of(read));
+      inputs.values.push_back(tensor);
+      inputs.deviations.push_back(nullptr);
+    }
+    if (!trouble.empty()) return false;
+  }
+  return true;
+}
+
+void HiddenTensors::make(const Place& place) {
+  HiddenTensor& made = made_[key_of(place)];
+  const OpKind op = place.point->op;
+  if (op == OpKind::cache)
+    write_cache(place, made);
+  else if (row_of(op).makes_indices)
+    made.trouble = fmt::format("{} was not recorded", text_of(place));
+  else if (op == OpKind::attention)
+    make_attention(place, made);
+  else
+    make_by_oracle(place, made);
+}
+
+// Puts rows of a hidden tensor: what the oracle makes of them, and how far a right kernel's may be.
+void HiddenTensors::store(const Place& place, const OracleCall& call, const Inputs& inputs,
+                          const KeysValuesDeviation& of_cache, size_t first, HiddenTensor& made) {
+  const DType dtype = dtype_of(*place.point, options_.dtype);
+  const Exact exact = oracle_.evaluate(call);
+  const Shape row_shape(exact.shape.extents().subspan(1));
+  reserve(made.value, place, rows_, row_shape, DType::f64);
+  const auto size = static_cast<size_t>(made.value.data.view().row_size());
+  double* value = made.value.data.as<double>() + first * size;
+  const bool known = inputs.exact() && of_cache.k.empty() && of_cache.v.empty();
+  if (known && stores_exactly(place.point->op)) {
+    for (size_t i = 0; i < exact.want.size(); ++i) value[i] = round_to(exact.want[i], dtype);
+    return;
+  }
+  std::copy(exact.want.begin(), exact.want.end(), value);
+  const std::vector<RoundingContract> contracts = options_.contracts(place);
+  const std::vector<double> spread =
+      spread_of(oracle_, call, exact, std::span(contracts).subspan(1));
+  const Budget budget = budget_of(place.point->op, exact, dtype);
+  Numbers carried;
+  if (!known) carried = carried_variance(oracle_, call, inputs.deviation_views, of_cache, exact);
+  reserve(made.deviation, place, rows_, row_shape, DType::f64);
+  double* deviation = made.deviation.data.as<double>() + first * size;
+  for (size_t i = 0; i < exact.want.size(); ++i) {
+    const double own = std::min(budget.variance[i], budget.limit[i] * budget.limit[i]);
+    deviation[i] = std::sqrt(own + spread[i] + (carried.empty() ? 0 : carried[i]));
+  }
+}
+
+void HiddenTensors::make_by_oracle(const Place& place, HiddenTensor& made) {
+  Inputs inputs;
+  if (!gather(place, inputs, made.trouble)) return;
+  for (size_t first = 0; first < rows_.size(); first += kRowsAtOnce) {
+    const size_t count = std::min(kRowsAtOnce, rows_.size() - first);
+    const auto rows = std::span(rows_).subspan(first, count);
+    if (!inputs.pick(rows)) {
+      made.trouble = fmt::format("what {} reads lacks rows of this pass", text_of(place));
+      return;
+    }
+    const OracleCall call{.place = place,
+                          .dtype = options_.dtype,
+                          .contract = options_.contracts(place).front(),
+                          .inputs = inputs.views,
+                          .rows = rows,
+                          .tokens = std::span(tokens_).subspan(first, count),
+                          .lengths = std::span(lengths_).subspan(first, count)};
+    store(place, call, inputs, {}, first, made);
+  }
+}
+
+// One request after the other, each with its own K and V.
+void HiddenTensors::make_attention(const Place& place, HiddenTensor& made) {
+  Inputs inputs;
+  if (!gather(place, inputs, made.trouble)) return;
+  const Place cache = graph_.inputs_of(place).at(1);
+  for (size_t first = 0, end = 0; first < rows_.size(); first = end) {
+    const int32_t request = rows_[first].request;
+    while (end < rows_.size() && rows_[end].request == request) ++end;
+    const auto rows = std::span(rows_).subspan(first, end - first);
+    const DerivedKeysValues read = keys_values(cache, request, pass_->length_of(request));
+    made.trouble = read.trouble;
+    if (made.trouble.empty() && !inputs.pick(rows))
+      made.trouble = fmt::format("what {} reads lacks rows of this pass", text_of(place));
+    if (!made.trouble.empty()) return;
+    const OracleCall call{.place = place,
+                          .dtype = options_.dtype,
+                          .contract = options_.contracts(place).front(),
+                          .inputs = inputs.views,
+                          .rows = rows,
+                          .keys_values = read.values()};
+    store(place, call, inputs, read.deviations(), first, made);
+  }
+}
+
+void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
+  Inputs inputs;
+  if (!gather(place, inputs, made.trouble)) return;
+  if (!inputs.pick(rows_)) {
+    made.trouble = fmt::format("what {} holds was not captured in this pass", text_of(place));
+    return;
+  }
+  const auto deviation_of = [&](size_t input, int64_t row) {
+    const TensorView& view = inputs.deviation_views[input];
+    return view.empty() ? std::vector<double>() : row_in(view, row);
+  };
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    std::vector<Written>& cache = caches_[{place.layer, rows_[i].request}];
+    const auto position = static_cast<size_t>(rows_[i].position);
+    if (cache.size() <= position) cache.resize(position + 1);
+    cache[position] = {row_in(inputs.views[0], row), row_in(inputs.views[1], row),
+                       deviation_of(0, row), deviation_of(1, row)};
+  }
+}
+
+DerivedKeysValues HiddenTensors::keys_values(const Place& place, int32_t request,
+                                             int64_t length) const {
+  DerivedKeysValues derived;
+  if (const HiddenTensor* made = find(place); made && !made->trouble.empty()) {
+    derived.trouble = made->trouble;
+    return derived;
+  }
+  const auto found = caches_.find({place.layer, request});
+  const auto known = found == caches_.end() ? int64_t{0} : std::ssize(found->second);
+  for (int64_t p = 0; p < length; ++p)
+    if (p >= known || found->second[static_cast<size_t>(p)].k.empty()) {
+      derived.trouble = fmt::format(
+          "attn.kv was not recorded, and no pass of the trace computes position {} of request {}",
+          p, request);
+      return derived;
+    }
+  const std::vector<Written>& cache = found->second;
+  const HiddenTensor* k_hidden = find(graph_.inputs_of(place).at(0));
+  const RecordedTensor* k =
+      k_hidden ? &k_hidden->value : pass_->tensor(graph_.inputs_of(place).at(0), request);
+  const Shape shape{length, k->shape[1], k->shape[2]};
+  const auto put = [&](Tensor& to, std::vector<double> Written::*of) {
+    const auto has = [&](const Written& w) { return !(w.*of).empty(); };
+    if (std::ranges::none_of(cache, has)) return;
+    to = Tensor(shape, DType::f64);
+    const auto size = static_cast<size_t>(shape[1] * shape[2]);
+    std::fill_n(to.as<double>(), static_cast<size_t>(length) * size, 0.0);
+    for (size_t p = 0; p < static_cast<size_t>(length); ++p)
+      std::ranges::copy(cache[p].*of, to.as<double>() + p * size);
+  };
+  put(derived.k, &Written::k);
+  put(derived.v, &Written::v);
+  put(derived.k_deviation, &Written::k_deviation);
+  put(derived.v_deviation, &Written::v_deviation);
+  return derived;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "probes/recorder.h"
+#include "src/judge/carried.h"
+#include "src/judge/oracle.h"
+#include "src/judge/pass_view.h"
+
+namespace lockstep {
+
+// A tensor that a trace does not have, made by the oracle of tensors that it has.
+struct HiddenTensor {
+  RecordedTensor value;      // fp64
+  RecordedTensor deviation;  // fp64: one standard deviation of a right kernel's; no data: exact
+  std::string trouble;       // why it could not be made; empty: it was
+};
+
+// The K and V of one request that were never seen as attention read them.
+struct DerivedKeysValues {
+  Tensor k, v;                      // fp64 [length, kv_heads, head_dim]
+  Tensor k_deviation, v_deviation;  // the same; no data: both are exact
+  std::string trouble;
+
+  KeysValues values() const { return {k, v}; }
+  KeysValuesDeviation deviations() const { return {k_deviation, v_deviation}; }
+};
+
+// The places of a model that a trace holds no tensors of. What a recorded place is judged by then
+// is its region: its own op and the hidden ones between it and the next recorded places, chained by
+// the oracle.
+//
+//   attn.q (recorded) -> attn.q_norm -> attn.q_rope -> attn.out (recorded)
+//                        \_______ hidden: its region ________/
+//
+// A hidden tensor is known but for the rounding of each hidden op and what that op's arithmetic may
+// be off; the budget of the recorded place is widened by what these errors come to in it
+// (carried.h). A hidden copy, and a hidden sum of tensors that are known bit for bit, are known bit
+// for bit, and widen nothing.
+class HiddenTensors {
+ public:
+  struct Options {
+    DType dtype = DType::bf16;
+    // Whether any pass has a tensor of the place. Empty: every place is recorded.
+    std::function<bool(const Place&)> recorded;
+    // The contracts that an op may round by; several: it is not known which.
+    std::function<std::vector<RoundingContract>(const Place&)> contracts;
+  };
+  HiddenTensors(Oracle& oracle, const Graph& graph, Options options);
+
+  // Whether the place is hidden, and within a region: a recorded op that can be judged stands on
+  // it. A hidden place that nothing recorded reads is no part of any.
+  bool covers(const Place& place) const { return covered_.contains(key_of(place)); }
+  // The hidden places of a recorded one's region, in graph order.
+  std::vector<Place> region_of(const Place& place) const;
+
+  // Makes the hidden tensors of a pass; the passes come in their order. `pass` must live until the
+  // next one.
+  void begin_pass(const PassView& pass);
+  // Of the pass; null for a place that is not covered.
+  const HiddenTensor* find(const Place& place) const;
+  // Up to that position, of a hidden attn.kv: as its attn.k_rope and attn.v were, in this and
+  // earlier passes.
+  DerivedKeysValues keys_values(const Place& cache, int32_t request, int64_t length) const;
+
+ private:
+  using Key = std::pair<int, int>;  // order of the point, layer
+  struct Written {                  // a position of a request in a cache
+    std::vector<double> k, v, k_deviation, v_deviation;
+  };
+  struct Inputs;
+
+  static Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+  bool is_recorded(const Place& place) const;
+  void mark_covered();
+  void inherit(const Inherited& inherited);
+  void make(const Place& place);
+  void make_by_oracle(const Place& place, HiddenTensor& made);
+  void make_attention(const Place& place, HiddenTensor& made);
+  void write_cache(const Place& place, HiddenTensor& made);
+  bool gather(const Place& place, Inputs& inputs, std::string& trouble) const;
+  void store(const Place& place, const OracleCall& call, const Inputs& inputs,
+             const KeysValuesDeviation& of_cache, size_t first, HiddenTensor& made);
+
+  Oracle& oracle_;
+  Graph graph_;
+  Options options_;
+  std::map<Key, Place> covered_;
+  std::set<Key> derived_;  // caches that a hidden attention reads, recorded or not
+  const PassView* pass_ = nullptr;
+  std::vector<Row> rows_;  // of the pass
+  std::vector<int32_t> tokens_;
+  std::vector<int64_t> lengths_;
+  std::map<Key, HiddenTensor> made_;
+  std::map<int32_t, std::vector<int32_t>> fed_;                     // tokens, by request
+  std::map<std::pair<int, int32_t>, std::vector<Written>> caches_;  // by layer and request
+};
+
+}  // namespace lockstep

@@ -1,0 +1,189 @@
+// Blocks of rows: what the oracle makes of them, their budgets, and how far the engine's are.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "src/judge/carried.h"
+#include "src/judge/op_judge_parts.h"
+
+namespace lockstep {
+namespace {
+
+// Elements of a block that are worth waking threads for, and that are measured before they are
+// added up: a number each is kept until then.
+constexpr int64_t kSharedElements = 1 << 16;
+constexpr size_t kAtATime = 1 << 20;
+
+// One row of a tensor as fp64, or nothing.
+std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
+  if (tensor.empty()) return {};
+  into.resize(static_cast<size_t>(tensor.row_size()));
+  widen(tensor, row * tensor.row_size(), into);
+  return into;
+}
+
+}  // namespace
+
+bool OpJudge::judge_block(RoundingContract contract, const Place& place,
+                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
+                          size_t first, size_t count) {
+  const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
+  OracleCall call{.place = place, .dtype = options_.dtype, .contract = contract, .rows = rows};
+  call.tokens = std::span(group.tokens).subspan(first, count);
+  call.lengths = std::span(group.lengths).subspan(first, count);
+  if (place.point->op == OpKind::attention)
+    call.keys_values =
+        hidden_.covers(inputs.at(1)) ? group.derived.values() : group.cache.keys_values();
+  std::vector<SelectedRows> picked;
+  std::vector<Place> read;
+  const auto pick = [&](const std::vector<Place>& places) {
+    picked.clear(), read.clear();
+    for (const Place& input : places) {
+      if (!reads(input)) continue;
+      read.push_back(input);
+      picked.emplace_back(tensor_of(input, pass, rows.front().request), rows);
+    }
+    return std::ranges::none_of(picked,
+                                [](const SelectedRows& rows) { return rows.view().empty(); });
+  };
+  if (!pick(read_by(contract, inputs))) {  // its own inputs are known to be there, a sum's are not
+    if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
+      for (Group::Member& member : group.members)
+        *member.outcomes = {inconclusive("what the norm's input is the sum of was not captured")};
+      return false;
+    }
+    pick(inputs);
+  }
+  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
+
+  const Exact exact = oracle_.evaluate(call);
+  const SelectedRows got(group.tensor, rows);
+  if (exact.shape != got.view().shape) {
+    for (Group::Member& member : group.members)
+      *member.outcomes = {structural(
+          fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
+          member.node->rows.front().position)};
+    misshapen_.insert(key_of(place));
+    return false;
+  }
+  const auto reference = [&](const Pass* model) {
+    return SelectedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
+                        rows);
+  };
+  const SelectedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
+  Block block{place,
+              dtype_at(place),
+              first,
+              rows,
+              exact,
+              carried(call, read, group, exact),
+              got.view(),
+              exact_model.view(),
+              rounded_model.view(),
+              threads_for(got.view().count())};
+  if (!block.carried.empty() && !narrow_enough(block)) {
+    for (Group::Member& member : group.members)
+      *member.outcomes = {inconclusive(
+          "what is not recorded before them may be off by more than their own results are large")};
+    return false;
+  }
+  measure_block(block, group);
+  return true;
+}
+
+Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
+                         const Exact& exact) const {
+  if (!group.blurred) return {};
+  std::vector<SelectedRows> picked;
+  std::vector<TensorView> deviations;
+  for (const Place& input : read) {
+    const HiddenTensor* hidden = hidden_.find(input);
+    picked.emplace_back(hidden ? &hidden->deviation : nullptr, call.rows);
+  }
+  for (const SelectedRows& rows : picked) deviations.push_back(rows.view());
+  return carried_variance(oracle_, call, deviations, group.derived.deviations(), exact);
+}
+
+bool OpJudge::narrow_enough(const Block& block) {
+  const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
+  double narrow = 0, wide = 0, size = 0;
+  for (size_t i = 0; i < own.limit.size(); ++i) {
+    narrow += own.limit[i];
+    wide += own.limit[i] + kCarriedDeviations * std::sqrt(block.carried[i]);
+    size += std::fabs(block.exact.want[i]);
+  }
+  double& widest = widened_by_[order_of(*block.place.point)];
+  if (narrow > 0) widest = std::max(widest, wide / narrow);
+  return !(wide > size);
+}
+
+Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
+  const auto size = static_cast<size_t>(block.got.row_size());
+  const OpKind op = block.place.point->op;
+  Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
+  if (!block.carried.empty()) {
+    const std::span<const double> want(block.exact.want.begin() + row * size, size);
+    widen(budget, want, {block.carried.begin() + row * size, size}, block.dtype);
+    return budget;
+  }
+  // Limits are measured of kernels that round once.
+  if (block.exact.contract == RoundingContract::fused)
+    tighten(budget, std::span(block.exact.want).subspan(row * size, size), block.dtype,
+            options_.limits.of(op, block.dtype));
+  return budget;
+}
+
+ThreadPool* OpJudge::threads_for(int64_t elements) {
+  if (elements < kSharedElements) return nullptr;
+  if (!threads_) {
+    const int all = static_cast<int>(std::thread::hardware_concurrency());
+    threads_ =
+        std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : std::max(1, all));
+  }
+  return threads_.get();
+}
+
+OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
+  const auto size = static_cast<size_t>(block.got.row_size());
+  const auto row = static_cast<int64_t>(i);
+  const Group::Member& member = group.members[group.owner[block.first + i]];
+  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
+  std::vector<double> seen, of_exact, of_rounded;
+  row_of(block.got, row, seen);
+  const Budget b = budget_of_row(block, i);
+  Measured measured;
+  measured.row = member.meter->measure(
+      block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain});
+  measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
+                        row_of(block.rounded_model, row, of_rounded), block.dtype);
+  return measured;
+}
+
+// Rows are measured by all threads, some at a time, and added in their order, so that the result
+// does not depend on how many threads there are.
+void OpJudge::measure_block(const Block& block, Group& group) {
+  const auto size = static_cast<size_t>(block.got.row_size()), count = block.rows.size();
+  const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
+  for (size_t first = 0; first < count; first += some) {
+    std::vector<Measured> all(std::min(some, count - first));
+    parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
+        all[i] = measure_row(block, group, first + i);
+    });
+    const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
+    for (size_t i = 0, end = 0; i < all.size(); i = end) {
+      while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
+      Group::Member& member = group.members[owner_of(i)];
+      std::vector<Meter::Row> rows;
+      for (size_t j = i; j < end; ++j) {
+        rows.push_back(std::move(all[j].row));
+        member.sums.add(all[j].sums);
+      }
+      member.meter->add(rows, block.threads);
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// The parts of an OpJudge's work on a place: op_judge.cc gathers nodes into groups and makes
+// outcomes of what they came to, op_blocks.cc measures blocks of their rows.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "src/judge/op_judge.h"
+
+namespace lockstep {
+
+inline std::pair<int, int> key_of(const Place& place) {
+  return {order_of(*place.point), place.layer};
+}
+
+struct OpJudge::Group {
+  struct Member {
+    Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
+    const NodeRows* node;
+    NodeOutcomes* outcomes;
+    std::optional<Meter> meter;  // of the contract that is being tried
+    ErrorSums sums;
+  };
+  std::vector<Member> members;
+  std::vector<Row> rows;         // of all members
+  std::vector<int32_t> tokens;   // fed at the rows
+  std::vector<int64_t> lengths;  // of the rows' requests, after the pass
+  std::vector<size_t> owner;     // member of each row
+  CacheRead cache;               // attention: what its one request reads
+  DerivedKeysValues derived;     // the same, where it is hidden
+  const RecordedTensor* tensor = nullptr;
+  bool blurred = false;   // by what is hidden before it
+  bool compared = false;  // with the two models, which no contract changes
+  bool answered = false;  // no number says what came out
+};
+
+struct OpJudge::Block {
+  const Place& place;
+  DType dtype;
+  size_t first;  // row of the group
+  std::span<const Row> rows;
+  const Exact& exact;
+  Numbers carried;  // variance of what is hidden before it; empty: none
+  TensorView got, exact_model, rounded_model;
+  ThreadPool* threads;
+};
+
+struct OpJudge::Measured {
+  Meter::Row row;
+  ErrorSums sums;
+};
+
+}  // namespace lockstep
