@@ -1,0 +1,67 @@
+"""What `cmake --install` installs serves programs outside the tree, and works where it is moved to.
+
+package_test.py BUILD: installs BUILD, moves what was installed, builds the program in consumer/
+against it by find_package(Lockstep), and runs that program and the installed command.
+"""
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODEL = HERE.parent / "data" / "bard-qwen3"
+
+
+def output(*command, status=0):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, f"{command} ended with {done.returncode}, not {status}:\n" \
+                                      f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def installed(build, folder):
+    """The prefix, after it was installed elsewhere."""
+    output("cmake", "--install", build, "--prefix", folder / "staged")
+    (folder / "staged").rename(folder / "prefix")
+    return folder / "prefix"
+
+
+def check_consumer(prefix, folder):
+    shutil.copytree(HERE / "consumer", folder / "consumer")
+    output("cmake", "-S", folder / "consumer", "-B", folder / "built", "-G", "Ninja",
+           f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-O0")
+    output("cmake", "--build", folder / "built")
+    consumer = folder / "built" / "consumer"
+    said = output(consumer, folder / "right.trace", "-1")
+    assert "No bug among 1 of 1 nodes" in said, said
+    said = output(consumer, folder / "wrong.h5", "7", status=1)
+    assert "embed introduces the first error: request 0, position 1" in said, said
+    assert "want 7, got 5" in said, said
+
+
+def check_command(prefix, folder):
+    command = prefix / "bin" / "lockstep"
+    assert "embed" in output(command, "inspect", folder / "wrong.h5")
+    if list(prefix.glob("lib/**/liblockstep_reference.so")):
+        said = output(command, "run", "--model", MODEL, "--tokens", "1,2,3", "--max-new", "1")
+        assert "clean: " in said, said
+
+
+def check_files(prefix):
+    for name in ("include/lockstep/kernels/lockstep_ops.h", "share/lockstep/**/result.schema.json",
+                 "share/lockstep/cpu-limits.json", "share/doc/lockstep/LICENSE"):
+        assert list(prefix.glob(name)), f"{name} is not installed"
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        prefix = installed(sys.argv[1], folder)
+        check_files(prefix)
+        check_consumer(prefix, folder)
+        check_command(prefix, folder)
+
+
+if __name__ == "__main__":
+    main()
