@@ -1,5 +1,5 @@
 // An engine of one op, which looks up rows of a table, and a judge that knows the table: writes a
-// trace of one pass, reads it and judges it. `consumer TRACE WRONG`: token WRONG gets another's
+// trace of one pass, reads it and judges it. `consumer TRACE WRONG`: WRONG gets another token's
 // row.
 #include <algorithm>
 #include <cstdio>
