@@ -1,8 +1,8 @@
 """What `cmake --install` installs serves programs outside the tree, and works where it is moved to.
 
 package_test.py CMAKE BUILD FLAGS: installs BUILD, moves what was installed, builds the program in
-consumer/ against it by find_package(Lockstep), with the C++ flags of BUILD (a sanitizer's are needed
-on both sides), and runs that program and the installed command.
+consumer/ against it by find_package(Lockstep), and runs that program and the installed command.
+FLAGS are the C++ flags of BUILD: a sanitizer's are needed on both sides.
 """
 import pathlib
 import shutil
