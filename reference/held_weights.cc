@@ -1,7 +1,12 @@
 #include "reference/held_weights.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/nonzero.h>
 #include <fmt/format.h>
 
 #include <algorithm>

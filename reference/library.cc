@@ -1,4 +1,4 @@
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <dlfcn.h>
 #include <torch/cuda.h>
 #include <torch/version.h>

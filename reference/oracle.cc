@@ -1,6 +1,10 @@
 #include "reference/oracle.h"
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/hypot.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,17 @@
 #include "reference/rounding.h"
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/copysign.h>
+#include <ATen/ops/erfc.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/round.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <limits>

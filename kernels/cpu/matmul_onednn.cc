@@ -36,6 +36,16 @@ const dnnl::engine& engine() {
   return cpu;
 }
 
+// oneDNN 3 takes the operands themselves, oneDNN 2 a description that is made of them.
+template <typename Matmul, typename... Operands>
+typename Matmul::primitive_desc described(const dnnl::primitive_attr& attributes,
+                                          const Operands&... operands) {
+  if constexpr (requires { typename Matmul::desc; })
+    return {typename Matmul::desc(operands...), attributes, engine()};
+  else
+    return {engine(), operands..., attributes};
+}
+
 Primitive make(const Key& key) {
   const auto type =
       key.dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
@@ -48,9 +58,8 @@ Primitive make(const Key& key) {
   dnnl::primitive_attr attributes;
   // A scratchpad of the library belongs to the thread that made the primitive; ours goes along.
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const auto description = key.bias ? dnnl::matmul::desc(p.x, p.weight, p.bias, p.out)
-                                    : dnnl::matmul::desc(p.x, p.weight, p.out);
-  const dnnl::matmul::primitive_desc chosen(description, attributes, engine());
+  const auto chosen = key.bias ? described<dnnl::matmul>(attributes, p.x, p.weight, p.bias, p.out)
+                               : described<dnnl::matmul>(attributes, p.x, p.weight, p.out);
   p.scratchpad = chosen.scratchpad_desc();
   p.matmul = dnnl::matmul(chosen);
   return p;

@@ -2,11 +2,10 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
-
 #include "kernels/base/check.h"
 #include "kernels/base/memory.h"
 #include "kernels/faults/broken_ops.h"
+#include "src/session/shared_library.h"
 
 namespace lockstep {
 namespace {
@@ -16,10 +15,8 @@ const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
 
 void open_cuda(int number) {
-  const std::string path =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_cuda.so";
   // Never closed: tensors of static storage may be released after main.
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* handle = open_built_library("liblockstep_cuda.so");
   check(handle != nullptr,
         "--device cuda needs the CUDA ops, which could not be opened ({}): build with "
         "-DLOCKSTEP_CUDA=ON and keep liblockstep_cuda.so beside the executable, or use "
@@ -32,7 +29,7 @@ void open_cuda(int number) {
   const auto roofs =
       reinterpret_cast<decltype(&lockstep_cuda_roofs)>(dlsym(handle, "lockstep_cuda_roofs"));
   check(factory != nullptr && broken != nullptr && roofs != nullptr,
-        "{} is not the CUDA library of this build: rebuild it", path);
+        "liblockstep_cuda.so is not the CUDA library of this build: rebuild it");
   DeviceRuntime runtime;
   cuda_ops = factory(number, &runtime);
   register_runtime(runtime);

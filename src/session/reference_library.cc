@@ -2,25 +2,23 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
-
 #include "kernels/base/check.h"
+#include "src/session/shared_library.h"
 
 namespace lockstep {
 
 ReferenceLibrary& open_reference() {
   static ReferenceLibrary* library = [] {
-    const std::string path =
-        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_reference.so";
     // Never closed: LibTorch does not survive being unloaded.
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* handle = open_built_library("liblockstep_reference.so");
     check(handle != nullptr,
           "judging needs the LibTorch reference, which could not be opened ({}): build with "
           "-DLOCKSTEP_TORCH=ON and keep liblockstep_reference.so beside the executable",
           handle == nullptr ? dlerror() : "");
     using Factory = ReferenceLibrary* (*)();
     const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_reference"));
-    check(factory != nullptr, "{} is not the reference of this build: rebuild it", path);
+    check(factory != nullptr,
+          "liblockstep_reference.so is not the reference of this build: rebuild it");
     return factory();
   }();
   return *library;

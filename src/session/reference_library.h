@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-// Opens liblockstep_reference.so, which lies beside this executable, once. Only the commands that
-// judge call it: loading LibTorch takes a third of a second. Throws Error when this build has none.
+// Opens liblockstep_reference.so once (shared_library.h). Only the commands that judge call it:
+// loading LibTorch takes a third of a second. Throws Error when this build has none.
 ReferenceLibrary& open_reference();
 
 }  // namespace lockstep
