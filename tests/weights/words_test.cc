@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "src/weights/bpe.h"
-#include "src/weights/utf8.h"
+#include "kernels/base/utf8.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
