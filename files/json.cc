@@ -90,7 +90,8 @@ bool find_way(const Json& from, const void* to, std::string& way) {
   if (!from.is_structured()) return false;
   const size_t length = way.size();
   for (const auto& [key, value] : from.items()) {
-    way += from.is_array() ? "[" + key + "]" : (way.empty() ? "" : ".") + shown(key);
+    way += from.is_array() ? fmt::format("[{}]", key)
+                           : fmt::format("{}{}", way.empty() ? "" : ".", shown(key));
     if (find_way(value, to, way)) return true;
     way.resize(length);
   }
@@ -225,15 +226,16 @@ std::string JsonValue::where() const {
   std::string way;
   find_way(tree_->root, at_ != nullptr ? at_ : owner_, way);
   if (at_ == nullptr && json(owner_).is_array()) way += fmt::format("[{}]", place_);
-  if (at_ == nullptr && json(owner_).is_object()) way += (way.empty() ? "" : ".") + shown(key_);
-  return tree_->source.name + (way.empty() ? "" : ": " + way);
+  if (at_ == nullptr && json(owner_).is_object())
+    way += fmt::format("{}{}", way.empty() ? "" : ".", shown(key_));
+  return way.empty() ? tree_->source.name : fmt::format("{}: {}", tree_->source.name, way);
 }
 
 std::string JsonValue::said() const {
   if (at_ == nullptr) return "missing";
   if (is_object()) return fmt::format("an object of {}", size());
   if (is_list()) return fmt::format("a list of {}", size());
-  if (is_text()) return "\"" + shown(text()) + "\"";
+  if (is_text()) return fmt::format("\"{}\"", shown(text()));
   return json(at_).dump();
 }
 

@@ -26,7 +26,7 @@ std::string json_of(const SavedManifest& saved, Layout layout);
 // Throws Error, naming `file`, on what is no manifest or one of another format version.
 SavedManifest manifest_from(std::string_view json, const std::string& file);
 
-// What a word of a file means, by a function that throws Error on a word it does not know; the
+// The meaning of a word of a file, by a function that throws Error on a word it does not know; the
 // Error that comes out names the file, or the field, where the word stands.
 template <typename Meaning>
 auto meaning_of(const std::string& word, const std::string& where, Meaning meaning) {

@@ -83,7 +83,8 @@ void write_to(const std::string& path, const std::string& text) {
   if (!file.good()) fail_writing(path);
 }
 
-// What a checkpoint is read from by us or by others: a result in its place would be another model.
+// Whether checkpoints are read from files of that name, by us or by others: with a result in its
+// place, this one would be another model.
 bool is_of_checkpoint(const fs::path& file) {
   static constexpr std::array kNames = {"*.safetensors",
                                         "*.safetensors.index.json",

@@ -76,10 +76,8 @@ class Journal {
         std::filesystem::exists(path) ? read_text(path, size_t{1} << 30) : std::string();
     read(text, subject);
     out_.emplace(path, /*may_exist=*/true);
-    if (text.empty())
-      out_->append(Json{{"subject", subject}}.dump() + "\n");
-    else if (!text.ends_with('\n'))
-      out_->append("\n");
+    if (text.empty()) out_->append(Json{{"subject", subject}}.dump() + "\n");
+    is_cut_ = !text.empty() && !text.ends_with('\n');
   }
 
   const SelftestOutcome* find(const std::string& name) const {
@@ -87,7 +85,9 @@ class Journal {
     return found == known_.end() ? nullptr : &found->second;
   }
   void add(const SelftestOutcome& outcome) {
-    if (out_) out_->append(json_of(outcome).dump() + "\n");
+    if (!out_) return;
+    const std::string line = json_of(outcome).dump() + "\n";
+    out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
 
  private:
@@ -116,6 +116,7 @@ class Journal {
   std::string path_;
   std::map<std::string, SelftestOutcome> known_;
   std::optional<AppendFile> out_;
+  bool is_cut_ = false;  // the last line of before has no end
 };
 
 std::string text_of(const FaultRequest& fault) {

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <vector>
 
-#include "src/weights/bpe.h"
 #include "kernels/base/utf8.h"
+#include "src/weights/bpe.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
