@@ -213,7 +213,8 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
 SavedManifest manifest_from(std::string_view text, const std::string& file) {
   const JsonDocument document(text, {file, kRemedy, kMostManifest});
   const JsonValue object = document.root();
-  check_format(object["format"].text(), object["format_version"].text(), file);
+  const std::string& format = object["format"].text();
+  check_format(format, object["format_version"].text(), file);
   SavedManifest saved;
   if (object["complete"].flag()) saved.passes = object["passes"].whole<int64_t>();
   Manifest& m = saved.manifest;

@@ -91,7 +91,7 @@ TEST(Json, OfTwoEqualKeysNeitherIsTaken) {
 TEST(Json, AnythingElseIsNone) {
   EXPECT_EQ(trouble_with("{\"a\": 1"), "f.json: is no JSON from byte 8 on: correct it");
   EXPECT_EQ(trouble_with("[1e999]"),
-            "f.json: has the number [1e999, which no double holds: correct it");
+            "f.json: has the number 1e999, which no double holds: correct it");
   for (const std::string& text :
        {std::string(), std::string("{}{}"), std::string("nul"), std::string("\"\xff\""),
         std::string(3, '\0'), std::string("[1,]"), std::string("{\"a\"}"), std::string("\"\n\"")})
