@@ -2,30 +2,43 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "files/json.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {
 
-using nlohmann::json;
-
 // A field that is there and not null.
 template <typename T>
-T value_of(const json& object, const char* key, T otherwise) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? otherwise : found->get<T>();
+T value_of(const JsonValue& object, const char* key, T otherwise) {
+  if (!object || !object[key]) return otherwise;
+  const JsonValue value = object[key];
+  if constexpr (std::is_same_v<T, bool>)
+    return value.flag();
+  else if constexpr (std::is_integral_v<T>)
+    return value.whole<T>();
+  else if constexpr (std::is_same_v<T, double>)
+    return value.number();
+  else
+    return value.text();
 }
 
-RotaryRecipe rotary_of(const json& config) {
-  const json none = json::object();
-  const json fields = value_of(config, "rope_parameters", value_of(config, "rope_scaling", none));
+std::vector<double> numbers_of(const JsonValue& object, const char* key) {
+  std::vector<double> numbers;
+  if (!object || !object[key]) return numbers;
+  for (const JsonValue& number : object[key].items()) numbers.push_back(number.number());
+  return numbers;
+}
+
+RotaryRecipe rotary_of(const JsonValue& config) {
+  const JsonValue fields =
+      config["rope_parameters"] ? config["rope_parameters"] : config["rope_scaling"];
   RotaryRecipe r;
   r.type = value_of(fields, "rope_type", value_of(fields, "type", r.type));
   r.theta = value_of(fields, "rope_theta", value_of(config, "rope_theta", r.theta));
-  r.trained = config.at("max_position_embeddings");
+  r.trained = config["max_position_embeddings"].whole<int64_t>();
   r.first_trained = value_of(fields, "original_max_position_embeddings", r.trained);
   const bool deduced = r.type == "yarn" || r.type == "longrope";
   const double stretch = static_cast<double>(r.trained) / static_cast<double>(r.first_trained);
@@ -38,31 +51,32 @@ RotaryRecipe rotary_of(const json& config) {
   r.truncate = value_of(fields, "truncate", true);
   r.low_freq_factor = value_of(fields, "low_freq_factor", r.low_freq_factor);
   r.high_freq_factor = value_of(fields, "high_freq_factor", r.high_freq_factor);
-  r.short_factor = value_of(fields, "short_factor", r.short_factor);
-  r.long_factor = value_of(fields, "long_factor", r.long_factor);
+  r.short_factor = numbers_of(fields, "short_factor");
+  r.long_factor = numbers_of(fields, "long_factor");
   return r;
 }
 
 // Sliding as layer_types says, or else from layer max_window_layers on.
-std::vector<int64_t> windows_of(const json& config) {
-  const auto layers = config.at("num_hidden_layers").get<size_t>();
+std::vector<int64_t> windows_of(const JsonValue& config) {
+  const auto layers = config["num_hidden_layers"].whole<size_t>();
   std::vector<int64_t> windows(layers, 0);
   if (!value_of(config, "use_sliding_window", false)) return windows;
-  const auto types = value_of(config, "layer_types", std::vector<std::string>());
+  const auto types =
+      config["layer_types"] ? config["layer_types"].texts() : std::vector<std::string>();
   const auto from = static_cast<size_t>(value_of(config, "max_window_layers", 0));
   for (size_t layer = 0; layer < layers; ++layer) {
     const bool slides = types.empty() ? layer >= from : types.at(layer) == "sliding_attention";
-    if (slides) windows[layer] = config.at("sliding_window");
+    if (slides) windows[layer] = config["sliding_window"].whole<int64_t>();
   }
   return windows;
 }
 
-Recipe recipe_from(const json& config) {
+Recipe recipe_from(const JsonValue& config) {
   Recipe recipe;
-  recipe.heads = config.at("num_attention_heads");
+  recipe.heads = config["num_attention_heads"].whole<int64_t>();
   recipe.kv_heads = value_of(config, "num_key_value_heads", recipe.heads);
   const bool qwen2 = value_of(config, "model_type", std::string()) == "qwen2";
-  const int64_t split = config.at("hidden_size").get<int64_t>() / recipe.heads;
+  const int64_t split = config["hidden_size"].whole<int64_t>() / recipe.heads;
   recipe.head_dim = value_of(config, "head_dim", qwen2 ? split : int64_t{128});
   recipe.norm_eps = value_of(config, "rms_norm_eps", recipe.norm_eps);
   recipe.normalises_experts = value_of(config, "norm_topk_prob", false);
@@ -128,14 +142,7 @@ double dynamic_base(const RotaryRecipe& r, int64_t dim, int64_t length) {
 }  // namespace
 
 Recipe read_recipe(const std::string& text, const std::string& path) {
-  const json config = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  check(config.is_object(), "\"{}\" is no JSON object: fetch the file again", path);
-  try {
-    return recipe_from(config);
-  } catch (const json::exception& error) {
-    fail("\"{}\" lacks what the reference reads of it ({}): fetch the file again", path,
-         error.what());
-  }
+  return recipe_from(JsonDocument(text, {path, "fetch the file again"}).root());
 }
 
 std::vector<double> frequencies_of(const RotaryRecipe& r, int64_t dim, int64_t length) {

@@ -59,7 +59,7 @@ int calibrate_command(Args args) {
              "  lockstep calibrate --model Qwen3-0.6B --prompt 'To be, or not' --out cpu.json\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))
     return 0;
-  check_output({"--out", out}, {{"--requests", options.requests}});
+  check_output({"--out", out}, {{"--model", options.model}, {"--requests", options.requests}});
   Limits limits = std::filesystem::exists(out) ? Limits::read(out) : Limits{};
   const Result result = learn(open_session(options), command_line_of("calibrate", args), limits);
   write_file(out, limits.json());

@@ -33,7 +33,8 @@ int judge_command(Args args) {
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema hf\n"))
     return 0;
-  check_output({"--json", report.json}, {{"TRACE", path}, {"--limits", limits}});
+  check_output({"--json", report.json},
+               {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
   const JudgeOptions options{.selection = selection_of(observe),
                              .limits = limits_of(limits),
                              .contracts = contracts_of(schema),

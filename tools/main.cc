@@ -1,9 +1,12 @@
 // The table of commands, the only catch, the only exit.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -11,6 +14,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 #include "src/report/output.h"
 #include "src/session/build_info.h"
 #include "tools/commands.h"
@@ -63,7 +67,7 @@ std::string usage() {
 
 int dispatch(Args args) {
   if (args.empty()) {
-    fmt::print(stderr, "{}", usage());
+    std::fputs(usage().c_str(), stderr);
     return 2;
   }
   const std::string_view name = args[0];
@@ -96,8 +100,19 @@ void start_again_prepared(char** argv) {
   execv("/proc/self/exe", argv);  // returns only when it cannot: then it is slow, not wrong
 }
 
+// A descriptor that the caller closed would be given to the next file that is opened, and what is
+// printed would go into it. Each is opened so that its use fails, as it did: a result that reached
+// nobody is trouble.
+void open_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(descriptor, F_GETFD) == -1)
+      open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+// Whether or not there is somebody to tell.
 int trouble(std::string_view sentence) {
-  fmt::print(stderr, "error: {}\n", sentence);
+  const std::string line = fmt::format("error: {}\n", printable(sentence));
+  std::fwrite(line.data(), 1, line.size(), stderr);
   return 2;
 }
 
@@ -105,6 +120,8 @@ int trouble(std::string_view sentence) {
 }  // namespace lockstep
 
 int main(int argc, char** argv) try {
+  lockstep::open_standard_descriptors();
+  signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a write that fails, with its sentence
   lockstep::start_again_prepared(argv);
   return lockstep::dispatch(lockstep::Args(argv, static_cast<size_t>(argc)).subspan(1));
 } catch (const std::bad_alloc&) {

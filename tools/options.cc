@@ -30,17 +30,27 @@ std::string nearest_option(const CLI::App& app, const std::string& argument) {
        app.get_name());
 }
 
+// CLI11 takes a number that begins with 0 for an octal one.
+std::string decimal(std::string text) {
+  while (text.size() > 1 && text[0] == '0') text.erase(0, 1);
+  return text;
+}
+
 CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int64_t least,
                        const std::string& help) {
   using Value = std::remove_reference_t<decltype(value)>;
-  return app.add_option(name, value, help)->type_name("N")->check([least](const std::string& text) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool fits = error == std::errc() && end == text.data() + text.size() && number >= least &&
-                      std::in_range<Value>(number);
-    return fits ? std::string()
-                : fmt::format("a whole number of at least {} is wanted, found \"{}\"", least, text);
-  });
+  return app.add_option(name, value, help)
+      ->type_name("N")
+      ->transform(decimal)
+      ->check([least](const std::string& text) {
+        int64_t number = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+        const bool fits = error == std::errc() && end == text.data() + text.size() &&
+                          number >= least && std::in_range<Value>(number);
+        return fits ? std::string()
+                    : fmt::format("a whole number of at least {} is wanted, found \"{}\"", least,
+                                  text);
+      });
 }
 
 // An empty text, as of a shell variable that is not set, would ask for what leaving the option out

@@ -138,7 +138,8 @@ int run_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
     return 0;
-  check_output({"--json", options.report.json}, {{"--trace", options.observe.trace},
+  check_output({"--json", options.report.json}, {{"--model", options.model.model},
+                                                 {"--trace", options.observe.trace},
                                                  {"--limits", options.limits},
                                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));

@@ -69,7 +69,8 @@ int selftest_command(Args args) {
           "  lockstep selftest --model Qwen3-0.6B --quick\n"
           "  lockstep selftest --model Qwen3-0.6B --journal selftest.jsonl --json selftest.json\n"))
     return 0;
-  check_output({"--json", json}, {{"--journal", journal}, {"--limits", limits}});
+  check_output({"--json", json},
+               {{"--model", options.model}, {"--journal", journal}, {"--limits", limits}});
   const Session session = open_model(options);
   const ModelConfig& config = session.checkpoint.config();
   Progress progress;

@@ -135,16 +135,6 @@ void check_rows(const std::string& file, const Columns& columns) {
   }
 }
 
-bool is_shape(std::span<const int64_t> extents) {
-  constexpr int64_t kMost = int64_t{1} << 56;  // elements, whose bytes can be counted too
-  int64_t count = 1;
-  for (const int64_t extent : extents) {
-    if (extent < 0 || (extent > 0 && count > kMost / extent)) return false;
-    count *= extent;
-  }
-  return true;
-}
-
 void check_statistics(const std::string& file, const Columns::Index& index, size_t i) {
   const std::vector<uint64_t> hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i);
   const int64_t rows = index.shape[static_cast<size_t>(index.shape_edges[i])];
@@ -158,7 +148,7 @@ void check_statistics(const std::string& file, const Columns::Index& index, size
         file, index.pass[i], index.point[i], index.layer[i], other);
 }
 
-void check_tensors(const std::string& file, const Columns::Index& index) {
+void check_tensors(const std::string& file, const Columns::Index& index, RowBudget budget) {
   for (size_t i = 0; i < index.seq.size(); ++i) {
     check(find_point(index.point[i]) != nullptr,
           "{}: pass {} has a tensor of the point '{}', which this version does not know: it was "
@@ -178,6 +168,7 @@ void check_tensors(const std::string& file, const Columns::Index& index) {
           "{}: the tensor {} of pass {} has {} rows from position {} on, wanted positions of 0 to "
           "{}: the file is damaged, write the trace anew",
           file, index.point[i], index.pass[i], run.count, run.first, kMostPositions - 1);
+      check(budget.take(run.count), "{}: its tensors {}", file, kTooManyRows);
       rows += run.count;
     }
     const int64_t extent = index.shape[static_cast<size_t>(index.shape_edges[i])];
@@ -237,6 +228,21 @@ std::vector<RowRun> runs_of(std::span<const Row> rows) {
 
 bool is_sound(const RowRun& run) {
   return run.first >= 0 && run.count >= 0 && run.first <= kMostPositions - run.count;
+}
+
+bool is_shape(std::span<const int64_t> extents) {
+  constexpr int64_t kMost = int64_t{1} << 56;  // elements, whose bytes can be counted too
+  int64_t count = 1;
+  for (const int64_t extent : extents) {
+    if (extent < 0 || (extent > 0 && count > kMost / extent)) return false;
+    count *= extent;
+  }
+  return true;
+}
+
+bool RowBudget::take(int64_t rows) {
+  left_ -= rows;
+  return left_ >= 0;
 }
 
 void append_run(const RowRun& run, std::vector<Row>& rows) {
@@ -316,7 +322,7 @@ Pass Columns::pass_at(size_t i) const {
   return out;
 }
 
-void Columns::check_sound(const std::string& file) const {
+void Columns::check_sound(const std::string& file, int64_t bytes) const {
   const size_t tensors = index.seq.size(), best = logits.request.size();
   visit_columns(*this, [&](const char* name, const auto& column, Per per) {
     size_t want = column.size();
@@ -351,7 +357,7 @@ void Columns::check_sound(const std::string& file) const {
   check_edges(file, "index/row_xxh3_edges", index.row_xxh3_edges, tensors, index.row_xxh3.size());
   check_edges(file, "logits/edges", logits.edges, passes(), best);
   check_rows(file, *this);
-  check_tensors(file, index);
+  check_tensors(file, index, RowBudget(bytes));
   check_logits(file, *this);
 }
 

@@ -70,7 +70,8 @@ struct Columns {
   // Pass i without data. Columns must be sound.
   Pass pass_at(size_t i) const;
   // Throws Error, naming `file`, unless lengths, edges, points and dtypes fit each other.
-  void check_sound(const std::string& file) const;
+  // `bytes`: of the file.
+  void check_sound(const std::string& file, int64_t bytes) const;
   size_t passes() const { return number.size(); }
 };
 
@@ -84,6 +85,22 @@ struct RowRun {
 };
 bool is_sound(const RowRun& run);  // whether its positions are below kMostPositions
 std::vector<RowRun> runs_of(std::span<const Row> rows);
+// Whether those are extents of 0 and more whose bytes can be counted.
+bool is_shape(std::span<const int64_t> extents);
+
+inline constexpr const char* kTooManyRows =
+    "have more rows than those of any file of its size: the file is damaged, write the trace anew";
+// Bounds the memory that the rows of a file take: a run of many rows is a few bytes there.
+class RowBudget {
+ public:
+  explicit RowBudget(int64_t bytes_of_file) : left_(kRowsPerByte * bytes_of_file) {}
+  bool take(int64_t rows);  // false when they are more than any file of that size has
+
+ private:
+  // A pass names its rows once for all of its tensors, of which a model has thousands.
+  static constexpr int64_t kRowsPerByte = 64;
+  int64_t left_;
+};
 void append_run(const RowRun& run, std::vector<Row>& rows);
 
 // Where it is missing, so are the other columns of what is inherited.

@@ -3,11 +3,12 @@
 #include <hdf5.h>
 #include <hdf5_hl.h>
 
-#include <cstring>
+#include <algorithm>
+#include <array>
 #include <utility>
 
+#include "files/disk.h"
 #include "kernels/base/check.h"
-#include "traces/disk.h"
 #include "traces/seal.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ class Id {
     if (id_ >= 0) H5Idec_ref(id_);
   }
   operator hid_t() const { return id_; }
+  hid_t release() { return std::exchange(id_, -1); }
 
  private:
   hid_t id_;
@@ -33,6 +35,7 @@ void prepare_library() {
   static const bool once = [] {
     H5dont_atexit();
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    H5PLset_loading_state(0);  // a file's filters would load code from HDF5_PLUGIN_PATH
     return true;
   }();
   (void)once;
@@ -111,6 +114,38 @@ std::vector<int64_t> dims_of(hid_t dataset) {
   return {extents.begin(), extents.end()};
 }
 
+// Elements of a dataset; less than none where their number does not fit 63 bits.
+int64_t count_of(hid_t dataset) {
+  const Id space(H5Dget_space(dataset));
+  if (H5Sget_simple_extent_type(space) == H5S_NULL) return 0;
+  int64_t count = 1;
+  for (const int64_t extent : dims_of(dataset))
+    if (extent < 0 || __builtin_mul_overflow(count, extent, &count)) return -1;
+  return count;
+}
+
+// Says why the bytes of a dataset are not simply in the file; empty when they are.
+std::string_view elsewhere(hid_t dataset) {
+  const Id made(H5Dget_create_plist(dataset));
+  const H5D_layout_t layout = H5Pget_layout(made);
+  if (layout == H5D_VIRTUAL) return "is put together from other datasets";
+  if (layout == H5D_CHUNKED) return "is stored in chunks";
+  if (layout != H5D_CONTIGUOUS && layout != H5D_COMPACT) return "is stored in an unknown way";
+  if (H5Pget_external_count(made) != 0) return "is stored in other files";
+  return H5Pget_nfilters(made) != 0 ? "is compressed" : "";
+}
+
+// Whether each name of the path is one of the file's own, which no link stands for.
+bool is_own(hid_t file, const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    H5L_info_t link{};
+    const std::string front = path.substr(0, end);
+    if (H5Lget_info(file, front.c_str(), &link, H5P_DEFAULT) < 0) return true;  // it is missing
+    if (link.type != H5L_TYPE_HARD) return false;
+    if (end == path.npos) return true;
+  }
+}
+
 std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
   std::vector<const char*> pointers;
   for (const std::string& text : texts) pointers.push_back(text.c_str());
@@ -144,7 +179,7 @@ bool get_text(hid_t attribute, std::string& value) {
 
 void Hdf5File::trouble(const std::string& what) const {
   const std::string reason = cause();
-  if (is_disk_full(reason)) fail_disk_full(path_);
+  if (is_out_of_room(reason)) fail_out_of_room(path_, reason);
   fail("{}: {} ({}): the file is damaged or cannot be reached", path_, what, reason);
 }
 
@@ -158,8 +193,8 @@ Hdf5File Hdf5File::create(const std::string& path) {
   H5Pset_small_data_block_size(access, 0);
   const Id layout(H5Pcreate(H5P_FILE_CREATE));
   H5Pset_userblock(layout, kSealBytes);
-  const hid_t id = H5Fcreate(path.c_str(), H5F_ACC_EXCL, layout, access);
-  if (id < 0 && is_disk_full(cause())) fail_disk_full(path);
+  const hid_t id = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout, access);
+  if (id < 0 && is_out_of_room(cause())) fail_out_of_room(path, cause());
   check(id >= 0,
         "{}: a new file was wanted there, but it cannot be made ({}): choose another --trace", path,
         cause());
@@ -170,18 +205,24 @@ Hdf5File Hdf5File::open(const std::string& path) {
   prepare_library();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
-  check_readable(path);
   check_seal(path);
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access);
   check(id >= 0, "{}: cannot be opened ({}): it was cut off or is damaged", path, cause());
-  return Hdf5File(id, path);
+  Hdf5File file(id, path);
+  hsize_t size = 0;
+  if (H5Fget_filesize(id, &size) < 0) file.trouble("its size is not known");
+  file.bytes_ = static_cast<int64_t>(size);
+  return file;
 }
 
 Hdf5File::Hdf5File(int64_t id, const std::string& path)
     : id_(id), seal_from_(kSealBytes), path_(path) {}
 
 Hdf5File::Hdf5File(Hdf5File&& other) noexcept
-    : id_(std::exchange(other.id_, -1)), seal_from_(other.seal_from_), path_(other.path_) {}
+    : id_(std::exchange(other.id_, -1)),
+      seal_from_(other.seal_from_),
+      bytes_(other.bytes_),
+      path_(other.path_) {}
 
 Hdf5File::~Hdf5File() {
   if (id_ >= 0) H5Fclose(id_);
@@ -283,33 +324,68 @@ void Hdf5File::write(const std::string& path, const std::vector<T>& values,
     trouble("the column " + path + " cannot be written");
 }
 
+int64_t Hdf5File::stored_dataset(const std::string& path) const {
+  check(is_own(id_, path), "{}: {} is a link, and nothing of a trace is: write it into the file",
+        path_, path);
+  Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
+  if (dataset < 0) trouble(path + " is missing");
+  const std::string_view where = elsewhere(dataset);
+  check(where.empty(), "{}: {} {}, and a trace is contiguous and uncompressed: write it anew so",
+        path_, path, where);
+  const Id type(H5Dget_type(dataset));
+  int64_t bytes = 0;
+  const bool fits =
+      !__builtin_mul_overflow(count_of(dataset), static_cast<int64_t>(H5Tget_size(type)), &bytes) &&
+      0 <= bytes && bytes <= bytes_ && static_cast<hsize_t>(bytes) <= H5Dget_storage_size(dataset);
+  check(fits, "{}: {} says that it has more bytes than are there: the file is damaged", path_,
+        path);
+  return dataset.release();
+}
+
+// Each text of a file is in it once, but a forged column can name one text many times.
+std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& path) const {
+  constexpr int64_t kAtOnce = 64, kMostTimes = 64;
+  const Id type = text_type(), space(H5Dget_space(dataset));
+  std::vector<std::string> values;
+  int64_t length = 0;
+  const int64_t count = count_of(dataset);
+  for (int64_t first = 0; first < count; first += kAtOnce) {
+    const hsize_t begin = static_cast<hsize_t>(first);
+    const hsize_t n = static_cast<hsize_t>(std::min(kAtOnce, count - first));
+    std::array<char*, kAtOnce> texts{};
+    const Id part(H5Screate_simple(1, &n, nullptr));
+    H5Sselect_hyperslab(space, H5S_SELECT_SET, &begin, nullptr, &n, nullptr);
+    const herr_t done = H5Dread(dataset, type, part, space, H5P_DEFAULT, texts.data());
+    for (size_t i = 0; i < n; ++i) {
+      values.emplace_back(texts[i] ? texts[i] : "");
+      length += std::ssize(values.back());
+      H5free_memory(texts[i]);
+    }
+    if (done < 0) trouble("the column " + path + " cannot be read");
+    check(length <= kMostTimes * bytes_,
+          "{}: the texts of {} are longer than those of any file of its size: the file is damaged",
+          path_, path);
+  }
+  return values;
+}
+
 template <typename T>
 std::vector<T> Hdf5File::read(const std::string& path) const {
-  const Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
-  if (dataset < 0) trouble("the column " + path + " is missing");
-  size_t count = 1;
-  for (int64_t extent : dims_of(dataset)) count *= static_cast<size_t>(extent);
-  std::vector<T> values;
+  const Id dataset(stored_dataset(path));
   const Id type = type_of<T>();
   const Id stored(H5Dget_type(dataset));
   check(H5Tequal(type, stored) > 0,
         "{}: the column {} has another type than layout 1.0 says: it was "
         "written by something else, or is damaged",
         path_, path);
-  herr_t done = 0;
   if constexpr (std::is_same_v<T, std::string>) {
-    std::vector<char*> texts(count);
-    if (count > 0) done = H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, texts.data());
-    for (char* text : texts) {
-      values.emplace_back(text ? text : "");
-      H5free_memory(text);
-    }
+    return read_texts(dataset, path);
   } else {
-    values.resize(count);
-    if (count > 0) done = H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
+    std::vector<T> values(static_cast<size_t>(count_of(dataset)));
+    if (!values.empty() && H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) < 0)
+      trouble("the column " + path + " cannot be read");
+    return values;
   }
-  if (done < 0) trouble("the column " + path + " cannot be read");
-  return values;
 }
 
 void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
@@ -323,18 +399,19 @@ void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
     trouble("the tensor " + path + " cannot be written");
 }
 
-void Hdf5File::read_tensor(const std::string& path, const TensorView& out) const {
-  const Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
-  if (dataset < 0) trouble("the tensor " + path + " is missing");
-  const Id type = type_of(out.dtype), stored(H5Dget_type(dataset));
-  const std::vector<int64_t> dims = dims_of(dataset);
-  check(H5Tequal(type, stored) > 0 && Shape(dims) == out.shape,
+Tensor Hdf5File::read_tensor(const std::string& path, const Shape& shape, DType dtype) const {
+  const Id dataset(stored_dataset(path));
+  const Id type = type_of(dtype), stored(H5Dget_type(dataset));
+  check(H5Tequal(type, stored) > 0 && std::ranges::equal(dims_of(dataset), shape.extents()),
         "{}: the tensor {} is not {} {} as the index says: the file is damaged", path_, path,
-        name_of(out.dtype), out.shape.text());
+        name_of(dtype), shape.text());
+  Tensor out(shape, dtype);
   // The file's own type is read: the library's conversion of 16-bit floats is a hundred times
   // slower.
-  if (out.count() > 0 && H5Dread(dataset, stored, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data) < 0)
+  if (shape.count() > 0 &&
+      H5Dread(dataset, stored, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.view().data) < 0)
     trouble("the tensor " + path + " cannot be read");
+  return out;
 }
 
 void Hdf5File::make_scale(const std::string& path, const std::string& name) {

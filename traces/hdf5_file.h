@@ -13,10 +13,13 @@
 namespace lockstep {
 
 // One open file. Every trouble is an Error that names the file, and HDF5 prints nothing itself.
-// Paths are absolute or from the root. Not thread-safe.
+// What is read takes memory in proportion to the file, whatever the file claims: a dataset lies in
+// it in one piece, neither compressed nor in chunks nor behind a link, and the texts of a column
+// are together at most 64 times as long as the file. Paths are absolute or from the root. Not
+// thread-safe.
 class Hdf5File {
  public:
-  static Hdf5File create(const std::string& path);  // format bounds V110; the file must not exist
+  static Hdf5File create(const std::string& path);  // format bounds V110; replaces what is there
   static Hdf5File open(const std::string& path);    // to read; the seal must be whole
   Hdf5File(Hdf5File&& other) noexcept;
   ~Hdf5File();  // closes without a word: a file that counts was closed by `close`
@@ -26,6 +29,7 @@ class Hdf5File {
   // Writes out what is buffered, closes and seals. Throws Error, a full disk included.
   void close();
   const std::string& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }  // of a file that was opened
 
   // Attributes of a group or dataset, which must exist.
   void set(const std::string& object, const char* name, const std::string& value);
@@ -53,7 +57,7 @@ class Hdf5File {
   // A tensor's bytes as they are, contiguous, in a type that readers understand: bf16 and fp16 are
   // HDF5 floats. Groups of the path are made. Reading throws unless dtype and shape are those.
   void write_tensor(const std::string& path, const TensorView& tensor);
-  void read_tensor(const std::string& path, const TensorView& out) const;
+  Tensor read_tensor(const std::string& path, const Shape& shape, DType dtype) const;
 
   // Dimension scales: `path` becomes the scale `name`, and axis `axis` of `dataset` gets it.
   void make_scale(const std::string& path, const std::string& name);
@@ -62,9 +66,13 @@ class Hdf5File {
  private:
   Hdf5File(int64_t id, const std::string& path);
   [[noreturn]] void trouble(const std::string& what) const;
+  // The dataset of that path, open. Throws Error unless its bytes lie in this file as they are.
+  int64_t stored_dataset(const std::string& path) const;
+  std::vector<std::string> read_texts(int64_t dataset, const std::string& path) const;
 
   int64_t id_ = -1;
   int64_t seal_from_;
+  int64_t bytes_ = 0;
   std::string path_;
 };
 

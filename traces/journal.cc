@@ -4,40 +4,36 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "files/json.h"
+#include "files/text.h"
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
 #include "traces/columns.h"
-#include "traces/disk.h"
 #include "traces/json_number.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 namespace {
 
-using nlohmann::json;
 using nlohmann::ordered_json;
+
+constexpr size_t kMostJournal = size_t{1} << 36, kMostLine = size_t{1} << 28;  // bytes
 
 // 64 bits do not fit the numbers of most readers of JSON.
 std::string hex(uint64_t x) { return fmt::format("{:016x}", x); }
 
-uint64_t hash_from(const json& value) {
-  const auto text = value.get<std::string>();
+uint64_t hash_from(const JsonValue& value) {
+  const std::string& text = value.text();
   uint64_t x = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x, 16);
-  check(error == std::errc{} && end == text.data() + text.size() && text.size() == 16,
-        "'{}' is no hash", text);
+  if (error != std::errc{} || end != text.data() + text.size() || text.size() != 16)
+    value.refuse("a hash of 16 digits");
   return x;
 }
 
-std::vector<int32_t> ints_from(const json& values) {
-  std::vector<int32_t> numbers;
-  for (const json& value : values) numbers.push_back(int_from(value));
-  return numbers;
-}
-
-RowRun run_from(const json& request, const json& first, int32_t count) {
-  const RowRun run{int_from(request), int_from(first), count};
+RowRun run_from(const JsonValue& row, int32_t count) {
+  const RowRun run{row[0].whole<int32_t>(), row[1].whole<int32_t>(), count};
   check(is_sound(run), "{} rows from position {} on are none, wanted positions of 0 to {}",
         run.count, run.first, kMostPositions - 1);
   return run;
@@ -74,34 +70,36 @@ ordered_json pass_object(const Pass& pass) {
   return object;
 }
 
-// The inverse of pass_object; what is missing or of another type throws JSON's own exception.
-Pass pass_from(const json& object) {
+// The inverse of pass_object.
+Pass pass_from(const JsonValue& object) {
   Pass pass;
-  pass.info.pass = int_from(object.at("pass"));
-  for (const json& row : object.at("rows")) {
-    const RowRun one = run_from(row.at(0), row.at(1), 1);
+  pass.info.pass = object["pass"].whole<int32_t>();
+  for (const JsonValue& row : object["rows"].items()) {
+    const RowRun one = run_from(row, 1);
     pass.info.rows.push_back({{one.request, one.first},
-                              int_from(row.at(2)),
-                              row.at(3),
-                              row.at(4).get<int>() == 0 ? Phase::prefill : Phase::decode});
+                              row[2].whole<int32_t>(),
+                              row[3].whole<int64_t>(),
+                              row[4].whole<int>() == 0 ? Phase::prefill : Phase::decode});
   }
-  pass.info.logit_rows = ints_from(object.at("logit_rows"));
+  pass.info.logit_rows = object["logit_rows"].wholes<int32_t>();
   for (const int32_t row : pass.info.logit_rows)
     check(row >= 0 && row < std::ssize(pass.info.rows),
           "the logit_rows of pass {} are to be among its {} rows, found {}", pass.info.pass,
           pass.info.rows.size(), row);
-  for (const json& table : object.at("pages"))
-    pass.info.pages.push_back({int_from(table.at("request")), ints_from(table.at("pages"))});
-  pass.info.inherited_known = object.contains("inherited");
+  for (const JsonValue& table : object["pages"].items())
+    pass.info.pages.push_back(
+        {table["request"].whole<int32_t>(), table["pages"].wholes<int32_t>()});
+  pass.info.inherited_known = !object["inherited"].is_missing();
   if (pass.info.inherited_known)
-    for (const json& one : object.at("inherited"))
-      pass.info.inherited.push_back({int_from(one.at("request")), ints_from(one.at("tokens"))});
-  for (const json& row : object.at("logits")) {
+    for (const JsonValue& one : object["inherited"].items())
+      pass.info.inherited.push_back(
+          {one["request"].whole<int32_t>(), one["tokens"].wholes<int32_t>()});
+  for (const JsonValue& row : object["logits"].items()) {
     TopLogits& top = pass.logits.emplace_back();
-    top.row = {int_from(row.at("request")), int_from(row.at("position"))};
-    top.chosen = int_from(row.at("chosen"));
-    top.ids = ints_from(row.at("ids"));
-    for (const json& value : row.at("values")) top.values.push_back(double_from(value));
+    top.row = {row["request"].whole<int32_t>(), row["position"].whole<int32_t>()};
+    top.chosen = row["chosen"].whole<int32_t>();
+    top.ids = row["ids"].wholes<int32_t>();
+    for (const JsonValue& value : row["values"].items()) top.values.push_back(value.real());
   }
   return pass;
 }
@@ -142,43 +140,53 @@ ordered_json tensor_object(int32_t pass, const RecordedTensor& tensor, int64_t s
           {"row_xxh3", hashes}};
 }
 
-Digest digest_from(const json& object) {
-  Digest digest{.hash = hash_from(object.at("xxh3")),
-                .count = object.at("n"),
-                .nan = object.at("nan"),
-                .pos_inf = object.at("posinf"),
-                .neg_inf = object.at("neginf"),
-                .zeros = object.at("zeros"),
-                .subnormals = object.at("subnormal"),
-                .min = double_from(object.at("min")),
-                .max = double_from(object.at("max")),
-                .absmax = double_from(object.at("absmax")),
-                .absmax_index = object.at("absmax_at"),
-                .mean = double_from(object.at("mean")),
-                .m2 = double_from(object.at("m2")),
-                .sum_abs = double_from(object.at("sum_abs")),
-                .sum_squares = double_from(object.at("sum_squares"))};
-  for (const auto& [bin, count] : object.at("exponents").items())
-    digest.exponents.at(std::stoul(bin)) = count;
+Digest digest_from(const JsonValue& object) {
+  Digest digest{.hash = hash_from(object["xxh3"]),
+                .count = object["n"].whole<int64_t>(),
+                .nan = object["nan"].whole<int64_t>(),
+                .pos_inf = object["posinf"].whole<int64_t>(),
+                .neg_inf = object["neginf"].whole<int64_t>(),
+                .zeros = object["zeros"].whole<int64_t>(),
+                .subnormals = object["subnormal"].whole<int64_t>(),
+                .min = object["min"].real(),
+                .max = object["max"].real(),
+                .absmax = object["absmax"].real(),
+                .absmax_index = object["absmax_at"].whole<int64_t>(),
+                .mean = object["mean"].real(),
+                .m2 = object["m2"].real(),
+                .sum_abs = object["sum_abs"].real(),
+                .sum_squares = object["sum_squares"].real()};
+  for (const auto& [name, count] : object["exponents"].fields()) {
+    size_t bin = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bin);
+    if (error != std::errc{} || end != name.data() + name.size() || bin >= digest.exponents.size())
+      fail("{} is of no bin of exponents", count.where());
+    digest.exponents[bin] = count.whole<uint32_t>();
+  }
   return digest;
 }
 
-RecordedTensor tensor_from(const json& object) {
-  const auto name = object.at("point").get<std::string>();
-  const auto shape = object.at("shape").get<std::vector<int64_t>>();
+RecordedTensor tensor_from(const JsonValue& object, RowBudget& budget) {
+  const std::string& name = object["point"].text();
+  const auto shape = object["shape"].wholes<int64_t>();
+  check(is_shape(shape), "the shape of {} is none that a tensor can have", shown(name));
   RecordedTensor tensor{.point = find_point(name),
-                        .layer = int_from(object.at("layer")),
-                        .dtype = dtype_from(object.at("dtype").get<std::string>()),
+                        .layer = object["layer"].whole<int32_t>(),
+                        .dtype = dtype_from(object["dtype"].text()),
                         .shape = Shape(shape),
                         .digest = digest_from(object)};
-  check(tensor.point != nullptr, "the point '{}' is not known here: it was renamed", name);
-  for (const json& run : object.at("rows"))
-    append_run(run_from(run.at(0), run.at(1), int_from(run.at(2))), tensor.rows);
+  check(tensor.point != nullptr, "the point '{}' is not known here: it was renamed", shown(name));
+  for (const JsonValue& run : object["rows"].items()) {
+    const RowRun rows = run_from(run, run[2].whole<int32_t>());
+    check(budget.take(rows.count), "its tensors {}", kTooManyRows);
+    append_run(rows, tensor.rows);
+  }
   check(!shape.empty() && std::ssize(tensor.rows) == shape[0], "{} has names of {} rows", name,
         tensor.rows.size());
-  for (const json& hash : object.at("row_xxh3")) tensor.row_hashes.push_back(hash_from(hash));
-  const std::string_view other = contradiction(tensor.digest, tensor.shape.count(),
-                                               double_from(object.at("rms")), tensor.row_hashes);
+  for (const JsonValue& hash : object["row_xxh3"].items())
+    tensor.row_hashes.push_back(hash_from(hash));
+  const std::string_view other =
+      contradiction(tensor.digest, tensor.shape.count(), object["rms"].real(), tensor.row_hashes);
   check(other.empty(), "the digest of {} contradicts itself in its {}", name, other);
   return tensor;
 }
@@ -193,34 +201,42 @@ std::string journal_lines(const Pass& pass, int64_t seq) {
 }
 
 Journal read_journal(const std::string& path) {
-  std::istringstream text(read_file(path));
-  std::string line;
-  check(static_cast<bool>(std::getline(text, line)), "{}: a journal was wanted, the file is empty",
-        path);
-  Journal journal{.saved = manifest_from(line, path)};
+  const std::string all = read_text(path, kMostJournal);
+  std::string_view rest = all;
+  // Takes the next line; one without its line break was cut, even where what is left is JSON.
+  const auto next_line = [&rest] {
+    const size_t end = rest.find('\n');
+    check(end != rest.npos, "it has no end");
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end + 1);
+    return line;
+  };
+  check(!all.empty(), "{}: a journal was wanted, the file is empty", path);
+  Journal journal{.saved = manifest_from(rest.substr(0, rest.find('\n')), path)};
   size_t missing = 0;  // tensors that the last pass still lacks
   int64_t number = 1;
+  RowBudget budget(std::ssize(all));
   try {
-    while (std::getline(text, line)) {
+    for (next_line(); !rest.empty();) {
       ++number;
-      // A line without its line break was cut, even where what is left of it is JSON.
-      check(!text.eof(), "it has no end");
-      const json object = json::parse(line);
-      const auto kind = object.at("kind").get<std::string>();
-      check((kind == "tensor") == (missing > 0), "a line of kind {} is out of place", kind);
+      const std::string_view line = next_line();
+      const JsonDocument document(line, {fmt::format("line {}", number), "", kMostLine});
+      const JsonValue object = document.root();
+      const std::string& kind = object["kind"].text();
+      check((kind == "tensor") == (missing > 0), "a line of kind {} is out of place", shown(kind));
       if (kind == "tensor") {
-        journal.passes.back().tensors.push_back(tensor_from(object));
+        journal.passes.back().tensors.push_back(tensor_from(object, budget));
         --missing;
       } else if (kind == "pass") {
         Pass pass = pass_from(object);
-        missing = object.at("tensors");
+        missing = object["tensors"].whole<size_t>();
         journal.passes.push_back(std::move(pass));
       } else {
         journal.saved = manifest_from(line, path);
       }
     }
     check(missing == 0, "{} tensors of the last pass are missing", missing);
-  } catch (const std::exception& error) {  // ours, JSON's, and std::stoul's
+  } catch (const Error& error) {
     journal.problem = fmt::format("{}: it was cut or damaged at line {} ({}): what follows is lost",
                                   path, number, error.what());
     if (missing > 0) journal.passes.pop_back();

@@ -7,14 +7,16 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "files/json.h"
 #include "kernels/base/check.h"
-#include "traces/json_number.h"
+#include "kernels/base/printable.h"
 
 namespace lockstep {
 namespace {
 
-using nlohmann::json;
 using nlohmann::ordered_json;
+
+constexpr std::string_view kRemedy = "the file is damaged or no trace, write the trace anew";
 
 // In the order of the enumerations in trace.h.
 constexpr std::array<const char*, 4> kTraceLevels = {"off", "digest", "flagged", "full"};
@@ -44,14 +46,13 @@ ordered_json contracts_object(const Manifest& manifest) {
 }
 
 // A misspelt point would leave the real one undeclared, and nobody would be told.
-std::map<std::string, RoundingContract> contracts_from(const json& object,
-                                                       const std::string& file) {
+std::map<std::string, RoundingContract> contracts_from(const JsonValue& object) {
   std::map<std::string, RoundingContract> contracts;
-  for (const auto& [point, name] : object.items()) {
-    check(find_point(point) != nullptr,
-          "{} declares where '{}' rounds, which is no point: lockstep points lists them", file,
-          point);
-    contracts[point] = contract_from(name.get<std::string>());
+  for (const auto& [point, name] : object.fields()) {
+    if (find_point(point) == nullptr)
+      fail("{} says where a tensor is rounded that is no point: lockstep points lists them",
+           name.where());
+    contracts.emplace(point, meaning_of(name.text(), name.where(), contract_from));
   }
   return contracts;
 }
@@ -67,15 +68,15 @@ ordered_json draw_object(const std::optional<DrawInfo>& draw) {
           {"sample", draw->sample}};
 }
 
-std::optional<DrawInfo> draw_from(const json& object) {
-  if (object.is_null()) return {};
-  return DrawInfo{.repetition_penalty = object.at("repetition_penalty"),
-                  .temperature = object.at("temperature"),
-                  .top_k = object.at("top_k"),
-                  .top_p = object.at("top_p"),
-                  .min_p = object.at("min_p"),
-                  .seed = object.at("seed"),
-                  .sample = object.at("sample")};
+std::optional<DrawInfo> draw_from(const JsonValue& draw) {
+  if (!draw) return {};
+  return DrawInfo{.repetition_penalty = draw["repetition_penalty"].number(),
+                  .temperature = draw["temperature"].number(),
+                  .top_k = draw["top_k"].whole<int64_t>(),
+                  .top_p = draw["top_p"].number(),
+                  .min_p = draw["min_p"].number(),
+                  .seed = draw["seed"].whole<uint64_t>(),
+                  .sample = draw["sample"].whole<uint32_t>()};
 }
 
 ordered_json request_object(const RequestInfo& request) {
@@ -86,17 +87,18 @@ ordered_json request_object(const RequestInfo& request) {
           {"max_new", request.max_new}, {"stopped", request.stopped}};
 }
 
-RequestInfo request_from(const json& object) {
-  return {.id = object.at("id"),
-          .name = object.at("name"),
-          .prompt = object.at("prompt"),
-          .forced = object.at("forced"),
-          .tokens = object.at("tokens"),
-          .argmax = object.at("argmax"),
-          .sampled = object.at("sampled"),
-          .draw = draw_from(object.value("draw", json())),
-          .max_new = object.value("max_new", int64_t{-1}),
-          .stopped = object.value("stopped", false)};
+RequestInfo request_from(const JsonValue& request) {
+  const JsonValue max_new = request["max_new"], stopped = request["stopped"];
+  return {.id = request["id"].whole<int32_t>(),
+          .name = request["name"].text(),
+          .prompt = request["prompt"].wholes<int32_t>(),
+          .forced = request["forced"].wholes<int32_t>(),
+          .tokens = request["tokens"].wholes<int32_t>(),
+          .argmax = request["argmax"].wholes<int32_t>(),
+          .sampled = request["sampled"].flag(),
+          .draw = draw_from(request["draw"]),
+          .max_new = max_new.is_missing() ? -1 : max_new.whole<int64_t>(),
+          .stopped = !stopped.is_missing() && stopped.flag()};
 }
 
 ordered_json graph_array(const Graph& graph) {
@@ -110,26 +112,15 @@ ordered_json graph_array(const Graph& graph) {
   return nodes;
 }
 
-GraphColumns graph_columns_from(const json& nodes) {
+GraphColumns graph_columns_from(const JsonValue& nodes) {
   GraphColumns columns;
-  for (const json& node : nodes) {
-    columns.point.push_back(node.at("point"));
-    columns.layer.push_back(int_from(node.at("layer")));
-    for (const json& input : node.at("inputs")) columns.input.push_back(int_from(input));
+  for (const JsonValue& node : nodes.items()) {
+    columns.point.push_back(node["point"].text());
+    columns.layer.push_back(node["layer"].whole<int32_t>());
+    std::ranges::copy(node["inputs"].wholes<int32_t>(), std::back_inserter(columns.input));
     columns.input_edges.push_back(std::ssize(columns.input));
   }
   return columns;
-}
-
-// Runs `read`; what JSON complains of becomes a sentence about the file.
-template <typename Read>
-auto reading(const std::string& file, Read read) {
-  try {
-    return read();
-  } catch (const json::exception& error) {
-    fail("{}: a manifest of a trace was wanted, but it is damaged or something else ({})", file,
-         error.what());
-  }
 }
 
 }  // namespace
@@ -219,23 +210,24 @@ std::string json_of(const SavedManifest& saved, Layout layout) {
   return dumped(object, layout == Layout::pretty ? 2 : -1) + "\n";
 }
 
-SavedManifest manifest_from(const std::string& text, const std::string& file) {
-  return reading(file, [&] {
-    const json object = json::parse(text);
-    check_format(object.at("format"), object.at("format_version"), file);
-    SavedManifest saved;
-    if (object.at("complete").get<bool>()) saved.passes = object.at("passes").get<int64_t>();
-    Manifest& m = saved.manifest;
-    m.level = trace_level_from(object.at("level"));
-    m.graph = graph_from(graph_columns_from(object.at("graph")), file);
-    m.dtype = dtype_from(object.at("dtype").get<std::string>());
-    m.selection = object.at("selection");
-    m.contracts = contracts_from(object.at("schema"), file);
-    m.provenance = object.at("provenance").get<std::map<std::string, std::string>>();
-    for (const json& request : object.at("requests")) m.requests.push_back(request_from(request));
-    check_requests(m.requests, file);
-    return saved;
-  });
+SavedManifest manifest_from(std::string_view text, const std::string& file) {
+  const JsonDocument document(text, {file, kRemedy, kMostManifest});
+  const JsonValue object = document.root();
+  const std::string& format = object["format"].text();
+  check_format(format, object["format_version"].text(), file);
+  SavedManifest saved;
+  if (object["complete"].flag()) saved.passes = object["passes"].whole<int64_t>();
+  Manifest& m = saved.manifest;
+  m.level = meaning_of(object["level"].text(), file, trace_level_from);
+  m.graph = graph_from(graph_columns_from(object["graph"]), file);
+  m.dtype = meaning_of(object["dtype"].text(), file, dtype_from);
+  m.selection = object["selection"].text();
+  m.contracts = contracts_from(object["schema"]);
+  m.provenance = object["provenance"].text_fields();
+  for (const JsonValue& request : object["requests"].items())
+    m.requests.push_back(request_from(request));
+  check_requests(m.requests, file);
+  return saved;
 }
 
 void check_requests(const std::vector<RequestInfo>& requests, const std::string& file) {
@@ -253,7 +245,7 @@ std::string draw_json_of(const std::optional<DrawInfo>& draw) {
 
 std::optional<DrawInfo> draw_from_json(const std::string& text, const std::string& file) {
   if (text.empty()) return {};
-  return reading(file, [&] { return draw_from(json::parse(text)); });
+  return draw_from(JsonDocument(text, {file + ": requests/draw", kRemedy}).root());
 }
 
 std::string contracts_json_of(const Manifest& manifest) {
@@ -262,7 +254,7 @@ std::string contracts_json_of(const Manifest& manifest) {
 
 std::map<std::string, RoundingContract> contracts_from_json(const std::string& text,
                                                             const std::string& file) {
-  return reading(file, [&] { return contracts_from(json::parse(text), file); });
+  return contracts_from(JsonDocument(text, {file + ": schema_json", kRemedy}).root());
 }
 
 }  // namespace lockstep

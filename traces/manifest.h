@@ -3,14 +3,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
 inline constexpr const char* kFormatVersion = "2.0";
+inline constexpr size_t kMostManifest = size_t{1} << 28;  // bytes: long prompts by the thousand
 
 struct SavedManifest {
   Manifest manifest;
@@ -21,7 +24,18 @@ struct SavedManifest {
 enum class Layout : uint8_t { one_line, pretty };
 std::string json_of(const SavedManifest& saved, Layout layout);
 // Throws Error, naming `file`, on what is no manifest or one of another format version.
-SavedManifest manifest_from(const std::string& json, const std::string& file);
+SavedManifest manifest_from(std::string_view json, const std::string& file);
+
+// The meaning of a word of a file, by a function that throws Error on a word it does not know; the
+// Error that comes out names the file, or the field, where the word stands.
+template <typename Meaning>
+auto meaning_of(const std::string& word, const std::string& where, Meaning meaning) {
+  try {
+    return meaning(word);
+  } catch (const Error& error) {
+    fail("{}: {}", where, error.what());
+  }
+}
 
 // Throws Error, naming `file`, unless a file that says it is `format` `version` can be read here.
 void check_format(const std::string& format, const std::string& version, const std::string& file);

@@ -8,8 +8,8 @@
 #include <regex>
 #include <set>
 
+#include "files/text.h"
 #include "kernels/base/check.h"
-#include "traces/disk.h"
 #include "traces/journal.h"
 #include "traces/segment.h"
 
@@ -161,7 +161,7 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
         "{}: a trace was wanted, but the folder has no manifest.json: give the folder that --trace "
         "made",
         path);
-  const SavedManifest saved = manifest_from(read_file(file), file);
+  const SavedManifest saved = manifest_from(read_text(file, kMostManifest), file);
   auto trace = std::make_unique<SavedTrace>(saved.manifest, path);
   add_segments(path, *trace);
   // The journal is large: it is read only when something is missing.

@@ -4,12 +4,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
+#include "files/disk.h"
+#include "files/text.h"
 #include "kernels/base/check.h"
 #include "probes/digest.h"
-#include "traces/disk.h"
 
 namespace lockstep {
 namespace {
@@ -21,11 +24,9 @@ constexpr const char* kScan = "lockstep trace: %16lx bytes, xxh3 from %16lx on %
 // xxh3 of a file from `begin` to its end.
 uint64_t hash_from(const std::string& path, uint64_t begin, uint64_t size) {
   if (begin == size) return hash_of(nullptr, 0);
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail_system(path, "read");
-  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
-  ::close(file);
-  if (map == MAP_FAILED) fail_system(path, "read");
+  const InputFile file(path);
+  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
+  check(map != MAP_FAILED, "{}: cannot be mapped into memory ({})", path, std::strerror(errno));
   const uint64_t hash = hash_of(static_cast<const char*>(map) + begin, size - begin);
   ::munmap(map, size);
   return hash;
@@ -38,19 +39,17 @@ void write_seal(const std::string& path, int64_t begin) {
   const auto from = static_cast<uint64_t>(begin);
   const std::string line = fmt::format(kLine, size, from, hash_from(path, from, size));
   const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (file < 0) fail_system(path, "written");
+  if (file < 0) fail_writing(path);
   const ssize_t written = ::pwrite(file, line.data(), line.size(), 0);
   ::close(file);
-  if (written != std::ssize(line)) fail_system(path, "written");
+  if (written != std::ssize(line)) fail_writing(path);
 }
 
 void check_seal(const std::string& path) {
-  const uint64_t found = std::filesystem::file_size(path);
+  const InputFile file(path);
+  const uint64_t found = file.size();
   std::string line(static_cast<size_t>(kSealBytes), '\0');
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail_system(path, "read");
-  const ssize_t got = ::pread(file, line.data(), line.size() - 1, 0);
-  ::close(file);
+  const ssize_t got = ::pread(file.descriptor(), line.data(), line.size() - 1, 0);
   uint64_t size = 0, begin = 0, hash = 0;
   check(got > 0 && std::sscanf(line.c_str(), kScan, &size, &begin, &hash) == 3,
         "{}: a trace was wanted, but it does not begin as one: it is of another kind or damaged",

@@ -204,7 +204,7 @@ SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(pat
   visit_columns(columns_, [&]<typename T>(const char* name, std::vector<T>& column, Per) {
     column = file_.read<T>(name);
   });
-  columns_.check_sound(path);
+  columns_.check_sound(path, file_.bytes());
 }
 
 Manifest SegmentReader::manifest() const {
@@ -213,8 +213,8 @@ Manifest SegmentReader::manifest() const {
   manifest.contracts = contracts_from_json(file_.text("/provenance", "schema_json"), file_.path());
   manifest.provenance.erase("schema_json");
   manifest.graph = read_graph(file_);
-  manifest.dtype = dtype_from(file_.text("/", "dtype"));
-  manifest.level = trace_level_from(file_.text("/", "level"));
+  manifest.dtype = meaning_of(file_.text("/", "dtype"), file_.path(), dtype_from);
+  manifest.level = meaning_of(file_.text("/", "level"), file_.path(), trace_level_from);
   manifest.selection = file_.text("/", "selection");
   manifest.requests = read_requests(file_);
   return manifest;
@@ -229,8 +229,7 @@ Pass SegmentReader::read(size_t i, bool data) const {
   for (RecordedTensor& tensor : pass.tensors) {
     const std::string& path = columns_.index.path[at++];
     if (path.empty()) continue;
-    tensor.data = Tensor(tensor.shape, tensor.dtype);
-    file_.read_tensor(path, tensor.data);
+    tensor.data = file_.read_tensor(path, tensor.shape, tensor.dtype);
     const bool own_rows =
         tensor.row_hashes.empty() || tensor.row_hashes == row_hashes_of(tensor.data);
     const std::string_view other =

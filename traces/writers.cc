@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <optional>
 
+#include "files/disk.h"
 #include "kernels/base/check.h"
-#include "traces/disk.h"
 #include "traces/journal.h"
 #include "traces/manifest.h"
 #include "traces/readers.h"
@@ -76,7 +76,7 @@ class FolderWriter final : public TraceWriter {
           "{}: a new folder was wanted there, but it cannot be made ({}): choose another --trace",
           folder, error.message());
     try {
-      write_file(folder_ + "/manifest.json", json_of({manifest_}, Layout::pretty));
+      replace_file(manifest_path(), json_of({manifest_}, Layout::pretty), Durable::yes);
       journal_.emplace(folder_ + "/journal.jsonl", manifest_);
     } catch (const Error&) {  // nothing is lost with a folder that holds no pass yet
       std::filesystem::remove_all(folder_, error);
@@ -97,7 +97,10 @@ class FolderWriter final : public TraceWriter {
     guarded([&] {
       // First the lines, so that there is no tensor without its digest in the journal.
       journal_->write(pass);
-      if (!segment_) segment_.emplace(part(), seq_);
+      if (!segment_) {
+        part_.emplace(segment_path());
+        segment_.emplace(part_->name(), seq_);
+      }
       segment_->add(pass);
       seq_ = segment_->seq();
       ++passes_;
@@ -116,24 +119,25 @@ class FolderWriter final : public TraceWriter {
       if (segment_) close_segment();
       manifest_.requests = requests;
       journal_->finish(requests);
-      write_file(folder_ + "/manifest.json", json_of({manifest_, passes_}, Layout::pretty));
+      replace_file(manifest_path(), json_of({manifest_, passes_}, Layout::pretty), Durable::yes);
     });
   }
 
  private:
+  std::string manifest_path() const { return folder_ + "/manifest.json"; }
   std::string segment_path() const { return fmt::format("{}/seg-{:06}.h5", folder_, segments_); }
-  std::string part() const { return segment_path() + ".part"; }
 
   void close_segment() {
     segment_->finish(manifest_);
     segment_.reset();
-    publish(part(), segment_path());
+    part_->publish(Durable::yes);
+    part_.reset();
     ++segments_;
   }
 
   void drop_segment() noexcept {
     segment_.reset();
-    discard(part());
+    part_.reset();
   }
 
   // After trouble the trace is what was closed before: a hole in its middle would look whole.
@@ -152,6 +156,7 @@ class FolderWriter final : public TraceWriter {
   std::string folder_;
   Manifest manifest_;
   std::optional<JournalWriter> journal_;
+  std::optional<NewFile> part_;  // which the segment is written into
   std::optional<SegmentWriter> segment_;
   int64_t segments_ = 0, seq_ = 0, passes_ = 0;
   std::string trouble_;
@@ -172,15 +177,14 @@ class SingleFileWriter final : public TraceWriter {
   void finish(const std::vector<RequestInfo>& requests) override {
     segments_.finish(requests);
     manifest_.requests = requests;
-    const std::string whole = folder_ + "/whole.h5.part";
     try {
-      SegmentWriter file(whole, 0);
+      NewFile whole(path_);
+      SegmentWriter file(whole.name(), 0);
       const auto trace = open_folder(folder_);
       for (int i = 0; i < trace->passes(); ++i) file.add(trace->read(i, true));
       file.finish(manifest_);
-      publish(whole, path_);
+      whole.publish(Durable::yes);
     } catch (const Error& error) {
-      discard(whole);
       fail("{} (the segments are whole: they are in {})", error.what(), folder_);
     }
     std::error_code ignored;  // what is left over harms nobody
@@ -204,17 +208,11 @@ std::unique_ptr<TraceWriter> create_single_file(const std::string& path, const M
 }
 
 void replace_single_file(const std::string& path, const Manifest& manifest, const Pass& pass) {
-  const std::string part = path + ".part";
-  discard(part);  // of a run that was killed while it wrote
-  try {
-    SegmentWriter file(part, 0);
-    file.add(pass);
-    file.finish(named(manifest, path));
-    publish(part, path);
-  } catch (const Error&) {
-    discard(part);
-    throw;
-  }
+  NewFile whole(path);
+  SegmentWriter file(whole.name(), 0);
+  file.add(pass);
+  file.finish(named(manifest, path));
+  whole.publish(Durable::yes);
 }
 
 std::unique_ptr<TraceWriter> create_journal(const std::string& path, const Manifest& manifest) {

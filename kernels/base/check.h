@@ -9,10 +9,11 @@
 namespace lockstep {
 
 // The only exception this project throws. what() is one sentence for a person: what was wanted,
-// what was found, what to do. `main` prints it and exits with 2.
+// what was found, what to do. `main` prints it and exits with 2. Whatever a file or an option put
+// into the sentence, what() is one printable line of at most 1000 bytes.
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& sentence);
 };
 
 // Throws Error with the formatted sentence unless `ok`. The sentence is only made when needed.

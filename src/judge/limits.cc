@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "files/json.h"
 #include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "src/judge/ops/judged_op.h"
@@ -32,15 +30,12 @@ bool is_rms(StatisticKind kind) {
   return kind == StatisticKind::rms_error || kind == StatisticKind::worst_slice;
 }
 
-double number_from(const Json& limits, const char* name, const std::string& path) {
-  const auto found = limits.find(name);
-  if (found != limits.end() && found->is_null()) return kUnlimited;
-  const bool number = found != limits.end() && found->is_number() && found->get<double>() > 0;
-  check(number,
-        "{} should give a positive number, or null, as {} of every op, found {}: make it with "
-        "lockstep calibrate",
-        path, name, found == limits.end() ? "none" : found->dump());
-  return found->get<double>();
+// A limit; null stands for none.
+double limit_from(const JsonValue& value) {
+  if (value.is_null()) return kUnlimited;
+  const double limit = value.number();
+  if (!(limit > 0)) value.refuse("a number above 0, or null,");
+  return limit;
 }
 
 }  // namespace
@@ -103,31 +98,19 @@ std::string Limits::name() const {
 }
 
 Limits Limits::read(const std::string& path) {
-  std::ifstream file(path);
-  check(file.good() && !std::filesystem::is_directory(path),
-        "limits were wanted from {}, which is no file that can be read: make one with lockstep "
-        "calibrate",
-        path);
-  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  const bool ours = json.is_object() && json.value("format", Json()) == "lockstep-limits" &&
-                    json.value("format_version", Json()) == "1.0" &&
-                    json.value("limits", Json()).is_object();
-  check(ours,
-        "{} should be lockstep-limits 1.0 as JSON, found something else: make it with "
-        "lockstep calibrate",
-        path);
+  const JsonDocument document = JsonDocument::read(path, "make it with lockstep calibrate");
+  const JsonValue root = document.root();
+  if (!root["format"].is("lockstep-limits")) root["format"].refuse("\"lockstep-limits\"");
+  if (!root["format_version"].is("1.0")) root["format_version"].refuse("\"1.0\"");
   Limits limits;
-  for (const auto& [dtype, ops] : json.at("limits").items()) {
-    check(ops.is_object(), "{} should give the ops of {} as an object, found {}", path, dtype,
-          ops.dump());
-    for (const auto& [name, values] : ops.items()) {
-      const auto op = std::ranges::find(kOpKinds, name, &OpKindRow::name);
-      check(
-          op != kOpKinds.end() && judged_op(op->kind).is_calibrated && values.is_object(),
-          "{} should give limits of ops that have some, found {}: make it with lockstep calibrate",
-          path, name);
-      OpLimits& of_op = limits.ops_[{op->kind, dtype_from(dtype)}];
-      for (const Field& field : kFields) of_op.*field.value = number_from(values, field.name, path);
+  for (const auto& [name, ops] : root["limits"].fields()) {
+    if (!is_dtype(name)) ops.refuse("a dtype for a name");
+    for (const auto& [op_name, values] : ops.fields()) {
+      const auto op = std::ranges::find(kOpKinds, op_name, &OpKindRow::name);
+      if (op == kOpKinds.end() || !judged_op(op->kind).is_calibrated)
+        values.refuse("an op that has limits for a name");
+      OpLimits& of_op = limits.ops_[{op->kind, dtype_from(name)}];
+      for (const Field& field : kFields) of_op.*field.value = limit_from(values[field.name]);
     }
   }
   return limits;

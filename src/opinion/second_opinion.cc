@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "files/json.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {
@@ -53,20 +53,16 @@ struct SecondOpinion::Config {
   bool normalises_experts = false;
   std::vector<int64_t> window;  // by layer; 0: all
 
-  explicit Config(const nlohmann::json& config) {
-    const auto has = [&](const char* key) {
-      return config.contains(key) && !config[key].is_null();
-    };
-    if (has("rms_norm_eps")) eps = config["rms_norm_eps"].get<double>();
-    if (has("norm_topk_prob")) normalises_experts = config["norm_topk_prob"];
-    window.assign(config.at("num_hidden_layers"), 0);
-    if (!has("use_sliding_window") || !config["use_sliding_window"].get<bool>()) return;
-    const int64_t first = has("max_window_layers") ? config["max_window_layers"].get<int64_t>() : 0;
-    for (size_t i = 0; i < window.size(); ++i) {
-      const bool slides = has("layer_types") ? config["layer_types"].at(i) == "sliding_attention"
-                                             : static_cast<int64_t>(i) >= first;
-      if (slides) window[i] = config.at("sliding_window");
-    }
+  explicit Config(const JsonValue& config) {
+    if (const JsonValue value = config["rms_norm_eps"]) eps = value.number();
+    if (const JsonValue value = config["norm_topk_prob"]) normalises_experts = value.flag();
+    window.assign(config["num_hidden_layers"].whole<size_t>(), 0);
+    if (!config["use_sliding_window"] || !config["use_sliding_window"].flag()) return;
+    const JsonValue types = config["layer_types"], from = config["max_window_layers"];
+    const size_t first = from ? from.whole<size_t>() : 0;
+    for (size_t i = 0; i < window.size(); ++i)
+      if (types ? types[i].is("sliding_attention") : i >= first)
+        window[i] = config["sliding_window"].whole<int64_t>();
   }
 };
 
@@ -108,7 +104,9 @@ SecondOpinion::SecondOpinion(const Checkpoint& checkpoint, const Graph& graph, D
     : checkpoint_(checkpoint),
       graph_(graph),
       dtype_(dtype),
-      config_(std::make_unique<Config>(nlohmann::json::parse(checkpoint.config_text()))) {}
+      config_(std::make_unique<Config>(
+          JsonDocument(checkpoint.config_text(), {checkpoint.dir() + "/config.json", ""}).root())) {
+}
 SecondOpinion::~SecondOpinion() = default;
 
 long double SecondOpinion::weight_at(const std::string& name, int64_t i) const {

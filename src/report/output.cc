@@ -2,15 +2,18 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "files/disk.h"
 #include "kernels/base/check.h"
 #include "src/report/render.h"
 
@@ -35,9 +38,6 @@ const Format& format_of(const std::string& name) {
 }
 
 namespace fs = std::filesystem;
-
-constexpr char kCannotWrite[] =
-    "{} cannot be written: {}; name a file in a folder that exists and has room";
 
 // Follows a link to its end, be a file there or not.
 fs::path end_of_links(fs::path path) {
@@ -69,29 +69,48 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return fs::is_directory(folder, ignored) && !way.empty() && *way.begin() != "..";
 }
 
-// Returns what went wrong; empty when nothing did.
-std::string write_to(const std::string& path, const std::string& text) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text << std::flush;
-  file.close();
-  return file.good() ? "" : std::strerror(errno);
+// A pipe or a device takes the bytes; a file in its place would be its end.
+bool takes_bytes(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_other(fs::status(path, ignored));
 }
 
-// A file is written under this name first, so that it is whole or not there.
-std::string part_of(const fs::path& path) { return path.string() + ".part"; }
+void write_to(const std::string& path, const std::string& text) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary);
+  file << text << std::flush;
+  file.close();
+  if (!file.good()) fail_writing(path);
+}
 
-std::string replace_file(const fs::path& path, const std::string& text) {
-  const std::string part = part_of(path);
-  std::string cause = write_to(part, text);
-  std::error_code error;
-  if (cause.empty()) {
-    fs::rename(part, path, error);
-    if (!error) return "";
-    cause = error.message();
-  }
-  fs::remove(part, error);
-  return cause;
+// Whether checkpoints are read from files of that name, by us or by others: with a result in its
+// place, this one would be another model.
+bool is_of_checkpoint(const fs::path& file) {
+  static constexpr std::array kNames = {"*.safetensors",
+                                        "*.safetensors.index.json",
+                                        "*.bin",
+                                        "config.json",
+                                        "generation_config.json",
+                                        "tokenizer*",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "*_map.json",
+                                        "added_tokens.json",
+                                        "chat_template*"};
+  const std::string name = file.filename().string();
+  return std::ranges::any_of(
+      kNames, [&](const char* pattern) { return ::fnmatch(pattern, name.c_str(), 0) == 0; });
+}
+
+bool is_checkpoint(const std::string& path) { return fs::exists(fs::path(path) / "config.json"); }
+
+// Also where a link leads to a file of the folder, or its files are links themselves.
+bool replaces_checkpoint(const std::string& path, const std::string& folder) {
+  std::error_code ignored;
+  if (lies_in(path, folder) && is_of_checkpoint(end_of_links(path))) return true;
+  return std::ranges::any_of(fs::directory_iterator(folder, ignored), [&](const auto& entry) {
+    return is_of_checkpoint(entry.path()) && same_file(path, entry.path());
+  });
 }
 
 }  // namespace
@@ -105,12 +124,8 @@ void print(const std::string& text) {
 
 void write_file(const std::string& path, const std::string& text) {
   if (is_stdout(path)) return print(text);
-  std::error_code ignored;
-  // A pipe or a device takes the bytes; a file in its place would be its end.
-  const fs::file_status there = fs::status(path, ignored);
-  const bool takes = fs::exists(there) && !fs::is_regular_file(there);
-  const std::string cause = takes ? write_to(path, text) : replace_file(end_of_links(path), text);
-  check(cause.empty(), kCannotWrite, path, cause);
+  if (takes_bytes(path)) return write_to(path, text);
+  replace_file(end_of_links(path), text, Durable::no);
 }
 
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
@@ -120,17 +135,22 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
     check(!same_file(written.path, other.path),
           "{} and {} were wanted to be two files, found {} for both: name another one for {}",
           written.option, other.option, other.path, written.option);
+    if (is_checkpoint(other.path)) {
+      check(!replaces_checkpoint(written.path, other.path),
+            "{} would make {} a file of the checkpoint {}, which stays as it is: name another file",
+            written.option, written.path, other.path);
+      continue;
+    }
     check(!lies_in(written.path, other.path),
           "{} was wanted outside {}, found {} in the folder {}: name a file elsewhere",
           written.option, other.option, written.path, other.path);
   }
-  std::error_code ignored;
-  if (fs::is_other(fs::status(written.path, ignored))) return;  // a pipe opens when it is read
-  const std::string part = part_of(end_of_links(written.path));
-  const std::string cause =
-      fs::is_directory(written.path, ignored) ? std::strerror(EISDIR) : write_to(part, "");
-  check(cause.empty(), kCannotWrite, written.path, cause);
-  fs::remove(part, ignored);
+  if (takes_bytes(written.path)) return;  // a pipe opens when it is read
+  if (std::error_code ignored; fs::is_directory(written.path, ignored)) {
+    errno = EISDIR;
+    fail_writing(written.path);
+  }
+  const NewFile place(end_of_links(written.path));  // gone at once
 }
 
 std::vector<std::string> format_names() {

@@ -21,8 +21,8 @@ struct NamedFile {
   std::string option, path;
 };
 // Before the work whose result it takes. Throws Error when what will be written (an empty path:
-// nothing) is one of the command's other files, and would take its place, or when no file can be
-// written there.
+// nothing) is one of the command's other files, and would take its place, or a file of the
+// checkpoint, or when no file can be written there.
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others);
 
 // Names for --format.

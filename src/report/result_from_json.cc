@@ -1,166 +1,158 @@
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <cstdio>
 
-#include "kernels/base/check.h"
+#include "files/json.h"
 #include "src/judge/story.h"
 #include "src/report/report.h"
-#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
+constexpr size_t kMostResult = size_t{1} << 28;  // bytes
 
-Place place_of(const Json& json) {
-  const Point* point = find_point(json.at("point").get<std::string>());
-  check(point != nullptr, "{} is no point", json.at("point").dump());
-  return {point, json.at("layer").is_null() ? -1 : int_from(json.at("layer"))};
+Place place_of(const JsonValue& json) {
+  const Point* point = find_point(json["point"].text());
+  if (point == nullptr) json["point"].refuse("the name of a point");
+  return {point, json["layer"].is_null() ? -1 : json["layer"].whole<int32_t>()};
 }
 
-Verdict verdict_of(const Json& json) {
-  const std::string name = json.at("verdict");
+Verdict verdict_of(const JsonValue& json) {
+  const std::string& name = json["verdict"].text();
   for (int i = 0; i < kVerdicts; ++i)
     if (name == name_of(static_cast<Verdict>(i))) return static_cast<Verdict>(i);
-  fail("'{}' is no verdict of a node", name);
+  json["verdict"].refuse("the verdict of a node");
 }
 
-Finding finding_from(const Json& json) {
-  Finding f{.node = {place_of(json), int_from(json.at("pass")), int_from(json.at("request"))},
-            .position = int_from(json.at("position")),
-            .verdict = verdict_of(json),
-            .statistic = statistic_kind_from(json.at("statistic").get<std::string>()),
-            .value = double_from(json.at("value")),
-            .limit = double_from(json.at("limit")),
-            .index = json.at("index").get<std::vector<int64_t>>(),
-            .budgets = double_from(json.at("budgets")),
-            .of_row = double_from(json.at("of_row")),
-            .rule = json.at("rule")};
+Finding finding_from(const JsonValue& json) {
+  Finding f{
+      .node = {place_of(json), json["pass"].whole<int32_t>(), json["request"].whole<int32_t>()},
+      .position = json["position"].whole<int32_t>(),
+      .verdict = verdict_of(json),
+      .statistic = statistic_kind_from(json["statistic"].text()),
+      .value = json["value"].real(),
+      .limit = json["limit"].real(),
+      .index = json["index"].wholes<int64_t>(),
+      .budgets = json["budgets"].real(),
+      .of_row = json["of_row"].real(),
+      .rule = json["rule"].text()};
   if (!f.index.empty()) {
-    f.want = double_from(json.at("want"));
-    f.got = double_from(json.at("got"));
+    f.want = json["want"].real();
+    f.got = json["got"].real();
   }
-  for (const Json& hidden : json.at("region")) f.region.push_back(place_of(hidden));
-  if (json.at("precision").is_null()) return f;
-  f.shape = ShapeRule{.where = "",
-                      .precision = double_from(json.at("precision")),
-                      .recall = double_from(json.at("recall"))};
+  for (const JsonValue& hidden : json["region"].items()) f.region.push_back(place_of(hidden));
+  if (json["precision"].is_null()) return f;
+  f.shape = ShapeRule{
+      .where = "", .precision = json["precision"].real(), .recall = json["recall"].real()};
   split_rule(f);
   return f;
 }
 
-Confirmation confirmation_from(const Json& json) {
-  return {place_of(json), json.at("confirmed"), json.at("says")};
+Confirmation confirmation_from(const JsonValue& json) {
+  return {place_of(json), json["confirmed"].flag(), json["says"].text()};
 }
 
-PlaceSummary place_from(const Json& json) {
-  const Json& worst = json.at("worst");
+PlaceSummary place_from(const JsonValue& json) {
+  const JsonValue worst = json["worst"];
   return {.place = place_of(json),
-          .expected = json.at("expected"),
-          .judged = json.at("judged"),
+          .expected = json["expected"].whole<int64_t>(),
+          .judged = json["judged"].whole<int64_t>(),
           .verdict = verdict_of(json),
-          .worst_t1 = double_from(worst.at("t1")),
-          .worst_t2 = double_from(worst.at("t2")),
-          .worst_of_row = double_from(worst.at("of_row")),
-          .worst_request = int_from(worst.at("request")),
-          .worst_position = int_from(worst.at("position")),
-          .worst_pass = int_from(worst.at("pass")),
-          .introduced_rms = double_from(json.at("introduced_rms")),
-          .propagated_rms = double_from(json.at("propagated_rms")),
-          .total_rms = double_from(json.at("total_rms")),
-          .excluded = json.at("excluded"),
-          .ancestor = json.at("ancestor")};
+          .worst_t1 = worst["t1"].real(),
+          .worst_t2 = worst["t2"].real(),
+          .worst_of_row = worst["of_row"].real(),
+          .worst_request = worst["request"].whole<int32_t>(),
+          .worst_position = worst["position"].whole<int32_t>(),
+          .worst_pass = worst["pass"].whole<int32_t>(),
+          .introduced_rms = json["introduced_rms"].real(),
+          .propagated_rms = json["propagated_rms"].real(),
+          .total_rms = json["total_rms"].real(),
+          .excluded = json["excluded"].whole<int64_t>(),
+          .ancestor = json["ancestor"].text()};
 }
 
-Flip flip_from(const Json& json) {
-  return {.position = int_from(json.at("position")),
-          .engine = int_from(json.at("engine")),
-          .reference = int_from(json.at("reference")),
-          .margin_ulp = double_from(json.at("margin_ulp")),
-          .explained = json.at("explained"),
-          .ancestor = json.at("ancestor")};
+Flip flip_from(const JsonValue& json) {
+  return {.position = json["position"].whole<int32_t>(),
+          .engine = json["engine"].whole<int32_t>(),
+          .reference = json["reference"].whole<int32_t>(),
+          .margin_ulp = json["margin_ulp"].real(),
+          .explained = json["explained"].flag(),
+          .ancestor = json["ancestor"].text()};
 }
 
-RequestResult request_from(const Json& json) {
-  RequestResult request{.id = int_from(json.at("id")),
-                        .name = json.at("name"),
-                        .prompt = json.at("prompt_tokens").get<std::vector<int32_t>>(),
-                        .tokens = json.at("tokens").get<std::vector<int32_t>>(),
-                        .argmax = json.at("argmax").get<std::vector<int32_t>>(),
-                        .text = json.at("text")};
-  for (const Json& flip : json.at("flips")) request.flips.push_back(flip_from(flip));
+RequestResult request_from(const JsonValue& json) {
+  RequestResult request{.id = json["id"].whole<int32_t>(),
+                        .name = json["name"].text(),
+                        .prompt = json["prompt_tokens"].wholes<int32_t>(),
+                        .tokens = json["tokens"].wholes<int32_t>(),
+                        .argmax = json["argmax"].wholes<int32_t>(),
+                        .text = json["text"].text()};
+  for (const JsonValue& flip : json["flips"].items()) request.flips.push_back(flip_from(flip));
   return request;
 }
 
-LogitsSummary logits_from(const Json& json) {
-  const std::string equal = json.at("argmax_equal");
-  const size_t slash = equal.find('/');
-  check(slash != std::string::npos, "argmax_equal was wanted as 24/24, found '{}'", equal);
-  return {.max_abs = double_from(json.at("max_abs")),
-          .kl_mean = double_from(json.at("kl_mean")),
-          .kl_reference = double_from(json.at("kl_reference")),
-          .expected_flips = double_from(json.at("expected_flips")),
-          .compared = Json::parse(equal.substr(slash + 1)),
-          .argmax_equal = Json::parse(equal.substr(0, slash)),
-          .explained_flips = json.at("explained_flips"),
-          .unexplained_flips = json.at("unexplained_flips"),
-          .least_margin_ulp = double_from(json.at("least_margin_ulp"))};
+LogitsSummary logits_from(const JsonValue& json) {
+  const std::string& equal = json["argmax_equal"].text();
+  int64_t equals = 0, compared = 0;
+  if (std::sscanf(equal.c_str(), "%ld/%ld", &equals, &compared) != 2)
+    json["argmax_equal"].refuse("two numbers, as 24/24,");
+  return {.max_abs = json["max_abs"].real(),
+          .kl_mean = json["kl_mean"].real(),
+          .kl_reference = json["kl_reference"].real(),
+          .expected_flips = json["expected_flips"].real(),
+          .compared = compared,
+          .argmax_equal = equals,
+          .explained_flips = json["explained_flips"].whole<int64_t>(),
+          .unexplained_flips = json["unexplained_flips"].whole<int64_t>(),
+          .least_margin_ulp = json["least_margin_ulp"].real()};
 }
 
-Scope scope_from(const Json& json) {
-  return {.layers = int_from(json.at("layers")),
-          .selection = json.at("selection"),
-          .positions = int_from(json.at("positions")),
-          .requests = json.at("requests"),
-          .contracts = json.at("contracts").get<std::map<std::string, std::string>>(),
-          .found = json.at("contracts_found").get<std::vector<std::string>>(),
-          .largest = double_from(json.at("largest")),
-          .given = json.at("given").get<std::vector<std::string>>(),
-          .references_checked = json.at("references_checked")};
+Scope scope_from(const JsonValue& json) {
+  return {.layers = json["layers"].whole<int32_t>(),
+          .selection = json["selection"].text(),
+          .positions = json["positions"].whole<int32_t>(),
+          .requests = json["requests"].whole<int64_t>(),
+          .contracts = json["contracts"].text_fields(),
+          .found = json["contracts_found"].texts(),
+          .largest = json["largest"].real(),
+          .given = json["given"].texts(),
+          .references_checked = json["references_checked"].whole<int64_t>()};
 }
 
-Result result_from(const Json& json) {
-  check(json.at("format") == "lockstep-result" && json.at("format_version") == "1.0",
-        "format lockstep-result 1.0 was wanted, found {} {}", json.at("format").dump(),
-        json.at("format_version").dump());
-  const Json& nodes = json.at("nodes");
-  Result result{.verdict = run_verdict_from(json.at("verdict").get<std::string>()),
-                .story = json.at("story"),
-                .expected = nodes.at("expected"),
-                .judged = nodes.at("judged"),
-                .hidden = nodes.at("hidden"),
-                .excluded = nodes.at("excluded_elements"),
-                .scope = scope_from(json.at("scope")),
-                .provenance = json.at("provenance").get<std::map<std::string, std::string>>(),
-                .blind = json.at("blind").get<std::vector<std::string>>(),
-                .notes = json.at("notes").get<std::vector<std::string>>()};
+Result result_from(const JsonValue& json) {
+  if (!json["format"].is("lockstep-result")) json["format"].refuse("\"lockstep-result\"");
+  if (!json["format_version"].is("1.0")) json["format_version"].refuse("\"1.0\"");
+  const JsonValue nodes = json["nodes"];
+  Result result{.verdict = run_verdict_from(json["verdict"].text()),
+                .story = json["story"].text(),
+                .expected = nodes["expected"].whole<int64_t>(),
+                .judged = nodes["judged"].whole<int64_t>(),
+                .hidden = nodes["hidden"].whole<int64_t>(),
+                .excluded = nodes["excluded_elements"].whole<int64_t>(),
+                .scope = scope_from(json["scope"]),
+                .provenance = json["provenance"].text_fields(),
+                .blind = json["blind"].texts(),
+                .notes = json["notes"].texts()};
   for (int i = 0; i < kVerdicts; ++i)
-    result.counts[static_cast<size_t>(i)] = nodes.at(name_of(static_cast<Verdict>(i)));
-  if (const Json& first = json.at("first"); !first.is_null()) result.first = finding_from(first);
-  for (const Json& f : json.at("findings")) result.findings.push_back(finding_from(f));
-  for (const Json& c : json.at("confirmations"))
+    result.counts[static_cast<size_t>(i)] =
+        nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
+  if (const JsonValue first = json["first"]; !first.is_null()) result.first = finding_from(first);
+  for (const JsonValue& f : json["findings"].items()) result.findings.push_back(finding_from(f));
+  for (const JsonValue& c : json["confirmations"].items())
     result.confirmations.push_back(confirmation_from(c));
-  for (const Json& p : json.at("points")) result.places.push_back(place_from(p));
-  for (const Json& r : json.at("requests")) result.requests.push_back(request_from(r));
-  if (const Json& l = json.at("logits"); !l.is_null()) result.logits = logits_from(l);
-  for (const auto& [name, value] : json.at("limits").items())
-    result.limits[name] = double_from(value);
+  for (const JsonValue& p : json["points"].items()) result.places.push_back(place_from(p));
+  for (const JsonValue& r : json["requests"].items()) result.requests.push_back(request_from(r));
+  if (const JsonValue l = json["logits"]; !l.is_null()) result.logits = logits_from(l);
+  for (const auto& [name, value] : json["limits"].fields())
+    result.limits.emplace(name, value.real());
   return result;
 }
 
 }  // namespace
 
 Result result_from_json(const std::string& text, const std::string& name) {
-  std::string trouble;
-  try {
-    return result_from(Json::parse(text));
-  } catch (const Json::exception& error) {
-    trouble = error.what();
-  } catch (const Error& error) {
-    trouble = error.what();
-  }
-  fail("{} was wanted to be a result of lockstep as JSON, but it is damaged or something else ({})",
-       name, trouble);
+  const JsonDocument document(text, {name, "it is damaged, or no result of lockstep", kMostResult});
+  return result_from(document.root());
 }
 
 }  // namespace lockstep

@@ -6,13 +6,18 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
-#include <fstream>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 #include <thread>
 
+#include "files/disk.h"
+#include "files/json.h"
+#include "files/text.h"
 #include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "src/session/device.h"
@@ -44,20 +49,20 @@ Json json_of(const SelftestOutcome& outcome) {
   return json;
 }
 
-SelftestOutcome outcome_from(const Json& json) {
-  SelftestOutcome outcome{.name = json.at("name"),
-                          .verdict = run_verdict_from(json.at("verdict").get<std::string>()),
-                          .story = json.at("story"),
-                          .nonfinite = json.at("nonfinite"),
-                          .seeded = json.at("seeded"),
-                          .found = json.at("found"),
-                          .first_exact = json.at("first_exact"),
-                          .exact_class = json.at("exact_class")};
-  if (json.contains("effect")) outcome.effect = double_from(json.at("effect"));
-  outcome.limit_ratio = double_from(json.at("limit_ratio"));
-  if (json.contains("others"))
-    for (const auto& [rule, other] : json.at("others").items())
-      outcome.others[rule] = {other.at("alarmed"), other.at("first_exact")};
+SelftestOutcome outcome_from(const JsonValue& json) {
+  SelftestOutcome outcome{.name = json["name"].text(),
+                          .verdict = run_verdict_from(json["verdict"].text()),
+                          .story = json["story"].text(),
+                          .nonfinite = json["nonfinite"].flag(),
+                          .seeded = json["seeded"].texts(),
+                          .found = json["found"].texts(),
+                          .first_exact = json["first_exact"].flag(),
+                          .exact_class = json["exact_class"].flag()};
+  if (const JsonValue effect = json["effect"]) outcome.effect = effect.real();
+  outcome.limit_ratio = json["limit_ratio"].real();
+  if (const JsonValue others = json["others"])
+    for (const auto& [rule, other] : others.fields())
+      outcome.others[std::string(rule)] = {other["alarmed"].flag(), other["first_exact"].flag()};
   return outcome;
 }
 
@@ -67,25 +72,12 @@ class Journal {
   // `subject`: what the runs are of.
   Journal(const std::string& path, const std::string& subject) : path_(path) {
     if (path.empty()) return;
-    std::ifstream in(path);
-    std::string line;
-    bool first = true;
-    // A line that was cut off when its writer was killed is run again.
-    while (std::getline(in, line)) {
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (std::exchange(first, false)) {
-        check(!json.is_discarded() && json.value("subject", "") == subject,
-              "{} is no journal of a selftest of this model under these limits ({}): name another "
-              "file",
-              path, subject);
-        continue;
-      }
-      if (!json.is_discarded()) known_[json.at("name")] = outcome_from(json);
-    }
-    check(!in.bad(), "the journal {} cannot be read to its end: name another file", path);
-    out_.open(path, std::ios::app);
-    if (first) out_ << Json{{"subject", subject}} << std::endl;
-    check(out_.good(), "the journal {} cannot be written: name another file", path);
+    const std::string text =
+        std::filesystem::exists(path) ? read_text(path, size_t{1} << 30) : std::string();
+    read(text, subject);
+    out_.emplace(path, /*may_exist=*/true);
+    if (text.empty()) out_->append(Json{{"subject", subject}}.dump() + "\n");
+    is_cut_ = !text.empty() && !text.ends_with('\n');
   }
 
   const SelftestOutcome* find(const std::string& name) const {
@@ -93,15 +85,38 @@ class Journal {
     return found == known_.end() ? nullptr : &found->second;
   }
   void add(const SelftestOutcome& outcome) {
-    if (path_.empty()) return;
-    out_ << json_of(outcome) << std::endl;
-    check(out_.good(), "the journal {} cannot be written any more: is the disk full?", path_);
+    if (!out_) return;
+    const std::string line = json_of(outcome).dump() + "\n";
+    out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
 
  private:
+  void read(const std::string& text, const std::string& subject) {
+    std::istringstream lines(text);
+    std::string line;
+    for (int number = 1; std::getline(lines, line); ++number) {
+      bool ours = true;
+      try {
+        const JsonDocument document(line, {fmt::format("{}, line {}", path_, number), ""});
+        const JsonValue root = document.root();
+        if (number > 1)
+          known_[root["name"].text()] = outcome_from(root);
+        else
+          ours = root["subject"].is(subject);
+      } catch (const Error&) {
+        ours = number > 1;  // a line that was cut off when its writer was killed is run again
+      }
+      check(ours,
+            "{} is no journal of a selftest of this model under these limits ({}): name another "
+            "file",
+            path_, subject);
+    }
+  }
+
   std::string path_;
   std::map<std::string, SelftestOutcome> known_;
-  std::ofstream out_;
+  std::optional<AppendFile> out_;
+  bool is_cut_ = false;  // the last line of before has no end
 };
 
 std::string text_of(const FaultRequest& fault) {

@@ -6,9 +6,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "files/text.h"
 #include "kernels/matmul.h"
 #include "probes/digest.h"
 #include "src/session/build_info.h"
@@ -19,9 +18,8 @@ namespace {
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 std::string hash_of_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return "";
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!std::filesystem::exists(path)) return "";
+  const std::string text = read_text(path, size_t{1} << 30);
   return hash_text(hash_of(text.data(), text.size()));
 }
 

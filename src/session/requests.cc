@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include <limits>
+#include <sstream>
 
+#include "files/json.h"
+#include "files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
+// Bytes of a request, whose text may fill the context of a model, and of a file of requests.
+constexpr size_t kMostLine = size_t{1} << 26, kMostText = size_t{1} << 32;
 
 const Tokenizer& needed(const Tokenizer* tokenizer, const std::string& model) {
   check(tokenizer != nullptr,
@@ -29,115 +32,75 @@ void put_text(Request& request, const std::string& text, const ModelOptions& opt
     request.prompt = needed(tokenizer, options.model).encode(text);
 }
 
-void check_fields(const Json& line, const std::string& where) {
+void check_fields(const JsonValue& line) {
   constexpr auto kFields = std::to_array<std::string_view>(
       {"id", "prompt", "tokens", "messages", "max_new", "temperature", "top_k", "top_p", "min_p",
        "repetition_penalty", "seed", "stop", "n", "arrival"});
-  for (const auto& [name, value] : line.items())
+  for (const auto& [name, value] : line.fields())
     check(std::ranges::find(kFields, name) != kFields.end(),
-          "{}: a request has no \"{}\"; did you mean \"{}\"?", where, name, nearest(name, kFields));
-  check(line.contains("prompt") + line.contains("tokens") + line.contains("messages") == 1,
-        "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", where);
+          "{}: a request has no \"{}\"; did you mean \"{}\"?", line.where(), shown(name),
+          nearest(shown(name), kFields));
+  const auto given = [&](const char* name) { return line[name].is_missing() ? 0 : 1; };
+  check(given("prompt") + given("tokens") + given("messages") == 1,
+        "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", line.where());
 }
 
-std::vector<int32_t> tokens_from(const Json& tokens, const std::string& where) {
-  check(tokens.is_array(), "{}: \"tokens\" must be a list of token ids, found {}", where,
-        tokens.dump());
-  std::vector<int32_t> ids;
-  for (const Json& id : tokens) {
-    check(id.is_number_integer() && std::in_range<int32_t>(id.get<int64_t>()),
-          "{}: \"tokens\" must be a list of token ids, found {} in it", where, id.dump());
-    ids.push_back(id.get<int32_t>());
-  }
-  return ids;
-}
-
-std::vector<Message> messages_from(const Json& list, const std::string& where) {
-  check(list.is_array() && !list.empty(),
-        "{}: \"messages\" must be a list of {{\"role\", \"content\"}}, found {}", where,
-        list.dump());
+std::vector<Message> messages_from(const JsonValue& list) {
+  constexpr auto kRoles = std::to_array<std::string_view>({"system", "user", "assistant"});
+  if (!list.is_list() || list.size() == 0) list.refuse("a list of messages");
   std::vector<Message> messages;
-  for (const Json& m : list) {
-    check(m.is_object() && m.size() == 2 && m.contains("role") && m.contains("content") &&
-              m["role"].is_string() && m["content"].is_string(),
-          "{}: a message must be {{\"role\": TEXT, \"content\": TEXT}}, found {}", where, m.dump());
-    messages.push_back({m["role"], m["content"]});
-    constexpr auto kRoles = std::to_array<std::string_view>({"system", "user", "assistant"});
-    check(std::ranges::find(kRoles, messages.back().role) != kRoles.end(),
-          "{}: a message is of the system, the user or the assistant, found {}", where,
-          m["role"].dump());
+  for (const JsonValue& m : list.items()) {
+    if (!m.is_object() || m.size() != 2 || !m["role"].is_text() || !m["content"].is_text())
+      m.refuse("{\"role\": TEXT, \"content\": TEXT}");
+    messages.push_back({m["role"].text(), m["content"].text()});
+    if (std::ranges::find(kRoles, messages.back().role) == kRoles.end())
+      m["role"].refuse("system, user or assistant");
   }
   return messages;
 }
 
-void read_whole(const Json& line, const char* name, const std::string& where, int64_t least,
-                auto& value) {
-  if (!line.contains(name)) return;
-  const Json& number = line[name];
-  // A number of more than 63 bits is unsigned, and would come out negative.
-  check(number.is_number_integer() && number.get<int64_t>() >= least &&
-            std::in_range<std::remove_reference_t<decltype(value)>>(number.get<int64_t>()),
-        "{}: \"{}\" must be a whole number of at least {}, found {}", where, name, least,
-        number.dump());
-  value = number.get<std::remove_reference_t<decltype(value)>>();
+void read_whole(const JsonValue& line, const char* name, int64_t least, auto& value) {
+  using Whole = std::remove_reference_t<decltype(value)>;
+  constexpr auto kMost =
+      static_cast<Whole>(std::min<uint64_t>(std::numeric_limits<Whole>::max(), INT64_MAX));
+  if (!line[name].is_missing()) value = line[name].whole<Whole>(static_cast<Whole>(least), kMost);
 }
 
-void read_sampling(const Json& line, const std::string& where, Sampling& sampling) {
+void read_sampling(const JsonValue& line, Sampling& sampling) {
   const auto number = [&](const char* name, double& value) {
-    if (!line.contains(name)) return;
-    check(line[name].is_number(), "{}: \"{}\" must be a number, found {}", where, name,
-          line[name].dump());
-    value = line[name];
+    if (!line[name].is_missing()) value = line[name].number();
   };
   number("temperature", sampling.temperature);
   number("top_p", sampling.top_p);
   number("min_p", sampling.min_p);
   number("repetition_penalty", sampling.repetition_penalty);
-  read_whole(line, "top_k", where, 0, sampling.top_k);
-  read_whole(line, "seed", where, 0, sampling.seed);
-  check_sampling(sampling, where + ": a request");
+  read_whole(line, "top_k", 0, sampling.top_k);
+  read_whole(line, "seed", 0, sampling.seed);
+  check_sampling(sampling, line.where() + ": a request");
 }
 
-void read_stop(const Json& stop, const std::string& where, std::vector<std::string>& texts) {
-  const Json list = stop.is_array() ? stop : Json::array({stop});
-  texts.clear();
-  for (const Json& text : list) {
-    check(text.is_string() && text != "",
-          "{}: \"stop\" must be a text or a list of texts, none empty, found {}", where,
-          stop.dump());
-    texts.push_back(text);
-  }
+void read_stop(const JsonValue& stop, std::vector<std::string>& texts) {
+  texts = stop.is_list() ? stop.texts() : std::vector{stop.text()};
+  if (std::ranges::count(texts, "") > 0) stop.refuse("a text, or a list of texts, none empty,");
 }
 
-void read_request(const Json& line, const std::string& where, const ModelOptions& options,
-                  const Tokenizer* tokenizer, Request& request) {
-  check(line.is_object(), "{}: a request must be a JSON object, found {}", where, line.dump());
-  check_fields(line, where);
-  if (line.contains("prompt")) {
-    check(line["prompt"].is_string(), "{}: \"prompt\" must be a text, found {}", where,
-          line["prompt"].dump());
-    put_text(request, line["prompt"], options, tokenizer);
-  } else if (line.contains("messages")) {
-    const std::vector<Message> messages = messages_from(line["messages"], where);
-    put_chat(request, messages, options, needed(tokenizer, options.model));
-  } else {
-    request.prompt = tokens_from(line["tokens"], where);
-  }
-  if (line.contains("id"))
-    request.name = line["id"].is_string() ? line["id"].get<std::string>() : line["id"].dump();
-  if (line.contains("stop")) read_stop(line["stop"], where, request.stop);
-  read_whole(line, "max_new", where, 1, request.max_new);
-  read_whole(line, "n", where, 1, request.samples);
-  read_whole(line, "arrival", where, 0, request.arrival);
-  read_sampling(line, where, request.sampling);
-}
-
-std::vector<Request> read_file(const ModelOptions& options, const Tokenizer* tokenizer,
-                               const Request& pattern) {
-  std::ifstream file(options.requests);
-  check(file.good() && !std::filesystem::is_directory(options.requests),
-        "--requests {} cannot be read: give a file with a JSON object a line", options.requests);
-  return requests_in(file, options, pattern, tokenizer);
+void read_request(const JsonValue& line, const ModelOptions& options, const Tokenizer* tokenizer,
+                  Request& request) {
+  check_fields(line);
+  const JsonValue prompt = line["prompt"], messages = line["messages"], id = line["id"];
+  if (!prompt.is_missing())
+    put_text(request, prompt.text(), options, tokenizer);
+  else if (!messages.is_missing())
+    put_chat(request, messages_from(messages), options, needed(tokenizer, options.model));
+  else
+    request.prompt = line["tokens"].wholes<int32_t>();
+  if (id.is_list() || id.is_object()) id.refuse("a text or a number");
+  if (!id.is_missing()) request.name = id.is_text() ? id.text() : id.said();
+  if (!line["stop"].is_missing()) read_stop(line["stop"], request.stop);
+  read_whole(line, "max_new", 1, request.max_new);
+  read_whole(line, "n", 1, request.samples);
+  read_whole(line, "arrival", 0, request.arrival);
+  read_sampling(line, request.sampling);
 }
 
 }  // namespace
@@ -176,23 +139,17 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
   if (!options.ignore_eos) request.eos.push_back(end);
 }
 
-std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
+std::vector<Request> requests_in(const std::string& text, const ModelOptions& options,
                                  const Request& pattern, const Tokenizer* tokenizer) {
   std::vector<Request> requests;
-  std::string text;
-  int number = 1;
-  for (; std::getline(lines, text); ++number) {
-    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string where = fmt::format("{}, line {}", options.requests, number);
-    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    check(!line.is_discarded(), "{}: this is no JSON: {:.60}", where, text);
-    read_request(line, where, options, tokenizer, requests.emplace_back(pattern));
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const JsonDocument document(
+        line, {fmt::format("{}, line {}", options.requests, number), "correct it", kMostLine});
+    read_request(document.root(), options, tokenizer, requests.emplace_back(pattern));
   }
-  // A stream whose reading failed ends as one that is at its end, but for this.
-  check(!lines.bad(),
-        "{}, line {}: reading failed here, before the end: the {} requests above are not all, so "
-        "none is run; give a file that can be read to its end",
-        options.requests, number, requests.size());
   return requests;
 }
 
@@ -205,7 +162,9 @@ std::vector<Request> requests_from(const ModelOptions& options, const ModelConfi
   for (const std::string& text : options.tokens)
     requests.emplace_back(pattern).prompt = ids_from(text, "--tokens");
   if (!options.requests.empty())
-    std::ranges::move(read_file(options, tokenizer, pattern), std::back_inserter(requests));
+    std::ranges::move(
+        requests_in(read_text(options.requests, kMostText), options, pattern, tokenizer),
+        std::back_inserter(requests));
   check(!requests.empty(),
         "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
         "at least one request");

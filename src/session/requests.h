@@ -1,6 +1,5 @@
 #pragma once
 
-#include <istream>
 #include <string>
 #include <vector>
 
@@ -24,14 +23,14 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
               const Tokenizer& tokenizer);
 
 // The requests of a JSON object a line, each as the pattern where it does not say otherwise; blank
-// lines are none. Throws Error, naming options.requests and the line, on a malformed one, and where
-// reading fails before the end: what was read until then is not what was asked for.
-std::vector<Request> requests_in(std::istream& lines, const ModelOptions& options,
+// lines are none. Throws Error, naming options.requests and the line, on a malformed one.
+std::vector<Request> requests_in(const std::string& lines, const ModelOptions& options,
                                  const Request& pattern, const Tokenizer* tokenizer);
 
 // The requests of --prompt, --tokens and --requests, in this order, each as the pattern where it
 // does not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws
-// Error too when nothing was asked for, and on a malformed file, naming its line.
+// Error too when nothing was asked for, on a malformed file, naming its line, and on one that
+// cannot be read to its end: what was read until then is not what was asked for.
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer);
 

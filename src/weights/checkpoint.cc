@@ -7,14 +7,14 @@
 #include <array>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "files/json.h"
+#include "files/text.h"
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
 
 namespace lockstep {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
@@ -68,22 +68,15 @@ bool is_ballast(const std::string& name, const ModelConfig& config) {
   return (config.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq");
 }
 
+constexpr size_t kMostIndex = 32 << 20;  // bytes; of a hundred thousand tensors it has 10 MB
+
 // File name of every tensor, as the index of a sharded checkpoint says.
 std::map<std::string, std::string> read_index(const std::string& path) {
-  const json index = json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-        "\"{}\" should be a JSON object with a \"weight_map\"; fetch the file again", path);
-  std::map<std::string, std::string> files;
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    check(
-        file.is_string() && !file.get<std::string>().empty() &&
-            file.get<std::string>().find('/') == std::string::npos,
-        "\"{}\" should name a file of its own folder for tensor \"{}\" and has {}; fetch the file "
-        "again",
-        path, name, file.dump());
-    files[name] = file.get<std::string>();
-  }
-  return files;
+  const JsonDocument document = JsonDocument::read(path, "fetch the file again", kMostIndex);
+  for (const auto& [name, file] : document.root()["weight_map"].fields())
+    if (!file.is_text() || file.text().empty() || file.text().find('/') != std::string::npos)
+      file.refuse("the name of a file of its own folder");
+  return document.root()["weight_map"].text_fields();
 }
 
 std::vector<SafeTensors> open_sharded(const std::string& dir, const std::string& index_path) {
@@ -94,7 +87,7 @@ std::vector<SafeTensors> open_sharded(const std::string& dir, const std::string&
     if (shard == shards.end()) shard = shards.emplace(file, SafeTensors(dir + "/" + file)).first;
     check(shard->second.tensors().contains(name),
           "\"{}\" says that tensor \"{}\" is in \"{}\", and it is not there; fetch both again",
-          index_path, name, file);
+          index_path, shown(name), shown(file));
   }
   std::vector<SafeTensors> files;
   for (auto& [name, shard] : shards) files.push_back(std::move(shard));
@@ -138,7 +131,7 @@ void check_tensors(const std::map<std::string, TensorView>& tensors, const Model
           "the checkpoint \"{}\" has a tensor \"{}\", for which its config.json has no use; the "
           "two do "
           "not belong together",
-          dir, name);
+          dir, shown(name));
 }
 
 template <typename T>
@@ -175,12 +168,13 @@ Checkpoint Checkpoint::open(const std::string& dir) {
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
   checkpoint.config_ = read_config(dir);
-  checkpoint.config_text_ = read_text(dir + "/config.json");
+  checkpoint.config_text_ = read_text(dir + "/config.json", kMostJson);
   checkpoint.files_ = open_files(dir);
   for (const SafeTensors& file : checkpoint.files_)
     for (const auto& [name, tensor] : file.tensors())
       check(checkpoint.tensors_.emplace(name, tensor).second,
-            "tensor \"{}\" is in two files of \"{}\"; fetch the checkpoint again", name, dir);
+            "tensor \"{}\" is in two files of \"{}\"; fetch the checkpoint again", shown(name),
+            dir);
   check_tensors(checkpoint.tensors_, checkpoint.config_, dir);
   if (checkpoint.config_.tied) checkpoint.tensors_.erase(std::string(kHead));
   return checkpoint;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/base/tensor.h"
-#include "src/weights/files.h"
+#include "src/weights/mapped_file.h"
 
 namespace lockstep {
 

@@ -2,19 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_map>
 
+#include "files/json.h"
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
+#include "kernels/base/utf8.h"
 #include "src/weights/bpe.h"
-#include "src/weights/files.h"
-#include "src/weights/utf8.h"
 #include "src/weights/words.h"
 
 namespace lockstep {
-
-using nlohmann::json;
 
 // Added tokens by their first byte, longest first.
 using AddedTokens = std::array<std::vector<std::pair<std::string, int32_t>>, 256>;
@@ -28,44 +26,38 @@ struct Tokenizer::Tables {
 
 namespace {
 
-constexpr int64_t kMaxIds = 1 << 24;
+constexpr int32_t kMaxIds = 1 << 24;
 
-// A field of an object, null when there is none.
-const json& field(const json& object, std::string_view key) {
-  static const json null;
-  if (!object.is_object()) return null;
-  const auto found = object.find(key);
-  return found == object.end() ? null : *found;
-}
+constexpr size_t kMostBytes = 64 << 20;  // of a tokenizer.json; those of 250,000 tokens have 33 MB
+constexpr char kRemedy[] = "use the tokenizer.json of a Qwen checkpoint, or fetch it again";
+
+bool is_off(const JsonValue& value) { return !value || value.is(false) || value.is(""); }
 
 // The settings of tokenizer.json that change ids: the Qwen kind is read and no other.
-void check_kind(const json& root, const std::string& path) {
-  const auto wanted = [&](bool ok, std::string_view what) {
-    check(ok,
-          "\"{}\" should have {}, as the tokenizers of Qwen do, and has something else; use such a "
-          "tokenizer",
-          path, what);
+void check_kind(const JsonValue& root) {
+  const auto wanted = [](bool ok, const JsonValue& value, const std::string& what) {
+    if (!ok) value.refuse(what + ", as the tokenizers of Qwen have it,");
   };
-  const json& model = field(root, "model");
-  wanted(field(model, "type") == "BPE", "a model of type BPE");
+  const JsonValue model = root["model"];
+  wanted(model["type"].is("BPE"), model["type"], "the type BPE");
   for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
-                          "byte_fallback", "ignore_merges"}) {
-    const json& value = field(model, key);
-    wanted(value.is_null() || value == false || value == "", fmt::format("no \"{}\"", key));
-  }
-  wanted(field(field(root, "normalizer"), "type") == "NFC", "the normalizer NFC");
-  const json& steps = field(field(root, "pre_tokenizer"), "pretokenizers");
-  wanted(steps.is_array() && steps.size() == 2, "a pre-tokenizer of two steps");
-  wanted(field(field(steps[0], "pattern"), "Regex") == WordSplitter::pattern() &&
-             field(steps[0], "behavior") == "Isolated" && field(steps[0], "invert") != true,
-         fmt::format("a split by {}", WordSplitter::pattern()));
-  wanted(field(steps[1], "type") == "ByteLevel" && field(steps[1], "add_prefix_space") == false &&
-             field(steps[1], "use_regex") == false,
-         "a byte level without a prefix or an expression of its own");
-  const json& post = field(root, "post_processor");
-  wanted(post.is_null() || field(post, "type") == "ByteLevel",
-         "no step that adds tokens afterwards");
-  wanted(field(field(root, "decoder"), "type") == "ByteLevel", "a decoder of bytes");
+                          "byte_fallback", "ignore_merges"})
+    wanted(is_off(model[key]), model[key], "nothing");
+  const JsonValue normalizer = root["normalizer"]["type"];
+  wanted(normalizer.is("NFC"), normalizer, "the normalizer NFC");
+  const JsonValue steps = root["pre_tokenizer"]["pretokenizers"];
+  wanted(steps.size() == 2, steps, "a pre-tokenizer of two steps");
+  const JsonValue expression = steps[0]["pattern"]["Regex"];
+  wanted(expression.is(WordSplitter::pattern()) && steps[0]["behavior"].is("Isolated") &&
+             !steps[0]["invert"].is(true),
+         steps[0], fmt::format("a split by {}", WordSplitter::pattern()));
+  wanted(steps[1]["type"].is("ByteLevel") && steps[1]["add_prefix_space"].is(false) &&
+             steps[1]["use_regex"].is(false),
+         steps[1], "a byte level without a prefix or an expression of its own");
+  const JsonValue post = root["post_processor"];
+  wanted(!post || post["type"].is("ByteLevel"), post, "no step that adds tokens afterwards");
+  const JsonValue decoder = root["decoder"]["type"];
+  wanted(decoder.is("ByteLevel"), decoder, "a decoder of bytes");
 }
 
 // Tokens are written in printable characters, one for each byte: a printable Latin-1 byte is
@@ -89,24 +81,16 @@ class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path), alphabet_(byte_alphabet()) {}
 
-  void read_vocabulary(const json& vocabulary);
-  void read_added(const json& list, AddedTokens& by_first);
-  Bpe read_merges(const json& list);
+  void read_vocabulary(const JsonValue& vocabulary);
+  void read_added(const JsonValue& list, AddedTokens& by_first);
+  Bpe read_merges(const JsonValue& list);
   std::vector<std::optional<std::string>> take_bytes() { return std::move(bytes_); }
 
  private:
-  int32_t id_of(const json& id, const std::string& token) const {
-    check(
-        id.is_number_unsigned() && id.get<uint64_t>() < kMaxIds,
-        "token \"{}\" of \"{}\" has the id {}, and ids are whole numbers below {}; fetch the file "
-        "again",
-        token, path_, id.dump(), kMaxIds);
-    return id.get<int32_t>();
-  }
-  std::string raw(const std::string& token) const;
+  std::string raw(std::string_view token) const;
   void put(int32_t id, const std::string& bytes);
   int32_t known(const std::string& bytes) const;
-  std::pair<std::string, std::string> parts_of(const json& merge) const;
+  std::pair<std::string, std::string> parts_of(const JsonValue& merge) const;
 
   const std::string& path_;
   std::unordered_map<std::string, char> alphabet_;
@@ -115,16 +99,16 @@ class Reader {
 };
 
 // The bytes that a token of the file stands for.
-std::string Reader::raw(const std::string& token) const {
+std::string Reader::raw(std::string_view token) const {
   std::string bytes;
   for (size_t at = 0; at < token.size();) {
-    const std::string character = token.substr(at, utf8_front(token.substr(at, 4)).length);
+    const std::string character(token.substr(at, utf8_front(token.substr(at, 4)).length));
     const auto found = alphabet_.find(character);
     check(found != alphabet_.end(),
           "token \"{}\" of \"{}\" has the character \"{}\", which stands for no byte; use a "
           "byte-level "
           "tokenizer",
-          token, path_, character);
+          shown(token), path_, shown(character));
     bytes += found->second;
     at += character.size();
   }
@@ -139,32 +123,25 @@ void Reader::put(int32_t id, const std::string& bytes) {
   bytes_[i] = bytes;
 }
 
-void Reader::read_vocabulary(const json& vocabulary) {
-  check(vocabulary.is_object() && !vocabulary.empty(),
-        "\"{}\" should have tokens in model.vocab and has none; fetch the file again", path_);
-  for (const auto& [token, id] : vocabulary.items()) {
+void Reader::read_vocabulary(const JsonValue& vocabulary) {
+  if (vocabulary.size() == 0) vocabulary.refuse("tokens with their ids");
+  for (const auto& [token, id] : vocabulary.fields()) {
     const std::string bytes = raw(token);
-    ids_[bytes] = id_of(id, token);
+    ids_[bytes] = id.whole<int32_t>(0, kMaxIds - 1);
     put(ids_[bytes], bytes);
   }
 }
 
-void Reader::read_added(const json& list, AddedTokens& by_first) {
-  check(list.is_null() || list.is_array(),
-        "added_tokens of \"{}\" should be a list and is not; fetch the file again", path_);
+void Reader::read_added(const JsonValue& list, AddedTokens& by_first) {
+  if (!list) return;
   // An added token may repeat a token of the vocabulary, but only under the same id.
-  for (const json& entry : list) {
-    const json& content = field(entry, "content");
-    check(content.is_string() && content != "",
-          "an added token of \"{}\" has no content; fetch the file again", path_);
-    const auto text = content.get<std::string>();
+  for (const JsonValue& entry : list.items()) {
+    const std::string& text = entry["content"].text();
+    if (text.empty()) entry["content"].refuse("a text");
     for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"})
-      check(field(entry, key).is_null() || field(entry, key) == false,
-            "added token \"{}\" of \"{}\" asks for \"{}\", which is not supported; use the "
-            "tokenizer of "
-            "a Qwen checkpoint",
-            text, path_, key);
-    const int32_t id = id_of(field(entry, "id"), text);
+      if (entry[key] && !entry[key].is(false))
+        entry[key].refuse("false, which alone is supported,");
+    const auto id = entry["id"].whole<int32_t>(0, kMaxIds - 1);
     put(id, text);
     by_first[static_cast<uint8_t>(text[0])].emplace_back(text, id);
   }
@@ -181,21 +158,18 @@ int32_t Reader::known(const std::string& bytes) const {
   return found->second;
 }
 
-std::pair<std::string, std::string> Reader::parts_of(const json& merge) const {
-  if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
-    return {raw(merge[0].get<std::string>()), raw(merge[1].get<std::string>())};
-  const std::string text = merge.is_string() ? merge.get<std::string>() : "";
+std::pair<std::string, std::string> Reader::parts_of(const JsonValue& merge) const {
+  if (merge.is_list() && merge.size() == 2) return {raw(merge[0].text()), raw(merge[1].text())};
+  const std::string_view text = merge.is_text() ? merge.text() : std::string_view();
   const size_t blank = text.find(' ');
-  check(blank != std::string::npos && text.find(' ', blank + 1) == std::string::npos,
-        "merges of \"{}\" should be \"a b\" or [\"a\", \"b\"], and one is {}; fetch the file again",
-        path_, merge.dump());
+  if (blank == text.npos || text.find(' ', blank + 1) != text.npos)
+    merge.refuse("\"a b\" or [\"a\", \"b\"]");
   return {raw(text.substr(0, blank)), raw(text.substr(blank + 1))};
 }
 
-Bpe Reader::read_merges(const json& list) {
-  check(list.is_array(), "\"{}\" should have a list in model.merges; fetch the file again", path_);
+Bpe Reader::read_merges(const JsonValue& list) {
   Bpe bpe(ids_);
-  for (const json& merge : list) {
+  for (const JsonValue& merge : list.items()) {
     const auto [left, right] = parts_of(merge);
     bpe.add_merge(known(left), known(right), known(left + right));
   }
@@ -206,14 +180,14 @@ Bpe Reader::read_merges(const json& list) {
 
 Tokenizer Tokenizer::open(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
-  const json root = json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  check(root.is_object(), "\"{}\" is not a JSON object; fetch the file again", path);
-  check_kind(root, path);
+  const JsonDocument document = JsonDocument::read(path, kRemedy, kMostBytes);
+  const JsonValue root = document.root();
+  check_kind(root);
   const auto tables = std::make_shared<Tables>();
   Reader reader(path);
-  reader.read_vocabulary(field(field(root, "model"), "vocab"));
-  tables->bpe = reader.read_merges(field(field(root, "model"), "merges"));
-  reader.read_added(field(root, "added_tokens"), tables->added);
+  reader.read_vocabulary(root["model"]["vocab"]);
+  tables->bpe = reader.read_merges(root["model"]["merges"]);
+  reader.read_added(root["added_tokens"], tables->added);
   tables->bytes = reader.take_bytes();
   Tokenizer tokenizer;
   tokenizer.tables_ = tables;

@@ -6,8 +6,9 @@ import house
 
 # A folder is a room, and a file's room is the nearest folder around it that stands here.
 BASE = {"kernels/base"}  # the tensor and threads, which know no op
-TRACES = BASE | {"probes", "traces"}
-WEIGHTS = BASE | {"src/weights"}
+FILES = BASE | {"files"}
+TRACES = FILES | {"probes", "traces"}
+WEIGHTS = FILES | {"src/weights"}
 MODEL = WEIGHTS | {"kernels", "probes", "src/model"}
 JUDGE = TRACES | {"src/stats", "src/judge"}
 REPORT = JUDGE | {"src/diff", "src/report"}
@@ -24,8 +25,9 @@ MAY_INCLUDE = {
     "kernels/bench": BASE | {"kernels/cpu", "kernels/cuda"},
     "kernels/faults": BASE | {"kernels", "kernels/cuda"},
     "probes": BASE,
-    "traces": BASE | {"probes"},
-    "src/weights": BASE | {"probes"},
+    "files": BASE,
+    "traces": FILES | {"probes"},
+    "src/weights": FILES | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,
     "src/faults": MODEL | {"src/engine"},

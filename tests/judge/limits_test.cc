@@ -86,8 +86,7 @@ TEST(Limits, ThatAreNoneAreRefusedWithTheirFile) {
 TEST(Limits, OfAFolderAreRefusedWithIt) {
   const std::string folder = testing::TempDir();
   EXPECT_EQ(error_of([&] { Limits::read(folder); }),
-            "limits were wanted from " + folder +
-                ", which is no file that can be read: make one with lockstep calibrate");
+            "\"" + folder + "\" should be a regular file and is a folder: give the path of a file");
 }
 
 TEST(Limits, TightenWhatIsBeyondTheRoundingOfTheStore) {

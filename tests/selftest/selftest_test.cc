@@ -8,13 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "files/json.h"
 #include "src/report/output.h"
 #include "src/selftest/selftest_report.h"
 #include "src/session/judged_trace.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
 #include "tests/places.h"
-#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -94,7 +94,8 @@ TEST(SelftestJson, KeepsWhatIsNoNumber) {
   const Document document = document_of({test});
   const auto json = nlohmann::json::parse(document.json)[0];
   const auto number_at = [&](const char* at) {
-    return double_from(json.at(nlohmann::json::json_pointer(at)));
+    const std::string text = json.at(nlohmann::json::json_pointer(at)).dump();
+    return JsonDocument(text, {at, ""}).root().real();
   };
   EXPECT_TRUE(std::isnan(number_at("/detection_limits/0/ulp")));
   EXPECT_EQ(number_at("/detection_limits/0/stated_ulp"), test.limits[0].stated);

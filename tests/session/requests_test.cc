@@ -77,23 +77,22 @@ TEST_F(Requests, OfAFileMaySayMore) {
 }
 
 TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
-  EXPECT_EQ(error_in("{\"tokens\": [1]}\n{\"tokens\"\n"), ", line 2: this is no JSON: {\"tokens\"");
-  EXPECT_EQ(error_in("[1]"), ", line 1: a request must be a JSON object, found [1]");
+  const std::string id = ", a whole number from -2147483648 to 2147483647 was wanted: correct it";
+  EXPECT_EQ(error_in("{\"tokens\": [1]}\n{\"tokens\"\n"),
+            ", line 2: is no JSON from byte 9 on: correct it");
+  EXPECT_EQ(error_in("[1]"), ", line 1 is a list of 1, an object was wanted: correct it");
   EXPECT_EQ(error_in("{\"promt\": \"x\"}"),
             ", line 1: a request has no \"promt\"; did you mean \"prompt\"?");
   EXPECT_EQ(error_in("{\"id\": 1}"),
             ", line 1: a request has one of \"prompt\", \"tokens\" and \"messages\"");
   EXPECT_EQ(error_in("{\"tokens\": [1], \"prompt\": \"x\"}"),
             ", line 1: a request has one of \"prompt\", \"tokens\" and \"messages\"");
-  EXPECT_EQ(error_in("{\"prompt\": 3}"), ", line 1: \"prompt\" must be a text, found 3");
-  EXPECT_EQ(error_in("{\"tokens\": [1, 2.5]}"),
-            ", line 1: \"tokens\" must be a list of token ids, found 2.5 in it");
-  EXPECT_EQ(error_in("{\"tokens\": [4294967296]}"),
-            ", line 1: \"tokens\" must be a list of token ids, found 4294967296 in it");
-  EXPECT_EQ(error_in("{\"tokens\": 3}"),
-            ", line 1: \"tokens\" must be a list of token ids, found 3");
+  EXPECT_EQ(error_in("{\"prompt\": 3}"), ", line 1: prompt is 3, a text was wanted: correct it");
+  EXPECT_EQ(error_in("{\"tokens\": [1, 2.5]}"), ", line 1: tokens[1] is 2.5" + id);
+  EXPECT_EQ(error_in("{\"tokens\": [4294967296]}"), ", line 1: tokens[0] is 4294967296" + id);
+  EXPECT_EQ(error_in("{\"tokens\": 3}"), ", line 1: tokens is 3, a list was wanted: correct it");
   EXPECT_EQ(error_in("{\"tokens\": [1], \"max_new\": 0}"),
-            ", line 1: \"max_new\" must be a whole number of at least 1, found 0");
+            ", line 1: max_new is 0, a whole number of at least 1 was wanted: correct it");
 }
 
 TEST_F(Requests, SayHowTheirTokensAreChosen) {
@@ -156,78 +155,63 @@ TEST_F(Requests, WithBadNumbersOrMessagesAreRefusedByLine) {
   const auto with = [&](const std::string& field) {
     return error_in("{\"tokens\": [1], " + field + "}");
   };
+  const std::string count = ", a whole number from 1 to 2147483647 was wanted: correct it";
   EXPECT_EQ(with("\"temperature\": \"hot\""),
-            ", line 1: \"temperature\" must be a number, found \"hot\"");
+            ", line 1: temperature is \"hot\", a number was wanted: correct it");
   EXPECT_EQ(with("\"temperature\": -1"),
             ", line 1: a request asks for the temperature -1, but it must be 0 (greedy) to 1e6");
   EXPECT_EQ(with("\"top_k\": 1.5"),
-            ", line 1: \"top_k\" must be a whole number of at least 0, found 1.5");
+            ", line 1: top_k is 1.5, a whole number of at least 0 was wanted: correct it");
   EXPECT_EQ(with("\"top_p\": 0"),
             ", line 1: a request asks for the top_p 0, but it must be over 0, at most 1");
   EXPECT_EQ(with("\"seed\": -1"),
-            ", line 1: \"seed\" must be a whole number of at least 0, found -1");
-  EXPECT_EQ(with("\"seed\": 18446744073709551615"),
-            ", line 1: \"seed\" must be a whole number of at least 0, found 18446744073709551615");
-  EXPECT_EQ(with("\"n\": 0"), ", line 1: \"n\" must be a whole number of at least 1, found 0");
-  EXPECT_EQ(with("\"n\": 4294967296"),
-            ", line 1: \"n\" must be a whole number of at least 1, found 4294967296");
+            ", line 1: seed is -1, a whole number of at least 0 was wanted: correct it");
+  EXPECT_EQ(
+      with("\"seed\": 18446744073709551615"),
+      ", line 1: seed is 18446744073709551615, a whole number of at least 0 was wanted: correct "
+      "it");
+  EXPECT_EQ(with("\"n\": 0"), ", line 1: n is 0" + count);
+  EXPECT_EQ(with("\"n\": 4294967296"), ", line 1: n is 4294967296" + count);
   EXPECT_EQ(with("\"arrival\": -1"),
-            ", line 1: \"arrival\" must be a whole number of at least 0, found -1");
-  const std::string stop =
-      ", line 1: \"stop\" must be a text or a list of texts, none empty, found ";
-  for (const std::string bad : {"3", "\"\"", "[\"a\",\"\"]", "[[\"a\"]]", "null"})
-    EXPECT_EQ(with("\"stop\": " + bad), stop + bad);
-  EXPECT_NE(error_in("{\"messages\": []}").find("must be a list of"), std::string::npos);
-  EXPECT_NE(error_in("{\"messages\": [3]}").find("a message must be"), std::string::npos);
-  EXPECT_NE(error_in("{\"messages\": [{\"role\": \"user\"}]}").find("a message must be"),
+            ", line 1: arrival is -1, a whole number of at least 0 was wanted: correct it");
+  const std::string stop = ", line 1: stop", wanted = " was wanted: correct it";
+  EXPECT_EQ(with("\"stop\": 3"), stop + " is 3, a text" + wanted);
+  EXPECT_EQ(with("\"stop\": null"), stop + " is null, a text" + wanted);
+  EXPECT_EQ(with("\"stop\": [[\"a\"]]"), stop + "[0] is a list of 1, a text" + wanted);
+  const std::string none_empty = ", a text, or a list of texts, none empty," + wanted;
+  EXPECT_EQ(with("\"stop\": \"\""), stop + " is \"\"" + none_empty);
+  EXPECT_EQ(with("\"stop\": [\"a\",\"\"]"), stop + " is a list of 2" + none_empty);
+  EXPECT_NE(
+      error_in("{\"messages\": []}").find("messages is a list of 0, a list of messages was wanted"),
+      std::string::npos);
+  EXPECT_NE(error_in("{\"messages\": [3]}").find("messages[0] is"), std::string::npos);
+  EXPECT_NE(error_in("{\"messages\": [{\"role\": \"user\"}]}").find("messages[0] is"),
             std::string::npos);
-  EXPECT_EQ(error_in("{\"messages\": [{\"role\": \"tool\", \"content\": \"\"}]}"),
-            ", line 1: a message is of the system, the user or the assistant, found \"tool\"");
+  EXPECT_EQ(
+      error_in("{\"messages\": [{\"role\": \"tool\", \"content\": \"\"}]}"),
+      ", line 1: messages[0].role is \"tool\", system, user or assistant was wanted: correct it");
   options_.stop = {""};
   EXPECT_EQ(error_of([&] { request_pattern(options_, config_); }),
             "--stop wants a text, found an empty one");
 }
 
-// Hands out its text and then fails, as a disk, a pipe or a network file system may.
-class FailingBuffer : public std::streambuf {
- public:
-  explicit FailingBuffer(std::string text) : text_(std::move(text)) {
-    setg(text_.data(), text_.data(), text_.data() + text_.size());
-  }
-
- private:
-  int_type underflow() override { throw std::ios_base::failure("Input/output error"); }
-  std::string text_;
-};
-
 TEST_F(Requests, AreNotTakenForAllWhereReadingFails) {
-  options_.requests = "asked.jsonl";
-  const Request pattern = request_pattern(options_, config_);
-  const auto error = [&](const std::string& text) {
-    FailingBuffer buffer(text);
-    std::istream lines(&buffer);
-    return error_of([&] { requests_in(lines, options_, pattern, nullptr); });
-  };
-  const std::string tail =
-      " requests above are not all, so none is run; give a file that can be read to its end";
-  const std::string failed = ": reading failed here, before the end: the ";
-  EXPECT_EQ(error("{\"tokens\": [1]}\n{\"tokens\": [2]}\n"),
-            "asked.jsonl, line 3" + failed + "2" + tail);
-  EXPECT_EQ(error("\n{\"tokens\": [1]}\n{\"tok"), "asked.jsonl, line 3" + failed + "1" + tail);
-  EXPECT_EQ(error("{\"tokens\": [1]}"), "asked.jsonl, line 1" + failed + "0" + tail);
   // A file that opens and whose first byte cannot be read: there is nothing at address 0.
   options_.requests = "/proc/self/mem";
-  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
-            "/proc/self/mem, line 1" + failed + "0" + tail);
+  expect_trouble("\"/proc/self/mem\" cannot be read to its end (Input/output error",
+                 [&] { requests_from(options_, config_, nullptr); });
+  options_.requests = "/dev/full";
+  expect_trouble("should be a regular file and is a device",
+                 [&] { requests_from(options_, config_, nullptr); });
 }
 
 TEST_F(Requests, ThatWereCutAreRefused) {
   const std::string last = "{\"tokens\": [1, 2], \"id\": \"b\"}";
   EXPECT_EQ(read("{\"tokens\": [1]}\n" + last).size(), 2u) << "the last line needs no break";
   for (size_t length = 1; length < last.size(); ++length)
-    EXPECT_EQ(error_in("{\"tokens\": [1]}\n" + last.substr(0, length)),
-              ", line 2: this is no JSON: " + last.substr(0, length));
-  EXPECT_NE(error_in("{\"tokens\": [1]}\n" + std::string(3, '\0')).find("this is no JSON"),
+    EXPECT_TRUE(error_in("{\"tokens\": [1]}\n" + last.substr(0, length))
+                    .starts_with(", line 2: is no JSON from byte "));
+  EXPECT_NE(error_in("{\"tokens\": [1]}\n" + std::string(3, '\0')).find("is no JSON"),
             std::string::npos)
       << "as a file whose end was never written";
 }
@@ -241,10 +225,10 @@ TEST_F(Requests, ThatAreNoneAreRefused) {
   EXPECT_EQ(error_of([&] { read("\n"); }), sentence);
   options_.requests = "none.jsonl";
   EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
-            "--requests none.jsonl cannot be read: give a file with a JSON object a line");
+            "\"none.jsonl\" cannot be opened (No such file or directory): give the path of a file "
+            "that can be read");
   options_.requests = testing::TempDir();
-  EXPECT_NE(error_of([&] { requests_from(options_, config_, nullptr); }).find("cannot be read"),
-            std::string::npos);
+  expect_trouble("and is a folder", [&] { requests_from(options_, config_, nullptr); });
 }
 
 }  // namespace

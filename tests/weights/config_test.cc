@@ -140,8 +140,12 @@ TEST(Config, end_of_text_is_a_number_a_list_or_nothing) {
   EXPECT_EQ(read(list, {{"eos_token_id", {1, 2}}}).eos, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(read(list, {{"eos_token_id", 3}}).eos, std::vector<int32_t>{3});
   EXPECT_EQ(read(list, {{"temperature", 0.6}}).eos, (std::vector<int32_t>{7, 9}));
-  expect_trouble("no id of a vocabulary", [&] { read(with(base, {{"eos_token_id", 151936}})); });
-  expect_trouble("no id of a vocabulary", [&] { read(base, {{"eos_token_id", "end"}}); });
+  expect_trouble("eos_token_id is 151936, a whole number from 0 to 151935 was wanted", [&] {
+    read(with(base, {{"eos_token_id", 151936}}));
+  });
+  expect_trouble("generation_config.json: eos_token_id is \"end\"", [&] {
+    read(base, {{"eos_token_id", "end"}});
+  });
 }
 
 TEST(Config, reads_every_tiny_checkpoint) {
@@ -180,12 +184,14 @@ TEST(Config, experts_are_where_the_step_and_the_list_put_them) {
 TEST(Config, refuses_experts_that_cannot_be) {
   const json base = json::parse(text_of(data_path("tiny/qwen3-moe/config.json")));
   const std::vector<std::pair<json, std::string>> cases = {
-      {{{"num_local_experts", nullptr}}, "no \"num_local_experts\""},
+      {{{"num_local_experts", nullptr}}, "num_local_experts is"},
       {{{"num_experts_per_tok", 9}}, "chooses 9 of 8 experts"},
-      {{{"num_experts_per_tok", nullptr}}, "no \"num_experts_per_tok\""},
-      {{{"moe_intermediate_size", nullptr}}, "no \"moe_intermediate_size\""},
-      {{{"mlp_only_layers", {"first"}}}, "should be a list of layers"},
-      {{{"mlp_only_layers", 1}}, "should be a list of layers"},
+      {{{"num_experts_per_tok", nullptr}}, "num_experts_per_tok is"},
+      {{{"moe_intermediate_size", nullptr}}, "moe_intermediate_size is"},
+      {{{"mlp_only_layers", {"first"}}}, "mlp_only_layers[0] is \"first\", a whole number"},
+      {{{"mlp_only_layers", 1}}, "mlp_only_layers is 1, a list was wanted"},
+      {{{"num_experts", 1 << 30}},
+       "1073741824 experts in each of 3 layers, and 262144 are allowed"},
       {{{"norm_topk_prob", 1}}, "true or false"},
       {{{"use_sliding_window", true}, {"sliding_window", 8}}, "slides a window beside experts"},
   };
@@ -199,16 +205,16 @@ TEST(Config, refuses_what_it_does_not_know) {
   const std::vector<std::pair<json, std::string>> cases = {
       {{{"architectures", {"LlamaForCausalLM"}}}, "architecture \"LlamaForCausalLM\""},
       {{{"architectures", {"Qwen2MoeForCausalLM"}}}, "architecture \"Qwen2MoeForCausalLM\""},
-      {{{"architectures", nullptr}}, "name one model"},
-      {{{"architectures", json::array()}}, "name one model"},
-      {{{"architectures", {1}}}, "name one model"},
+      {{{"architectures", nullptr}}, "the name of one model was wanted"},
+      {{{"architectures", json::array()}}, "the name of one model was wanted"},
+      {{{"architectures", {1}}}, "the name of one model was wanted"},
       {{{"model_type", "llama"}}, "model_type \"llama\""},
       {{{"hidden_act", "gelu"}}, "activation \"gelu\""},
       {{{"num_key_value_heads", 3}}, "16 attention heads, which 3"},
       {{{"head_dim", 127}}, "even number"},
       {{{"head_dim", -2}}, "whole number"},
       {{{"head_dim", 1.5}}, "whole number"},
-      {{{"hidden_size", nullptr}}, "no \"hidden_size\""},
+      {{{"hidden_size", nullptr}}, "hidden_size is"},
       {{{"hidden_size", "1024"}}, "whole number"},
       {{{"num_hidden_layers", 0}}, "whole number"},
       {{{"num_hidden_layers", 1 << 20}}, "1048576 layers"},
@@ -217,15 +223,16 @@ TEST(Config, refuses_what_it_does_not_know) {
       {{{"tie_word_embeddings", "yes"}}, "true or false"},
       {{{"rope_theta", 1}}, "above 1"},
       {{{"rope_scaling", {{"type", "mrope"}}}}, "rope type \"mrope\""},
-      {{{"rope_scaling", "yarn"}}, "should be a JSON object"},
-      {{{"rope_scaling", {{"type", "linear"}}}}, "no \"factor\""},
+      {{{"rope_scaling", "yarn"}}, "an object was wanted"},
+      {{{"rope_scaling", {{"type", "linear"}}}},
+       "rope_scaling.factor is missing, a number was wanted"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 0.5}}}}, "at least 1"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}}, "above 0"},
-      {{{"rope_scaling", {{"type", "llama3"}, {"factor", 8}}}}, "no \"low_freq_factor\""},
+      {{{"rope_scaling", {{"type", "llama3"}, {"factor", 8}}}}, "low_freq_factor is missing"},
       {{{"rope_scaling",
          {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}}},
        "should be above it"},
-      {{{"rope_scaling", {{"type", "longrope"}}}}, "no list \"short_factor\""},
+      {{{"rope_scaling", {{"type", "longrope"}}}}, "short_factor is missing, a list was wanted"},
       {{{"rope_scaling", {{"type", "longrope"}, {"short_factor", {1}}, {"long_factor", {1}}}}},
        "64 pairs"},
       {{{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}},
@@ -247,11 +254,12 @@ TEST(Config, refuses_what_is_not_a_configuration) {
   const TempFolder folder;
   expect_trouble("config.json\" cannot be opened", [&] { read_config(folder.path()); });
   folder.write("config.json", "{\"architectures\": [");
-  expect_trouble("is not JSON", [&] { read_config(folder.path()); });
+  expect_trouble("is no JSON", [&] { read_config(folder.path()); });
   folder.write("config.json", "");
-  expect_trouble("is not JSON", [&] { read_config(folder.path()); });
+  expect_trouble("is no JSON", [&] { read_config(folder.path()); });
   folder.write("config.json", "[]");
-  expect_trouble("should be a JSON object", [&] { read_config(folder.path()); });
+  expect_trouble("config.json is a list of 0, an object was wanted",
+                 [&] { read_config(folder.path()); });
 }
 
 TEST(Config, names_of_rope_types_are_those_of_the_files) {

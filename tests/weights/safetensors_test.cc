@@ -81,35 +81,40 @@ const std::vector<Malformed>& malformed() {
       {"product overflows to 0", header_of({entry("a", "F32", "[4611686018427387904,4]", "[0,0]")}),
        0, "more than 2^64 bytes"},
       {"extent beyond 64 bits", header_of({entry("a", "U8", "[18446744073709551616]", "[0,0]")}), 0,
-       "has the extent"},
+       "a.shape[0] is"},
       {"extent beyond 63 bits", header_of({entry("a", "U8", "[9223372036854775808]", "[0,0]")}), 0,
-       "has the extent"},
-      {"negative extent", header_of({entry("a", "U8", "[-1]", "[0,0]")}), 0, "has the extent -1"},
+       "a.shape[0] is"},
+      {"negative extent", header_of({entry("a", "U8", "[-1]", "[0,0]")}), 0, "a.shape[0] is -1"},
       {"fractional extent", header_of({entry("a", "U8", "[1.0]", "[0,1]")}), 1,
-       "has the extent 1.0"},
+       "a.shape[0] is 1.0"},
       {"six axes", header_of({entry("a", "U8", "[1,1,1,1,1,1]", "[0,1]")}), 1,
        "at most five extents"},
-      {"unknown dtype", header_of({entry("a", "F8_E4M3", "[1]", "[0,1]")}), 1, "dtype \"F8_E4M3\""},
-      {"negative offset", header_of({entry("a", "U8", "[1]", "[-1,0]")}), 1, "two whole numbers"},
+      {"unknown dtype", header_of({entry("a", "F8_E4M3", "[1]", "[0,1]")}), 1,
+       "a.dtype is \"F8_E4M3\", one of F64"},
+      {"negative offset", header_of({entry("a", "U8", "[1]", "[-1,0]")}), 1,
+       "data_offsets[0] is -1"},
       {"one offset", header_of({entry("a", "U8", "[1]", "[1]")}), 1, "two whole numbers"},
-      {"no dtype", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "no dtype"},
-      {"no shape", "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "have a shape"},
-      {"no offsets", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "have data_offsets"},
-      {"entry is no object", "{\"a\":[0,1]}", 1, "is not described"},
+      {"a.dtype is missing", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+       "a.dtype is missing"},
+      {"no shape", "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "a.shape is missing"},
+      {"no offsets", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "a.data_offsets is missing"},
+      {"entry is no object", "{\"a\":[0,1]}", 1, "a is a list of 2, an object was wanted"},
       {"tensor twice",
        header_of({entry("a", "U8", "[1]", "[0,1]"), entry("a", "U8", "[1]", "[1,2]")}), 2,
        "the key \"a\" twice"},
       {"field twice",
        "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
        "the key \"dtype\" twice"},
-      {"metadata is no map", "{\"__metadata__\":[]}", 0, "not an object"},
-      {"metadata is no text", "{\"__metadata__\":{\"a\":1}}", 0, "no text under \"a\""},
-      {"not JSON", "{\"a\":", 0, "not a JSON object"},
+      {"metadata is no map", "{\"__metadata__\":[]}", 0,
+       "__metadata__ is a list of 0, an object was wanted"},
+      {"metadata is no text", "{\"__metadata__\":{\"a\":1}}", 0,
+       "__metadata__.a is 1, a text was wanted"},
+      {"not JSON", "{\"a\":", 0, "is no JSON"},
       {"a list", "[]", 0, "not a JSON object"},
       {"no header at all", "", 0, "not a JSON object"},
       {"blanks before", " {}", 0, "not a JSON object"},
-      {"two objects", "{}{}", 0, "not a JSON object"},
-      {"not UTF-8", "{\"a\xFF\":1}", 0, "not a JSON object"},
+      {"two objects", "{}{}", 0, "is no JSON"},
+      {"not UTF-8", "{\"a\xFF\":1}", 0, "is no JSON"},
   };
   return kCases;
 }
@@ -129,7 +134,7 @@ TEST(SafeTensors, refuses_a_wrong_length_of_the_header) {
   odd[0] = 1;
   beyond[0] = 3;
   huge[7] = '\x7F';
-  expect_trouble("not a JSON object", [&] { read(odd); });
+  expect_trouble("is no JSON", [&] { read(odd); });
   expect_trouble("claims 3 bytes and 2 follow", [&] { read(beyond); });
   expect_trouble("100000000 are allowed", [&] { read(huge); });
   expect_trouble("at least 8", [&] { read("1234567"); });

@@ -150,41 +150,43 @@ TEST(Tokenizer, shows_that_an_id_has_no_text) {
 TEST(Tokenizer, refuses_other_kinds_and_damaged_files) {
   using Change = std::function<void(json&)>;
   const std::vector<std::pair<std::string, Change>> changes = {
-      {"type BPE", [](json& f) { f["model"]["type"] = "Unigram"; }},
-      {"type BPE", [](json& f) { f.erase("model"); }},
-      {"no \"dropout\"", [](json& f) { f["model"]["dropout"] = 0.1; }},
-      {"no \"byte_fallback\"", [](json& f) { f["model"]["byte_fallback"] = true; }},
-      {"no \"ignore_merges\"", [](json& f) { f["model"]["ignore_merges"] = true; }},
-      {"normalizer NFC", [](json& f) { f["normalizer"] = nullptr; }},
+      {"model.type is \"Unigram\", the type BPE", [](json& f) { f["model"]["type"] = "Unigram"; }},
+      {"model is missing", [](json& f) { f.erase("model"); }},
+      {"model.dropout is 0.1, nothing", [](json& f) { f["model"]["dropout"] = 0.1; }},
+      {"byte_fallback is true, nothing", [](json& f) { f["model"]["byte_fallback"] = true; }},
+      {"ignore_merges is true, nothing", [](json& f) { f["model"]["ignore_merges"] = true; }},
+      {"normalizer is null, an object", [](json& f) { f["normalizer"] = nullptr; }},
       {"normalizer NFC", [](json& f) { f["normalizer"]["type"] = "NFKC"; }},
-      {"two steps",
+      {"pretokenizers is missing",
        [](json& f) {
          f["pre_tokenizer"] = {{"type", "ByteLevel"}};
        }},
       {"a split by",
        [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "."; }},
-      {"a split by", [](json& f) { f["pre_tokenizer"]["pretokenizers"][0] = 1; }},
+      {"pretokenizers[0] is 1, an object",
+       [](json& f) { f["pre_tokenizer"]["pretokenizers"][0] = 1; }},
       {"byte level",
        [](json& f) { f["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; }},
       {"adds tokens", [](json& f) { f["post_processor"]["type"] = "TemplateProcessing"; }},
-      {"decoder", [](json& f) { f.erase("decoder"); }},
-      {"has none", [](json& f) { f["model"]["vocab"] = json::object(); }},
-      {"has the id -1", [](json& f) { f["model"]["vocab"]["!"] = -1; }},
-      {"has the id 1.5", [](json& f) { f["model"]["vocab"]["!"] = 1.5; }},
+      {"decoder is missing", [](json& f) { f.erase("decoder"); }},
+      {"tokens with their ids", [](json& f) { f["model"]["vocab"] = json::object(); }},
+      {"model.vocab.! is -1", [](json& f) { f["model"]["vocab"]["!"] = -1; }},
+      {"model.vocab.! is 1.5", [](json& f) { f["model"]["vocab"]["!"] = 1.5; }},
       {"belongs to two tokens", [](json& f) { f["model"]["vocab"]["!"] = 1; }},
       {"token for every byte", [](json& f) { f["model"]["vocab"].erase("!"); }},
       {"stands for no byte", [](json& f) { f["model"]["vocab"]["東"] = 9000; }},
-      {"list in model.merges", [](json& f) { f["model"]["merges"] = "a b"; }},
+      {"model.merges is \"a b\", a list", [](json& f) { f["model"]["merges"] = "a b"; }},
       {"vocabulary lacks",
        [](json& f) {
          f["model"]["merges"].push_back({"zq", "zq"});
        }},
-      {"and one is 7", [](json& f) { f["model"]["merges"].push_back(7); }},
-      {"and one is \"ab\"", [](json& f) { f["model"]["merges"].push_back("ab"); }},
-      {"and one is \"a b c\"", [](json& f) { f["model"]["merges"].push_back("a b c"); }},
-      {"has no content", [](json& f) { f["added_tokens"][0]["content"] = ""; }},
-      {"asks for \"lstrip\"", [](json& f) { f["added_tokens"][0]["lstrip"] = true; }},
-      {"should be a list", [](json& f) { f["added_tokens"] = "x"; }},
+      {"is 7, \"a b\" or", [](json& f) { f["model"]["merges"].push_back(7); }},
+      {"is \"ab\", \"a b\" or", [](json& f) { f["model"]["merges"].push_back("ab"); }},
+      {"is \"a b c\", \"a b\" or", [](json& f) { f["model"]["merges"].push_back("a b c"); }},
+      {"added_tokens[0].content is \"\"", [](json& f) { f["added_tokens"][0]["content"] = ""; }},
+      {"added_tokens[0].lstrip is true, false",
+       [](json& f) { f["added_tokens"][0]["lstrip"] = true; }},
+      {"added_tokens is \"x\", a list", [](json& f) { f["added_tokens"] = "x"; }},
       {"belongs to two tokens", [](json& f) { f["added_tokens"][0]["id"] = 5; }},
   };
   for (const auto& [phrase, change] : changes) {
@@ -195,7 +197,7 @@ TEST(Tokenizer, refuses_other_kinds_and_damaged_files) {
   const TempFolder folder;
   expect_trouble("tokenizer.json\" cannot be opened", [&] { Tokenizer::open(folder.path()); });
   folder.write("tokenizer.json", text_of(data_path("bard-qwen3/tokenizer.json")).substr(0, 1000));
-  expect_trouble("is not a JSON object", [&] { Tokenizer::open(folder.path()); });
+  expect_trouble("is no JSON", [&] { Tokenizer::open(folder.path()); });
 }
 
 }  // namespace

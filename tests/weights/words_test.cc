@@ -3,8 +3,8 @@
 #include <chrono>
 #include <vector>
 
+#include "kernels/base/utf8.h"
 #include "src/weights/bpe.h"
-#include "src/weights/utf8.h"
 #include "tests/helpers.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "src/weights/utf8.h"
+#include "kernels/base/utf8.h"
 
 #include <cstdint>
 

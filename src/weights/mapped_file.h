@@ -7,9 +7,6 @@
 
 namespace lockstep {
 
-// The whole text of a file. Throws Error when it is missing, not a file, or cannot be read.
-std::string read_text(const std::string& path);
-
 // A file's bytes, read-only, mapped while this object or a copy of it lives. Not for empty files.
 // Throws Error when the file is missing, not a file, empty, or cannot be mapped.
 class MappedFile {

@@ -1,0 +1,21 @@
+#include "kernels/base/check.h"
+
+#include "kernels/base/printable.h"
+
+namespace lockstep {
+namespace {
+
+// The fact stands at the front of a sentence and what to do at its end: both stay.
+constexpr size_t kFront = 700, kBack = 280;
+
+std::string sentence_of(const std::string& text) {
+  const std::string line = printable(text);
+  if (line.size() <= kFront + kBack + kCut.size()) return line;
+  return front_of(line, kFront) + std::string(kCut) + back_of(line, kBack);
+}
+
+}  // namespace
+
+Error::Error(const std::string& sentence) : std::runtime_error(sentence_of(sentence)) {}
+
+}  // namespace lockstep

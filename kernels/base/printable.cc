@@ -1,0 +1,83 @@
+#include "kernels/base/printable.h"
+
+#include <fmt/core.h>
+
+#include <cstdint>
+
+#include "kernels/base/utf8.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kShownCharacters = 80;
+
+bool continues(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
+
+// The code point of a whole character.
+uint32_t point_of(std::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return first;
+  uint32_t point = first & (0x7Fu >> character.size());
+  for (const char byte : character.substr(1))
+    point = point << 6 | (static_cast<uint8_t>(byte) & 0x3F);
+  return point;
+}
+
+// Control characters, and those that break a line or change the order in which it is shown.
+bool is_printable(uint32_t point) {
+  const auto within = [point](uint32_t first, uint32_t last) {
+    return first <= point && point <= last;
+  };
+  return !within(0, 0x1F) && !within(0x7F, 0x9F) && !within(0x200B, 0x200F) &&
+         !within(0x2028, 0x202E) && !within(0x2060, 0x206F) && point != 0xFEFF;
+}
+
+std::string escaped(uint32_t point) {
+  if (point == '\n') return "\\n";
+  if (point == '\r') return "\\r";
+  if (point == '\t') return "\\t";
+  return fmt::format(fmt::runtime(point < 0x80 ? "\\x{:02x}" : "\\u{:04x}"), point);
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string line;
+  while (!text.empty()) {
+    const Utf8Front front = utf8_front(text);
+    const std::string_view bytes = text.substr(0, front.length);
+    text.remove_prefix(front.length);
+    if (front.kind != Utf8Kind::whole)
+      for (const char byte : bytes) line += fmt::format("\\x{:02x}", static_cast<uint8_t>(byte));
+    else if (const uint32_t point = point_of(bytes); is_printable(point))
+      line += bytes;
+    else
+      line += escaped(point);
+  }
+  return line;
+}
+
+std::string shown(std::string_view value) {
+  // Four bytes a character are the most that UTF-8 has: no more need to be looked at.
+  const std::string line = printable(value.substr(0, 4 * (kShownCharacters + 1)));
+  size_t characters = 0;
+  for (size_t at = 0; at < line.size(); ++at) {
+    if (continues(line[at])) continue;
+    if (characters++ == kShownCharacters) return line.substr(0, at) + std::string(kCut);
+  }
+  return line;
+}
+
+std::string front_of(std::string_view text, size_t most) {
+  size_t end = most < text.size() ? most : text.size();
+  while (end > 0 && end < text.size() && continues(text[end])) --end;
+  return std::string(text.substr(0, end));
+}
+
+std::string back_of(std::string_view text, size_t most) {
+  size_t begin = text.size() - (most < text.size() ? most : text.size());
+  while (begin < text.size() && continues(text[begin])) ++begin;
+  return std::string(text.substr(begin));
+}
+
+}  // namespace lockstep
