@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lockstep.digest import row_hashes
 from lockstep.elements import Elements, from_torch
-
-Tensor = torch.Tensor
 
 
 @dataclasses.dataclass
@@ -78,7 +77,6 @@ class CacheHashes:
         self._layers[session, layer] = LayerCache(k.clone(), v.clone(), hashes)
         return hashes
 
-    def as_written(self, layer: int, request: int, first: int, hashes: NDArray[np.uint64]) -> bool:
-        """Whether each position from `first` on holds what a pass wrote there last."""
-        written = self._written.get((layer, request), np.zeros(0, np.uint64))
-        return np.array_equal(written[first:first + len(hashes)], hashes)
+    def written(self, layer: int, request: int, count: int) -> NDArray[np.uint64]:
+        """The hash of what passes wrote last for the first `count` positions."""
+        return self._written.get((layer, request), np.zeros(0, np.uint64))[:count].copy()

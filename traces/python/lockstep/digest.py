@@ -57,16 +57,16 @@ def row_hashes(bits: NDArray[Any]) -> list[int]:
     rows = bits.shape[0]
     if not rows or not bits.size:
         return [xxh3(b"")] * rows
-    raw, size = memoryview(bits).cast("B"), bits.nbytes // rows
+    raw, size = bits.data.cast("B"), bits.nbytes // rows
     if rows == 1:
         return [xxh3(raw)]
     return [xxh3(raw[at:at + size]) for at in range(0, bits.nbytes, size)]
 
 
-def digest_of_rows(hashes: Sequence[int], count: int) -> Digest:
+def digest_of_rows(hashes: NDArray[np.uint64], count: int) -> Digest:
     """The digest of a cache of `count` elements, which is known by the hashes of its rows alone."""
     none = float("nan")
-    whole = xxh3(np.array(hashes, "<u8").tobytes())
+    whole = xxh3(hashes.astype("<u8").tobytes())
     return Digest(whole, count, -1, -1, -1, -1, -1, -1, none, none, none, none, none, none, none)
 
 

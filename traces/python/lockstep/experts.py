@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.patches import SeenLinears, replaced
 
-Tensor = torch.Tensor
 POINTS = ("mlp.expert_gate", "mlp.expert_up", "mlp.expert_act", "mlp.expert_down")
 
 

@@ -37,8 +37,9 @@ def read_config(config: ConfigLike) -> Config:
             raise LockstepError(f"{path} is no config.json that can be read ({error}): name a "
                                 "checkpoint's folder") from error
     to_dict = getattr(config, "to_dict", None)
-    check(to_dict, f"a {type(config).__name__} is no configuration: give a mapping, a path or a "
-          "transformers config")
+    if to_dict is None:
+        raise LockstepError(f"a {type(config).__name__} is no configuration: give a mapping, a "
+                            "path or a transformers config")
     return to_dict()
 
 

@@ -12,33 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep import experts
 from lockstep.caches import CacheHashes, joined
+from lockstep.contracts import rounding
 from lockstep.elements import Elements, from_torch
-from lockstep.errors import check
+from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
 from lockstep.patches import AttentionFunctions, modeling_of, replaced
-from lockstep.points import AXES
 from lockstep.sessions import Call, Sessions
 from lockstep.writer import Writer, check_point
 
-Tensor = torch.Tensor
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
-# Where the modules of Hugging Face round more than once.
-SEVERAL_ROUNDINGS = frozenset({
-    "attn.norm", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "attn.out",
-    "mlp.norm", "mlp.act", "mlp.expert_act", "mlp.combine", "final.norm"})
-
 
 def rounding_of(model: nn.Module) -> dict[str, str]:
     """Where each point of the model rounds inside, as transformers computes it."""
-    schema = {point: "hf" if point in SEVERAL_ROUNDINGS else "fused" for point in AXES}
-    if getattr(model.config, "_attn_implementation", "") == "eager":
-        schema["attn.out"] = "eager"
+    attention = getattr(model.config, "_attn_implementation", "")
+    schema = rounding("eager" if attention == "eager" else "hf")
     if getattr(model.config, "_experts_implementation", None) in ("batched_mm", "grouped_mm"):
         schema["mlp.combine"] = "products_rounded"
     return schema
@@ -112,8 +104,9 @@ class Capture:
         """Before the model computes: which rows these are."""
         bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         ids = bound.get("input_ids")
-        check(ids is not None, "the model was called with embeddings and without input_ids, so "
-              "that its tokens are not known: capture it with input_ids")
+        if ids is None:
+            raise LockstepError("the model was called with embeddings and without input_ids, so "
+                                "that its tokens are not known: capture it with input_ids")
         cache = bound.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
         before = self._call
@@ -135,13 +128,17 @@ class Capture:
         if call is None or not self._logit_rows:
             return
         chosen = self._likeliest.copy()
-        end = call.begin + call.keep.shape[1]
-        generation = self._generation
-        if generation is not None and tokens is not None and tokens.shape[1] > end \
-                and end >= generation.prompt_columns:
+        end, generation = call.begin + call.keep.shape[1], self._generation
+        if generation is not None and tokens is not None and \
+                tokens.shape[1] > end >= generation.prompt_columns:
             for i, row in enumerate(self._logit_rows):
-                if call.column[row] == end - 1:
-                    chosen[i] = tokens[call.batch[row], end]
+                if call.column[row] != end - 1:
+                    continue
+                token = int(tokens[call.batch[row], end])
+                if generation.likeliest:
+                    chosen[i] = token
+                else:  # the point token is the likeliest all the same
+                    self.writer.sampled[call.request[row]] = token
         if self._wants(-1, "token"):
             self.writer.show("token", None, chosen)
 
@@ -169,9 +166,6 @@ class Capture:
             self._generation = _generation_of(self.model, args, kwargs)
             try:
                 made = inner(*args, **kwargs)
-                call = self._call
-                if call is not None and not self._generation.likeliest:
-                    self.writer.sampled.update(call.session.requests)
                 self.end_pass(getattr(made, "sequences", made).detach().cpu().numpy())
                 return made
             finally:
@@ -240,8 +234,11 @@ class Capture:
         for b in dict.fromkeys(call.batch):
             kept, request = call.session.keep[b, begin:], call.session.requests[b]
             first, own = int(call.session.keep[b, :begin].sum()), hashes[b][kept]
-            tensor = None
-            if not self._caches.as_written(layer, request, first, own):
+            tensor, written = None, self._caches.written(layer, request, first + len(own))
+            if np.array_equal(written[first:], own):
+                # What a sliding cache has let go of is hidden by the window: it is as it was.
+                first, own = 0, written
+            else:
                 at = torch.from_numpy(kept.copy()).to(k.device)
                 tensor = joined(k[b][:, at], v[b][:, at])
             self.writer.show_cache_hashes(layer, request, own, (self.kv_heads, self.dim),

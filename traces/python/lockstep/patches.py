@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-
-Tensor = torch.Tensor
 
 
 def modeling_of(module: nn.Module) -> types.ModuleType:
@@ -37,7 +35,8 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 class AttentionFunctions:
     """In the place of transformers' table of attention functions: puts one around each of them."""
 
-    def __init__(self, inner: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, inner: Any,
+                 wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.inner, self.wrap = inner, wrap
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 Run = tuple[int, int, int]  # request, first position, count: consecutive positions
 
@@ -21,7 +21,7 @@ class Row:
 class PassRows:
     """A forward pass: its rows, which of them get logits, and what requests enter it with.
 
-    inherited: by request, the tokens of positions 0, 1, ... that are in the cache by another's work.
+    inherited: by request, the tokens of positions 0, 1, ... that another put into the cache.
     """
 
     rows: list[Row]
@@ -67,13 +67,14 @@ def last_rows(rows: Sequence[Row]) -> list[int]:
 
 
 def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
-                chosen: Sequence[dict[Row, int]], sampled: Collection[int] = ()) -> list[Request]:
+                chosen: Sequence[dict[Row, int]], sampled: Mapping[int, int]) -> list[Request]:
     """The requests that the passes tell of.
 
     The prompt is what the first passes fed; what a decode row fed is a token that was chosen
     before, and what the last row of logits chose is the last. argmax and chosen have, by pass, the
     most likely and the chosen token of each row of logits, as far as they are known. Tokens that
-    are not the chosen ones were forced.
+    are not the chosen ones were forced, unless they were drawn: sampled has the last one of each
+    request of which they were.
     """
     found: dict[int, Request] = {}
     fed: dict[int, dict[int, int]] = {}   # by request and position, what came last
@@ -90,14 +91,15 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
                 table.setdefault(row.request, {})[row.position] = token
     for request, tokens in fed.items():
         end, length = prompts.get(request, 0), max(tokens) + 1
-        own, best = picked.get(request, {}), likely.get(request, {})
+        own, argmaxes = picked.get(request, {}), likely.get(request, {})
         after = [tokens[at] for at in range(end, length) if at in tokens]
-        forced = any(own.get(at - 1, tokens[at]) != tokens[at]
-                     for at in range(end, length) if at in tokens)
-        last = own.get(length - 1)
+        drawn = request in sampled
+        forced = not drawn and any(own.get(at - 1, tokens[at]) != tokens[at]
+                                   for at in range(end, length) if at in tokens)
+        last = sampled[request] if drawn else own.get(length - 1)
         found[request] = Request(
             request, [tokens[at] for at in range(end) if at in tokens],
             after + ([last] if last is not None else []), after if forced else [],
-            [best[at] for at in range(max(end - 1, 0), length) if at in best],
-            request in sampled, f"request {request}")
+            [argmaxes[at] for at in range(max(end - 1, 0), length) if at in argmaxes],
+            drawn, f"request {request}")
     return [found[request] for request in sorted(found)]

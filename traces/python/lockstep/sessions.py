@@ -112,7 +112,9 @@ def _kept_columns(mask: Any, batch: int, past: int, new: int) -> NDArray[np.bool
     """Which columns are tokens, [batch, past + new], by the attention mask of the call."""
     total = past + new
     if isinstance(mask, dict):  # by kind of layer, as generate makes it for a static cache
-        mask = next((m for m in (mask.get("full_attention"), *mask.values()) if m is not None), None)
+        check("full_attention" in mask, "the attention masks of the call are of sliding layers "
+              "alone, and do not tell padding from what a window hides: use a dynamic cache")
+        mask = mask["full_attention"]  # None: there is no padding
     if mask is None:
         return np.ones((batch, total), bool)
     if mask.dim() == 4:  # the last row sees every token; [batch, 1, row, column]

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -66,7 +66,7 @@ class Facts:
     selection: str
     passes: Sequence[PassRows]
     requests: Sequence[Request] | None  # None: what the passes tell of them
-    sampled: Collection[int]            # requests of which tokens were drawn
+    sampled: Mapping[int, int]          # requests whose tokens were drawn; the last of each
 
 
 class Output:

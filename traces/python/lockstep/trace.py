@@ -144,8 +144,8 @@ class Trace:
         pandas = _import("pandas")
         names = ("seq", "pass", "layer", "point", "dtype", "axes", "path", "n", *COUNTS, *NUMBERS,
                  "xxh3")
-        columns = {name: np.concatenate([_column(file["index"], name) for file in self._files])
-                   for name in names}
+        columns: dict[str, Any] = {name: np.concatenate([_column(file["index"], name) for file in self._files])
+                                   for name in names}
         columns["shape"] = [info.shape for info in self.tensors]
         return pandas.DataFrame(columns).set_index("seq")
 
@@ -248,8 +248,8 @@ def _read_graph(group: h5py.Group) -> list[Node]:
 def _read_requests(group: h5py.Group) -> list[Request]:
     lists = [_ragged(group, name, f"{name}_edges")
              for name in ("prompt", "tokens", "forced", "argmax")]
-    return [Request(int(number), *parts, sampled=bool(sampled), name=name)
-            for number, name, sampled, *parts in zip(
+    return [Request(int(number), prompt, tokens, forced, argmax, bool(sampled), name)
+            for number, name, sampled, prompt, tokens, forced, argmax in zip(
                 _column(group, "id"), _column(group, "name"), _column(group, "sampled"), *lists)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import tables
-from lockstep.digest import Digest, digest_of_rows, digests_of, row_hashes
+from lockstep.digest import digest_of_rows, digests_of, row_hashes
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.graph import ConfigLike, Node, graph_of, read_config
@@ -55,7 +55,8 @@ class Writer:
             check_point(point)
         self.dtype, self.selection = dtype, selection
         self.requests: list[Request] | None = None  # None: what the passes tell of them
-        self.sampled: set[int] = set()  # requests whose tokens were drawn, and need not be argmax
+        # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
+        self.sampled: dict[int, int] = {}
         self._path = pathlib.Path(path)
         self._part = self._path.with_name(self._path.name + ".part")
         check(self._path.parent.is_dir(), f"{self._path.parent} is no folder: a trace is written "
@@ -79,7 +80,8 @@ class Writer:
         not its first. inherited: by request that enters with a cache, the tokens of that.
         """
         count = len(tokens)
-        owners = [int(requests)] * count if isinstance(requests, int) else [int(r) for r in requests]
+        owners = [int(requests)] * count if isinstance(requests, int) else \
+            [int(request) for request in requests]
         check(count and len(positions) == count and len(owners) == count,
               f"a pass has as many tokens as positions and requests, and one at least: found "
               f"{count}, {len(positions)} and {len(owners)}")
@@ -222,14 +224,13 @@ class Writer:
     def _write_pending(self) -> None:
         """Puts what was shown into the file, with digests."""
         entries, self._pending, self._pending_bytes = self._pending, [], 0
-        numbered = [entry for entry in entries if entry.point != "attn.kv"]
-        digests: dict[int, Digest] = {id(entry): digest for entry, digest in zip(
-            numbered, digests_of([entry.tensor for entry in numbered if entry.tensor]))}
+        known = [entry.tensor for entry in entries if entry.tensor and entry.point != "attn.kv"]
+        digests = iter(digests_of(known))
         for entry in entries:
-            digest = digests.get(id(entry))
-            if digest is None:
+            if entry.point == "attn.kv" or entry.tensor is None:
                 digest = digest_of_rows(entry.hashes, math.prod(entry.shape))
             else:
+                digest = next(digests)
                 entry.hashes = np.array(row_hashes(entry.tensor.bits), np.uint64)
             self._file.add(entry, digest, self._passes[entry.number])
 
