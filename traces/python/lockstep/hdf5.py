@@ -62,7 +62,7 @@ def write_attributes(file: h5py.File, path: str, seq: int, texts: Mapping[str, s
     number.write(np.array(seq, np.int64))
     for name, text in texts.items():
         attribute = h5a.create(owner, name.encode(), _TEXT_TYPE, _SCALAR)
-        attribute.write(np.array(text, dtype=object), mtype=_TEXT_TYPE)
+        attribute.write(np.array(text, dtype=TEXT))
 
 
 def read_tensor(file: h5py.File, path: str, dtype: str,

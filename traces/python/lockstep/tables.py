@@ -79,7 +79,8 @@ class Output:
         except OSError as error:
             raise LockstepError(f"{path} cannot be made ({error}): choose another place for the "
                                 "trace") from error
-        self._index = Columns(_index_types(), ["shape_edges", "exponent_edges", "run_edges", "row_xxh3_edges"])
+        self._index = Columns(_index_types(), [f"{name}_edges" for name in
+                                                ("shape", "exponent", "run", "row_xxh3")])
         self._cells: list[tuple[int, int, int, Digest]] = []
         self._paths: list[tuple[str, str, str]] = []  # by seq: path, dtype, axes
         self._tensors: list[int] = []  # by pass

@@ -144,8 +144,9 @@ class Trace:
         pandas = _import("pandas")
         names = ("seq", "pass", "layer", "point", "dtype", "axes", "path", "n", *COUNTS, *NUMBERS,
                  "xxh3")
-        columns: dict[str, Any] = {name: np.concatenate([_column(file["index"], name) for file in self._files])
-                                   for name in names}
+        columns: dict[str, Any] = {
+            name: np.concatenate([_column(file["index"], name) for file in self._files])
+            for name in names}
         columns["shape"] = [info.shape for info in self.tensors]
         return pandas.DataFrame(columns).set_index("seq")
 

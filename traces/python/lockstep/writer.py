@@ -154,8 +154,8 @@ class Writer:
 
     def close(self) -> None:
         """Ends the trace and puts it under its name."""
-        check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
         try:
+            check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
             self._write_pending()
             self._file.finish(tables.Facts(
                 self.graph, self._run_dtype(), self.schema, self.provenance, self.selection,
