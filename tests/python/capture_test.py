@@ -2,13 +2,14 @@
 
 python capture_test.py LOCKSTEP. capture_table.py is the long form of it.
 """
-import pathlib
-import subprocess
+import contextlib
+import io
+import runpy
 import sys
-import unittest
+import unittest.mock
 
-import numpy as np
 import torch
+from transformers import DynamicCache
 
 import support
 from support import EXPERTS, QWEN3, QWEN25, SLIDING, InFolder, load, padded, tokens
@@ -41,84 +42,74 @@ def generated(ids, new=3, **options):
     return lambda model: model.generate(ids, **options)
 
 
+@torch.no_grad()
+def forced_loop(model):
+    """Chunks of a prompt, then tokens that are fed whatever was most likely."""
+    ids, cache = tokens(14, 3, 4096), DynamicCache(config=model.config)
+    for part in (ids[:, :5], ids[:, 5:11], ids[:, 11:12], ids[:, 12:13], ids[:, 13:]):
+        made = model(part, past_key_values=cache).logits
+    return made[0]
+
+
 class Clean(Captured):
-    def test_generate_with_left_padding_and_a_static_cache(self):
-        ids, mask = padded([5, 23, 12], 4096)
-        path = self.captured(load(QWEN3), generated(ids, attention_mask=mask,
-                                                    cache_implementation="static"))
-        self.assert_clean(path, QWEN3)
-        with lockstep.Trace(path) as trace:
-            self.assertEqual([len(r.prompt) for r in trace.requests], [5, 23, 12])
-            self.assertEqual([len(r.tokens) for r in trace.requests], [3, 3, 3])
-            self.assertEqual([len(p.rows) for p in trace.passes], [40, 3, 3])
-            self.assertEqual(trace.schema["attn.out"], "hf")
+    """A trace holds many requests, so that each model is judged once for all that it did."""
 
-    def test_eager_attention_and_two_calls(self):
-        first, second = tokens(9, 1, 4096), tokens(14, 2, 4096)
-        path = self.captured(load(QWEN25, attention="eager"), lambda model: torch.cat(
-            [generated(first)(model), generated(second)(model)], 1))
-        self.assert_clean(path, QWEN25)
-        with lockstep.Trace(path) as trace:
-            self.assertEqual([r.prompt for r in trace.requests],
-                             [first[0].tolist(), second[0].tolist()])
-            self.assertEqual(trace.schema["attn.out"], "eager")
-
-    def test_a_loop_in_fp32_that_feeds_chunks_and_forces(self):
-        from transformers import DynamicCache
-        ids = tokens(24, 3, 4096)
-
-        @torch.no_grad()
-        def loop(model):
-            cache = DynamicCache(config=model.config)
-            for part in (ids[:, :9], ids[:, 9:21], ids[:, 21:22], ids[:, 22:23], ids[:, 23:]):
-                made = model(part, past_key_values=cache).logits
-            return made
-
-        path = self.captured(load(QWEN3, "float32"), loop)
-        self.assert_clean(path, QWEN3)
-        with lockstep.Trace(path) as trace:
-            self.assertEqual(trace.requests[0].forced, ids[0, 21:].tolist())
-            self.assertEqual(trace.dtype, "fp32")
-            self.assertEqual(trace["logits"].shape[0], 24)
-
-    def test_tokens_that_are_drawn(self):
+    def test_generate_in_many_ways(self):
+        ids, mask = padded([5, 13, 9], 4096)
+        model, end = load(QWEN3), 0
+        pair = torch.cat([tokens(6, 1, 4096), tokens(6, 2, 4096)])
+        end = int(generated(pair, 4)(model)[0, 7])  # the second token of the first sequence
         torch.manual_seed(7)
         state = torch.get_rng_state()
 
-        def drawn(model):
+        def run(model):
             torch.set_rng_state(state)
-            return generated(tokens(8, 4, 320), 4, do_sample=True, temperature=2.0)(model)
+            return torch.cat([made.flatten() for made in (
+                generated(ids, attention_mask=mask, cache_implementation="static")(model),
+                generated(pair, 4, eos_token_id=end, pad_token_id=0)(model),
+                generated(tokens(8, 4, 4096), 4, do_sample=True, temperature=3.0)(model),
+                forced_loop(model).argmax(-1))])
 
-        path = self.captured(load(SLIDING), drawn)
-        self.assert_clean(path, SLIDING)
+        path = self.captured(model, run)
+        self.assert_clean(path, QWEN3)
         with lockstep.Trace(path) as trace:
-            self.assertTrue(trace.requests[0].sampled)
-            self.assertNotEqual(trace.requests[0].tokens, trace.requests[0].argmax)
+            padded_, ended, drawn, forced = (trace.requests[i] for i in (slice(3), slice(3, 5),
+                                                                        5, 6))
+            self.assertEqual([len(r.prompt) for r in padded_], [5, 13, 9])
+            self.assertEqual([len(r.tokens) for r in padded_], [3, 3, 3])
+            self.assertEqual([len(p.rows) for p in trace.passes[:3]], [27, 3, 3])
+            self.assertEqual(ended[0].tokens[-1], end)
+            self.assertEqual([len(r.tokens) for r in ended], [2, 4])
+            self.assertTrue(drawn.sampled)
+            self.assertNotEqual(drawn.tokens, drawn.argmax)
+            self.assertEqual(forced.forced, tokens(14, 3, 4096)[0, 11:].tolist())
+            self.assertEqual(trace.schema["attn.out"], "hf")
 
-    def test_experts_however_they_are_computed(self):
+    def test_eager_attention(self):
+        path = self.captured(load(QWEN25, attention="eager"), generated(tokens(9, 1, 4096)))
+        self.assert_clean(path, QWEN25)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual(trace.schema["attn.out"], "eager")
+
+    def test_fp32(self):
+        path = self.captured(load(QWEN3, "float32"), forced_loop)
+        self.assert_clean(path, QWEN3)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual((trace.dtype, trace["logits"].shape[0]), ("fp32", 14))
+
+    def test_experts_whose_products_are_calls(self):
         ids, mask = padded([9, 4], 320)
-        for way in ("eager", "grouped_mm", "batched_mm"):
+        for way in ("eager", "grouped_mm"):
             with self.subTest(way=way):
                 model = load(EXPERTS, experts_implementation=way)
                 path = self.captured(model, generated(ids, 2, attention_mask=mask))
                 self.assert_clean(path, EXPERTS)
 
     def test_a_sliding_window_and_no_cache(self):
-        path = self.captured(load(SLIDING), generated(tokens(30, 5, 320), 3))
+        ids = tokens(30, 5, 320)
+        path = self.captured(load(SLIDING), lambda model: torch.cat([
+            generated(ids)(model), generated(ids[:, 1:], 2, use_cache=False)(model)], 1))
         self.assert_clean(path, SLIDING)
-        path = self.captured(load(SLIDING), generated(tokens(30, 5, 320), 2, use_cache=False))
-        self.assert_clean(path, SLIDING)
-
-    def test_sequences_that_end_early_are_left_out_from_there(self):
-        model = load(QWEN3)
-        ids = torch.cat([tokens(6, 1, 4096), tokens(6, 2, 4096)])
-        free = generated(ids, 4)(model)
-        end = int(free[0, 7])  # the second token of the first sequence
-        path = self.captured(model, generated(ids, 4, eos_token_id=end, pad_token_id=0))
-        self.assert_clean(path, QWEN3)
-        with lockstep.Trace(path) as trace:
-            self.assertEqual(trace.requests[0].tokens[-1], end)
-            self.assertLess(len(trace.requests[0].tokens), len(trace.requests[1].tokens))
 
 
 class Wrong(Captured):
@@ -128,7 +119,6 @@ class Wrong(Captured):
 
         @torch.no_grad()
         def run(model):
-            from transformers import DynamicCache
             cache = DynamicCache(config=model.config)
             made = model(tokens(10, 1, 4096), past_key_values=cache).logits
             cache.layers[2].values[0, 1, 4, 7] += 1
@@ -189,10 +179,11 @@ class Example(InFolder):
         script = support.PACKAGE / "examples/judge_hugging_face.py"
         code = [line for line in script.read_text().split('"""')[2].splitlines() if line.strip()]
         self.assertLessEqual(len(code), 10)
-        made = subprocess.run([sys.executable, "-B", script, QWEN3], cwd=self.folder, check=True,
-                              capture_output=True, text=True,
-                              env={**support.os.environ, "PYTHONPATH": str(support.PACKAGE)})
-        self.assertRegex(made.stdout, r"^clean: No bug: (\d+) of \1 nodes")
+        said = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), \
+                unittest.mock.patch.object(sys, "argv", [str(script), QWEN3]):
+            runpy.run_path(str(script), run_name="__main__")
+        self.assertRegex(said.getvalue(), r"^clean: No bug: (\d+) of \1 nodes")
 
 
 if __name__ == "__main__":
