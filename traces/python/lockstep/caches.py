@@ -26,6 +26,12 @@ class LayerCache:
     def columns(self) -> int:
         return int(self.hashes.shape[1])
 
+    def is_prefix_of(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether these are the same positions with the same bits, and perhaps more behind them."""
+        end = self.columns
+        return torch.equal(keys[:, :, :end], self.keys) and \
+            torch.equal(values[:, :, :end], self.values)
+
 
 def bits_of(tensor: Tensor) -> Tensor:
     """The same memory as integers, which compare as bits: 0 is not -0, and NaN is itself."""
@@ -37,9 +43,17 @@ def joined(keys: Tensor, values: Tensor) -> Elements:
     return from_torch(torch.stack((keys, values)).permute(2, 0, 1, 3))
 
 
+def _hashes_of(keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
+    """Of [batch, kv head, column, dim], the hash of K, then V, of each position."""
+    rows = torch.stack((keys, values)).permute(1, 3, 0, 2, 4).cpu().contiguous().numpy()
+    batch, columns = rows.shape[:2]
+    marks = row_hashes(rows.reshape(batch * columns, *rows.shape[2:]))
+    return np.array(marks, np.uint64).reshape(batch, columns)
+
+
 class CacheHashes:
-    """Hashes of what attention reads. A position whose bits are as they were is not hashed again:
-    a step of decode hashes one, however long the cache is.
+    """Hashes of what attention reads. Where the bits are as they were, a step of decode hashes one
+    position, however long the cache is.
     """
 
     def __init__(self) -> None:
@@ -61,18 +75,12 @@ class CacheHashes:
     def read(self, session: Any, layer: int, keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
         """The hash of each position that a pass reads: [batch, column]."""
         k, v = bits_of(keys.detach()), bits_of(values.detach())
-        hashes = np.zeros((k.shape[0], k.shape[2]), np.uint64)
-        fresh = torch.ones(hashes.shape, dtype=torch.bool)
         before = self._layers.get((session, layer))
-        if before is not None and before.hashes.shape[0] == len(hashes):
-            n = min(before.columns, hashes.shape[1])
-            differs = (k[:, :, :n] != before.keys[:, :, :n]).any(3).any(1)
-            differs |= (v[:, :, :n] != before.values[:, :, :n]).any(3).any(1)
-            fresh[:, :n] = differs.cpu()
-            hashes[:, :n] = before.hashes[:, :n]
-        b, t = fresh.nonzero(as_tuple=True)
-        rows = torch.stack((k.transpose(1, 2)[b, t], v.transpose(1, 2)[b, t]), dim=1)
-        hashes[b.numpy(), t.numpy()] = row_hashes(rows.cpu().contiguous().numpy())
+        if before is not None and before.is_prefix_of(k, v):
+            new = _hashes_of(k[:, :, before.columns:], v[:, :, before.columns:])
+            hashes = np.concatenate([before.hashes, new], axis=1)
+        else:
+            hashes = _hashes_of(k, v)
         # Copies: a cache may be written in place.
         self._layers[session, layer] = LayerCache(k.clone(), v.clone(), hashes)
         return hashes

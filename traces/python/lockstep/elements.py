@@ -48,18 +48,32 @@ def bf16_bits(values: NDArray[Any]) -> NDArray[np.uint16]:
     return (raw >> 16).astype(np.uint16)
 
 
+_TORCH_NAMES: dict[Any, str] = {}  # by torch dtype; filled when torch is there
+
+
+def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
+    """The bits of a torch tensor, in its own memory and layout where that is the host's."""
+    import torch
+    if not _TORCH_NAMES:
+        _TORCH_NAMES.update({torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16",
+                             torch.int32: "int32", torch.int64: "int32", torch.int16: "int32",
+                             torch.uint8: "int32"})
+    name = _TORCH_NAMES.get(tensor.dtype)
+    if name is None:
+        raise LockstepError(f"a tensor of {tensor.dtype} has no place in a trace: fp32, bf16, fp16 "
+                            "or integers were wanted")
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    if name == "bf16":
+        return tensor.view(torch.uint16).numpy(), name
+    return tensor.numpy().astype(STORAGE[name], copy=False), name
+
+
 def from_torch(tensor: Any) -> Elements:
     """A torch tensor of any device and layout; what it shares with the tensor is not copied."""
-    import torch
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return Elements(tensor.view(torch.uint16).numpy(), "bf16")
-    if tensor.dtype in (torch.int64, torch.int16, torch.uint8):
-        tensor = tensor.to(torch.int32)
-    names = {torch.float32: "fp32", torch.float16: "fp16", torch.int32: "int32"}
-    check(tensor.dtype in names, f"a tensor of {tensor.dtype} has no place in a trace: fp32, bf16, "
-          "fp16 or integers were wanted")
-    return Elements(tensor.numpy(), names[tensor.dtype])
+    bits, name = view_of_torch(tensor)
+    return Elements(np.ascontiguousarray(bits), name)
 
 
 def elements_of(tensor: Any, dtype: str = "") -> Elements:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep import experts
 from lockstep.caches import CacheHashes, joined
 from lockstep.contracts import rounding
-from lockstep.elements import Elements, from_torch
+from lockstep.elements import Elements, from_torch, view_of_torch
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
@@ -91,7 +91,7 @@ class Capture:
         self._sessions, self._caches = Sessions(), CacheHashes()
         self._generation: Generation | None = None
         self._call: Call | None = None          # the pass that is open; None: none is
-        self._keep = torch.zeros(0)             # which rows of the batch are recorded
+        self._keep = np.zeros(0, bool)          # which rows of the batch are recorded, [row]
         self._all = True                        # every one of them
         self._logit_rows: list[int] = []        # of the pass
         self._likeliest = np.zeros(0, np.int32)  # token of each of these
@@ -117,7 +117,7 @@ class Capture:
         if not call.keep.any():
             return
         self._call, self._logit_rows = call, []
-        self._keep = torch.from_numpy(call.keep.copy()).to(ids.device)
+        self._keep = call.keep.reshape(-1)
         self._all = bool(call.keep.all())
         self.writer.begin_pass(call.token, call.position, call.request, logit_rows=[],
                                decode=self._is_decode(call))
@@ -182,13 +182,13 @@ class Capture:
         """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
         if self._call is None:
             return None
-        whole = tensor.detach().reshape(self._keep.numel(), *(shape or tensor.shape[2:]))
+        bits, name = view_of_torch(tensor)
+        whole = bits.reshape(self._keep.size, *(shape or bits.shape[2:]))
         # A copy: the model may put something else into its memory.
-        return self._show_rows(layer, point, whole.clone() if self._all else
-                               whole[self._keep.flatten()])
+        rows = whole.copy() if self._all else whole[self._keep]
+        return self._show_rows(layer, point, Elements(rows, name))
 
-    def _show_rows(self, layer: int, point: str, rows: Tensor) -> Elements:
-        elements = from_torch(rows)
+    def _show_rows(self, layer: int, point: str, elements: Elements) -> Elements:
         if self._wants(layer, point):
             self.writer.show_elements(point, layer, elements)
         return elements
@@ -256,7 +256,7 @@ class Capture:
         rows = result.detach().reshape(batch * count, width)[at]
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
-        self._show_rows(-1, "logits", rows)
+        self._show_rows(-1, "logits", from_torch(rows))
 
     # Hooks.
 
