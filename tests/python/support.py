@@ -1,6 +1,7 @@
 """What the tests of the package share: where it is, the checkpoints, and the command."""
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
@@ -39,8 +40,9 @@ def main():
     unittest.main("__main__")
 
 
+@functools.cache
 def load(folder, dtype="bfloat16", attention="sdpa", **options):
-    """A model of transformers, ready to compute."""
+    """A model of transformers, ready to compute; one of each kind is kept."""
     import torch
     import transformers
     transformers.utils.logging.set_verbosity_error()
