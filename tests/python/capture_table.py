@@ -1,7 +1,7 @@
 """Captures runs of Hugging Face's models in all ways, has them judged, and prints a table.
 
 python capture_table.py LOCKSTEP [MODEL ...]. A row is a model, a dtype, an attention and a way to
-compute: whether the bits are those without capture, and the verdict. At the end, what capture costs.
+compute: whether the bits are those without capture, and the verdict. Last, what capture costs.
 """
 from __future__ import annotations
 

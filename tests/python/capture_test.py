@@ -170,6 +170,7 @@ class PutBack(Captured):
             self.refused("beams", generated(ids, num_beams=2), model)
             self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
             generated(ids, 1)(model)
+        self.refused("is no configuration", lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
         self.refused("is no point", lambda: lockstep.capture(model, path, points=("mlp.upp",))
                      .__enter__())
 

@@ -101,6 +101,22 @@ class Imports(InFolder):
                                           "model.layers.N.self_attn.q_proj:out"})
         self.assertIn("q_prj  (nearest: model.layers.N.self_attn.q_proj:out)", str(report))
 
+    def test_what_does_not_fit_is_said_and_left_out(self):
+        arrays = {"tokens": np.arange(3), "embed": np.ones((3, 192)), "layers.0.mlp.norm":
+                  np.ones((2, 192), "f4"), "layers.0.attn.norm": np.full((3, 192), 0.1, "f4"),
+                  "layers.9.mlp.up": np.ones((3, 576), "f4"), "layers.1.attn.o":
+                  np.ones((1, 3, 192), "f4"), "names": np.array(["a"])}
+        np.savez(self.folder / "x.npz", **arrays)
+        report, out = self.imported("points", self.folder / "x.npz")
+        with lockstep.Trace(out) as trace:
+            self.assertEqual([(t.point, t.layer, t.dtype) for t in trace.tensors],
+                             [("attn.norm", 0, "fp32"), ("attn.o", 1, "bf16")])
+        said = str(report)
+        for part in ("an array of float64", "mlp.norm of layer 0 is [2, 192], which is not 3 rows",
+                     "are fp32 where the run is bf16, the first: attn.norm of layer 0"):
+            self.assertTrue(any(part in what for what in report.skipped + [said]), (part, report))
+        self.assertEqual(list(report.unknown), ["names"])
+
     def test_the_old_layout_and_what_is_no_tensor(self):
         self.made("sglang_dumper", True)
         report, out = self.imported("sglang")

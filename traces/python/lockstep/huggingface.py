@@ -74,7 +74,7 @@ class Capture:
 
     def __init__(self, model: nn.Module, path: str | os.PathLike[str], points: Collection[str],
                  layers: Collection[int], provenance: Mapping[str, str]) -> None:
-        config = read_config(model.config)
+        config = read_config(getattr(model, "config", None))
         family = config.get("model_type")
         check(family in FAMILIES, f"the model is a {family}: capture knows {', '.join(FAMILIES)}")
         for point in points:

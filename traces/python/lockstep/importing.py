@@ -7,8 +7,6 @@ import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,7 @@ from lockstep.dumps import read_dump
 from lockstep.dumps.dump import Dump, Load, is_tensor
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
-from lockstep.graph import dimensions, graph_of, read_config
+from lockstep.graph import dimensions, read_config
 from lockstep.mapping import Map, Rule, read_map
 from lockstep.points import LOGIT_POINTS, Place, nearest
 from lockstep.requesting import PassIds, Requests
@@ -134,12 +132,19 @@ class Importer:
                 f"{point} of layer {layer} is {list(elements.bits.shape)}, which is not {rows} "
                 f"rows of {list(shape)}")
             return
+        if elements.dtype not in (self.dtype, "int32"):
+            self._note_dtype(f"{point} of layer {layer}", elements.dtype)
         shaped = Elements(elements.bits.reshape(count, *shape), elements.dtype)
         if of_logits and point not in LOGIT_POINTS:
             self.writer.show(point, layer, shaped.bits, dtype=shaped.dtype, rows=logit_rows)
         else:
             self.writer.show_elements(point, layer, shaped)
         self.report.tensors += 1
+
+    def _note_dtype(self, where: str, dtype: str) -> None:
+        note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
+        if not any(text.startswith(note) for text in self.report.notes):
+            self.report.notes.append(f"{note}{where}")
 
     def _row_shape(self, point: str) -> tuple[int, ...]:
         h, inner = self.sizes["h"], self.sizes["I"]
@@ -157,7 +162,7 @@ class Importer:
         for kind, pattern in self.mapping.rows.items():
             key = next((key for key in loads if pattern.fullmatch(key)), "")
             value = self._loaded(key, loads[key]) if key else None
-            found[kind] = None if value is None else _integers(value)
+            found[kind] = None if value is None else value.bits.astype(np.int64).reshape(-1)
         if found["tokens"] is None and len(tokens):
             found["tokens"] = np.array(tokens, np.int64)
         if found["tokens"] is None:
@@ -183,19 +188,19 @@ class Importer:
                     mapped[place] = part
         return mapped
 
-    def _loaded(self, key: str, load: Load) -> Any:
+    def _loaded(self, key: str, load: Load) -> Elements | None:
+        """The tensor as elements; None, and why is noted, where it is none."""
         try:
             value = load()
+            if is_tensor(value):
+                return elements_of(value)
+            self.report.skipped.append(f"{key} is no tensor")
         except LockstepError as error:
             self.report.skipped.append(str(error))
-            return None
-        if not is_tensor(value):
-            self.report.skipped.append(f"{key} is no tensor")
-            return None
-        return value
+        return None
 
-    def _split(self, key: str, value: Any, rule: Rule) -> list[Elements]:
-        elements = self._narrowed(elements_of(value))
+    def _split(self, key: str, value: Elements, rule: Rule) -> list[Elements]:
+        elements = self._narrowed(value)
         if not rule.split:
             return [elements]
         sizes = [math.prod(self.sizes[letter] for letter in part.split("*"))
@@ -233,8 +238,3 @@ def _example_of(pattern: str) -> str:
     """A key that a rule of a map may match."""
     return re.sub(r"\(([^()|]*)(\|[^()]*)?\)\??", r"\1", pattern.replace("(\\d+)", "N")
                   ).replace("\\", "")
-
-
-def _integers(value: Any) -> NDArray[np.int64]:
-    array = elements_of(value).bits if not isinstance(value, np.ndarray) else value
-    return np.asarray(array).astype(np.int64).reshape(-1)

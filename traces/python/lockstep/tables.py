@@ -95,7 +95,11 @@ class Output:
             self._chosen.append({})
         self._tensors[entry.number] += 1
         if entry.tensor is not None:
-            hdf5.write_tensor(self._file, entry.path, entry.tensor)
+            try:
+                hdf5.write_tensor(self._file, entry.path, entry.tensor)
+            except (OSError, RuntimeError) as error:
+                raise LockstepError(f"{self._path} cannot be written ({error}): choose another "
+                                    "place for the trace") from error
             if entry.point == "logits":
                 self._top[entry.number] = dict(zip(rows.with_logits(), _best_of(entry.tensor)))
             if entry.point == "token":

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from lockstep.dumps import debugger, msprobe, plain, polygraphy, sglang, tensorrt_llm, vllm
 from lockstep.dumps.dump import Dump
-from lockstep.errors import check
-from lockstep.points import nearest
+from lockstep.errors import LockstepError, check
 
 # By name: whether the path looks like one, and its reader. The first that says so is taken.
 FORMATS: dict[str, tuple[Callable[[pathlib.Path], bool], Callable[[pathlib.Path], Dump]]] = {
@@ -32,11 +31,9 @@ def read_dump(path: pathlib.Path, kind: str = "") -> tuple[str, Dump]:
     """The name of the dump's format, and what is in it. kind "": the format that it looks like."""
     check(path.exists(), f"{path} is not there: a dump was wanted")
     if kind:
-        check(kind in FORMATS, f"'{kind}' is no format of dumps ("
-              f"{', '.join(FORMATS)})")
+        check(kind in FORMATS, f"'{kind}' is no format of dumps ({', '.join(FORMATS)})")
         return kind, FORMATS[kind][1](path)
     for name, (fits, read) in FORMATS.items():
         if fits(path):
             return name, read(path)
-    check(False, f"{path} looks like no dump that is known: {', '.join(FORMATS)}")
-    raise AssertionError
+    raise LockstepError(f"{path} looks like no dump that is known: {', '.join(FORMATS)}")

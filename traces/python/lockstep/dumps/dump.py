@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError
 
 Load = Callable[[], Any]  # a torch tensor or a numpy array; None: it is none
 
