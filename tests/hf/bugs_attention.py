@@ -8,7 +8,7 @@ from torch import nn
 
 import patches
 from bug import Bug, bug
-from recorder import replaced
+from lockstep.patches import replaced
 
 Tensor = torch.Tensor
 

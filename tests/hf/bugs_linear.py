@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 import capture
 import patches
 from bug import Bug, bug
-from recorder import replaced
+from lockstep.patches import replaced
 
 Tensor = torch.Tensor
 

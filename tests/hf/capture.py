@@ -21,15 +21,11 @@ from transformers.cache_utils import Cache
 import trace_file
 from recorder import Recorder
 from trace_file import Pass, Request, Row, Trace, qwen_graph
+from lockstep.contracts import rounding
 
 Tensor = torch.Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-# Where the modules of Hugging Face round more than once.
-SEVERAL_ROUNDINGS = ("attn.norm", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope",
-                     "attn.out", "mlp.norm", "mlp.act", "mlp.expert_act", "mlp.combine",
-                     "final.norm")
 
 TEXT = (
     "First Citizen: Before we proceed any further, hear me speak. All: Speak, speak. "
@@ -81,9 +77,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 def declared_rounding(attention: str, other: dict[str, str] | None = None) -> dict[str, str]:
     """Of each point, where it rounds inside."""
-    schema = {point: "hf" if point in SEVERAL_ROUNDINGS else "fused" for point in trace_file.AXES}
-    schema["attn.out"] = "eager" if attention == "eager" else "hf"
-    return schema | (other or {})
+    return rounding("eager" if attention == "eager" else "hf") | (other or {})
 
 
 class Runner:
@@ -93,7 +87,8 @@ class Runner:
         self.model, self.plan = model, plan
         self.cache = DynamicCache(config=model.config) if cache is None else cache
         self.recorder = Recorder(model)
-        self.requests = [Request(list(prompt), forced=list(plan.forced)) for prompt in plan.prompts]
+        self.requests = [Request(b, list(prompt), forced=list(plan.forced))
+                         for b, prompt in enumerate(plan.prompts)]
         longest = max(map(len, plan.prompts))
         self.padding = [longest - len(prompt) for prompt in plan.prompts]
         self.passes: list[Pass] = []
@@ -161,10 +156,10 @@ def trace_of(model: nn.Module, runner: Runner, provenance: dict[str, str],
     layers = model.model.layers
     facts = {"engine": "transformers", "engine_version": transformers.__version__,
              "torch_version": str(torch.__version__), **provenance}
-    facts["schema_json"] = json.dumps(schema or {})  # the reader wants it even where it is empty
     graph = qwen_graph(len(layers), hasattr(layers[0].self_attn, "q_norm"),
                        [i for i, layer in enumerate(layers) if hasattr(layer.mlp, "experts")])
-    return Trace(graph, trace_file.DTYPE_NAMES[model.dtype], passes, runner.requests, facts)
+    return Trace(graph, trace_file.DTYPE_NAMES[model.dtype], passes, runner.requests, facts,
+                 schema or {})
 
 
 def same_logits(model: nn.Module, runner: Runner) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from recorder import AttentionFunctions, modeling_of, replaced
+from lockstep.patches import AttentionFunctions, modeling_of, replaced
 
 Tensor = torch.Tensor
 Patch = contextlib.AbstractContextManager

@@ -7,63 +7,17 @@ Nothing is computed anew: what is recorded are copies of the tensors that the mo
 from __future__ import annotations
 
 import contextlib
-import sys
-import types
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from trace_file import Pass, Place
+from lockstep.patches import AttentionFunctions, SeenLinears, modeling_of, replaced
 
 Tensor = torch.Tensor
 
 EXPERT_POINTS = ("mlp.expert_gate", "mlp.expert_up", "mlp.expert_act", "mlp.expert_down")
-
-
-def modeling_of(model: nn.Module) -> types.ModuleType:
-    """The file of transformers that the model's classes stand in."""
-    return sys.modules[type(model).__module__]
-
-
-@contextlib.contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """An attribute is another one for a while; one that was only its class's is deleted again."""
-    own = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-
-class AttentionFunctions:
-    """In the place of transformers' table of attention functions: puts one around each of them."""
-
-    def __init__(self, inner: object, wrap: Callable[[Callable], Callable]) -> None:
-        self.inner, self.wrap = inner, wrap
-
-    def get_interface(self, name: str, default: Callable) -> Callable:
-        return self.wrap(self.inner.get_interface(name, default))
-
-
-class ExpertLinears(TorchFunctionMode):
-    """Sees the linear ops within the experts, which are calls of a function and no modules."""
-
-    def __init__(self, seen: Callable[[Tensor, Tensor, Tensor], None]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_function__(self, function, kinds, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function is nn.functional.linear:
-            self.seen(args[0], args[1], result)
-        return result
 
 
 class Recorder:
@@ -180,7 +134,7 @@ class Recorder:
 
     def expert_hooks(self, i: int, mlp: nn.Module) -> list:
         """The points of an MLP of experts: its own forward shows no tensor of a single expert."""
-        mode: list[ExpertLinears] = []
+        mode: list[SeenLinears] = []
 
         def routed(_module, _args, result):
             for point, tensor in zip(("mlp.router", "mlp.weights", "mlp.experts"), result):
@@ -201,7 +155,7 @@ class Recorder:
                 mlp.experts.register_forward_pre_hook(begin),
                 mlp.experts.register_forward_hook(end)]
 
-    def expert_linears(self, i: int, experts: nn.Module, chosen: Tensor) -> ExpertLinears:
+    def expert_linears(self, i: int, experts: nn.Module, chosen: Tensor) -> SeenLinears:
         """Sorts the rows of each expert's linear ops by token and choice."""
         inner = experts.intermediate_dim
         gate_up = {experts.gate_up_proj[e].data_ptr(): e for e in range(experts.num_experts)}
@@ -223,7 +177,7 @@ class Recorder:
                 place("mlp.expert_act", expert, x)
                 place("mlp.expert_down", expert, made)
 
-        return ExpertLinears(seen)
+        return SeenLinears(seen)
 
 
 def places_seen(run: Pass) -> set[Place]:

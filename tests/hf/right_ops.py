@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from capture import greedy
-from recorder import modeling_of
+from lockstep.patches import modeling_of
 from trace_file import Pass, Place
 
 Tensor = torch.Tensor

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import patches
 from patches import Patch
-from recorder import replaced
+from lockstep.patches import replaced
 from variant import Variant, declared
 
 Tensor = torch.Tensor

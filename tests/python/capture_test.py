@@ -1,0 +1,191 @@
+"""What capture sees of Hugging Face's models is clean, changes no bit, and is put back.
+
+python capture_test.py LOCKSTEP. capture_table.py is the long form of it.
+"""
+import contextlib
+import io
+import runpy
+import sys
+import unittest.mock
+
+import torch
+from transformers import DynamicCache
+
+import support
+from support import EXPERTS, QWEN3, QWEN25, SLIDING, InFolder, load, padded, tokens
+
+import lockstep
+from lockstep.patches import modeling_of
+
+torch.set_num_threads(1)
+
+
+class Captured(InFolder):
+    def captured(self, model, run, **options):
+        """What run(model) returns under capture, which is what it returns without."""
+        path = self.folder / "x.h5"
+        plain = run(model)
+        with lockstep.capture(model, path, **options):
+            made = run(model)
+        self.assertTrue(torch.equal(plain, made))
+        return path
+
+    def assert_clean(self, path, folder):
+        verdict = lockstep.judge(path, folder)
+        self.assertTrue(verdict, verdict)
+        self.assertEqual(verdict.judged, verdict.expected)
+        return verdict
+
+
+def generated(ids, new=3, **options):
+    options = {"do_sample": False, "max_new_tokens": new} | options
+    return lambda model: model.generate(ids, **options)
+
+
+@torch.no_grad()
+def forced_loop(model):
+    """Chunks of a prompt, then tokens that are fed whatever was most likely."""
+    ids, cache = tokens(14, 3, 4096), DynamicCache(config=model.config)
+    for part in (ids[:, :5], ids[:, 5:11], ids[:, 11:12], ids[:, 12:13], ids[:, 13:]):
+        made = model(part, past_key_values=cache).logits
+    return made[0]
+
+
+class Clean(Captured):
+    """A trace holds many requests, so that each model is judged once for all that it did."""
+
+    def test_generate_in_many_ways(self):
+        ids, mask = padded([5, 13, 9], 4096)
+        model, end = load(QWEN3), 0
+        pair = torch.cat([tokens(6, 1, 4096), tokens(6, 2, 4096)])
+        end = int(generated(pair, 4)(model)[0, 7])  # the second token of the first sequence
+        torch.manual_seed(7)
+        state = torch.get_rng_state()
+
+        def run(model):
+            torch.set_rng_state(state)
+            return torch.cat([made.flatten() for made in (
+                generated(ids, attention_mask=mask, cache_implementation="static")(model),
+                generated(pair, 4, eos_token_id=end, pad_token_id=0)(model),
+                generated(tokens(8, 4, 4096), 4, do_sample=True, temperature=3.0)(model),
+                forced_loop(model).argmax(-1))])
+
+        path = self.captured(model, run)
+        self.assert_clean(path, QWEN3)
+        with lockstep.Trace(path) as trace:
+            padded_, ended, drawn, forced = (trace.requests[i] for i in (slice(3), slice(3, 5),
+                                                                        5, 6))
+            self.assertEqual([len(r.prompt) for r in padded_], [5, 13, 9])
+            self.assertEqual([len(r.tokens) for r in padded_], [3, 3, 3])
+            self.assertEqual([len(p.rows) for p in trace.passes[:3]], [27, 3, 3])
+            self.assertEqual(ended[0].tokens[-1], end)
+            self.assertEqual([len(r.tokens) for r in ended], [2, 4])
+            self.assertTrue(drawn.sampled)
+            self.assertNotEqual(drawn.tokens, drawn.argmax)
+            self.assertEqual(forced.forced, tokens(14, 3, 4096)[0, 11:].tolist())
+            self.assertEqual(trace.schema["attn.out"], "hf")
+
+    def test_eager_attention(self):
+        path = self.captured(load(QWEN25, attention="eager"), generated(tokens(9, 1, 4096)))
+        self.assert_clean(path, QWEN25)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual(trace.schema["attn.out"], "eager")
+
+    def test_fp32(self):
+        path = self.captured(load(QWEN3, "float32"), forced_loop)
+        self.assert_clean(path, QWEN3)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual((trace.dtype, trace["logits"].shape[0]), ("fp32", 14))
+
+    def test_experts_whose_products_are_calls(self):
+        ids, mask = padded([9, 4], 320)
+        for way in ("eager", "grouped_mm"):
+            with self.subTest(way=way):
+                model = load(EXPERTS, experts_implementation=way)
+                path = self.captured(model, generated(ids, 2, attention_mask=mask))
+                self.assert_clean(path, EXPERTS)
+
+    def test_a_sliding_window_and_no_cache(self):
+        ids = tokens(30, 5, 320)
+        path = self.captured(load(SLIDING), lambda model: torch.cat([
+            generated(ids)(model), generated(ids[:, 1:], 2, use_cache=False)(model)], 1))
+        self.assert_clean(path, SLIDING)
+
+
+class Wrong(Captured):
+    def test_a_bug_is_named(self):
+        """The cache of layer 2 is overwritten in place between two steps: nothing computes it."""
+        model = load(QWEN3)
+
+        @torch.no_grad()
+        def run(model):
+            cache = DynamicCache(config=model.config)
+            made = model(tokens(10, 1, 4096), past_key_values=cache).logits
+            cache.layers[2].values[0, 1, 4, 7] += 1
+            return model(made[:, -1:].argmax(-1), past_key_values=cache).logits
+
+        verdict = lockstep.judge(self.captured(model, run), QWEN3)
+        self.assertEqual((verdict.first.place, verdict.first.index),
+                         ("layer 2 attn.kv", (4, 1, 1, 7)), verdict)
+
+    def test_a_wrong_kernel_is_named(self):
+        model = load(QWEN25)
+        act = model.model.layers[1].mlp.act_fn
+        model.model.layers[1].mlp.act_fn = torch.nn.GELU()
+        path = self.captured(model, generated(tokens(12, 1, 4096), 2))
+        model.model.layers[1].mlp.act_fn = act
+        self.assertEqual(lockstep.judge(path, QWEN25).first.place, "layer 1 mlp.act")
+
+
+class PutBack(Captured):
+    def parts(self, model):
+        modeling = modeling_of(model.model)
+        hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+        return (modeling.apply_rotary_pos_emb, modeling.ALL_ATTENTION_FUNCTIONS, hooks,
+                set(vars(model)))
+
+    def test_after_the_block_and_after_an_exception(self):
+        model = load(QWEN3)
+        before = self.parts(model)
+        self.captured(model, generated(tokens(4, 1, 4096), 2))
+        self.assertEqual(self.parts(model), before)
+        with self.assertRaises(KeyboardInterrupt), \
+                lockstep.capture(model, self.folder / "y.h5"):
+            generated(tokens(4, 1, 4096), 2)(model)
+            raise KeyboardInterrupt
+        self.assertEqual(self.parts(model), before)
+        self.assertFalse(list(self.folder.glob("y*")))
+
+    def test_some_points_of_some_layers(self):
+        path = self.captured(load(QWEN3), generated(tokens(4, 1, 4096), 2),
+                             points=("mlp.up", "mlp.norm"), layers=(1, 4))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual({(t.point, t.layer) for t in trace.tensors},
+                             {(p, i) for p in ("mlp.up", "mlp.norm") for i in (1, 4)})
+
+    def test_what_cannot_be_captured_is_a_sentence(self):
+        model, ids = load(QWEN3), tokens(4, 1, 4096)
+        path = self.folder / "z.h5"
+        with lockstep.capture(model, path):
+            self.refused("beams", generated(ids, num_beams=2), model)
+            self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
+            generated(ids, 1)(model)
+        self.refused("is no configuration", lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
+        self.refused("is no point", lambda: lockstep.capture(model, path, points=("mlp.upp",))
+                     .__enter__())
+
+
+class Example(InFolder):
+    def test_from_a_script_to_a_verdict(self):
+        script = support.PACKAGE / "examples/judge_hugging_face.py"
+        code = [line for line in script.read_text().split('"""')[2].splitlines() if line.strip()]
+        self.assertLessEqual(len(code), 10)
+        said = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), \
+                unittest.mock.patch.object(sys, "argv", [str(script), QWEN3]):
+            runpy.run_path(str(script), run_name="__main__")
+        self.assertRegex(said.getvalue(), r"^clean: No bug: (\d+) of \1 nodes")
+
+
+if __name__ == "__main__":
+    support.main()

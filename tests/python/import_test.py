@@ -1,0 +1,285 @@
+"""Dumps of other tools become traces: each tensor at its point, each row its request's.
+
+python import_test.py LOCKSTEP. Files are the tool's own where it can be run here.
+"""
+import contextlib
+import importlib.util
+import io
+import os
+import pickle
+import unittest
+
+import numpy as np
+import torch
+
+import dumps_made
+import support
+from support import QWEN3, InFolder, load, padded, tokens
+
+import lockstep
+from lockstep import command, mapping
+
+torch.set_num_threads(1)
+
+FUSED = ("embed", "attn.norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm",
+         "attn.q_rope", "attn.k_rope", "attn.out", "attn.o", "attn.residual", "mlp.norm",
+         "mlp.gate", "mlp.up", "mlp.act", "mlp.down", "mlp.residual", "final.norm", "logits",
+         "token")
+HOOKED = tuple(p for p in FUSED if not p.endswith("_rope"))
+# By writer of a dump: the map, and the points that it has.
+MADE = {
+    "sglang_dumper": ("sglang", FUSED),
+    "pass_files": ("sglang", FUSED),
+    "vllm_intermediates": ("vllm", FUSED),
+    "msprobe": ("vllm", FUSED),
+    "tensorrt_llm_hooks": ("tensorrt-llm", HOOKED),
+    "tensorrt_llm_npy": ("tensorrt-llm", ("attn.o", "mlp.down", "logits", "token")),
+    "npz_a_pass": ("huggingface", ("attn.norm", "attn.q", "attn.k", "attn.v", "attn.o",
+                                       "mlp.down")),
+    "npy_a_tensor": ("points", ("embed", "attn.norm", "mlp.norm", "mlp.gate")),
+}
+
+
+class Imports(InFolder):
+    @classmethod
+    def setUpClass(cls):
+        """Two requests, a prefill and a step, captured from Hugging Face."""
+        cls.base = support.tempfile.TemporaryDirectory()
+        path = f"{cls.base.name}/right.h5"
+        ids, mask = padded([4, 6], 4096)
+        cls.model = load(QWEN3)
+        with lockstep.capture(cls.model, path):
+            cls.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=2)
+        cls.right = lockstep.Trace(path)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.right.close()
+        cls.base.cleanup()
+
+    def imported(self, names, source=None, **options):
+        out = self.folder / "out.h5"
+        source = self.folder / "dump" if source is None else source
+        report = lockstep.import_dump(source, out, names=names, model=QWEN3, **options)
+        return report, out
+
+    def made(self, writer, *arguments):
+        folder = self.folder / "dump"
+        folder.mkdir()
+        getattr(dumps_made, writer)(self.right, folder, *arguments)
+
+    def assert_same(self, trace, points, lost_logits=()):
+        """The trace's tensors are those that were dumped, bit for bit, at their rows."""
+        self.assertEqual([p.rows for p in trace.passes], [p.rows for p in self.right.passes])
+        self.assertEqual({info.point for info in trace.tensors}, set(points))
+        for info in trace.tensors:
+            want = self.right.tensor(info.point, info.layer, number=info.number)
+            np.testing.assert_array_equal(trace.tensor(info.point, info.layer, number=info.number),
+                                          want, err_msg=str(info))
+        for point in points:
+            if point in ("logits", "token") and lost_logits:
+                continue
+            numbers = {info.number for info in trace.tensors if info.point == point}
+            self.assertEqual(numbers, {0, 1}, point)
+
+    def test_each_layout_has_its_tensors_at_their_points(self):
+        for writer, (names, points) in MADE.items():
+            with self.subTest(writer=writer), contextlib.ExitStack() as stack:
+                folder = support.tempfile.TemporaryDirectory()
+                self.folder = support.pathlib.Path(stack.enter_context(folder))
+                self.made(writer)
+                report, out = self.imported(names)
+                with lockstep.Trace(out) as trace:
+                    self.assertEqual(report.passes, 2)
+                    self.assertEqual(trace.dtype, "bf16")
+                    self.assert_same(trace, points, writer == "pass_files")
+
+    def test_names_that_nobody_knows_are_listed_with_the_nearest(self):
+        self.made("npz_a_pass")
+        report, _ = self.imported("huggingface")
+        self.assertEqual(report.unknown, {"model.layers.N.self_attn.q_prj":
+                                          "model.layers.N.self_attn.q_proj:out"})
+        self.assertIn("q_prj  (nearest: model.layers.N.self_attn.q_proj:out)", str(report))
+
+    def test_what_does_not_fit_is_said_and_left_out(self):
+        arrays = {"tokens": np.arange(3), "embed": np.ones((3, 192)), "layers.0.mlp.norm":
+                  np.ones((2, 192), "f4"), "layers.0.attn.norm": np.full((3, 192), 0.1, "f4"),
+                  "layers.9.mlp.up": np.ones((3, 576), "f4"), "layers.1.attn.o":
+                  np.ones((1, 3, 192), "f4"), "names": np.array(["a"])}
+        np.savez(self.folder / "x.npz", **arrays)
+        report, out = self.imported("points", self.folder / "x.npz")
+        with lockstep.Trace(out) as trace:
+            self.assertEqual([(t.point, t.layer, t.dtype) for t in trace.tensors],
+                             [("attn.norm", 0, "fp32"), ("attn.o", 1, "bf16")])
+        said = str(report)
+        for part in ("an array of float64", "mlp.norm of layer 0 is [2, 192], which is not 3 rows",
+                     "are fp32 where the run is bf16, the first: attn.norm of layer 0"):
+            self.assertTrue(any(part in what for what in report.skipped + [said]), (part, report))
+        self.assertEqual(list(report.unknown), ["names"])
+
+    def test_the_old_layout_and_what_is_no_tensor(self):
+        self.made("sglang_dumper", True)
+        report, out = self.imported("sglang")
+        with lockstep.Trace(out) as trace:
+            self.assert_same(trace, FUSED)
+        self.assertEqual(list(report.unknown), ["rids"])
+
+    def test_logits_of_pass_files_stand_one_file_later(self):
+        self.made("pass_files", True)
+        report, out = self.imported("vllm")
+        with lockstep.Trace(out) as trace:
+            kept = [info.number for info in trace.tensors if info.point == "logits"]
+            self.assertEqual(kept, [0])  # those of the last pass were never written
+            np.testing.assert_array_equal(trace.tensor("logits", number=0),
+                                          self.right.tensor("logits", number=0))
+        self.assertEqual(sum("attn_mode" in what for what in report.skipped), 2)
+
+    def test_a_dump_is_judged_and_a_bug_in_it_named(self):
+        self.made("sglang_dumper")
+        _, out = self.imported("sglang")
+        verdict = lockstep.judge(out, QWEN3)
+        self.assertEqual(verdict.findings, (), verdict)
+        self.assertGreaterEqual(verdict.judged / verdict.expected, 0.85)
+        file = next((self.folder / "dump").glob(
+            "step=1___*name=non_intrusive__model.layers.4.mlp.down_proj.output___*"))
+        content = torch.load(file, weights_only=True)
+        content["value"][0, 5] += 1
+        torch.save(content, file)
+        _, out = self.imported("sglang")
+        first = lockstep.judge(out, QWEN3).first
+        self.assertEqual((first.place, first.number, first.index[1]), ("layer 4 mlp.down", 1, 5))
+
+    def test_what_the_debugger_of_transformers_wrote(self):
+        from transformers.model_debugging_utils import model_addition_debugger_context
+        ids = tokens(7, 3, 4096)
+        with model_addition_debugger_context(self.model, debug_path=str(self.folder / "dump"),
+                                             do_prune_layers=False, use_repr=False), \
+                torch.no_grad():
+            logits = self.model.forward(ids).logits
+        report, out = self.imported("huggingface")
+        with lockstep.Trace(out) as trace:
+            self.assertEqual([row.token for row in trace.passes[0].rows], ids[0].tolist())
+            np.testing.assert_array_equal(trace["logits"], logits[0].float().numpy())
+            self.assertEqual({info.point for info in trace.tensors}, set(HOOKED))
+            self.assertEqual(report.tensors + 1, len(trace.tensors))
+        verdict = lockstep.judge(out, QWEN3)
+        self.assertEqual(verdict.findings, (), verdict)
+
+    @unittest.skipUnless(importlib.util.find_spec("polygraphy"), "polygraphy is not installed")
+    def test_what_polygraphy_wrote(self):
+        from polygraphy.comparator import IterationResult, RunResults
+        from polygraphy.json import save_json
+        iterations, inputs = [], []
+        for seen in dumps_made.fused_passes(self.right):
+            outputs = {f"/model/layers.{i}/mlp/down_proj/MatMul_output_0":
+                       seen.modules[f"model.layers.{i}.mlp.down_proj"][0].float().numpy()
+                       for i in range(6)}
+            outputs["logits"] = seen.modules["logits_processor"][0]  # one as torch has it
+            iterations.append(IterationResult(outputs, runner_name="trt"))
+            inputs.append({"input_ids": seen.tokens[None].numpy(),
+                           "position_ids": seen.positions[None].numpy()})
+        results = RunResults()
+        results.append(("trt", iterations))
+        results.save(str(self.folder / "results.json"))
+        save_json(inputs, str(self.folder / "inputs.json"))
+        _, out = self.imported("onnx", self.folder / "results.json")
+        with lockstep.Trace(out) as trace:
+            self.assert_same(trace, ("mlp.down", "logits", "token"))
+
+    def test_safetensors_with_names_of_modules(self):
+        from safetensors.torch import save_file
+        tensors = {f"model.layers.{i}.mlp.down_proj": dumps_made.tensor_of(self.right, 0,
+                                                                           "mlp.down", i)
+                   for i in range(6)}
+        save_file(tensors, self.folder / "run.safetensors")
+        rows = self.right.passes[0].rows
+        _, out = self.imported("huggingface", self.folder / "run.safetensors",
+                               tokens=[row.token for row in rows])
+        with lockstep.Trace(out) as trace:
+            np.testing.assert_array_equal(trace["mlp.down", 4],
+                                          self.right.tensor("mlp.down", 4, number=0))
+
+
+class Trap:
+    """An object whose pickle, when it is read by whoever trusts it, makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+class Refused(InFolder):
+    """Files that are foreign or hostile; nothing in them runs, and no trace is written."""
+
+    def import_(self, names="sglang", source=None, **options):
+        return lockstep.import_dump(source or self.folder / "dump", self.folder / "out.h5",
+                                    names=names, model=QWEN3, **options)
+
+    def setUp(self):
+        super().setUp()
+        (self.folder / "dump").mkdir()
+        self.trap = Trap(self.folder / "sprung")
+
+    def tearDown(self):
+        self.assertFalse(self.trap.path.exists())
+        self.assertFalse(list(self.folder.glob("out*")))
+
+    def test_pickles_that_run_something(self):
+        torch.save({"model.norm": self.trap}, self.folder / "dump/Pass00000.pt")
+        self.refused("Pass00000.pt is not read", self.import_)
+
+    def test_a_hostile_file_among_others_is_skipped(self):
+        name = "step=0___rank=0___dump_index={}___name={}___recompute_status=disabled.pt"
+        torch.save({"value": self.trap}, self.folder / "dump" /
+                   name.format(1, "non_intrusive__model.norm.output"))
+        torch.save({"value": torch.arange(3)}, self.folder / "dump" / name.format(2, "input_ids"))
+        self.refused("is not read: it holds an object that is no tensor", self.import_)
+
+    def test_arrays_of_objects(self):
+        np.save(self.folder / "dump/embed.npy", np.array([self.trap], object))
+        np.save(self.folder / "dump/tokens.npy", np.arange(1))
+        self.refused("objects that are no numbers", self.import_, "points")
+        np.savez(self.folder / "x.npz", embed=np.array([self.trap], object), tokens=np.arange(1))
+        self.refused("objects that are no numbers", self.import_, "points",
+                     self.folder / "x.npz")
+
+    def test_damaged_and_foreign_files(self):
+        self.refused("looks like no dump", self.import_)
+        self.refused("is not there", self.import_, source=self.folder / "no")
+        (self.folder / "dump/Pass00000.pt").write_bytes(b"PK\x03\x04 cut")
+        self.refused("damaged", self.import_)
+        (self.folder / "x.npz").write_bytes(b"PK\x03\x04 cut")
+        self.refused("no npz", self.import_, "points", self.folder / "x.npz")
+        (self.folder / "x.safetensors").write_bytes(pickle.dumps(self.trap))
+        self.refused("no safetensors", self.import_, "points", self.folder / "x.safetensors")
+        (self.folder / "r.json").write_text('{"lst": [], "polygraphy_class": "RunResults"}')
+        self.refused("results of 0 runners", self.import_, "onnx", self.folder / "r.json")
+
+    def test_maps(self):
+        np.savez(self.folder / "x.npz", tokens=np.arange(3), positions=np.arange(3))
+        for content, part in (("{", "no JSON"), ("[]", "no JSON object"),
+                              ('{"points": [{"match": "(", "to": "embed"}]}', "not understood"),
+                              ('{"points": [{"match": "x", "to": "mlp.upp"}]}', "mlp.up"),
+                              ('{"pints": []}', "which no map has"),
+                              ('{"points": [], "schema": "hff"}', "rounding contracts")):
+            (self.folder / "m.json").write_text(content)
+            self.refused(part, self.import_, str(self.folder / "m.json"), self.folder / "x.npz")
+        self.refused("sglang is the nearest", self.import_, "sglan")
+        self.assertEqual(mapping.names(), ["huggingface", "onnx", "points", "sglang",
+                                           "tensorrt-llm", "vllm"])
+        for name in mapping.names():
+            self.assertTrue(mapping.read_map(name).rules)
+
+    def test_the_command_says_it_in_one_line(self):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            status = command.main([str(self.folder / "no"), str(self.folder / "out.h5"), "--map",
+                                   "sglang", "--model", QWEN3])
+        self.assertEqual(status, 2)
+        self.assertRegex(said.getvalue(), r"^error: .* is not there: a dump was wanted\n$")
+
+
+if __name__ == "__main__":
+    support.main()

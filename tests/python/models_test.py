@@ -1,0 +1,19 @@
+"""What needs transformers, in one process, for that takes seconds to load.
+
+python models_test.py LOCKSTEP
+"""
+import unittest
+
+import support
+
+import capture_test
+import import_test
+
+
+def load_tests(loader, _tests, _pattern):
+    """The cases of both files."""
+    return unittest.TestSuite(map(loader.loadTestsFromModule, (capture_test, import_test)))
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,280 @@
+"""The package without torch: writes what the command accepts, reads what the command writes.
+
+python traces_test.py LOCKSTEP
+"""
+import json
+import math
+import os
+import subprocess
+import sys
+import unittest
+
+import h5py
+import numpy as np
+import xxhash
+
+import support
+from support import QWEN3, QWEN25, InFolder
+
+import lockstep
+from lockstep import digest, elements, graph, points
+
+sys.path.append(str(support.ROOT / "tests"))
+import qwen_graph  # noqa: E402
+
+
+def has(name):
+    import importlib.util
+    return importlib.util.find_spec(name) is not None
+
+
+def run(*arguments):
+    made = subprocess.run([os.environ["LOCKSTEP"], *arguments], capture_output=True, text=True,
+                          check=True)
+    return made.stdout
+
+
+class Tables(unittest.TestCase):
+    def test_points_are_those_of_the_command(self):
+        listed = json.loads(run("points", "--format", "json"))
+        self.assertEqual({p["point"]: p["axes"] for p in listed}, points.AXES)
+        self.assertEqual([p["point"] for p in listed], list(points.AXES))
+        self.assertEqual({p["point"] for p in listed if p["of"] == "model"}, points.MODEL_POINTS)
+
+    def test_graphs_are_those_of_another_hand(self):
+        for config, other in (
+                (QWEN3, qwen_graph.qwen_graph(6, True)), (QWEN25, qwen_graph.qwen_graph(6, False)),
+                (support.EXPERTS, qwen_graph.qwen_graph(3, True, range(3)))):
+            made = graph.graph_of(graph.read_config(config))
+            self.assertEqual([(n.point, n.layer, list(n.inputs)) for n in made],
+                             [(n.point, n.layer, n.inputs) for n in other])
+
+
+class Digests(unittest.TestCase):
+    def assert_as_defined(self, tensor, found):
+        """By the definitions of traces/README.md, one tensor and one statistic at a time."""
+        values = tensor.values().ravel()
+        finite = values[np.isfinite(values)].astype(np.float64)
+        self.assertEqual(found.xxh3, xxhash.xxh3_64_intdigest(tensor.bits.tobytes()))
+        self.assertEqual((found.n, found.nan, found.posinf, found.neginf),
+                         (values.size, np.isnan(values).sum(), np.isposinf(values).sum(),
+                          np.isneginf(values).sum()))
+        self.assertEqual(found.zeros, (values == 0).sum())
+        tiny = elements.TINY[tensor.dtype]
+        self.assertEqual(found.subnormal, ((values != 0) & (np.abs(values) < tiny)).sum())
+        bins = (values.view(np.uint32) >> 23) & 0xFF
+        np.testing.assert_array_equal(found.exponents, np.bincount(bins, minlength=256))
+        if not finite.size:
+            self.assertEqual((found.absmax_at, found.min, found.rms, found.m2), (-1, 0, 0, 0))
+            return
+        self.assertEqual((found.min, found.max, found.absmax),
+                         (finite.min(), finite.max(), np.abs(finite).max()))
+        self.assertEqual(abs(values[found.absmax_at]), found.absmax)
+        off = finite - finite.mean()
+        for got, want in ((found.mean, finite.mean()), (found.m2, (off**2).sum()),
+                          (found.sum_abs, np.abs(finite).sum()),
+                          (found.sum_squares, (finite**2).sum()),
+                          (found.rms, math.sqrt((finite**2).mean()))):
+            self.assertAlmostEqual(got, want, delta=1e-12 * np.abs(finite**2).sum() + 1e-300)
+
+    def test_many_at_once_are_each_as_defined(self):
+        random = np.random.default_rng(1)
+        hard = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -3.0e38, 1.5], np.float32)
+        made = [elements.elements_of(random.normal(size=(3, 5)).astype(np.float32)),
+                elements.elements_of(hard), elements.elements_of(hard[:3]),
+                elements.elements_of(np.zeros((0, 4), np.float32)),
+                elements.elements_of(np.array([0x7FC0, 0xFF80, 0x0001, 0x3F80], np.uint16), "bf16"),
+                elements.elements_of(np.array([6e-8, -6e-5, 65504, np.inf], np.float16)),
+                elements.elements_of(np.arange(-4, 5)),
+                elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32))]
+        for tensor, found in zip(made, digest.digests_of(made)):
+            self.assert_as_defined(tensor, found)
+
+    def test_arrays_that_have_no_place_are_refused(self):
+        with self.assertRaisesRegex(lockstep.LockstepError, "no bf16"):
+            elements.elements_of(np.float32([1.001]), "bf16")
+        with self.assertRaisesRegex(lockstep.LockstepError, "float64"):
+            elements.elements_of(np.zeros(3))
+
+
+class Engines(InFolder):
+    """A trace of the engine, read, and written anew by the Writer."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.base = support.tempfile.TemporaryDirectory()
+        cls.path = f"{cls.base.name}/engine.h5"
+        run("run", "--model", QWEN3, "--tokens", "5,6,7,8,9", "--tokens", "11,12,13", "--max-new",
+            "3", "--keep", "full", "--trace", cls.path)
+        cls.trace = lockstep.Trace(cls.path)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.trace.close()
+        cls.base.cleanup()
+
+    def rewrite(self, path, change=lambda point, layer, tensor: tensor):
+        """The same numbers by the Writer; change(point, layer, array) alters them."""
+        with lockstep.Writer(path, QWEN3, dtype="bf16", provenance={"engine": "mine"}) as writer:
+            for number, run_ in enumerate(self.trace.passes):
+                writer.begin_pass([row.token for row in run_.rows],
+                                  [row.position for row in run_.rows],
+                                  [row.request for row in run_.rows])
+                for info in self.trace.tensors:
+                    if info.number != number or info.point.startswith("rope"):
+                        continue
+                    if info.point == "attn.kv":
+                        self.show_cache(writer, info)
+                        continue
+                    array = self.trace.bits(info)
+                    writer.show(info.point, info.layer,
+                                change(info.point, info.layer, array.values())
+                                if info.point != "token" else array.bits,
+                                dtype="bf16" if array.dtype == "bf16" else "")
+
+    def show_cache(self, writer, info):
+        """K and V of the positions that a request has, as the passes so far computed them."""
+        request, end = info.rows[0][0], info.rows[-1][1] + 1
+        k, v = (np.stack([self.trace[point, info.layer, request, at] for at in range(end)])
+                for point in ("attn.k_rope", "attn.v"))
+        writer.show_cache(info.layer, request, np.stack((k, v), axis=1), dtype="bf16",
+                          hashes_only=info.layer % 2 == 0)
+
+    def test_tensors_are_those_of_the_file(self):
+        with h5py.File(self.path) as file:
+            want = file["tensors/pass000000/layer003/attn.q"][()]
+            np.testing.assert_array_equal(self.trace.tensor("attn.q", 3, number=0), want)
+            self.assertEqual(want.dtype, np.float32)
+        row = self.trace.tensor("attn.q", 3, request=1, position=2)
+        np.testing.assert_array_equal(row, want[7])
+        np.testing.assert_array_equal(self.trace["attn.q", 3, 1, 2], want[7])
+        self.assertEqual(self.trace["attn.q", 3].shape, (12, 6, 64))
+        self.assertEqual(self.trace["attn.q", 3, 0].shape, (7, 6, 64))
+        self.assertEqual(self.trace.rows("logits").tolist()[:2], [[0, 0, 4], [0, 1, 2]])
+        self.assertEqual(self.trace["token"].dtype, np.int32)
+        self.assertEqual(self.trace.requests[1].prompt, [11, 12, 13])
+        self.assertEqual(len(self.trace.requests[1].tokens), 3)
+        self.assertEqual(self.trace.passes[0].rows[5], lockstep.Row(1, 0, 11))
+        self.assertIn("prompt_xxh3" if "prompt_xxh3" in self.trace.provenance else "model",
+                      self.trace.provenance)
+
+    def test_what_is_not_there_is_a_sentence(self):
+        self.refused("attn.q is the nearest", self.trace.tensor, "attn.qq", 0)
+        self.refused("no attn.q of layer 9", self.trace.tensor, "attn.q", 9)
+        self.refused("name one", self.trace.tensor, "attn.q")
+        self.refused("position 77", self.trace.tensor, "attn.q", 0, position=77)
+        self.refused("digest alone", self.trace.tensor, "attn.kv", 0)
+        self.refused("is not there", lockstep.Trace, self.folder / "no.h5")
+        (self.folder / "other.h5").write_bytes(b"nothing")
+        self.refused("no HDF5 file", lockstep.Trace, self.folder / "other.h5")
+
+    def test_a_folder_of_segments_reads_as_the_file(self):
+        folder = self.folder / "x.trace"
+        run("run", "--model", QWEN3, "--tokens", "5,6,7,8,9", "--max-new", "10", "--keep", "full",
+            "--trace", folder)
+        with lockstep.Trace(folder) as trace:
+            self.assertGreater(len(trace._files), 1)
+            self.assertEqual(trace["mlp.up", 2].shape, (14, 576))
+            np.testing.assert_array_equal(trace["mlp.up", 2, 0, 4], self.trace["mlp.up", 2, 0, 4])
+
+    @unittest.skipUnless(has("pandas"), "pandas is not installed")
+    def test_index_is_a_data_frame(self):
+        frame = self.trace.index()
+        self.assertEqual(len(frame), len(self.trace.tensors))
+        some = frame[(frame.point == "mlp.up") & (frame.layer == 2) & (frame["pass"] == 0)].iloc[0]
+        values = self.trace.tensor("mlp.up", 2, number=0)
+        self.assertEqual((some.absmax, some["shape"]), (np.abs(values).max(), (8, 576)))
+
+    @unittest.skipUnless(has("xarray"), "xarray is not installed")
+    def test_dataset_has_named_axes(self):
+        data = self.trace.dataset("attn.q", "logits")
+        self.assertEqual(dict(data["attn.q"].sizes), {"layer": 6, "row": 12, "head": 6, "dim": 64})
+        row = data["attn.q"].sel(layer=3).isel(row=7)
+        self.assertEqual((int(row.request), int(row.position)), (1, 2))
+        np.testing.assert_array_equal(row, self.trace["attn.q", 3, 1, 2])
+        self.assertEqual(data["logits"].dims, ("logit_row", "vocab"))
+        self.assertIn("mlp.up", self.trace.dataset())
+
+    def test_what_is_written_is_judged(self):
+        clean = self.folder / "clean.h5"
+        self.rewrite(clean)
+        verdict = lockstep.judge(clean, QWEN3)
+        self.assertTrue(verdict, verdict)
+        self.assertEqual((verdict.judged, verdict.status, verdict.first),
+                         (verdict.expected, 0, None))
+        with lockstep.Trace(clean) as trace:
+            self.assertEqual([r.tokens for r in trace.requests],
+                             [r.tokens for r in self.trace.requests])
+        with h5py.File(clean) as file:
+            tensor = file["tensors/pass000000/layer003/attn.q"]
+            self.assertEqual((tensor.attrs["dtype"], tensor.attrs["axes"]),
+                             ("bf16", "token, head, dim"))
+            self.assertIsNone(tensor.chunks)
+            self.assertEqual(file["index/rms"].dims[0].keys(), ["seq"])
+
+    def test_what_is_wrong_is_found_and_typed(self):
+        def twice(point, layer, tensor):
+            return tensor * 2 if (point, layer) == ("mlp.up", 4) else tensor
+        self.rewrite(self.folder / "wrong.h5", twice)
+        verdict = lockstep.judge(self.folder / "wrong.h5", QWEN3)
+        self.assertFalse(verdict)
+        self.assertEqual((verdict.verdict, verdict.status), ("diverged", 1))
+        self.assertEqual((verdict.first.place, verdict.first.number), ("layer 4 mlp.up", 0))
+        self.assertIn(verdict.first, verdict.findings)
+
+    def test_trouble_is_raised_with_the_commands_sentence(self):
+        self.refused("give the --model it was made with", lockstep.judge, self.path, QWEN25)
+        self.refused("nothing is there", lockstep.judge, self.folder / "no.h5", QWEN3)
+        self.refused("cannot be run", lockstep.judge, self.path, QWEN3, command=self.folder)
+
+
+class Refused(InFolder):
+    """What a Writer is not to be told; nothing is left under the trace's name."""
+
+    def writer(self):
+        return lockstep.Writer(self.folder / "x.h5", QWEN3)
+
+    def test_bad_passes_and_tensors(self):
+        writer = self.writer()
+        self.addCleanup(writer.abandon)
+        self.refused("before begin_pass", writer.show, "embed", None, np.zeros((2, 192), "f4"))
+        self.refused("as many tokens", writer.begin_pass, [1, 2], [0], [0])
+        self.refused("position", writer.begin_pass, [1], [-1])
+        self.refused("logit_rows", writer.begin_pass, [1], [0], logit_rows=[3])
+        writer.begin_pass([1, 2], [0, 1])
+        x = np.zeros((2, 192), np.float32)
+        self.refused("mlp.up is the nearest", writer.show, "mlp.upp", 0, x)
+        self.refused("no mlp.up in layer 6", writer.show, "mlp.up", 6, x)
+        self.refused("no mlp.router in layer 0", writer.show, "mlp.router", 0, x)
+        self.refused("not of a layer", writer.show, "embed", 0, x)
+        self.refused("[token, hidden] of 2 rows", writer.show, "attn.o", 0, x[:1])
+        self.refused("[token, head, dim]", writer.show, "attn.q", 0, x)
+        self.refused("integers were wanted", writer.show, "token", None, np.float32([1]))
+        self.refused("show_cache", writer.show, "attn.kv", 0, x)
+        writer.show("attn.norm", 0, x)
+        self.refused("shown twice", writer.show, "attn.norm", 0, x)
+        self.refused("is no point", lockstep.Writer, self.folder / "y.h5", QWEN3,
+                     schema={"attn": "hf"})
+        self.refused("is no folder", lockstep.Writer, self.folder / "no" / "y.h5", QWEN3)
+        self.refused("config.json", lockstep.Writer, self.folder / "y.h5", self.folder)
+        self.refused("model_type", lockstep.Writer, self.folder / "y.h5", {"model_type": "gpt2"})
+
+    def test_an_exception_leaves_nothing(self):
+        with self.assertRaises(KeyError), self.writer() as writer:
+            writer.begin_pass([1], [0])
+            raise KeyError
+        self.refused("no pass", self.writer().close)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_buffer_may_be_used_again(self):
+        x = np.ones((1, 192), np.float32)
+        with self.writer() as writer:
+            writer.begin_pass([1], [0])
+            writer.show("embed", None, x)
+            x[:] = 7
+        with lockstep.Trace(self.folder / "x.h5") as trace:
+            self.assertEqual(trace["embed"].max(), 1)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,42 @@
+"""The console script lockstep-import, which is `python -m lockstep import` too."""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lockstep import mapping
+from lockstep.dumps import FORMATS
+from lockstep.errors import LockstepError
+from lockstep.importing import import_dump
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with one sentence on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep-import", description="Writes another tool's dump as a trace that lockstep "
+        "judges. What it does not know is listed, and left out.")
+    parser.add_argument("source", metavar="SRC", help="the dump: a folder or a file")
+    parser.add_argument("out", metavar="OUT.h5", help="the trace")
+    parser.add_argument("--map", required=True, help="names -> points: "
+                        f"{', '.join(mapping.names())}, or the path of a JSON file")
+    parser.add_argument("--model", required=True, metavar="DIR", help="the checkpoint's folder")
+    parser.add_argument("--format", default="", choices=["", *FORMATS],
+                        help="of the dump; else what it looks like")
+    parser.add_argument("--dtype", default="", choices=["", "bf16", "fp16", "fp32"],
+                        help="of the run; else what config.json says")
+    parser.add_argument("--tokens", default="", metavar="1,2,3",
+                        help="what the first pass was fed, where the dump does not say")
+    options = parser.parse_args(arguments)
+    try:
+        tokens = [int(part) for part in options.tokens.split(",") if part]
+        print(import_dump(options.source, options.out, names=options.map, model=options.model,
+                          kind=options.format, dtype=options.dtype, tokens=tokens))
+    except (LockstepError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

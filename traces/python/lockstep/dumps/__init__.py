@@ -1,0 +1,39 @@
+"""Readers of other tools' dumps: each makes a Dump of what it finds, whoever wrote it.
+
+Every key is the name of a module (or tensor) with what of it is meant: `NAME:out`, `NAME:out.1`
+where it returned several, `NAME:in.0` and `NAME:in.hidden_states` of what it was given. Tensors
+that are no module's have their name alone.
+"""
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from lockstep.dumps import debugger, msprobe, plain, polygraphy, sglang, tensorrt_llm, vllm
+from lockstep.dumps.dump import Dump
+from lockstep.errors import LockstepError, check
+
+# By name: whether the path looks like one, and its reader. The first that says so is taken.
+FORMATS: dict[str, tuple[Callable[[pathlib.Path], bool], Callable[[pathlib.Path], Dump]]] = {
+    "sglang-dumper": (sglang.is_dumper, sglang.read_dumper),
+    "pass-files": (sglang.is_pass_files, sglang.read_pass_files),
+    "vllm-intermediates": (vllm.is_intermediates, vllm.read_intermediates),
+    "msprobe": (msprobe.is_msprobe, msprobe.read_msprobe),
+    "debugger": (debugger.is_debugger, debugger.read_debugger),
+    "tensorrt-llm-npy": (tensorrt_llm.is_executor, tensorrt_llm.read_executor),
+    "tensorrt-llm-pt": (tensorrt_llm.is_hooks, tensorrt_llm.read_hooks),
+    "polygraphy": (polygraphy.is_results, polygraphy.read_results),
+    "plain": (plain.is_plain, plain.read_plain),
+}
+
+
+def read_dump(path: pathlib.Path, kind: str = "") -> tuple[str, Dump]:
+    """The name of the dump's format, and what is in it. kind "": the format that it looks like."""
+    check(path.exists(), f"{path} is not there: a dump was wanted")
+    if kind:
+        check(kind in FORMATS, f"'{kind}' is no format of dumps ({', '.join(FORMATS)})")
+        return kind, FORMATS[kind][1](path)
+    for name, (fits, read) in FORMATS.items():
+        if fits(path):
+            return name, read(path)
+    raise LockstepError(f"{path} looks like no dump that is known: {', '.join(FORMATS)}")

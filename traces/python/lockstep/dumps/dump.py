@@ -1,0 +1,114 @@
+"""What a dump holds: by pass, tensors by key, read when they are wanted."""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+
+Load = Callable[[], Any]  # a torch tensor or a numpy array; None: it is none
+
+
+@dataclasses.dataclass
+class Dump:
+    """Passes in the order in which they were computed."""
+
+    passes: list[dict[str, Load]] = dataclasses.field(default_factory=list)
+    skipped: list[str] = dataclasses.field(default_factory=list)  # what is no tensor
+
+    def begin(self, number: int) -> None:
+        """There is such a pass, whatever is found of it."""
+        while len(self.passes) <= number:
+            self.passes.append({})
+
+    def add(self, number: int, key: str, load: Load) -> None:
+        """A tensor of a pass; what has the same key again is another call of the same module."""
+        self.begin(number)
+        kept = self.passes[number]
+        name, call = key, 1
+        while name in kept:
+            name, call = f"{key}#{call}", call + 1
+        kept[name] = load
+
+    def skip(self, name: str) -> None:
+        self.skipped.append(name)
+
+
+def load_pickle(path: pathlib.Path) -> Any:
+    """What torch.save wrote, if it is tensors and plain values. Nothing in it is ever run."""
+    import torch
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError,
+            AttributeError, IndexError) as error:
+        raise LockstepError(f"{path} is not read: it holds an object that is no tensor, which "
+                            "would have to be run to be known, or is damaged (tensors alone are "
+                            "read: torch.load with weights_only=True)") from error
+
+
+def load_array(path: pathlib.Path) -> Any:
+    """What numpy.save wrote, if it is numbers."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise LockstepError(f"{path} is not read: it holds objects that are no numbers, or is "
+                            f"damaged ({error})") from error
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "torch" \
+        and hasattr(value, "detach")
+
+
+def tensors_in(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of a value that may be one, a list of them or a dict."""
+    if is_tensor(value):
+        yield key, value
+    elif isinstance(value, (list, tuple)):
+        for i, part in enumerate(value):
+            yield from tensors_in(part, f"{key}.{i}")
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from tensors_in(part, f"{key}.{name}")
+
+
+def one_tensor(path: pathlib.Path) -> Any:
+    """The tensor of a file of one: .npy, .pt or .safetensors; None where it holds none."""
+    value: Any
+    if path.suffix == ".npy":
+        value = load_array(path)
+    elif path.suffix == ".safetensors":
+        value = next(iter(read_safetensors(path).values()))()
+    else:
+        value = load_pickle(path)
+    if isinstance(value, dict) and "value" in value:  # SGLang's dumper
+        value = value["value"]
+    found = list(tensors_in(value, ""))
+    return found[0][1] if len(found) == 1 else None
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, Load]:
+    """The tensors of a file, each read when it is wanted."""
+    try:
+        from safetensors import SafetensorError, safe_open
+        import torch  # noqa: F401  numpy has no bf16
+    except ImportError as error:
+        raise LockstepError("safetensors and torch are needed to read .safetensors: pip install "
+                            "safetensors torch") from error
+
+    def load(name: str) -> Load:
+        def get() -> Any:
+            with safe_open(path, "pt") as file:
+                return file.get_tensor(name)
+        return get
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: load(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise LockstepError(f"{path} is no safetensors file that can be read ({error})") from error

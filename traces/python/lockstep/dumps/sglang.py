@@ -1,0 +1,89 @@
+"""SGLang: its dumper's folders, old and new, and PassNNNNN.pt, which vLLM's copies write too."""
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+from lockstep.dumps.dump import Dump, Load, load_pickle, one_tensor, tensors_in
+from lockstep.errors import check
+
+# The file of a pass is written by the hook of the module `model`, before that hook adds what the
+# module returned: these keys stand in the file of the next pass.
+ONE_PASS_LATE = ("model", "logits_processor", "lm_head")
+PREFIX = "non_intrusive__"
+
+
+def is_dumper(path: pathlib.Path) -> bool:
+    return path.is_dir() and any(True for _ in _dumper_files(path))
+
+
+def _dumper_files(path: pathlib.Path) -> list[pathlib.Path]:
+    return [file for file in path.rglob("*.pt")
+            if re.match(r"(step|forward_pass_id)=\d+___", file.name)]
+
+
+def read_dumper(path: pathlib.Path) -> Dump:
+    """One file a tensor, whose name has its facts: step=0___rank=0___dump_index=37___name=X.pt."""
+    found = []
+    for file in _dumper_files(path):
+        facts = dict(part.split("=", 1) for part in file.name[:-3].split("___") if "=" in part)
+        step = int(facts.get("step", facts.get("forward_pass_id", "0")))
+        found.append((int(facts.get("rank", "0")), step, int(facts["dump_index"]),
+                      _key_of(facts["name"]), file))
+    check(len({rank for rank, *_ in found}) == 1, f"{path} has the files of several ranks: a dump "
+          "of one rank that holds whole tensors was wanted (tensor parallelism 1)")
+    dump, steps = Dump(), sorted({step for _, step, *_ in found})
+    for _, step, _, key, file in sorted(found, key=lambda item: item[:3]):
+        dump.add(steps.index(step), key, _loader(file))
+    return dump
+
+
+def _loader(file: pathlib.Path) -> Load:
+    return lambda: one_tensor(file)
+
+
+def _given(tensor: Any) -> Load:
+    return lambda: tensor
+
+
+def _key_of(name: str) -> str:
+    """non_intrusive__M.output.1 is M:out.1, non_intrusive__M.inputs.0 is M:in.0."""
+    plain = name.removeprefix(PREFIX)
+    match = re.fullmatch(r"(?P<module>.+?)\.(?P<side>inputs|output)(?P<rest>(\.\w+)*)", plain)
+    if not match:
+        return plain
+    if match["rest"] == ".next_token_logits":
+        return f"{match['module']}:out"
+    return f"{match['module']}:{'in' if match['side'] == 'inputs' else 'out'}{match['rest']}"
+
+
+def is_pass_files(path: pathlib.Path) -> bool:
+    return path.is_dir() and any(re.fullmatch(r"Pass\d+\.pt", file.name)
+                                 for file in path.rglob("*.pt"))
+
+
+def read_pass_files(path: pathlib.Path) -> Dump:
+    """One file a pass: a dict of leaf modules' outputs, a list where there were several."""
+    files = sorted(file for file in path.rglob("Pass*.pt")
+                   if re.fullmatch(r"Pass\d+\.pt", file.name))
+    check(len({file.parent for file in files}) == 1, f"{path} has the folders of several ranks or "
+          f"runs: name one of them, as {files[0].parent}")
+    dump = Dump()
+    for i, file in enumerate(files):
+        content: Any = load_pickle(file)
+        check(isinstance(content, dict), f"{file} holds no dict of tensors: a PassNNNNN.pt was "
+              "wanted")
+        dump.begin(i)
+        for name, value in content.items():
+            late = name in ONE_PASS_LATE
+            if late and i == 0:
+                continue  # of a pass before the first file
+            key = name.rpartition(".")[2] if ".forward_batch_info." in name else f"{name}:out"
+            tensors = list(tensors_in(value, key))
+            if not tensors:
+                dump.skip(f"{file.name}: {name}")
+            for part, tensor in tensors:
+                part = key if len(tensors) == 1 else part
+                dump.add(i - 1 if late else i, part, _given(tensor))
+    return dump

@@ -1,0 +1,123 @@
+"""What of HDF5 a trace needs beyond h5py's own: bf16, quick tensors, columns, the seal."""
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5a, h5d, h5p, h5s, h5t
+from numpy.typing import NDArray
+
+from lockstep.digest import xxh3
+from lockstep.elements import STORAGE, Elements
+
+SEAL_BYTES = 512  # the user block, which readers of HDF5 skip
+TEXT = h5py.string_dtype()
+
+
+def _bf16_type() -> h5t.TypeID:
+    """The HDF5 float that has the bits of a bf16."""
+    kind = h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_precision(16)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+TYPES: dict[str, h5t.TypeID] = {
+    name: _bf16_type() if name == "bf16" else h5t.py_create(stored)
+    for name, stored in STORAGE.items()}
+_TEXT_TYPE = h5t.py_create(TEXT, logical=True)
+_SCALAR = h5s.create(h5s.SCALAR)
+_BETWEEN = h5p.create(h5p.LINK_CREATE)
+_BETWEEN.set_create_intermediate_group(True)
+
+
+def create(path: pathlib.Path) -> h5py.File:
+    """A new file with room for the seal."""
+    return h5py.File(path, "w", libver=("v110", "v110"), userblock_size=SEAL_BYTES)
+
+
+def reopen(path: pathlib.Path) -> h5py.File:
+    """The same file, to write on at its end."""
+    return h5py.File(path, "r+", libver=("v110", "v110"))
+
+
+def write_tensor(file: h5py.File, path: str, tensor: Elements) -> None:
+    """A contiguous data set of the bits as they are; groups on the way are made."""
+    kind, space = TYPES[tensor.dtype], h5s.create_simple(tensor.bits.shape)
+    data = h5d.create(file.id, path.encode(), kind, space, lcpl=_BETWEEN)
+    if tensor.bits.size:
+        data.write(h5s.ALL, h5s.ALL, tensor.bits, mtype=kind)
+
+
+def write_attributes(file: h5py.File, path: str, seq: int, texts: Mapping[str, str]) -> None:
+    """The attributes of a tensor, which the seal is to cover and so come late."""
+    owner = h5d.open(file.id, path.encode())
+    number = h5a.create(owner, b"seq", h5t.STD_I64LE, _SCALAR)
+    number.write(np.array(seq, np.int64))
+    for name, text in texts.items():
+        attribute = h5a.create(owner, name.encode(), _TEXT_TYPE, _SCALAR)
+        attribute.write(np.array(text, dtype=TEXT))
+
+
+def read_tensor(file: h5py.File, path: str, dtype: str,
+                rows: NDArray[Any] | None = None) -> Elements:
+    """The bits of a tensor, or of some of its rows; the library's conversion is slow."""
+    data = file[path]
+    if dtype == "bf16":
+        raw = np.empty(data.shape, STORAGE[dtype])
+        if raw.size:
+            data.id.read(h5s.ALL, h5s.ALL, raw, mtype=data.id.get_type())
+        return Elements(raw if rows is None else raw[rows], dtype)
+    return Elements(data[()] if rows is None else data[()][rows], dtype)
+
+
+class Columns:
+    """Columns that grow; parts divide flat ones, and their edges are columns too."""
+
+    def __init__(self, types: Mapping[str, Any], edges: Sequence[str] = ()) -> None:
+        self._types = types
+        self._values: dict[str, list[Any]] = {name: [] for name in types}
+        self._parts: dict[str, list[NDArray[Any]]] = {}
+        self._edges: dict[str, list[int]] = {name: [0] for name in edges}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """One entry of each of these columns."""
+        for name, value in values.items():
+            self._values[name].append(value)
+
+    def add_parts(self, edges: str, values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+        """Entries of one part, as many of each column, whose edges are so named."""
+        ends = self._edges[edges]
+        for name, part in values.items():
+            self._parts.setdefault(name, []).append(np.asarray(part, self._types[name]))
+        ends.append(ends[-1] + len(next(iter(values.values()))))
+
+    def entries(self, name: str) -> list[Any]:
+        return self._values[name]
+
+    def write(self, group: h5py.Group) -> None:
+        for name, kind in self._types.items():
+            values = np.concatenate(self._parts[name]) if name in self._parts else np.array(
+                self._values[name], dtype=object if kind is TEXT else kind)
+            group.create_dataset(name, data=values, dtype=kind)
+        for name, ends in self._edges.items():
+            group.create_dataset(name, data=np.array(ends, np.int64))
+
+
+def seal(path: pathlib.Path, begin: int) -> None:
+    """The line in the user block: the size, and a hash of all from `begin` on."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(begin)
+        line = f"lockstep trace: {size:016x} bytes, xxh3 from {begin:016x} on "
+        line += f"{xxh3(file.read()):016x}\n"
+        file.seek(0)
+        file.write(line.encode().ljust(SEAL_BYTES, b"\0"))
+        file.flush()
+        os.fsync(file.fileno())

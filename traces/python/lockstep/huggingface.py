@@ -1,0 +1,397 @@
+"""Captures what a Hugging Face model computes as a trace, without changing a bit of it."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lockstep import experts
+from lockstep.caches import CacheHashes, joined
+from lockstep.contracts import rounding
+from lockstep.elements import Elements, from_torch, view_of_torch
+from lockstep.errors import LockstepError, check
+from lockstep.experts import ExpertRows
+from lockstep.graph import FAMILIES, dimensions, read_config
+from lockstep.patches import AttentionFunctions, modeling_of, replaced
+from lockstep.sessions import Call, Sessions
+from lockstep.writer import Writer, check_point
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+def rounding_of(model: nn.Module) -> dict[str, str]:
+    """Where each point of the model rounds inside, as transformers computes it."""
+    attention = getattr(model.config, "_attn_implementation", "")
+    schema = rounding("eager" if attention == "eager" else "hf")
+    if getattr(model.config, "_experts_implementation", None) in ("batched_mm", "grouped_mm"):
+        schema["mlp.combine"] = "products_rounded"
+    return schema
+
+
+@contextlib.contextmanager
+def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collection[str] = (),
+            layers: Collection[int] = (), provenance: Mapping[str, str] | None = None
+            ) -> Iterator[Capture]:
+    """While the block lasts, all that the model computes is written as a trace.
+
+        with lockstep.capture(model, "run.h5"):
+            model.generate(**inputs, max_new_tokens=8)
+
+    model: a Qwen2, Qwen3 or Qwen3-MoE of transformers. Its calls may be of generate or of your own
+    loop, prefill and decode, with a dynamic or a static cache, without one, in batches with
+    padding; each row of a batch that begins with an empty cache is a new request. The model
+    computes the same bits as without, and is as before when the block ends, however it does; after
+    an exception there is no trace.
+
+    points, layers: these alone; none: all. provenance: facts to keep beside its own.
+    """
+    found = Capture(model, path, points, layers, provenance or {})
+    with found.writer:
+        with found.watching():
+            yield found
+        found.end_pass()
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A call of generate: where its own tokens begin, and how it chooses them."""
+
+    prompt_columns: int
+    likeliest: bool        # greedy, and nothing changes the logits before
+    ends: frozenset[int]   # tokens after which a sequence is computed on as padding alone
+
+
+class Capture:
+    """A trace in the making; `writer` has the passes that were computed so far."""
+
+    def __init__(self, model: nn.Module, path: str | os.PathLike[str], points: Collection[str],
+                 layers: Collection[int], provenance: Mapping[str, str]) -> None:
+        config = read_config(getattr(model, "config", None))
+        family = config.get("model_type")
+        check(family in FAMILIES, f"the model is a {family}: capture knows {', '.join(FAMILIES)}")
+        for point in points:
+            check_point(point)
+        dtype = next(model.parameters()).dtype
+        check(dtype in NAMES, f"the model is of {dtype}: fp32, bf16 or fp16 was wanted")
+        self.model, self.base = model, getattr(model, "model", model)
+        sizes = dimensions(config)
+        self.heads, self.kv_heads, self.dim = sizes["H"], sizes["K"], sizes["D"]
+        self.points, self.layers = frozenset(points), frozenset(layers)
+        self.writer = Writer(path, config, dtype=NAMES[dtype], schema=rounding_of(model),
+                             provenance=_facts_of(model) | dict(provenance),
+                             selection=_selection(self.points, self.layers))
+        self._sessions, self._caches = Sessions(), CacheHashes()
+        self._generation: Generation | None = None
+        self._call: Call | None = None          # the pass that is open; None: none is
+        self._keep = np.zeros(0, bool)          # which rows of the batch are recorded, [row]
+        self._all = True                        # every one of them
+        self._logit_rows: list[int] = []        # of the pass
+        self._likeliest = np.zeros(0, np.int32)  # token of each of these
+        self._layer = -1                        # whose attention is computed
+        self._written: dict[str, Elements] = {}  # what that layer is to put into the cache
+
+    # Passes.
+
+    def begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the model computes: which rows these are."""
+        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        ids = bound.get("input_ids")
+        if ids is None:
+            raise LockstepError("the model was called with embeddings and without input_ids, so "
+                                "that its tokens are not known: capture it with input_ids")
+        cache = bound.get("past_key_values")
+        past = int(cache.get_seq_length()) if cache is not None else 0
+        before = self._call
+        call = self._sessions.enter(ids, bound.get("attention_mask"), cache, past)
+        same = before is not None and before.session is call.session
+        self.end_pass(call.session.tokens if same else None)
+        self._leave_out_ended(call)
+        if not call.keep.any():
+            return
+        self._call, self._logit_rows = call, []
+        self._keep = call.keep.reshape(-1)
+        self._all = bool(call.keep.all())
+        self.writer.begin_pass(call.token, call.position, call.request, logit_rows=[],
+                               decode=self._is_decode(call))
+
+    def end_pass(self, tokens: NDArray[np.int64] | None = None) -> None:
+        """When what was chosen is known: tokens [batch, column] of the same batch."""
+        call, self._call = self._call, None
+        if call is None or not self._logit_rows:
+            return
+        chosen = self._likeliest.copy()
+        end, generation = call.begin + call.keep.shape[1], self._generation
+        if generation is not None and tokens is not None and \
+                tokens.shape[1] > end >= generation.prompt_columns:
+            for i, row in enumerate(self._logit_rows):
+                if call.column[row] != end - 1:
+                    continue
+                token = int(tokens[call.batch[row], end])
+                if generation.likeliest:
+                    chosen[i] = token
+                else:  # the point token is the likeliest all the same
+                    self.writer.sampled[call.request[row]] = token
+        if self._wants(-1, "token"):
+            self.writer.show("token", None, chosen)
+
+    def _is_decode(self, call: Call) -> list[bool]:
+        if self._generation is not None:
+            return [call.begin >= self._generation.prompt_columns] * len(call.token)
+        single = call.keep.sum(axis=1) == 1
+        return [bool(single[b]) and at > 0 for b, at in zip(call.batch, call.position)]
+
+    def _leave_out_ended(self, call: Call) -> None:
+        """Of a batch, generate computes sequences on that have ended: nobody sees those rows."""
+        generation = self._generation
+        if generation is None or call.begin < generation.prompt_columns:
+            call.session.finished.clear()
+        elif generation.ends:
+            for b, token in enumerate(call.session.tokens[:, call.begin]):
+                if int(token) in generation.ends:
+                    call.session.finished.add(b)
+        call.leave_out(call.session.finished)
+
+    def _generate(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            self.end_pass()
+            self._generation = _generation_of(self.model, args, kwargs)
+            try:
+                made = inner(*args, **kwargs)
+                self.end_pass(getattr(made, "sequences", made).detach().cpu().numpy())
+                return made
+            finally:
+                self._generation = None
+        return generate
+
+    # Tensors.
+
+    def _wants(self, layer: int, point: str) -> bool:
+        return (not self.points or point in self.points) and \
+            (not self.layers or layer < 0 or layer in self.layers)
+
+    def show(self, layer: int, point: str, tensor: Tensor, *shape: int) -> Elements | None:
+        """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
+        if self._call is None:
+            return None
+        bits, name = view_of_torch(tensor)
+        whole = bits.reshape(self._keep.size, *(shape or bits.shape[2:]))
+        # A copy: the model may put something else into its memory.
+        rows = whole.copy() if self._all else whole[self._keep]
+        return self._show_rows(layer, point, Elements(rows, name))
+
+    def _show_rows(self, layer: int, point: str, elements: Elements) -> Elements:
+        if self._wants(layer, point):
+            self.writer.show_elements(point, layer, elements)
+        return elements
+
+    def _rope(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def look(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
+            made = inner(q, k, *args, **kwargs)
+            if self._layer >= 0:
+                self.show(self._layer, "attn.q_rope", made[0].transpose(1, 2))
+                self._keep_written("attn.k_rope", made[1].transpose(1, 2))
+            return made
+        return look
+
+    def _keep_written(self, point: str, tensor: Tensor, *shape: int) -> None:
+        elements = self.show(self._layer, point, tensor, *shape)
+        if elements is not None:
+            self._written[point] = elements
+
+    def _attention(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def look(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any,
+                 **kwargs: Any) -> Any:
+            mine = self._layer >= 0 and self._call is not None
+            if mine and self._wants(self._layer, "attn.kv"):
+                self._show_cache(k, v)
+            made = inner(module, q, k, v, *args, **kwargs)
+            if mine:
+                self.show(self._layer, "attn.out", made[0], self.heads, self.dim)
+            return made
+        return look
+
+    def _show_cache(self, k: Tensor, v: Tensor) -> None:
+        """K and V as attention reads them: [batch, kv head, column, dim]."""
+        call, layer = self._call, self._layer
+        assert call is not None
+        self._caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
+                           self._written["attn.v"])
+        end = call.session.columns
+        k, v = k[:, :, :end], v[:, :, :end]    # a static cache has room for more
+        begin = end - k.shape[2]               # a sliding one has let go of the first
+        hashes = self._caches.read(call.session, layer, k, v)
+        for b in dict.fromkeys(call.batch):
+            kept, request = call.session.keep[b, begin:], call.session.requests[b]
+            first, own = int(call.session.keep[b, :begin].sum()), hashes[b][kept]
+            tensor, written = None, self._caches.written(layer, request, first + len(own))
+            if np.array_equal(written[first:], own):
+                # What a sliding cache has let go of is hidden by the window: it is as it was.
+                first, own = 0, written
+            else:
+                at = torch.from_numpy(kept.copy()).to(k.device)
+                tensor = joined(k[b][:, at], v[b][:, at])
+            self.writer.show_cache_hashes(layer, request, own, (self.kv_heads, self.dim),
+                                          NAMES[k.dtype], tensor, first)
+
+    def _show_logits(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
+        """Of each row, or of the last rows of each sequence."""
+        call = self._call
+        if call is None:
+            return
+        batch, count, width = result.shape
+        first = call.begin + call.keep.shape[1] - count
+        self._logit_rows = [i for i, at in enumerate(call.column) if at >= first]
+        at = [call.batch[i] * count + call.column[i] - first for i in self._logit_rows]
+        rows = result.detach().reshape(batch * count, width)[at]
+        self.writer.logits_of(self._logit_rows)
+        self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
+        self._show_rows(-1, "logits", from_torch(rows))
+
+    # Hooks.
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it lasts, each call of the model is recorded."""
+        modeling = modeling_of(self.base)
+        with contextlib.ExitStack() as stack:
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            for owner, name, value in (
+                    (modeling, "apply_rotary_pos_emb", self._rope(modeling.apply_rotary_pos_emb)),
+                    (modeling, "ALL_ATTENTION_FUNCTIONS",
+                     AttentionFunctions(modeling.ALL_ATTENTION_FUNCTIONS, self._attention))):
+                stack.enter_context(replaced(owner, name, value))
+            if hasattr(self.model, "generate"):
+                stack.enter_context(replaced(self.model, "generate",
+                                             self._generate(self.model.generate)))
+            if hasattr(self.model, "_valid_auto_compile_criteria"):  # compiled code has no hooks
+                stack.enter_context(replaced(self.model, "_valid_auto_compile_criteria",
+                                             lambda *_args, **_kwargs: False))
+            yield
+
+    def _hooks(self) -> Iterator[Any]:
+        base = self.base
+        yield base.register_forward_pre_hook(self.begin_pass, with_kwargs=True)
+        yield base.register_forward_hook(lambda _module, _args, made: self._sessions.leave(
+            getattr(made, "past_key_values", None)))
+        yield self._after(base.embed_tokens, -1, "embed")
+        for i, layer in enumerate(base.layers):
+            yield from self._layer_hooks(i, layer)
+        yield self._after(base.norm, -1, "final.norm")
+        if getattr(self.model, "lm_head", None) is not None:
+            yield self.model.lm_head.register_forward_hook(self._show_logits)
+
+    def _layer_hooks(self, i: int, layer: nn.Module) -> Iterator[Any]:
+        attn = layer.self_attn
+        yield attn.register_forward_pre_hook(lambda *_: setattr(self, "_layer", i))
+        yield attn.register_forward_hook(lambda *_: setattr(self, "_layer", -1))
+        yield self._after(layer.input_layernorm, i, "attn.norm")
+        yield self._after(attn.q_proj, i, "attn.q", self.heads, self.dim)
+        yield self._after(attn.k_proj, i, "attn.k", self.kv_heads, self.dim)
+        yield attn.v_proj.register_forward_hook(lambda _module, _args, made: self._keep_written(
+            "attn.v", made, self.kv_heads, self.dim))
+        if hasattr(attn, "q_norm"):
+            yield self._after(attn.q_norm, i, "attn.q_norm")
+            yield self._after(attn.k_norm, i, "attn.k_norm")
+        yield self._after(attn.o_proj, i, "attn.o")
+        yield self._before(layer.post_attention_layernorm, i, "attn.residual")
+        yield self._after(layer.post_attention_layernorm, i, "mlp.norm")
+        mlp = layer.mlp
+        yield from self._expert_hooks(i, mlp) if hasattr(mlp, "experts") else (
+            self._after(mlp.gate_proj, i, "mlp.gate"), self._after(mlp.up_proj, i, "mlp.up"),
+            self._before(mlp.down_proj, i, "mlp.act"), self._after(mlp.down_proj, i, "mlp.down"))
+        yield self._after(layer, i, "mlp.residual")
+
+    def _after(self, module: nn.Module, layer: int, point: str, *shape: int) -> Any:
+        """Records what the module returns."""
+        return module.register_forward_hook(
+            lambda _module, _args, made: _ignored(self.show(layer, point, made, *shape)))
+
+    def _before(self, module: nn.Module, layer: int, point: str) -> Any:
+        """Records what the module is given."""
+        return module.register_forward_pre_hook(
+            lambda _module, args: _ignored(self.show(layer, point, args[0])))
+
+    def _expert_hooks(self, i: int, mlp: nn.Module) -> Iterator[Any]:
+        stack, watched = contextlib.ExitStack(), []
+
+        def routed(_module: nn.Module, _args: Any, made: Any) -> None:
+            for point, tensor in zip(("mlp.router", "mlp.weights", "mlp.experts"), made):
+                self.show(i, point, tensor, tensor.shape[-1])
+
+        def begin(module: nn.Module, args: Any) -> None:
+            watched.append(ExpertRows(module, args[1]))
+            stack.enter_context(watched[-1].watching())
+
+        def end(_module: nn.Module, _args: Any, made: Tensor) -> None:
+            stack.close()
+            rows = watched.pop()
+            for point in experts.POINTS:
+                if point in rows.tensors:
+                    tensor = rows.shaped(point)
+                    self.show(i, point, tensor, *tensor.shape[1:])
+            self.show(i, "mlp.combine", made, made.shape[-1])
+
+        yield mlp.gate.register_forward_hook(routed)
+        yield mlp.experts.register_forward_pre_hook(begin)
+        yield mlp.experts.register_forward_hook(end)
+
+
+def _ignored(_value: object) -> None:
+    """A hook that returns something would put it in the place of what was computed."""
+
+
+def _selection(points: Collection[str], layers: Collection[int]) -> str:
+    parts = [("points", ",".join(sorted(points))), ("layers", ",".join(map(str, sorted(layers))))]
+    return " ".join(f"{name} {text}" for name, text in parts if text)
+
+
+def _facts_of(model: nn.Module) -> dict[str, str]:
+    import transformers
+    device = next(model.parameters()).device
+    facts = {"engine": "transformers", "engine_version": transformers.__version__,
+             "torch_version": str(torch.__version__), "device": str(device),
+             "model": str(getattr(model, "name_or_path", "")),
+             "attention": str(getattr(model.config, "_attn_implementation", ""))}
+    if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        facts["accumulator"] = "tf32"
+    return facts
+
+
+# Fields of a generation config that change which token is the likeliest, with what changes none.
+PROCESSORS: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0), "bad_words_ids": (None,), "sequence_bias": (None,),
+    "min_length": (None, 0), "min_new_tokens": (None, 0), "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,), "suppress_tokens": (None,), "begin_suppress_tokens": (None,),
+    "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
+    "do_sample": (None, False), "logits_processor": (None, [])}
+
+
+def _generation_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+                   ) -> Generation:
+    config = kwargs.get("generation_config") or model.generation_config
+
+    def option(name: str) -> Any:
+        return kwargs[name] if name in kwargs else getattr(config, name, None)
+
+    check((option("num_beams") or 1) == 1 and kwargs.get("assistant_model") is None,
+          "generate was asked for beams or an assistant, whose rows change their sequence: capture "
+          "it with num_beams=1 and no assistant")
+    ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+    ends = option("eos_token_id")
+    ends = [ends] if isinstance(ends, int) else [] if ends is None else list(ends)
+    return Generation(0 if ids is None else int(ids.shape[1]),
+                      all(option(name) in plain for name, plain in PROCESSORS.items()),
+                      frozenset(int(end) for end in ends))

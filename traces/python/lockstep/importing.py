@@ -1,0 +1,240 @@
+"""Imports what other tools dumped as a trace: their names by a map, their rows by their own ids."""
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.dumps import read_dump
+from lockstep.dumps.dump import Dump, Load, is_tensor
+from lockstep.elements import Elements, elements_of
+from lockstep.errors import LockstepError, check
+from lockstep.graph import dimensions, read_config
+from lockstep.mapping import Map, Rule, read_map
+from lockstep.points import LOGIT_POINTS, Place, nearest
+from lockstep.requesting import PassIds, Requests
+from lockstep.writer import Writer
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+KNOWN_TO_NOBODY = 12  # how many unknown names a report lists
+
+
+@dataclasses.dataclass
+class Imported:
+    """What became of a dump."""
+
+    kind: str                       # its format
+    passes: int = 0
+    tensors: int = 0
+    unknown: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> nearest known one
+    skipped: list[str] = dataclasses.field(default_factory=list)       # no tensors, or misfits
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.tensors} tensors of {self.passes} passes imported"]
+        if self.unknown:
+            shown = list(self.unknown.items())[:KNOWN_TO_NOBODY]
+            lines.append(f"{len(self.unknown)} names are of no point and were left out:")
+            lines += [f"  {name}{f'  (nearest: {near})' if near else ''}" for name, near in shown]
+            if len(self.unknown) > len(shown):
+                lines.append(f"  ... and {len(self.unknown) - len(shown)} more")
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} things were skipped, the first: {self.skipped[0]}")
+        return "\n".join(lines + self.notes)
+
+
+def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
+                names: str | os.PathLike[str], model: str | os.PathLike[str], kind: str = "",
+                dtype: str = "", tokens: Sequence[int] = ()) -> Imported:
+    """Writes a dump as a trace.
+
+    names: a map, by name (lockstep.mapping.names()) or path. model: the checkpoint's folder. kind:
+    the dump's format; "": what it looks like. dtype: of the run; "": what config.json says. tokens:
+    what the first pass was fed, where the dump does not say. Raises LockstepError, and writes
+    nothing, where nothing can be made of it.
+    """
+    config = read_config(pathlib.Path(model))
+    run = dtype or DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
+    check(run in DTYPES.values(), f"'{dtype}' is no dtype of a run: {', '.join(DTYPES.values())}")
+    mapping = read_map(names if isinstance(names, str) else pathlib.Path(names))
+    found_kind, dump = read_dump(pathlib.Path(source), kind)
+    report = Imported(found_kind, skipped=list(dump.skipped))
+    facts = {"engine": f"imported from {found_kind}", "source": str(source), "map": str(names)}
+    with Writer(out, config, dtype=run, schema=mapping.schema, provenance=facts) as writer:
+        Importer(writer, mapping, dimensions(config), run, report).take(dump, tokens)
+        check(report.tensors, f"{source}: no tensor of it is of a point under the map {names}: "
+              f"{_unknown_text(report)}")
+    return report
+
+
+def _unknown_text(report: Imported) -> str:
+    if report.unknown:
+        return f"the first name is {next(iter(report.unknown))}"
+    return report.skipped[0] if report.skipped else "it has none"
+
+
+class Importer:
+    """Takes the passes of a dump into a trace."""
+
+    def __init__(self, writer: Writer, mapping: Map, sizes: dict[str, int], dtype: str,
+                 report: Imported) -> None:
+        self.writer, self.mapping, self.sizes = writer, mapping, sizes
+        self.dtype, self.report = dtype, report
+        self.places = {(node.layer, node.point) for node in writer.graph}
+        self.requests = Requests()
+
+    def take(self, dump: Dump, tokens: Sequence[int]) -> None:
+        for number, loads in enumerate(dump.passes):
+            ids = self._ids(loads, tokens if number == 0 else ())
+            mapped = self._mapped(loads)
+            if ids is None:
+                self.report.skipped += [f"pass {number}: {key}" for key in loads][:1]
+                self.report.notes.append(f"pass {number} says not which tokens it was fed, and is "
+                                         "left out: dump input_ids too, or name them (--tokens)")
+                continue
+            self._take_pass(ids, mapped)
+
+    def _take_pass(self, ids: PassIds, mapped: dict[Place, Elements]) -> None:
+        logits = mapped.get((-1, "logits"))
+        wide = self.sizes["V"]
+        count = 0 if logits is None else logits.bits.size // wide
+        owners, positions = self.requests.enter(ids, count)
+        rows = self._logit_rows(owners, count)
+        self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
+        self.report.passes += 1
+        for (layer, point), elements in mapped.items():
+            self._show(layer, point, elements, len(owners), rows)
+        if logits is not None and rows and (-1, "token") not in mapped:
+            # Dumps have no choices; what was fed and is not the likeliest counts as forced.
+            best = logits.values().reshape(count, wide).argmax(-1)
+            self.writer.show("token", None, best.astype(np.int32))
+
+    def _logit_rows(self, owners: Sequence[int], count: int) -> list[int]:
+        last = sorted({owner: i for i, owner in enumerate(owners)}.values())
+        if count == len(owners):
+            return list(range(count))
+        return last if count == len(last) else []
+
+    def _show(self, layer: int, point: str, elements: Elements, rows: int,
+              logit_rows: Sequence[int]) -> None:
+        """A tensor of all rows, or of those with logits, whatever its axes were."""
+        shape = self._row_shape(point)
+        size = math.prod(shape)
+        count, rest = divmod(elements.bits.size, size)
+        of_logits = point in LOGIT_POINTS or (count == len(logit_rows) != rows)
+        if rest or count != (len(logit_rows) if of_logits else rows) or not count:
+            self.report.skipped.append(
+                f"{point} of layer {layer} is {list(elements.bits.shape)}, which is not {rows} "
+                f"rows of {list(shape)}")
+            return
+        if elements.dtype not in (self.dtype, "int32"):
+            self._note_dtype(f"{point} of layer {layer}", elements.dtype)
+        shaped = Elements(elements.bits.reshape(count, *shape), elements.dtype)
+        if of_logits and point not in LOGIT_POINTS:
+            self.writer.show(point, layer, shaped.bits, dtype=shaped.dtype, rows=logit_rows)
+        else:
+            self.writer.show_elements(point, layer, shaped)
+        self.report.tensors += 1
+
+    def _note_dtype(self, where: str, dtype: str) -> None:
+        note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
+        if not any(text.startswith(note) for text in self.report.notes):
+            self.report.notes.append(f"{note}{where}")
+
+    def _row_shape(self, point: str) -> tuple[int, ...]:
+        h, inner = self.sizes["h"], self.sizes["I"]
+        heads = (self.sizes["H"], self.sizes["D"])
+        kv_heads = (self.sizes["K"], self.sizes["D"])
+        if point == "token":
+            return ()
+        return {"attn.q": heads, "attn.q_norm": heads, "attn.q_rope": heads, "attn.out": heads,
+                "attn.k": kv_heads, "attn.v": kv_heads, "attn.k_norm": kv_heads,
+                "attn.k_rope": kv_heads, "mlp.gate": (inner,), "mlp.up": (inner,),
+                "mlp.act": (inner,), "logits": (self.sizes["V"],)}.get(point, (h,))
+
+    def _ids(self, loads: dict[str, Load], tokens: Sequence[int]) -> PassIds | None:
+        found: dict[str, NDArray[np.int64] | None] = {}
+        for kind, pattern in self.mapping.rows.items():
+            key = next((key for key in loads if pattern.fullmatch(key)), "")
+            value = self._loaded(key, loads[key]) if key else None
+            found[kind] = None if value is None else value.bits.astype(np.int64).reshape(-1)
+        if found["tokens"] is None and len(tokens):
+            found["tokens"] = np.array(tokens, np.int64)
+        if found["tokens"] is None:
+            return None
+        return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
+
+    def _mapped(self, loads: dict[str, Load]) -> dict[Place, Elements]:
+        """The tensors of a pass by place, in its order; the first of a place is taken."""
+        mapped: dict[Place, Elements] = {}
+        for key, load in loads.items():
+            if any(pattern.fullmatch(key) for pattern in self.mapping.rows.values()):
+                continue
+            rule = self.mapping.rule_of(key, self.sizes["L"])
+            if rule is None:
+                self._note_unknown(key)
+                continue
+            places = [place for place in rule[1] if place in self.places and place not in mapped]
+            value = self._loaded(key, load) if places else None
+            if value is None:
+                continue
+            for place, part in zip(rule[1], self._split(key, value, rule[0])):
+                if place in places:
+                    mapped[place] = part
+        return mapped
+
+    def _loaded(self, key: str, load: Load) -> Elements | None:
+        """The tensor as elements; None, and why is noted, where it is none."""
+        try:
+            value = load()
+            if is_tensor(value):
+                return elements_of(value)
+            self.report.skipped.append(f"{key} is no tensor")
+        except LockstepError as error:
+            self.report.skipped.append(str(error))
+        return None
+
+    def _split(self, key: str, value: Elements, rule: Rule) -> list[Elements]:
+        elements = self._narrowed(value)
+        if not rule.split:
+            return [elements]
+        sizes = [math.prod(self.sizes[letter] for letter in part.split("*"))
+                 for part in rule.split]
+        if elements.bits.shape[-1:] != (sum(sizes),):
+            self.report.skipped.append(f"{key} is {list(elements.bits.shape)}, its last axis is to "
+                                       f"have {' + '.join(rule.split)} = {sum(sizes)}")
+            return []
+        return [Elements(np.ascontiguousarray(part), elements.dtype) for part in
+                np.split(elements.bits, np.cumsum(sizes)[:-1], axis=-1)]
+
+    def _narrowed(self, elements: Elements) -> Elements:
+        """fp32 that a 16-bit run widened for the dump is of its dtype again, where it is exact."""
+        if elements.dtype != "fp32" or self.dtype == "fp32":
+            return elements
+        if self.dtype == "fp16":
+            with np.errstate(over="ignore"):
+                narrow = elements.bits.astype(np.float16)
+            same = np.array_equal(narrow.astype(np.float32), elements.bits, equal_nan=True)
+            return Elements(narrow, "fp16") if same else elements
+        raw = elements.bits.view(np.uint32)
+        return elements if (raw & 0xFFFF).any() else Elements((raw >> 16).astype(np.uint16), "bf16")
+
+    def _note_unknown(self, key: str) -> None:
+        """Names that no rule has; what a module was given is mostly what another returned."""
+        name = re.sub(r"layers\.\d+", "layers.N", key)
+        if ":in." in key or name in self.report.unknown:
+            return
+        known = [_example_of(rule.match.pattern) for rule in self.mapping.rules] \
+            if len(self.report.unknown) < KNOWN_TO_NOBODY else []
+        self.report.unknown[name] = nearest(name, known)
+
+
+def _example_of(pattern: str) -> str:
+    """A key that a rule of a map may match."""
+    return re.sub(r"\(([^()|]*)(\|[^()]*)?\)\??", r"\1", pattern.replace("(\\d+)", "N")
+                  ).replace("\\", "")

@@ -1,0 +1,79 @@
+"""Which request each row of a dumped pass is of, from what engines say of their batches."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import check
+
+
+@dataclasses.dataclass(frozen=True)
+class PassIds:
+    """What a dump says of a pass. positions None: they go on from the pass before."""
+
+    tokens: NDArray[np.int64]                  # of each row
+    positions: NDArray[np.int64] | None        # of each row
+    lengths: NDArray[np.int64] | None = None   # of each request, this pass included
+    requests: NDArray[np.int64] | None = None  # of each request or row: the engine's own ids
+
+
+class Requests:
+    """Numbers requests from 0 in the order in which they appear."""
+
+    def __init__(self) -> None:
+        self._by_own: dict[int, int] = {}     # the engine's id -> ours
+        self._lengths: dict[int, int] = {}    # ours -> positions so far
+        self._next = 0
+
+    def enter(self, ids: PassIds, logits: int) -> tuple[list[int], list[int]]:
+        """Request and position of each row; `logits` is how many rows of these the pass has."""
+        rows = len(ids.tokens)
+        positions = ids.positions
+        if positions is None:  # one request, which goes on
+            positions = np.arange(rows) + (self._lengths.get(0, 0) if self._next == 1 else 0)
+        check(len(positions) == rows, f"a pass has {rows} tokens and {len(positions)} positions: "
+              "the map names something else")
+        owners: list[int] = []
+        begins = self._begins(ids, positions, logits)
+        used: set[int] = set()
+        for i, (begin, end) in enumerate(zip(begins, [*begins[1:], rows])):
+            own = None
+            if ids.requests is not None and len(ids.requests) in (len(begins), rows):
+                own = int(ids.requests[i if len(ids.requests) == len(begins) else begin])
+            request = self._request(own, int(positions[begin]), used)
+            used.add(request)
+            self._lengths[request] = int(positions[end - 1]) + 1
+            owners += [request] * (end - begin)
+        return owners, [int(at) for at in positions]
+
+    def _begins(self, ids: PassIds, positions: NDArray[np.int64], logits: int) -> Sequence[int]:
+        """The first row of each request."""
+        rows = len(positions)
+        if ids.lengths is not None:
+            ends, at = [], 0
+            for length in ids.lengths:  # a request ends where its position is its last
+                while at < rows and positions[at] != length - 1:
+                    at += 1
+                at += 1
+                ends.append(at)
+            if ends and ends[-1] == rows:
+                return [0, *ends[:-1]]
+        if logits == rows and rows > 1 and positions.min() > 0:
+            return list(range(rows))  # decode: each row chooses a token
+        return [0] + [i for i in range(1, rows) if positions[i] != positions[i - 1] + 1]
+
+    def _request(self, own: int | None, position: int, used: set[int]) -> int:
+        """The request that has this id, or that goes on at this position; else a new one."""
+        if own is not None and position > 0 and own in self._by_own:
+            return self._by_own[own]
+        if own is None and position > 0:
+            for request, length in self._lengths.items():
+                if length == position and request not in used:
+                    return request
+        request, self._next = self._next, self._next + 1
+        if own is not None:
+            self._by_own[own] = request  # engines give ids of ended requests to new ones
+        return request

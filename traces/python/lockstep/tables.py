@@ -1,0 +1,305 @@
+"""The file of a trace while it is written: tensors as they come, then the tables about them."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep import hdf5
+from lockstep.digest import COUNTS, NUMBERS, Digest, xxh3
+from lockstep.elements import Elements
+from lockstep.errors import LockstepError
+from lockstep.graph import Node
+from lockstep.hdf5 import TEXT, Columns
+from lockstep.points import AXES, ORDER
+from lockstep.rows import PassRows, Request, Row, Run, requests_of
+
+KEPT_LOGITS = 8
+
+
+@dataclasses.dataclass
+class Entry:
+    """A tensor of the index. A cache has hashes, a shape and a dtype even without its tensor."""
+
+    number: int  # of its pass
+    layer: int
+    point: str
+    tensor: Elements | None
+    runs: list[Run]
+    hashes: NDArray[np.uint64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))
+    cache_shape: tuple[int, ...] = ()
+    cache_dtype: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.bits.shape if self.tensor else self.cache_shape
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype if self.tensor else self.cache_dtype
+
+    @property
+    def path(self) -> str:
+        """Where it lies in the file; "": its hashes alone are kept."""
+        if self.tensor is None:
+            return ""
+        part = "model" if self.layer < 0 else f"layer{self.layer:03d}"
+        path = f"/tensors/pass{self.number:06d}/{part}/{self.point}"
+        return f"{path}.request{self.runs[0][0]:06d}" if self.point == "attn.kv" else path
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a trace says of its run when it ends."""
+
+    graph: Sequence[Node]
+    dtype: str
+    schema: Mapping[str, str]
+    provenance: Mapping[str, str]
+    selection: str
+    passes: Sequence[PassRows]
+    requests: Sequence[Request] | None  # None: what the passes tell of them
+    sampled: Mapping[int, int]          # requests whose tokens were drawn; the last of each
+
+
+class Output:
+    """An HDF5 file that grows by tensors and ends with its tables and its seal."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        try:
+            self._file = hdf5.create(path)
+        except OSError as error:
+            raise LockstepError(f"{path} cannot be made ({error}): choose another place for the "
+                                "trace") from error
+        self._index = Columns(_index_types(), [f"{name}_edges" for name in
+                                                ("shape", "exponent", "run", "row_xxh3")])
+        self._cells: list[tuple[int, int, int, Digest]] = []
+        self._paths: list[tuple[str, str, str]] = []  # by seq: path, dtype, axes
+        self._tensors: list[int] = []  # by pass
+        self._top: list[dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = []
+        self._chosen: list[dict[Row, int]] = []
+
+    def add(self, entry: Entry, digest: Digest, rows: PassRows) -> None:
+        """Writes a tensor and its row of the index. Passes come in order."""
+        while len(self._tensors) <= entry.number:
+            self._tensors.append(0)
+            self._top.append({})
+            self._chosen.append({})
+        self._tensors[entry.number] += 1
+        if entry.tensor is not None:
+            try:
+                hdf5.write_tensor(self._file, entry.path, entry.tensor)
+            except (OSError, RuntimeError) as error:
+                raise LockstepError(f"{self._path} cannot be written ({error}): choose another "
+                                    "place for the trace") from error
+            if entry.point == "logits":
+                self._top[entry.number] = dict(zip(rows.with_logits(), _best_of(entry.tensor)))
+            if entry.point == "token":
+                self._chosen[entry.number] = dict(zip(rows.with_logits(),
+                                                      entry.tensor.bits.tolist()))
+        _add_index(self._index, len(self._paths), entry, digest)
+        self._paths.append((entry.path, entry.dtype, AXES[entry.point]))
+        self._cells.append((entry.number, entry.layer + 1, ORDER[entry.point], digest))
+
+    def finish(self, facts: Facts) -> None:
+        """Writes all that is no tensor, `complete` last, and seals the file."""
+        self._file.close()
+        begin = self._path.stat().st_size  # tensors have hashes of their own
+        with hdf5.reopen(self._path) as self._file:
+            for seq, (path, dtype, axes) in enumerate(self._paths):
+                if path:
+                    hdf5.write_attributes(self._file, path, seq, {"dtype": dtype, "axes": axes})
+            self._write_tables(facts)
+            self._file.attrs["complete"] = 1
+        hdf5.seal(self._path, begin)
+
+    def close(self) -> None:
+        """Closes the file as it is."""
+        self._file.close()
+
+    def _write_tables(self, facts: Facts) -> None:
+        file, passes = self._file, facts.passes
+        for rest in (self._top, self._chosen):
+            rest += [{} for _ in range(len(passes) - len(rest))]
+        self._tensors += [0] * (len(passes) - len(self._tensors))
+        requests = facts.requests
+        if requests is None:
+            argmax = [{row: int(ids[0]) for row, (ids, _) in top.items()} for top in self._top]
+            requests = requests_of(passes, argmax, self._chosen, facts.sampled)
+        _write_root(file, facts)
+        _write_graph(file.create_group("graph"), facts.graph)
+        _write_requests(file.create_group("requests"), requests)
+        _write_passes(file.create_group("passes"), passes, self._tensors)
+        _write_index(file.create_group("index"), self._index)
+        _write_logits(file.create_group("logits"), passes, self._top, self._chosen)
+        _write_summary(file.create_group("summary"), self._cells, len(passes), facts.graph)
+        file.require_group("tensors")
+
+
+def _index_types() -> dict[str, Any]:
+    return {"seq": "i8", "pass": "i4", "layer": "i4", "point": TEXT, "dtype": TEXT, "axes": TEXT,
+            "path": TEXT, "xxh3": "u8", "n": "i8", **dict.fromkeys(COUNTS, "i8"),
+            **dict.fromkeys(NUMBERS, "f8"), "shape": "i8", "exponent": "u1",
+            "exponent_count": "u4", "run_request": "i4", "run_first": "i4", "run_count": "i4",
+            "row_xxh3": "u8"}
+
+
+def _add_index(index: Columns, seq: int, entry: Entry, digest: Digest) -> None:
+    index.add({name: getattr(digest, name) for name in ("xxh3", "n", *COUNTS, *NUMBERS)})
+    index.add({"seq": seq, "pass": entry.number, "layer": entry.layer, "point": entry.point,
+               "dtype": entry.dtype, "axes": AXES[entry.point], "path": entry.path})
+    index.add_parts("shape_edges", {"shape": entry.shape})
+    bins = np.flatnonzero(digest.exponents)
+    index.add_parts("exponent_edges", {"exponent": bins.tolist(),
+                                       "exponent_count": digest.exponents[bins].tolist()})
+    requests, firsts, counts = zip(*entry.runs)
+    index.add_parts("run_edges", {"run_request": requests, "run_first": firsts,
+                                  "run_count": counts})
+    index.add_parts("row_xxh3_edges", {"row_xxh3": entry.hashes})
+
+
+def _best_of(logits: Elements) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Ids and values of the largest of each row; equal ones by id, NaN last."""
+    found = []
+    for row in logits.values():
+        kept = min(KEPT_LOGITS, len(row))
+        ranked = np.where(np.isnan(row), -np.inf, row)
+        least = np.partition(ranked, len(row) - kept)[len(row) - kept]
+        some = np.flatnonzero(ranked >= least)
+        order = np.lexsort((some, np.isnan(row[some]), -ranked[some]))[:kept]
+        found.append((some[order].astype(np.int32), row[some[order]].astype(np.float64)))
+    return found
+
+
+def _write_root(file: h5py.File, facts: Facts) -> None:
+    provenance = {name: str(value) for name, value in facts.provenance.items()}
+    run_id = provenance.get("run_id") or \
+        f"{xxh3(json.dumps([provenance, facts.dtype], sort_keys=True).encode()):016x}"
+    file.attrs.update({
+        "format": "lockstep", "format_version": "2.0", "level": "full", "run_id": run_id,
+        "rank": 0, "world_size": 1, "dtype": facts.dtype, "selection": facts.selection,
+        "default": "summary", "NX_class": "NXroot"})
+    schema = json.dumps(dict(facts.schema))
+    file.create_group("provenance").attrs.update(provenance | {"schema_json": schema})
+
+
+def _write_graph(group: h5py.Group, graph: Sequence[Node]) -> None:
+    columns = Columns({"point": TEXT, "layer": "i4", "input": "i4"}, ["input_edges"])
+    for node in graph:
+        columns.add({"point": node.point, "layer": node.layer})
+        columns.add_parts("input_edges", {"input": node.inputs})
+    columns.write(group)
+
+
+def _write_requests(group: h5py.Group, requests: Sequence[Request]) -> None:
+    lists = ("prompt", "forced", "tokens", "argmax")
+    columns = Columns({"id": "i4", "name": TEXT, "sampled": "i4", **dict.fromkeys(lists, "i4")},
+                      [f"{name}_edges" for name in lists])
+    for request in requests:
+        columns.add({"id": request.id, "name": request.name, "sampled": int(request.sampled)})
+        for name in lists:
+            columns.add_parts(f"{name}_edges", {name: getattr(request, name)})
+    columns.write(group)
+
+
+def _write_passes(group: h5py.Group, passes: Sequence[PassRows], tensors: Sequence[int]) -> None:
+    """The rows of each pass. Of pages nothing is known."""
+    columns = Columns({"number": "i4", "pass": "i4", "request": "i4", "position": "i4",
+                       "slot": "i8", "phase": "u1", "token": "i4", "logit_rows": "i4",
+                       "table_pass": "i4", "table_request": "i4"},
+                      ["row_edges", "logit_row_edges", "table_edges"])
+    for number, run in enumerate(passes):
+        columns.add({"number": number})
+        columns.add_parts("row_edges", {
+            "pass": [number] * len(run.rows), "slot": [-1] * len(run.rows),
+            "request": [row.request for row in run.rows],
+            "position": [row.position for row in run.rows],
+            "phase": [int(row.decode) for row in run.rows],
+            "token": [row.token for row in run.rows]})
+        columns.add_parts("logit_row_edges", {"logit_rows": run.logit_rows})
+        columns.add_parts("table_edges", {"table_pass": (), "table_request": ()})
+    columns.write(group)
+    group.create_dataset("tensor_edges", data=np.cumsum([0, *tensors], dtype="i8"))
+    group.create_dataset("pages", data=np.zeros(0, "i4"))
+    group.create_dataset("page_edges", data=np.zeros(1, "i8"))
+    _write_inherited(group, passes)
+
+
+def _write_inherited(group: h5py.Group, passes: Sequence[PassRows]) -> None:
+    """What requests enter with; nothing is said where one enters and what with is not known."""
+    known: set[int] = set()
+    columns = Columns({"inherited_request": "i4", "inherited_tokens": "i4"},
+                      ["inherited_token_edges"])
+    ends = [0]
+    for run in passes:
+        entering = {row.request: row.position for row in reversed(run.rows)}
+        for request, position in reversed(entering.items()):
+            if request not in known and position > 0 and request not in run.inherited:
+                return
+            known.add(request)
+        for request, tokens in run.inherited.items():
+            columns.add({"inherited_request": request})
+            columns.add_parts("inherited_token_edges", {"inherited_tokens": tokens})
+        ends.append(ends[-1] + len(run.inherited))
+    columns.write(group)
+    group.create_dataset("inherited_edges", data=np.array(ends, "i8"))
+
+
+def _write_index(group: h5py.Group, index: Columns) -> None:
+    index.write(group)
+    group["seq"].make_scale("seq")
+    for name, column in group.items():
+        flat = name.endswith("_edges") or name.startswith(("shape", "exponent", "run_", "row_"))
+        if name != "seq" and not flat:
+            column.dims[0].attach_scale(group["seq"])
+
+
+def _write_logits(group: h5py.Group, passes: Sequence[PassRows],
+                  top: Sequence[Mapping[Row, tuple[NDArray[Any], NDArray[Any]]]],
+                  chosen: Sequence[Mapping[Row, int]]) -> None:
+    columns = Columns({"pass": "i4", "request": "i4", "position": "i4", "chosen": "i4",
+                       "margin": "f8", "ids": "i4", "values": "f8"})
+    ends, kept = [0], 0
+    for number, run in enumerate(passes):
+        for row in run.with_logits():
+            if row not in top[number]:
+                continue
+            ids, values = top[number][row]
+            kept = len(ids)
+            columns.add({"pass": number, "request": row.request, "position": row.position,
+                         "chosen": chosen[number].get(row, -1), "ids": ids, "values": values,
+                         "margin": values[0] - values[1] if kept > 1 else math.inf})
+        ends.append(len(columns.entries("pass")))
+    columns.write(group)
+    group.create_dataset("edges", data=np.array(ends, "i8"))
+
+
+def _write_summary(group: h5py.Group, cells: Sequence[tuple[int, int, int, Digest]], passes: int,
+                   graph: Sequence[Node]) -> None:
+    """A picture of the run: by pass, layer and point."""
+    group.attrs.update({"NX_class": "NXdata", "signal": "rms"})
+    group.attrs.create("axes", ["pass", "layer", "point"], dtype=TEXT)
+    layers = 1 + max(node.layer for node in graph)
+    scales = {"pass": np.arange(passes, dtype="i4"), "layer": np.arange(-1, layers, dtype="i4"),
+              "point": np.array(list(AXES), dtype=object)}
+    for name, values in scales.items():
+        kind = TEXT if name == "point" else values.dtype
+        group.create_dataset(name, data=values, dtype=kind).make_scale(name)
+    shape = tuple(len(values) for values in scales.values())
+    for signal in ("rms", "absmax", "mean", "nonfinite"):
+        cube = np.full(shape, np.nan)
+        for number, layer, point, digest in cells:
+            if digest.nan >= 0:
+                cube[number, layer, point] = (digest.nan + digest.posinf + digest.neginf
+                                              if signal == "nonfinite" else getattr(digest, signal))
+        data = group.create_dataset(signal, data=cube)
+        for axis, name in enumerate(scales):
+            data.dims[axis].attach_scale(group[name])

@@ -1,0 +1,244 @@
+"""Writes a trace, as traces/README.md lays it out, from any engine."""
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep import tables
+from lockstep.digest import digest_of_rows, digests_of, row_hashes
+from lockstep.elements import Elements, elements_of
+from lockstep.errors import LockstepError, check
+from lockstep.graph import ConfigLike, Node, graph_of, read_config
+from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS,
+                             nearest)
+from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
+from lockstep.tables import Entry
+
+RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
+Hashes = NDArray[np.uint64]
+PENDING_BYTES = 64 << 20  # of tensors that are kept in memory before they are written
+
+
+class Writer:
+    """A trace of one file, a pass at a time.
+
+        with Writer("x.h5", "Qwen3-0.6B", schema={"attn.norm": "hf"}) as writer:
+            writer.begin_pass(tokens, positions, requests)
+            writer.show("attn.q", 3, q)          # [rows of the pass, heads, head_dim]
+
+    Tensors are torch's or numpy's, of fp32, bf16, fp16 or integers; row i of one belongs to row i
+    of the pass, of `logits` and `token` to the i-th row that gets logits. Nothing is under `path`
+    before the block has ended without an exception.
+
+    config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
+    config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
+    rounding contract. provenance: facts about the run, texts by name. selection: a text for
+    people, where the trace is meant to hold less than the model has.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: ConfigLike = None, *, dtype: str = "",
+                 schema: Mapping[str, str] | None = None,
+                 provenance: Mapping[str, str] | None = None, selection: str = "",
+                 graph: Sequence[Node] | None = None) -> None:
+        check(config is not None or graph is not None,
+              "a trace needs its model's graph: give the config.json of the checkpoint")
+        self.graph = list(graph) if graph is not None else graph_of(read_config(config))
+        self.schema, self.provenance = dict(schema or {}), dict(provenance or {})
+        for point in self.schema:
+            check_point(point)
+        self.dtype, self.selection = dtype, selection
+        self.requests: list[Request] | None = None  # None: what the passes tell of them
+        # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
+        self.sampled: dict[int, int] = {}
+        self._path = pathlib.Path(path)
+        self._part = self._path.with_name(self._path.name + ".part")
+        check(self._path.parent.is_dir(), f"{self._path.parent} is no folder: a trace is written "
+              "into one that is there")
+        self._file = tables.Output(self._part)
+        self._passes: list[PassRows] = []
+        self._pending: list[Entry] = []
+        self._pending_bytes = 0
+        self._runs: list[Run] = []  # of all rows of the pass
+        self._seen: set[tuple[int, str, int]] = set()  # places of the pass that were shown
+        self._places = {(node.layer, node.point) for node in self.graph}
+
+    def begin_pass(self, tokens: Sequence[int], positions: Sequence[int],
+                   requests: Sequence[int] | int = 0, *,
+                   logit_rows: Sequence[int] | None = None,
+                   decode: Sequence[bool] | None = None,
+                   inherited: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Begins a forward pass. One entry a row: the id that was fed, its position in its request
+        (from 0), and its request. logit_rows: which rows get logits; else the last one of each
+        request. decode: which rows are of decode; else those that are their request's only one and
+        not its first. inherited: by request that enters with a cache, the tokens of that.
+        """
+        count = len(tokens)
+        owners = [int(requests)] * count if isinstance(requests, int) else \
+            [int(request) for request in requests]
+        check(count and len(positions) == count and len(owners) == count,
+              f"a pass has as many tokens as positions and requests, and one at least: found "
+              f"{count}, {len(positions)} and {len(owners)}")
+        check(all(0 <= int(at) < 1 << 24 for at in positions),
+              "a position of the pass is not in 0 to 2^24 - 1")
+        alone = [owners.count(owner) == 1 and at > 0 for owner, at in zip(owners, positions)] \
+            if decode is None else list(decode)
+        rows = [Row(owner, int(at), int(token), bool(later)) for owner, at, token, later
+                in zip(owners, positions, tokens, alone)]
+        wanted = last_rows(rows) if logit_rows is None else [int(i) for i in logit_rows]
+        check(all(0 <= i < count for i in wanted), f"logit_rows are not all in 0 to {count - 1}")
+        entering = {int(owner): [int(i) for i in ids] for owner, ids in (inherited or {}).items()}
+        self._passes.append(PassRows(rows, wanted, entering))
+        self._runs = runs_of(rows)
+        self._seen.clear()
+
+    def show(self, point: str, layer: int | None, tensor: Any, *, dtype: str = "",
+             rows: Sequence[int] | None = None) -> None:
+        """Shows what the pass computed at a point; layer None or -1: not of a layer.
+
+        rows: numbers of the rows of the pass that the tensor has, where it has not all. dtype
+        "bf16": the array is uint16 bits, or fp32 whose values are bf16.
+        """
+        layer = -1 if layer is None else layer
+        self._check_place(point, layer)
+        check(point != "attn.kv", "attn.kv is shown by show_cache, a request at a time")
+        run = self._passes[-1]
+        of = run.with_logits() if point in LOGIT_POINTS else run.rows
+        if rows is not None:
+            check(all(0 <= i < len(run.rows) for i in rows), f"rows of {point} are not all in 0 to "
+                  f"{len(run.rows) - 1}")
+            of = [run.rows[i] for i in rows]
+        elements = elements_of(tensor, dtype)
+        # Until it is written the engine may put something else into its memory.
+        self._show(point, layer, Elements(elements.bits.copy(), elements.dtype), of)
+
+    def show_elements(self, point: str, layer: int, elements: Elements) -> None:
+        """The same of all rows, in memory that nobody changes any more."""
+        self._check_place(point, layer)
+        run = self._passes[-1]
+        self._show(point, layer, elements,
+                   run.with_logits() if point in LOGIT_POINTS else run.rows)
+
+    def logits_of(self, rows: Sequence[int]) -> None:
+        """Which rows of the pass get logits, where that is not known before it begins."""
+        self._passes[-1].logit_rows = list(rows)
+
+    def show_cache(self, layer: int, request: int, tensor: Any, *, hashes_only: bool = False,
+                   dtype: str = "", first: int = 0) -> None:
+        """Shows K and V as the attention of a request reads them: [positions, 2, kv heads, dim].
+
+        The first row is of position `first`. hashes_only: 8 bytes a row are kept of it, and the
+        judge finds the numbers where attn.k_rope and attn.v wrote them.
+        """
+        elements = elements_of(tensor, dtype)
+        check(elements.bits.ndim == 4 and elements.bits.shape[1] == 2,
+              f"attn.kv has the axes {AXES['attn.kv']}, found {list(elements.bits.shape)}")
+        self.show_cache_hashes(layer, request, row_hashes(elements.bits), elements.bits.shape[2:],
+                               elements.dtype, None if hashes_only else elements, first)
+
+    def show_cache_hashes(self, layer: int, request: int, hashes: Sequence[int] | Hashes,
+                          row: Sequence[int], dtype: str, tensor: Elements | None = None,
+                          first: int = 0) -> None:
+        """The same for who has made the row hashes: xxh3-64 of the bytes of K, then V, of each
+        position; `row` is (kv heads, dim)."""
+        self._check_place("attn.kv", layer, request)
+        self._keep(Entry(len(self._passes) - 1, layer, "attn.kv", tensor,
+                         [(request, first, len(hashes))], np.asarray(hashes, np.uint64),
+                         (len(hashes), 2, *row), dtype))
+
+    def close(self) -> None:
+        """Ends the trace and puts it under its name."""
+        try:
+            check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
+            self._write_pending()
+            self._file.finish(tables.Facts(
+                self.graph, self._run_dtype(), self.schema, self.provenance, self.selection,
+                self._passes, self.requests, self.sampled))
+            os.replace(self._part, self._path)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leaves nothing behind of a trace that was not closed."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: types.TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _check_place(self, point: str, layer: int, request: int = -1) -> None:
+        """Raises LockstepError unless the model has that place and this is its first tensor."""
+        place = (layer, point, request)
+        optional = point in FLOAT32_POINTS and layer < 0  # not in the graph of every engine
+        if self._passes and place not in self._seen and (optional or place[:2] in self._places):
+            self._seen.add(place)
+            return
+        check_point(point)
+        check(self._passes, f"{point} was shown before begin_pass: a tensor is of a pass")
+        check((layer < 0) == (point in MODEL_POINTS), f"{point} is "
+              f"{'not of a layer' if layer >= 0 else 'of a layer'}: it was shown of layer {layer}")
+        check(place in self._seen, f"the model has no {point} in layer {layer}: its config.json "
+              "says otherwise")
+        raise LockstepError(f"{point} of layer {layer} was shown twice in pass "
+                            f"{len(self._passes) - 1}: a pass has one of each")
+
+    def _show(self, point: str, layer: int, elements: Elements, rows: Sequence[Row]) -> None:
+        shape = elements.bits.shape
+        if len(shape) != RANKS[point] or shape[0] != len(rows):
+            raise LockstepError(f"{point} of layer {layer} has the shape {list(shape)}: "
+                                f"[{AXES[point]}] of {len(rows)} rows was wanted")
+        if (elements.dtype == "int32") != (point in INTEGER_POINTS):
+            wanted = "integers" if point in INTEGER_POINTS else "floating numbers"
+            raise LockstepError(f"{point} of layer {layer} is of {elements.dtype}: {wanted} were "
+                                "wanted")
+        whole = self._passes[-1].rows
+        runs = self._runs if rows is whole else runs_of(rows)
+        self._keep(Entry(len(self._passes) - 1, layer, point, elements, runs))
+
+    def _run_dtype(self) -> str:
+        check(self.dtype, "the trace has no floating tensor, so that its dtype is not known: give "
+              "dtype to the Writer")
+        return self.dtype
+
+    def _keep(self, entry: Entry) -> None:
+        if not self.dtype and entry.dtype != "int32" and entry.point not in FLOAT32_POINTS:
+            self.dtype = entry.dtype
+        self._pending.append(entry)
+        self._pending_bytes += entry.tensor.nbytes if entry.tensor else 0
+        if self._pending_bytes >= PENDING_BYTES:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Puts what was shown into the file, with digests."""
+        entries, self._pending, self._pending_bytes = self._pending, [], 0
+        known = [entry.tensor for entry in entries if entry.tensor and entry.point != "attn.kv"]
+        digests = iter(digests_of(known))
+        for entry in entries:
+            if entry.point == "attn.kv" or entry.tensor is None:
+                digest = digest_of_rows(entry.hashes, math.prod(entry.shape))
+            else:
+                digest = next(digests)
+                entry.hashes = np.array(row_hashes(entry.tensor.bits), np.uint64)
+            self._file.add(entry, digest, self._passes[entry.number])
+
+
+def check_point(point: str) -> None:
+    """Raises LockstepError, with the nearest name, for what is no point."""
+    if point in AXES:
+        return
+    near = nearest(point, AXES)
+    raise LockstepError(f"'{point}' is no point{f': {near} is the nearest' if near else ''} "
+                        "(lockstep points lists them)")
