@@ -16,8 +16,8 @@ Document document_of(const DiffResult& result);
 std::string report_json(const Result& result);  // schema: tools/result.schema.json
 std::string report_json(const DiffResult& result);
 
-// The result that report_json() wrote. The report holds neither Result::limit_ratio nor
-// Result::others. Throws Error when `text` is no such report; `name` says in its sentence where it
+// The result that report_json() wrote. The report holds neither Result::limit_ratio nor others nor
+// reached. Throws Error when `text` is no such report; `name` says in its sentence where it
 // comes from.
 Result result_from_json(const std::string& text, const std::string& name);
 
