@@ -12,6 +12,10 @@ namespace lockstep {
 Document document_of(const Result& result);
 Document document_of(const DiffResult& result);
 
+// A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the
+// K/V cache), `tokens` and `coverage`. Where nodes could not be judged the tests are in trouble.
+TestSuite tests_of(const Result& result);
+
 // The same as JSON, with all that is known.
 std::string report_json(const Result& result);  // schema: tools/result.schema.json
 std::string report_json(const DiffResult& result);
