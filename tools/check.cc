@@ -47,8 +47,7 @@ void add_options(CLI::App& app, CheckCommand& options) {
       ->needs(update);
   add_choice(app, "--annotate", options.annotate, {"github"},
              "say failures and notes on stderr as GitHub shows them beside a change");
-  add_report_options(app, options.report);
-  add_junit_option(app, options.report);
+  add_result_options(app, options.report);
 }
 
 CheckResult check_or_update(const CheckCommand& options,
@@ -118,8 +117,8 @@ int check_command(Args args) {
   const CheckResult result = check_or_update(options, command_line_of("check", args));
   const Document document = document_of(result);
   if (!options.annotate.empty()) fmt::print(stderr, "{}", annotations_of(result));
-  summarise_for_github(document);
   put(document, options.report);
+  summarise_for_github(document);
   return exit_status(result);
 }
 

@@ -27,8 +27,7 @@ int judge_command(Args args) {
   add_limits_option(app, limits);
   add_schema_option(app, schema);
   add_accumulator_option(app, accumulator);
-  add_report_options(app, report);
-  add_junit_option(app, report);
+  add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"

@@ -251,7 +251,8 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
   app.add_option("--markdown", options.markdown, "and to this one, as Markdown")->type_name("FILE");
 }
 
-void add_junit_option(CLI::App& app, ReportOptions& options) {
+void add_result_options(CLI::App& app, ReportOptions& options) {
+  add_report_options(app, options);
   app.add_option("--junit", options.junit, "and to this one, as JUnit's XML: a test an op class")
       ->type_name("FILE");
 }

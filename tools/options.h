@@ -48,6 +48,7 @@ void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
 // How the result is printed and written.
 void add_format_option(CLI::App& app, std::string& format);
 void add_report_options(CLI::App& app, ReportOptions& options);
-void add_junit_option(CLI::App& app, ReportOptions& options);  // of a result that has tests
+// The same of a judgement, which has tests for --junit.
+void add_result_options(CLI::App& app, ReportOptions& options);
 
 }  // namespace lockstep

@@ -131,8 +131,7 @@ int run_command(Args args) {
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
         "--confirm", "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
-  add_report_options(app, options.report);
-  add_junit_option(app, options.report);
+  add_result_options(app, options.report);
   if (!parse(app, args,
              "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --trace once.trace --keep full\n"

@@ -37,7 +37,8 @@ void add_place(const PlaceSummary& place, const RunBits& bits, Baseline& baselin
   ++row->layers;
   row->nodes += place.judged;
   row->excluded += place.excluded;
-  row->bits.push_back(static_cast<uint32_t>(bits.of(place.place)));
+  if (!place.place.point->is_cache())
+    row->bits.push_back(static_cast<uint32_t>(bits.of(place.place)));
 }
 
 std::vector<Baseline::OpClass> classes_of(const Result& result, const Limits& limits, DType dtype) {

@@ -25,7 +25,7 @@ struct Baseline {
     int32_t layers = 1;          // with such a place; 1 for a point of no layer
     int64_t nodes = 0;           // judged, of all layers
     int64_t excluded = 0;        // elements that are not finite
-    std::vector<uint32_t> bits;  // a hash a layer, 32 bits of RunBits
+    std::vector<uint32_t> bits;  // a hash a layer, 32 bits of RunBits; of the cache none
   };
   struct Text {
     std::string name;             // the request's, for people

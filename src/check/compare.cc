@@ -40,7 +40,7 @@ std::vector<CheckItem> failures_of_nodes(const Result& run, const Limits& limits
   return failures;
 }
 
-// What is known of a point in a run, as the baseline has it.
+// A point in a run, by what the baseline has of it.
 struct PointNow {
   int32_t layers = 0;
   int64_t nodes = 0, excluded = 0;

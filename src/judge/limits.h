@@ -35,7 +35,7 @@ OpLimits limits_above(const Reached& reached, DType dtype, double room);
 class Limits {
  public:
   OpLimits of(OpKind op, DType dtype) const;
-  // limits_above() with 1.5 times as much room. Where there are limits already the larger ones stay.
+  // limits_above() with 1.5 times as much room. Where there are limits already the larger stay.
   void learn(OpKind op, DType dtype, const Reached& reached);
   void set(OpKind op, DType dtype, const OpLimits& limits) { ops_[{op, dtype}] = limits; }
 
