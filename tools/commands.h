@@ -14,6 +14,7 @@ int generate_command(Args args);
 int run_command(Args args);
 int judge_command(Args args);
 int calibrate_command(Args args);
+int check_command(Args args);
 int diff_command(Args args);
 int inspect_command(Args args);
 int points_command(Args args);

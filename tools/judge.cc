@@ -27,14 +27,13 @@ int judge_command(Args args) {
   add_limits_option(app, limits);
   add_schema_option(app, schema);
   add_accumulator_option(app, accumulator);
-  add_report_options(app, report);
+  add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema hf\n"))
     return 0;
-  check_output({"--json", report.json},
-               {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
+  check_outputs(report, {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
   const JudgeOptions options{.selection = selection_of(observe),
                              .limits = limits_of(limits),
                              .contracts = contracts_of(schema),

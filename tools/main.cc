@@ -33,6 +33,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"judge", "judge a saved trace: each op against its exact result", judge_command},
     {"calibrate", "learn from clean runs how tight the limits of this engine can be",
      calibrate_command},
+    {"check", "hold a run to a kept baseline, for continuous integration", check_command},
     {"diff", "compare two traces and name the first place where they differ", diff_command},
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"selftest", "measure whether the judge can be trusted on a model", selftest_command},

@@ -258,6 +258,13 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
   add_format_option(app, options.format);
   app.add_option("--json", options.json, "write the result to this file too, as JSON")
       ->type_name("FILE");
+  app.add_option("--markdown", options.markdown, "and to this one, as Markdown")->type_name("FILE");
+}
+
+void add_result_options(CLI::App& app, ReportOptions& options) {
+  add_report_options(app, options);
+  app.add_option("--junit", options.junit, "and to this one, as JUnit's XML: a test an op class")
+      ->type_name("FILE");
 }
 
 }  // namespace lockstep

@@ -48,5 +48,7 @@ void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
 // How the result is printed and written.
 void add_format_option(CLI::App& app, std::string& format);
 void add_report_options(CLI::App& app, ReportOptions& options);
+// The same of a judgement, which has tests for --junit.
+void add_result_options(CLI::App& app, ReportOptions& options);
 
 }  // namespace lockstep

@@ -131,17 +131,17 @@ int run_command(Args args) {
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
         "--confirm", "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
-  add_report_options(app, options.report);
+  add_result_options(app, options.report);
   if (!parse(app, args,
              "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --trace once.trace --keep full\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
     return 0;
-  check_output({"--json", options.report.json}, {{"--model", options.model.model},
-                                                 {"--trace", options.observe.trace},
-                                                 {"--limits", options.limits},
-                                                 {"--requests", options.model.requests}});
+  check_outputs(options.report, {{"--model", options.model.model},
+                                 {"--trace", options.observe.trace},
+                                 {"--limits", options.limits},
+                                 {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
   put(document_of(result), options.report);
   return exit_status(result);

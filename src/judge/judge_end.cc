@@ -273,8 +273,9 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                      .unexplained = unexplained,
                      .undecided = complete ? undecided : std::string(),
                      .suspicion = reference_check.suspicion()});
+  result.reached = op_judge.reached();
   if (options.learn && result.verdict == RunVerdict::clean)
-    for (const auto& [op, reached] : op_judge.reached())
+    for (const auto& [op, reached] : result.reached)
       options.learn->learn(op, manifest.dtype, reached);
   return result;
 }

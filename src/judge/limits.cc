@@ -60,15 +60,18 @@ OpLimits Limits::of(OpKind op, DType dtype) const {
   return found == ops_.end() ? OpLimits{} : found->second;
 }
 
-void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
+OpLimits limits_above(const Reached& reached, DType dtype, double room) {
   // A limit of 0 would say that nothing may ever be off: one part in 1000 of theory's is the least.
   // A statistic that is exactly 0 was not measured, for want of elements, and lowers nothing.
   const auto measured = [](double value, double limit) { return value > 0 ? limit : kUnlimited; };
-  const OpLimits learnt{
-      .inner = dtype == DType::f32 ? std::clamp(kRoom * reached.inner, 1e-3, 1.0) : 1,
-      .rms = measured(reached.rms, kRoom * reached.rms + 0.02),
-      .share = std::min(1.0, kRoom * reached.share + 5e-4),
-      .gain = measured(reached.gain, std::max(kRoom * reached.gain, 1e-9))};
+  return {.inner = dtype == DType::f32 ? std::clamp(room * reached.inner, 1e-3, 1.0) : 1,
+          .rms = measured(reached.rms, room * reached.rms + 0.02),
+          .share = std::min(1.0, room * reached.share + 5e-4),
+          .gain = measured(reached.gain, std::max(room * reached.gain, 1e-9))};
+}
+
+void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
+  const OpLimits learnt = limits_above(reached, dtype, kRoom);
   OpLimits& limits = ops_.try_emplace({op, dtype}, learnt).first->second;
   for (const Field& field : kFields) {
     double& limit = limits.*field.value;

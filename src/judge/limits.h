@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/judge/budget.h"
+#include "src/judge/reached.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -20,12 +21,13 @@ struct OpLimits {
   bool operator==(const OpLimits&) const = default;
 };
 
-// The largest values that the nodes of clean runs reached, in the same units.
-struct Reached {
-  double inner = 0, rms = 0, share = 0, gain = 0;
-  void add(const Reached& other);  // the larger of each
-};
 Reached reached_by(const Measure& measure);  // one node
+
+// The limits that clean runs which reached that much leave room for: `room` times what was reached,
+// .02 more for an rms and 5e-4 more for a share; T1 in fp32 only: of 16-bit results one in ten
+// thousand shows what its kernel was off before the store, so that the largest of a few runs is far
+// from the largest there is. A statistic that was 0 was not measured and limits nothing.
+OpLimits limits_above(const Reached& reached, DType dtype, double room);
 
 // The limits of a judgement as data: theory (budget.h, moments.h), lowered where clean runs of an
 // engine were measured. A calibration only ever tightens: no run that fails theory is clean, so
@@ -33,11 +35,9 @@ Reached reached_by(const Measure& measure);  // one node
 class Limits {
  public:
   OpLimits of(OpKind op, DType dtype) const;
-  // 1.5 times what was reached, .02 more for an rms and 5e-4 more for a share; T1 in fp32 only: of
-  // 16-bit results one in ten thousand shows what its kernel was off before the store, so that the
-  // largest of a few runs is far from the largest there is. A statistic that was 0 was not measured
-  // and lowers nothing. Where there are limits already the larger ones stay.
+  // limits_above() with 1.5 times as much room. Where there are limits already the larger stay.
   void learn(OpKind op, DType dtype, const Reached& reached);
+  void set(OpKind op, DType dtype, const OpLimits& limits) { ops_[{op, dtype}] = limits; }
 
   // "theory", or the xxh3 of json().
   std::string name() const;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "probes/graph.h"
+#include "src/judge/reached.h"
 #include "src/stats/shape_rule.h"
 #include "src/stats/statistic_kind.h"
 
@@ -152,6 +153,7 @@ struct Result {
   // is one that no limit decides (bits, structure, NaN).
   double limit_ratio = 0;
   std::vector<OtherRule> others;            // empty without reference models
+  std::map<OpKind, Reached> reached;        // by the nodes of points that round once
   std::vector<Confirmation> confirmations;  // empty: none was asked for
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;

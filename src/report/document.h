@@ -68,16 +68,42 @@ struct Conclusion {
 
 using Block = std::variant<Heading, Paragraph, List, KeyValues, Table, Bars, Conclusion>;
 
+enum class TestOutcome : uint8_t {
+  passed,
+  failed,   // there is a difference
+  trouble,  // it could not be told
+  skipped,  // it was not tried
+};
+
+// One line of a report of tests.
+struct TestCase {
+  std::string name;
+  TestOutcome outcome = TestOutcome::passed;
+  std::string kind = {};     // of what is wrong, one word
+  std::string message = {};  // a sentence; of a case that passed none
+  std::string details = {};  // lines
+};
+
+// A result as continuous integration counts it.
+struct TestSuite {
+  std::string name;
+  std::vector<TestCase> cases;
+  std::vector<std::pair<std::string, std::string>> properties = {};
+};
+
 // A result as it is told, before it is known in which format. Renderers (render.h) are functions of
 // it:
 //
-//   Result, DiffResult, Selftest, a trace, a table  ->  Document  ->  table, csv, json
+//   Result, DiffResult, Selftest, a trace, a table  ->  Document  ->  table, csv, json,
+//                                                                      markdown, junit
 struct Document {
   std::vector<Block> blocks;  // for people, in the order in which they read
   // For programs: all rows with all digits. Without columns, the first table of the blocks.
   Table data = {};
   // For programs: the whole result. Empty: the rows of the data are all there is.
   std::string json = {};
+  // For continuous integration; without cases the result has no such form.
+  TestSuite tests = {};
 };
 
 // The table that programs read.

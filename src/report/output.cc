@@ -31,6 +31,18 @@ constexpr Format kFormats[] = {
     {"csv", render_csv},
 };
 
+// The formats that are written to files beside what is printed.
+struct FileFormat {
+  const char* option;
+  std::string ReportOptions::*path;
+  std::string (*render)(const Document&);
+};
+constexpr FileFormat kFileFormats[] = {
+    {"--json", &ReportOptions::json, render_json},
+    {"--markdown", &ReportOptions::markdown, render_markdown},
+    {"--junit", &ReportOptions::junit, render_junit},
+};
+
 const Format& format_of(const std::string& name) {
   for (const Format& format : kFormats)
     if (format.name == name) return format;
@@ -159,12 +171,31 @@ std::vector<std::string> format_names() {
   return names;
 }
 
-// The file first: a reader of stdout that goes away must not take the file with it, nor a full disk
+void append_file(const std::string& path, const std::string& text) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file << text << std::flush;
+  file.close();
+  check(file.good(), kCannotWrite, path, std::strerror(errno));
+}
+
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others) {
+  std::vector<NamedFile> known = others;
+  for (const FileFormat& format : kFileFormats) {
+    const NamedFile written{format.option, options.*format.path};
+    check_output(written, known);
+    known.push_back(written);
+  }
+}
+
+// The files first: a reader of stdout that goes away must not take them with it, nor a full disk
 // what can be printed.
 void put(const Document& document, const ReportOptions& options) {
   const std::string shown = text_of(document, options.format);
   try {
-    if (!options.json.empty()) write_file(options.json, render_json(document));
+    for (const FileFormat& format : kFileFormats)
+      if (const std::string& path = options.*format.path; !path.empty())
+        write_file(path, format.render(document));
   } catch (const Error&) {
     print(shown);
     throw;

@@ -25,16 +25,23 @@ struct NamedFile {
 // checkpoint, or when no file can be written there.
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others);
 
-// Names for --format.
+// Writes behind what the file holds; one that is not there begins. Throws Error when it cannot.
+void append_file(const std::string& path, const std::string& text);
+
+// Names for --format. Markdown and JUnit are for files: put() writes them.
 std::vector<std::string> format_names();
 
 // Options of every command that prints a result.
 struct ReportOptions {
   std::string format = "table";
-  std::string json;  // path of a file for the result as JSON, beside what is printed
+  // Paths of files for the result beside what is printed; empty: none.
+  std::string json, markdown, junit;
 };
 
-// Prints a document as --format says and writes --json.
+// check_output() of every file that the options name; others: the command's other files.
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others);
+
+// Prints a document as --format says and writes --json, --markdown and --junit.
 void put(const Document& document, const ReportOptions& options);
 
 // The document in a format of format_names(). Only the table shortens numbers, and numbers that are

@@ -11,5 +11,9 @@ namespace lockstep {
 std::string render_text(const Document& document);  // the blocks, for a terminal
 std::string render_csv(const Document& document);   // the data, a line a row
 std::string render_json(const Document& document);
+// The verdict as a heading, then the blocks, as GitHub shows them on a page.
+std::string render_markdown(const Document& document);
+// The tests, as the readers of JUnit's XML take them. Throws Error when there are none.
+std::string render_junit(const Document& document);
 
 }  // namespace lockstep

@@ -12,12 +12,16 @@ namespace lockstep {
 Document document_of(const Result& result);
 Document document_of(const DiffResult& result);
 
+// A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the
+// K/V cache), `tokens` and `coverage`. Where nodes could not be judged the tests are in trouble.
+TestSuite tests_of(const Result& result);
+
 // The same as JSON, with all that is known.
 std::string report_json(const Result& result);  // schema: tools/result.schema.json
 std::string report_json(const DiffResult& result);
 
-// The result that report_json() wrote. The report holds neither Result::limit_ratio nor
-// Result::others. Throws Error when `text` is no such report; `name` says in its sentence where it
+// The result that report_json() wrote. The report holds neither Result::limit_ratio nor others nor
+// reached. Throws Error when `text` is no such report; `name` says in its sentence where it
 // comes from.
 Result result_from_json(const std::string& text, const std::string& name);
 

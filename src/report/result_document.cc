@@ -106,7 +106,8 @@ Table data_of(const Result& result) {
 }  // namespace
 
 Document document_of(const Result& result) {
-  Document document{.data = data_of(result), .json = report_json(result)};
+  Document document{
+      .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
   std::vector<Block>& blocks = document.blocks;
   add_places(result, blocks);
   add_list("findings, in the order of the computation", findings_of(result), blocks);

@@ -39,6 +39,7 @@ MAY_INCLUDE = {
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,
     "src/session": SESSION,
+    "src/check": SESSION,
     "src/selftest": SESSION,
     "src/bench": SESSION,
     "reference": JUDGE | WEIGHTS,

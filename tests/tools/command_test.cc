@@ -33,8 +33,8 @@ TEST(Lockstep, ExplainsItselfToAStranger) {
 
 TEST(Lockstep, ExplainsEveryCommandWithExamples) {
   const std::string help = call_lockstep("--help").out;
-  for (const std::string name : {"run", "judge", "calibrate", "selftest", "diff", "inspect",
-                                 "generate", "model", "bench", "points", "faults"}) {
+  for (const std::string name : {"run", "judge", "calibrate", "check", "selftest", "diff",
+                                 "inspect", "generate", "model", "bench", "points", "faults"}) {
     expect_has(help, "\n  " + name + " ");
     const Outcome outcome = call_lockstep(name + " --help");
     EXPECT_EQ(outcome.status, 0) << name;

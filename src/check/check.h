@@ -1,0 +1,87 @@
+// A run held to a baseline of the same requests, for CI.
+//
+//   baseline file ---> force(requests) ---> judged run ---> compare() ---> CheckResult
+//                      (its tokens)         + RunBits
+//
+// Only what rounding cannot do fails: an op that introduces an error, numbers that are not finite,
+// less looked at than before. That bits are others, as on another CPU, is a note.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/check/baseline.h"
+#include "src/session/judged_run.h"
+
+namespace lockstep {
+
+enum class CheckVerdict : uint8_t { pass, fail, inconclusive };
+const char* name_of(CheckVerdict verdict);  // "pass" "fail" "inconclusive"
+
+enum class CheckKind : uint8_t {
+  // These fail.
+  introduced,
+  nonfinite,
+  structural,
+  coverage,
+  // These are notes.
+  bits,
+  provenance,
+  drift,
+  flip,
+  drawn,
+};
+const char* name_of(CheckKind kind);
+
+// One thing that fails a check, or a note of it.
+struct CheckItem {
+  CheckKind kind = CheckKind::introduced;
+  std::optional<OpKind> op_class;  // none: it is of no class alone
+  std::string says;                // a sentence that names the place
+};
+
+// How near the nodes of an op class come to their limits, beside the baseline.
+struct ClassDrift {
+  OpKind op = OpKind::gather;
+  int64_t nodes = 0, baseline_nodes = 0;  // judged
+  int64_t findings = 0;
+  Reached reached, baseline;
+  OpLimits limits;
+};
+
+struct CheckResult {
+  CheckVerdict verdict = CheckVerdict::inconclusive;
+  std::string story;         // one sentence
+  std::string baseline;      // its path
+  std::string baseline_sha;  // git's, of the build that made it; "": none is known
+  bool updated = false;      // this run became the baseline
+  int64_t forced = 0;        // tokens that requests were forced to
+  std::vector<CheckItem> failures, notes;
+  std::vector<ClassDrift> classes;
+  Result run;
+};
+
+// 0 pass, 1 fail, 2 inconclusive.
+int exit_status(const CheckResult& result);
+
+struct CheckOptions {
+  std::string path;        // of the baseline
+  double max_drift = 1.5;  // a class that comes this many times nearer to a limit is a note; >= 1
+};
+
+// read_baseline(), of a run of these requests. Throws Error, which says to use --update, unless the
+// baseline is of this model in this dtype and of these requests.
+Baseline read_baseline_for(const std::string& path, const Checkpoint& checkpoint, DType dtype,
+                           const std::vector<Request>& requests);
+
+// Serves the run's requests again, those that take the most likely token forced to the baseline's,
+// so that two versions of an engine compare past a token that flips. Requests that draw, or have
+// several samples, are served freely: forced ones would leave drawing unjudged. The baseline is one
+// for these requests.
+CheckResult check_against(const Baseline& baseline, JudgedRun run, const CheckOptions& options);
+
+// Serves the requests, and when the run is clean writes it as the baseline; else the file stays.
+CheckResult update_baseline(JudgedRun run, const CheckOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "src/report/render.h"
+
+namespace lockstep {
+namespace {
+
+// Characters that mean something in the Markdown of GitHub: a backslash before them takes that
+// away. An underscore within a word means nothing.
+constexpr std::string_view kMeaningful = "\\`*<>|[]~#&$@!";
+
+bool in_word(const std::string& text, size_t at) {
+  const auto letter = [&](size_t i) {
+    return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i])) != 0;
+  };
+  return at > 0 && letter(at - 1) && letter(at + 1);
+}
+
+// One line of text that is shown as it is.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += ' ';
+      continue;
+    }
+    const bool meant = kMeaningful.find(c) != std::string_view::npos;
+    if (meant || (c == '_' && !in_word(text, i))) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+std::string titled(const std::string& title) {
+  return title.empty() ? "" : fmt::format("**{}**\n\n", escaped(title));
+}
+
+std::string shown(const Cell& cell, const char* number_format) {
+  if (const auto* text = std::get_if<std::string>(&cell)) return escaped(*text);
+  if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
+  return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
+}
+
+bool is_right(const Table& table, size_t column) {
+  if (table.columns[column].align != Align::by_content)
+    return table.columns[column].align == Align::right;
+  return std::ranges::any_of(table.rows, [column](const auto& row) {
+    return !std::holds_alternative<std::string>(row[column]);
+  });
+}
+
+std::string markdown_of(const Table& table) {
+  if (table.columns.empty()) return "";
+  std::string out = titled(table.title);
+  std::string head = "|", rule = "|";
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    head += fmt::format(" {} |", escaped(table.columns[i].name));
+    rule += is_right(table, i) ? " ---: |" : " --- |";
+  }
+  out += head + "\n" + rule + "\n";
+  for (const auto& row : table.rows) {
+    out += "|";
+    for (const Cell& cell : row) out += fmt::format(" {} |", shown(cell, table.number_format));
+    out += "\n";
+  }
+  return out + "\n";
+}
+
+std::string markdown_of(const Heading& heading) {
+  return heading.text.empty() ? "" : fmt::format("#### {}\n\n", escaped(heading.text));
+}
+
+std::string markdown_of(const Paragraph& paragraph) { return escaped(paragraph.text) + "\n\n"; }
+
+std::string markdown_of(const List& list) {
+  std::string out = titled(list.title);
+  for (const std::string& item : list.items) out += fmt::format("- {}\n", escaped(item));
+  return out + "\n";
+}
+
+// The verdict stands above everything.
+std::string markdown_of(const Conclusion&) { return ""; }
+
+// Whatever is drawn with characters of one width is left as it is drawn.
+template <typename Other>
+std::string markdown_of(const Other& block) {
+  return fmt::format("```text\n{}```\n\n", render_text(Document{.blocks = {block}}));
+}
+
+}  // namespace
+
+std::string render_markdown(const Document& document) {
+  std::string verdict, rest;
+  for (const Block& block : document.blocks) {
+    if (const auto* conclusion = std::get_if<Conclusion>(&block))
+      verdict += fmt::format("### lockstep: {}\n\n{}\n\n", escaped(conclusion->verdict),
+                             escaped(conclusion->story));
+    rest += std::visit([](const auto& part) { return markdown_of(part); }, block);
+  }
+  return verdict + rest;
+}
+
+}  // namespace lockstep
