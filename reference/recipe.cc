@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {

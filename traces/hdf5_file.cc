@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include "files/disk.h"
+#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
 #include "traces/seal.h"
 

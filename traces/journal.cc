@@ -5,8 +5,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "files/json.h"
-#include "files/text.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 #include "traces/columns.h"

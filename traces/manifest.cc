@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 

@@ -8,7 +8,7 @@
 #include <regex>
 #include <set>
 
-#include "files/text.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "traces/journal.h"
 #include "traces/segment.h"

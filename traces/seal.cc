@@ -9,8 +9,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "files/disk.h"
-#include "files/text.h"
+#include "kernels/files/disk.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "probes/digest.h"
 

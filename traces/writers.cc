@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "files/disk.h"
+#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
 #include "traces/journal.h"
 #include "traces/manifest.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {

@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "files/disk.h"
+#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
 #include "src/report/render.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "src/judge/story.h"
 #include "src/report/report.h"
 

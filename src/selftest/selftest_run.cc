@@ -15,9 +15,9 @@
 #include <sstream>
 #include <thread>
 
-#include "files/disk.h"
-#include "files/json.h"
-#include "files/text.h"
+#include "kernels/files/disk.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "src/session/device.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "files/text.h"
+#include "kernels/files/text.h"
 #include "kernels/matmul.h"
 #include "probes/digest.h"
 #include "src/session/build_info.h"

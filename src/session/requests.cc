@@ -5,8 +5,8 @@
 #include <limits>
 #include <sstream>
 
-#include "files/json.h"
-#include "files/text.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"

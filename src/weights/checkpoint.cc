@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "files/json.h"
-#include "files/text.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 

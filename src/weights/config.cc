@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 

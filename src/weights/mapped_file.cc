@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "files/text.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 

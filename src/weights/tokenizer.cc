@@ -5,7 +5,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/utf8.h"

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-ROOMS = ("kernels", "files", "probes", "traces", "src", "reference", "tools", "tests")
+ROOMS = ("kernels", "probes", "traces", "src", "reference", "tools", "tests")
 CODE = {".h", ".cc", ".cu", ".cuh"}
 
 

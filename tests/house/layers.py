@@ -6,7 +6,7 @@ import house
 
 # A folder is a room, and a file's room is the nearest folder around it that stands here.
 BASE = {"kernels/base"}  # the tensor and threads, which know no op
-FILES = BASE | {"files"}
+FILES = BASE | {"kernels/files"}
 TRACES = FILES | {"probes", "traces"}
 WEIGHTS = FILES | {"src/weights"}
 MODEL = WEIGHTS | {"kernels", "probes", "src/model"}
@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "kernels/bench": BASE | {"kernels/cpu", "kernels/cuda"},
     "kernels/faults": BASE | {"kernels", "kernels/cuda"},
     "probes": BASE,
-    "files": BASE,
+    "kernels/files": BASE,
     "traces": FILES | {"probes"},
     "src/weights": FILES | {"probes"},
     "src/model": MODEL,

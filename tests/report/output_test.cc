@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "tests/fixtures.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "files/json.h"
+#include "kernels/files/json.h"
 #include "src/report/output.h"
 #include "src/selftest/selftest_report.h"
 #include "src/session/judged_trace.h"

@@ -1,9 +1,9 @@
-#include "files/json.h"
+#include "kernels/files/json.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "files/text.h"
+#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 

@@ -1,4 +1,4 @@
-#include "files/text.h"
+#include "kernels/files/text.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "files/json.h"
+#include "kernels/files/json.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "files/disk.h"
+#include "kernels/files/disk.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
