@@ -47,7 +47,7 @@ int diff_command(Args args) {
              "  lockstep diff before.trace after.trace --points 'attn.*' --layers 0-3\n"
              "  lockstep diff before.trace after.trace --model Qwen3-0.6B\n"))
     return 0;
-  check_output({"--json", report.json}, {{"A", a}, {"B", b}});
+  check_outputs(report, {{"A", a}, {"B", b}});
   const DiffOptions options{.selection = selection_of(observe)};
   DiffResult result = diff(*open_trace(a), *open_trace(b), options);
   if (!model.empty()) judge_both(result, model, a, b, options.selection);

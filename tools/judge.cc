@@ -33,7 +33,7 @@ int judge_command(Args args) {
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema hf\n"))
     return 0;
-  check_output({"--json", report.json}, {{"TRACE", path}, {"--limits", limits}});
+  check_outputs(report, {{"TRACE", path}, {"--limits", limits}});
   const JudgeOptions options{.selection = selection_of(observe),
                              .limits = limits_of(limits),
                              .contracts = contracts_of(schema),

@@ -248,6 +248,7 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
   add_format_option(app, options.format);
   app.add_option("--json", options.json, "write the result to this file too, as JSON")
       ->type_name("FILE");
+  app.add_option("--html", options.html, "write a page for people to this file")->type_name("FILE");
 }
 
 }  // namespace lockstep

@@ -90,7 +90,10 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Progress progress;
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
-  for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
+  for (RequestResult& request : result.requests) {
+    request.text = session.text_of(request.tokens);
+    request.token_texts = session.texts_of(request.prompt, request.tokens);
+  }
   if (exit_status(result) != 0) return result;
   for (const FaultRequest& fault : faults_of(options))
     result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
@@ -138,9 +141,10 @@ int run_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
     return 0;
-  check_output({"--json", options.report.json}, {{"--trace", options.observe.trace},
-                                                 {"--limits", options.limits},
-                                                 {"--requests", options.model.requests}});
+  const std::vector<NamedFile> files = {{"--trace", options.observe.trace},
+                                        {"--limits", options.limits},
+                                        {"--requests", options.model.requests}};
+  check_outputs(options.report, files);
   const Result result = result_of(options, command_line_of("run", args));
   put(document_of(result), options.report);
   return exit_status(result);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -78,6 +79,8 @@ struct Document {
   Table data = {};
   // For programs: the whole result. Empty: the rows of the data are all there is.
   std::string json = {};
+  // For people: a page of its own. None: a page of the blocks.
+  std::function<std::string()> page = {};
 };
 
 // The table that programs read.

@@ -133,6 +133,15 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
   fs::remove(part, ignored);
 }
 
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others) {
+  std::vector<NamedFile> known = others;
+  for (const NamedFile& written :
+       {NamedFile{"--json", options.json}, NamedFile{"--html", options.html}}) {
+    check_output(written, known);
+    known.push_back(written);
+  }
+}
+
 std::vector<std::string> format_names() {
   std::vector<std::string> names;
   for (const Format& format : kFormats) names.emplace_back(format.name);
@@ -145,6 +154,7 @@ void put(const Document& document, const ReportOptions& options) {
   const std::string shown = text_of(document, options.format);
   try {
     if (!options.json.empty()) write_file(options.json, render_json(document));
+    if (!options.html.empty()) write_file(options.html, render_html(document));
   } catch (const Error&) {
     print(shown);
     throw;

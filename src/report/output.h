@@ -32,9 +32,13 @@ std::vector<std::string> format_names();
 struct ReportOptions {
   std::string format = "table";
   std::string json;  // path of a file for the result as JSON, beside what is printed
+  std::string html;  // and of one for the page
 };
 
-// Prints a document as --format says and writes --json.
+// check_output() of every file that the options name; others: the command's other files.
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others);
+
+// Prints a document as --format says and writes --json and --html.
 void put(const Document& document, const ReportOptions& options);
 
 // The document in a format of format_names(). Only the table shortens numbers, and numbers that are

@@ -11,5 +11,7 @@ namespace lockstep {
 std::string render_text(const Document& document);  // the blocks, for a terminal
 std::string render_csv(const Document& document);   // the data, a line a row
 std::string render_json(const Document& document);
+// A page for people, the document's own or one of its blocks: one file that loads nothing.
+std::string render_html(const Document& document);
 
 }  // namespace lockstep

@@ -52,23 +52,70 @@ Confirmation confirmation_from(const Json& json) {
   return {place_of(json), json.at("confirmed"), json.at("says")};
 }
 
+// A number that may be none.
+std::optional<double> measured_from(const Json& json) {
+  if (json.is_null()) return {};
+  return double_from(json);
+}
+
+double bucket_from(const Json& json) { return measured_from(json).value_or(kNothingCompared); }
+
+Buckets buckets_from(const Json& json) {
+  Buckets buckets{.width = json.at("width")};
+  for (const Json& bucket : json.at("buckets"))
+    buckets.largest.push_back(bucket_from(bucket.at("budgets")));
+  return buckets;
+}
+
+ErrorProfile errors_from(const Json& json) {
+  if (json.is_null()) return {};
+  ErrorProfile errors(json.at("row_shape").get<std::vector<int64_t>>());
+  errors.rows = json.at("rows");
+  errors.elements = json.at("elements");
+  errors.nonfinite = json.at("nonfinite");
+  errors.positions = buckets_from(json.at("by_position"));
+  errors.columns = buckets_from(json.at("by_head"));
+  if (const Json& map = json.at("map"); !map.is_null())
+    for (const Json& row : map)
+      for (const Json& largest : row) errors.map.push_back(bucket_from(largest));
+  const size_t cells = errors.positions.largest.size() * errors.columns.largest.size();
+  check(errors.map.empty() || errors.map.size() == cells,
+        "a map of {} buckets was wanted, found {}", cells, errors.map.size());
+  errors.histogram = json.at("histogram").get<std::vector<int64_t>>();
+  check(errors.histogram.size() == ErrorProfile::kBins,
+        "a histogram of {} bins was wanted, found {}", ErrorProfile::kBins,
+        errors.histogram.size());
+  for (const Json& e : json.at("worst"))
+    errors.worst.push_back({.pass = int_from(e.at("pass")),
+                            .request = int_from(e.at("request")),
+                            .index = e.at("index").get<std::vector<int64_t>>(),
+                            .want = double_from(e.at("want")),
+                            .got = double_from(e.at("got")),
+                            .budgets = double_from(e.at("budgets"))});
+  return errors;
+}
+
 PlaceSummary place_from(const Json& json) {
   const Json& worst = json.at("worst");
   return {.place = place_of(json),
           .expected = json.at("expected"),
           .judged = json.at("judged"),
           .verdict = verdict_of(json),
-          .worst_t1 = double_from(worst.at("t1")),
-          .worst_t2 = double_from(worst.at("t2")),
-          .worst_of_row = double_from(worst.at("of_row")),
+          .worst_t1 = measured_from(worst.at("t1")).value_or(0),
+          .worst_t2 = measured_from(worst.at("t2")).value_or(0),
+          .worst_of_row = measured_from(worst.at("of_row")).value_or(0),
           .worst_request = int_from(worst.at("request")),
           .worst_position = int_from(worst.at("position")),
           .worst_pass = int_from(worst.at("pass")),
-          .introduced_rms = double_from(json.at("introduced_rms")),
-          .propagated_rms = double_from(json.at("propagated_rms")),
-          .total_rms = double_from(json.at("total_rms")),
+          .introduced_rms = measured_from(json.at("introduced_rms")).value_or(0),
+          .propagated_rms = measured_from(json.at("propagated_rms")).value_or(0),
+          .total_rms = measured_from(json.at("total_rms")).value_or(0),
           .excluded = json.at("excluded"),
-          .ancestor = json.at("ancestor")};
+          .ancestor = json.at("ancestor"),
+          .measured = !json.at("introduced_rms").is_null(),
+          .compared = !json.at("total_rms").is_null(),
+          .has_t2 = !worst.at("t2").is_null(),
+          .errors = errors_from(json.at("errors"))};
 }
 
 Flip flip_from(const Json& json) {
@@ -86,9 +133,21 @@ RequestResult request_from(const Json& json) {
                         .prompt = json.at("prompt_tokens").get<std::vector<int32_t>>(),
                         .tokens = json.at("tokens").get<std::vector<int32_t>>(),
                         .argmax = json.at("argmax").get<std::vector<int32_t>>(),
-                        .text = json.at("text")};
+                        .text = json.at("text"),
+                        .token_texts = json.at("token_texts").get<std::vector<std::string>>()};
+  for (const Json& margin : json.at("margins"))
+    request.margins.push_back({int_from(margin.at("position")), double_from(margin.at("ulp"))});
   for (const Json& flip : json.at("flips")) request.flips.push_back(flip_from(flip));
   return request;
+}
+
+KlPercentiles percentiles_from(const Json& json) {
+  return {.median = measured_from(json.at("median")),
+          .p90 = measured_from(json.at("p90")),
+          .p95 = measured_from(json.at("p95")),
+          .p99 = measured_from(json.at("p99")),
+          .p999 = measured_from(json.at("p999")),
+          .max = measured_from(json.at("max"))};
 }
 
 LogitsSummary logits_from(const Json& json) {
@@ -98,6 +157,7 @@ LogitsSummary logits_from(const Json& json) {
   return {.max_abs = double_from(json.at("max_abs")),
           .kl_mean = double_from(json.at("kl_mean")),
           .kl_reference = double_from(json.at("kl_reference")),
+          .kl = percentiles_from(json.at("kl_percentiles")),
           .expected_flips = double_from(json.at("expected_flips")),
           .compared = Json::parse(equal.substr(slash + 1)),
           .argmax_equal = Json::parse(equal.substr(0, slash)),

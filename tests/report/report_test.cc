@@ -1,149 +1,21 @@
-// Reports of results of every kind; JSON is held to tools/result.schema.json.
+// Reports of results of every kind; JSON is held to tools/schemas.
 #include "src/report/report.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "src/judge/story.h"
 #include "src/report/output.h"
 #include "tests/helpers.h"
-#include "tests/places.h"
+#include "tests/report/json_schema.h"
+#include "tests/report/results.h"
 
 namespace lockstep {
 namespace {
-
-using Json = nlohmann::json;
-
-Json schema() {
-  std::ifstream file(source_path("tools/result.schema.json"));
-  return Json::parse(file);
-}
-
-bool is_of_type(const Json& value, const std::string& type) {
-  if (type == "null") return value.is_null();
-  if (type == "object") return value.is_object();
-  if (type == "array") return value.is_array();
-  if (type == "string") return value.is_string();
-  if (type == "integer") return value.is_number_integer();
-  if (type == "number") return value.is_number();
-  return type == "boolean" && value.is_boolean();
-}
-
-// The part of JSON RoundingContract that result.schema.json uses. Returns what is wrong, "" when
-// nothing is.
-std::string violation(const Json& value, const Json& rule, const Json& root, std::string at = "$") {
-  static const std::set<std::string> known = {
-      "$schema", "$defs",  "$ref",  "title",    "description",          "type",
-      "enum",    "const",  "anyOf", "required", "additionalProperties", "properties",
-      "items",   "minimum"};
-  for (const auto& [keyword, unused] : rule.items())
-    if (!known.contains(keyword)) return at + ": the schema uses unknown keyword " + keyword;
-  if (rule.contains("$ref")) {
-    const std::string ref = rule["$ref"].get<std::string>().substr(1);
-    return violation(value, root.at(Json::json_pointer(ref)), root, at);
-  }
-  if (rule.contains("anyOf")) {
-    std::string all;
-    for (const Json& option : rule["anyOf"]) {
-      const std::string wrong = violation(value, option, root, at);
-      if (wrong.empty()) return "";
-      all += wrong + " | ";
-    }
-    return all;
-  }
-  if (rule.contains("type") && !is_of_type(value, rule["type"])) return at + ": type";
-  if (rule.contains("const") && value != rule["const"]) return at + ": const";
-  if (rule.contains("enum") && std::ranges::count(rule["enum"], value) == 0) return at + ": enum";
-  if (rule.contains("minimum") && value < rule["minimum"]) return at + ": minimum";
-  if (value.is_object()) {
-    for (const Json& name : rule.value("required", Json::array()))
-      if (!value.contains(name)) return at + ": lacks " + name.get<std::string>();
-    for (const auto& [name, inner] : value.items()) {
-      const Json properties = rule.value("properties", Json::object());
-      const Json other = rule.value("additionalProperties", Json(true));
-      std::string wrong;
-      if (properties.contains(name))
-        wrong = violation(inner, properties[name], root, at + "." + name);
-      else if (other.is_object())
-        wrong = violation(inner, other, root, at + "." + name);
-      else if (other == false)
-        wrong = at + ": unknown " + name;
-      if (!wrong.empty()) return wrong;
-    }
-  }
-  if (value.is_array() && rule.contains("items"))
-    for (size_t i = 0; i < value.size(); ++i)
-      if (std::string wrong =
-              violation(value[i], rule["items"], root, at + "[" + std::to_string(i) + "]");
-          !wrong.empty())
-        return wrong;
-  return "";
-}
-
-Result clean_result() {
-  Result r;
-  r.expected = r.judged = 412;
-  r.counts[0] = 130;
-  r.counts[1] = 282;
-  r.places = {{.place = {&point("embed"), -1}, .expected = 4, .judged = 4},
-              {.place = {&point("attn.q"), 0},
-               .expected = 4,
-               .judged = 4,
-               .verdict = Verdict::rounding,
-               .worst_t1 = 0.75,
-               .worst_t2 = 0.5,
-               .worst_of_row = 0.002,
-               .worst_position = 17}};
-  r.requests = {{.id = 0,
-                 .name = "\xff not UTF-8",
-                 .prompt = {1, 2},
-                 .tokens = {3},
-                 .argmax = {3},
-                 .text = "x",
-                 .flips = {{20, 5, 9, 1.2, true}}}};
-  r.logits = LogitsSummary{.max_abs = 0.1,
-                           .kl_mean = 1e-5,
-                           .compared = 24,
-                           .argmax_equal = 24,
-                           .least_margin_ulp = 1.25};
-  r.provenance = {{"model", "m"}};
-  r.limits = {{"T1", 1.0}};
-  r.blind = {"bugs of decoding (prefill only)"};
-  summarise(r);
-  return r;
-}
-
-Result diverged_result() {
-  Result r = clean_result();
-  r.findings = {{.node = {.place = {&point("attn.q_rope"), 2}, .pass = 3, .request = 0},
-                 .position = 17,
-                 .statistic = StatisticKind::max_error,
-                 .value = 35.2,
-                 .limit = 1,
-                 .index = {17, 3, 5},
-                 .want = 0.103,
-                 .got = -0.25,
-                 .budgets = 35.2,
-                 .rule = "37 of 2048 elements over their budget",
-                 .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
-                {.node = {.place = {&point("logits"), -1}},
-                 .verdict = Verdict::nonfinite,
-                 .index = {0, 5},
-                 .got = std::numeric_limits<double>::quiet_NaN(),
-                 .budgets = std::numeric_limits<double>::infinity()}};
-  r.confirmations = {{{&point("attn.q_rope"), 2}, true, "confirmed: found again"},
-                     {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
-  r.first = r.findings[0];
-  r.counts = {130, 200, 80, 1, 1, 0, 0};
-  summarise(r);
-  return r;
-}
 
 TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
   Result r = clean_result();
@@ -162,10 +34,10 @@ Result nothing_result() {
 }
 
 TEST(ReportJson, OfEveryKindOfResultFitsTheSchema) {
-  const Json rules = schema();
+  const Json rules = schema_of("result");
   for (const Result& r : {clean_result(), diverged_result(), nothing_result()}) {
     const Json json = Json::parse(report_json(r));
-    EXPECT_EQ(violation(json, rules, rules), "") << json.dump(2);
+    EXPECT_EQ(violation(json, rules, rules), "");
   }
 }
 
@@ -180,7 +52,11 @@ Result result_of(double x) {
   for (PlaceSummary& p : r.places) {
     p.worst_t1 = p.worst_t2 = p.worst_of_row = x;
     p.introduced_rms = p.propagated_rms = p.total_rms = x;
+    p.measured = p.compared = true;
+    for (WorstElement& e : p.errors.worst) e.want = e.got = e.budgets = x;
   }
+  r.requests[0].margins[0].ulp = x;
+  r.logits->kl = {x, x, x, x, x, x};
   r.requests[0].flips[0].margin_ulp = r.scope.largest = r.limits["T1"] = x;
   LogitsSummary& l = *r.logits;
   l.max_abs = l.kl_mean = l.kl_reference = l.expected_flips = l.least_margin_ulp = x;
@@ -233,12 +109,16 @@ TEST(ResultFromJson, RefusesWhatIsNoResult) {
   Json other = Json::parse(report_json(clean_result())), wrong = other;
   other["format"] = "lockstep-diff";
   wrong["points"][0]["point"] = "nowhere";
-  for (const std::string& text : {std::string("{"), std::string("[]"), other.dump(), wrong.dump()})
+  Json cut = Json::parse(report_json(diverged_result())), short_bins = cut;
+  cut["points"][3]["errors"]["map"].erase(0);
+  short_bins["points"][3]["errors"]["histogram"].erase(0);
+  for (const std::string& text : {std::string("{"), std::string("[]"), other.dump(), wrong.dump(),
+                                  cut.dump(), short_bins.dump()})
     EXPECT_EQ(refusal(text).find("r.json was wanted to be a result of lockstep"), 0u) << text;
 }
 
 TEST(ReportJson, TheSchemaCanRefuse) {
-  const Json rules = schema();
+  const Json rules = schema_of("result");
   const Json good = Json::parse(report_json(diverged_result()));
   const auto refused = [&](auto spoil) {
     Json bad = good;
@@ -274,6 +154,36 @@ TEST(ReportJson, SaysWhatWasFound) {
   EXPECT_TRUE(json["findings"][1]["layer"].is_null());
   EXPECT_EQ(json["logits"]["argmax_equal"], "24/24");
   EXPECT_TRUE(Json::parse(report_json(clean_result()))["first"].is_null());
+}
+
+TEST(ReportJson, SaysNothingOfWhatWasNotMeasured) {
+  const Json points = Json::parse(report_json(clean_result()))["points"];
+  EXPECT_EQ(points[1]["worst"]["t2"], 0.5);
+  EXPECT_EQ(points[1]["total_rms"], 0.003);
+  EXPECT_TRUE(points[1]["errors"].is_null()) << "it is right";
+  for (const char* name : {"t1", "t2", "of_row"}) EXPECT_TRUE(points[2]["worst"][name].is_null());
+  for (const char* name : {"introduced_rms", "propagated_rms", "total_rms"})
+    EXPECT_TRUE(points[2][name].is_null()) << name;
+  const Json kl = Json::parse(report_json(clean_result()))["logits"]["kl_percentiles"];
+  EXPECT_EQ(kl["p90"], 2e-5);
+  EXPECT_TRUE(kl["p999"].is_null());
+}
+
+TEST(ReportJson, SaysWhereErrorsLie) {
+  const Json points = Json::parse(report_json(diverged_result()))["points"];
+  const Json& errors = points[3]["errors"];
+  EXPECT_EQ(errors["elements"], 128);
+  EXPECT_EQ(errors["by_head"]["axis"], "head");
+  EXPECT_EQ(errors["by_head"]["buckets"][3], Json({{"first", 3}, {"last", 3}, {"budgets", 35.2}}));
+  EXPECT_EQ(errors["by_head"]["buckets"][2]["budgets"], 0.3);
+  EXPECT_TRUE(errors["by_position"]["buckets"][15]["budgets"].is_null());
+  EXPECT_EQ(errors["by_position"]["buckets"][16]["budgets"], 0.3);
+  EXPECT_EQ(errors["map"][17], Json({0.3, 0.3, 0.3, 35.2}));
+  EXPECT_EQ(errors["histogram"][15], 104) << "0.3 is in (1/4, 1/2]";
+  EXPECT_EQ(errors["histogram"][22], 24) << "35.2 is in (32, 64]";
+  EXPECT_EQ(errors["worst"].size(), 10u);
+  EXPECT_EQ(errors["worst"][0]["index"], Json({17, 3, 0}));
+  EXPECT_EQ(errors["worst"][0]["pass"], 3);
 }
 
 TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
