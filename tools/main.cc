@@ -30,6 +30,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"calibrate", "learn from clean runs how tight the limits of this engine can be",
      calibrate_command},
     {"diff", "compare two traces and name the first place where they differ", diff_command},
+    {"report", "draw a page for people of a result or a trace", report_command},
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"selftest", "measure whether the judge can be trusted on a model", selftest_command},
     {"generate", "run the engine alone and print the text", generate_command},

@@ -13,15 +13,6 @@ std::string Session::text_of(const std::vector<int32_t>& tokens) const {
   return tokenizer ? tokenizer->decode(tokens) : "";
 }
 
-std::vector<std::string> Session::texts_of(const std::vector<int32_t>& prompt,
-                                           const std::vector<int32_t>& tokens) const {
-  std::vector<std::string> texts;
-  if (!tokenizer) return texts;
-  for (const auto* ids : {&prompt, &tokens})
-    for (const int32_t id : *ids) texts.push_back(tokenizer->decode({&id, 1}));
-  return texts;
-}
-
 const Tokenizer& Session::wanted_tokenizer() const {
   check(tokenizer.has_value(),
         "generate prints text, but {} has no tokenizer.json: add it, or give --tokens with "

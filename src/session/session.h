@@ -20,9 +20,6 @@ struct Session {
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;
-  // The text of each token of a request alone; none without a tokenizer.
-  std::vector<std::string> texts_of(const std::vector<int32_t>& prompt,
-                                    const std::vector<int32_t>& tokens) const;
   // For what prints text. Throws Error when the checkpoint has none.
   const Tokenizer& wanted_tokenizer() const;
 };

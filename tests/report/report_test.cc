@@ -268,7 +268,7 @@ TEST(ReportTable, ShowsTheGravestPlacesFirst) {
 
 TEST(ReportCsv, HasOneLineAPlace) {
   const std::string csv = text_of(document_of(clean_result()), "csv");
-  EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 4);
   EXPECT_NE(csv.find("\n,embed,bitwise,4,4"), std::string::npos) << csv;
   EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0.002,0,17,0"), std::string::npos) << csv;
 }

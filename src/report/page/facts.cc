@@ -175,9 +175,9 @@ void write_origin(Html& html, const Result& result) {
   write_facts(html, limits);
 }
 
-void write_table(Html& html, const Table& table) {
+void write_table(Html& html, const Table& table, std::string_view kind) {
   const auto scroll = html.open("div", {{"class", "scroll"}, {"tabindex", "0"}});
-  const auto list = html.open("table", {{"class", "list"}});
+  const auto list = html.open("table", {{"class", fmt::format("list {}", kind)}});
   if (!table.title.empty()) html.leaf("caption", table.title);
   const auto is_number = [&](size_t column) {
     if (table.columns[column].align != Align::by_content)

@@ -131,12 +131,13 @@ void write_axes(Html& html, const Result& result, const Decades& decades) {
     last = layer;
     html.leaf(
         "span", number == 0 ? fmt::format("layer {}", layer) : std::to_string(layer),
-        {{"class", number++ % 2 == 0 ? "x" : "x minor"},
+        {{"class", number % 2 == 0 ? "x" : "x minor"},
          {"style", fmt::format("left:{:.2f}%", 100 * x_of(i, result.places.size()) / kWidth)}});
+    ++number;
   }
 }
 
-void write_key(Html& html) {
+void write_key(Html& html, const Result& result) {
   const auto key = html.open("ul", {{"class", "key"}});
   const auto entry = [&](std::string_view kind, std::string_view text) {
     const auto item = html.open("li");
@@ -145,8 +146,12 @@ void write_key(Html& html) {
   };
   entry("k-total", "total: against the model in fp64");
   entry("k-dot", "introduced: by the op itself, on its own inputs");
-  entry("k-wrong", "introduced, wrong");
-  entry("k-nan", "not finite (at the top)");
+  const auto any = [&](Verdict verdict) {
+    return std::ranges::any_of(result.findings,
+                               [&](const Finding& f) { return f.verdict == verdict; });
+  };
+  if (any(Verdict::introduced)) entry("k-wrong", "introduced, wrong");
+  if (any(Verdict::nonfinite)) entry("k-nan", "not finite (at the top)");
 }
 
 }  // namespace
@@ -160,7 +165,7 @@ void write_growth(Html& html, const Result& result) {
       "logarithmic scale. A right engine's total grows by rounding alone; a dot far "
       "above its neighbours is an op that adds an error of its own.");
   const Decades decades = decades_of(result);
-  write_key(html);
+  write_key(html, result);
   const auto figure = html.open("figure");
   {
     const auto plot = html.open("div", {{"class", "plot"}});

@@ -98,11 +98,18 @@ void Html::script(std::string_view code) {
 
 void Html::json(std::string_view id, std::string_view json) {
   const Element element = open("script", {{"type", "application/json"}, {"id", id}});
-  for (const char c : json)
-    if (c == '<')
+  bool in_string = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (c == '"') in_string = !in_string;
+    if (in_string && c == '\\') {
+      out_ += json.substr(i++, 2);
+    } else if (c == '<') {
       out_ += "\\u003c";
-    else
+    } else if (in_string || (c != ' ' && c != '\n')) {
       out_ += c;
+    }
+  }
 }
 
 }  // namespace lockstep

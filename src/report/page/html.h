@@ -42,7 +42,8 @@ class Html {
   // They are ours, and written as they are.
   void style(std::string_view css);
   void script(std::string_view code);
-  // Data for programs, which can end no element: a "<" in it is "\u003c", which is the same JSON.
+  // Data for programs, without blanks between its parts. It can end no element: a "<" in it is
+  // "\u003c", which is the same JSON.
   void json(std::string_view id, std::string_view json);
 
   const std::string& done() const { return out_; }

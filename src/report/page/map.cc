@@ -77,10 +77,12 @@ void write_layers(Html& html, const std::vector<MapCell>& cells) {
   const bool tall = layers.size() > kTallRows;
   const auto table =
       html.open("table", {{"class", "map"}, {"style", tall ? "--cell:15px" : "--cell:21px"}});
+  const bool framed = std::ranges::any_of(cells, &MapCell::first);
   html.leaf("caption",
-            "Layers from the first at the top, points of a layer in the order of the computation. "
-            "The frame is around the first finding. Arrow keys go from cell to cell; Enter follows "
-            "a cell to its numbers.");
+            fmt::format("Layers from the first at the top, points of a layer in the order of the "
+                        "computation. {}Arrow keys go from cell to cell; Enter follows a cell to "
+                        "its numbers.",
+                        framed ? "The frame is around the first finding. " : ""));
   {
     const auto head = html.open("thead");
     const auto row = html.open("tr");

@@ -40,8 +40,8 @@ void write_band(Html& html, const DiffResult& result);
 void write_map(Html& html, const DiffResult& result);
 void write_places(Html& html, const DiffResult& result);
 
-// A table as it is, numbers to the right.
-void write_table(Html& html, const Table& table);
+// A table as it is, numbers to the right. kind: "tight" is as wide as it must be.
+void write_table(Html& html, const Table& table, std::string_view kind = "");
 
 // How a verdict is shown: a glyph beside its colour, so that no colour is needed.
 struct Mark {

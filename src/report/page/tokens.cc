@@ -66,7 +66,7 @@ class Strip {
                                                 : "which stems from " + f.ancestor);
     }
     const auto item = html.open("li", {{"class", kind}, {"title", title}});
-    if (flip != flips_.end()) html.leaf("span", flip->second->explained ? "≈" : "✕");
+    if (flip != flips_.end()) html.text(flip->second->explained ? "≈ " : "✕ ");
     html.text(position < request_.token_texts.size() ? shown(request_.token_texts[position])
                                                      : std::to_string(id));
   }

@@ -205,7 +205,7 @@ void write_worst(Html& html, const PlaceSummary& place) {
   }
   table.columns.back().align = Align::right;
   html.leaf("h4", fmt::format("The {} worst elements", place.errors.worst.size()));
-  write_table(html, table);
+  write_table(html, table, "tight");
 }
 
 const Confirmation* confirmation_of(const Result& result, const Place& place) {
