@@ -9,8 +9,8 @@ namespace lockstep {
 
 int report_command(Args args) {
   CLI::App app{
-      "Draw a page for people of a result (what run or judge wrote with --json) or of a trace: its\n"
-      "verdict, when run kept one in it, or else what is in it. The page is one file that loads\n"
+      "Draw a page for people of a result (what run or judge wrote with --json) or of a trace:\n"
+      "its verdict, when run kept one in it, or else what is in it. The page is one file that loads\n"
       "nothing.",
       "lockstep report"};
   std::string path, html;

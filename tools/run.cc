@@ -138,8 +138,8 @@ int run_command(Args args) {
                                  {"--limits", options.limits},
                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
-  keep_result(options.observe.trace, result);
   put(document_of(result), options.report);
+  keep_result(options.observe.trace, result);
   return exit_status(result);
 }
 

@@ -93,7 +93,7 @@ void write_where(Html& html, const PlaceSummary& place) {
                                            {"style", rows <= 8    ? "--strip:20px"
                                                      : rows <= 20 ? "--strip:13px"
                                                                   : "--strip:7px"}});
-    // Of many rows each third is named, and all have their numbers in the table of their tips.
+    // Many rows are too low for words: their names and numbers are in their tips.
     for (size_t c = 0; c < rows; ++c) {
       const std::string name =
           fmt::format("{} {}", axis, range_of(errors.columns, c, errors.row_shape.front()));
