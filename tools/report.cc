@@ -10,8 +10,8 @@ namespace lockstep {
 int report_command(Args args) {
   CLI::App app{
       "Draw a page for people of a result (what run or judge wrote with --json) or of a trace:\n"
-      "its verdict, when run kept one in it, or else what is in it. The page is one file that loads\n"
-      "nothing.",
+      "its verdict, when run kept one in it, or else what is in it. The page is one file that\n"
+      "loads nothing.",
       "lockstep report"};
   std::string path, html;
   app.add_option("RESULT", path, "RESULT.json or X.trace")->type_name("")->required();
