@@ -16,6 +16,7 @@ int judge_command(Args args);
 int calibrate_command(Args args);
 int check_command(Args args);
 int diff_command(Args args);
+int report_command(Args args);
 int inspect_command(Args args);
 int points_command(Args args);
 int model_command(Args args);

@@ -35,6 +35,7 @@ constexpr auto kCommands = std::to_array<Command>({
      calibrate_command},
     {"check", "hold a run to a kept baseline, for continuous integration", check_command},
     {"diff", "compare two traces and name the first place where they differ", diff_command},
+    {"report", "draw a page for people of a result or a trace", report_command},
     {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"selftest", "measure whether the judge can be trusted on a model", selftest_command},
     {"generate", "run the engine alone and print the text", generate_command},

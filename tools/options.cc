@@ -259,6 +259,8 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
   app.add_option("--json", options.json, "write the result to this file too, as JSON")
       ->type_name("FILE");
   app.add_option("--markdown", options.markdown, "and to this one, as Markdown")->type_name("FILE");
+  app.add_option("--html", options.html, "and to this one, as a page for people")
+      ->type_name("FILE");
 }
 
 void add_result_options(CLI::App& app, ReportOptions& options) {

@@ -7,9 +7,11 @@
 #include "src/report/report.h"
 #include "src/session/confirm.h"
 #include "src/session/judged_run.h"
+#include "src/session/kept_result.h"
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
+#include "src/session/result_texts.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -27,17 +29,11 @@ struct RunOptions {
   std::string modes;  // empty: beside the reference
 };
 
-std::vector<FaultRequest> faults_of(const RunOptions& options) {
-  std::vector<FaultRequest> faults;
-  for (const std::string& text : options.faults) faults.push_back(parse_fault(text));
-  return faults;
-}
-
 // The engine beside the reference.
 Result run(const RunOptions& options, Session& session, Progress& progress,
            const std::map<std::string, std::string>& provenance) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
-  const std::vector<FaultRequest> faults = faults_of(options);
+  const std::vector<FaultRequest> faults = parse_faults(options.faults);
   const JudgeOptions judge{.selection = selection_of(options.observe),
                            .limits = limits_of(options.limits),
                            .contracts = contracts_of(options.schema),
@@ -74,7 +70,7 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
   return run_modes({.checkpoint = session.checkpoint,
                     .engine = session.engine,
                     .requests = session.requests,
-                    .faults = faults_of(options),
+                    .faults = parse_faults(options.faults),
                     .modes = modes_from(options.modes),
                     .ops = session.ops,
                     .provenance = provenance,
@@ -90,9 +86,9 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Progress progress;
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
-  for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
+  if (session.tokenizer) add_texts(result, *session.tokenizer);
   if (exit_status(result) != 0) return result;
-  for (const FaultRequest& fault : faults_of(options))
+  for (const FaultRequest& fault : parse_faults(options.faults))
     result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
                                        fault_of(fault).needs));
   return result;
@@ -144,6 +140,7 @@ int run_command(Args args) {
                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
   put(document_of(result), options.report);
+  keep_result(options.observe.trace, result);
   return exit_status(result);
 }
 

@@ -57,6 +57,12 @@ FaultRequest parse_fault(std::string_view text) {
   return request;
 }
 
+std::vector<FaultRequest> parse_faults(const std::vector<std::string>& texts) {
+  std::vector<FaultRequest> faults;
+  for (const std::string& text : texts) faults.push_back(parse_fault(text));
+  return faults;
+}
+
 void seed_fault(const Seams& seams, const FaultRequest& request) {
   const Fault& fault = find_fault(request.name);
   check(request.layer >= -1 && request.layer < seams.config.layers,

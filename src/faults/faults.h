@@ -59,6 +59,8 @@ const Fault& fault_of(const FaultRequest& request);
 // "NAME", "NAME@layer=2", "NAME@layer=2,size=1e-4". Throws Error on an unknown name (with the
 // nearest one), an unknown key, or a value that is no number.
 FaultRequest parse_fault(std::string_view text);
+// Each of them.
+std::vector<FaultRequest> parse_faults(const std::vector<std::string>& texts);
 
 // Seeds it. Throws Error when the model or the fault has no such layer, the model has nothing that
 // the fault could break, or the size makes no sense.

@@ -7,9 +7,9 @@ namespace {
 
 bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
-// The name of one index of each axis of a row: those in the table of points, where all axes that
-// are features of a token are channels.
-std::vector<std::string> names_of(const Point& point) {
+}  // namespace
+
+std::vector<std::string> axis_names(const Point& point) {
   std::vector<std::string> names;
   for (size_t at = point.shape.find(", "); at != point.shape.npos;) {
     const size_t end = point.shape.find(", ", at + 2);
@@ -20,8 +20,6 @@ std::vector<std::string> names_of(const Point& point) {
   }
   return names;
 }
-
-}  // namespace
 
 size_t ErrorMap::begin(const PassView& seen) {
   full_ = full_ || rows_ > kMostRows;
@@ -147,7 +145,7 @@ void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t 
 
 std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) const {
   std::vector<Axis> axes;
-  const std::vector<std::string> names = names_of(point);
+  const std::vector<std::string> names = axis_names(point);
   for (int i = 0; i < row_shape.rank(); ++i) {
     const auto at = static_cast<size_t>(i);
     axes.push_back({at < names.size() ? names[at] : "element", row_shape[i]});

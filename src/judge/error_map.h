@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,10 @@
 #include "src/stats/shape_rule.h"
 
 namespace lockstep {
+
+// The name of one index of each axis of a row ("head", "dim"): those in the table of points, where
+// all axes that are features of a token are channels.
+std::vector<std::string> axis_names(const Point& point);
 
 // Which elements of a run were wrong, by place, for what they have in common.
 class ErrorMap {

@@ -255,7 +255,8 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .prompt = info.prompt,
                                .tokens = info.tokens,
                                .argmax = info.argmax,
-                               .flips = logits.flips(info.id)});
+                               .flips = logits.flips(info.id),
+                               .margins = logits.margins(info.id)});
   result.provenance = manifest.provenance;
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();

@@ -26,6 +26,10 @@ bool absolute(const Finding& finding) {
 // How much worse than the same model in the run's dtype the three-way rule allows an engine to be.
 constexpr double kThreeWay = 3;
 
+// Wrong places whose errors are kept by position and head together, which is most of what is kept:
+// later ones have both apart.
+constexpr int kMostMaps = 32;
+
 bool judged(Verdict verdict) {
   return verdict != Verdict::inconclusive && verdict != Verdict::structural;
 }
@@ -93,8 +97,11 @@ int Ledger::enter(NodeOutcome outcome) {
   sums.errors.add(outcome.sums);
   ask_other_rules(outcome);
   limit_ratio(outcome.limit_ratio);
+  sums.has_t2 = sums.has_t2 || outcome.has_t2;
   if (!is_finding(outcome)) return -1;
 
+  outcome.errors.name_node(outcome.pass, outcome.request);
+  summary.errors.add(outcome.errors);
   Finding& finding = findings_.emplace_back(std::move(outcome.finding));
   finding.verdict = outcome.verdict;
   finding.node.place = named(outcome.place);
@@ -212,6 +219,7 @@ Result Ledger::result() const {
     ++result.judged;
     ++judged_at[static_cast<size_t>(entry.place)];
   }
+  int profiled = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (sums_[i].summary.expected == 0) continue;
     PlaceSummary& summary = result.places.emplace_back(sums_[i].summary);
@@ -221,6 +229,11 @@ Result Ledger::result() const {
     summary.introduced_rms = rms(errors.introduced, errors.elements);
     summary.propagated_rms = rms(errors.propagated, errors.compared);
     summary.total_rms = rms(errors.total, errors.compared);
+    summary.measured = errors.elements > 0;
+    summary.compared = errors.compared > 0;
+    summary.has_t2 = sums_[i].has_t2;
+    if (summary.errors.elements > 0 && ++profiled > kMostMaps) summary.errors.map.clear();
+    summary.errors.shorten_map();
   }
   return result;
 }

@@ -21,6 +21,7 @@ struct NodeOutcome {
                            // that of one which it fits
   Finding finding;         // when is_finding(verdict); place, pass and request are filled in here
   double t1 = 0, t2 = 0;   // in units of their limits
+  bool has_t2 = false;     // it was made, of enough elements
   double of_row = 0;       // of the element that t1 is of, as in Finding
   double limit_ratio = 0;  // the largest statistic, in units of its limit
   int32_t position = 0;    // of the worst element's row
@@ -34,6 +35,7 @@ struct NodeOutcome {
   double largest = 0;                  // of its finite elements, by size
   std::string reason;                  // of an inconclusive node
   bool unrecorded = false;      // inconclusive since no pass so far had a tensor of the point
+  ErrorProfile errors;          // of its wrong rows; empty where nothing is known of them
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
 };
 // Whether it is a difference to report.
@@ -91,6 +93,7 @@ class Ledger {
   struct Sums {
     PlaceSummary summary;
     ErrorSums errors;
+    bool has_t2 = false;
   };
 
   std::vector<Place> places_;

@@ -76,6 +76,25 @@ double second_best(std::span<const double> logits, size_t best) {
   return second;
 }
 
+// Nothing where fewer than one row is above it.
+std::optional<double> percentile(const std::vector<double>& sorted, int64_t per_mille) {
+  const auto rows = std::ssize(sorted);
+  if (rows == 0 || rows * (1000 - per_mille) < 1000) return {};
+  const int64_t rank = (rows * per_mille + 999) / 1000;  // from 1
+  return sorted[static_cast<size_t>(std::max<int64_t>(rank, 1) - 1)];
+}
+
+KlPercentiles percentiles_of(std::vector<double> divergences) {
+  std::ranges::sort(divergences);
+  KlPercentiles all{.median = percentile(divergences, 500),
+                    .p90 = percentile(divergences, 900),
+                    .p95 = percentile(divergences, 950),
+                    .p99 = percentile(divergences, 990),
+                    .p999 = percentile(divergences, 999)};
+  if (!divergences.empty()) all.max = divergences.back();
+  return all;
+}
+
 }  // namespace
 
 void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
@@ -122,6 +141,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
   ++numbers_;
   const double kl = divergence(exact, got);
   kl_sum_ += kl;
+  divergences_.push_back(kl);
   kl_reference_sum_ += divergence(exact, rounded);
   if (numbers_ == 1 || kl > largest_kl_) {
     largest_kl_ = kl;
@@ -131,6 +151,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
   const double unit = ulp(exact[reference], dtype_);
   const double margin = (exact[reference] - second_best(exact, reference)) / unit;
   summary_.least_margin_ulp = numbers_ == 1 ? margin : std::min(summary_.least_margin_ulp, margin);
+  margins_[row.request].push_back({row.position, margin});
   ++summary_.compared;
   const double off = noise(exact, rounded);
   summary_.expected_flips += chance_of_a_flip(exact, reference, off);
@@ -184,7 +205,13 @@ std::optional<LogitsSummary> LogitsComparison::summary() const {
   LogitsSummary summary = summary_;
   summary.kl_mean = kl_sum_ / static_cast<double>(numbers_);
   summary.kl_reference = kl_reference_sum_ / static_cast<double>(numbers_);
+  summary.kl = percentiles_of(divergences_);
   return summary;
+}
+
+std::vector<Margin> LogitsComparison::margins(int32_t request) const {
+  const auto found = margins_.find(request);
+  return found == margins_.end() ? std::vector<Margin>{} : found->second;
 }
 
 std::vector<Flip> LogitsComparison::flips(int32_t request) const {

@@ -37,6 +37,7 @@ class LogitsComparison {
 
   std::optional<LogitsSummary> summary() const;  // nothing when no row was compared
   std::vector<Flip> flips(int32_t request) const;
+  std::vector<Margin> margins(int32_t request) const;  // in the order in which rows came
   // Says from which finding the request's choices of this pass that differ stem.
   void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
   //   flips  choices that differ and are not explained (limit 0), or all of them, of which a sum of
@@ -56,9 +57,11 @@ class LogitsComparison {
   LogitsSummary summary_;
   int64_t numbers_ = 0;  // rows that were compared, and are numbers
   double kl_sum_ = 0, kl_reference_sum_ = 0;
+  std::vector<double> divergences_;  // of which kl_sum_ is the sum
   double largest_kl_ = 0;
   LogitsDoubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
   std::map<int32_t, std::vector<Flip>> flips_;
+  std::map<int32_t, std::vector<Margin>> margins_;
 };
 
 }  // namespace lockstep

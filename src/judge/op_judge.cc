@@ -25,6 +25,8 @@ constexpr int64_t kBytesPerElement = 100;
 constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
 // Findings of a place that are judged again under other contracts: they agree or they do not.
 constexpr int64_t kMostTried = 16;
+// Nodes of a place that are measured again for where their errors lie, when no element shows it.
+constexpr int64_t kMostShown = 16;
 
 Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
 
@@ -216,14 +218,15 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
 }
 
 Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& node,
-                        PlacePool* pool) const {
+                        PlacePool* pool, ProfiledRows profiled) const {
   const OpKind op = place.point->op;
   return {{.dtype = dtype_at(place),
            .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
            .row_shape = without_rows(group.tensor->shape),
            .page_size = options_.page_size,
            .may_lose_weights =
-               op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax},
+               op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax,
+           .profiled = profiled},
           std::ssize(node.rows),
           pool};
 }
@@ -250,7 +253,9 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
       outcome.sums.elements = own.elements;
       outcome.sums.introduced = own.introduced;
     }
-  if (contracts.size() == 1 && !group.answered) try_others(place, inputs, pass, group);
+  if (contracts.size() != 1 || group.answered) return;
+  show_diffuse(place, inputs, pass, group);
+  try_others(place, inputs, pass, group);
 }
 
 void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, const Place& place,
@@ -285,8 +290,9 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   // Nor where rows have errors in common that come from what is hidden.
   const bool pools = candidates(place).front() != RoundingContract::tf32 && !group.blurred;
   for (Group::Member& member : group.members)
-    member.meter.emplace(
-        meter_of(place, group, *member.node, pools ? &pools_[{key_of(place), contract}] : nullptr));
+    member.meter.emplace(meter_of(place, group, *member.node,
+                                  pools ? &pools_[{key_of(place), contract}] : nullptr,
+                                  ProfiledRows::wrong));
   if (!measure_under(contract, place, inputs, pass, group)) {
     group.answered = true;
     return;
@@ -339,13 +345,30 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
   others.tried += std::ssize(wrong);
   for (OtherContract& other : others.others) {
     for (Group::Member& member : group.members)
-      member.meter.emplace(meter_of(place, group, *member.node, nullptr));
+      member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::none));
     if (!measure_under(other.contract, place, inputs, pass, group)) return;
     for (const size_t i : wrong)
       if (!is_finding(outcome_of(group.members[i].meter->finish(),
                                  without_rows(group.tensor->shape), options_.limit_scale)))
         ++other.fits;
   }
+}
+
+void OpJudge::show_diffuse(const Place& place, const std::vector<Place>& inputs,
+                           const JudgedPass& pass, Group& group) {
+  const auto diffuse = [](const Group::Member& member) {
+    const NodeOutcome& outcome = member.outcomes->front();
+    return outcome.verdict == Verdict::introduced && outcome.errors.elements == 0;
+  };
+  const auto nodes = std::ranges::count_if(group.members, diffuse);
+  int64_t& shown = shown_[key_of(place)];
+  if (nodes == 0 || shown >= kMostShown) return;
+  shown += nodes;
+  for (Group::Member& member : group.members)
+    member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::all));
+  if (!measure_under(candidates(place).front(), place, inputs, pass, group)) return;
+  for (Group::Member& member : group.members)
+    if (diffuse(member)) member.outcomes->front().errors = member.meter->finish().errors;
 }
 
 std::vector<Place> OpJudge::read_by(RoundingContract contract,

@@ -104,8 +104,8 @@ class OpJudge {
                                   int32_t request) const;
   Numbers carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
                   const Exact& exact) const;
-  Meter meter_of(const Place& place, const Group& group, const NodeRows& node,
-                 PlacePool* pool) const;
+  Meter meter_of(const Place& place, const Group& group, const NodeRows& node, PlacePool* pool,
+                 ProfiledRows profiled) const;
   // Adds a node to the group; false, with an outcome, when what it reads is not there.
   bool join(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
             const NodeRows& node, Group& group, NodeOutcomes& outcomes);
@@ -135,6 +135,10 @@ class OpJudge {
   // Judges the findings of a declared contract again, under the others.
   void try_others(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                   Group& group);
+  // Measures nodes again that are findings though no element is over its budget, for where their
+  // errors lie: the first ones of a place.
+  void show_diffuse(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
+                    Group& group);
   NodeOutcome judge_cache(const Place& place, const std::vector<Place>& inputs,
                           const JudgedPass& pass, const NodeRows& node);
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
@@ -155,6 +159,7 @@ class OpJudge {
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;
+  std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
 };
 
 // Makes a verdict of a node's measure. row_shape: the axes after the rows.

@@ -71,6 +71,7 @@ void make_introduced(NodeOutcome& outcome, const Measure& measure, const Statist
 NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_scale) {
   NodeOutcome outcome;
   outcome.wrong = std::move(measure.wrong);
+  outcome.errors = std::move(measure.errors);
   outcome.position = static_cast<int32_t>(measure.worst.position);
   outcome.sums.elements = measure.elements - measure.excluded;
   outcome.sums.introduced = measure.sum_squares;
@@ -82,7 +83,10 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   outcome.besides = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
   const Statistic* failing = nullptr;
   for (const Statistic& statistic : measure.statistics) {
-    if (statistic.kind == StatisticKind::rms_error) outcome.t2 = statistic.value / statistic.limit;
+    if (statistic.kind == StatisticKind::rms_error) {
+      outcome.t2 = statistic.value / statistic.limit;
+      outcome.has_t2 = true;
+    }
     outcome.limit_ratio = std::max(outcome.limit_ratio, statistic.limit_ratio());
     if (!failing && !statistic.passes(limit_scale)) failing = &statistic;
   }

@@ -11,6 +11,7 @@
 
 #include "probes/graph.h"
 #include "src/judge/reached.h"
+#include "src/stats/error_profile.h"
 #include "src/stats/shape_rule.h"
 #include "src/stats/statistic_kind.h"
 
@@ -84,6 +85,11 @@ struct PlaceSummary {
   double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
   int64_t excluded = 0;  // elements in no statistic, because they are not finite
   std::string ancestor;  // of a propagated one: "layer 2 attn.q_rope"
+  // False where the numbers above are of no element (hashes, nothing finite, nothing judged): of
+  // worst_... and introduced_rms, and of what is compared with the fp64 model.
+  bool measured = true, compared = true;
+  bool has_t2 = true;   // false: of few elements and of bits there is no worst_t2
+  ErrorProfile errors;  // of its findings; empty where no element of them is known
 };
 
 struct Flip {
@@ -95,18 +101,34 @@ struct Flip {
   std::string ancestor;  // the finding that it stems from: "layer 2 attn.q_rope"; "": none is known
 };
 
+// How sure the fp64 model was of a choice: its best logit over its second best, in ulp of the run's
+// dtype.
+struct Margin {
+  int32_t position = 0;
+  double ulp = 0;
+};
+
 struct RequestResult {
   int32_t id = 0;
   std::string name;
   std::vector<int32_t> prompt, tokens, argmax;
   std::string text;  // filled by whoever has a tokenizer
   std::vector<Flip> flips;
+  std::vector<Margin> margins;           // of the rows of logits that were compared
+  std::vector<std::string> token_texts;  // of prompt and tokens, by whoever has a tokenizer
+};
+
+// Percentiles of a divergence over rows, by nearest rank, each where there are enough rows that
+// some are above it: 10 for the 90th, 1000 for the 99.9th.
+struct KlPercentiles {
+  std::optional<double> median, p90, p95, p99, p999, max;
 };
 
 struct LogitsSummary {
   double max_abs = 0;         // engine against the fp64 model
   double kl_mean = 0;         // nats, of the engine's choices from those of the fp64 model
   double kl_reference = 0;    // the same of the model in the run's dtype
+  KlPercentiles kl;           // of the rows that kl_mean is of
   double expected_flips = 0;  // by rounding alone, at most
   int64_t compared = 0, argmax_equal = 0, explained_flips = 0, unexplained_flips = 0;
   double least_margin_ulp = 0;  // smallest top-2 margin seen

@@ -37,6 +37,7 @@ Table data_of(const DiffResult& result) {
 
 Document document_of(const DiffResult& result) {
   Document document{.data = data_of(result), .json = report_json(result)};
+  document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
   if (Table table = places_table(result); !table.rows.empty()) blocks.push_back(std::move(table));
   for (const std::string& sentence : result.structure) blocks.push_back(Paragraph{sentence});

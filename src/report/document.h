@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -104,6 +105,8 @@ struct Document {
   std::string json = {};
   // For continuous integration; without cases the result has no such form.
   TestSuite tests = {};
+  // For people: a page of its own. None: a page of the blocks.
+  std::function<std::string()> page = {};
 };
 
 // The table that programs read.

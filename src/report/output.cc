@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "src/report/render.h"
 
 namespace lockstep {
@@ -41,6 +41,7 @@ constexpr FileFormat kFileFormats[] = {
     {"--json", &ReportOptions::json, render_json},
     {"--markdown", &ReportOptions::markdown, render_markdown},
     {"--junit", &ReportOptions::junit, render_junit},
+    {"--html", &ReportOptions::html, render_html},
 };
 
 const Format& format_of(const std::string& name) {
@@ -176,7 +177,7 @@ void append_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary | std::ios::app);
   file << text << std::flush;
   file.close();
-  check(file.good(), kCannotWrite, path, std::strerror(errno));
+  if (!file.good()) fail_writing(path);
 }
 
 void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others) {

@@ -35,13 +35,13 @@ std::vector<std::string> format_names();
 struct ReportOptions {
   std::string format = "table";
   // Paths of files for the result beside what is printed; empty: none.
-  std::string json, markdown, junit;
+  std::string json, markdown, junit, html;
 };
 
 // check_output() of every file that the options name; others: the command's other files.
 void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others);
 
-// Prints a document as --format says and writes --json, --markdown and --junit.
+// Prints a document as --format says and writes --json, --markdown, --junit and --html.
 void put(const Document& document, const ReportOptions& options);
 
 // The document in a format of format_names(). Only the table shortens numbers, and numbers that are

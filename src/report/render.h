@@ -15,5 +15,7 @@ std::string render_json(const Document& document);
 std::string render_markdown(const Document& document);
 // The tests, as the readers of JUnit's XML take them. Throws Error when there are none.
 std::string render_junit(const Document& document);
+// A page for people, the document's own or one of its blocks: one file that loads nothing.
+std::string render_html(const Document& document);
 
 }  // namespace lockstep

@@ -17,8 +17,13 @@ Document document_of(const DiffResult& result);
 TestSuite tests_of(const Result& result);
 
 // The same as JSON, with all that is known.
-std::string report_json(const Result& result);  // schema: tools/result.schema.json
+std::string report_json(const Result& result);  // schema: tools/schemas/result.schema.json
 std::string report_json(const DiffResult& result);
+
+// The same as a page: one file of HTML that loads nothing, tells the same without JavaScript, and
+// holds the JSON.
+std::string page_of(const Result& result);
+std::string page_of(const DiffResult& result);
 
 // The result that report_json() wrote. The report holds neither Result::limit_ratio nor others nor
 // reached. Throws Error when `text` is no such report; `name` says in its sentence where it

@@ -108,6 +108,7 @@ Table data_of(const Result& result) {
 Document document_of(const Result& result) {
   Document document{
       .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
+  document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
   add_places(result, blocks);
   add_list("findings, in the order of the computation", findings_of(result), blocks);

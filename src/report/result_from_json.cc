@@ -52,23 +52,78 @@ Confirmation confirmation_from(const JsonValue& json) {
   return {place_of(json), json["confirmed"].flag(), json["says"].text()};
 }
 
+// A number that may be none.
+std::optional<double> measured_from(const JsonValue& json) {
+  if (json.is_null()) return {};
+  return json.real();
+}
+
+double bucket_from(const JsonValue& json) { return measured_from(json).value_or(kNothingCompared); }
+
+Buckets buckets_from(const JsonValue& json) {
+  Buckets buckets{.width = json["width"].whole<int64_t>()};
+  for (const JsonValue& bucket : json["buckets"].items())
+    buckets.largest.push_back(bucket_from(bucket["budgets"]));
+  return buckets;
+}
+
+ErrorProfile errors_from(const JsonValue& json) {
+  if (json.is_null()) return {};
+  ErrorProfile errors(json["row_shape"].wholes<int64_t>());
+  errors.rows = json["rows"].whole<int64_t>();
+  errors.elements = json["elements"].whole<int64_t>();
+  errors.nonfinite = json["nonfinite"].whole<int64_t>();
+  errors.positions = buckets_from(json["by_position"]);
+  errors.columns = buckets_from(json["by_head"]);
+  if (const JsonValue map = json["map"]; !map.is_null())
+    for (const JsonValue& row : map.items())
+      for (const JsonValue& largest : row.items()) errors.map.push_back(bucket_from(largest));
+  const size_t cells = errors.positions.largest.size() * errors.columns.largest.size();
+  if (!errors.map.empty() && errors.map.size() != cells)
+    json["map"].refuse(fmt::format("a map of {} buckets", cells));
+  errors.histogram = json["histogram"].wholes<int64_t>();
+  if (errors.histogram.size() != ErrorProfile::kBins)
+    json["histogram"].refuse(fmt::format("a histogram of {} bins", ErrorProfile::kBins));
+  for (const JsonValue& e : json["worst"].items())
+    errors.worst.push_back({.pass = e["pass"].whole<int32_t>(),
+                            .request = e["request"].whole<int32_t>(),
+                            .index = e["index"].wholes<int64_t>(),
+                            .want = e["want"].real(),
+                            .got = e["got"].real(),
+                            .budgets = e["budgets"].real()});
+  return errors;
+}
+
+KlPercentiles percentiles_from(const JsonValue& json) {
+  return {.median = measured_from(json["median"]),
+          .p90 = measured_from(json["p90"]),
+          .p95 = measured_from(json["p95"]),
+          .p99 = measured_from(json["p99"]),
+          .p999 = measured_from(json["p999"]),
+          .max = measured_from(json["max"])};
+}
+
 PlaceSummary place_from(const JsonValue& json) {
   const JsonValue worst = json["worst"];
   return {.place = place_of(json),
           .expected = json["expected"].whole<int64_t>(),
           .judged = json["judged"].whole<int64_t>(),
           .verdict = verdict_of(json),
-          .worst_t1 = worst["t1"].real(),
-          .worst_t2 = worst["t2"].real(),
-          .worst_of_row = worst["of_row"].real(),
+          .worst_t1 = measured_from(worst["t1"]).value_or(0),
+          .worst_t2 = measured_from(worst["t2"]).value_or(0),
+          .worst_of_row = measured_from(worst["of_row"]).value_or(0),
           .worst_request = worst["request"].whole<int32_t>(),
           .worst_position = worst["position"].whole<int32_t>(),
           .worst_pass = worst["pass"].whole<int32_t>(),
-          .introduced_rms = json["introduced_rms"].real(),
-          .propagated_rms = json["propagated_rms"].real(),
-          .total_rms = json["total_rms"].real(),
+          .introduced_rms = measured_from(json["introduced_rms"]).value_or(0),
+          .propagated_rms = measured_from(json["propagated_rms"]).value_or(0),
+          .total_rms = measured_from(json["total_rms"]).value_or(0),
           .excluded = json["excluded"].whole<int64_t>(),
-          .ancestor = json["ancestor"].text()};
+          .ancestor = json["ancestor"].text(),
+          .measured = !json["introduced_rms"].is_null(),
+          .compared = !json["total_rms"].is_null(),
+          .has_t2 = !worst["t2"].is_null(),
+          .errors = errors_from(json["errors"])};
 }
 
 Flip flip_from(const JsonValue& json) {
@@ -86,7 +141,10 @@ RequestResult request_from(const JsonValue& json) {
                         .prompt = json["prompt_tokens"].wholes<int32_t>(),
                         .tokens = json["tokens"].wholes<int32_t>(),
                         .argmax = json["argmax"].wholes<int32_t>(),
-                        .text = json["text"].text()};
+                        .text = json["text"].text(),
+                        .token_texts = json["token_texts"].texts()};
+  for (const JsonValue& margin : json["margins"].items())
+    request.margins.push_back({margin["position"].whole<int32_t>(), margin["ulp"].real()});
   for (const JsonValue& flip : json["flips"].items()) request.flips.push_back(flip_from(flip));
   return request;
 }
@@ -99,6 +157,7 @@ LogitsSummary logits_from(const JsonValue& json) {
   return {.max_abs = json["max_abs"].real(),
           .kl_mean = json["kl_mean"].real(),
           .kl_reference = json["kl_reference"].real(),
+          .kl = percentiles_from(json["kl_percentiles"]),
           .expected_flips = json["expected_flips"].real(),
           .compared = compared,
           .argmax_equal = equals,

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "src/judge/error_map.h"
 #include "src/judge/story.h"
 #include "src/report/report.h"
 #include "traces/json_number.h"
@@ -47,24 +49,79 @@ Json of_confirmation(const Confirmation& c) {
           {"says", c.says}};
 }
 
+// Null where nothing was measured: a number would say that something was.
+Json number_if(bool measured, double number) {
+  return measured ? json_number<Json>(number) : Json(nullptr);
+}
+
+Json of_bucket(double largest) { return number_if(!std::isnan(largest), largest); }
+
+// extent: of the axis; 0: not known.
+Json of_buckets(const std::string& axis, const Buckets& buckets, int64_t extent) {
+  Json all = Json::array();
+  for (size_t i = 0; i < buckets.largest.size(); ++i) {
+    const int64_t first = static_cast<int64_t>(i) * buckets.width;
+    const int64_t last = first + buckets.width - 1;
+    all.push_back({{"first", first},
+                   {"last", extent > 0 ? std::min(last, extent - 1) : last},
+                   {"budgets", of_bucket(buckets.largest[i])}});
+  }
+  return {{"axis", axis}, {"width", buckets.width}, {"buckets", all}};
+}
+
+Json of_map(const ErrorProfile& errors) {
+  if (errors.map.empty()) return nullptr;
+  Json rows = Json::array();
+  const size_t columns = errors.columns.largest.size();
+  for (size_t i = 0; i < errors.map.size(); ++i) {
+    if (i % columns == 0) rows.push_back(Json::array());
+    rows.back().push_back(of_bucket(errors.map[i]));
+  }
+  return rows;
+}
+
+Json of_errors(const Point& point, const ErrorProfile& errors) {
+  if (errors.elements == 0) return nullptr;
+  Json worst = Json::array();
+  for (const WorstElement& e : errors.worst)
+    worst.push_back({{"request", e.request},
+                     {"pass", e.pass},
+                     {"index", e.index},
+                     {"want", json_number<Json>(e.want)},
+                     {"got", json_number<Json>(e.got)},
+                     {"budgets", json_number<Json>(e.budgets)}});
+  const std::vector<std::string> axes = axis_names(point);
+  return {{"rows", errors.rows},
+          {"elements", errors.elements},
+          {"nonfinite", errors.nonfinite},
+          {"row_shape", errors.row_shape},
+          {"by_position", of_buckets("position", errors.positions, 0)},
+          {"by_head", of_buckets(axes.empty() ? "element" : axes.front(), errors.columns,
+                                 errors.row_shape.front())},
+          {"map", of_map(errors)},
+          {"histogram", errors.histogram},
+          {"worst", worst}};
+}
+
 Json of_place(const PlaceSummary& p) {
   return {{"layer", layer_of(p.place)},
           {"point", p.place.point->name},
           {"expected", p.expected},
           {"judged", p.judged},
           {"worst",
-           {{"t1", json_number<Json>(p.worst_t1)},
-            {"t2", json_number<Json>(p.worst_t2)},
-            {"of_row", json_number<Json>(p.worst_of_row)},
+           {{"t1", number_if(p.measured, p.worst_t1)},
+            {"t2", number_if(p.measured && p.has_t2, p.worst_t2)},
+            {"of_row", number_if(p.measured, p.worst_of_row)},
             {"request", p.worst_request},
             {"position", p.worst_position},
             {"pass", p.worst_pass}}},
           {"verdict", name_of(p.verdict)},
-          {"introduced_rms", json_number<Json>(p.introduced_rms)},
-          {"propagated_rms", json_number<Json>(p.propagated_rms)},
-          {"total_rms", json_number<Json>(p.total_rms)},
+          {"introduced_rms", number_if(p.measured, p.introduced_rms)},
+          {"propagated_rms", number_if(p.compared, p.propagated_rms)},
+          {"total_rms", number_if(p.compared, p.total_rms)},
           {"excluded", p.excluded},
-          {"ancestor", p.ancestor}};
+          {"ancestor", p.ancestor},
+          {"errors", of_errors(*p.place.point, p.errors)}};
 }
 
 Json of_scope(const Scope& s) {
@@ -88,15 +145,28 @@ Json of_request(const RequestResult& r) {
                      {"margin_ulp", json_number<Json>(f.margin_ulp)},
                      {"explained", f.explained},
                      {"ancestor", f.ancestor}});
-  return {{"id", r.id},         {"name", r.name},     {"prompt_tokens", r.prompt},
-          {"tokens", r.tokens}, {"argmax", r.argmax}, {"text", r.text},
-          {"flips", flips}};
+  Json margins = Json::array();
+  for (const Margin& m : r.margins)
+    margins.push_back({{"position", m.position}, {"ulp", json_number<Json>(m.ulp)}});
+  return {
+      {"id", r.id},         {"name", r.name}, {"prompt_tokens", r.prompt},    {"tokens", r.tokens},
+      {"argmax", r.argmax}, {"text", r.text}, {"token_texts", r.token_texts}, {"flips", flips},
+      {"margins", margins}};
+}
+
+Json of_percentiles(const KlPercentiles& kl) {
+  const auto of = [](const std::optional<double>& x) {
+    return number_if(x.has_value(), x.value_or(0));
+  };
+  return {{"median", of(kl.median)}, {"p90", of(kl.p90)},   {"p95", of(kl.p95)},
+          {"p99", of(kl.p99)},       {"p999", of(kl.p999)}, {"max", of(kl.max)}};
 }
 
 Json of_logits(const LogitsSummary& l) {
   return {{"max_abs", json_number<Json>(l.max_abs)},
           {"kl_mean", json_number<Json>(l.kl_mean)},
           {"kl_reference", json_number<Json>(l.kl_reference)},
+          {"kl_percentiles", of_percentiles(l.kl)},
           {"argmax_equal", std::to_string(l.argmax_equal) + "/" + std::to_string(l.compared)},
           {"explained_flips", l.explained_flips},
           {"unexplained_flips", l.unexplained_flips},

@@ -211,6 +211,24 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
   }
 }
 
+ErrorProfile Meter::profile_of(int64_t position, const RowNumbers& row) const {
+  const auto axes = options_.row_shape.extents();
+  ErrorProfile profile(axes.empty() ? std::vector<int64_t>{1}
+                                    : std::vector<int64_t>(axes.begin(), axes.end()));
+  for (size_t i = 0; i < row.got.size(); ++i) {
+    const auto offset = static_cast<int64_t>(i);
+    const Stored stored_ = stored(position, offset, row);
+    const NonFinite kind = kind_of(stored_, row.limit[i]);
+    if (kind == NonFinite::expected || kind == NonFinite::propagated) continue;
+    const Element& e = stored_.element;
+    const bool number = kind == NonFinite::none && !std::isnan(e.budgets);
+    profile.add(position, offset, e.want, e.got,
+                number ? e.budgets : std::numeric_limits<double>::infinity());
+  }
+  profile.rows = profile.elements > 0 ? 1 : 0;
+  return profile;
+}
+
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   Row measured{.position = position};
   measured.sum.gain = row.gain;
@@ -235,6 +253,8 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   Measure& of = measured.measure;
   of.worst = beside_row(of.worst, measured.size);
   of.misrounded = beside_row(of.misrounded, measured.size);
+  const bool wrong = options_.profiled == ProfiledRows::wrong && !of.wrong.empty();
+  if (wrong || options_.profiled == ProfiledRows::all) of.errors = profile_of(position, row);
   if (options_.node_class == NodeClass::exact) return measured;
   end_groups(measured, row);
   measured.sum.end_row();
@@ -278,6 +298,7 @@ void Meter::merge(Row& row) {
     any_worst_ = true;
   }
   keep_worse(to.misrounded, from.misrounded);
+  to.errors.add(from.errors);
   if (from.nonfinite > to.nonfinite) {
     to.nonfinite = from.nonfinite;
     to.nonfinite_count = from.nonfinite_count;

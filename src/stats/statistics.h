@@ -12,6 +12,7 @@
 #include "kernels/base/tensor.h"
 #include "kernels/base/thread_pool.h"
 #include "probes/points.h"
+#include "src/stats/error_profile.h"
 #include "src/stats/moments.h"
 #include "src/stats/shape_rule.h"
 
@@ -42,6 +43,7 @@ struct Measure {
   // Rows with elements that are over, of other bits where class exact, or not finite though the
   // exact result is: row i is the i-th that was added.
   std::vector<WrongRow> wrong;
+  ErrorProfile errors;      // of the rows that MeterOptions::profiled asks for
   double sum_squares = 0;   // of eta = got - want
   double largest = 0;       // of got, by size, among what is finite
   double inner = 0;         // largest share of B beyond ulp/2 that an element used
@@ -62,6 +64,10 @@ struct RowNumbers {
   double gain = 0;
 };
 
+// The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure
+// them.
+enum class ProfiledRows : uint8_t { none, wrong, all };
+
 // The traits of a place that decide how its nodes are measured.
 struct MeterOptions {
   DType dtype = DType::bf16;
@@ -70,6 +76,7 @@ struct MeterOptions {
   int64_t page_size = 0;  // 0: not known, no slices by page
   // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
   bool may_lose_weights = false;
+  ProfiledRows profiled = ProfiledRows::none;
 };
 
 // A slice of a node with its worst element, and the worst of those that are misrounded.
@@ -114,6 +121,7 @@ class Meter {
   NonFinite kind_of_infinite(const Element& element) const;
   void exclude(Row& measured, const Element& element, NonFinite kind) const;
   void note_wrong(Row& measured, const Element& element) const;
+  ErrorProfile profile_of(int64_t position, const RowNumbers& row) const;
   // T0 and T1.
   void compare(Row& measured, const Stored& stored, double limit) const;
   // T2 to T5.

@@ -16,6 +16,7 @@
 #include "src/bench/meter.h"
 #include "src/bench/synthetic.h"
 #include "tests/fixtures.h"
+#include "tests/report/json_schema.h"
 
 namespace lockstep {
 namespace {
@@ -153,6 +154,8 @@ TEST(Figures, AreATableInTheUnitsThatTheyName) {
                 {"qwen3-0.6b", "decode, digested", "ms", 1e3, {0.004}, Whole::step, 2e-3}}),
       "json"));
   ASSERT_EQ(rows.size(), 4u);
+  const Json rules = schema_of("bench");
+  EXPECT_EQ(violation(rows, rules, rules), "");
   const auto expect_row = [&](size_t i, const char* unit, std::vector<double> numbers,
                               const char* of) {
     EXPECT_EQ(rows[i]["unit"], unit);

@@ -1,88 +1,21 @@
-// Reports of results of every kind; JSON is held to tools/result.schema.json.
+// Reports of results of every kind; JSON is held to tools/schemas.
 #include "src/report/report.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "src/judge/story.h"
 #include "src/report/output.h"
 #include "tests/helpers.h"
-#include "tests/json_schema.h"
-#include "tests/places.h"
+#include "tests/report/json_schema.h"
+#include "tests/report/results.h"
 
 namespace lockstep {
 namespace {
-
-using Json = nlohmann::json;
-
-Json schema() {
-  std::ifstream file(source_path("tools/result.schema.json"));
-  return Json::parse(file);
-}
-
-Result clean_result() {
-  Result r;
-  r.expected = r.judged = 412;
-  r.counts[0] = 130;
-  r.counts[1] = 282;
-  r.places = {{.place = {&point("embed"), -1}, .expected = 4, .judged = 4},
-              {.place = {&point("attn.q"), 0},
-               .expected = 4,
-               .judged = 4,
-               .verdict = Verdict::rounding,
-               .worst_t1 = 0.75,
-               .worst_t2 = 0.5,
-               .worst_of_row = 0.002,
-               .worst_position = 17}};
-  r.requests = {{.id = 0,
-                 .name = "\xff not UTF-8",
-                 .prompt = {1, 2},
-                 .tokens = {3},
-                 .argmax = {3},
-                 .text = "x",
-                 .flips = {{20, 5, 9, 1.2, true}}}};
-  r.logits = LogitsSummary{.max_abs = 0.1,
-                           .kl_mean = 1e-5,
-                           .compared = 24,
-                           .argmax_equal = 24,
-                           .least_margin_ulp = 1.25};
-  r.provenance = {{"model", "m"}};
-  r.limits = {{"T1", 1.0}};
-  r.blind = {"bugs of decoding (prefill only)"};
-  summarise(r);
-  return r;
-}
-
-Result diverged_result() {
-  Result r = clean_result();
-  r.findings = {{.node = {.place = {&point("attn.q_rope"), 2}, .pass = 3, .request = 0},
-                 .position = 17,
-                 .statistic = StatisticKind::max_error,
-                 .value = 35.2,
-                 .limit = 1,
-                 .index = {17, 3, 5},
-                 .want = 0.103,
-                 .got = -0.25,
-                 .budgets = 35.2,
-                 .rule = "37 of 2048 elements over their budget",
-                 .shape = ShapeRule{"dims <= 31, positions >= 1", 0.919, 1}},
-                {.node = {.place = {&point("logits"), -1}},
-                 .verdict = Verdict::nonfinite,
-                 .index = {0, 5},
-                 .got = std::numeric_limits<double>::quiet_NaN(),
-                 .budgets = std::numeric_limits<double>::infinity()}};
-  r.confirmations = {{{&point("attn.q_rope"), 2}, true, "confirmed: found again"},
-                     {{&point("logits"), -1}, false, "not tried: only the first 1 places are"}};
-  r.first = r.findings[0];
-  r.counts = {130, 200, 80, 1, 1, 0, 0};
-  summarise(r);
-  return r;
-}
 
 TEST(Story, OfTokensThatNoJudgedOpExplainsSaysSo) {
   Result r = clean_result();
@@ -101,10 +34,10 @@ Result nothing_result() {
 }
 
 TEST(ReportJson, OfEveryKindOfResultFitsTheSchema) {
-  const Json rules = schema();
+  const Json rules = schema_of("result");
   for (const Result& r : {clean_result(), diverged_result(), nothing_result()}) {
     const Json json = Json::parse(report_json(r));
-    EXPECT_EQ(violation(json, rules, rules), "") << json.dump(2);
+    EXPECT_EQ(violation(json, rules, rules), "");
   }
 }
 
@@ -119,7 +52,11 @@ Result result_of(double x) {
   for (PlaceSummary& p : r.places) {
     p.worst_t1 = p.worst_t2 = p.worst_of_row = x;
     p.introduced_rms = p.propagated_rms = p.total_rms = x;
+    p.measured = p.compared = true;
+    for (WorstElement& e : p.errors.worst) e.want = e.got = e.budgets = x;
   }
+  r.requests[0].margins[0].ulp = x;
+  r.logits->kl = {x, x, x, x, x, x};
   r.requests[0].flips[0].margin_ulp = r.scope.largest = r.limits["T1"] = x;
   LogitsSummary& l = *r.logits;
   l.max_abs = l.kl_mean = l.kl_reference = l.expected_flips = l.least_margin_ulp = x;
@@ -172,14 +109,16 @@ TEST(ResultFromJson, RefusesWhatIsNoResult) {
   Json other = Json::parse(report_json(clean_result())), wrong = other;
   other["format"] = "lockstep-diff";
   wrong["points"][0]["point"] = "nowhere";
-  for (const std::string& text : {std::string("{"), std::string("[]"), other.dump(), wrong.dump()})
-    EXPECT_TRUE(refusal(text).starts_with("r.json") &&
-                refusal(text).ends_with(": it is damaged, or no result of lockstep"))
-        << refusal(text);
+  Json cut = Json::parse(report_json(diverged_result())), short_bins = cut;
+  cut["points"][3]["errors"]["map"].erase(0);
+  short_bins["points"][3]["errors"]["histogram"].erase(0);
+  for (const std::string& text : {std::string("{"), std::string("[]"), other.dump(), wrong.dump(),
+                                  cut.dump(), short_bins.dump()})
+    EXPECT_EQ(refusal(text).find("r.json was wanted to be a result of lockstep"), 0u) << text;
 }
 
 TEST(ReportJson, TheSchemaCanRefuse) {
-  const Json rules = schema();
+  const Json rules = schema_of("result");
   const Json good = Json::parse(report_json(diverged_result()));
   const auto refused = [&](auto spoil) {
     Json bad = good;
@@ -215,6 +154,36 @@ TEST(ReportJson, SaysWhatWasFound) {
   EXPECT_TRUE(json["findings"][1]["layer"].is_null());
   EXPECT_EQ(json["logits"]["argmax_equal"], "24/24");
   EXPECT_TRUE(Json::parse(report_json(clean_result()))["first"].is_null());
+}
+
+TEST(ReportJson, SaysNothingOfWhatWasNotMeasured) {
+  const Json points = Json::parse(report_json(clean_result()))["points"];
+  EXPECT_EQ(points[1]["worst"]["t2"], 0.5);
+  EXPECT_EQ(points[1]["total_rms"], 0.003);
+  EXPECT_TRUE(points[1]["errors"].is_null()) << "it is right";
+  for (const char* name : {"t1", "t2", "of_row"}) EXPECT_TRUE(points[2]["worst"][name].is_null());
+  for (const char* name : {"introduced_rms", "propagated_rms", "total_rms"})
+    EXPECT_TRUE(points[2][name].is_null()) << name;
+  const Json kl = Json::parse(report_json(clean_result()))["logits"]["kl_percentiles"];
+  EXPECT_EQ(kl["p90"], 2e-5);
+  EXPECT_TRUE(kl["p999"].is_null());
+}
+
+TEST(ReportJson, SaysWhereErrorsLie) {
+  const Json points = Json::parse(report_json(diverged_result()))["points"];
+  const Json& errors = points[3]["errors"];
+  EXPECT_EQ(errors["elements"], 128);
+  EXPECT_EQ(errors["by_head"]["axis"], "head");
+  EXPECT_EQ(errors["by_head"]["buckets"][3], Json({{"first", 3}, {"last", 3}, {"budgets", 35.2}}));
+  EXPECT_EQ(errors["by_head"]["buckets"][2]["budgets"], 0.3);
+  EXPECT_TRUE(errors["by_position"]["buckets"][15]["budgets"].is_null());
+  EXPECT_EQ(errors["by_position"]["buckets"][16]["budgets"], 0.3);
+  EXPECT_EQ(errors["map"][17], Json({0.3, 0.3, 0.3, 35.2}));
+  EXPECT_EQ(errors["histogram"][15], 104) << "0.3 is in (1/4, 1/2]";
+  EXPECT_EQ(errors["histogram"][22], 24) << "35.2 is in (32, 64]";
+  EXPECT_EQ(errors["worst"].size(), 10u);
+  EXPECT_EQ(errors["worst"][0]["index"], Json({17, 3, 0}));
+  EXPECT_EQ(errors["worst"][0]["pass"], 3);
 }
 
 TEST(Story, SaysHowWellARuleFitsUnlessItFitsEntirely) {
@@ -299,7 +268,7 @@ TEST(ReportTable, ShowsTheGravestPlacesFirst) {
 
 TEST(ReportCsv, HasOneLineAPlace) {
   const std::string csv = text_of(document_of(clean_result()), "csv");
-  EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 4);
   EXPECT_NE(csv.find("\n,embed,bitwise,4,4"), std::string::npos) << csv;
   EXPECT_NE(csv.find("\n0,attn.q,rounding,4,4,0.75,0.5,0.002,0,17,0"), std::string::npos) << csv;
 }

@@ -15,6 +15,8 @@
 #include "src/session/options.h"
 #include "tests/judged.h"
 #include "tests/places.h"
+#include "tests/report/json_schema.h"
+#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
@@ -101,6 +103,8 @@ TEST(SelftestJson, KeepsWhatIsNoNumber) {
   EXPECT_EQ(number_at("/detection_limits/0/stated_ulp"), test.limits[0].stated);
   EXPECT_EQ(number_at("/clean/0/limit_ratio"), test.clean[0].limit_ratio);
   EXPECT_NE(text_of(document, "csv").find(",-Infinity\n"), std::string::npos);
+  const Json rules = schema_of("selftest");
+  EXPECT_EQ(violation(Json::parse(document.json), rules, rules), "");
 }
 
 // Of the shares it is the lower bound that counts: 199 of 200 are at least 97.2 %, 198 96.4 %.

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "src/report/report.h"
 #include "src/session/judged_trace.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
+#include "tests/report/json_schema.h"
 
 namespace lockstep {
 namespace {
@@ -57,6 +59,8 @@ TEST_F(AskedSchema, IsTakenForEveryPoint) {
     EXPECT_EQ(result.verdict, fused ? RunVerdict::clean : RunVerdict::diverged)
         << schema << ": " << result.story;
     EXPECT_TRUE(says(result, "asked for"));
+    const Json rules = schema_of("result"), json = Json::parse(report_json(result));
+    EXPECT_EQ(violation(json, rules, rules), "") << schema;
     if (fused) continue;
     ASSERT_TRUE(result.first);
     EXPECT_EQ(result.first->node.place.point->name, "attn.norm");

@@ -1,0 +1,155 @@
+// The map of layers x points, and the filter above it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "src/judge/ledger.h"
+#include "src/report/page/sections.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kTallRows = 24;  // layers beyond which cells are less high
+
+void write_cell(Html& html, const std::vector<MapCell>& cells, size_t i) {
+  const MapCell& cell = cells[i];
+  html.leaf("a", cell.glyph,
+            {{"class", fmt::format("cell {}{}", cell.kind, cell.first ? " first" : "")},
+             {"href", "#" + cell.link},
+             {"data-place", std::to_string(i)},
+             {"title", cell.line},
+             {"aria-label", cell.line}});
+}
+
+// Those before or after the layers.
+void write_ends(Html& html, const std::vector<MapCell>& cells, const std::vector<size_t>& numbers) {
+  if (numbers.empty()) return;
+  const auto list = html.open("ul", {{"class", "ends"}});
+  for (const size_t i : numbers) {
+    const auto item = html.open("li");
+    write_cell(html, cells, i);
+    html.text(cells[i].place.point->name);
+  }
+}
+
+// The filter is made of radio buttons, so that it works without a program.
+void write_filter(Html& html, const std::vector<FilterChoice>& choices, size_t all) {
+  const auto set = html.open("fieldset", {{"class", "legend"}});
+  html.leaf("legend", "show");
+  const auto choice = [&](const FilterChoice& c, bool checked) {
+    if (checked)
+      html.single("input",
+                  {{"type", "radio"}, {"name", "filter"}, {"id", c.id}, {"checked", "checked"}});
+    else
+      html.single("input", {{"type", "radio"}, {"name", "filter"}, {"id", c.id}});
+    const auto label = html.open("label", {{"for", c.id}});
+    if (!c.glyph.empty())
+      html.leaf("span", c.glyph, {{"class", "chip " + c.kind}, {"aria-hidden", "true"}});
+    html.text(fmt::format("{} {}", c.label, c.cells));
+  };
+  choice({.id = "f-all", .label = "all", .cells = all}, true);
+  for (const FilterChoice& c : choices) choice(c, false);
+}
+
+void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<int>& layers,
+                const std::set<int>& points) {
+  const auto body = html.open("tbody");
+  for (const int layer : layers) {
+    const auto row = html.open("tr");
+    html.leaf("th", std::to_string(layer), {{"class", "layer"}, {"scope", "row"}});
+    for (const int point : points) {
+      const auto place = html.open("td");
+      const auto cell = std::ranges::find_if(cells, [&](const MapCell& c) {
+        return c.place.layer == layer && order_of(*c.place.point) == point;
+      });
+      if (cell != cells.end()) write_cell(html, cells, static_cast<size_t>(cell - cells.begin()));
+    }
+  }
+}
+
+void write_layers(Html& html, const std::vector<MapCell>& cells) {
+  std::set<int> layers, points;
+  for (const MapCell& c : cells)
+    if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(order_of(*c.place.point));
+  if (layers.empty()) return;
+  const bool tall = layers.size() > kTallRows;
+  const auto table =
+      html.open("table", {{"class", "map"}, {"style", tall ? "--cell:15px" : "--cell:21px"}});
+  const bool framed = std::ranges::any_of(cells, &MapCell::first);
+  html.leaf("caption",
+            fmt::format("Layers from the first at the top, points of a layer in the order of the "
+                        "computation. {}Arrow keys go from cell to cell; Enter follows a cell to "
+                        "its numbers.",
+                        framed ? "The frame is around the first finding. " : ""));
+  {
+    const auto head = html.open("thead");
+    const auto row = html.open("tr");
+    html.leaf("th", "layer", {{"class", "layer"}, {"scope", "col"}});
+    for (const int point : points) {
+      const auto column = html.open("th", {{"scope", "col"}});
+      html.leaf("span", kPoints.at(static_cast<size_t>(point)).name);
+    }
+  }
+  write_rows(html, cells, layers, points);
+}
+
+std::vector<FilterChoice> choices_of(const Result& result) {
+  std::vector<FilterChoice> choices;
+  const auto add = [&](const std::string& id, const Mark& mark, size_t cells) {
+    if (cells > 0)
+      choices.push_back(
+          {id, std::string(mark.name), std::string(mark.glyph), std::string(mark.says), cells});
+  };
+  const auto wrong = static_cast<size_t>(std::ranges::count(wrong_places(result), true));
+  add("f-wrong", mark_of(Verdict::introduced), wrong);
+  for (const Verdict verdict :
+       {Verdict::propagated, Verdict::rounding, Verdict::bitwise, Verdict::inconclusive}) {
+    const Mark& mark = mark_of(verdict);
+    add(fmt::format("f-{}", mark.name), mark,
+        static_cast<size_t>(std::ranges::count(result.places, verdict, &PlaceSummary::verdict)));
+  }
+  return choices;
+}
+
+}  // namespace
+
+void write_place_map(Html& html, const std::vector<MapCell>& cells,
+                     const std::vector<FilterChoice>& choices) {
+  std::vector<size_t> before, after;
+  bool layers_seen = false;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    layers_seen = layers_seen || cells[i].place.layer >= 0;
+    if (cells[i].place.layer < 0) (layers_seen ? after : before).push_back(i);
+  }
+  write_filter(html, choices, cells.size());
+  write_ends(html, cells, before);
+  write_layers(html, cells);
+  write_ends(html, cells, after);
+  html.leaf("p", "Point at a cell, or focus it: its numbers stand here.",
+            {{"class", "readout"}, {"id", "readout"}, {"aria-live", "polite"}});
+}
+
+void write_map(Html& html, const Result& result) {
+  if (result.places.empty()) return;
+  const Part part(html, "map", "Every op of every layer",
+                  "One cell an op: all its nodes, over all passes and requests, by the gravest "
+                  "of their verdicts.");
+  const std::vector<Mark> marks = marks_of(result);
+  const std::vector<bool> wrong = wrong_places(result);
+  std::vector<MapCell> cells;
+  for (size_t i = 0; i < result.places.size(); ++i) {
+    const PlaceSummary& p = result.places[i];
+    const Mark& mark = marks[i];
+    cells.push_back({.place = p.place,
+                     .kind = std::string(mark.name),
+                     .glyph = std::string(mark.glyph),
+                     .line = line_of(p, mark),
+                     .link = wrong[i] ? part_id(i) : row_id(i),
+                     .first = result.first && result.first->node.place == p.place});
+  }
+  write_place_map(html, cells, choices_of(result));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <set>
+
+#include "src/judge/ledger.h"
+#include "src/report/page/sections.h"
+
+namespace lockstep {
+
+const Mark& mark_of(Verdict verdict) {
+  static constexpr std::array<Mark, kVerdicts> kMarks = {{
+      {"bitwise", "=", "exact bits"},
+      {"rounding", "·", "within rounding"},
+      {"propagated", "~", "wrong only by what it read"},
+      {"introduced", "✕", "wrong here"},
+      {"nonfinite", "N", "not finite"},
+      {"structural", "S", "missing or of another shape"},
+      {"inconclusive", "#", "not judged"},
+  }};
+  return kMarks.at(static_cast<size_t>(verdict));
+}
+
+std::vector<bool> wrong_places(const Result& result) {
+  std::set<std::pair<int, int>> found;
+  for (const Finding& f : result.findings)
+    found.emplace(order_of(*f.node.place.point), f.node.place.layer);
+  std::vector<bool> wrong;
+  for (const PlaceSummary& p : result.places)
+    wrong.push_back(found.contains({order_of(*p.place.point), p.place.layer}));
+  return wrong;
+}
+
+std::vector<Mark> marks_of(const Result& result) {
+  static constexpr Mark kOverflow{"overflow", "o", "overflows as its exact result does"};
+  const std::vector<bool> wrong = wrong_places(result);
+  std::vector<Mark> marks;
+  for (size_t i = 0; i < result.places.size(); ++i) {
+    const Verdict verdict = result.places[i].verdict;
+    marks.push_back(verdict == Verdict::nonfinite && !wrong[i] ? kOverflow : mark_of(verdict));
+  }
+  return marks;
+}
+
+std::string short_number(double x, bool measured) {
+  if (!measured) return "#";
+  if (std::isnan(x)) return "NaN";
+  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
+  return fmt::format("{:.3g}", x);
+}
+
+std::string row_id(size_t place) { return fmt::format("p{}", place); }
+std::string part_id(size_t place) { return fmt::format("w{}", place); }
+
+std::string line_of(const PlaceSummary& p, const Mark& mark) {
+  std::string line = fmt::format("{}: {}", text_of(p.place), mark.says);
+  if (!p.ancestor.empty()) line += ", from " + p.ancestor;
+  if (p.measured) {
+    line += fmt::format("; worst element {} of its budget (T1)", short_number(p.worst_t1));
+    if (p.has_t2) line += fmt::format(", T2 {} of its limit", short_number(p.worst_t2));
+    line += fmt::format("; introduced rms {}", short_number(p.introduced_rms));
+  }
+  if (p.compared) line += fmt::format(", total rms {}", short_number(p.total_rms));
+  if (!p.measured && p.judged > 0) line += "; judged by its bits, no number measured";
+  line += fmt::format("; {} of {} nodes judged", p.judged, p.expected);
+  if (p.excluded > 0) line += fmt::format(", {} elements not finite", p.excluded);
+  if (p.judged > 0)
+    line += fmt::format("; worst at request {}, position {}", p.worst_request, p.worst_position);
+  return line;
+}
+
+}  // namespace lockstep
