@@ -211,24 +211,6 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
   }
 }
 
-ErrorProfile Meter::profile_of(int64_t position, const RowNumbers& row) const {
-  const auto axes = options_.row_shape.extents();
-  ErrorProfile profile(axes.empty() ? std::vector<int64_t>{1}
-                                    : std::vector<int64_t>(axes.begin(), axes.end()));
-  for (size_t i = 0; i < row.got.size(); ++i) {
-    const auto offset = static_cast<int64_t>(i);
-    const Stored stored_ = stored(position, offset, row);
-    const NonFinite kind = kind_of(stored_, row.limit[i]);
-    if (kind == NonFinite::expected || kind == NonFinite::propagated) continue;
-    const Element& e = stored_.element;
-    const bool number = kind == NonFinite::none && !std::isnan(e.budgets);
-    profile.add(position, offset, e.want, e.got,
-                number ? e.budgets : std::numeric_limits<double>::infinity());
-  }
-  profile.rows = profile.elements > 0 ? 1 : 0;
-  return profile;
-}
-
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   Row measured{.position = position};
   measured.sum.gain = row.gain;

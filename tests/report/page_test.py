@@ -178,9 +178,9 @@ class Pages(unittest.TestCase):
         result = self.results["fault"]
         page = self.open("fault")
         wrong = [p for p in result["points"] if p["errors"]]
-        self.assertEqual(page.locator(".wrong").count(), len(wrong))
+        self.assertEqual(page.locator("article.wrong").count(), len(wrong))
         for i, point in enumerate(wrong):
-            article = page.locator(".wrong").nth(i)
+            article = page.locator("article.wrong").nth(i)
             rows = article.locator(".list tbody tr")
             self.assertEqual(rows.count(), len(point["errors"]["worst"]))
             heads = article.locator(".strips .max").all_text_contents()[:-1]
@@ -201,7 +201,7 @@ class Pages(unittest.TestCase):
         rows = page.locator("#places tbody tr:visible")
         self.assertEqual(rows.count(), len(self.results["fault"]["points"]))
         page.locator("label[for=f-wrong]").click()
-        self.assertEqual(rows.count(), page.locator(".wrong").count())
+        self.assertEqual(rows.count(), page.locator("article.wrong").count())
 
     def test_is_used_by_keys(self):
         page = self.open("fault")

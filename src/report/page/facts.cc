@@ -79,8 +79,10 @@ std::vector<std::string> scope_of(const Result& result) {
   std::vector<std::string> lines = {
       fmt::format("{} layers{}", s.layers,
                   s.selection.empty() ? ", all points" : ", selected: " + s.selection),
-      fmt::format("{} requests, positions to {}", s.requests, s.positions - 1),
-      fmt::format("numbers up to {} in size", short_number(s.largest))};
+      fmt::format("{} request{}, positions to {}", s.requests, s.requests == 1 ? "" : "s",
+                  s.positions - 1)};
+  if (s.largest > 0)
+    lines.push_back(fmt::format("numbers up to {} in size", short_number(s.largest)));
   std::map<std::string, std::vector<std::string>> by_contract;
   for (const auto& [point, contract] : s.contracts) by_contract[contract].push_back(point);
   for (const auto& [contract, points] : by_contract)

@@ -117,7 +117,11 @@ std::string page_of(const DiffResult& result) {
 std::string render_html(const Document& document) {
   if (document.page) return document.page();
   return page(
-      "lockstep", render_json(document), [](Html&) {},
+      "lockstep", render_json(document),
+      [](Html& html) {
+        const auto band = html.open("header", {{"class", "band"}});
+        html.leaf("div", "lockstep", {{"class", "eyebrow"}});
+      },
       [&](Html& html) {
         for (const Block& block : document.blocks)
           std::visit([&](const auto& b) { write_block(html, b); }, block);
