@@ -140,7 +140,8 @@ int run_command(Args args) {
     return 0;
   check_output({"--json", options.report.json}, {{"--trace", options.observe.trace},
                                                  {"--limits", options.limits},
-                                                 {"--requests", options.model.requests}});
+                                                 {"--requests", options.model.requests},
+                                                 {"--force-from", options.model.force_from}});
   const Result result = result_of(options, command_line_of("run", args));
   put(document_of(result), options.report);
   return exit_status(result);

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "src/diff/diff.h"
 #include "src/diff/diff_noise.h"
+#include "src/diff/same_inputs.h"
 
 namespace lockstep {
 
@@ -17,11 +18,20 @@ struct DiffSums {
   int32_t worst_position = 0;
   double furthest = 0;  // relative() of a row
   int32_t furthest_position = 0;
+  int32_t last_position = 0;
   bool differs = false, without_digest = false, each_known = true;
-  std::pair<const RecordedTensor*, const RecordedTensor*> bounded;  // the last two by their digests
+  bool asked_digests = false;  // then: whether they say anything
+  bool digests_tell = false;
+  Distance best;       // of the best logits, where that is all that was kept of them
+  double likely = 0;   // the relative difference that they make likely
   std::string reason;  // as in DiffNode, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;
+  // Of the rows whose inputs have the same bits.
+  SameInputCounts same_inputs;
+  FurthestElement furthest_element;
+  int32_t same_inputs_position = 0;  // of the first that differs
+  int64_t terms = 0;
 
   void add(std::span<const double> a, std::span<const double> b, const Row& row) {
     Distance own;

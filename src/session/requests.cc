@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "src/session/forced.h"
 
 namespace lockstep {
 namespace {
@@ -32,7 +33,7 @@ void put_text(Request& request, const std::string& text, const ModelOptions& opt
 void check_fields(const Json& line, const std::string& where) {
   constexpr auto kFields = std::to_array<std::string_view>(
       {"id", "prompt", "tokens", "messages", "max_new", "temperature", "top_k", "top_p", "min_p",
-       "repetition_penalty", "seed", "stop", "n", "arrival"});
+       "repetition_penalty", "seed", "stop", "n", "arrival", "force"});
   for (const auto& [name, value] : line.items())
     check(std::ranges::find(kFields, name) != kFields.end(),
           "{}: a request has no \"{}\"; did you mean \"{}\"?", where, name, nearest(name, kFields));
@@ -40,13 +41,14 @@ void check_fields(const Json& line, const std::string& where) {
         "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", where);
 }
 
-std::vector<int32_t> tokens_from(const Json& tokens, const std::string& where) {
-  check(tokens.is_array(), "{}: \"tokens\" must be a list of token ids, found {}", where,
+std::vector<int32_t> tokens_from(const Json& line, const char* name, const std::string& where) {
+  const Json& tokens = line[name];
+  check(tokens.is_array(), "{}: \"{}\" must be a list of token ids, found {}", where, name,
         tokens.dump());
   std::vector<int32_t> ids;
   for (const Json& id : tokens) {
     check(id.is_number_integer() && std::in_range<int32_t>(id.get<int64_t>()),
-          "{}: \"tokens\" must be a list of token ids, found {} in it", where, id.dump());
+          "{}: \"{}\" must be a list of token ids, found {} in it", where, name, id.dump());
     ids.push_back(id.get<int32_t>());
   }
   return ids;
@@ -109,6 +111,14 @@ void read_stop(const Json& stop, const std::string& where, std::vector<std::stri
   }
 }
 
+void read_force(const Json& line, const std::string& where, Request& request) {
+  request.forced = tokens_from(line, "force", where);
+  check(!request.forced.empty(),
+        "{}: \"force\" must be a list of at least one token id, found []; leave it out to let the "
+        "engine choose",
+        where);
+}
+
 void read_request(const Json& line, const std::string& where, const ModelOptions& options,
                   const Tokenizer* tokenizer, Request& request) {
   check(line.is_object(), "{}: a request must be a JSON object, found {}", where, line.dump());
@@ -121,11 +131,12 @@ void read_request(const Json& line, const std::string& where, const ModelOptions
     const std::vector<Message> messages = messages_from(line["messages"], where);
     put_chat(request, messages, options, needed(tokenizer, options.model));
   } else {
-    request.prompt = tokens_from(line["tokens"], where);
+    request.prompt = tokens_from(line, "tokens", where);
   }
   if (line.contains("id"))
     request.name = line["id"].is_string() ? line["id"].get<std::string>() : line["id"].dump();
   if (line.contains("stop")) read_stop(line["stop"], where, request.stop);
+  if (line.contains("force")) read_force(line, where, request);
   read_whole(line, "max_new", where, 1, request.max_new);
   read_whole(line, "n", where, 1, request.samples);
   read_whole(line, "arrival", where, 0, request.arrival);
@@ -209,6 +220,7 @@ std::vector<Request> requests_from(const ModelOptions& options, const ModelConfi
   check(!requests.empty(),
         "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
         "at least one request");
+  if (!options.force_from.empty()) force_from(options.force_from, requests);
   return requests;
 }
 
