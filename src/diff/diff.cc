@@ -19,6 +19,7 @@
 #include "src/diff/diff_story.h"
 #include "src/diff/diff_sums.h"
 #include "src/diff/diff_tokens.h"
+#include "src/diff/input_bits.h"
 #include "src/diff/match_requests.h"
 #include "src/diff/same_inputs.h"
 #include "src/judge/ledger.h"
@@ -49,6 +50,7 @@ class Comparison {
         inputs_(inputs_by_number(graph_, places_)),
         a_(a, places_),
         b_(b, places_),
+        input_bits_(a_, b_, places_, inputs_),
         tokens_(a_, b_, options.selection, result_),
         digests_(passes_of(a_), passes_of(b_), a_.digests(), b_.digests()),
         noise_(places_, inputs_, shown_by_both(), noise_dtype_),
@@ -100,16 +102,10 @@ class Comparison {
                      DiffSums& sums);
   void compare_row(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   Told compare_numbers(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
-  // What is kept when the numbers are not: the best logits, and digests.
+  // Compares what is kept when the numbers are not: the best logits, and digests.
   Told compare_digests(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   Told compare_indices(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
-  // Whether each index is of the largest of its op's inputs; nothing: these were not kept.
-  std::optional<bool> are_of_largest(const ShownRow& x, const ShownRow& y, size_t index);
-  bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
-  // Whether all rows of a cache that the row reads have the same bits.
-  bool cache_equal(const ShownRow& x, const ShownRow& y, size_t cache);
-  void count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index, bool equal,
-                         DiffSums& sums);
+  void count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   // Whether the numbers of what was written to that row of a cache were compared.
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
@@ -133,6 +129,7 @@ class Comparison {
   std::vector<Place> places_;
   std::vector<std::vector<size_t>> inputs_;  // of each place
   DiffSide a_, b_;
+  InputBits input_bits_;
   DiffResult result_;
   DiffTokens tokens_;
   DigestComparison digests_;
@@ -144,8 +141,6 @@ class Comparison {
   std::vector<bool> selected_, needed_;
   std::string hidden_choice_;  // the first place that only a choice of experts before may explain
   int64_t unmeasured_before_ = 0;  // rows, in the places before the one that is compared
-  // The first position of a cache that differs, by the passes of both, place and request.
-  std::map<std::tuple<int, int, size_t, int32_t>, int32_t> cache_differs_;
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
@@ -198,19 +193,6 @@ std::vector<bool> Comparison::shown_by_both() const {
   return shown;
 }
 
-bool Comparison::inputs_equal(const ShownRow& x, const ShownRow& y, size_t index) {
-  if (is_cache(index)) {
-    const auto written = a_.written(places_[index].layer, x.row());
-    return written && written == b_.written(places_[index].layer, x.row());
-  }
-  return std::ranges::all_of(inputs_[index], [&](size_t input) {
-    if (is_cache(input)) return cache_equal(x, y, input);
-    const auto of_x = a_.find(x.pass, input, x.row(), x.index);
-    const auto of_y = b_.find(y.pass, input, x.row(), y.index);
-    return of_x && of_y && of_x->same_bits(*of_y);
-  });
-}
-
 bool Comparison::written_measured(const Row& row, size_t index) const {
   return std::ranges::all_of(inputs_[index], [&](size_t input) {
     const auto found = measured_.find({input, a_.prefix(row)});
@@ -218,49 +200,12 @@ bool Comparison::written_measured(const Row& row, size_t index) const {
   });
 }
 
-bool Comparison::cache_equal(const ShownRow& x, const ShownRow& y, size_t cache) {
-  const Row& row = x.row();
-  const auto [known, fresh] = cache_differs_.try_emplace({x.pass, y.pass, cache, row.request}, 0);
-  if (!fresh) return row.position < known->second;
-  const auto of_x = a_.find(x.pass, cache, row, 0), of_y = b_.find(y.pass, cache, row, 0);
-  if (!of_x || !of_y) return false;
-  int32_t first = std::numeric_limits<int32_t>::max();
-  const auto look = [&](const RecordedTensor& all, const RecordedTensor& others, bool bits) {
-    for (size_t i = 0; i < all.rows.size(); ++i) {
-      const auto same = index_of(others, all.rows[i], i);
-      if (!same || (bits && !ShownRow{0, &all, i}.same_bits({0, &others, *same})))
-        first = std::min(first, all.rows[i].position);
-    }
-  };
-  look(*of_x->tensor, *of_y->tensor, true);
-  look(*of_y->tensor, *of_x->tensor, false);
-  known->second = first;
-  return row.position < first;
-}
-
-void Comparison::count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index, bool equal,
+void Comparison::count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index,
                                    DiffSums& sums) {
-  if (!same_inputs_.comparable(index) || !x.hash() || !y.hash() || !inputs_equal(x, y, index))
+  if (!same_inputs_.comparable(index) || !x.hash() || !y.hash() || !input_bits_.equal(x, y, index))
     return;
-  SameInputCounts& counts = sums.same_inputs;
-  const auto size_of_row = [](const RecordedTensor& t) {
-    return t.shape.count() / std::max<int64_t>(1, std::ssize(t.rows));
-  };
-  ++counts.rows;
-  counts.row_size = size_of_row(*x.tensor);
-  if (sums.terms == 0) {
-    const auto input = a_.find(x.pass, inputs_[index].at(0), x.row(), x.index);
-    const OpKind op = places_[index].point->op;
-    sums.terms = op == OpKind::norm ? x.tensor->shape.last() : size_of_row(*input->tensor);
-  }
-  if (equal) {
-    counts.elements += counts.row_size;
-    return;
-  }
-  if (counts.rows_different++ == 0) sums.same_inputs_position = x.row().position;
-  const std::vector<double> a = numbers_of(x), b = numbers_of(y);
-  if (!a.empty() && !b.empty())
-    same_inputs_.measure(index, a, b, sums.terms, x.row().position, counts, sums.furthest_element);
+  const auto input = a_.find(x.pass, inputs_[index].at(0), x.row(), x.index);
+  same_inputs_.count(index, x, y, *input->tensor, sums.same_inputs);
 }
 
 Comparison::Told Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, size_t index,
@@ -296,26 +241,10 @@ Comparison::Told Comparison::compare_digests(const ShownRow& x, const ShownRow& 
   return best || sums.digests_tell ? Told::digests : Told::nothing;
 }
 
-std::optional<bool> Comparison::are_of_largest(const ShownRow& x, const ShownRow& y, size_t index) {
-  const Row& row = x.row();
-  const size_t input = inputs_[index].at(0);
-  const auto of_x = a_.find(x.pass, input, row, x.index),
-             of_y = b_.find(y.pass, input, row, y.index);
-  const std::vector<double> mine = numbers_of(x), theirs = numbers_of(y);
-  if (of_x && of_y && !mine.empty() && !theirs.empty()) {
-    const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
-    if (!scores_x.empty() && !scores_y.empty())
-      return of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine);
-  }
-  const TopLogits *top_x = a_.top_logits(row), *top_y = b_.top_logits(row);
-  if (*places_[index].point != point("token") || !top_x || !top_y) return {};
-  if (top_x->chosen < 0 || top_y->chosen < 0) return {};
-  return tokens_.is_tie(row, top_x->chosen, top_y->chosen);
-}
-
 Comparison::Told Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t index,
                                              DiffSums& sums) {
-  const std::optional<bool> largest = are_of_largest(x, y, index);
+  const std::optional<bool> largest =
+      tokens_.are_of_largest(x, y, *places_[index].point, inputs_[index].at(0));
   if (largest && !*largest) {
     sums.forbid(x.row(), "its indices are not those of the largest of its inputs", 0);
     return Told::numbers;
@@ -340,11 +269,11 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
     sums.distance.nonfinite = true;  // no number says how far apart two shapes are
   } else {
     const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
-                           x.tensor->dtype == y.tensor->dtype && inputs_equal(x, y, index);
+                           x.tensor->dtype == y.tensor->dtype && input_bits_.equal(x, y, index);
     if (forbidden)
       sums.forbid(row, "its inputs have the same bits, and by them it is exact",
                   relative_of(numbers_of(x), numbers_of(y)));
-    count_same_inputs(x, y, index, equal, sums);
+    count_same_inputs(x, y, index, sums);
     if (!row_of(point.op).makes_indices)
       told = compare_numbers(x, y, index, sums);
     else if (!equal && !forbidden)
@@ -452,7 +381,7 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
     found.all = std::max({found.all, inherited.all, std::min(sums.likely, limit.all)});
   add_to_place(sums, index);
   noise_.enter(index, request, found);
-  const auto share = same_inputs_.enter(index, sums.same_inputs, sums.terms);
+  const auto share = same_inputs_.enter(index, sums.same_inputs);
   if (!sums.differs || !selected_[index]) return;
   if (!result_.first_bits) result_.first_bits = node;
   if (!result_.first_doubt && !within(sums.likely, limit.all)) {
@@ -471,34 +400,10 @@ void Comparison::add_to_place(const DiffSums& sums, size_t index) {
 
 void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
                                const std::optional<DiffShare>& share, size_t index) {
-  DiffNode node = sums.node;
-  // Where numbers tell, the row that is furthest off; else the first with other bits.
-  if (sums.furthest > 0) node.position = sums.furthest_position;
-  if (!sums.reason.empty()) {
-    node.reason = sums.reason;
-    node.position = sums.reason_position;
-    node.limit = 0;
-  } else if (!within(node.relative, limit.all)) {
-    // As it stands.
-  } else if (!within(sums.worst, limit.worst)) {
-    node.of_element = true;
-    node.relative = sums.worst;
-    node.limit = limit.worst;
-    node.position = sums.worst_position;
-  } else if (!within(sums.furthest_element.excess, 1)) {
-    node.of_element = node.same_inputs = true;
-    node.relative = sums.furthest_element.relative;
-    node.limit = sums.furthest_element.limit;
-    node.position = sums.furthest_element.position;
-  } else if (share) {
-    node.same_inputs = true;
-    node.share = share;
-    node.position = sums.same_inputs_position;
-  } else {
-    return;
-  }
-  if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
-    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.id.place);
+  const std::optional<DiffNode> node = sums.kind(limit, share);
+  if (!node) return;
+  if (node->reason.empty() && std::isfinite(node->relative) && noise_.hides_a_choice(index)) {
+    if (hidden_choice_.empty()) hidden_choice_ = text_of(node->id.place);
     return;
   }
   result_.first_kind = node;
@@ -525,7 +430,7 @@ void Comparison::compare_place(int pass, size_t index) {
 
 void Comparison::compare_pass(int pass) {
   a_.keep({pass});
-  cache_differs_.clear();
+  input_bits_.begin_pass();
   std::set<int> needed;
   for (const PassRow& r : a_.pass(pass).info.rows)
     for (const Computed& of_b : b_.computed(r.row)) needed.insert(of_b.pass);

@@ -28,13 +28,13 @@ struct DiffShare {
 // A node of `a` and how far `b` is from it.
 struct DiffNode {
   NodeId id;
-  int32_t position = 0;     // of first_bits the first row that differs, of first_kind the worst
-  double relative = 0;      // rms of the difference / rms of a; a lower bound from digests
-  int requests = 1;         // that the bound is of together: which of them differ is not known
-  bool of_element = false;  // relative and limit are of one element of the row at `position`
-  bool same_inputs = false; // the limit is that of two right ops of the same inputs
-  double limit = 0;         // what noise explains: kDiffGrowth times the inputs', and own noise
-  bool measured = false;    // by the numbers themselves
+  int32_t position = 0;      // of first_bits the first row that differs, of first_kind the worst
+  double relative = 0;       // rms of the difference / rms of a; a lower bound from digests
+  int requests = 1;          // that the bound is of together: which of them differ is not known
+  bool of_element = false;   // relative and limit are of one element of the row at `position`
+  bool same_inputs = false;  // the limit is that of two right ops of the same inputs
+  double limit = 0;          // what noise explains: kDiffGrowth times the inputs', and own noise
+  bool measured = false;     // by the numbers themselves
   // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
   std::string reason;
   // Instead of a distance: more of it differs than two right ops of the same inputs explain.
@@ -60,9 +60,9 @@ struct DiffFlip {
     chosen,    // other inputs: another prompt, forced tokens, another way to draw
   };
   Cause cause = Cause::unknown;
-  int32_t request = 0, position = 0;  // the first row that is not compared
-  int layer = -1;                     // where other experts were chosen; -1: tokens were
-  int32_t token_a = -1, token_b = -1; // that were fed there; -1: none was
+  int32_t request = 0, position = 0;   // the first row that is not compared
+  int layer = -1;                      // where other experts were chosen; -1: tokens were
+  int32_t token_a = -1, token_b = -1;  // that were fed there; -1: none was
   // How much each prefers its own choice to the other's, the larger of the two, in ulp of the
   // larger logit; nothing: not known.
   std::optional<double> margin_ulp;
@@ -112,9 +112,9 @@ struct DiffResult {
 };
 
 // Noise is judged without an oracle. Where an op's inputs have the same bits in both traces, and
-// both declare one contract for it, two right ops are two roundings apart, and few of their elements
-// at all (same_inputs.h). Elsewhere an op passes on its inputs' relative difference at most
-// kDiffGrowth-fold and adds some roundings of its own. That is asked of all rows of a request
+// both declare one contract for it, two right ops are two roundings apart, and few of their
+// elements at all (same_inputs.h). Elsewhere an op passes on its inputs' relative difference at
+// most kDiffGrowth-fold and adds some roundings of its own. That is asked of all rows of a request
 // together and, kDiffOutlier times as much, of each element, by the worst of its inputs' elements.
 // Where one of the traces does not show an op, the op's inputs stand for it, and it adds roundings
 // of its own; elements are not asked then. That is a screen: it names a suspect, and only a
@@ -141,9 +141,9 @@ inline constexpr double kDiffOutlier = 2;
 // said, and make no difference; tokens that only one of them was fed do. A request is followed
 // until the two were fed different tokens or chose different experts: where each chose the best of
 // its own numbers, and these are within noise, that is noise too. Requests are paired by number, or
-// by name and prompt where the prompts of a number differ (match_requests.h). Throws Error when a trace
-// cannot be read or the selection names layers that a model has not, and where a trace's best of
-// logits are not those of its tensors (top_logits.h).
+// by name and prompt where the prompts of a number differ (match_requests.h). Throws Error when a
+// trace cannot be read or the selection names layers that a model has not, and where a trace's best
+// of logits are not those of its tensors (top_logits.h).
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
 
 // Enters what a judgement of each says, and what follows: with both clean nothing is wrong, however

@@ -17,8 +17,8 @@ namespace lockstep {
 struct DigestSums {
   bool has_numbers = true;
   int64_t elements = 0, finite = 0, rows = 0;
-  uint64_t which = 0;                 // stands for the rows and their tokens, in any order
-  std::map<int32_t, uint64_t> bits;   // by request: stands for the bits of its rows
+  uint64_t which = 0;                // stands for the rows and their tokens, in any order
+  std::map<int32_t, uint64_t> bits;  // by request: stands for the bits of its rows
   double sum = 0, sum_abs = 0, sum_squares = 0;
 
   void add(const Digest& digest);
@@ -34,19 +34,20 @@ struct DigestDistance {
   // sums that differ by their rms times the root of their number, give or take.
   double likely = 0;
 };
-// Of the same rows. The likely one scatters as a normal number does.
+// Both are of the same rows. The likely distance scatters as a normal number does.
 DigestDistance distance_of(const DigestSums& a, const DigestSums& b);
 
 // The digests of two traces, which are of all rows of a pass each, over the passes that together
 // computed the same rows: another chunking or batching puts a row beside others.
 class DigestComparison {
  public:
-  using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<int>>;  // to the passes they are in
-  using Sums = std::map<std::pair<int, size_t>, DigestSums>;             // by pass and place
+  // The passes that each row (request, position) is computed in.
+  using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<int>>;
+  using Sums = std::map<std::pair<int, size_t>, DigestSums>;  // by pass and place
   DigestComparison(const Rows& rows_a, const Rows& rows_b, const Sums& a, const Sums& b);
 
-  // What they say of the rows of a pass of the first trace at a place, together with the rows that
-  // cannot be told from them, and how many requests it may be of: those whose bits differ. Nothing
+  // Returns what they say of the rows of a pass of the first trace at a place, together with the
+  // rows that cannot be told from them, and of how many requests: those whose bits differ. Nothing
   // where the two are not of the same rows and tokens, have no numbers, or where a row that is not
   // wanted may be what differs.
   struct Found {
@@ -57,8 +58,8 @@ class DigestComparison {
                           const std::function<bool(const Row&)>& wanted) const;
 
  private:
-  using Key = std::pair<int, size_t>;  // group of passes, place
-  std::map<int, int> group_of_a_;      // by pass
+  using Key = std::pair<int, size_t>;                                 // group of passes, place
+  std::map<int, int> group_of_a_;                                     // by pass
   std::map<int, std::map<int32_t, std::vector<int32_t>>> positions_;  // by group, request
   std::map<Key, std::pair<DigestSums, DigestSums>> sums_;
 };

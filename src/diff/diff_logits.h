@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// What the differences of two traces' logits come to, as distributions over the vocabulary.
+// Sums up how far apart two traces' logits are as distributions over the vocabulary.
 class LogitsDistance {
  public:
   // One row of each. A row with NaN or +Infinity is no distribution, and is left out.

@@ -14,7 +14,8 @@ namespace {
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
 double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
 
-// A frequency is rounded to fp32 after a power that is off by some ulp, and multiplied by a position.
+// A frequency is rounded to fp32 after a power that is off by some ulp, and multiplied by a
+// position.
 constexpr double kAngleNoise = 4 * 0x1p-24;
 
 // The unit roundoff of a linear op's operands, where the contract rounds them; else 0.
@@ -55,9 +56,7 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
 DiffNoise::DiffNoise(const std::vector<Place>& places,
                      const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
                      DType dtype)
-    : places_(places),
-      sources_(places.size()),
-      largest_(places.size()) {
+    : places_(places), sources_(places.size()), largest_(places.size()) {
   for (size_t i = 0; i < places.size(); ++i) {
     const DType stored = dtype_of(*places[i].point, dtype);
     roundoff_.push_back(unit_roundoff(is_float(stored) ? stored : dtype));

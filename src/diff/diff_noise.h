@@ -85,7 +85,7 @@ class DiffNoise {
   };
   std::vector<Place> places_;
   std::vector<double> roundoff_{};  // unit roundoff of what is rounded, by place
-  std::vector<Sources> sources_;  // by place
+  std::vector<Sources> sources_;    // by place
   std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
 };
 

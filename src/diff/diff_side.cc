@@ -70,8 +70,7 @@ void DiffSide::enter(int i, const Pass& pass) {
   }
   for (const RecordedTensor& t : pass.tensors)
     if (const auto place = place_of(t)) shown_.insert(*place);
-  for (const TopLogits& top : pass.logits)
-    top_logits_[{top.row.request, top.row.position}] = top;
+  for (const TopLogits& top : pass.logits) top_logits_[{top.row.request, top.row.position}] = top;
   begin_requests(pass.info);
   history_.begin(pass.info);
   enter_written(pass);

@@ -72,7 +72,7 @@ class DiffSide {
   const TopLogits* top_logits(const Row& row) const;
   // The request as the manifest has it; null: it has not.
   const RequestInfo* request(int32_t id) const;
-  // What the digests of a pass say of a place.
+  // The digests of a pass at a place, summed up.
   const std::map<std::pair<int, size_t>, DigestSums>& digests() const { return digests_; }
   // The first tensor or row that no comparison can name, in a sentence's words; "": none.
   const std::string& trouble() const { return trouble_; }
@@ -99,7 +99,7 @@ class DiffSide {
   std::map<int, Loaded> loaded_;
   std::map<std::pair<int32_t, int32_t>, TopLogits> top_logits_;  // by request, position
   std::map<std::pair<int, size_t>, DigestSums> digests_;         // by pass, place
-  std::set<int32_t> begun_;  // requests
+  std::set<int32_t> begun_;                                      // requests
   KvHistory history_{false};
   std::map<std::pair<int, uint64_t>, std::pair<uint64_t, uint64_t>> written_;  // by layer, prefix
   std::string trouble_;

@@ -16,8 +16,8 @@ std::string where(const DiffNode& node) {
 
 std::string text_of(const DiffShare& share) {
   return fmt::format(
-      "{} of {} {} ({:.2g} %) have other bits though the inputs have the same, where two right ops "
-      "differ in {:.2g} % at most",
+      "{} of {} {} ({:.3g} %) have other bits though the inputs have the same, where two right ops "
+      "differ in {:.3g} % at most",
       share.different, share.of, share.of_rows ? "rows" : "elements",
       100 * static_cast<double>(share.different) / static_cast<double>(share.of),
       100 * share.limit);
@@ -70,24 +70,23 @@ std::string other_run(const DiffResult& result) {
 std::string text_of_flips(const DiffResult& result) {
   if (result.flips.empty()) return "";
   const DiffFlip& first = result.flips.front();
-  return fmt::format("; {} leave{} by a near tie, the first at position {}, and {} not compared "
-                     "from there: --force-from compares on",
-                     result.flips.size() == 1 ? fmt::format("request {}", first.request)
-                                              : fmt::format("{} requests", result.flips.size()),
-                     result.flips.size() == 1 ? "s" : "", first.position,
-                     result.flips.size() == 1 ? "is" : "are");
+  return fmt::format(
+      "; {} leave{} by a near tie, the first at position {}, and {} not compared "
+      "from there: --force-from compares on",
+      result.flips.size() == 1 ? fmt::format("request {}", first.request)
+                               : fmt::format("{} requests", result.flips.size()),
+      result.flips.size() == 1 ? "s" : "", first.position, result.flips.size() == 1 ? "is" : "are");
 }
 
 // Why nobody can tell whether it is noise, and what would tell; "": it can be told.
 std::string why_unknown(const DiffResult& result) {
   if (result.first_doubt)
-    return fmt::format("by their digests they are likely to be {:.2g} apart at {}, noise {:.2g}: "
-                       "--keep full tells",
-                       result.first_doubt->relative, where(*result.first_doubt),
-                       result.first_doubt->limit);
+    return fmt::format(
+        "by their digests they are likely to be {:.2g} apart at {}, noise {:.2g}: "
+        "--keep full tells",
+        result.first_doubt->relative, where(*result.first_doubt), result.first_doubt->limit);
   for (const DiffFlip& flip : result.flips) {
-    const std::string at =
-        fmt::format("request {} at position {}", flip.request, flip.position);
+    const std::string at = fmt::format("request {} at position {}", flip.request, flip.position);
     if (flip.cause == DiffFlip::Cause::drawn)
       return fmt::format("{} drew another token of other logits: --model DIR tells", at);
     if (flip.cause == DiffFlip::Cause::unknown)
@@ -105,11 +104,11 @@ void conclude(DiffResult& result, DiffVerdict verdict, std::string story) {
   result.story = std::move(story);
 }
 
-// Of rows with other bits, or other tokens, and nothing that is no noise.
+// There are rows with other bits, or other tokens, and nothing is known that is no noise.
 void conclude_of_noise(DiffResult& result) {
-  const std::string bits = result.first_bits ? other_bits(result)
-                                             : fmt::format("{} rows have the same bits",
-                                                           result.rows);
+  const std::string bits = result.first_bits
+                               ? other_bits(result)
+                               : fmt::format("{} rows have the same bits", result.rows);
   if (const std::string unknown = why_unknown(result); !unknown.empty())
     return conclude(result, DiffVerdict::inconclusive, bits + "; " + unknown);
   const char* of_digests = result.by_digest > 0 ? ", as far as digests tell" : "";
@@ -154,9 +153,9 @@ void conclude_of_judgements(DiffResult& result) {
   if (right_a && right_b) {
     // A flip of either trace is judged there. What was asked of the two runs remains.
     if (!other_run(result).empty()) return;
-    return conclude(result, DiffVerdict::noise,
-                    fmt::format("both are right, each under its own contract{}",
-                                how_they_part(result)));
+    return conclude(
+        result, DiffVerdict::noise,
+        fmt::format("both are right, each under its own contract{}", how_they_part(result)));
   }
   if (right_a == right_b) return;
   const DiffJudgement& wrong = right_a ? b : a;
@@ -176,9 +175,9 @@ void summarise(DiffResult& result, const std::string& broken) {
   if (result.first_kind) {
     conclude(result, different, told_by(result));
   } else if (!broken.empty()) {
-    conclude(result, inconclusive,
-             fmt::format("nothing differs by more than noise in {} rows, but {}", result.rows,
-                         broken));
+    conclude(
+        result, inconclusive,
+        fmt::format("nothing differs by more than noise in {} rows, but {}", result.rows, broken));
   } else if (const std::string other = other_run(result); !other.empty()) {
     conclude(result, different, other);
     if (result.first_bits) result.story += "; bits differ first at " + where(*result.first_bits);

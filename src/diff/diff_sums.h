@@ -27,28 +27,15 @@ struct DiffSums {
   std::string reason;  // as in DiffNode, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;
-  // Of the rows whose inputs have the same bits.
-  SameInputCounts same_inputs;
-  FurthestElement furthest_element;
-  int32_t same_inputs_position = 0;  // of the first that differs
-  int64_t terms = 0;
+  SameInputRows same_inputs;
 
-  void add(std::span<const double> a, std::span<const double> b, const Row& row) {
-    Distance own;
-    for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]), own.add(a[i], b[i]);
-    if (own.relative() > furthest) furthest = own.relative(), furthest_position = row.position;
-    const double of_row = worst_of(a, b);
-    if (of_row <= worst) return;
-    worst = of_row;
-    worst_position = row.position;
-  }
+  void add(std::span<const double> a, std::span<const double> b, const Row& row);
   // `by`: relative() of the two rows, 0 where it is not known; of several the worst is named.
-  void forbid(const Row& row, const char* why, double by) {
-    if (by <= reason_worst) return;
-    reason = why;
-    reason_position = row.position;
-    reason_worst = by;
-  }
+  void forbid(const Row& row, const char* why, double by);
+  // The node, as it differs by more than the limit of it all and of an element, or than two right
+  // ops of the same inputs do; nothing: it does not. `share`: what differs too often.
+  std::optional<DiffNode> kind(const RelativeDifference& limit,
+                               const std::optional<DiffShare>& share) const;
 };
 
 }  // namespace lockstep

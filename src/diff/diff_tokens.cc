@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/diff/diff_noise.h"
+
 namespace lockstep {
 namespace {
 
@@ -43,6 +45,25 @@ std::optional<bool> DiffTokens::is_tie(const Row& row, int32_t token_a, int32_t 
          logit_of(*a, token_b) && logit_of(*b, token_a);
 }
 
+std::optional<bool> DiffTokens::are_of_largest(const ShownRow& x, const ShownRow& y,
+                                               const Point& point, size_t input) {
+  const Row& row = x.row();
+  const auto of_x = a_.find(x.pass, input, row, x.index),
+             of_y = b_.find(y.pass, input, row, y.index);
+  const std::vector<double> mine = numbers_of(x), theirs = numbers_of(y);
+  if (of_x && of_y && !mine.empty() && !theirs.empty()) {
+    const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
+    if (!scores_x.empty() && !scores_y.empty())
+      return of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine);
+  }
+  const TopLogits *top_x = a_.top_logits(row), *top_y = b_.top_logits(row);
+  if (point.op != OpKind::argmax || !top_x || !top_y) return {};
+  const int32_t x_chose = mine.empty() ? top_x->chosen : static_cast<int32_t>(mine[0]);
+  const int32_t y_chose = theirs.empty() ? top_y->chosen : static_cast<int32_t>(theirs[0]);
+  if (x_chose < 0 || y_chose < 0) return {};
+  return is_tie(row, x_chose, y_chose);
+}
+
 DiffFlip::Cause DiffTokens::cause_of(const Row& chosen_at, const DiffFlip& flip) const {
   using enum DiffFlip::Cause;
   const RequestInfo *a = a_.request(flip.request), *b = b_.request(flip.request);
@@ -59,10 +80,8 @@ DiffFlip::Cause DiffTokens::cause_of(const Row& chosen_at, const DiffFlip& flip)
 }
 
 DiffFlip DiffTokens::flip_of(const Row& row, int32_t token_a, int32_t token_b) const {
-  DiffFlip flip{.request = row.request,
-                .position = row.position,
-                .token_a = token_a,
-                .token_b = token_b};
+  DiffFlip flip{
+      .request = row.request, .position = row.position, .token_a = token_a, .token_b = token_b};
   const Row chosen_at{row.request, row.position - 1};
   flip.margin_ulp = margin_ulp(chosen_at, token_a, token_b);
   flip.cause = cause_of(chosen_at, flip);
@@ -84,7 +103,9 @@ void DiffTokens::fed(const Row& row, int32_t token_a, int32_t token_b) {
 
 void DiffTokens::chose_experts(const Row& row, int layer, std::optional<bool> tie) {
   using enum DiffFlip::Cause;
-  stop({.cause = !tie ? unknown : *tie ? near_tie : chosen,
+  stop({.cause = !tie   ? unknown
+                 : *tie ? near_tie
+                        : chosen,
         .request = row.request,
         .position = row.position,
         .layer = layer},

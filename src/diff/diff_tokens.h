@@ -15,7 +15,7 @@ namespace lockstep {
 class DiffTokens {
  public:
   // All are borrowed; what is found goes into `result`.
-  DiffTokens(const DiffSide& a, const DiffSide& b, const Selection& selection, DiffResult& result)
+  DiffTokens(DiffSide& a, DiffSide& b, const Selection& selection, DiffResult& result)
       : a_(a), b_(b), selection_(selection), result_(result) {}
 
   // Whether the row comes after a place where its request took different ways.
@@ -34,6 +34,11 @@ class DiffTokens {
   // shown, not what was drawn.
   void compare_last_drawn();
 
+  // Whether the indices that each shows there are of the largest of its own op's inputs, which it
+  // shows at place `input`; nothing: these were not kept.
+  std::optional<bool> are_of_largest(const ShownRow& x, const ShownRow& y, const Point& point,
+                                     size_t input);
+
   // Whether each of two tokens is the best of the logits that its own trace kept of that row;
   // nothing: what was kept does not tell.
   std::optional<bool> is_tie(const Row& row, int32_t token_a, int32_t token_b) const;
@@ -45,7 +50,7 @@ class DiffTokens {
   std::optional<double> margin_ulp(const Row& row, int32_t token_a, int32_t token_b) const;
   void stop(const DiffFlip& flip, const std::string& sentence);
 
-  const DiffSide &a_, &b_;
+  DiffSide &a_, &b_;
   const Selection& selection_;
   DiffResult& result_;
   std::map<int32_t, int32_t> stopped_;  // request -> first position not compared

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// Of right kernels a share is exceeded by chance once in so many nodes and places.
+// A share of right kernels is exceeded by chance once in so many nodes and places.
 constexpr double kTail = 1e-9;
 // No right product or attention was seen to differ from exact arithmetic in more than half of that.
 constexpr double kMostShare = 0.04;
@@ -48,6 +48,10 @@ double share_of(OpKind op, int64_t terms, DType dtype) {
   return std::min(kMostShare, (is_elementwise(op) ? kSlack : 1) * in_ulp);
 }
 
+int64_t row_size_of(const RecordedTensor& tensor) {
+  return tensor.shape.count() / std::max<int64_t>(1, std::ssize(tensor.rows));
+}
+
 const RoundingContract* declared(const Manifest& manifest, const Point& point) {
   const auto found = manifest.contracts.find(std::string(point.name));
   return found == manifest.contracts.end() ? nullptr : &found->second;
@@ -79,9 +83,24 @@ SameInputs::SameInputs(const std::vector<Place>& places, const Manifest& a, cons
   }
 }
 
+void SameInputs::count(size_t place, const ShownRow& x, const ShownRow& y,
+                       const RecordedTensor& input, SameInputRows& rows) const {
+  SameInputCounts& counts = rows.counts;
+  const bool by_rows = places_[place].point->op == OpKind::norm;  // of a head, or a whole row
+  rows.terms = by_rows ? x.tensor->shape.last() : row_size_of(input);
+  counts.row_size = row_size_of(*x.tensor);
+  ++counts.rows;
+  if (x.same_bits(y)) {
+    counts.elements += counts.row_size;
+    return;
+  }
+  if (counts.rows_different++ == 0) rows.first_position = x.row().position;
+  const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+  if (!a.empty() && !b.empty()) measure(place, a, b, x.row().position, rows);
+}
+
 void SameInputs::measure(size_t place, std::span<const double> a, std::span<const double> b,
-                         int64_t terms, int32_t position, SameInputCounts& counts,
-                         FurthestElement& furthest) const {
+                         int32_t position, SameInputRows& rows) const {
   const OpKind op = places_[place].point->op;
   double largest = 0, squares = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -90,16 +109,16 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
     squares += a[i] * a[i];
   }
   const double rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(a.size(), 1)));
-  const double of_arithmetic = 2 * kLambda * arithmetic(op, terms) * kAccumulatorRoundoff;
-  counts.elements += std::ssize(a);
+  const double of_arithmetic = 2 * kLambda * arithmetic(op, rows.terms) * kAccumulatorRoundoff;
+  rows.counts.elements += std::ssize(a);
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i]) continue;
-    ++counts.different;
+    ++rows.counts.different;
     const double size = std::max(std::fabs(a[i]), std::fabs(b[i]));
     const double limit = ulp(size, dtype_) + of_arithmetic * (of_each_element(op) ? size : largest);
     const double excess = std::fabs(a[i] - b[i]) / limit, unit = std::max(size, rms);
-    if (excess <= furthest.excess) continue;
-    furthest = {excess, std::fabs(a[i] - b[i]) / unit, limit / unit, position};
+    if (excess <= rows.furthest.excess) continue;
+    rows.furthest = {excess, std::fabs(a[i] - b[i]) / unit, limit / unit, position};
   }
 }
 
@@ -118,13 +137,13 @@ std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCoun
   return asked(true, counts.rows_different, counts.rows, of_a_row);
 }
 
-std::optional<DiffShare> SameInputs::enter(size_t place, const SameInputCounts& of_node,
-                                           int64_t terms) {
-  if (of_node.rows == 0) return {};
-  counts_[place].add(of_node);
-  if (of_node.rows_different == 0) return {};
-  const auto found = too_large(place, of_node, terms);
-  return found ? found : too_large(place, counts_[place], terms);
+std::optional<DiffShare> SameInputs::enter(size_t place, const SameInputRows& of_node) {
+  const SameInputCounts& counts = of_node.counts;
+  if (counts.rows == 0) return {};
+  counts_[place].add(counts);
+  if (counts.rows_different == 0) return {};
+  const auto found = too_large(place, counts, of_node.terms);
+  return found ? found : too_large(place, counts_[place], of_node.terms);
 }
 
 }  // namespace lockstep

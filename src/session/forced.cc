@@ -43,8 +43,8 @@ std::string name_of(const Request& request, size_t number) {
 }
 
 // The request of the other run that is this one.
-const Served& same_request(const std::vector<Served>& served, const Request& request,
-                           size_t number, const std::string& path) {
+const Served& same_request(const std::vector<Served>& served, const Request& request, size_t number,
+                           const std::string& path) {
   const auto named = [&](const Served& s) {
     return request.name.empty() ? s.name.empty() : s.name == request.name;
   };
@@ -58,9 +58,10 @@ const Served& same_request(const std::vector<Served>& served, const Request& req
     if (request.name.empty() && named(s) && s.prompt == request.prompt) return s;
   check(other != nullptr, "--force-from {} has no {}: give a trace or result of these requests",
         path, name_of(request, number));
-  fail("--force-from {} has {} with another prompt ({} tokens, here {}): give a trace or result of "
-       "these requests",
-       path, name_of(request, number), other->prompt.size(), request.prompt.size());
+  fail(
+      "--force-from {} has {} with another prompt ({} tokens, here {}): give a trace or result of "
+      "these requests",
+      path, name_of(request, number), other->prompt.size(), request.prompt.size());
 }
 
 }  // namespace
@@ -70,8 +71,10 @@ void force_from(const std::string& path, std::vector<Request>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
     Request& request = requests[i];
     const std::string name = name_of(request, i);
-    check(request.forced.empty(), "--force-from {} was found with {}, which is forced already: "
-          "leave one of both out", path, name);
+    check(request.forced.empty(),
+          "--force-from {} was found with {}, which is forced already: "
+          "leave one of both out",
+          path, name);
     check(request.samples == 1,
           "--force-from {} gives {} one text, but it asks for {}: ask for one", path, name,
           request.samples);
