@@ -376,9 +376,9 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
     limit = {limit.all + more.all, limit.worst + more.worst};
   }
   node.limit = limit.all;
-  // A bound from below is no distance to hold what comes after to.
-  if (!sums.each_known)
-    found.all = std::max({found.all, inherited.all, std::min(sums.likely, limit.all)});
+  // A bound from below is no distance to hold what comes after to; what is in doubt excuses nothing.
+  const double likely = within(sums.likely, limit.all) ? sums.likely : 0;
+  if (!sums.each_known) found.all = std::max({found.all, inherited.all, likely});
   add_to_place(sums, index);
   noise_.enter(index, request, found);
   const auto share = same_inputs_.enter(index, sums.same_inputs);

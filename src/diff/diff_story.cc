@@ -152,10 +152,10 @@ void conclude_of_judgements(DiffResult& result) {
   const bool right_a = a.verdict == RunVerdict::clean, right_b = b.verdict == RunVerdict::clean;
   if (right_a && right_b) {
     // A flip of either trace is judged there. What was asked of the two runs remains.
-    if (!other_run(result).empty()) return;
-    return conclude(
-        result, DiffVerdict::noise,
-        fmt::format("both are right, each under its own contract{}", how_they_part(result)));
+    if (!result.structure.empty()) return;
+    return conclude(result, DiffVerdict::noise,
+                    fmt::format("both are right, each under its own contract{}{}",
+                                how_they_part(result), not_common(result)));
   }
   if (right_a == right_b) return;
   const DiffJudgement& wrong = right_a ? b : a;

@@ -31,8 +31,9 @@ bool is_of_every_run(const std::string& name) {
 
 std::string source_of(const Facts& facts) {
   const std::string sha = fact(facts, "git_sha").substr(0, 7);
-  const std::string text = sha + (fact(facts, "git_dirty") == "1" ? "+" : "");
-  return text + (text.empty() ? "" : " ") + fact(facts, "created_utc").substr(0, 10);
+  const char* dirty = fact(facts, "git_dirty") == "1" ? "+" : "";
+  return fmt::format("{}{}{}{}", sha, dirty, sha.empty() ? "" : " ",
+                     fact(facts, "created_utc").substr(0, 10));
 }
 
 std::string first_line(const DiffResult& result) {
@@ -41,8 +42,8 @@ std::string first_line(const DiffResult& result) {
   std::string how;
   for (const char* name : {"compute_dtype", "device", "matmul"})
     if (const std::string value = fact(facts, name); !value.empty())
-      how += (how.empty() ? "" : " ") + value.substr(0, value.find(" ("));
-  line += "  " + how;
+      how += fmt::format(" {}", value.substr(0, value.find(" (")));
+  line += fmt::format(" {}", how);
   for (const auto& [name, shown] : std::initializer_list<std::pair<const char*, const char*>>{
            {"threads", "threads"}, {"page_size", "page"}, {"chunk", "chunk"}})
     if (const std::string value = fact(facts, name); !value.empty())
@@ -60,9 +61,9 @@ Facts options_of(const std::string& command_line) {
       const size_t equals = word.find('=');
       name = word.substr(0, equals);
       std::string& value = options[name];
-      if (equals != std::string::npos) value += " " + word.substr(equals + 1);
+      if (equals != std::string::npos) value += fmt::format(" {}", word.substr(equals + 1));
     } else if (!name.empty()) {
-      options[name] += " " + word;
+      options[name] += fmt::format(" {}", word);
     }
   }
   return options;
@@ -87,7 +88,7 @@ std::string second_line(const DiffResult& result) {
     if (!names.contains(name)) others.push_back(option);
   }
   std::string line = fmt::format("B {}  ", result.trace_b);
-  if (source_of(a) != source_of(b)) line += source_of(b) + "  ";
+  if (source_of(a) != source_of(b)) line += fmt::format("{}  ", source_of(b));
   return line +
          (others.empty() ? "the same" : fmt::format("the same but {}", fmt::join(others, ", ")));
 }
@@ -106,7 +107,7 @@ std::vector<std::string> other_options(const std::string& of_a, const std::strin
       others.push_back(name + value);
   for (const auto& [name, value] : a)
     if (std::ranges::find(kLeftOut, name) == kLeftOut.end() && !b.contains(name))
-      others.push_back("no " + name);
+      others.push_back(fmt::format("no {}", name));
   return others;
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "kernels/cpu/simd.h"
 #include "kernels/plugin/user_ops.h"
 #include "src/diff/diff.h"
 #include "src/faults/faults.h"
@@ -84,6 +85,7 @@ struct Row {
   std::function<void(EngineOptions&)> change = [](EngineOptions&) {};
   const char* kernel = "";
   const char* fault = "";
+  Isa isa = Isa::avx512;  // the most that the CPU may use
   std::set<int> full = {0}, digests = {0, 2};
 };
 
@@ -102,6 +104,7 @@ const std::vector<Row>& table() {
        .kernel = "attention-online-16"},
       {.name = "a right RMSNorm", .kernel = "norm-fp64"},
       {.name = "a right RMSNorm of another order", .kernel = "norm-backward"},
+      {.name = "a CPU without AVX", .isa = Isa::generic},
       {.name = "16-bit cos and sin", .fault = "rope-tables-16-bit", .full = {1}, .digests = {1, 2}},
   };
   return rows;
@@ -121,6 +124,7 @@ TEST_P(DiffTable, CallsWhatIsRightNoiseAndWhatIsWrongDifferent) {
     if (*row.fault != '\0') faults.push_back(parse_fault(row.fault));
     const Kept other = serve_and_keep(checkpoint, changed, requests, faults,
                                       *row.kernel == '\0' ? cpu_ops() : ops_with(row.kernel));
+    limit_isa(Isa::avx512);
     const std::string full = outcome(base.full, other.full),
                       digests = outcome(base.digests, other.digests);
     EXPECT_TRUE(row.full.contains(full[0] - '0')) << row.name << ", full: " << full;

@@ -40,7 +40,7 @@ TEST(Diff, RoundingTheOtherWayNowAndThenIsNoise) {
       run_of(), run_of(DType::bf16, [&](const Place& p, const PassInfo&, std::vector<double>& v) {
         if (p.point->node_class == NodeClass::exact) return;
         for (double& x : v)
-          if (n++ % 997 == 0) x += 0.6 * ulp(x, DType::bf16);
+          if (n++ % 997 == 7) x += 0.6 * ulp(x, DType::bf16);
       }));
   ASSERT_TRUE(r.first_bits);
   EXPECT_EQ(text_of(r.first_bits->id.place), "layer 0 attn.norm");
@@ -475,7 +475,7 @@ TEST(DiffReport, OfEveryFormat) {
   EXPECT_EQ(table.rfind("different: "), table.rfind('\n', table.size() - 2) + 1);
   EXPECT_EQ(std::ranges::count(csv, '\n'), std::ssize(r.places) + 1);
   const DiffResult same = diff_of(run_of(), run_of());
-  EXPECT_EQ(text_of(document_of(same), "table").find("identical"), 0u);
+  EXPECT_NE(text_of(document_of(same), "table").find("\nidentical: all "), std::string::npos);
 }
 
 }  // namespace
