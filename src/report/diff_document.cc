@@ -26,9 +26,12 @@ std::string short_number(double x) {
   return x < 999.5 ? fmt::format("{:.0f}", x) : ">1k";
 }
 
+bool is_choice(const DiffPlace& place) { return row_of(place.place.point->op).makes_indices; }
+
 std::string mark_of(const DiffPlace& place, const DiffResult& result) {
   std::string mark = "=";
-  if (place.equal != place.rows) mark = place.measured > 0 ? short_number(place.ulps) : "#";
+  if (place.equal != place.rows)
+    mark = is_choice(place) ? "x" : place.measured > 0 ? short_number(place.ulps) : "#";
   return is_at(result.first_kind, place.place) ? "[" + mark + "]" : mark;
 }
 
@@ -79,10 +82,14 @@ void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
   if (std::string line = outside_of_layers(result); !line.empty())
     blocks.push_back(Paragraph{std::move(line)});
-  const bool unknown = std::ranges::any_of(
-      result.places, [](const DiffPlace& p) { return p.equal != p.rows && p.measured == 0; });
-  blocks.push_back(Paragraph{fmt::format("       = equal bits{}{}",
-                                         unknown ? "   # other hashes, no numbers" : "",
+  const auto any = [&](bool choice) {
+    return std::ranges::any_of(result.places, [&](const DiffPlace& p) {
+      return p.equal != p.rows && p.measured == 0 && is_choice(p) == choice;
+    });
+  };
+  blocks.push_back(Paragraph{fmt::format("       = equal bits{}{}{}",
+                                         any(false) ? "   # other hashes, no numbers" : "",
+                                         any(true) ? "   x other choices" : "",
                                          result.first_kind ? "   [ ] first beyond noise" : "")});
 }
 

@@ -2,6 +2,7 @@
 // what a judgement of each adds.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -90,6 +91,51 @@ TEST(LogitsDistance, IsTheKullbackLeiblerDivergence) {
   EXPECT_NEAR(all->kl_max, kl, 1e-12);
   EXPECT_NEAR(all->kl_mean, kl / 2, 1e-12);
   EXPECT_EQ(all->rows, 2);
+}
+
+// One element of each pass is some ulp off, the op's inputs are not.
+DiffResult ulps_off(double ulps, DType dtype, bool declared = true) {
+  FakeRun a = run_of(dtype),
+          b = run_of(dtype, spoil_at("mlp.up", 1, [&](std::vector<double>&v) {
+                       const auto largest = std::ranges::max_element(v);
+                       *largest = round_to(*largest, dtype) + ulps * ulp(*largest, dtype);
+                     }));
+  for (FakeRun* run : {&a, &b})
+    if (!declared) run->manifest.contracts.clear();
+  return diff_of(a, b, {.selection = Selection("mlp.up", "", "", "")});
+}
+
+TEST(SameInputs, LetAnElementBeTwoRoundingsAway) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    EXPECT_EQ(ulps_off(1, dtype).verdict, DiffVerdict::noise);
+    const DiffResult r = ulps_off(3, dtype);
+    EXPECT_EQ(r.verdict, DiffVerdict::different) << r.story;
+    EXPECT_TRUE(r.first_kind->same_inputs && r.first_kind->of_element);
+    EXPECT_NE(r.story.find("(two roundings: the inputs have the same bits)"), std::string::npos);
+  }
+  EXPECT_EQ(ulps_off(3, DType::bf16, false).verdict, DiffVerdict::noise)
+      << "where no contract is declared it may round otherwise";
+  EXPECT_EQ(ulps_off(3, DType::f32).verdict, DiffVerdict::noise) << "sums may be that far apart";
+}
+
+TEST(SameInputs, LetFewElementsDiffer) {
+  const auto off = [](size_t step) {
+    return diff_of(run_of(),
+                   run_of(DType::bf16, spoil_at("mlp.act", 1,
+                                                [&](auto& v) {
+                                                  for (size_t i = 0; i < v.size(); i += step)
+                                                    v[i] = round_to(v[i], DType::bf16) +
+                                                           ulp(v[i], DType::bf16);
+                                                })),
+                   {.selection = Selection("mlp.act", "", "", "")});
+  };
+  EXPECT_EQ(off(300).verdict, DiffVerdict::noise) << off(300).story;
+  const DiffResult r = off(4);
+  EXPECT_EQ(r.verdict, DiffVerdict::different) << r.story;
+  ASSERT_TRUE(r.first_kind->share);
+  EXPECT_FALSE(r.first_kind->share->of_rows);
+  EXPECT_NEAR(static_cast<double>(r.first_kind->share->different),
+              static_cast<double>(r.first_kind->share->of) / 4, 40);
 }
 
 // Requests 0 and 1 change their numbers, in all that a trace has of them.
