@@ -122,6 +122,7 @@ TEST_P(DiffTable, CallsWhatIsRightNoiseAndWhatIsWrongDifferent) {
     row.change(changed);
     std::vector<FaultRequest> faults;
     if (*row.fault != '\0') faults.push_back(parse_fault(row.fault));
+    limit_isa(row.isa);
     const Kept other = serve_and_keep(checkpoint, changed, requests, faults,
                                       *row.kernel == '\0' ? cpu_ops() : ops_with(row.kernel));
     limit_isa(Isa::avx512);
