@@ -376,7 +376,8 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
     limit = {limit.all + more.all, limit.worst + more.worst};
   }
   node.limit = limit.all;
-  // A bound from below is no distance to hold what comes after to; what is in doubt excuses nothing.
+  // A bound from below is no distance to hold what comes after to; what is in doubt excuses
+  // nothing.
   const double likely = within(sums.likely, limit.all) ? sums.likely : 0;
   if (!sums.each_known) found.all = std::max({found.all, inherited.all, likely});
   add_to_place(sums, index);
@@ -394,6 +395,7 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
 void Comparison::add_to_place(const DiffSums& sums, size_t index) {
   DiffPlace& place = result_.places[index];
   place.measured += sums.distance.elements;
+  place.unlike = place.unlike || sums.distance.nonfinite;
   place.difference_rms += sums.distance.difference;  // sums, until sum_up_places()
   place.rms += sums.distance.size;
 }

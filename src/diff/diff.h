@@ -47,6 +47,7 @@ struct DiffPlace {
   int64_t rows = 0, equal = 0;         // of equal bits
   int64_t by_digest = 0;               // rows of other bits of which digests alone tell
   int64_t measured = 0;                // elements compared as numbers
+  bool unlike = false;                 // finite in one only, another Inf, or another shape
   double difference_rms = 0, rms = 0;  // over those; rms of a
   double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
 };

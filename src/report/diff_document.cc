@@ -28,11 +28,16 @@ std::string short_number(double x) {
 
 bool is_choice(const DiffPlace& place) { return row_of(place.place.point->op).makes_indices; }
 
+std::string mark_of(const DiffPlace& place) {
+  if (place.unlike) return "!";
+  if (place.equal == place.rows) return "=";
+  if (is_choice(place)) return "x";
+  return place.measured > 0 ? short_number(place.ulps) : "#";
+}
+
 std::string mark_of(const DiffPlace& place, const DiffResult& result) {
-  std::string mark = "=";
-  if (place.equal != place.rows)
-    mark = is_choice(place) ? "x" : place.measured > 0 ? short_number(place.ulps) : "#";
-  return is_at(result.first_kind, place.place) ? "[" + mark + "]" : mark;
+  const std::string mark = mark_of(place);
+  return is_at(result.first_kind, place.place) ? fmt::format("[{}]", mark) : mark;
 }
 
 const DiffPlace* find(const DiffResult& result, const Place& place) {
@@ -77,20 +82,25 @@ std::string outside_of_layers(const DiffResult& result) {
   return all.empty() ? "" : fmt::format("model  {}", fmt::join(all, "  "));
 }
 
+// The marks that stand in the map, explained.
+std::string legend_of(const DiffResult& result) {
+  std::string legend = "       = equal bits";
+  for (const auto& [mark, meaning] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"#", "other hashes, no numbers"},
+           {"x", "other choices"},
+           {"!", "NaN in one only, or another shape"}})
+    if (std::ranges::any_of(result.places,
+                            [&](const DiffPlace& place) { return mark_of(place) == mark; }))
+      legend += fmt::format("   {} {}", mark, meaning);
+  return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
+}
+
 void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   if (result.rows == result.equal && !result.first_kind) return;
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
   if (std::string line = outside_of_layers(result); !line.empty())
     blocks.push_back(Paragraph{std::move(line)});
-  const auto any = [&](bool choice) {
-    return std::ranges::any_of(result.places, [&](const DiffPlace& p) {
-      return p.equal != p.rows && p.measured == 0 && is_choice(p) == choice;
-    });
-  };
-  blocks.push_back(Paragraph{fmt::format("       = equal bits{}{}{}",
-                                         any(false) ? "   # other hashes, no numbers" : "",
-                                         any(true) ? "   x other choices" : "",
-                                         result.first_kind ? "   [ ] first beyond noise" : "")});
+  blocks.push_back(Paragraph{legend_of(result)});
 }
 
 std::string text_of(const DiffFlip& flip, const DiffResult& result) {

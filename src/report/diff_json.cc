@@ -44,6 +44,7 @@ Json of_place(const DiffPlace& p) {
           {"equal", p.equal},
           {"by_digest", p.by_digest},
           {"measured", p.measured},
+          {"unlike", p.unlike},
           {"difference_rms", number(p.difference_rms)},
           {"rms", number(p.rms)},
           {"ulps", number(p.ulps)}};

@@ -1,6 +1,7 @@
 // The screen of a diff: who computed the two, where they are apart, and what is not known.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "src/report/diff_origin.h"
@@ -78,6 +79,14 @@ TEST(DiffScreen, ShowsNoZeroForWhatWasNotMeasured) {
     for (const char* number : {"difference_rms", "rms", "ulps"})
       EXPECT_TRUE(point[number].is_null()) << point;
   EXPECT_NE(text_of(document_of(r), "csv").find(",0,,,\n"), std::string::npos);
+}
+
+TEST(DiffScreen, MarksWhatNoNumberMeasures) {
+  const DiffResult r = diff_of(
+      run_of(), run_of(DType::bf16, spoil_at("mlp.up", 1, [](auto& v) { v[0] = std::nan(""); })));
+  const std::string screen = text_of(document_of(r), "table");
+  EXPECT_NE(screen.find("[!]"), std::string::npos) << screen;
+  EXPECT_NE(screen.find("! NaN in one only, or another shape"), std::string::npos) << screen;
 }
 
 TEST(DiffScreen, LayersThatLookAlikeShareARow) {
