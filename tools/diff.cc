@@ -15,10 +15,15 @@ namespace {
 void judge_both(DiffResult& result, const std::string& model, const std::string& a,
                 const std::string& b, const Selection& selection) {
   const Checkpoint checkpoint = Checkpoint::open(model);
+  std::vector<DiffJudgement> all;
   for (const std::string& path : {a, b}) {
     const Result judged = judge_trace(path, checkpoint, {.selection = selection});
-    result.judged.push_back({path, judged.verdict, judged.story});
+    DiffJudgement& own = all.emplace_back(
+        DiffJudgement{.trace = path, .verdict = judged.verdict, .story = judged.story});
+    if (judged.first) own.first = judged.first->node.place;
+    own.contracts = judged.scope.contracts;
   }
+  put_judgements(result, std::move(all));
 }
 
 }  // namespace
@@ -27,12 +32,12 @@ int diff_command(Args args) {
   CLI::App app{
       "Compare two traces: first what they are runs of, then bits, then numbers. Rows are paired "
       "by\n"
-      "request, position, layer and point, so other batches, chunks or pages make no difference.\n"
-      "Names the first place that differs and the first that noise does not explain: a suspect, "
-      "for\n"
-      "only a judgement knows which trace is wrong: with --model both are judged, which needs the\n"
-      "tensors (--keep full).\n"
-      "Exit status: 0 identical or noise, 1 different, 2 trouble or inconclusive.",
+      "request, position, layer and point, so other batches, chunks or pages make no difference;\n"
+      "requests by number, or by their prompts where these differ. Names the first place that "
+      "noise\n"
+      "does not explain: a suspect, for only a judgement knows which trace is wrong. With --model\n"
+      "both are judged, each under its own contract, which needs the tensors (--keep full).\n"
+      "Exit status: 0 identical or noise, 1 different, 2 trouble, or it cannot tell.",
       "lockstep diff"};
   std::string a, b, model;
   ObserveOptions observe;
@@ -51,6 +56,7 @@ int diff_command(Args args) {
   const DiffOptions options{.selection = selection_of(observe)};
   DiffResult result = diff(*open_trace(a), *open_trace(b), options);
   if (!model.empty()) judge_both(result, model, a, b, options.selection);
+  result.trace_a = a, result.trace_b = b;
   put(document_of(result), report);
   return exit_status(result);
 }

@@ -128,12 +128,17 @@ void add_request_options(CLI::App& app, ModelOptions& options) {
                  "requests, a JSON object a line: \"prompt\", \"tokens\" or \"messages\", and "
                  "\"id\", \"max_new\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", "
                  "\"repetition_penalty\", \"seed\", \"stop\", \"n\" (samples), \"arrival\" "
-                 "(a step)")
+                 "(a step), \"force\" (token ids)")
       ->type_name("FILE.jsonl");
   app.add_flag("--chat", options.chat, "prompts are what a user says to a chat model (ChatML)");
   add_count(app, "--max-new", options.max_new, 1, "tokens to generate for a request (16)");
-  app.add_option("--force", options.force, "decode exactly these token ids instead of its choices")
-      ->type_name("5,6,7");
+  CLI::Option* force = app.add_option("--force", options.force,
+                                      "decode exactly these token ids instead of its choices");
+  force->type_name("5,6,7");
+  app.add_option("--force-from", options.force_from,
+                 "decode the tokens that the same requests got in this trace or result (.json)")
+      ->type_name("PATH")
+      ->excludes(force);
   repeatable("--stop", options.stop, "a text ends before this in it (repeatable)", "TEXT");
   app.add_flag("--ignore-eos", options.ignore_eos, "go on after a token that ends the text");
 }

@@ -24,8 +24,7 @@ struct RunOptions {
   ReportOptions report;
   std::vector<std::string> faults;
   std::string limits, schema, accumulator;
-  bool no_audit = false;
-  bool confirm = false;
+  bool no_audit = false, confirm = false;
   std::string modes;  // empty: beside the reference
 };
 
@@ -137,7 +136,8 @@ int run_command(Args args) {
   check_outputs(options.report, {{"--model", options.model.model},
                                  {"--trace", options.observe.trace},
                                  {"--limits", options.limits},
-                                 {"--requests", options.model.requests}});
+                                 {"--requests", options.model.requests},
+                                 {"--force-from", options.model.force_from}});
   const Result result = result_of(options, command_line_of("run", args));
   put(document_of(result), options.report);
   keep_result(options.observe.trace, result);

@@ -118,6 +118,12 @@ bool onednn_has(DType dtype) {
   return dtype == DType::bf16 && bf16;
 }
 
+std::string version_of_onednn() {
+  const dnnl_version_t* version = dnnl_version();
+  return std::to_string(version->major) + "." + std::to_string(version->minor) + "." +
+         std::to_string(version->patch);
+}
+
 void matmul_onednn(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                    TensorView bias) {
   parallel_for(context.threads, weight.rows(), kColumns, [&](int64_t begin, int64_t end) {

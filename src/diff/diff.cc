@@ -11,11 +11,17 @@
 #include <tuple>
 #include <utility>
 
+#include "src/diff/diff_digests.h"
+#include "src/diff/diff_logits.h"
 #include "src/diff/diff_noise.h"
 #include "src/diff/diff_scores.h"
 #include "src/diff/diff_side.h"
 #include "src/diff/diff_story.h"
 #include "src/diff/diff_sums.h"
+#include "src/diff/diff_tokens.h"
+#include "src/diff/input_bits.h"
+#include "src/diff/match_requests.h"
+#include "src/diff/same_inputs.h"
 #include "src/judge/ledger.h"
 #include "src/stats/statistics.h"
 
@@ -44,7 +50,11 @@ class Comparison {
         inputs_(inputs_by_number(graph_, places_)),
         a_(a, places_),
         b_(b, places_),
+        input_bits_(a_, b_, places_, inputs_),
+        tokens_(a_, b_, options.selection, result_),
+        digests_(passes_of(a_), passes_of(b_), a_.digests(), b_.digests()),
         noise_(places_, inputs_, shown_by_both(), noise_dtype_),
+        same_inputs_(places_, a.manifest(), b.manifest()),
         scores_(a.manifest(), b.manifest()) {
     for (TraceReader* trace : {&a, &b}) noise_.widen(trace->manifest());
     for (const Place& place : places_) {
@@ -73,6 +83,10 @@ class Comparison {
     size_t mine = 0, first = 0, last = 0;
   };
 
+  // By what the distance of two rows of other bits is known.
+  enum class Told : uint8_t { numbers, digests, nothing };
+
+  static DigestComparison::Rows passes_of(const DiffSide& side);
   void compare_manifests();
   void compare_pass(int pass);
   Pairing pairing(const Row& row, int pass) const;
@@ -87,20 +101,19 @@ class Comparison {
   void compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
                      DiffSums& sums);
   void compare_row(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
-  // False when the bits differ and nothing says how far apart or why.
-  bool compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const;
-  // How far apart two digests say that the rows of the node are, at least: one is of all rows of a
-  // pass, also of those of others.
-  void bound(const RecordedTensor& a, const RecordedTensor& b, DiffNode& node) const;
-  bool compare_indices(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
-  bool inputs_equal(const ShownRow& x, const ShownRow& y, size_t index);
+  Told compare_numbers(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
+  // Compares what is kept when the numbers are not: the best logits, and digests.
+  Told compare_digests(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
+  Told compare_indices(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
+  void count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums);
   // Whether the numbers of what was written to that row of a cache were compared.
   bool written_measured(const Row& row, size_t index) const;
   int64_t rows_of(const ShownRow& shown, size_t index) const;
   void enter_node(DiffSums& sums, int pass, int32_t request, size_t index);
-  void look_for_kind(const DiffSums& sums, const RelativeDifference& limit, size_t index);
+  void add_to_place(const DiffSums& sums, size_t index);
+  void look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
+                     const std::optional<DiffShare>& share, size_t index);
   std::vector<bool> shown_by_both() const;
-  void compare_drawn();
   void count_rows_of_b_alone();
   void sum_up_places();
   std::string broken() const;  // why what was compared is not all; "": it is
@@ -108,15 +121,7 @@ class Comparison {
   bool rounds_scores(size_t index) const {
     return scores_.any() && places_[index].point->op == OpKind::attention;
   }
-  bool stopped(const Row& row) const {
-    const auto stop = stopped_.find(row.request);
-    return stop != stopped_.end() && row.position >= stop->second;
-  }
-  bool wanted(const Row& row) const { return !stopped(row) && options_.selection.has(row); }
-  void stop(const Row& row, std::string sentence) {
-    stopped_[row.request] = row.position;
-    result_.structure.push_back(std::move(sentence) + ": it is not compared from there on");
-  }
+  bool wanted(const Row& row) const { return tokens_.wanted(row); }
 
   const DiffOptions& options_;
   Graph graph_;
@@ -124,10 +129,14 @@ class Comparison {
   std::vector<Place> places_;
   std::vector<std::vector<size_t>> inputs_;  // of each place
   DiffSide a_, b_;
-  DiffNoise noise_;
-  ScoreRounding scores_;
+  InputBits input_bits_;
   DiffResult result_;
-  std::map<int32_t, int32_t> stopped_;  // request -> first position not compared
+  DiffTokens tokens_;
+  DigestComparison digests_;
+  DiffNoise noise_;
+  SameInputs same_inputs_;
+  ScoreRounding scores_;
+  LogitsDistance logits_;
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
   std::vector<bool> selected_, needed_;
   std::string hidden_choice_;  // the first place that only a choice of experts before may explain
@@ -136,9 +145,17 @@ class Comparison {
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
 
+DigestComparison::Rows Comparison::passes_of(const DiffSide& side) {
+  DigestComparison::Rows passes;
+  for (const auto& [row, times] : side.rows())
+    for (const Computed& time : times) passes[row].push_back(time.pass);
+  return passes;
+}
+
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
   const auto say = [&](std::string text) { result_.structure.push_back(std::move(text)); };
+  result_.provenance_a = a.provenance, result_.provenance_b = b.provenance;
   for (const Manifest* manifest : {&a, &b})
     options_.selection.check_layers(manifest->graph.layers());
   if (a.graph != b.graph)
@@ -165,10 +182,8 @@ void Comparison::follow_tokens(int pass) {
       continue;
     }
     const Pairing pair = pairing(r.row, pass);
-    for (size_t i = pair.first; i <= pair.last && !stopped(r.row); ++i)
-      if (theirs[i].token != r.token)
-        stop(r.row, fmt::format("request {} was fed token {} and {} at position {}", r.row.request,
-                                r.token, theirs[i].token, r.row.position));
+    for (size_t i = pair.first; i <= pair.last && !tokens_.stopped(r.row); ++i)
+      if (theirs[i].token != r.token) tokens_.fed(r.row, r.token, theirs[i].token);
   }
 }
 
@@ -178,18 +193,6 @@ std::vector<bool> Comparison::shown_by_both() const {
   return shown;
 }
 
-bool Comparison::inputs_equal(const ShownRow& x, const ShownRow& y, size_t index) {
-  if (is_cache(index)) {
-    const auto written = a_.written(places_[index].layer, x.row());
-    return written && written == b_.written(places_[index].layer, x.row());
-  }
-  return std::ranges::all_of(inputs_[index], [&](size_t input) {
-    const auto of_x = a_.find(x.pass, input, x.row(), x.index);
-    const auto of_y = b_.find(y.pass, input, x.row(), y.index);
-    return of_x && of_y && of_x->same_bits(*of_y);
-  });
-}
-
 bool Comparison::written_measured(const Row& row, size_t index) const {
   return std::ranges::all_of(inputs_[index], [&](size_t input) {
     const auto found = measured_.find({input, a_.prefix(row)});
@@ -197,55 +200,58 @@ bool Comparison::written_measured(const Row& row, size_t index) const {
   });
 }
 
-void Comparison::bound(const RecordedTensor& a, const RecordedTensor& b, DiffNode& node) const {
-  std::set<int32_t> requests;
-  for (size_t i = 0; i < a.rows.size() && a.rows == b.rows; ++i) {
-    if (ShownRow{0, &a, i}.same_bits({0, &b, i})) continue;
-    if (!wanted(a.rows[i])) return;  // which may be what differs
-    requests.insert(a.rows[i].request);
-  }
-  node.relative = std::max(node.relative, digest_bound(a, b));
-  node.requests = static_cast<int>(std::max<size_t>(1, requests.size()));
+void Comparison::count_same_inputs(const ShownRow& x, const ShownRow& y, size_t index,
+                                   DiffSums& sums) {
+  if (!same_inputs_.comparable(index) || !x.hash() || !y.hash() || !input_bits_.equal(x, y, index))
+    return;
+  const auto input = a_.find(x.pass, inputs_[index].at(0), x.row(), x.index);
+  same_inputs_.count(index, x, y, *input->tensor, sums.same_inputs);
 }
 
-bool Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, DiffSums& sums) const {
+Comparison::Told Comparison::compare_numbers(const ShownRow& x, const ShownRow& y, size_t index,
+                                             DiffSums& sums) {
   const RecordedTensor &of_x = *x.tensor, &of_y = *y.tensor;
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
     sums.node.measured = true;
-    sums.add(numbers_of(x), numbers_of(y), x.row());
-    return true;
+    const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+    sums.add(a, b, x.row());
+    if (*places_[index].point == point("logits")) logits_.add(a, b);
+    return Told::numbers;
   }
-  if (x.same_bits(y)) return true;
-  sums.each_known = false;
-  if (!of_x.digest.has_numbers() || !of_y.digest.has_numbers()) {
-    sums.without_digest = true;
-  } else if (std::exchange(sums.bounded, {&of_x, &of_y}) != std::pair(&of_x, &of_y)) {
-    bound(of_x, of_y, sums.node);
-  }
-  return false;
+  return x.same_bits(y) ? Told::numbers : compare_digests(x, y, index, sums);
 }
 
-bool Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t index,
-                                 DiffSums& sums) {
-  const Row& row = x.row();
-  const size_t input = inputs_[index].at(0);
-  const auto of_x = a_.find(x.pass, input, row, x.index),
-             of_y = b_.find(y.pass, input, row, y.index);
-  const std::vector<double> mine = numbers_of(x), theirs = numbers_of(y);
-  bool known = of_x && of_y && !mine.empty() && !theirs.empty();
-  if (known) {
-    const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
-    known = !scores_x.empty() && !scores_y.empty();
-    if (known && !(of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine))) {
-      sums.forbid(row, "its indices are not those of the largest of its inputs", 0);
-      return true;
+Comparison::Told Comparison::compare_digests(const ShownRow& x, const ShownRow& y, size_t index,
+                                             DiffSums& sums) {
+  sums.each_known = false;
+  const bool best = *places_[index].point == point("logits") &&
+                    add_best(a_.top_logits(x.row()), b_.top_logits(x.row()), sums.best);
+  if (!x.tensor->digest.has_numbers() || !y.tensor->digest.has_numbers()) {
+    sums.without_digest = true;
+  } else if (!std::exchange(sums.asked_digests, true)) {
+    const auto found = digests_.at(x.pass, index, [&](const Row& row) { return wanted(row); });
+    sums.digests_tell = found.has_value();
+    if (found) {
+      sums.node.relative = std::max(sums.node.relative, found->distance.least);
+      sums.likely = found->distance.likely;
+      sums.node.requests = found->requests;
     }
   }
-  if (places_[index].point->op != OpKind::top_k) return known;
-  stop(row, fmt::format("request {} chose other experts at position {} in layer {}", row.request,
-                        row.position, places_[index].layer));
-  return true;
+  return best || sums.digests_tell ? Told::digests : Told::nothing;
+}
+
+Comparison::Told Comparison::compare_indices(const ShownRow& x, const ShownRow& y, size_t index,
+                                             DiffSums& sums) {
+  const std::optional<bool> largest =
+      tokens_.are_of_largest(x, y, *places_[index].point, inputs_[index].at(0));
+  if (largest && !*largest) {
+    sums.forbid(x.row(), "its indices are not those of the largest of its inputs", 0);
+    return Told::numbers;
+  }
+  if (places_[index].point->op != OpKind::top_k) return largest ? Told::numbers : Told::nothing;
+  tokens_.chose_experts(x.row(), places_[index].layer, largest);
+  return Told::numbers;
 }
 
 void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index, DiffSums& sums) {
@@ -257,22 +263,26 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
   if (equal) ++place.equal;
   if (!equal && !sums.differs) sums.node.position = row.position;
   sums.differs = sums.differs || !equal;
-  bool measured = true;
+  sums.last_position = std::max(sums.last_position, row.position);
+  Told told = Told::numbers;
   if (!x.same_form(y)) {
     sums.distance.nonfinite = true;  // no number says how far apart two shapes are
   } else {
     const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
-                           x.tensor->dtype == y.tensor->dtype && inputs_equal(x, y, index);
+                           x.tensor->dtype == y.tensor->dtype && input_bits_.equal(x, y, index);
     if (forbidden)
       sums.forbid(row, "its inputs have the same bits, and by them it is exact",
                   relative_of(numbers_of(x), numbers_of(y)));
+    count_same_inputs(x, y, index, sums);
     if (!row_of(point.op).makes_indices)
-      measured = compare_numbers(x, y, sums);
+      told = compare_numbers(x, y, index, sums);
     else if (!equal && !forbidden)
-      measured = compare_indices(x, y, index, sums);
-    if (!measured && !forbidden && !(is_cache(index) && written_measured(row, index)))
+      told = compare_indices(x, y, index, sums);
+    if (told == Told::digests) ++place.by_digest;
+    if (told == Told::nothing && !forbidden && !(is_cache(index) && written_measured(row, index)))
       ++result_.unmeasured;
   }
+  const bool measured = told != Told::nothing;
   if (is_written(point)) {
     const auto [known, fresh] = measured_.try_emplace({index, a_.prefix(row)}, measured);
     known->second = known->second && measured;
@@ -357,41 +367,45 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   // Rows that attention reads are as far apart as they were when they were written, where hashes
   // alone do not say.
   if (sums.without_digest) found = inherited;
+  if (sums.best.elements > 0 || sums.best.nonfinite)
+    node.relative = std::max(node.relative, sums.best.relative());
   node.relative = found.all = std::max(node.relative, found.all);
-  RelativeDifference limit = noise_.limit(index, inherited);
+  RelativeDifference limit = noise_.limit(index, inherited, sums.last_position);
   if (rounds_scores(index)) {
     const RelativeDifference more = scores_.take(request);
     limit = {limit.all + more.all, limit.worst + more.worst};
   }
   node.limit = limit.all;
-  DiffPlace& place = result_.places[index];
-  place.measured += sums.distance.elements;
-  place.difference_rms += sums.distance.difference;  // sums, until sum_up_places()
-  place.rms += sums.distance.size;
+  // A bound from below is no distance to hold what comes after to; what is in doubt excuses
+  // nothing.
+  const double likely = within(sums.likely, limit.all) ? sums.likely : 0;
+  if (!sums.each_known) found.all = std::max({found.all, inherited.all, likely});
+  add_to_place(sums, index);
   noise_.enter(index, request, found);
+  const auto share = same_inputs_.enter(index, sums.same_inputs);
   if (!sums.differs || !selected_[index]) return;
   if (!result_.first_bits) result_.first_bits = node;
-  if (!result_.first_kind) look_for_kind(sums, limit, index);
+  if (!result_.first_doubt && !within(sums.likely, limit.all)) {
+    result_.first_doubt = node;
+    result_.first_doubt->relative = sums.likely;
+  }
+  if (!result_.first_kind) look_for_kind(sums, limit, share, index);
+}
+
+void Comparison::add_to_place(const DiffSums& sums, size_t index) {
+  DiffPlace& place = result_.places[index];
+  place.measured += sums.distance.elements;
+  place.unlike = place.unlike || sums.distance.nonfinite;
+  place.difference_rms += sums.distance.difference;  // sums, until sum_up_places()
+  place.rms += sums.distance.size;
 }
 
 void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                               size_t index) {
-  DiffNode node = sums.node;
-  // Where numbers tell, the row that is furthest off; else the first with other bits.
-  if (sums.furthest > 0) node.position = sums.furthest_position;
-  if (!sums.reason.empty()) {
-    node.reason = sums.reason;
-    node.position = sums.reason_position;
-    node.limit = 0;
-  } else if (within(node.relative, limit.all)) {
-    if (within(sums.worst, limit.worst)) return;
-    node.of_element = true;
-    node.relative = sums.worst;
-    node.limit = limit.worst;
-    node.position = sums.worst_position;
-  }
-  if (sums.reason.empty() && std::isfinite(node.relative) && noise_.hides_a_choice(index)) {
-    if (hidden_choice_.empty()) hidden_choice_ = text_of(node.id.place);
+                               const std::optional<DiffShare>& share, size_t index) {
+  const std::optional<DiffNode> node = sums.kind(limit, share);
+  if (!node) return;
+  if (node->reason.empty() && std::isfinite(node->relative) && noise_.hides_a_choice(index)) {
+    if (hidden_choice_.empty()) hidden_choice_ = text_of(node->id.place);
     return;
   }
   result_.first_kind = node;
@@ -402,10 +416,11 @@ void Comparison::compare_place(int pass, size_t index) {
   if (!needed_[index]) return;
   const std::tuple before{result_.only_a, result_.only_b, result_.unmeasured};
   unmeasured_before_ = result_.unmeasured;
+  for (const DiffPlace& place : result_.places) unmeasured_before_ += place.by_digest;
   std::map<int32_t, DiffSums> nodes;
   for (const PassRow& r : a_.pass(pass).info.rows) {
     // Each row that is shown of a cache is asked for, not the one that reads them.
-    const bool asked = is_cache(index) ? !stopped(r.row) : wanted(r.row);
+    const bool asked = is_cache(index) ? !tokens_.stopped(r.row) : wanted(r.row);
     if (asked && !b_.computed(r.row).empty())
       compare_times(r.row, pass, index, nodes[r.row.request]);
   }
@@ -417,28 +432,13 @@ void Comparison::compare_place(int pass, size_t index) {
 
 void Comparison::compare_pass(int pass) {
   a_.keep({pass});
+  input_bits_.begin_pass();
   std::set<int> needed;
   for (const PassRow& r : a_.pass(pass).info.rows)
     for (const Computed& of_b : b_.computed(r.row)) needed.insert(of_b.pass);
   b_.keep(needed);
   follow_tokens(pass);
   for (size_t i = 0; i < places_.size(); ++i) compare_place(pass, i);
-}
-
-// The last token of a request is fed to no pass, and of the point `token` the most likely is shown,
-// not what was drawn.
-void Comparison::compare_drawn() {
-  if (!options_.selection.has(point("token"), -1)) return;
-  for (const RequestInfo& x : a_.trace().manifest().requests)
-    for (const RequestInfo& y : b_.trace().manifest().requests) {
-      if (x.id != y.id || !(x.sampled || y.sampled) || x.prompt != y.prompt) continue;
-      const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y.tokens);
-      const auto made = std::ssize(x.prompt) + (of_x - x.tokens.begin());
-      const Row row{x.id, static_cast<int32_t>(made - 1)};
-      if (of_x != x.tokens.end() && of_y != y.tokens.end() && wanted(row))
-        stop(row, fmt::format("request {} drew token {} and {} after position {}", x.id, *of_x,
-                              *of_y, row.position));
-    }
 }
 
 void Comparison::count_rows_of_b_alone() {
@@ -457,6 +457,7 @@ void Comparison::sum_up_places() {
   for (DiffPlace& place : result_.places) {
     result_.rows += place.rows;
     result_.equal += place.equal;
+    result_.by_digest += place.by_digest;
     if (place.measured == 0) continue;
     const auto n = static_cast<double>(place.measured);
     place.difference_rms = std::sqrt(place.difference_rms / n);
@@ -477,9 +478,10 @@ std::string Comparison::broken() const {
 DiffResult Comparison::run() {
   compare_manifests();
   for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
-  compare_drawn();
+  tokens_.compare_last_drawn();
   count_rows_of_b_alone();
   sum_up_places();
+  result_.logits = logits_.of_all();
   summarise(result_, broken());
   return std::move(result_);
 }
@@ -487,7 +489,10 @@ DiffResult Comparison::run() {
 }  // namespace
 
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options) {
-  return Comparison(a, b, options).run();
+  const MatchedRequests matched(a, b);
+  DiffResult result = Comparison(a, matched.trace(), options).run();
+  result.renamed = matched.sentences();
+  return result;
 }
 
 }  // namespace lockstep

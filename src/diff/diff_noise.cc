@@ -14,6 +14,10 @@ namespace {
 // Relative rms that one op may add: a few roundings of its output, and of its fp32 accumulation.
 double own_noise(double roundoff) { return 4 * roundoff + 64 * 0x1p-24; }
 
+// A frequency is rounded to fp32 after a power that is off by some ulp, and multiplied by a
+// position.
+constexpr double kAngleNoise = 4 * 0x1p-24;
+
 // The unit roundoff of a linear op's operands, where the contract rounds them; else 0.
 double roundoff_of_operands(RoundingContract contract) {
   if (contract == RoundingContract::tf32) return 0x1p-11;
@@ -52,11 +56,10 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
 DiffNoise::DiffNoise(const std::vector<Place>& places,
                      const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
                      DType dtype)
-    : places_(places),
-      roundoff_(places.size(), unit_roundoff(dtype)),
-      sources_(places.size()),
-      largest_(places.size()) {
+    : places_(places), sources_(places.size()), largest_(places.size()) {
   for (size_t i = 0; i < places.size(); ++i) {
+    const DType stored = dtype_of(*places[i].point, dtype);
+    roundoff_.push_back(unit_roundoff(is_float(stored) ? stored : dtype));
     if (!shown[i]) continue;  // it is not compared
     std::set<size_t> found, hidden;
     const auto find_sources = [&](auto& self, size_t place) -> void {
@@ -76,9 +79,14 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
 }
 
 void DiffNoise::widen(const Manifest& declared) {
+  const auto rope = declared.contracts.find(std::string(point("attn.q_rope").name));
+  const bool tables_as_computed =
+      rope != declared.contracts.end() && rope->second == RoundingContract::fused;
   const bool tf32 = run_facts_of(declared).accumulator == "tf32" && declared.dtype == DType::f32;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Point& point = *places_[i].point;
+    if (point.op == OpKind::angles && !tables_as_computed)
+      roundoff_[i] = std::max(roundoff_[i], unit_roundoff(declared.dtype));
     if (!row_of(point.op).has_matrix) continue;
     const auto found = declared.contracts.find(std::string(point.name));
     if (found != declared.contracts.end())
@@ -99,9 +107,11 @@ RelativeDifference DiffNoise::inherited(size_t place, int32_t request, bool of_a
   return largest;
 }
 
-RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inherited) const {
+RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inherited,
+                                    int32_t last_position) const {
   const int hidden = sources_[place].hidden;
-  const double own = own_noise(roundoff_[place]);
+  double own = own_noise(roundoff_[place]);
+  if (places_[place].point->op == OpKind::angles) own += kAngleNoise * last_position;
   return {// The roundings of ops in a row are independent of each other.
           own * std::sqrt(1.0 + hidden) + kDiffGrowth * inherited.all,
           // An element of attention was seen 7 times its own roundings away, q and k not shown.

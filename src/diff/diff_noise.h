@@ -59,7 +59,8 @@ class DiffNoise {
   DiffNoise(const std::vector<Place>& places, const std::vector<std::vector<size_t>>& inputs,
             const std::vector<bool>& shown, DType dtype);
 
-  // Linear ops that a trace declares to round their operands have the noise of that.
+  // Linear ops that a trace declares to round their operands have the noise of that, and rotary
+  // tables that of the run's dtype unless RoPE is declared to read them as they were computed.
   void widen(const Manifest& declared);
   // The places whose distance explains that of a place: its inputs and, instead of one that is not
   // shown, those of that one.
@@ -69,8 +70,10 @@ class DiffNoise {
   // The largest of what the sources of a place have of the request; of any request where
   // `of_any`.
   RelativeDifference inherited(size_t place, int32_t request, bool of_any) const;
-  // The most that rounding makes of that; no limit of an element is known where an op is not shown.
-  RelativeDifference limit(size_t place, const RelativeDifference& inherited) const;
+  // The most that rounding makes of that, in rows up to a position; no limit of an element is known
+  // where an op is not shown.
+  RelativeDifference limit(size_t place, const RelativeDifference& inherited,
+                           int32_t last_position = 0) const;
   // Whether experts are chosen in between, which is not shown: of other experts, any distance is.
   bool hides_a_choice(size_t place) const { return sources_[place].choice; }
 
@@ -81,8 +84,8 @@ class DiffNoise {
     bool choice = false;  // one of them chooses experts
   };
   std::vector<Place> places_;
-  std::vector<double> roundoff_;  // unit roundoff of what is rounded, by place
-  std::vector<Sources> sources_;  // by place
+  std::vector<double> roundoff_{};  // unit roundoff of what is rounded, by place
+  std::vector<Sources> sources_;    // by place
   std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
 };
 

@@ -19,14 +19,6 @@ std::vector<double> numbers_of(const ShownRow& row) {
   return numbers;
 }
 
-double digest_bound(const RecordedTensor& a, const RecordedTensor& b) {
-  if (a.rows != b.rows || a.shape != b.shape || a.digest.count == 0) return 0;
-  if (a.digest.finite() != b.digest.finite()) return std::numeric_limits<double>::infinity();
-  const double difference = std::fabs(a.digest.rms() - b.digest.rms());
-  if (difference == 0) return 0;
-  return a.digest.rms() > 0 ? difference / a.digest.rms() : std::numeric_limits<double>::infinity();
-}
-
 bool is_written(const Point& p) { return p == point("attn.k_rope") || p == point("attn.v"); }
 
 std::optional<uint64_t> ShownRow::hash() const {
@@ -78,9 +70,11 @@ void DiffSide::enter(int i, const Pass& pass) {
   }
   for (const RecordedTensor& t : pass.tensors)
     if (const auto place = place_of(t)) shown_.insert(*place);
+  for (const TopLogits& top : pass.logits) top_logits_[{top.row.request, top.row.position}] = top;
   begin_requests(pass.info);
   history_.begin(pass.info);
   enter_written(pass);
+  enter_digests(i, pass);
   if (trouble_.empty()) trouble_ = trouble_of(pass);
 }
 
@@ -89,10 +83,9 @@ void DiffSide::begin_requests(const PassInfo& pass) {
   PassInfo before;
   for (const PassRow& r : pass.rows) {
     if (!begun_.insert(r.row.request).second) continue;
-    const auto& requests = trace_.manifest().requests;
-    const auto request = std::ranges::find(requests, r.row.request, &RequestInfo::id);
+    const RequestInfo* request = this->request(r.row.request);
     const auto found = static_cast<size_t>(std::max(r.row.position, 0));
-    if (request == requests.end() || request->prompt.size() < found) continue;
+    if (request == nullptr || request->prompt.size() < found) continue;
     const auto first = request->prompt.begin();
     before.inherited.push_back({r.row.request, {first, first + static_cast<ptrdiff_t>(found)}});
   }
@@ -117,6 +110,20 @@ void DiffSide::enter_written(const Pass& pass) {
       const auto [known, fresh] = written_.try_emplace({layer, prefix(row)}, hashes);
       if (!fresh && known->second != hashes) known->second = {};
     }
+  }
+}
+
+void DiffSide::enter_digests(int i, const Pass& pass) {
+  std::map<std::pair<int32_t, int32_t>, int32_t> tokens;
+  for (const PassRow& r : pass.info.rows) tokens[{r.row.request, r.row.position}] = r.token;
+  for (const RecordedTensor& t : pass.tensors) {
+    const auto place = place_of(t);
+    if (!place || t.point->is_cache()) continue;
+    DigestSums& sums = digests_[{i, *place}];
+    sums.add(t.digest);
+    for (size_t at = 0; at < t.rows.size(); ++at)
+      sums.add(t.rows[at], tokens[{t.rows[at].request, t.rows[at].position}],
+               at < t.row_hashes.size() ? t.row_hashes[at] : t.digest.hash);
   }
 }
 
@@ -178,6 +185,17 @@ const std::vector<DiffSide::Computed>& DiffSide::computed(const Row& row) const 
   static const std::vector<Computed> none;
   const auto found = rows_.find({row.request, row.position});
   return found == rows_.end() ? none : found->second;
+}
+
+const TopLogits* DiffSide::top_logits(const Row& row) const {
+  const auto found = top_logits_.find({row.request, row.position});
+  return found == top_logits_.end() ? nullptr : &found->second;
+}
+
+const RequestInfo* DiffSide::request(int32_t id) const {
+  const auto& requests = trace_.manifest().requests;
+  const auto found = std::ranges::find(requests, id, &RequestInfo::id);
+  return found == requests.end() ? nullptr : &*found;
 }
 
 bool DiffSide::begins_after(const Row& row) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "probes/graph.h"
+#include "src/diff/diff_digests.h"
 #include "src/judge/kv_history.h"
 #include "traces/trace.h"
 
@@ -27,10 +28,6 @@ struct ShownRow {
 
 // Its elements; none when they were not kept.
 std::vector<double> numbers_of(const ShownRow& row);
-
-// |rms(a) - rms(b)| / rms(a), which the relative rms of (a - b) is never below where both are of
-// the same rows; else 0.
-double digest_bound(const RecordedTensor& a, const RecordedTensor& b);
 
 // Whether rows of that point are what a cache is written from.
 bool is_written(const Point& p);
@@ -71,6 +68,12 @@ class DiffSide {
   // The hashes of K and of V that were written for those tokens. Nothing where they are not known,
   // or not always the same: then nobody can tell which of them a page should hold.
   std::optional<std::pair<uint64_t, uint64_t>> written(int layer, const Row& row) const;
+  // The best of the logits that the row got, the last time that it was computed; null: not kept.
+  const TopLogits* top_logits(const Row& row) const;
+  // The request as the manifest has it; null: it has not.
+  const RequestInfo* request(int32_t id) const;
+  // The digests of a pass at a place, summed up.
+  const std::map<std::pair<int, size_t>, DigestSums>& digests() const { return digests_; }
   // The first tensor or row that no comparison can name, in a sentence's words; "": none.
   const std::string& trouble() const { return trouble_; }
 
@@ -84,6 +87,7 @@ class DiffSide {
   void enter(int i, const Pass& pass);
   void begin_requests(const PassInfo& pass);
   void enter_written(const Pass& pass);
+  void enter_digests(int i, const Pass& pass);
   std::optional<size_t> place_of(const RecordedTensor& tensor) const;
   std::string trouble_of(const Pass& pass) const;
 
@@ -93,7 +97,9 @@ class DiffSide {
   Rows rows_;
   std::set<size_t> shown_;  // places
   std::map<int, Loaded> loaded_;
-  std::set<int32_t> begun_;  // requests
+  std::map<std::pair<int32_t, int32_t>, TopLogits> top_logits_;  // by request, position
+  std::map<std::pair<int, size_t>, DigestSums> digests_;         // by pass, place
+  std::set<int32_t> begun_;                                      // requests
   KvHistory history_{false};
   std::map<std::pair<int, uint64_t>, std::pair<uint64_t, uint64_t>> written_;  // by layer, prefix
   std::string trouble_;

@@ -2,30 +2,55 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "src/judge/ledger.h"
 
 namespace lockstep {
 namespace {
 
-// Says what only one of the two has, or has without numbers; "": nothing.
-std::string other_structure(const DiffResult& result) {
-  if (!result.structure.empty()) return result.structure.front();
-  std::string text;
-  if (const int64_t more = result.more_a + result.more_b; more > 0)
-    text = fmt::format("{} tokens were fed in one trace only", more);
-  if (result.unmeasured > 0)
-    text += fmt::format("{}{} rows of other bits have no numbers that say how far apart they are",
-                        text.empty() ? "" : ", ", result.unmeasured);
-  return text;
+std::string where(const DiffNode& node) {
+  return fmt::format("{}, request {}, position {}", text_of(node.id.place), node.id.request,
+                     node.position);
+}
+
+std::string text_of(const DiffShare& share) {
+  return fmt::format(
+      "{} of {} {} ({:.3g} %) have other bits though the inputs have the same, where two right ops "
+      "differ in {:.3g} % at most",
+      share.different, share.of, share.of_rows ? "rows" : "elements",
+      100 * static_cast<double>(share.different) / static_cast<double>(share.of),
+      100 * share.limit);
 }
 
 std::string what_differs(const DiffNode& node) {
   if (!node.reason.empty()) return node.reason;
-  std::string text = fmt::format("relative difference {:.3g}", node.relative);
-  if (node.of_element) text += " of one element";
+  if (node.share) return text_of(*node.share);
+  std::string text = fmt::format("{:.2g} apart", node.relative);
+  if (node.of_element) text = "an element is " + text;
   if (!node.measured) text += " or more";
   if (node.requests > 1) text += fmt::format(" over {} requests together", node.requests);
-  return text + fmt::format(", where noise explains {:.3g}", node.limit);
+  text += fmt::format(", noise {:.2g}", node.limit);
+  return text + (node.same_inputs ? " (two roundings: the inputs have the same bits)" : "");
+}
+
+// Where the first difference is, and what the places after it say where nothing is known of it.
+std::string told_by(const DiffResult& result) {
+  const DiffNode &bits = *result.first_bits, &kind = *result.first_kind;
+  if (result.unmeasured_before == 0) {
+    std::string text = fmt::format("{}: {}", where(kind), what_differs(kind));
+    if (bits.id != kind.id) text += "; bits differ first at " + where(bits);
+    return text;
+  }
+  return fmt::format(
+      "{} has the first other bits, and by {} at the latest it is no noise: {}; how far apart {} "
+      "rows before that are was not kept: --keep full tells",
+      where(bits), where(kind), what_differs(kind), result.unmeasured_before);
+}
+
+std::string other_bits(const DiffResult& result) {
+  return fmt::format("{} of {} rows have other bits, first at {}", result.rows - result.equal,
+                     result.rows, where(*result.first_bits));
 }
 
 // Says which rows no verdict rests on, as only one of the two shows them; "": none.
@@ -35,51 +60,141 @@ std::string not_common(const DiffResult& result) {
                    : "";
 }
 
+// Says what makes them no runs of the same thing; "": nothing.
+std::string other_run(const DiffResult& result) {
+  if (!result.structure.empty()) return result.structure.front();
+  const int64_t more = result.more_a + result.more_b;
+  return more > 0 ? fmt::format("{} tokens were fed in one trace only", more) : "";
+}
+
+std::string text_of_flips(const DiffResult& result) {
+  if (result.flips.empty()) return "";
+  const DiffFlip& first = result.flips.front();
+  return fmt::format(
+      "; {} leave{} by a near tie, the first at position {}, and {} not compared "
+      "from there: --force-from compares on",
+      result.flips.size() == 1 ? fmt::format("request {}", first.request)
+                               : fmt::format("{} requests", result.flips.size()),
+      result.flips.size() == 1 ? "s" : "", first.position, result.flips.size() == 1 ? "is" : "are");
+}
+
+// Why nobody can tell whether it is noise, and what would tell; "": it can be told.
+std::string why_unknown(const DiffResult& result) {
+  if (result.first_doubt)
+    return fmt::format(
+        "by their digests they are likely to be {:.2g} apart at {}, noise {:.2g}: "
+        "--keep full tells",
+        result.first_doubt->relative, where(*result.first_doubt), result.first_doubt->limit);
+  for (const DiffFlip& flip : result.flips) {
+    const std::string at = fmt::format("request {} at position {}", flip.request, flip.position);
+    if (flip.cause == DiffFlip::Cause::drawn)
+      return fmt::format("{} drew another token of other logits: --model DIR tells", at);
+    if (flip.cause == DiffFlip::Cause::unknown)
+      return fmt::format("{} chose another {} by numbers that were not kept: --keep full tells", at,
+                         flip.layer < 0 ? "token" : "expert");
+  }
+  if (result.unmeasured > 0)
+    return fmt::format("how far apart {} of them are was not kept: --keep full tells",
+                       result.unmeasured);
+  return "";
+}
+
+void conclude(DiffResult& result, DiffVerdict verdict, std::string story) {
+  result.verdict = verdict;
+  result.story = std::move(story);
+}
+
+// There are rows with other bits, or other tokens, and nothing is known that is no noise.
+void conclude_of_noise(DiffResult& result) {
+  const std::string bits = result.first_bits
+                               ? other_bits(result)
+                               : fmt::format("{} rows have the same bits", result.rows);
+  if (const std::string unknown = why_unknown(result); !unknown.empty())
+    return conclude(result, DiffVerdict::inconclusive, bits + "; " + unknown);
+  const char* of_digests = result.by_digest > 0 ? ", as far as digests tell" : "";
+  conclude(result, DiffVerdict::noise,
+           fmt::format("{}, none further apart than rounding makes them{}{}", bits, of_digests,
+                       text_of_flips(result)));
+}
+
+// The first point whose contract is another one; null: none.
+const Point* first_other_contract(const DiffJudgement& a, const DiffJudgement& b) {
+  for (const Point& point : kPoints) {
+    const auto of_a = a.contracts.find(std::string(point.name)),
+               of_b = b.contracts.find(std::string(point.name));
+    if (of_a != a.contracts.end() && of_b != b.contracts.end() && of_a->second != of_b->second)
+      return &point;
+  }
+  return nullptr;
+}
+
+// Where the ways of two right runs part, and what that costs.
+std::string how_they_part(const DiffResult& result) {
+  std::string text;
+  const DiffJudgement &a = result.judged[0], &b = result.judged[1];
+  if (const Point* point = first_other_contract(a, b)) {
+    const std::string name(point->name);
+    text += fmt::format("; their contracts part at {} ({} / {})", name, a.contracts.at(name),
+                        b.contracts.at(name));
+  }
+  if (result.first_bits) text += "; bits differ first at " + where(*result.first_bits);
+  if (!result.flips.empty())
+    text += fmt::format("; the first other token is of request {} at position {}",
+                        result.flips.front().request, result.flips.front().position);
+  if (result.logits)
+    text += fmt::format("; that costs a mean KL of {:.2g} over {} rows of logits (worst {:.2g})",
+                        result.logits->kl_mean, result.logits->rows, result.logits->kl_max);
+  return text;
+}
+
+void conclude_of_judgements(DiffResult& result) {
+  const DiffJudgement &a = result.judged[0], &b = result.judged[1];
+  const bool right_a = a.verdict == RunVerdict::clean, right_b = b.verdict == RunVerdict::clean;
+  if (right_a && right_b) {
+    // A flip of either trace is judged there. What was asked of the two runs remains.
+    if (!result.structure.empty()) return;
+    return conclude(result, DiffVerdict::noise,
+                    fmt::format("both are right, each under its own contract{}{}",
+                                how_they_part(result), not_common(result)));
+  }
+  if (right_a == right_b) return;
+  const DiffJudgement& wrong = right_a ? b : a;
+  if (wrong.verdict != RunVerdict::diverged) return;
+  conclude(result, DiffVerdict::different,
+           fmt::format("{} introduces an error, and {} does not: {}", wrong.trace,
+                       right_a ? a.trace : b.trace, wrong.story));
+}
+
 }  // namespace
 
 void summarise(DiffResult& result, const std::string& broken) {
-  const auto& bits = result.first_bits;
-  const auto& kind = result.first_kind;
-  const auto where = [](const DiffNode& n) {
-    return fmt::format("{}, request {}, position {}", text_of(n.id.place), n.id.request,
-                       n.position);
-  };
-  const std::string structure = other_structure(result);
-  if (result.rows == 0) {
-    result.verdict = DiffVerdict::inconclusive;
-    result.story = "Nothing was compared: the two traces have no row of the selection in common";
-  } else if (kind) {
-    result.verdict = DiffVerdict::different;
-    const bool certain = result.unmeasured_before == 0;
-    result.story =
-        fmt::format("{}: {}: {}; bits differ first at {}",
-                    certain ? "First different in kind" : "Different in kind, here at the latest",
-                    where(*kind), what_differs(*kind), where(*bits));
-    if (!certain)
-      result.story += fmt::format(
-          ", and {} rows of other bits before have no numbers that say how far apart they are: "
-          "keep them with --keep full",
-          result.unmeasured_before);
+  using enum DiffVerdict;
+  if (result.rows == 0)
+    return conclude(result, inconclusive,
+                    "nothing was compared: the two traces have no row of the selection in common");
+  if (result.first_kind) {
+    conclude(result, different, told_by(result));
   } else if (!broken.empty()) {
-    result.verdict = DiffVerdict::inconclusive;
-    result.story =
-        fmt::format("Nothing differs by more than noise in {} rows, but {}", result.rows, broken);
-  } else if (!structure.empty()) {
-    result.verdict = DiffVerdict::different;
-    result.story = structure;
-    if (bits) result.story += fmt::format("; bits differ first at {}", where(*bits));
-  } else if (bits) {
-    result.verdict = DiffVerdict::noise;
-    result.story = fmt::format(
-        "{} of {} rows have other bits, first at {}; no difference is larger than rounding noise "
-        "explains, which a judgement with --model can confirm",
-        result.rows - result.equal, result.rows, where(*bits));
+    conclude(
+        result, inconclusive,
+        fmt::format("nothing differs by more than noise in {} rows, but {}", result.rows, broken));
+  } else if (const std::string other = other_run(result); !other.empty()) {
+    conclude(result, different, other);
+    if (result.first_bits) result.story += "; bits differ first at " + where(*result.first_bits);
+  } else if (result.first_bits || !result.flips.empty()) {
+    conclude_of_noise(result);
   } else {
-    result.verdict = DiffVerdict::identical;
-    result.story = fmt::format("All {} rows{} have the same bits", result.rows,
-                               not_common(result).empty() ? "" : " that both have");
+    conclude(result, identical,
+             fmt::format("all {} rows{} have the same bits", result.rows,
+                         not_common(result).empty() ? "" : " that both have"));
   }
-  if (result.rows > 0) result.story += not_common(result);
+  result.story += not_common(result);
+}
+
+void put_judgements(DiffResult& result, std::vector<DiffJudgement> judged) {
+  result.judged = std::move(judged);
+  const bool compared = result.rows > 0 && result.verdict != DiffVerdict::identical;
+  if (compared && result.judged.size() == 2) conclude_of_judgements(result);
 }
 
 const char* name_of(DiffVerdict verdict) {

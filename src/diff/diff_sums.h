@@ -1,11 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "src/diff/diff.h"
 #include "src/diff/diff_noise.h"
+#include "src/diff/same_inputs.h"
 
 namespace lockstep {
 
@@ -17,28 +18,24 @@ struct DiffSums {
   int32_t worst_position = 0;
   double furthest = 0;  // relative() of a row
   int32_t furthest_position = 0;
+  int32_t last_position = 0;
   bool differs = false, without_digest = false, each_known = true;
-  std::pair<const RecordedTensor*, const RecordedTensor*> bounded;  // the last two by their digests
+  bool asked_digests = false;  // then: whether they say anything
+  bool digests_tell = false;
+  Distance best;       // of the best logits, where that is all that was kept of them
+  double likely = 0;   // the relative difference that they make likely
   std::string reason;  // as in DiffNode, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;
+  SameInputRows same_inputs;
 
-  void add(std::span<const double> a, std::span<const double> b, const Row& row) {
-    Distance own;
-    for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]), own.add(a[i], b[i]);
-    if (own.relative() > furthest) furthest = own.relative(), furthest_position = row.position;
-    const double of_row = worst_of(a, b);
-    if (of_row <= worst) return;
-    worst = of_row;
-    worst_position = row.position;
-  }
+  void add(std::span<const double> a, std::span<const double> b, const Row& row);
   // `by`: relative() of the two rows, 0 where it is not known; of several the worst is named.
-  void forbid(const Row& row, const char* why, double by) {
-    if (by <= reason_worst) return;
-    reason = why;
-    reason_position = row.position;
-    reason_worst = by;
-  }
+  void forbid(const Row& row, const char* why, double by);
+  // The node, as it differs by more than the limit of it all and of an element, or than two right
+  // ops of the same inputs do; nothing: it does not. `share`: what differs too often.
+  std::optional<DiffNode> kind(const RelativeDifference& limit,
+                               const std::optional<DiffShare>& share) const;
 };
 
 }  // namespace lockstep

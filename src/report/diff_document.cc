@@ -1,36 +1,150 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "src/judge/ledger.h"
+#include "src/report/diff_origin.h"
+#include "src/report/point_columns.h"
 #include "src/report/report.h"
 
 namespace lockstep {
 namespace {
 
-Table places_table(const DiffResult& result) {
-  Table table{{{"place", Align::left, 24},
-               {"equal rows", Align::right, 15},
-               {"difference", Align::right, 12},
-               {"rms", Align::right, 12},
-               {"ulps", Align::right, 9}},
-              {},
-              "{:.3g}",
-              1};
-  for (const DiffPlace& p : result.places)
-    if (p.equal != p.rows)
-      table.rows.push_back({text_of(p.place), fmt::format("{}/{}", p.equal, p.rows),
-                            p.difference_rms, p.rms, p.ulps});
+constexpr size_t kMostFlips = 4;  // that are told one by one
+
+bool is_at(const std::optional<DiffNode>& node, const Place& place) {
+  return node && node->id.place == place;
+}
+
+// A number of ulps in at most three characters.
+std::string short_number(double x) {
+  if (!std::isfinite(x)) return "inf";
+  if (x < 0.095) return "<.1";
+  if (x < 9.95) return fmt::format("{:.1f}", x);
+  return x < 999.5 ? fmt::format("{:.0f}", x) : ">1k";
+}
+
+bool is_choice(const DiffPlace& place) { return row_of(place.place.point->op).makes_indices; }
+
+std::string mark_of(const DiffPlace& place) {
+  if (place.unlike) return "!";
+  if (place.equal == place.rows) return "=";
+  if (is_choice(place)) return "x";
+  return place.measured > 0 ? short_number(place.ulps) : "#";
+}
+
+std::string mark_of(const DiffPlace& place, const DiffResult& result) {
+  const std::string mark = mark_of(place);
+  return is_at(result.first_kind, place.place) ? fmt::format("[{}]", mark) : mark;
+}
+
+const DiffPlace* find(const DiffResult& result, const Place& place) {
+  const auto found = std::ranges::find(result.places, place, &DiffPlace::place);
+  return found == result.places.end() ? nullptr : &*found;
+}
+
+// Layers that look alike share a row.
+Table map_of(const DiffResult& result) {
+  std::vector<Place> places;
+  int layers = 0;
+  for (const DiffPlace& p : result.places) {
+    places.push_back(p.place);
+    layers = std::max(layers, p.place.layer + 1);
+  }
+  const std::vector<const Point*> points = layer_columns(places);
+  Table table{{{"ulps", Align::right, 5}}, {}, "{}", 1};
+  for (const Point* point : points)
+    table.columns.emplace_back(std::string(column_name_of(*point)), Align::right, 3);
+  int first = 0;
+  for (int layer = 0; layer < layers && !points.empty(); ++layer) {
+    std::vector<Cell> row{std::to_string(layer)};
+    for (const Point* point : points) {
+      const DiffPlace* place = find(result, {point, layer});
+      row.emplace_back(place ? mark_of(*place, result) : std::string());
+    }
+    if (!table.rows.empty() &&
+        std::equal(row.begin() + 1, row.end(), table.rows.back().begin() + 1))
+      table.rows.back()[0] = fmt::format("{}-{}", first, layer);
+    else
+      first = layer, table.rows.push_back(std::move(row));
+  }
   return table;
 }
 
+// Places that are of no layer, in one line; "": none.
+std::string outside_of_layers(const DiffResult& result) {
+  std::vector<std::string> all;
+  for (const DiffPlace& p : result.places)
+    if (p.place.layer < 0)
+      all.push_back(fmt::format("{} {}", p.place.point->name, mark_of(p, result)));
+  return all.empty() ? "" : fmt::format("model  {}", fmt::join(all, "  "));
+}
+
+// The marks that stand in the map, explained.
+std::string legend_of(const DiffResult& result) {
+  std::string legend = "       = equal bits";
+  for (const auto& [mark, meaning] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"#", "other hashes, no numbers"},
+           {"x", "other choices"},
+           {"!", "NaN in one only, or another shape"}})
+    if (std::ranges::any_of(result.places,
+                            [&](const DiffPlace& place) { return mark_of(place) == mark; }))
+      legend += fmt::format("   {} {}", mark, meaning);
+  return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
+}
+
+void add_map(const DiffResult& result, std::vector<Block>& blocks) {
+  if (result.rows == result.equal && !result.first_kind) return;
+  if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
+  if (std::string line = outside_of_layers(result); !line.empty())
+    blocks.push_back(Paragraph{std::move(line)});
+  blocks.push_back(Paragraph{legend_of(result)});
+}
+
+std::string text_of(const DiffFlip& flip, const DiffResult& result) {
+  std::string text =
+      fmt::format("tokens  request {} leaves at position {}", flip.request, flip.position);
+  const std::string margin =
+      flip.margin_ulp ? fmt::format(", margin {:.2g} ulp", *flip.margin_ulp) : "";
+  if (flip.layer >= 0)
+    text += fmt::format(" (other experts in layer {})", flip.layer);
+  else
+    text += fmt::format(" ({} / {}{})", flip.token_a, flip.token_b, margin);
+  text += ": not compared from there";
+  if (flip.layer < 0 && flip.cause != DiffFlip::Cause::chosen)
+    text +=
+        fmt::format("; --force-from {} compares on", result.trace_a.empty() ? "A" : result.trace_a);
+  return text;
+}
+
+void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
+  for (size_t i = 0; i < std::min(kMostFlips, result.flips.size()); ++i)
+    blocks.push_back(Paragraph{text_of(result.flips[i], result)});
+  if (result.flips.size() > kMostFlips)
+    blocks.push_back(
+        Paragraph{fmt::format("        and {} more requests", result.flips.size() - kMostFlips)});
+  if (result.logits && result.logits->kl_max > 0)
+    blocks.push_back(
+        Paragraph{fmt::format("logits  mean KL {:.2g}, worst {:.2g}, over {} rows",
+                              result.logits->kl_mean, result.logits->kl_max, result.logits->rows)});
+}
+
+// A column that was not measured is empty, and no 0.
 Table data_of(const DiffResult& result) {
   Table table{{"layer", "point", "rows", "equal", "measured", "difference_rms", "rms", "ulps"}, {}};
-  for (const DiffPlace& p : result.places)
+  for (const DiffPlace& p : result.places) {
+    const auto number = [&](double x) { return p.measured > 0 ? Cell(x) : Cell(""); };
     table.rows.push_back({p.place.layer < 0 ? Cell("") : Cell(int64_t{p.place.layer}),
                           std::string(p.place.point->name), p.rows, p.equal, p.measured,
-                          p.difference_rms, p.rms, p.ulps});
+                          number(p.difference_rms), number(p.rms), number(p.ulps)});
+  }
   return table;
+}
+
+const char* word_of(DiffVerdict verdict) {
+  return verdict == DiffVerdict::inconclusive ? "cannot tell" : name_of(verdict);
 }
 
 }  // namespace
@@ -39,15 +153,21 @@ Document document_of(const DiffResult& result) {
   Document document{.data = data_of(result), .json = report_json(result)};
   document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
-  if (Table table = places_table(result); !table.rows.empty()) blocks.push_back(std::move(table));
-  for (const std::string& sentence : result.structure) blocks.push_back(Paragraph{sentence});
+  for (std::string& line : origins_of(result)) blocks.push_back(Paragraph{std::move(line)});
+  if (result.rows > 0)
+    blocks.push_back(Paragraph{fmt::format(
+        "rows compared {}, equal bits {} ({:.0f} %)", result.rows, result.equal,
+        std::floor(100 * static_cast<double>(result.equal) / static_cast<double>(result.rows)))});
   if (result.only_a + result.only_b > 0)
     blocks.push_back(
-        Paragraph{fmt::format("rows that only the first trace has: {}, only the second: {}",
-                              result.only_a, result.only_b)});
+        Paragraph{fmt::format("rows that only A has {}, only B {}", result.only_a, result.only_b)});
+  for (const auto* sentences : {&result.renamed, &result.structure})
+    for (const std::string& sentence : *sentences) blocks.push_back(Paragraph{sentence});
+  add_map(result, blocks);
+  add_tokens(result, blocks);
   for (const DiffJudgement& j : result.judged)
     blocks.push_back(Paragraph{fmt::format("{} is {}: {}", j.trace, name_of(j.verdict), j.story)});
-  blocks.push_back(Conclusion{name_of(result.verdict), result.story});
+  blocks.push_back(Conclusion{word_of(result.verdict), result.story});
   return document;
 }
 

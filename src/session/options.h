@@ -23,7 +23,8 @@ struct ModelOptions {
   std::string requests;             // path of a JSONL file
   bool chat = false;                // a prompt of text is what a user says
   int64_t max_new = 16;
-  std::string force;  // "5,6,7"
+  std::string force;       // "5,6,7"
+  std::string force_from;  // path of a trace or a result, whose tokens are forced; empty: none
   Sampling sampling;
   int32_t samples = 1;
   std::vector<std::string> stop;

@@ -11,6 +11,7 @@
 #include "kernels/matmul.h"
 #include "probes/digest.h"
 #include "src/session/build_info.h"
+#include "src/session/machine.h"
 
 namespace lockstep {
 namespace {
@@ -75,6 +76,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"sliding_window", std::to_string(narrowest_window(checkpoint.config()))},
       {"path", options.graph ? "graph" : "eager"},
   };
+  facts.merge(machine_facts(options.device));
   for_each_engine_option([&](const auto& option) {
     std::string name = option.name;
     std::ranges::replace(name, '-', '_');

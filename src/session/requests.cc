@@ -5,11 +5,12 @@
 #include <limits>
 #include <sstream>
 
-#include "kernels/files/json.h"
-#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
+#include "src/session/forced.h"
 
 namespace lockstep {
 namespace {
@@ -35,7 +36,7 @@ void put_text(Request& request, const std::string& text, const ModelOptions& opt
 void check_fields(const JsonValue& line) {
   constexpr auto kFields = std::to_array<std::string_view>(
       {"id", "prompt", "tokens", "messages", "max_new", "temperature", "top_k", "top_p", "min_p",
-       "repetition_penalty", "seed", "stop", "n", "arrival"});
+       "repetition_penalty", "seed", "stop", "n", "arrival", "force"});
   for (const auto& [name, value] : line.fields())
     check(std::ranges::find(kFields, name) != kFields.end(),
           "{}: a request has no \"{}\"; did you mean \"{}\"?", line.where(), shown(name),
@@ -84,6 +85,12 @@ void read_stop(const JsonValue& stop, std::vector<std::string>& texts) {
   if (std::ranges::count(texts, "") > 0) stop.refuse("a text, or a list of texts, none empty,");
 }
 
+void read_force(const JsonValue& force, Request& request) {
+  request.forced = force.wholes<int32_t>();
+  if (request.forced.empty())
+    force.refuse("a list of at least one token id; leave it out to let the engine choose: that");
+}
+
 void read_request(const JsonValue& line, const ModelOptions& options, const Tokenizer* tokenizer,
                   Request& request) {
   check_fields(line);
@@ -97,6 +104,7 @@ void read_request(const JsonValue& line, const ModelOptions& options, const Toke
   if (id.is_list() || id.is_object()) id.refuse("a text or a number");
   if (!id.is_missing()) request.name = id.is_text() ? id.text() : id.said();
   if (!line["stop"].is_missing()) read_stop(line["stop"], request.stop);
+  if (!line["force"].is_missing()) read_force(line["force"], request);
   read_whole(line, "max_new", 1, request.max_new);
   read_whole(line, "n", 1, request.samples);
   read_whole(line, "arrival", 0, request.arrival);
@@ -168,6 +176,7 @@ std::vector<Request> requests_from(const ModelOptions& options, const ModelConfi
   check(!requests.empty(),
         "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
         "at least one request");
+  if (!options.force_from.empty()) force_from(options.force_from, requests);
   return requests;
 }
 

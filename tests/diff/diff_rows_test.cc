@@ -19,7 +19,7 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   DiffResult r = diff_of(run_of(), less);
   EXPECT_EQ(r.verdict, DiffVerdict::identical);
   EXPECT_EQ(r.story,
-            fmt::format("All {} rows that both have have the same bits; 22 rows are in one "
+            fmt::format("all {} rows that both have have the same bits; 22 rows are in one "
                         "trace only, and were not compared",
                         r.rows));
   EXPECT_EQ(r.only_a, 22);

@@ -53,6 +53,18 @@ TEST_F(Requests, CarryTheOptionsOfTheCommand) {
   EXPECT_EQ(requests[1].eos, Ids{9});
 }
 
+TEST_F(Requests, MayEachBeForced) {
+  options_.force = "7,8";
+  const auto requests = read("{\"tokens\": [1], \"force\": [4, 5, 6]}\n{\"tokens\": [2]}\n");
+  EXPECT_EQ(requests[0].forced, (Ids{4, 5, 6}));
+  EXPECT_EQ(requests[1].forced, (Ids{7, 8})) << "as the command says";
+  EXPECT_NE(error_in("{\"tokens\": [1], \"force\": []}").find("at least one token id, found []"),
+            std::string::npos);
+  EXPECT_NE(error_in("{\"tokens\": [1], \"force\": [1, \"a\"]}")
+                .find("\"force\" must be a list of token ids, found \"a\" in it"),
+            std::string::npos);
+}
+
 TEST_F(Requests, ReadTextThroughTheTokenizer) {
   const std::string dir = data_path("bard-qwen3");
   const Tokenizer tokenizer = Tokenizer::open(dir);

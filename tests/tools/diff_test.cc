@@ -96,6 +96,26 @@ TEST_F(Diff, WithACheckpointSaysWhichOfTheTwoIsWrong) {
   EXPECT_EQ(judged[0]["verdict"], "clean") << judged;
   EXPECT_EQ(judged[1]["verdict"], "diverged") << judged;
   EXPECT_TRUE(judged[1]["story"].get<std::string>().starts_with("layer 3 mlp.act")) << judged;
+  EXPECT_EQ(judged[1]["first"]["point"], "mlp.act");
+  const std::string story = nlohmann::json::parse(outcome.out)["story"];
+  EXPECT_TRUE(story.starts_with(b_ + " introduces an error, and " + a_ + " does not")) << story;
+}
+
+TEST_F(Diff, TokensOfOneRunAreForcedOnAnother) {
+  std::filesystem::remove_all(a_);
+  const std::string generate =
+      "generate --format json --model " + data_path("bard-qwen3") + " --max-new 3 --trace ";
+  ASSERT_EQ(call_lockstep(generate + a_ + " --tokens 5,6,7 --keep full").status, 0);
+  const std::string forced = generate + b_ + " --force-from " + a_ + " --tokens ";
+  EXPECT_NE(trouble_of(forced + "5,6").find("has request 0 with another prompt (3 tokens, here 2)"),
+            std::string::npos);
+  EXPECT_NE(trouble_of(forced + "5,6,7 --force 1").find("--force-from excludes --force"),
+            std::string::npos);
+  ASSERT_EQ(call_lockstep(forced + "5,6,7 --keep full").status, 0);
+  const Outcome outcome = call_lockstep(both_);
+  EXPECT_EQ(outcome.status, 0) << outcome.out;
+  EXPECT_TRUE(outcome.out.starts_with("A " + a_)) << outcome.out;
+  EXPECT_NE(outcome.out.find("\nB " + b_ + "  the same"), std::string::npos) << outcome.out;
 }
 
 }  // namespace

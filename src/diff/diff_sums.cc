@@ -1,0 +1,58 @@
+#include "src/diff/diff_sums.h"
+
+#include "src/stats/statistics.h"
+
+namespace lockstep {
+
+void DiffSums::add(std::span<const double> a, std::span<const double> b, const Row& row) {
+  Distance own;
+  for (size_t i = 0; i < a.size(); ++i) distance.add(a[i], b[i]), own.add(a[i], b[i]);
+  if (own.relative() > furthest) furthest = own.relative(), furthest_position = row.position;
+  const double of_row = worst_of(a, b);
+  if (of_row <= worst) return;
+  worst = of_row;
+  worst_position = row.position;
+}
+
+void DiffSums::forbid(const Row& row, const char* why, double by) {
+  if (by <= reason_worst) return;
+  reason = why;
+  reason_position = row.position;
+  reason_worst = by;
+}
+
+std::optional<DiffNode> DiffSums::kind(const RelativeDifference& limit,
+                                       const std::optional<DiffShare>& share) const {
+  DiffNode found = node;
+  const auto element = [&](double relative, double its_limit, int32_t position) {
+    found.of_element = true;
+    found.relative = relative;
+    found.limit = its_limit;
+    found.position = position;
+  };
+  // Where numbers tell, the row that is furthest off; else the first with other bits.
+  if (furthest > 0) found.position = furthest_position;
+  if (!reason.empty()) {
+    found.reason = reason;
+    found.position = reason_position;
+    found.limit = 0;
+    return found;
+  }
+  if (!within(node.relative, limit.all)) return found;
+  if (!within(worst, limit.worst)) {
+    element(worst, limit.worst, worst_position);
+    return found;
+  }
+  found.same_inputs = true;
+  if (share) {
+    found.share = share;
+    found.position = same_inputs.first_position;
+    return found;
+  }
+  const FurthestElement& one = same_inputs.furthest;
+  if (within(one.excess, 1)) return {};
+  element(one.relative, one.limit, one.position);
+  return found;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "probes/selection.h"
+#include "src/diff/diff.h"
+#include "src/diff/diff_side.h"
+
+namespace lockstep {
+
+// Follows the requests of two traces until they take different ways, and says why they do.
+class DiffTokens {
+ public:
+  // All are borrowed; what is found goes into `result`.
+  DiffTokens(DiffSide& a, DiffSide& b, const Selection& selection, DiffResult& result)
+      : a_(a), b_(b), selection_(selection), result_(result) {}
+
+  // Whether the row comes after a place where its request took different ways.
+  bool stopped(const Row& row) const {
+    const auto stop = stopped_.find(row.request);
+    return stop != stopped_.end() && row.position >= stop->second;
+  }
+  bool wanted(const Row& row) const { return !stopped(row) && selection_.has(row); }
+
+  // The row was fed one token in a and another one in b.
+  void fed(const Row& row, int32_t token_a, int32_t token_b);
+  // Other experts were chosen for the row. tie: each of the best of its own scores; nothing: these
+  // were not kept.
+  void chose_experts(const Row& row, int layer, std::optional<bool> tie);
+  // The last token of a request is fed to no pass, and of the point `token` the most likely is
+  // shown, not what was drawn.
+  void compare_last_drawn();
+
+  // Whether the indices that each shows there are of the largest of its own op's inputs, which it
+  // shows at place `input`; nothing: these were not kept.
+  std::optional<bool> are_of_largest(const ShownRow& x, const ShownRow& y, const Point& point,
+                                     size_t input);
+
+  // Whether each of two tokens is the best of the logits that its own trace kept of that row;
+  // nothing: what was kept does not tell.
+  std::optional<bool> is_tie(const Row& row, int32_t token_a, int32_t token_b) const;
+
+ private:
+  // Why the token after the row, `position` - 1 of its request, is another one.
+  DiffFlip flip_of(const Row& row, int32_t token_a, int32_t token_b) const;
+  DiffFlip::Cause cause_of(const Row& chosen_at, const DiffFlip& flip) const;
+  std::optional<double> margin_ulp(const Row& row, int32_t token_a, int32_t token_b) const;
+  void stop(const DiffFlip& flip, const std::string& sentence);
+
+  DiffSide &a_, &b_;
+  const Selection& selection_;
+  DiffResult& result_;
+  std::map<int32_t, int32_t> stopped_;  // request -> first position not compared
+};
+
+}  // namespace lockstep

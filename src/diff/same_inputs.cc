@@ -1,0 +1,149 @@
+#include "src/diff/same_inputs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/stats/moments.h"
+#include "src/stats/roundoff.h"
+
+namespace lockstep {
+namespace {
+
+// A share of right kernels is exceeded by chance once in so many nodes and places.
+constexpr double kTail = 1e-9;
+// No right product or attention was seen to differ from exact arithmetic in more than half of that.
+constexpr double kMostShare = 0.04;
+// How much a kernel may be worse than the textbook's arithmetic of an elementwise op: an exp() of
+// some ulp, a sum in another order.
+constexpr double kSlack = 4;
+
+// One standard deviation of an op's arithmetic, in units of 2^-24 of what `scale_of` it says.
+double arithmetic(OpKind op, int64_t terms) {
+  const auto n = static_cast<double>(terms);
+  switch (op) {
+    case OpKind::norm:
+      return walk_of(n) / 2 + 3;
+    case OpKind::rope:
+    case OpKind::silu_mul:
+    case OpKind::softmax:
+      return 8;
+    case OpKind::attention:
+      return 0x1p11;  // scores are sums of products that cancel, and exp() raises what they are off
+    default:
+      // Terms of either sign: their sizes add up to sqrt(n) times their sum, which may cancel.
+      return 4 * walk_of(n) * std::sqrt(n);
+  }
+}
+
+// Whether the arithmetic's error is in proportion to each element, and not to the largest of a row.
+bool of_each_element(OpKind op) { return op == OpKind::norm || op == OpKind::silu_mul; }
+
+bool is_elementwise(OpKind op) {
+  return of_each_element(op) || op == OpKind::rope || op == OpKind::softmax;
+}
+
+// The share of elements that two right kernels store as different numbers.
+double share_of(OpKind op, int64_t terms, DType dtype) {
+  const double in_ulp = arithmetic(op, terms) * kAccumulatorRoundoff / unit_roundoff(dtype);
+  return std::min(kMostShare, (is_elementwise(op) ? kSlack : 1) * in_ulp);
+}
+
+int64_t row_size_of(const RecordedTensor& tensor) {
+  return tensor.shape.count() / std::max<int64_t>(1, std::ssize(tensor.rows));
+}
+
+const RoundingContract* declared(const Manifest& manifest, const Point& point) {
+  const auto found = manifest.contracts.find(std::string(point.name));
+  return found == manifest.contracts.end() ? nullptr : &found->second;
+}
+
+bool leaves_arithmetic_alone(RoundingContract contract, OpKind op) {
+  if (contract == RoundingContract::fused) return true;
+  // Attention under it rounds each weight by itself, wherever its blocks end.
+  return contract == RoundingContract::hf && op != OpKind::attention;
+}
+
+}  // namespace
+
+void SameInputCounts::add(const SameInputCounts& other) {
+  rows += other.rows, rows_different += other.rows_different;
+  elements += other.elements, different += other.different;
+  row_size = std::max(row_size, other.row_size);
+}
+
+SameInputs::SameInputs(const std::vector<Place>& places, const Manifest& a, const Manifest& b)
+    : places_(places), dtype_(a.dtype), counts_(places.size()) {
+  const bool short_dtype = a.dtype == b.dtype && (a.dtype == DType::bf16 || a.dtype == DType::f16);
+  for (const Place& place : places) {
+    const Point& point = *place.point;
+    const RoundingContract *of_a = declared(a, point), *of_b = declared(b, point);
+    comparable_.push_back(short_dtype && point.node_class != NodeClass::exact &&
+                          point.dtype == PointDType::of_the_run && of_a && of_b && *of_a == *of_b &&
+                          leaves_arithmetic_alone(*of_a, point.op));
+  }
+}
+
+void SameInputs::count(size_t place, const ShownRow& x, const ShownRow& y,
+                       const RecordedTensor& input, SameInputRows& rows) const {
+  SameInputCounts& counts = rows.counts;
+  const bool by_rows = places_[place].point->op == OpKind::norm;  // of a head, or a whole row
+  rows.terms = by_rows ? x.tensor->shape.last() : row_size_of(input);
+  counts.row_size = row_size_of(*x.tensor);
+  ++counts.rows;
+  if (x.same_bits(y)) {
+    counts.elements += counts.row_size;
+    return;
+  }
+  if (counts.rows_different++ == 0) rows.first_position = x.row().position;
+  const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+  if (!a.empty() && !b.empty()) measure(place, a, b, x.row().position, rows);
+}
+
+void SameInputs::measure(size_t place, std::span<const double> a, std::span<const double> b,
+                         int32_t position, SameInputRows& rows) const {
+  const OpKind op = places_[place].point->op;
+  double largest = 0, squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return;  // no number says how far apart
+    largest = std::max({largest, std::fabs(a[i]), std::fabs(b[i])});
+    squares += a[i] * a[i];
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(a.size(), 1)));
+  const double of_arithmetic = 2 * kLambda * arithmetic(op, rows.terms) * kAccumulatorRoundoff;
+  rows.counts.elements += std::ssize(a);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    ++rows.counts.different;
+    const double size = std::max(std::fabs(a[i]), std::fabs(b[i]));
+    const double limit = ulp(size, dtype_) + of_arithmetic * (of_each_element(op) ? size : largest);
+    const double excess = std::fabs(a[i] - b[i]) / limit, unit = std::max(size, rms);
+    if (excess <= rows.furthest.excess) continue;
+    rows.furthest = {excess, std::fabs(a[i] - b[i]) / unit, limit / unit, position};
+  }
+}
+
+std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCounts& counts,
+                                               int64_t terms) const {
+  const auto asked = [&](bool of_rows, int64_t different, int64_t of,
+                         double share) -> std::optional<DiffShare> {
+    if (of == 0) return {};
+    const double limit = share_limit(of, share, kTail);
+    if (within(static_cast<double>(different) / static_cast<double>(of), limit)) return {};
+    return DiffShare{of_rows, different, of, limit};
+  };
+  const double share = share_of(places_[place].point->op, terms, dtype_);
+  if (const auto found = asked(false, counts.different, counts.elements, share)) return found;
+  const double of_a_row = -std::expm1(static_cast<double>(counts.row_size) * std::log1p(-share));
+  return asked(true, counts.rows_different, counts.rows, of_a_row);
+}
+
+std::optional<DiffShare> SameInputs::enter(size_t place, const SameInputRows& of_node) {
+  const SameInputCounts& counts = of_node.counts;
+  if (counts.rows == 0) return {};
+  counts_[place].add(counts);
+  if (counts.rows_different == 0) return {};
+  const auto found = too_large(place, counts, of_node.terms);
+  return found ? found : too_large(place, counts_[place], of_node.terms);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+#include "src/report/diff_origin.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using Facts = std::map<std::string, std::string>;
+
+std::string fact(const Facts& facts, const std::string& name) {
+  const auto found = facts.find(name);
+  return found == facts.end() ? "" : found->second;
+}
+
+// Facts that differ between any two runs, or that others say better.
+bool is_of_every_run(const std::string& name) {
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"command_line", "created_utc", "git_dirty", "git_sha", "pages", "prompt_xxh3", "run_id",
+       "tokenizer_xxh3", "trace_waits", "weight_dtype", "kv_dtype", "engine_version"});
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
+std::string source_of(const Facts& facts) {
+  const std::string sha = fact(facts, "git_sha").substr(0, 7);
+  const char* dirty = fact(facts, "git_dirty") == "1" ? "+" : "";
+  return fmt::format("{}{}{}{}", sha, dirty, sha.empty() ? "" : " ",
+                     fact(facts, "created_utc").substr(0, 10));
+}
+
+std::string first_line(const DiffResult& result) {
+  const Facts& facts = result.provenance_a;
+  std::string line = fmt::format("A {}  {}", result.trace_a, source_of(facts));
+  std::string how;
+  for (const char* name : {"compute_dtype", "device", "matmul"})
+    if (const std::string value = fact(facts, name); !value.empty())
+      how += fmt::format(" {}", value.substr(0, value.find(" (")));
+  line += fmt::format(" {}", how);
+  for (const auto& [name, shown] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"threads", "threads"}, {"page_size", "page"}, {"chunk", "chunk"}})
+    if (const std::string value = fact(facts, name); !value.empty())
+      line += fmt::format("  {} {}", shown, value);
+  return line;
+}
+
+// By name, the value of each option of a command line.
+Facts options_of(const std::string& command_line) {
+  Facts options;
+  std::istringstream words(command_line);
+  std::string name;
+  for (std::string word; words >> word;) {
+    if (word.starts_with("--")) {
+      const size_t equals = word.find('=');
+      name = word.substr(0, equals);
+      std::string& value = options[name];
+      if (equals != std::string::npos) value += fmt::format(" {}", word.substr(equals + 1));
+    } else if (!name.empty()) {
+      options[name] += fmt::format(" {}", word);
+    }
+  }
+  return options;
+}
+
+std::string second_line(const DiffResult& result) {
+  const Facts &a = result.provenance_a, &b = result.provenance_b;
+  std::vector<std::string> others;
+  std::set<std::string> names;
+  for (const Facts* facts : {&a, &b})
+    for (const auto& [name, value] : *facts) names.insert(name);
+  for (const std::string& name : names) {
+    const std::string of_a = fact(a, name), of_b = fact(b, name);
+    if (is_of_every_run(name) || of_a == of_b) continue;
+    others.push_back(fmt::format("{} {:.40} (not {:.40})", name, of_b.empty() ? "none" : of_b,
+                                 of_a.empty() ? "none" : of_a));
+  }
+  for (const std::string& option :
+       other_options(fact(a, "command_line"), fact(b, "command_line"))) {
+    std::string name = option.substr(2, option.find(' ') - 2);
+    std::ranges::replace(name, '-', '_');
+    if (!names.contains(name)) others.push_back(option);
+  }
+  std::string line = fmt::format("B {}  ", result.trace_b);
+  if (source_of(a) != source_of(b)) line += fmt::format("{}  ", source_of(b));
+  return line +
+         (others.empty() ? "the same" : fmt::format("the same but {}", fmt::join(others, ", ")));
+}
+
+}  // namespace
+
+std::vector<std::string> other_options(const std::string& of_a, const std::string& of_b) {
+  static constexpr auto kLeftOut = std::to_array<std::string_view>(
+      {"--trace", "--json", "--format", "--keep", "--prompt", "--tokens", "--requests", "--model",
+       "--html", "--force-from"});
+  const Facts a = options_of(of_a), b = options_of(of_b);
+  std::vector<std::string> others;
+  for (const auto& [name, value] : b)
+    if (std::ranges::find(kLeftOut, name) == kLeftOut.end() &&
+        (!a.contains(name) || a.at(name) != value))
+      others.push_back(name + value);
+  for (const auto& [name, value] : a)
+    if (std::ranges::find(kLeftOut, name) == kLeftOut.end() && !b.contains(name))
+      others.push_back(fmt::format("no {}", name));
+  return others;
+}
+
+std::vector<std::string> origins_of(const DiffResult& result) {
+  if (result.provenance_a.empty() && result.provenance_b.empty()) return {};
+  return {first_line(result), second_line(result)};
+}
+
+}  // namespace lockstep
