@@ -50,6 +50,9 @@ struct ClassDrift {
   OpLimits limits;
 };
 
+// Whether an op class was judged by numbers: not one that must be exact.
+inline bool is_measured(const Reached& reached) { return !within(reached.rms, 0); }
+
 struct CheckResult {
   CheckVerdict verdict = CheckVerdict::inconclusive;
   std::string story;         // one sentence

@@ -32,10 +32,13 @@ std::string baseline_text(const CheckResult& result) {
                      short_sha(result.baseline_sha), short_sha(fact_of(result, "git_sha")));
 }
 
-// "0.93 / 0.91"; one that was not measured is "#".
-std::string pair_text(double now, double then) {
-  const auto shown = [](double x) { return x == 0 ? "#" : fmt::format("{:.3g}", x); };
-  return now == 0 && then == 0 ? "#" : fmt::format("{} / {}", shown(now), shown(then));
+// "0.93 / 0.91"; what was not measured, as of an op class that must be exact, is "#".
+std::string pair_text(const ClassDrift& drift, double Reached::*value) {
+  const auto shown = [value](const Reached& reached) {
+    return is_measured(reached) ? fmt::format("{:.3g}", reached.*value) : "#";
+  };
+  if (!is_measured(drift.reached) && !is_measured(drift.baseline)) return "#";
+  return fmt::format("{} / {}", shown(drift.reached), shown(drift.baseline));
 }
 
 Table classes_table(const CheckResult& result) {
@@ -52,10 +55,8 @@ Table classes_table(const CheckResult& result) {
                                   ? std::to_string(c.nodes)
                                   : fmt::format("{} / {}", c.nodes, c.baseline_nodes);
     table.rows.push_back({std::string(name_of(c.op)), nodes, c.findings,
-                          fp32 ? pair_text(c.reached.inner, c.baseline.inner)
-                               : pair_text(c.reached.share, c.baseline.share),
-                          pair_text(c.reached.rms, c.baseline.rms),
-                          pair_text(c.reached.gain, c.baseline.gain)});
+                          pair_text(c, fp32 ? &Reached::inner : &Reached::share),
+                          pair_text(c, &Reached::rms), pair_text(c, &Reached::gain)});
   }
   return table;
 }

@@ -19,24 +19,25 @@ Json of_items(const std::vector<CheckItem>& items) {
 }
 
 // The value of a statistic now and then, and the calibrated limit; null: theory's, or not measured.
-Json of_statistic(double now, double then, double limit, double unlimited) {
-  const auto measured = [](double x) { return x == 0 ? Json(nullptr) : json_number<Json>(x); };
-  return {{"value", measured(now)},
-          {"baseline", measured(then)},
-          {"limit", limit == unlimited ? Json(nullptr) : json_number<Json>(limit)}};
+Json of_statistic(const ClassDrift& c, double Reached::*value, double OpLimits::*limit) {
+  const auto shown = [value](const Reached& reached) {
+    return is_measured(reached) ? json_number<Json>(reached.*value) : Json(nullptr);
+  };
+  const double held_to = c.limits.*limit;
+  return {{"value", shown(c.reached)},
+          {"baseline", shown(c.baseline)},
+          {"limit", held_to == OpLimits{}.*limit ? Json(nullptr) : json_number<Json>(held_to)}};
 }
 
 Json of_class(const ClassDrift& c) {
-  const OpLimits theory;
-  return {
-      {"op_class", name_of(c.op)},
-      {"nodes", c.nodes},
-      {"baseline_nodes", c.baseline_nodes},
-      {"findings", c.findings},
-      {"t1_inner", of_statistic(c.reached.inner, c.baseline.inner, c.limits.inner, theory.inner)},
-      {"t2_t4", of_statistic(c.reached.rms, c.baseline.rms, c.limits.rms, theory.rms)},
-      {"t3", of_statistic(c.reached.share, c.baseline.share, c.limits.share, theory.share)},
-      {"t5_gain", of_statistic(c.reached.gain, c.baseline.gain, c.limits.gain, theory.gain)}};
+  return {{"op_class", name_of(c.op)},
+          {"nodes", c.nodes},
+          {"baseline_nodes", c.baseline_nodes},
+          {"findings", c.findings},
+          {"t1_inner", of_statistic(c, &Reached::inner, &OpLimits::inner)},
+          {"t2_t4", of_statistic(c, &Reached::rms, &OpLimits::rms)},
+          {"t3", of_statistic(c, &Reached::share, &OpLimits::share)},
+          {"t5_gain", of_statistic(c, &Reached::gain, &OpLimits::gain)}};
 }
 
 }  // namespace

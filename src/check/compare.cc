@@ -33,8 +33,7 @@ std::vector<CheckItem> failures_of_nodes(const Result& run, const Limits& limits
     failures.push_back(
         {.kind = kind_of(first.verdict),
          .op_class = place.point->op,
-         .says = fmt::format("{}: {} in {} of {} nodes; {}{}", text_of(place),
-                             name_of(first.verdict), nodes, of, text_of(first),
+         .says = fmt::format("{}: {} of {} nodes; {}{}", text_of(place), nodes, of, text_of(first),
                              held == OpLimits{} ? "" : "; held to calibrated limits")});
   }
   return failures;

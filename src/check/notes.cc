@@ -99,6 +99,7 @@ void add_tokens(const Compared& c, size_t i, std::vector<CheckItem>& notes) {
 
 void add_drift(const Compared& c, const ClassDrift& drift, double max_drift,
                std::vector<CheckItem>& notes) {
+  if (drift.findings > 0) return;  // which say more
   const OpLimits room = limits_above(drift.baseline, c.baseline.dtype, max_drift), theory;
   const auto look = [&](const char* statistic, double Reached::*value, double OpLimits::*limit) {
     const double now = drift.reached.*value, then = drift.baseline.*value;

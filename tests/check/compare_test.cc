@@ -131,10 +131,10 @@ TEST(Compare, OfAFindingFailsOncePerPlaceAndNamesIt) {
   EXPECT_EQ(exit_status(result), 1);
   EXPECT_EQ(result.story, run.story);
   expect_one(result.failures,
-             "introduced: layer 1 attn.q: introduced in 2 of 6 nodes; request 0, position 2, index "
+             "introduced: layer 1 attn.q: 2 of 6 nodes; request 0, position 2, index "
              "[2, 3], want 0.103, got -0.25, 35.2 budgets (T1)");
   EXPECT_NE(annotations_of(result).find("::error title=lockstep%3A introduced at linear::layer 1 "
-                                        "attn.q: introduced in 2 of 6 nodes"),
+                                        "attn.q: 2 of 6 nodes"),
             std::string::npos)
       << annotations_of(result);
   const std::string junit = render_junit(document_of(result));
