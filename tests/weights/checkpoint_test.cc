@@ -144,7 +144,7 @@ TEST_F(Sharded, misses_a_file) {
 
 TEST_F(Sharded, has_a_cut_file) {
   std::filesystem::resize_file(folder_.path() + "/model-00002-of-00004.safetensors", 50000);
-  expect("model-00002-of-00004.safetensors\" lies at bytes");
+  expect("model-00002-of-00004.safetensors: model.layers.1.mlp.gate_proj.weight lies at bytes");
 }
 
 TEST_F(Sharded, has_an_index_that_is_wrong) {
