@@ -10,6 +10,7 @@
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
+#include "src/session/result_texts.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -57,9 +58,7 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
                       .trace = options.observe.trace,
                       .level = trace_level_from(options.observe.keep),
                       .provenance = provenance,
-                      .progress = [&](int64_t done, int64_t total) {
-                        progress.show(fmt::format("{} of {} tokens judged", done, total));
-                      }};
+                      .progress = [&](const std::string& line) { progress.show(line); }};
   Result result = judge_run(run);
   if (options.confirm) {
     progress.show("running again with ops put right");
@@ -90,7 +89,7 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Progress progress;
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
-  for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
+  if (session.tokenizer) add_texts(result, *session.tokenizer);
   if (exit_status(result) != 0) return result;
   for (const FaultRequest& fault : faults_of(options))
     result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
@@ -142,7 +141,8 @@ int run_command(Args args) {
                                                  {"--limits", options.limits},
                                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
-  put(document_of(result), options.report);
+  put(document_of(result, {.serves = options.modes.empty(), .trace = options.observe.trace}),
+      options.report);
   return exit_status(result);
 }
 

@@ -7,6 +7,7 @@
 #include "src/judge/judge_state.h"
 #include "src/judge/story.h"
 #include "src/stats/mutant.h"
+#include "traces/kept_verdict.h"
 #include "traces/manifest.h"
 
 namespace lockstep {
@@ -236,6 +237,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .argmax = info.argmax,
                                .flips = logits.flips(info.id)});
   result.provenance = manifest.provenance;
+  for (const char* of_before : {kVerdictFact, kStoryFact}) result.provenance.erase(of_before);
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = coverage.not_covered();

@@ -220,6 +220,8 @@ Result Ledger::result() const {
     summary.introduced_rms = rms(errors.introduced, errors.elements);
     summary.propagated_rms = rms(errors.propagated, errors.compared);
     summary.total_rms = rms(errors.total, errors.compared);
+    summary.measured = errors.elements > 0;
+    summary.compared = errors.compared > 0;
   }
   return result;
 }

@@ -80,6 +80,9 @@ struct PlaceSummary {
   double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
   int64_t excluded = 0;  // elements in no statistic, because they are not finite
   std::string ancestor;  // of a propagated one: "layer 2 attn.q_rope"
+  // False where the numbers above are of no element (hashes, nothing finite, nothing judged): of
+  // worst_... and introduced_rms, and of what is compared with the fp64 model.
+  bool measured = true, compared = true;
 };
 
 struct Flip {
@@ -89,6 +92,7 @@ struct Flip {
   double margin_ulp = 0;
   bool explained = false;
   std::string ancestor;  // the finding that it stems from: "layer 2 attn.q_rope"; "": none is known
+  std::string engine_text, reference_text;  // filled by whoever has a tokenizer
 };
 
 struct RequestResult {
@@ -155,7 +159,8 @@ struct Result {
   Scope scope;
   std::map<std::string, std::string> provenance;
   std::map<std::string, double> limits;
-  std::vector<std::string> blind;  // what this run could not have seen
+  std::string cache;               // what was checked of the K/V cache beside nodes; "": nothing
+  std::vector<std::string> blind;  // what this run could not have seen: NAME (WHY): WHAT WOULD SHOW
   std::vector<std::string> notes;  // e.g. what was not captured
 };
 

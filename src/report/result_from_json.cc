@@ -52,23 +52,27 @@ Confirmation confirmation_from(const Json& json) {
   return {place_of(json), json.at("confirmed"), json.at("says")};
 }
 
+double number_or_none(const Json& json) { return json.is_null() ? 0 : double_from(json); }
+
 PlaceSummary place_from(const Json& json) {
   const Json& worst = json.at("worst");
   return {.place = place_of(json),
           .expected = json.at("expected"),
           .judged = json.at("judged"),
           .verdict = verdict_of(json),
-          .worst_t1 = double_from(worst.at("t1")),
-          .worst_t2 = double_from(worst.at("t2")),
-          .worst_of_row = double_from(worst.at("of_row")),
+          .worst_t1 = number_or_none(worst.at("t1")),
+          .worst_t2 = number_or_none(worst.at("t2")),
+          .worst_of_row = number_or_none(worst.at("of_row")),
           .worst_request = int_from(worst.at("request")),
           .worst_position = int_from(worst.at("position")),
           .worst_pass = int_from(worst.at("pass")),
-          .introduced_rms = double_from(json.at("introduced_rms")),
-          .propagated_rms = double_from(json.at("propagated_rms")),
-          .total_rms = double_from(json.at("total_rms")),
+          .introduced_rms = number_or_none(json.at("introduced_rms")),
+          .propagated_rms = number_or_none(json.at("propagated_rms")),
+          .total_rms = number_or_none(json.at("total_rms")),
           .excluded = json.at("excluded"),
-          .ancestor = json.at("ancestor")};
+          .ancestor = json.at("ancestor"),
+          .measured = !worst.at("t1").is_null(),
+          .compared = !json.at("total_rms").is_null()};
 }
 
 Flip flip_from(const Json& json) {
@@ -77,7 +81,9 @@ Flip flip_from(const Json& json) {
           .reference = int_from(json.at("reference")),
           .margin_ulp = double_from(json.at("margin_ulp")),
           .explained = json.at("explained"),
-          .ancestor = json.at("ancestor")};
+          .ancestor = json.at("ancestor"),
+          .engine_text = json.at("engine_text"),
+          .reference_text = json.at("reference_text")};
 }
 
 RequestResult request_from(const Json& json) {
@@ -130,6 +136,7 @@ Result result_from(const Json& json) {
                 .excluded = nodes.at("excluded_elements"),
                 .scope = scope_from(json.at("scope")),
                 .provenance = json.at("provenance").get<std::map<std::string, std::string>>(),
+                .cache = json.at("cache"),
                 .blind = json.at("blind").get<std::vector<std::string>>(),
                 .notes = json.at("notes").get<std::vector<std::string>>()};
   for (int i = 0; i < kVerdicts; ++i)

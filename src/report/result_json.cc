@@ -39,22 +39,27 @@ Json of_confirmation(const Confirmation& c) {
           {"says", c.says}};
 }
 
+// Null where nothing was measured: a number would say that something was.
+Json number_if(bool measured, double number) {
+  return measured ? json_number<Json>(number) : Json(nullptr);
+}
+
 Json of_place(const PlaceSummary& p) {
   return {{"layer", layer_of(p.place)},
           {"point", p.place.point->name},
           {"expected", p.expected},
           {"judged", p.judged},
           {"worst",
-           {{"t1", json_number<Json>(p.worst_t1)},
-            {"t2", json_number<Json>(p.worst_t2)},
-            {"of_row", json_number<Json>(p.worst_of_row)},
+           {{"t1", number_if(p.measured, p.worst_t1)},
+            {"t2", number_if(p.measured, p.worst_t2)},
+            {"of_row", number_if(p.measured, p.worst_of_row)},
             {"request", p.worst_request},
             {"position", p.worst_position},
             {"pass", p.worst_pass}}},
           {"verdict", name_of(p.verdict)},
-          {"introduced_rms", json_number<Json>(p.introduced_rms)},
-          {"propagated_rms", json_number<Json>(p.propagated_rms)},
-          {"total_rms", json_number<Json>(p.total_rms)},
+          {"introduced_rms", number_if(p.measured, p.introduced_rms)},
+          {"propagated_rms", number_if(p.compared, p.propagated_rms)},
+          {"total_rms", number_if(p.compared, p.total_rms)},
           {"excluded", p.excluded},
           {"ancestor", p.ancestor}};
 }
@@ -79,7 +84,9 @@ Json of_request(const RequestResult& r) {
                      {"reference", f.reference},
                      {"margin_ulp", json_number<Json>(f.margin_ulp)},
                      {"explained", f.explained},
-                     {"ancestor", f.ancestor}});
+                     {"ancestor", f.ancestor},
+                     {"engine_text", f.engine_text},
+                     {"reference_text", f.reference_text}});
   return {{"id", r.id},         {"name", r.name},     {"prompt_tokens", r.prompt},
           {"tokens", r.tokens}, {"argmax", r.argmax}, {"text", r.text},
           {"flips", flips}};
@@ -130,6 +137,7 @@ std::string report_json(const Result& result) {
                {"scope", of_scope(result.scope)},
                {"provenance", result.provenance},
                {"limits", limits},
+               {"cache", result.cache},
                {"blind", result.blind},
                {"notes", result.notes}};
   // A prompt's name may hold bytes that are no UTF-8: shown as replacement characters.
