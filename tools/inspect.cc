@@ -32,20 +32,21 @@ int inspect_command(Args args) {
   CLI::Option* against =
       app.add_option("--against", options.against, "compare the selected rows with another trace's")
           ->type_name("TRACE");
-  CLI::Option* passes = app.add_flag(
-      "--passes", options.passes, "show the rows, page tables, slots and lengths of each pass");
+  CLI::Option* passes = app.add_flag("--passes", options.passes,
+                                     "show the rows, page tables, slots and lengths of each pass");
   CLI::Option* provenance =
       app.add_flag("--provenance", options.provenance, "show all that is known of its origin");
   for (CLI::Option* other : {values, npy, passes, provenance}) against->excludes(other);
   for (CLI::Option* other : {values, npy, provenance}) passes->excludes(other);
   for (CLI::Option* other : {values, npy}) provenance->excludes(other);
   add_format_option(app, options.format);
-  if (!parse(app, args,
-             "  lockstep inspect a.trace\n"
-             "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
-             "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"
-             "  lockstep inspect a.trace --point attn.q --layer 2 --slice '[16, 3, :8]' --npy q.npy\n"
-             "  lockstep inspect a.trace --point attn.q --layer 2 --against b.trace\n"))
+  if (!parse(
+          app, args,
+          "  lockstep inspect a.trace\n"
+          "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --slice '[16, 3, :8]' --npy q.npy\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --against b.trace\n"))
     return 0;
   check_output({"--npy", options.npy}, {{"TRACE", options.path}});
   options.width = screen_of_stdout().width;

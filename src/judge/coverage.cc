@@ -106,10 +106,10 @@ std::vector<std::string> RunCoverage::blind_in_positions() const {
                   "a longer prompt, or --max-new 256",
                   longest - 1));
   say(window_ > 0 && longest <= window_,
-      fmt::format("the sliding window (no position is past its {} keys): a longer prompt", window_));
+      fmt::format("the sliding window (no position is past its {} keys): a longer prompt",
+                  window_));
   say(!decodes_, "decoding (prefill only): --max-new 2");
-  say(!chunked_,
-      "masks of chunks (no pass has several queries over a longer cache): --chunk 4");
+  say(!chunked_, "masks of chunks (no pass has several queries over a longer cache): --chunk 4");
   say(heads_ > 0 && (heads_ == kv_heads_ || kv_heads_ == 1),
       fmt::format("the map from heads to K/V heads ({} heads, {} K/V heads): a model with groups",
                   heads_, kv_heads_));

@@ -37,13 +37,13 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
   outcome.finding.budgets = std::numeric_limits<double>::infinity();
-  const bool hidden = measure.nonfinite == NonFinite::introduced &&
-                      std::isfinite(measure.nonfinite_at.got);
-  outcome.finding.rule = fmt::format(
-      "{} ({} of {} elements)",
-      hidden ? "introduced: the exact result is no number, and the op hides that"
-             : kRules[static_cast<size_t>(measure.nonfinite)],
-      measure.nonfinite_count, measure.elements);
+  const bool hidden =
+      measure.nonfinite == NonFinite::introduced && std::isfinite(measure.nonfinite_at.got);
+  outcome.finding.rule =
+      fmt::format("{} ({} of {} elements)",
+                  hidden ? "introduced: the exact result is no number, and the op hides that"
+                         : kRules[static_cast<size_t>(measure.nonfinite)],
+                  measure.nonfinite_count, measure.elements);
   outcome.position = outcome.finding.position;
 }
 

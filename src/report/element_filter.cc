@@ -14,8 +14,9 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(' ');
-  return first == std::string_view::npos ? ""
-                                         : text.substr(first, text.find_last_not_of(' ') + 1 - first);
+  return first == std::string_view::npos
+             ? ""
+             : text.substr(first, text.find_last_not_of(' ') + 1 - first);
 }
 
 std::vector<std::string_view> parts_of(std::string_view text) {
@@ -81,9 +82,8 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
   const int head_axis = tensor.point->head_axis;
   check(heads_.empty() || head_axis > 0, "--head was given, but {} has no heads: use --slice",
         tensor.point->name);
-  check(std::ssize(slice_) <= tensor.shape.rank(),
-        "--slice has {} axes, but {} has {} ({})", slice_.size(), tensor.point->name,
-        tensor.shape.rank(), tensor.point->shape);
+  check(std::ssize(slice_) <= tensor.shape.rank(), "--slice has {} axes, but {} has {} ({})",
+        slice_.size(), tensor.point->name, tensor.shape.rank(), tensor.point->shape);
   std::vector<std::vector<int64_t>> axes;
   for (int axis = 1; axis < tensor.shape.rank(); ++axis) {
     auto& indices = axes.emplace_back();

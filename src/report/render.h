@@ -11,7 +11,7 @@ namespace lockstep {
 // render_<name>.cc and its row in src/report/output.cc.
 std::string render_text(const Document& document);  // the blocks, for a terminal of 80 columns
 std::string render_text(const Document& document, const Screen& screen);
-std::string render_csv(const Document& document);   // the data, a line a row
+std::string render_csv(const Document& document);  // the data, a line a row
 std::string render_json(const Document& document);
 
 }  // namespace lockstep

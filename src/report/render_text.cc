@@ -76,8 +76,8 @@ class TextRenderer {
     const bool below = indent + key_width + kLeastText > width_;
     for (const auto& [key, value] : pairs.entries) {
       const size_t hang = below ? std::min(indent + 2, width_ / 2) : indent + key_width;
-      std::string head = pad(below ? std::min(indent, width_ / 2) : indent) +
-                         coloured(screen_text(key), kStrong);
+      std::string head =
+          pad(below ? std::min(indent, width_ / 2) : indent) + coloured(screen_text(key), kStrong);
       if (below) out += std::exchange(head, pad(hang)) + "\n";
       if (!below) head += pad(key_width - std::min(key_width, columns_of(screen_text(key))));
       for (const std::string& line : wrapped(screen_text(value, true), room(hang)))
@@ -126,12 +126,13 @@ class TextRenderer {
   std::string operator()(const Conclusion& c) const {
     const char* colour = c.verdict == "clean" || c.verdict == "complete" || c.verdict == "alike"
                              ? kGood
-                             : c.verdict == "diverged" || c.verdict == "different" ? kBad : kUnsure;
+                         : c.verdict == "diverged" || c.verdict == "different" ? kBad
+                                                                               : kUnsure;
     const std::string verdict = screen_text(c.verdict);
     std::string out;
     // Scripts read the last line, so that it is never broken for them.
-    for (const std::string& line :
-         wrapped(fmt::format("{}: {}", verdict, screen_text(c.story)), terminal_ ? width_ : SIZE_MAX))
+    for (const std::string& line : wrapped(fmt::format("{}: {}", verdict, screen_text(c.story)),
+                                           terminal_ ? width_ : SIZE_MAX))
       out += (out.empty() && line.starts_with(verdict)
                   ? coloured(verdict, colour) + line.substr(verdict.size())
                   : line) +

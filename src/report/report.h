@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What can be done after a command, so that its screen proposes only what works.
+// Tells what can be done after a command, so that its screen proposes only what works.
 struct NextSteps {
   bool serves = false;     // it was `lockstep run` beside a reference, which can be run again
   std::string trace = {};  // what it left or read; "": nothing

@@ -44,7 +44,7 @@ std::string joined(const char* between, const std::string& a, const std::string&
   return b.empty() ? a : fmt::format("{}{}{}", a, between, b);
 }
 
-// "lockstep 0.1.0  bard-qwen3  bf16 on cpu, matmul built-in   3 requests, ..."
+// "lockstep 0.1.0  bard-qwen3  bf16 on cpu, built-in matmul  3 requests, ..."
 std::string ran_text(const Result& result) {
   const auto fact = [&](const char* name) { return fact_of(result, name); };
   std::vector<std::string> parts;
@@ -54,16 +54,16 @@ std::string ran_text(const Result& result) {
   say(joined(" ", fact("engine"), fact("engine_version")));
   say(std::filesystem::path(fact("model")).filename().string());
   const std::string matmul = fact("matmul");
-  say(joined(", matmul ", joined(" on ", fact("compute_dtype"), fact("device")),
-             matmul.substr(0, matmul.find(" ("))));
+  say(joined(", ", joined(" on ", fact("compute_dtype"), fact("device")),
+             matmul.substr(0, matmul.find(" (")) + (matmul.empty() ? "" : " matmul")));
   say(requests_text(result));
   return fmt::format("{}", fmt::join(parts, "  "));
 }
 
 std::string counts_text(const Result& result) {
-  std::string text = fmt::format("{} of {}: {} exact bits, {} within rounding", result.judged,
-                                 result.expected, count_of(result, Verdict::bitwise),
-                                 count_of(result, Verdict::rounding));
+  std::string text =
+      fmt::format("{} of {}: {} exact bits, {} within rounding", result.judged, result.expected,
+                  count_of(result, Verdict::bitwise), count_of(result, Verdict::rounding));
   const auto say = [&](int64_t count, const char* what) {
     if (count > 0) text += fmt::format(", {} {}", count, what);
   };
@@ -85,11 +85,12 @@ std::string nearest_text(const Result& result) {
     if (p.measured && p.judged > 0 && (!nearest || reach(p) > reach(*nearest))) nearest = &p;
   if (!nearest || !(reach(*nearest) > 0)) return "";
   const bool one = nearest->worst_t1 >= nearest->worst_t2;
+  const double shown = std::floor(1000 * reach(*nearest)) / 1000;  // what is below 1 is said so
   const std::string limits = fact_of(result, "limits");
   return fmt::format(
       "{}, request {}, position {}: {:.3g} of {}; a right engine comes this near, for "
       "a limit is what rounding may do{}",
-      text_of(nearest->place), nearest->worst_request, nearest->worst_position, reach(*nearest),
+      text_of(nearest->place), nearest->worst_request, nearest->worst_position, shown,
       one ? "an element's budget (T1)" : "the limit of a node's errors together (T2)",
       limits.empty() || limits == "theory" ? "" : fmt::format(" (limits: {})", limits));
 }
@@ -118,7 +119,7 @@ std::string token_text(int32_t id, const std::string& text) {
   return text.empty() ? std::to_string(id) : in_quotes(text);
 }
 
-// What became of the tokens by the ops that are wrong.
+// The tokens that differ because of the ops that are wrong.
 std::string effect_text(const Result& result) {
   int64_t tokens = 0, differ = 0;
   std::string flips;
@@ -143,8 +144,8 @@ std::string untested_text(const Result& result) {
   for (const std::string& line : result.blind) names.push_back(untested_from(line).name);
   const bool more = names.size() > kUntested;
   if (more) names.resize(kUntested);
-  return fmt::format("{}: {}{}   (--explain untested)", result.blind.size(),
-                     fmt::join(names, "; "), more ? "; ..." : "");
+  return fmt::format("{}: {}{}   (--explain untested)", result.blind.size(), fmt::join(names, "; "),
+                     more ? "; ..." : "");
 }
 
 // Contracts that nobody declared are a part of the verdict.
@@ -159,7 +160,7 @@ std::string contracts_text(const Scope& scope) {
   return fmt::format("{} (found by trying: none is declared)", fmt::join(parts, "; "));
 }
 
-// As one word of a shell.
+// The text as one word of a shell.
 std::string shell_word(const std::string& text) {
   const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -220,9 +221,8 @@ void add_right(const Result& result, std::vector<Block>& blocks, Entries& facts)
 }
 
 void add_scope(const Result& result, Entries& facts) {
-  const auto next = facts.empty() || facts.back().first != "next"
-                        ? facts.end()
-                        : std::prev(facts.end());
+  const auto next =
+      facts.empty() || facts.back().first != "next" ? facts.end() : std::prev(facts.end());
   Entries more;
   if (!result.cache.empty()) more.emplace_back("cache", result.cache);
   if (!result.scope.selection.empty())
@@ -246,8 +246,8 @@ std::string conclusion_of(const Result& result) {
                        wrong == 1 ? "" : "s", result.places.size());
   }
   if (result.verdict != RunVerdict::clean) return result.story;
-  std::string scope = fmt::format("{} layers, positions to {}", result.scope.layers,
-                                  result.scope.positions - 1);
+  std::string scope =
+      fmt::format("{} layers, positions to {}", result.scope.layers, result.scope.positions - 1);
   if (!result.scope.selection.empty())
     scope += fmt::format("; of {} alone", result.scope.selection);
   if (!result.scope.found.empty()) scope += "; contracts as found";
@@ -263,14 +263,13 @@ Table data_of(const Result& result) {
       {}};
   const auto number = [](bool measured, double x) { return measured ? Cell(x) : Cell(""); };
   for (const PlaceSummary& p : result.places)
-    table.rows.push_back({p.place.layer < 0 ? Cell("") : Cell(int64_t{p.place.layer}),
-                          std::string(p.place.point->name), name_of(p.verdict), p.expected,
-                          p.judged, number(p.measured, p.worst_t1), number(p.measured, p.worst_t2),
-                          number(p.measured, p.worst_of_row), int64_t{p.worst_request},
-                          int64_t{p.worst_position}, int64_t{p.worst_pass},
-                          number(p.measured, p.introduced_rms),
-                          number(p.compared, p.propagated_rms), number(p.compared, p.total_rms),
-                          p.ancestor});
+    table.rows.push_back(
+        {p.place.layer < 0 ? Cell("") : Cell(int64_t{p.place.layer}),
+         std::string(p.place.point->name), name_of(p.verdict), p.expected, p.judged,
+         number(p.measured, p.worst_t1), number(p.measured, p.worst_t2),
+         number(p.measured, p.worst_of_row), int64_t{p.worst_request}, int64_t{p.worst_position},
+         int64_t{p.worst_pass}, number(p.measured, p.introduced_rms),
+         number(p.compared, p.propagated_rms), number(p.compared, p.total_rms), p.ancestor});
   return table;
 }
 
@@ -279,7 +278,8 @@ Table data_of(const Result& result) {
 Document document_of(const Result& result, const NextSteps& steps) {
   Document document{.data = data_of(result), .json = report_json(result)};
   std::vector<Block>& blocks = document.blocks;
-  if (const std::string ran = ran_text(result); !ran.empty()) blocks.push_back(Paragraph{ran, 0, 2});
+  if (const std::string ran = ran_text(result); !ran.empty())
+    blocks.push_back(Paragraph{ran, 0, 2});
   Entries facts;
   if (result.findings.empty())
     add_right(result, blocks, facts);

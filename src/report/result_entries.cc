@@ -20,9 +20,9 @@ constexpr int kIndent = 5;          // of what stands under the title of an entr
 struct WrongOp {
   Place place;
   std::vector<const Finding*> findings;
-  std::vector<int> also;     // layers
+  std::vector<int> also;  // layers
   int64_t also_findings = 0;
-  double also_budgets = 0;   // the most
+  double also_budgets = 0;  // the most
 };
 
 std::vector<WrongOp> wrong_ops(const Result& result) {
@@ -103,8 +103,7 @@ std::string which_nodes(const Result& result, const WrongOp& op) {
 std::string nodes_text(const Result& result, const WrongOp& op) {
   const auto at = std::ranges::find(result.places, op.place, &PlaceSummary::place);
   const auto count = std::ssize(op.findings);
-  if (op.findings.size() == 1 && is_of_all_nodes(*op.findings.front()))
-    return "all nodes together";
+  if (op.findings.size() == 1 && is_of_all_nodes(*op.findings.front())) return "all nodes together";
   if (at == result.places.end() || count > at->expected)
     return fmt::format("{} finding{}", count, count == 1 ? "" : "s");
   if (count == at->expected) return fmt::format("all {} nodes", count);
@@ -157,10 +156,15 @@ std::string size_text(const Finding& f) {
   return text;
 }
 
+std::string number_text(double x) {
+  if (std::isnan(x)) return "NaN";
+  return std::isinf(x) ? (x > 0 ? "Inf" : "-Inf") : fmt::format("{:.6g}", x);
+}
+
 std::string numbers_text(const Finding& f) {
   std::string text;
   if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
-    text = fmt::format("want {:.6g}, got {:.6g}", f.want, f.got);
+    text = fmt::format("want {}, got {}", number_text(f.want), number_text(f.got));
   const std::string size = size_text(f);
   return text + (text.empty() || size.empty() ? "" : "   ") + size;
 }
@@ -172,8 +176,8 @@ std::string request_text(const Result& result, int32_t id) {
 }
 
 std::string place_of(const Result& result, const Finding& f) {
-  const std::string where = f.index.empty() ? fmt::format("position {}", f.position)
-                                            : element_text(f);
+  const std::string where =
+      f.index.empty() ? fmt::format("position {}", f.position) : element_text(f);
   return fmt::format("{}, {}", request_text(result, f.node.request), where);
 }
 
@@ -184,8 +188,8 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
     lines.entries.emplace_back("size", size_text(worst));
   } else {
     const std::string numbers = numbers_text(worst);
-    lines.entries.emplace_back(
-        "worst", (numbers.empty() ? "" : numbers + "\n") + place_of(result, worst));
+    lines.entries.emplace_back("worst",
+                               (numbers.empty() ? "" : numbers + "\n") + place_of(result, worst));
   }
   if (worst.shape)
     lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
@@ -196,7 +200,8 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
                             op.also_findings, budgets_text(op.also_budgets)));
   for (const Confirmation& c : result.confirmations)
     if (c.place == op.place)
-      lines.entries.emplace_back("again", fmt::format("{}{}", c.confirmed ? "" : "not confirmed: ", c.says));
+      lines.entries.emplace_back("again",
+                                 fmt::format("{}{}", c.confirmed ? "" : "not confirmed: ", c.says));
   blocks.push_back(std::move(lines));
 }
 
@@ -245,22 +250,22 @@ std::vector<Block> wrong_ops_of(const Result& result) {
                                                   all)});
   for (size_t i = 0; i < std::min(ops.size(), kMostEntries); ++i) {
     const WrongOp& op = ops[i];
-    const bool same = i > 0 && op.also.empty() && repeats(op, ops[i - 1]) &&
-                      !is_confirmed_apart(result, op);
+    const bool same =
+        i > 0 && op.also.empty() && repeats(op, ops[i - 1]) && !is_confirmed_apart(result, op);
     std::string text = nodes_text(result, op);
     if (same)
-      text = fmt::format("{}, the same: {}", text.substr(0, text.find(':')),
-                         size_text(worst_of(op)));
-    blocks.push_back(
-        Paragraph{fmt::format("{:>2}. {:<22} {}", i + 1, text_of(op.place), text), 1, kIndent,
-                  /*strong=*/!same});
+      text =
+          fmt::format("{}, the same: {}", text.substr(0, text.find(':')), size_text(worst_of(op)));
+    blocks.push_back(Paragraph{fmt::format("{:>2}. {:<22} {}", i + 1, text_of(op.place), text), 1,
+                               kIndent,
+                               /*strong=*/!same});
     if (!same) add_details(result, op, blocks);
   }
   if (ops.size() > kMostEntries)
-    blocks.push_back(Paragraph{
-        fmt::format("... and at {} more points: the map and --json have them",
-                    ops.size() - kMostEntries),
-        kIndent, kIndent});
+    blocks.push_back(
+        Paragraph{fmt::format("... and at {} more points: the map and --json have them",
+                              ops.size() - kMostEntries),
+                  kIndent, kIndent});
   return blocks;
 }
 

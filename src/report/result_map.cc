@@ -100,7 +100,7 @@ Table table_of(const std::vector<MapRow>& rows, const std::vector<const Point*>&
   return table;
 }
 
-// What is of no layer, in one line: "embed =  final.norm ~  logits ~".
+// The places that are of no layer, in one line: "embed =  final.norm ~  logits ~".
 std::string others_of(const Result& result) {
   std::string text;
   for (const PlaceSummary& p : result.places)

@@ -63,10 +63,10 @@ std::string size_text(const std::string& path) {
 
 std::string headline(const TraceReader& trace, const std::string& path) {
   const Manifest& m = trace.manifest();
-  std::string text = fmt::format("{}  {}  {}  {}, keeps {}{}{}", screen_text(path),
-                                 trace.complete() ? "complete" : "incomplete", size_text(path),
-                                 name_of(m.dtype), name_of(m.level),
-                                 m.selection.empty() ? "" : " of ", m.selection);
+  std::string text =
+      fmt::format("{}  {}  {}  {}, keeps {}{}{}", screen_text(path),
+                  trace.complete() ? "complete" : "incomplete", size_text(path), name_of(m.dtype),
+                  name_of(m.level), m.selection.empty() ? "" : " of ", m.selection);
   const std::string verdict = fact(m, kVerdictFact);
   text += verdict.empty() ? "   not judged" : fmt::format("   judged: {}", verdict);
   const std::string story = fact(m, kStoryFact);
@@ -83,7 +83,7 @@ std::string origin_text(const Manifest& m) {
   say(std::filesystem::path(fact(m, "model")).filename().string());
   const std::string matmul = fact(m, "matmul");
   say(fact(m, "device") +
-      (matmul.empty() ? matmul : fmt::format(", matmul {}", matmul.substr(0, matmul.find(" (")))));
+      (matmul.empty() ? matmul : fmt::format(", {} matmul", matmul.substr(0, matmul.find(" (")))));
   if (const std::string size = fact(m, "page_size"); !size.empty())
     say(fmt::format("page size {}", size));
   say(fact(m, "created_utc"));
@@ -94,8 +94,7 @@ std::string origin_text(const Manifest& m) {
 // "4 requests: 0 (first) 1210+6  1 1202+6   6 passes": tokens in and out.
 std::string requests_text(const TraceReader& trace) {
   const std::vector<RequestInfo>& requests = trace.manifest().requests;
-  std::string text =
-      fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
+  std::string text = fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
   for (size_t i = 0; i < std::min(kRequests, requests.size()); ++i) {
     const RequestInfo& r = requests[i];
     const std::string name = r.name.empty() ? "" : fmt::format(" ({})", screen_text(r.name));
@@ -121,9 +120,11 @@ std::string inputs_text(const Graph& graph, const TraceTotals& totals) {
     (std::ranges::count(totals.recorded_with_numbers, input) > 0 ? finite : unknown)
         .push_back(input.point->name);
   std::string text;
-  if (!finite.empty()) text = fmt::format("; what it reads is finite ({})", fmt::join(finite, ", "));
+  if (!finite.empty())
+    text = fmt::format("; what it reads is finite ({})", fmt::join(finite, ", "));
   if (!unknown.empty())
-    text += fmt::format("; the trace has no numbers of {}, which it reads", fmt::join(unknown, ", "));
+    text +=
+        fmt::format("; the trace has no numbers of {}, which it reads", fmt::join(unknown, ", "));
   return text;
 }
 
@@ -159,8 +160,8 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
     }
     auto& row = rows.try_emplace(total.place.layer, columns.size() + 1, Cell("")).first->second;
     row[0] = std::to_string(total.place.layer);
-    const auto at = std::ranges::find_if(
-        columns, [&](const Point* c) { return *c == *total.place.point; });
+    const auto at =
+        std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
     row[static_cast<size_t>(at - columns.begin()) + 1] = size_of_numbers(total);
   }
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
@@ -183,8 +184,8 @@ std::string short_number(double value) {
     const std::string digits = text.substr(text.find_first_not_of("+-0", e + 1));
     return fmt::format("{}e{}{}", text.substr(0, e), text[e + 1] == '-' ? "-" : "", digits);
   }
-  std::string text = size >= 99.5   ? fmt::format("{:.0f}", value)
-                     : size >= 9.95 ? fmt::format("{:.0f}", value)
+  std::string text = size >= 99.5    ? fmt::format("{:.0f}", value)
+                     : size >= 9.95  ? fmt::format("{:.0f}", value)
                      : size >= 0.995 ? fmt::format("{:.1f}", value)
                                      : fmt::format("{:.2f}", value);
   if (const size_t zero = text.find("0."); zero != std::string::npos && size < 0.995)
@@ -207,8 +208,8 @@ TraceTotals totals_of(TraceReader& trace) {
       add(t, total);
       const Digest& d = t.digest;
       if (!totals.first && d.has_numbers() && d.finite() < d.count)
-        totals.first = FirstNonFinite{pass.info.pass, total.place, d.nan, d.pos_inf + d.neg_inf,
-                                      d.count};
+        totals.first =
+            FirstNonFinite{pass.info.pass, total.place, d.nan, d.pos_inf + d.neg_inf, d.count};
     }
   }
   for (auto& [key, total] : places) {
@@ -244,8 +245,7 @@ Table passes_of(TraceReader& trace) {
       const PassRow &first = info.rows[r], &last = info.rows[end - 1];
       std::vector<int64_t> slots;
       for (size_t s = r; s < std::min(end, r + kSlots); ++s) slots.push_back(info.rows[s].slot);
-      const auto pages =
-          std::ranges::find(info.pages, first.row.request, &RequestPages::request);
+      const auto pages = std::ranges::find(info.pages, first.row.request, &RequestPages::request);
       const auto rows = static_cast<int64_t>(end - r);
       table.rows.push_back(
           {int64_t{info.pass}, int64_t{first.row.request},

@@ -1,6 +1,7 @@
 // A trace at a glance, from its digests alone: no tensor is read.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,8 @@ struct TraceTotals {
 };
 TraceTotals totals_of(TraceReader& trace);
 
-// What it is, whence it comes, its requests, where NaN begins, and the size of its numbers by layer
-// and point.
+// The overview: what the trace is, where it comes from, its requests, where NaN begins, and the
+// size of its numbers by layer and point.
 std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
                                const std::string& path);
 

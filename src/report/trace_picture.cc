@@ -59,10 +59,10 @@ std::string glyph_of(const HeadSum& sum, double largest) {
 void add_strip(const Selected& selected, int32_t request, int32_t most,
                std::vector<Block>& blocks) {
   const Strip strip = strip_of(selected, request, most);
-  blocks.push_back(Heading{fmt::format(
-      "request {}: rms by {} and position, from {} on, {} a column; full height is {}", request,
-      strip.heads.size() > 1 ? "head" : "row", strip.first, strip.per_bucket,
-      short_number(strip.largest))});
+  blocks.push_back(Heading{
+      fmt::format("request {}: rms by {} and position, from {} on, {} a column; full height is {}",
+                  request, strip.heads.size() > 1 ? "head" : "row", strip.first, strip.per_bucket,
+                  short_number(strip.largest))});
   for (size_t head = 0; head < strip.heads.size(); ++head) {
     const auto any = [](const HeadSum& sum) { return sum.elements > 0; };
     if (std::ranges::none_of(strip.heads[head], any)) continue;  // --head left it out

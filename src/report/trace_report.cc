@@ -35,8 +35,8 @@ void save(const Selected& selected, const InspectOptions& options, std::vector<B
   shape.insert(shape.begin(), selected.rows);
   write_file(options.npy, npy_of(selected.numbers, shape));
   blocks.push_back(Heading{});
-  blocks.push_back(Paragraph{
-      fmt::format("{}: float32 [{}] written", options.npy, fmt::join(shape, ", "))});
+  blocks.push_back(
+      Paragraph{fmt::format("{}: float32 [{}] written", options.npy, fmt::join(shape, ", "))});
 }
 
 // The last line says whether the trace is whole.

@@ -111,8 +111,12 @@ class Gatherer {
 
   void keep(int32_t pass, const RecordedTensor& t, const Row& row, int64_t i, double value) {
     const auto cells = [&]() -> std::vector<Cell> {
-      return {int64_t{pass},         layer_cell(t.layer),       std::string(t.point->name),
-              int64_t{row.request},  int64_t{row.position},     index_text(t.shape, i),
+      return {int64_t{pass},
+              layer_cell(t.layer),
+              std::string(t.point->name),
+              int64_t{row.request},
+              int64_t{row.position},
+              index_text(t.shape, i),
               value};
     };
     keep_if_large(out_.largest, value, cells);

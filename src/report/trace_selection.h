@@ -23,7 +23,7 @@ struct HeadSum {
   int64_t elements = 0, nonfinite = 0;
 };
 
-// What one reading of the trace gathers.
+// Everything that one reading of the trace gathers.
 struct Selected {
   Table tensors;  // a line each
   Table values{{"pass", "layer", "point", "request", "position", "index", "value"}, {}, "{:.9g}"};
@@ -35,9 +35,9 @@ struct Selected {
   std::vector<Place> places;             // different ones
   // By request and position, of the tensors of the only place: a sum a head (one without heads).
   std::map<std::pair<int32_t, int32_t>, std::vector<HeadSum>> heads;
-  std::vector<float> numbers;            // of --npy, in the order of the passes
-  std::vector<int64_t> row_extents;      // of them
-  int64_t rows = 0;                      // of them
+  std::vector<float> numbers;        // of --npy, in the order of the passes
+  std::vector<int64_t> row_extents;  // of them
+  int64_t rows = 0;                  // of them
 };
 // Throws Error when nothing is selected, or when numbers are wanted that the trace has not.
 Selected select(TraceReader& trace, const InspectOptions& options);

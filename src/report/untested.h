@@ -14,8 +14,8 @@ struct Untested {
 };
 Untested untested_from(const std::string& line);
 
-// What a run could not have shown, whatever its verdict, with the reasons and what would show it:
-// the answer to --explain untested.
+// Everything that a run could not have shown, whatever its verdict, with the reasons and what would
+// show it: the answer to --explain untested.
 Document untested_document(const Result& result);
 
 }  // namespace lockstep

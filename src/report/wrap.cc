@@ -36,8 +36,8 @@ struct Range {
   uint32_t first, last;
 };
 bool is_in(const auto& ranges, uint32_t code) {
-  return std::ranges::any_of(
-      ranges, [code](const Range& r) { return r.first <= code && code <= r.last; });
+  return std::ranges::any_of(ranges,
+                             [code](const Range& r) { return r.first <= code && code <= r.last; });
 }
 
 // The blocks of East Asian Width "W" and "F" (Unicode's annex 11) that text is made of.
@@ -47,7 +47,7 @@ constexpr Range kWide[] = {{0x1100, 0x115f},   {0x2e80, 0x303e},   {0x3041, 0xa4
                            {0x1f300, 0x1f64f}, {0x1f680, 0x1f9ff}, {0x20000, 0x3fffd}};
 constexpr Range kWithoutWidth[] = {
     {0x0300, 0x036f}, {0x200b, 0x200d}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}};
-// Of these a terminal may turn the order of what follows around, or begin a line.
+// Characters that turn the order of what follows around, begin a line or move the cursor.
 constexpr Range kControls[] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x200e, 0x200f},
                                {0x2028, 0x202e}, {0x2066, 0x2069}, {0xfeff, 0xfeff}};
 
@@ -75,14 +75,24 @@ size_t bytes_within(std::string_view text, size_t width) {
   return at;
 }
 
+// Where the line that `text` begins with should end, of which `fits` bytes fit: between two parts,
+// which have two blanks and more between them, unless that leaves the line half empty; else between
+// two words, but never behind a quotation mark that opens.
+size_t end_of_line(std::string_view text, size_t fits) {
+  const size_t parts = text.substr(0, fits + 1).rfind("  ");
+  if (parts != std::string_view::npos && parts > fits / 2) return parts;
+  // A blank that follows the last column ends the line as well.
+  for (size_t end = fits + 1; end-- > 0;) {
+    if (end >= text.size() || text[end] != ' ') continue;
+    const bool quote = end > 0 && text[end - 1] == '"' && (end == 1 || text[end - 2] == ' ');
+    if (!quote && text.find_first_not_of(' ') < end) return end;
+  }
+  return fits;
+}
+
 void wrap_line(std::string_view text, size_t width, std::vector<std::string>& lines) {
   while (columns_of(text) > width) {
-    const size_t fits = bytes_within(text, width);
-    // A blank that follows the last column ends the line as well.
-    size_t end = text.substr(0, fits + 1).rfind(' ');
-    const bool only_blanks =
-        end == std::string_view::npos || text.find_first_not_of(' ') > end || end == 0;
-    if (only_blanks) end = fits;
+    const size_t end = end_of_line(text, bytes_within(text, width));
     const std::string_view line = text.substr(0, end);
     lines.emplace_back(line.substr(0, line.find_last_not_of(' ') + 1));
     text.remove_prefix(end);

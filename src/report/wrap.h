@@ -12,11 +12,12 @@ namespace lockstep {
 // ends of lines as they are.
 std::string screen_text(std::string_view text, bool keep_lines = false);
 
-// Columns that a screen text in UTF-8 takes: two of a wide character (CJK), none of a combining mark.
+// Columns that a screen text takes: two of a wide character (CJK), none of a combining mark.
 size_t columns_of(std::string_view text);
 
-// A screen text in lines of at most `width` columns (at least 1), broken at blanks, and inside a
-// word only where that is longer than a line. Ends of lines in the text stay.
+// A screen text in lines of at most `width` columns (at least 1), broken at blanks, where there are
+// several if that leaves no line half empty, and inside a word only where that is longer than a
+// line. Ends of lines in the text stay.
 std::vector<std::string> wrapped(std::string_view text, size_t width);
 
 // The text in double quotes, fit for a screen, and shortened in its middle to `most` columns.

@@ -114,7 +114,8 @@ Result clean_result() {
                            .least_margin_ulp = 1.25};
   r.provenance = {{"model", "m"}};
   r.limits = {{"T1", 1.0}};
-  r.blind = {"bugs of decoding (prefill only)"};
+  r.scope = {.layers = 1, .positions = 18};
+  r.blind = {"decoding (prefill only): --max-new 2"};
   summarise(r);
   return r;
 }
@@ -315,9 +316,6 @@ TEST(Reports, SayTheWorstElementBesideItsRow) {
   EXPECT_NE(text_of(document_of(r), "csv").find("3,mlp.up,introduced,1,1,4.1e+39,0,0.031,"),
             std::string::npos);
   EXPECT_EQ(Json::parse(report_json(r))["points"].back()["worst"]["of_row"], 0.031);
-  const std::string table = text_of(document_of(r), "table");
-  EXPECT_NE(table.find(" over 1e9     0.031 "), std::string::npos) << table;
-  EXPECT_EQ(table.find("e+39"), std::string::npos);
 }
 
 TEST(ReportTable, EndsWithTheVerdict) {
@@ -327,33 +325,11 @@ TEST(ReportTable, EndsWithTheVerdict) {
     text.pop_back();
     return text.substr(text.rfind('\n') + 1);
   };
-  EXPECT_EQ(last_line(clean_result()).find("clean: No bug: 412 of 412 nodes"), 0u);
-  const std::string diverged = last_line(diverged_result());
-  EXPECT_EQ(diverged.find("diverged: layer 2 attn.q_rope introduces the first error: request 0, "
-                          "position 17"),
-            0u)
-      << diverged;
-  EXPECT_NE(diverged.find("35.2 budgets (T1)"), std::string::npos);
-  EXPECT_NE(diverged.find("1 more finding"), std::string::npos);
+  EXPECT_EQ(last_line(clean_result()),
+            "clean: No bug shown in 412 nodes (1 layers, positions to 17; 1 untested)");
+  EXPECT_EQ(last_line(diverged_result()),
+            "diverged: layer 2 attn.q_rope introduces the first error (2 ops wrong of 2)");
   EXPECT_EQ(last_line(nothing_result()).find("inconclusive: Nothing was judged"), 0u);
-}
-
-TEST(ReportTable, ShowsTheGravestPlacesFirst) {
-  Result r = clean_result();
-  for (int layer = 0; layer < 40; ++layer)
-    r.places.push_back({.place = {&point("mlp.up"), layer}, .expected = 1, .judged = 1});
-  r.places.push_back({.place = {&point("mlp.down"), 39},
-                      .expected = 1,
-                      .judged = 1,
-                      .verdict = Verdict::introduced,
-                      .worst_t1 = 9});
-  const std::string text = text_of(document_of(r), "table");
-  const size_t worst = text.find("layer 39 mlp.down"), next = text.find("layer 0 attn.q");
-  ASSERT_NE(worst, std::string::npos);
-  ASSERT_NE(next, std::string::npos);
-  EXPECT_LT(worst, next);
-  EXPECT_EQ(text.find("layer 39 mlp.up"), std::string::npos);
-  EXPECT_NE(text.find("places less grave"), std::string::npos);
 }
 
 TEST(ReportCsv, HasOneLineAPlace) {
