@@ -86,7 +86,7 @@ std::string past_context_text(const PassView& seen, int32_t request, int64_t pag
   if (table == tables.end() || last >= table->pages.size()) return "";
   return fmt::format(
       "; what it reads is finite, so it read slots past the context of request {}, which hold NaN "
-      "({} keys: its last page, {}, has {} in its {} slots), or made the NaN itself",
+      "({} keys: its last page, page {}, holds {} of {}), or made the NaN itself",
       request, keys, table->pages[last], keys % page_size, page_size);
 }
 
@@ -166,8 +166,8 @@ void Judge::State::run_models(const PassView& seen) {
     for (ReferenceModel* model : {exact, rounded})
       model->follow([&](int layer) { return experts_of(seen, layer); });
     reference_check.begin_pass();
-    exact_pass = pass_of(*exact, seen, options, "reference in fp64,", &reference_check);
-    rounded_pass = pass_of(*rounded, seen, options, "reference rounded,", nullptr);
+    exact_pass = pass_of(*exact, seen, options, "reference in fp64", &reference_check);
+    rounded_pass = pass_of(*rounded, seen, options, "reference rounded", nullptr);
     reference_check.check(exact_pass);
     for (ReferenceModel* model : {exact, rounded}) model->follow({});
     routing.add(seen, exact_pass, rounded_pass);

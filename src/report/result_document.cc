@@ -97,8 +97,9 @@ std::string nearest_text(const Result& result) {
 
 std::string divergence_text(const LogitsSummary& l, const Result& result) {
   if (!std::isfinite(l.kl_mean)) return "the logits' divergence is not measured: they hold NaN";
+  const std::string dtype = fact_of(result, "compute_dtype");
   return fmt::format("mean KL {:.3g} (the reference in {}: {:.3g})", l.kl_mean,
-                     fact_of(result, "compute_dtype"), l.kl_reference);
+                     dtype.empty() ? "the run's dtype" : dtype, l.kl_reference);
 }
 
 std::string tokens_text(const Result& result) {
@@ -246,8 +247,8 @@ std::string conclusion_of(const Result& result) {
                        wrong == 1 ? "" : "s", result.places.size());
   }
   if (result.verdict != RunVerdict::clean) return result.story;
-  std::string scope =
-      fmt::format("{} layers, positions to {}", result.scope.layers, result.scope.positions - 1);
+  std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,
+                                  result.scope.layers == 1 ? "" : "s", result.scope.positions - 1);
   if (!result.scope.selection.empty())
     scope += fmt::format("; of {} alone", result.scope.selection);
   if (!result.scope.found.empty()) scope += "; contracts as found";

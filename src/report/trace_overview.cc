@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <span>
 
 #include "probes/digest.h"
 #include "src/judge/ledger.h"
@@ -18,7 +19,19 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kRequests = 12;  // of those that are named
-constexpr size_t kSlots = 8;
+
+// The slots of rows, runs joined: "0-15 64-70".
+std::string slots_text(std::span<const PassRow> rows) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < rows.size();) {
+    size_t end = i + 1;
+    while (end < rows.size() && rows[end].slot == rows[end - 1].slot + 1) ++end;
+    runs.push_back(end == i + 1 ? std::to_string(rows[i].slot)
+                                : fmt::format("{}-{}", rows[i].slot, rows[end - 1].slot));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(runs, " "));
+}
 
 void add(const RecordedTensor& tensor, PlaceTotal& total) {
   const Digest& d = tensor.digest;
@@ -69,8 +82,11 @@ std::string headline(const TraceReader& trace, const std::string& path) {
                   name_of(m.level), m.selection.empty() ? "" : " of ", m.selection);
   const std::string verdict = fact(m, kVerdictFact);
   text += verdict.empty() ? "   not judged" : fmt::format("   judged: {}", verdict);
+  // The beginning of the story says which place; --provenance has all of it.
   const std::string story = fact(m, kStoryFact);
-  return story.empty() ? text : fmt::format("{} ({})", text, story);
+  const size_t end =
+      std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
+  return story.empty() ? text : fmt::format("{} ({})", text, story.substr(0, end));
 }
 
 std::string origin_text(const Manifest& m) {
@@ -243,8 +259,6 @@ Table passes_of(TraceReader& trace) {
       while (end < info.rows.size() && info.rows[end].row.request == info.rows[r].row.request)
         ++end;
       const PassRow &first = info.rows[r], &last = info.rows[end - 1];
-      std::vector<int64_t> slots;
-      for (size_t s = r; s < std::min(end, r + kSlots); ++s) slots.push_back(info.rows[s].slot);
       const auto pages = std::ranges::find(info.pages, first.row.request, &RequestPages::request);
       const auto rows = static_cast<int64_t>(end - r);
       table.rows.push_back(
@@ -254,7 +268,7 @@ Table passes_of(TraceReader& trace) {
            std::string(first.phase == Phase::decode ? "decode" : "prefill"),
            pages == info.pages.end() ? std::string("-")
                                      : fmt::format("{}", fmt::join(pages->pages, " ")),
-           fmt::format("{}{}", fmt::join(slots, " "), end - r > kSlots ? " .." : ""),
+           slots_text(std::span(info.rows).subspan(r, end - r)),
            fmt::format("{}..{}", edge, edge + rows), int64_t{last.row.position} + 1});
       edge += rows;
       r = end;

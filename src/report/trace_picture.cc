@@ -59,10 +59,12 @@ std::string glyph_of(const HeadSum& sum, double largest) {
 void add_strip(const Selected& selected, int32_t request, int32_t most,
                std::vector<Block>& blocks) {
   const Strip strip = strip_of(selected, request, most);
+  const std::string height = strip.largest > 0
+                                 ? fmt::format("full height is {}", short_number(strip.largest))
+                                 : std::string("all is 0 or not finite");
   blocks.push_back(Heading{
-      fmt::format("request {}: rms by {} and position, from {} on, {} a column; full height is {}",
-                  request, strip.heads.size() > 1 ? "head" : "row", strip.first, strip.per_bucket,
-                  short_number(strip.largest))});
+      fmt::format("request {}: rms by {} and position, from {} on, {} a column; {}", request,
+                  strip.heads.size() > 1 ? "head" : "row", strip.first, strip.per_bucket, height)});
   for (size_t head = 0; head < strip.heads.size(); ++head) {
     const auto any = [](const HeadSum& sum) { return sum.elements > 0; };
     if (std::ranges::none_of(strip.heads[head], any)) continue;  // --head left it out

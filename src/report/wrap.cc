@@ -80,7 +80,7 @@ size_t bytes_within(std::string_view text, size_t width) {
 // two words, but never behind a quotation mark that opens.
 size_t end_of_line(std::string_view text, size_t fits) {
   const size_t parts = text.substr(0, fits + 1).rfind("  ");
-  if (parts != std::string_view::npos && parts > fits / 2) return parts;
+  if (parts != std::string_view::npos && parts > 2 * fits / 5) return parts;
   // A blank that follows the last column ends the line as well.
   for (size_t end = fits + 1; end-- > 0;) {
     if (end >= text.size() || text[end] != ' ') continue;

@@ -21,9 +21,10 @@ std::string duration_text(double seconds) {
 }  // namespace
 
 std::string text_of(const RunMoment& m) {
-  std::string text = fmt::format("pass {}, {} token{}: {} layer {} of {}; {} of {} tokens", m.pass,
-                                 m.rows, m.rows == 1 ? "" : "s", m.doing, m.layer, m.layers,
-                                 std::min(m.done, m.total), m.total);
+  const std::string where = m.layer < 0 ? "" : fmt::format(" layer {} of {}", m.layer, m.layers);
+  std::string text =
+      fmt::format("pass {}, {} token{}: {}{}; {} of {} tokens", m.pass, m.rows,
+                  m.rows == 1 ? "" : "s", m.doing, where, std::min(m.done, m.total), m.total);
   if (m.done <= 0 || m.seconds <= 0) return text + ", " + duration_text(m.seconds);
   const double rate = static_cast<double>(m.done) / m.seconds;
   const auto left = static_cast<double>(std::max<int64_t>(m.total - m.done, 0));
