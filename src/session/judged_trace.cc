@@ -72,8 +72,10 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
-  // A verdict on a part of the trace is none on the trace.
-  if (options.selection.is_everything()) keep(path, result);
+  // A verdict on a part of the trace is none on the trace, and one that could not be given takes
+  // the place of none: a run that kept digests alone may have been judged as it ran.
+  if (options.selection.is_everything() && result.verdict != RunVerdict::inconclusive)
+    keep(path, result);
   return result;
 }
 
