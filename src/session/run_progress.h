@@ -13,8 +13,8 @@ namespace lockstep {
 //   "pass 3, 4 tokens: judging layer 12 of 28; 31 of 58 tokens, 2.1 a second, about 13 s left"
 struct RunMoment {
   int32_t pass = 0;
-  int64_t rows = 0;        // tokens of the pass
-  std::string_view doing;  // "computing", "judging"
+  int64_t rows = 0;             // tokens of the pass
+  std::string_view doing;       // "computing", "judging"
   int layer = 0, layers = 0;    // -1: of no layer
   int64_t done = 0, total = 0;  // tokens of the passes that have ended, and of the run
   double seconds = 0;           // since the run began
