@@ -29,9 +29,7 @@ Result learn(const Session& session, const std::vector<std::string>& command_lin
                              .judge = {.learn = &limits},
                              .provenance = provenance_of(session.checkpoint, session.engine,
                                                          session.requests, command_line),
-                             .progress = [&](int64_t done, int64_t total) {
-                               progress.show(fmt::format("{} of {} tokens judged", done, total));
-                             }});
+                             .progress = [&](const std::string& line) { progress.show(line); }});
   if (!result.findings.empty())
     fail("limits are learnt from clean runs, and this one is not{}: {}; repair it first",
          result.first->budgets > kSuspect ? " (reference suspect)" : "", result.story);

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/report/output.h"
+#include "src/report/screen.h"
 #include "src/report/trace_report.h"
 #include "tools/options.h"
 
@@ -9,10 +10,10 @@ namespace lockstep {
 
 int inspect_command(Args args) {
   CLI::App app{
-      "Show what is in a trace. Without a selection: where it comes from, its requests, and a "
-      "line\n"
-      "for every place. With one: a line for every tensor that has selected rows, how their\n"
-      "magnitudes are spread, and the largest numbers. Rows are written request:position.",
+      "Show what is in a trace. Without a selection: where it comes from, its requests, the first\n"
+      "place that is not finite, and the size of its numbers by layer and point. With one: a line\n"
+      "for every tensor that has selected rows, a picture of heads by positions, how magnitudes\n"
+      "are spread, and the largest numbers. Rows are written request:position.",
       "lockstep inspect"};
   InspectOptions options;
   app.add_option("TRACE", options.path, "trace to look into")->type_name("")->required();
@@ -20,15 +21,37 @@ int inspect_command(Args args) {
   app.add_option("--layer", options.layers, "these layers only")->type_name("0,3-5");
   app.add_option("--request", options.requests, "these requests only")->type_name("0,3-5");
   app.add_option("--position", options.positions, "these positions only")->type_name("0-31");
-  app.add_flag("--values", options.values, "print every number of the selected rows");
+  app.add_option("--head", options.heads, "these heads only")->type_name("0,3-5");
+  app.add_option("--slice", options.slice,
+                 "these elements only, an index or a range an axis, the position first")
+      ->type_name("'[16, 3, :8]'");
+  CLI::Option* values =
+      app.add_flag("--values", options.values, "print every number of what is selected");
+  CLI::Option* npy = app.add_option("--npy", options.npy, "write the selected numbers of one place")
+                         ->type_name("FILE");
+  CLI::Option* against =
+      app.add_option("--against", options.against, "compare the selected rows with another trace's")
+          ->type_name("TRACE");
+  CLI::Option* passes = app.add_flag("--passes", options.passes,
+                                     "show the rows, page tables, slots and lengths of each pass");
+  CLI::Option* provenance =
+      app.add_flag("--provenance", options.provenance, "show all that is known of its origin");
+  for (CLI::Option* other : {values, npy, passes, provenance}) against->excludes(other);
+  for (CLI::Option* other : {values, npy, provenance}) passes->excludes(other);
+  for (CLI::Option* other : {values, npy}) provenance->excludes(other);
   add_format_option(app, options.format);
-  if (!parse(app, args,
-             "  lockstep inspect a.trace\n"
-             "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
-             "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"))
+  if (!parse(
+          app, args,
+          "  lockstep inspect a.trace\n"
+          "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --slice '[16, 3, :8]' --npy q.npy\n"
+          "  lockstep inspect a.trace --point attn.q --layer 2 --against b.trace\n"))
     return 0;
+  check_output({"--npy", options.npy}, {{"TRACE", options.path}});
+  options.width = screen_of_stdout().width;
   const std::unique_ptr<TraceReader> trace = open_trace(options.path);
-  print(text_of(inspect(*trace, options), options.format));
+  put(inspect(*trace, options), {.format = options.format});
   return trace->complete() ? 0 : 2;
 }
 

@@ -40,7 +40,7 @@ int judge_command(Args args) {
                              .accumulator = accumulator_of(accumulator)};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options);
-  put(document_of(result), report);
+  put(document_of(result, {.trace = path}), report);
   return exit_status(result);
 }
 

@@ -52,9 +52,7 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
                       .trace = options.observe.trace,
                       .level = trace_level_from(options.observe.keep),
                       .provenance = provenance,
-                      .progress = [&](int64_t done, int64_t total) {
-                        progress.show(fmt::format("{} of {} tokens judged", done, total));
-                      }};
+                      .progress = [&](const std::string& line) { progress.show(line); }};
   Result result = judge_run(run);
   if (options.confirm) {
     progress.show("running again with ops put right");
@@ -139,7 +137,8 @@ int run_command(Args args) {
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
   const Result result = result_of(options, command_line_of("run", args));
-  put(document_of(result), options.report);
+  put(document_of(result, {.serves = options.modes.empty(), .trace = options.observe.trace}),
+      options.report);
   keep_result(options.observe.trace, result);
   return exit_status(result);
 }

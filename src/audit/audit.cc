@@ -225,9 +225,9 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
 }
 
 void add_audit(Result& result, const Auditor& auditor) {
-  result.notes.push_back(fmt::format("K/V audit: {} rows written, {} read back, {} findings",
-                                     auditor.rows_written(), auditor.rows_read(),
-                                     auditor.findings().size()));
+  result.cache =
+      fmt::format("{} rows of K and V written, {} read back, {} findings", auditor.rows_written(),
+                  auditor.rows_read(), auditor.findings().size());
   add_audit(result, auditor.findings());
 }
 

@@ -103,8 +103,8 @@ void TableAudit::put_into(Result& result) const {
   const std::vector<Finding>& of_slots = auditor_->findings();
   findings.insert(findings.end(), of_slots.begin(), of_slots.end());
   std::ranges::stable_sort(findings, {}, [](const Finding& f) { return f.node.pass; });
-  result.notes.push_back(fmt::format("page tables and slots of {} passes audited, {} findings",
-                                     passes_, findings.size()));
+  result.cache =
+      fmt::format("page tables and slots of {} passes, {} findings", passes_, findings.size());
   add_audit(result, findings);
 }
 

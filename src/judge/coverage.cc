@@ -99,18 +99,22 @@ std::vector<std::string> RunCoverage::blind_in_positions() const {
     if (is_blind) blind.push_back(std::move(text));
   };
   const int32_t longest = this->longest();
-  say(longest <= 1, "query, key, RoPE and mask bugs (position 0 sees itself alone)");
+  say(longest <= 1,
+      "queries, keys, RoPE and masks (position 0 sees itself alone): a prompt of two tokens");
   say(longest > 1 && longest <= 256,
-      fmt::format("positions rounded to 16 bits (none is past 255; the last is {})", longest - 1));
+      fmt::format("positions past 255 (none is past 255; the last is {}; bf16 has all up to 256): "
+                  "a longer prompt, or --max-new 256",
+                  longest - 1));
   say(window_ > 0 && longest <= window_,
-      fmt::format("the sliding window (no position is past its {} keys)", window_));
-  say(!decodes_, "bugs of decoding (prefill only)");
-  say(!chunked_,
-      "causal masks aligned at the wrong end (no pass has several queries over a longer cache)");
+      fmt::format("the sliding window (no position is past its {} keys): a longer prompt",
+                  window_));
+  say(!decodes_, "decoding (prefill only): --max-new 2");
+  say(!chunked_, "masks of chunks (no pass has several queries over a longer cache): --chunk 4");
   say(heads_ > 0 && (heads_ == kv_heads_ || kv_heads_ == 1),
-      fmt::format("the map from heads to K/V heads ({} heads, {} K/V heads)", heads_, kv_heads_));
+      fmt::format("the map from heads to K/V heads ({} heads, {} K/V heads): a model with groups",
+                  heads_, kv_heads_));
   say(gain_known_ && !gain_varies_,
-      "QK-norm with the gains of other dims (all gains are the same)");
+      "QK-norm with the gains of other dims (all gains are the same): trained weights");
   return blind;
 }
 
@@ -121,23 +125,31 @@ std::vector<std::string> RunCoverage::blind_in_pages() const {
     if (is_blind) blind.push_back(std::move(text));
   };
   say(most_pages_ < 3,
-      fmt::format("page-table bugs beyond a page or two (no request has 3 pages; most: {})",
+      fmt::format("tables of 3 pages (no request has 3 pages; most: {}): --page-size 4, or a "
+                  "longer prompt",
                   most_pages_));
-  say(most_pages_ > 1 && !scattered_, "page tables that are ignored (all pages lie in order)");
+  say(most_pages_ > 1 && !scattered_,
+      "page tables that are ignored (all pages lie in order): --page-order 3");
   say(page_size_ > 1 && !ragged_,
-      fmt::format("unused slots of a last page (every length is a multiple of {})", page_size_));
-  say(!shared_, "pages that requests share (none begins with another's tokens)");
+      fmt::format("unused slots of a last page (every length is a multiple of {}): --max-new 3",
+                  page_size_));
+  say(!shared_,
+      "shared pages (none begins with another's tokens): --prefix-cache, and prompts that begin "
+      "with the same page");
   say(page_size_ > 1 && !parted_,
-      "a write to a shared page without a copy (no requests part inside a page)");
-  say(!preempted_, "what preemption loses (no request was preempted)");
+      "copy on write (no requests part inside a page): --prefix-cache, and a prompt twice");
+  say(!preempted_,
+      "preemption (no request was preempted): --pages N, fewer than all requests need together");
   return blind;
 }
 
 std::vector<std::string> RunCoverage::blind_in_batches() const {
   std::set<int32_t> different;
   for (const auto& [request, length] : lengths_) different.insert(length);
-  if (most_requests_ < 2) return {"one request's data used for another (no pass has two requests)"};
-  if (different.size() < 2) return {"one request's length used for another (all are equally long)"};
+  if (most_requests_ < 2)
+    return {"mixed-up requests (no pass has two requests): a second --prompt"};
+  if (different.size() < 2)
+    return {"mixed-up lengths (all are equally long): prompts of several lengths"};
   return {};
 }
 

@@ -16,8 +16,8 @@ class RunCoverage {
 
   // The passes of the run in their order.
   void add(const Pass& pass);
-  // Which bugs this run could not have shown, and why, a sentence's part each. Of what the trace
-  // does not tell (no pages, no tensors of queries) nothing is said.
+  // Which bugs this run could not have shown, each as NAME (WHY): WHAT WOULD SHOW THEM. Of what
+  // the trace does not tell (no pages, no tensors of queries) nothing is said.
   std::vector<std::string> not_covered() const;
   bool asks_for_logits() const { return asks_for_logits_; }
   bool inherits() const { return shared_; }

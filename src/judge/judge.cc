@@ -5,6 +5,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "probes/layer_watch.h"
 #include "probes/only.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
@@ -36,8 +37,9 @@ double root_mean(double sum, int64_t count) {
 
 // Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
 // it. Caches are compared with the rows that were written to them.
-Pass pass_of(ReferenceModel& model, const PassView& judged, const Selection& selection,
-             const ReferenceCheck* check_of) {
+Pass pass_of(ReferenceModel& model, const PassView& judged, const JudgeOptions& options,
+             std::string_view doing, const ReferenceCheck* check_of) {
+  const Selection& selection = options.selection;
   Pass pass;
   Recorder recorder({}, /*digests=*/false, [&](Pass seen) { pass = std::move(seen); });
   Only compared(recorder, [&](const Point& point, int layer) {
@@ -50,7 +52,10 @@ Pass pass_of(ReferenceModel& model, const PassView& judged, const Selection& sel
     const RecordedTensor* tensor = judged.tensor({&point, layer}, /*request=*/-1);
     return tensor != nullptr && !tensor->data.view().empty();
   });
-  Probe probe(&compared);
+  LayerWatch watched(compared, [&](int32_t, int64_t, int layer) {
+    if (options.progress) options.progress(doing, layer);
+  });
+  Probe probe(&watched);
   model.run(judged.info(), probe);
   check(probe.failure().empty(), "{}", probe.failure());
   return pass;
@@ -62,6 +67,32 @@ Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place
           .position = node.rows.front().position,
           .verdict = Verdict::structural,
           .rule = kMissingTensor};
+}
+
+// Whether slots of a page that no token was written to are known to hold NaN.
+bool fills_slots(const Manifest& manifest) {
+  const auto engine = manifest.provenance.find("engine");
+  return engine != manifest.provenance.end() && engine->second == "lockstep";
+}
+
+// Where the NaN of an attention may come from that reads none: from slots past the context, which
+// the engine of this project fills with NaN. Empty where no page of the request has such slots.
+std::string past_context_text(const PassView& seen, int32_t request, int64_t page_size) {
+  const int64_t keys = seen.length_of(request);
+  if (page_size <= 0 || keys % page_size == 0) return "";
+  const std::vector<RequestPages>& tables = seen.info().pages;
+  const auto table = std::ranges::find(tables, request, &RequestPages::request);
+  const auto last = static_cast<size_t>(keys / page_size);
+  if (table == tables.end() || last >= table->pages.size()) return "";
+  return fmt::format(
+      "; what it reads is finite, so it read slots past the context of request {}, which hold NaN "
+      "({} keys: its last page, page {}, holds {} of {}), or made the NaN itself",
+      request, keys, table->pages[last], keys % page_size, page_size);
+}
+
+bool makes_nan(const NodeOutcome& outcome) {
+  return outcome.verdict == Verdict::nonfinite && !outcome.overflows && !outcome.passes_on &&
+         std::isnan(outcome.finding.got);
 }
 
 // Row by row, the experts that the engine chose at a layer, where that is what its own logits say:
@@ -136,8 +167,8 @@ void Judge::State::run_models(const PassView& seen) {
     for (ReferenceModel* model : {exact, rounded})
       model->follow([&](int layer) { return experts_of(seen, layer); });
     reference_check.begin_pass();
-    exact_pass = pass_of(*exact, seen, options.selection, &reference_check);
-    rounded_pass = pass_of(*rounded, seen, options.selection, nullptr);
+    exact_pass = pass_of(*exact, seen, options, "reference in fp64", &reference_check);
+    rounded_pass = pass_of(*rounded, seen, options, "reference rounded", nullptr);
     reference_check.check(exact_pass);
     for (ReferenceModel* model : {exact, rounded}) model->follow({});
     routing.add(seen, exact_pass, rounded_pass);
@@ -187,6 +218,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       outcome.request = node.request;
       outcome.finding.region = region;
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
+      if (place.point->op == OpKind::attention && fills_slots(manifest) && makes_nan(outcome))
+        outcome.finding.rule += past_context_text(pass.seen, node.request, facts.page_size);
     }
     if (all[n].front().unrecorded) unrecorded.push_back(missing_of(node, all[n].front(), place));
     if (all[n].size() > 1) {
@@ -306,7 +339,10 @@ std::vector<NodeId> Judge::State::judge(const Pass& pass) {
   Judged judged{.pass = pass.info.pass,
                 .errors = error_map.begin(seen),
                 .with_logits = seen.nodes_of(point("logits"))};
-  for (size_t i = 0; i < ledger.places().size(); ++i) judge_place(i, parts, judged);
+  for (size_t i = 0; i < ledger.places().size(); ++i) {
+    if (options.progress) options.progress("judging", ledger.places()[i].layer);
+    judge_place(i, parts, judged);
+  }
   const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
   logits.add(pass.info.pass, logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
   // Once a point has been tried under several contracts, passes wait until one is chosen.

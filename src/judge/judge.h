@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/judge/budget.h"
@@ -29,6 +30,8 @@ struct JudgeOptions {
   std::function<bool(const Place&)> recorded;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
+  // Called as each layer of a pass is reached, with what is done to it. May be empty.
+  std::function<void(std::string_view doing, int layer)> progress = {};
 };
 
 // Judges passes one after another, live or from a saved trace: for every node whether the op at

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "src/judge/op_judge.h"
@@ -32,12 +33,16 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
   static constexpr const char* kRules[] = {
       "", "overflow: the exact result is too large for the dtype as well",
       "propagated: an input of the op is not finite",
-      "introduced: the exact result is a number, or the op hides that it is none"};
+      "introduced: the exact result is a finite number"};
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
   outcome.finding.budgets = std::numeric_limits<double>::infinity();
+  const bool hidden =
+      measure.nonfinite == NonFinite::introduced && std::isfinite(measure.nonfinite_at.got);
   outcome.finding.rule =
-      fmt::format("{} ({} of {} elements)", kRules[static_cast<size_t>(measure.nonfinite)],
+      fmt::format("{} ({} of {} elements)",
+                  hidden ? "introduced: the exact result is no number, and the op hides that"
+                         : kRules[static_cast<size_t>(measure.nonfinite)],
                   measure.nonfinite_count, measure.elements);
   outcome.position = outcome.finding.position;
 }

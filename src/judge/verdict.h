@@ -99,6 +99,7 @@ struct Flip {
   double margin_ulp = 0;
   bool explained = false;
   std::string ancestor;  // the finding that it stems from: "layer 2 attn.q_rope"; "": none is known
+  std::string engine_text, reference_text;  // filled by whoever has a tokenizer
 };
 
 // How sure the fp64 model was of a choice: its best logit over its second best, in ulp of the run's
@@ -183,7 +184,8 @@ struct Result {
   Scope scope;
   std::map<std::string, std::string> provenance;
   std::map<std::string, double> limits;
-  std::vector<std::string> blind;  // what this run could not have seen
+  std::string cache;               // what was checked of the K/V cache beside nodes; "": nothing
+  std::vector<std::string> blind;  // what this run could not have seen: NAME (WHY): WHAT WOULD SHOW
   std::vector<std::string> notes;  // e.g. what was not captured
 };
 

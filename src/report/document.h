@@ -29,12 +29,15 @@ struct Column {
   int least_width = 0;  // characters that people's table gives it, however short its cells are
 };
 
+// Where it is wider than the screen, its widest column of text is broken into lines if that makes
+// it fit; else the columns that do not fit stand below the others, beside the first one again.
 struct Table {
   std::vector<Column> columns;
   std::vector<std::vector<Cell>> rows;
   const char* number_format = "{:.4g}";  // of fractions, when people read them
   int gap = 2;                           // blanks between two columns, when people read them
   std::string title = {};                // a line above it
+  bool marks = false;                    // its texts are glyphs of a map, "=" ".", "~" and the like
 };
 
 // Begins a part of the document. One without text only separates what follows from what precedes.
@@ -42,9 +45,12 @@ struct Heading {
   std::string text;
 };
 
-// One line of prose.
+// Prose, in as many lines as the screen needs.
 struct Paragraph {
   std::string text;
+  int indent = 0;       // blanks before its first line
+  int hang = 0;         // and before the others
+  bool strong = false;  // as the title of what follows
 };
 
 struct List {
@@ -52,9 +58,11 @@ struct List {
   std::string title = {};  // a line above it
 };
 
-// Names and what they stand for, a line each.
+// Names and what they stand for; a value's lines stand below each other.
 struct KeyValues {
   std::vector<std::pair<std::string, std::string>> entries;
+  int indent = 0;      // blanks before the names
+  int key_width = 16;  // columns of a name, with the blanks behind it
 };
 
 // The data of a bar chart: how many there are of each name.
@@ -62,7 +70,7 @@ struct Bars {
   std::vector<std::pair<std::string, int64_t>> counts;
 };
 
-// The last word of a result.
+// The last word of a result, and the last line of what scripts read: only a terminal breaks it.
 struct Conclusion {
   std::string verdict, story;
 };

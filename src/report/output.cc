@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <fnmatch.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,14 +17,16 @@
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
 #include "src/report/render.h"
+#include "src/report/wrap.h"
 
 namespace lockstep {
 namespace {
 
 // The formats. To add one: its name and the function that draws a document (render.h).
+using Render = std::string (*)(const Document&);
 struct Format {
   const char* name;
-  std::string (*render)(const Document&);
+  Render render;
 };
 constexpr Format kFormats[] = {
     {"table", render_text},
@@ -192,7 +195,10 @@ void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& o
 // The files first: a reader of stdout that goes away must not take them with it, nor a full disk
 // what can be printed.
 void put(const Document& document, const ReportOptions& options) {
-  const std::string shown = text_of(document, options.format);
+  const Format& format = format_of(options.format);
+  const std::string shown = format.render == static_cast<Render>(render_text)
+                                ? render_text(document, screen_of_stdout())
+                                : format.render(document);
   try {
     for (const FileFormat& format : kFileFormats)
       if (const std::string& path = options.*format.path; !path.empty())
@@ -218,7 +224,12 @@ Progress::~Progress() { show(""); }
 
 void Progress::show(const std::string& line) {
   // Back to the first column, the line, and the rest of the terminal's line erased.
-  if (on_) fmt::print(stderr, "\r{}\033[K", line);
+  if (!on_) return;
+  // A line that is longer than the terminal would not be erased by the next one.
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  const size_t width = known ? size.ws_col - 1u : 79u;
+  fmt::print(stderr, "\r{}\033[K", wrapped(screen_text(line), width).front());
 }
 
 }  // namespace lockstep

@@ -8,8 +8,14 @@
 
 namespace lockstep {
 
+// Tells what can be done after a command, so that its screen proposes only what works.
+struct NextSteps {
+  bool serves = false;     // it was `lockstep run` beside a reference, which can be run again
+  std::string trace = {};  // what it left or read; "": nothing
+};
+
 // A judgement, and two traces against each other, as documents. CSV has a line a place.
-Document document_of(const Result& result);
+Document document_of(const Result& result, const NextSteps& steps = {});
 Document document_of(const DiffResult& result);
 
 // A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the

@@ -1,92 +1,260 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/report/report.h"
+#include "src/report/result_entries.h"
+#include "src/report/result_map.h"
+#include "src/report/untested.h"
+#include "src/report/wrap.h"
 
 namespace lockstep {
 namespace {
 
-// A screen holds so many; the data and the JSON report have all of them.
-constexpr size_t kPlaces = 12;
-constexpr size_t kFindings = 10;
+constexpr size_t kFlips = 3;     // tokens that differ, of those that are spelt out
+constexpr size_t kUntested = 6;  // classes of bugs that are named
+constexpr int kKeys = 9;         // columns of the names below the map
 
-Table places_table(const std::vector<PlaceSummary>& places) {
-  Table table{{{"place (worst first)", Align::left, 24},
-               {"verdict", Align::left, 12},
-               {"nodes", Align::right, 9},
-               {"T1", Align::right, 9},
-               {"of row", Align::right, 9},
-               {"T2", Align::right, 9},
-               {"introduced", Align::right, 11},
-               {"total rms", Align::right, 11},
-               {"", Align::left, 0}},
-              {},
-              "{:.3g}",
-              1};
-  for (const PlaceSummary& p : places)
-    table.rows.push_back({text_of(p.place), name_of(p.verdict),
-                          fmt::format("{}/{}", p.judged, p.expected), budgets_text(p.worst_t1),
-                          p.worst_of_row, p.worst_t2, p.introduced_rms, p.total_rms,
-                          p.ancestor.empty() ? "" : " from " + p.ancestor});
-  return table;
+using Entries = std::vector<std::pair<std::string, std::string>>;
+
+int64_t count_of(const Result& result, Verdict verdict) {
+  return result.counts[static_cast<size_t>(verdict)];
 }
 
-void add_places(const Result& result, std::vector<Block>& blocks) {
-  std::vector<PlaceSummary> places = result.places;
-  std::ranges::stable_sort(places, [](const PlaceSummary& a, const PlaceSummary& b) {
-    const int ga = gravity_of(a.verdict), gb = gravity_of(b.verdict);
-    if (ga != gb) return ga > gb;
-    return std::max(a.worst_t1, a.worst_t2) > std::max(b.worst_t1, b.worst_t2);
-  });
-  if (places.size() > kPlaces) places.resize(kPlaces);
-  blocks.push_back(places_table(places));
-  if (result.places.size() > places.size())
-    blocks.push_back(Paragraph{
-        fmt::format("... and {} places less grave", result.places.size() - places.size())});
+std::string fact_of(const Result& result, const std::string& name) {
+  const auto at = result.provenance.find(name);
+  return at == result.provenance.end() ? "" : screen_text(at->second);
 }
 
-void add_list(const char* title, std::vector<std::string> items, std::vector<Block>& blocks) {
-  if (items.empty()) return;
-  blocks.push_back(Heading{title});
-  blocks.push_back(List{std::move(items)});
+std::string requests_text(const Result& result) {
+  if (result.requests.empty()) return "";
+  int64_t in = 0, out = 0;
+  for (const RequestResult& r : result.requests)
+    in += std::ssize(r.prompt), out += std::ssize(r.tokens);
+  return fmt::format("{} request{}, {} tokens in, {} out", result.requests.size(),
+                     result.requests.size() == 1 ? "" : "s", in, out);
 }
 
-std::vector<std::string> findings_of(const Result& result) {
-  std::vector<std::string> lines;
-  for (size_t i = 0; i < std::min(kFindings, result.findings.size()); ++i) {
-    const Finding& f = result.findings[i];
-    lines.push_back(fmt::format("pass {} {}, {}: {}", f.node.pass, text_of(f.node.place),
-                                name_of(f.verdict), text_of(f)));
-  }
-  if (result.findings.size() > kFindings)
-    lines.push_back(fmt::format("... and {} more", result.findings.size() - kFindings));
-  return lines;
+std::string joined(const char* between, const std::string& a, const std::string& b) {
+  return b.empty() ? a : fmt::format("{}{}{}", a, between, b);
 }
 
-std::vector<std::string> confirmations_of(const Result& result) {
-  std::vector<std::string> lines;
-  for (const Confirmation& c : result.confirmations)
-    lines.push_back(
-        fmt::format("{} {}: {}", c.confirmed ? "yes" : "no ", text_of(c.place), c.says));
-  return lines;
+// "lockstep 0.1.0  bard-qwen3  bf16 on cpu, built-in matmul  3 requests, ..."
+std::string ran_text(const Result& result) {
+  const auto fact = [&](const char* name) { return fact_of(result, name); };
+  std::vector<std::string> parts;
+  const auto say = [&parts](const std::string& part) {
+    if (!part.empty()) parts.push_back(part);
+  };
+  say(joined(" ", fact("engine"), fact("engine_version")));
+  say(std::filesystem::path(fact("model")).filename().string());
+  const std::string matmul = fact("matmul");
+  say(joined(", ", joined(" on ", fact("compute_dtype"), fact("device")),
+             matmul.substr(0, matmul.find(" (")) + (matmul.empty() ? "" : " matmul")));
+  say(requests_text(result));
+  return fmt::format("{}", fmt::join(parts, "  "));
 }
 
 std::string counts_text(const Result& result) {
-  std::string text = fmt::format("nodes {} of {} judged:", result.judged, result.expected);
-  for (int i = 0; i < kVerdicts; ++i)
-    if (const int64_t n = result.counts[static_cast<size_t>(i)]; n > 0)
-      text += fmt::format(" {} {}", n, name_of(static_cast<Verdict>(i)));
+  std::string text =
+      fmt::format("{} of {}: {} exact bits, {} within rounding", result.judged, result.expected,
+                  count_of(result, Verdict::bitwise), count_of(result, Verdict::rounding));
+  const auto say = [&](int64_t count, const char* what) {
+    if (count > 0) text += fmt::format(", {} {}", count, what);
+  };
+  say(count_of(result, Verdict::propagated), "wrong only by what they read");
+  text += fmt::format(", {} wrong", count_of(result, Verdict::introduced));
+  say(count_of(result, Verdict::nonfinite), "not finite");
+  say(count_of(result, Verdict::structural), "missing or of another shape");
+  say(count_of(result, Verdict::inconclusive), "not judged");
+  if (result.excluded > 0)
+    text += fmt::format("; {} elements that are not finite are in no statistic", result.excluded);
   return text;
 }
 
-std::string logits_text(const LogitsSummary& l) {
+// The place that comes nearest to a limit of those that are right.
+std::string nearest_text(const Result& result) {
+  const PlaceSummary* nearest = nullptr;
+  const auto reach = [](const PlaceSummary& p) { return std::max(p.worst_t1, p.worst_t2); };
+  for (const PlaceSummary& p : result.places)
+    if (p.measured && p.judged > 0 && (!nearest || reach(p) > reach(*nearest))) nearest = &p;
+  if (!nearest || !(reach(*nearest) > 0)) return "";
+  const bool one = nearest->worst_t1 >= nearest->worst_t2;
+  const double shown = std::floor(1000 * reach(*nearest)) / 1000;  // what is below 1 is said so
+  const std::string limits = fact_of(result, "limits");
   return fmt::format(
-      "logits against the fp64 model: max difference {:.3g}, mean KL {:.3g}, argmax equal {} of "
-      "{}, explained flips {}",
-      l.max_abs, l.kl_mean, l.argmax_equal, l.compared, l.explained_flips);
+      "{}, request {}, position {}: {:.3g} of {}; a right engine comes this near, for "
+      "a limit is what rounding may do{}",
+      text_of(nearest->place), nearest->worst_request, nearest->worst_position, shown,
+      one ? "an element's budget (T1)" : "the limit of a node's errors together (T2)",
+      limits.empty() || limits == "theory" ? "" : fmt::format(" (limits: {})", limits));
+}
+
+std::string divergence_text(const LogitsSummary& l, const Result& result) {
+  if (!std::isfinite(l.kl_mean)) return "the logits' divergence is not measured: they hold NaN";
+  const std::string dtype = fact_of(result, "compute_dtype");
+  return fmt::format("mean KL {:.3g} (the reference in {}: {:.3g})", l.kl_mean,
+                     dtype.empty() ? "the run's dtype" : dtype, l.kl_reference);
+}
+
+std::string tokens_text(const Result& result) {
+  const LogitsSummary& l = *result.logits;
+  const int64_t flips = l.compared - l.argmax_equal;
+  std::string text = fmt::format("{} of {} as the fp64 model chooses", l.argmax_equal, l.compared);
+  if (flips > 0 && flips == l.explained_flips)
+    text += fmt::format(", {} differ{} as rounding allows", flips, flips == 1 ? "s" : "");
+  else if (flips > 0)
+    text += fmt::format(", {} differ, {} by more than rounding explains", flips,
+                        flips - l.explained_flips);
+  return text + fmt::format("; least margin {:.3g} ulp; {}", l.least_margin_ulp,
+                            divergence_text(l, result));
+}
+
+// A token by its text, or by its number where there is no tokenizer.
+std::string token_text(int32_t id, const std::string& text) {
+  return text.empty() ? std::to_string(id) : in_quotes(text);
+}
+
+// The tokens that differ because of the ops that are wrong.
+std::string effect_text(const Result& result) {
+  int64_t tokens = 0, differ = 0;
+  std::string flips;
+  for (const RequestResult& request : result.requests) {
+    tokens += std::ssize(request.tokens);
+    for (const Flip& flip : request.flips) {
+      if (flip.ancestor.empty() || ++differ > static_cast<int64_t>(kFlips)) continue;
+      flips += fmt::format("{}request {}, position {}, {} for {}", flips.empty() ? ": " : "; ",
+                           request.id, flip.position, token_text(flip.engine, flip.engine_text),
+                           token_text(flip.reference, flip.reference_text));
+    }
+  }
+  if (differ > static_cast<int64_t>(kFlips)) flips += "; ...";
+  std::string text = differ == 0 ? fmt::format("none of {} tokens differs by it", tokens)
+                                 : fmt::format("{} of {} tokens differ{} by it{}", differ, tokens,
+                                               differ == 1 ? "s" : "", flips);
+  return joined("\n", text, result.logits ? divergence_text(*result.logits, result) : "");
+}
+
+std::string untested_text(const Result& result) {
+  std::vector<std::string> names;
+  for (const std::string& line : result.blind) names.push_back(untested_from(line).name);
+  const bool more = names.size() > kUntested;
+  if (more) names.resize(kUntested);
+  return fmt::format("{}: {}{}   (--explain untested)", result.blind.size(), fmt::join(names, "; "),
+                     more ? "; ..." : "");
+}
+
+// Contracts that nobody declared are a part of the verdict.
+std::string contracts_text(const Scope& scope) {
+  std::map<std::string, std::vector<std::string>> found;  // points by contract
+  for (const std::string& point : scope.found)
+    if (const auto at = scope.contracts.find(point); at != scope.contracts.end())
+      found[at->second].push_back(point);
+  std::vector<std::string> parts;
+  for (const auto& [contract, points] : found)
+    parts.push_back(fmt::format("{}: {}", contract, fmt::join(points, " ")));
+  return fmt::format("{} (found by trying: none is declared)", fmt::join(parts, "; "));
+}
+
+// The text as one word of a shell.
+std::string shell_word(const std::string& text) {
+  const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("._/-+:,=@%").find(c) != std::string_view::npos;
+  });
+  if (plain) return text;
+  std::string word;
+  for (const char c : text)
+    if (c == '\'')
+      word += "'\\''";
+    else
+      word += c;
+  return fmt::format("'{}'", word);
+}
+
+// Commands that get further, a line each, with what they are for.
+std::string next_text(const Result& result, const NextSteps& steps) {
+  if (!result.first) return "";
+  const Place& place = result.first->node.place;
+  std::string text;
+  const auto say = [&](const std::string& command, const char* what) {
+    text += fmt::format("{}{}   {}", text.empty() ? "" : "\n", command, what);
+  };
+  if (steps.serves && result.confirmations.empty())
+    say("lockstep run ... --confirm", "proves it by putting the op right");
+  if (steps.serves && result.first->verdict == Verdict::nonfinite)
+    say("lockstep run ... --modes poison", "whether slots past a context are read");
+  if (!steps.trace.empty())
+    say(fmt::format("lockstep inspect {} --point {}{}", shell_word(steps.trace), place.point->name,
+                    place.layer < 0 ? "" : fmt::format(" --layer {}", place.layer)),
+        "its numbers");
+  else if (steps.serves)
+    say("lockstep run ... --trace X.trace", "keeps its tensors, for lockstep inspect");
+  return text;
+}
+
+void add_wrong(const Result& result, const NextSteps& steps, std::vector<Block>& blocks,
+               Entries& facts) {
+  blocks.push_back(Heading{});
+  std::ranges::move(map_of(result), std::back_inserter(blocks));
+  std::ranges::move(wrong_ops_of(result), std::back_inserter(blocks));
+  facts.emplace_back("nodes", counts_text(result));
+  if (!result.requests.empty()) facts.emplace_back("effect", effect_text(result));
+  if (const std::string next = next_text(result, steps); !next.empty())
+    facts.emplace_back("next", next);
+}
+
+void add_right(const Result& result, std::vector<Block>& blocks, Entries& facts) {
+  if (result.verdict == RunVerdict::inconclusive && result.expected > 0) {
+    blocks.push_back(Heading{});
+    std::ranges::move(map_of(result), std::back_inserter(blocks));
+    blocks.push_back(Heading{});
+  }
+  facts.emplace_back("nodes", counts_text(result));
+  if (const std::string nearest = nearest_text(result); !nearest.empty())
+    facts.emplace_back("nearest", nearest);
+  if (result.logits) facts.emplace_back("tokens", tokens_text(result));
+}
+
+void add_scope(const Result& result, Entries& facts) {
+  const auto next =
+      facts.empty() || facts.back().first != "next" ? facts.end() : std::prev(facts.end());
+  Entries more;
+  if (!result.cache.empty()) more.emplace_back("cache", result.cache);
+  if (!result.scope.selection.empty())
+    more.emplace_back("scope", result.scope.selection + ": nothing else was judged");
+  if (!result.scope.found.empty()) more.emplace_back("contract", contracts_text(result.scope));
+  for (const std::string& note : result.notes) more.emplace_back("note", note);
+  if (!result.blind.empty()) more.emplace_back("untested", untested_text(result));
+  facts.insert(next, more.begin(), more.end());
+}
+
+// The last line: a verdict and its scope, in few words. The story of the JSON says more.
+std::string conclusion_of(const Result& result) {
+  if (result.verdict == RunVerdict::diverged && result.first) {
+    const int64_t wrong = count_wrong_ops(result);
+    const Finding& first = *result.first;
+    const std::string what = first.verdict == Verdict::introduced ? "introduces the first error"
+                             : first.verdict == Verdict::nonfinite
+                                 ? "is the first to make NaN or Inf"
+                                 : "is the first that is not as the model has it";
+    return fmt::format("{} {} ({} op{} wrong of {})", text_of(first.node.place), what, wrong,
+                       wrong == 1 ? "" : "s", result.places.size());
+  }
+  if (result.verdict != RunVerdict::clean) return result.story;
+  std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,
+                                  result.scope.layers == 1 ? "" : "s", result.scope.positions - 1);
+  if (!result.scope.selection.empty())
+    scope += fmt::format("; of {} alone", result.scope.selection);
+  if (!result.scope.found.empty()) scope += "; contracts as found";
+  if (!result.blind.empty()) scope += fmt::format("; {} untested", result.blind.size());
+  if (result.scope.layers == 0) return result.story;  // of a run beside no reference
+  return fmt::format("No bug shown in {} nodes ({})", result.judged, scope);
 }
 
 Table data_of(const Result& result) {
@@ -94,35 +262,37 @@ Table data_of(const Result& result) {
       {"layer", "point", "verdict", "expected", "judged", "worst_t1", "worst_t2", "worst_of_row",
        "request", "position", "pass", "introduced_rms", "propagated_rms", "total_rms", "ancestor"},
       {}};
+  const auto number = [](bool measured, double x) { return measured ? Cell(x) : Cell(""); };
   for (const PlaceSummary& p : result.places)
     table.rows.push_back(
         {p.place.layer < 0 ? Cell("") : Cell(int64_t{p.place.layer}),
-         std::string(p.place.point->name), name_of(p.verdict), p.expected, p.judged, p.worst_t1,
-         p.worst_t2, p.worst_of_row, int64_t{p.worst_request}, int64_t{p.worst_position},
-         int64_t{p.worst_pass}, p.introduced_rms, p.propagated_rms, p.total_rms, p.ancestor});
+         std::string(p.place.point->name), name_of(p.verdict), p.expected, p.judged,
+         number(p.measured, p.worst_t1), number(p.measured, p.worst_t2),
+         number(p.measured, p.worst_of_row), int64_t{p.worst_request}, int64_t{p.worst_position},
+         int64_t{p.worst_pass}, number(p.measured, p.introduced_rms),
+         number(p.compared, p.propagated_rms), number(p.compared, p.total_rms), p.ancestor});
   return table;
 }
 
 }  // namespace
 
-Document document_of(const Result& result) {
+Document document_of(const Result& result, const NextSteps& steps) {
   Document document{
       .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
   document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
-  add_places(result, blocks);
-  add_list("findings, in the order of the computation", findings_of(result), blocks);
-  add_list("run again with ops put right, the worst elements computed a second time",
-           confirmations_of(result), blocks);
-  add_list("blind to", result.blind, blocks);
-  add_list("notes", result.notes, blocks);
-  blocks.push_back(Heading{});
-  blocks.push_back(Paragraph{counts_text(result)});
-  if (const auto limits = result.provenance.find("limits"); limits != result.provenance.end())
-    blocks.push_back(Paragraph{"limits: " + limits->second});
-  if (result.logits) blocks.push_back(Paragraph{logits_text(*result.logits)});
-  blocks.push_back(Heading{});
-  blocks.push_back(Conclusion{name_of(result.verdict), result.story});
+  if (const std::string ran = ran_text(result); !ran.empty())
+    blocks.push_back(Paragraph{ran, 0, 2});
+  Entries facts;
+  if (result.findings.empty())
+    add_right(result, blocks, facts);
+  else
+    add_wrong(result, steps, blocks, facts);
+  add_scope(result, facts);
+  if (!result.findings.empty()) blocks.push_back(Heading{});
+  blocks.push_back(KeyValues{std::move(facts), 0, kKeys});
+  if (result.verdict != RunVerdict::clean) blocks.push_back(Heading{});
+  blocks.push_back(Conclusion{name_of(result.verdict), conclusion_of(result)});
   return document;
 }
 

@@ -132,7 +132,9 @@ Flip flip_from(const JsonValue& json) {
           .reference = json["reference"].whole<int32_t>(),
           .margin_ulp = json["margin_ulp"].real(),
           .explained = json["explained"].flag(),
-          .ancestor = json["ancestor"].text()};
+          .ancestor = json["ancestor"].text(),
+          .engine_text = json["engine_text"].text(),
+          .reference_text = json["reference_text"].text()};
 }
 
 RequestResult request_from(const JsonValue& json) {
@@ -190,6 +192,7 @@ Result result_from(const JsonValue& json) {
                 .excluded = nodes["excluded_elements"].whole<int64_t>(),
                 .scope = scope_from(json["scope"]),
                 .provenance = json["provenance"].text_fields(),
+                .cache = json["cache"].text(),
                 .blind = json["blind"].texts(),
                 .notes = json["notes"].texts()};
   for (int i = 0; i < kVerdicts; ++i)

@@ -144,7 +144,9 @@ Json of_request(const RequestResult& r) {
                      {"reference", f.reference},
                      {"margin_ulp", json_number<Json>(f.margin_ulp)},
                      {"explained", f.explained},
-                     {"ancestor", f.ancestor}});
+                     {"ancestor", f.ancestor},
+                     {"engine_text", f.engine_text},
+                     {"reference_text", f.reference_text}});
   Json margins = Json::array();
   for (const Margin& m : r.margins)
     margins.push_back({{"position", m.position}, {"ulp", json_number<Json>(m.ulp)}});
@@ -209,6 +211,7 @@ std::string report_json(const Result& result) {
                {"scope", of_scope(result.scope)},
                {"provenance", result.provenance},
                {"limits", limits},
+               {"cache", result.cache},
                {"blind", result.blind},
                {"notes", result.notes}};
   // A prompt's name may hold bytes that are no UTF-8: shown as replacement characters.

@@ -9,11 +9,14 @@
 
 #include "kernels/base/check.h"
 #include "kernels/plugin/host_staging.h"
+#include "probes/layer_watch.h"
 #include "probes/only.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
 #include "src/session/device.h"
+#include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
+#include "traces/kept_verdict.h"
 
 namespace lockstep {
 namespace {
@@ -92,6 +95,26 @@ ReferenceOptions reference_options(const ReferenceLibrary& reference, const Engi
           .gpu = number >= 0 && reference.has_gpu(number) ? number : -1};
 }
 
+namespace {
+
+// Tokens that will be fed: the last choice of a text is not.
+int64_t tokens_to_feed(const std::vector<Request>& requests) {
+  int64_t tokens = 0;
+  for (const Request& request : requests)
+    tokens += std::ssize(request.prompt) + request.samples * (request.steps() - 1);
+  return tokens;
+}
+
+// Ends the trace, which holds its verdict: whoever looks into it later need not judge it again.
+void finish_trace(TraceWriter& writer, const std::vector<RequestInfo>& requests,
+                  const Result& result) {
+  writer.note(kVerdictFact, name_of(result.verdict));
+  writer.note(kStoryFact, result.story);
+  writer.finish(requests);
+}
+
+}  // namespace
+
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
@@ -103,11 +126,7 @@ Result judge_run(const JudgedRun& run) {
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
-  int64_t total = 0, done = 0;
-  for (const Request& request : run.requests) {
-    engine.submit(request);
-    total += request.steps();
-  }
+  for (const Request& request : run.requests) engine.submit(request);
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
@@ -117,9 +136,12 @@ Result judge_run(const JudgedRun& run) {
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
   JudgeOptions judging = run.judge;
   judging.threads = run.engine.threads;
+  RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
+  judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<NodeId> flags = judge.judge(pass);
+    progress.end_pass();
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.level, flags, manifest.graph);
@@ -131,22 +153,20 @@ Result judge_run(const JudgedRun& run) {
   Sink& seen = run.audit ? static_cast<Sink&>(audited) : needed;
   Tee watched(run.watch ? *run.watch : seen, seen);
   Sink& judged = run.watch ? static_cast<Sink&>(watched) : seen;
-  Tee before(run.before ? *run.before : judged, judged);
-  Probe probe(run.before ? &before : &judged);
-  while (engine.step(probe)) {
-    check(probe.failure().empty(), "{}", probe.failure());
-    done = 0;
-    for (int32_t id = 0; id < engine.requests(); ++id)
-      done += std::ssize(engine.sequence(id).argmax);
-    if (run.progress) run.progress(done, total);
-  }
+  Tee before(run.before ? static_cast<Sink&>(*run.before) : judged, judged);
+  LayerWatch shown(run.before ? before : judged, [&](int32_t pass, int64_t rows, int layer) {
+    progress.begin_pass(pass, rows);
+    progress.at("computing", layer);
+  });
+  Probe probe(&shown);
+  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
   const std::vector<RequestInfo> requests = infos_of(engine);
   check_served(run.requests, requests);
-  if (writer) writer->finish(requests);
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
+  if (writer) finish_trace(*writer, requests, result);
   return result;
 }
 

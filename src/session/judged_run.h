@@ -32,8 +32,8 @@ struct JudgedRun {
   std::string trace;  // where to keep what was seen; empty: nowhere
   TraceLevel level = TraceLevel::flagged;
   std::map<std::string, std::string> provenance;
-  // Called after every pass with the tokens chosen so far and all that can be chosen.
-  std::function<void(int64_t done, int64_t total)> progress;
+  // Called with a line that says how far the run is, and where in the model (run_progress.h).
+  std::function<void(const std::string& line)> progress;
 };
 
 // Ops of a device with bugs seeded into them and a watch around them, and the hooks that go with

@@ -1,33 +1,60 @@
 #include "src/session/judged_trace.h"
 
+#include <fmt/format.h>
+
+#include <filesystem>
 #include <set>
 
 #include "kernels/base/check.h"
 #include "src/audit/table_audit.h"
 #include "src/report/output.h"
 #include "src/session/reference_library.h"
+#include "src/session/result_texts.h"
+#include "src/session/run_progress.h"
 #include "src/weights/tokenizer.h"
+#include "traces/kept_verdict.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 
 namespace {
 
-// Which places the trace holds a tensor or a digest of. Where it was meant to hold all, a place of
-// a point that other layers have is missed, and no part of a region.
-std::function<bool(const Place&)> recorded_in(TraceReader& trace) {
+// The extent of a trace, known before its tensors are read.
+struct Extent {
+  int64_t tokens = 0;  // of all passes
+  // Which places it holds a tensor or a digest of. Where it was meant to hold all, a place of a
+  // point that other layers have is missed, and no part of a region.
+  std::function<bool(const Place&)> recorded;
+};
+
+Extent extent_of(TraceReader& trace) {
+  Extent extent;
   std::set<std::pair<int, int>> places;
   std::set<int> points;
-  for (int i = 0; i < trace.passes(); ++i)
-    for (const RecordedTensor& tensor : trace.read(i, /*data=*/false).tensors) {
+  for (int i = 0; i < trace.passes(); ++i) {
+    const Pass pass = trace.read(i, /*data=*/false);
+    extent.tokens += std::ssize(pass.info.rows);
+    for (const RecordedTensor& tensor : pass.tensors) {
       places.emplace(order_of(*tensor.point), tensor.layer);
       points.insert(order_of(*tensor.point));
     }
+  }
   const bool selected = !trace.manifest().selection.empty();
-  return [places = std::move(places), points = std::move(points), selected](const Place& place) {
+  extent.recorded = [places = std::move(places), points = std::move(points),
+                     selected](const Place& place) {
     const int order = order_of(*place.point);
     return selected ? places.contains({order, place.layer}) : points.contains(order);
   };
+  return extent;
+}
+
+// A trace that cannot be written to was judged all the same.
+void keep(const std::string& path, const Result& result) {
+  try {
+    keep_verdict(path, name_of(result.verdict), result.story);
+  } catch (const Error& error) {
+    fmt::print(stderr, "warning: the verdict is not kept in the trace: {}\n", error.what());
+  }
 }
 
 }  // namespace
@@ -44,23 +71,35 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
 
   options.selection.check_layers(manifest.graph.layers());
 
-  options.recorded = recorded_in(*trace);
+  const Extent extent = extent_of(*trace);
+  options.recorded = extent.recorded;
   TableAudit tables(manifest);
   const ReferenceOptions reference{.dtype = manifest.dtype};
   const auto oracle = open_reference().oracle(checkpoint, reference);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
-  Judge judge(manifest, *oracle, exact.get(), rounded.get(), options);
-  Progress progress;
+  Progress line;
+  RunProgress progress([&](const std::string& text) { line.show(text); }, manifest.graph.layers(),
+                       extent.tokens);
+  JudgeOptions judging = options;
+  judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
+  Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   for (int i = 0; i < trace->passes(); ++i) {
     const Pass pass = trace->read(i, /*data=*/true);
+    progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     judge.judge(pass);
     tables.add(pass.info);
-    progress.show(fmt::format("{} of {} passes judged", i + 1, trace->passes()));
+    progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   tables.put_into(result);
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
+  if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
+    add_texts(result, Tokenizer::open(checkpoint.dir()));
+  // A verdict on a part of the trace is none on the trace, and one that could not be given takes
+  // the place of none: a run that kept digests alone may have been judged as it ran.
+  if (options.selection.is_everything() && result.verdict != RunVerdict::inconclusive)
+    keep(path, result);
   return result;
 }
 

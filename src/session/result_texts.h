@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-// Fills in the texts of requests and of each of their tokens.
+// Fills in the texts of requests, of each of their tokens, and of the tokens where they differ
+// from the fp64 model's.
 void add_texts(Result& result, const Tokenizer& tokenizer);
 
 }  // namespace lockstep

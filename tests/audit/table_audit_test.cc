@@ -60,8 +60,7 @@ void expect_found(const std::string& rule, int pass, auto change) {
 TEST(TableAudit, FindsNothingInARightRun) {
   const Result result = audited(right_passes());
   EXPECT_EQ(result.verdict, RunVerdict::clean);
-  EXPECT_EQ(result.notes,
-            std::vector<std::string>{"page tables and slots of 3 passes audited, 0 findings"});
+  EXPECT_EQ(result.cache, "page tables and slots of 3 passes, 0 findings");
 }
 
 TEST(TableAudit, NamesThePageOrSlotThatIsWrong) {

@@ -34,7 +34,7 @@ def problems(root, binary):
     shown = 0
     for line, words in commands((root / "README.md").read_text()):
         if words[0].split("/")[-1] == "lockstep" and len(words) > 1:
-            if words[1].isupper():  # a placeholder
+            if words[1].isupper() or words[1][0].isdigit():  # a placeholder, a version
                 continue
             shown += 1
             text = help_of(binary, *([] if words[1].startswith("-") else [words[1]]))

@@ -45,6 +45,9 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
       const Result live = run(file, samples, TraceLevel::full);
       EXPECT_EQ(live.verdict, RunVerdict::clean) << live.story;
       EXPECT_EQ(inheriting(file), samples ? 2 : 1) << "nothing was shared";
+      const Manifest manifest = open_trace(scratch_ / file)->manifest();
+      EXPECT_EQ(manifest.provenance.at("verdict"), "clean");
+      EXPECT_EQ(manifest.provenance.at("story"), live.story);
       const Result saved = judge_trace(scratch_ / file, checkpoint_, {});
       EXPECT_EQ(saved.story, live.story);
       EXPECT_EQ(saved.judged, live.judged);

@@ -22,7 +22,7 @@ TEST(UserOps, ThatAreRightComeOutClean) {
     const Outcome outcome =
         call_lockstep(run_with("right_rms_norm", std::string("--dtype ") + dtype));
     EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
-    EXPECT_NE(outcome.out.find("\nclean: No bug: "), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("\nclean: No bug shown in "), std::string::npos) << outcome.out;
   }
 }
 

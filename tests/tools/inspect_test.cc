@@ -1,10 +1,12 @@
 // lockstep inspect on traces that the engine left, whole and damaged.
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "src/weights/qwen_graph.h"
 #include "tests/lockstep_binary.h"
 #include "tests/tools/written_trace.h"
+#include "traces/kept_verdict.h"
 
 namespace lockstep {
 namespace {
@@ -55,7 +57,8 @@ TEST_F(Inspect, TellsPeopleWhereATraceComesFrom) {
   write();
   const Outcome outcome = call_lockstep("inspect " + path_);
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* part : {"bard", "request 0 (first): 3 tokens in", "request 1 (second)", "bf16"})
+  for (const char* part :
+       {"bard", "2 requests: 0 (first) 3+2  1 (second) 1+3", "bf16", "not judged", "rms nrm"})
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << " in " << outcome.out;
   const std::string end = fmt::format("\ncomplete: {} passes\n", served_.passes.size());
   EXPECT_TRUE(outcome.out.ends_with(end)) << outcome.out;
@@ -117,7 +120,7 @@ TEST_F(Inspect, ShowsNoNumbersWhereADigestHasNone) {
   }
   const std::string caches = call_lockstep("inspect " + path_ + " --point attn.kv --layer 0").out;
   EXPECT_NE(caches.find("the digests are hashes alone"), std::string::npos) << caches;
-  EXPECT_EQ(caches.find("magnitudes"), std::string::npos) << caches;
+  EXPECT_NE(caches.find("magnitudes"), std::string::npos) << "this trace keeps their numbers";
   const std::string both =
       call_lockstep("inspect " + path_ + " --point attn.kv,attn.q --layer 0").out;
   EXPECT_NE(both.find("the digests are hashes alone"), std::string::npos) << both;
@@ -130,6 +133,96 @@ TEST_F(Inspect, RefusesASelectionOfNothing) {
   EXPECT_NE(trouble_of("inspect " + path_ + " --layer 77").find("names layer 77"),
             std::string::npos);
   EXPECT_NE(trouble_of("inspect " + path_ + " --point attn.qq").find("attn.q"), std::string::npos);
+}
+
+// Three numbers of layer 2's attention in the first pass, and all of what it is projected to.
+TEST_F(Inspect, NamesWhereNaNBegins) {
+  for (const char* name : {"attn.out", "attn.o"}) {
+    for (RecordedTensor& t : served_.passes[0].tensors) {
+      if (t.layer != 2 || t.point->name != name) continue;
+      const int64_t count = name == std::string("attn.o") ? t.shape.count() : 3;
+      for (int64_t i = 0; i < count; ++i) t.data.as<uint16_t>()[i] = 0x7fc0;
+      t.digest = digest_of(t.data.view());
+      t.row_hashes = row_hashes_of(t.data.view());
+    }
+  }
+  write();
+  const std::string whole = call_lockstep("inspect " + path_).out;
+  const int64_t all = tensor(0, point("attn.out"), 2).shape.count();
+  for (const std::string& part :
+       {fmt::format("NOT FINITE: first in pass 0, layer 2 attn.out: 3 of {} NaN, 0 Inf", all),
+        std::string("finite (attn.q_rope, attn.k_rope, attn.v)"), std::string(" NaN NaN")})
+    EXPECT_NE(whole.find(part), std::string::npos) << part << " in " << whole;
+  // Sizes of what has no finite number are none, and NaN is no power of two.
+  const std::string o = call_lockstep("inspect " + path_ + " --point attn.o --layer 2").out;
+  EXPECT_NE(o.find("  nan  "), std::string::npos) << o;
+  EXPECT_EQ(o.find("2^128"), std::string::npos) << o;
+  const json values = table("--point attn.o --layer 2");
+  EXPECT_EQ(values[0]["rms"], "-");
+  EXPECT_GT(values[1]["rms"], 0.0) << "the other passes are finite";
+}
+
+TEST_F(Inspect, ShowsHeadsByPositionsAndSavesASlice) {
+  write();
+  const std::string npy = temp_path("inspect.npy");
+  const std::string out =
+      call_lockstep("inspect " + path_ + " --point attn.q --layer 2 --request 0 --npy " + npy +
+                    " --slice '[1:3, 0:2, :8]'")
+          .out;
+  EXPECT_NE(out.find("request 0: rms by head and position, from 1 on, 1 a column"),
+            std::string::npos)
+      << out;
+  EXPECT_NE(out.find("float32 [2, 2, 8] written"), std::string::npos) << out;
+  const RecordedTensor& q = tensor(0, point("attn.q"), 2);
+  const auto row = std::ranges::find(q.rows, Row{0, 1}) - q.rows.begin();
+  const std::string bytes = text_of(npy);
+  float first = 0;
+  ASSERT_GT(bytes.size(), 2 * 2 * 8 * sizeof first);
+  std::memcpy(&first, bytes.data() + bytes.size() - 2 * 2 * 8 * sizeof first, sizeof first);
+  EXPECT_EQ(first, value_at(q.data, row * q.data.view().row_size()));
+  std::filesystem::remove(npy);
+  const json head = table("--point attn.q --layer 2 --request 0 --position 1 --head 1 --values");
+  ASSERT_EQ(head.size(), 64u);
+  EXPECT_EQ(head[3]["index"], "[1, 3]");
+  EXPECT_NE(trouble_of("inspect " + path_ + " --point 'attn.*' --npy " + npy).find("of one place"),
+            std::string::npos);
+}
+
+TEST_F(Inspect, ComparesWithAnotherTraceAndShowsPasses) {
+  write();
+  const std::string other = temp_path("inspect-other.trace");
+  std::filesystem::remove_all(other);
+  Served changed = serve(Checkpoint::open(data_path("bard-qwen3")), {.dtype = DType::bf16},
+                         {{.name = "first", .prompt = {5, 6, 7}, .max_new = 2},
+                          {.name = "second", .prompt = {8}, .max_new = 3}});
+  for (RecordedTensor& t : changed.passes[0].tensors) {
+    if (t.layer != 2 || t.point->name != "attn.o") continue;
+    t.data.as<uint16_t>()[5] ^= 0x40;
+    t.digest = digest_of(t.data.view());
+    t.row_hashes = row_hashes_of(t.data.view());
+  }
+  write_trace(other, changed);
+  const json places = table("--point 'attn.o,attn.q' --layer 2 --against " + other);
+  ASSERT_EQ(places.size(), 2u);
+  EXPECT_EQ(places[0]["point"], "attn.q");
+  EXPECT_EQ(places[0]["rows"], places[0]["equal bits"]);
+  EXPECT_EQ(places[1]["equal bits"], places[1]["rows"].get<int>() - 1);
+  EXPECT_GT(places[1]["max |a-b|"], 0.0);
+  std::filesystem::remove_all(other);
+  const json passes = table("--passes");
+  EXPECT_EQ(passes[0]["positions"], "0-2");
+  EXPECT_EQ(passes[0]["phase"], "prefill");
+  EXPECT_EQ(passes[1]["cu_seqlens"], "3..4") << "request 1, behind the three rows of request 0";
+  EXPECT_EQ(passes[2]["context"], 4);
+}
+
+TEST_F(Inspect, ShowsTheVerdictThatTheTraceKeeps) {
+  write();
+  EXPECT_TRUE(keep_verdict(path_, "diverged", "layer 2 attn.out is wrong"));
+  const std::string out = call_lockstep("inspect " + path_).out;
+  EXPECT_NE(out.find("judged: diverged (layer 2"), std::string::npos) << out;
+  EXPECT_FALSE(keep_verdict(data_path("README.md"), "clean", "")) << "it is no folder";
+  EXPECT_EQ(open_trace(path_)->manifest().provenance.at("verdict"), "diverged");
 }
 
 TEST_F(Inspect, ShowsWhatIsLeftOfATraceThatWasCut) {

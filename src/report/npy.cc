@@ -1,0 +1,24 @@
+#include "src/report/npy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep {
+
+std::string npy_of(std::span<const float> numbers, const std::vector<int64_t>& shape) {
+  constexpr size_t kBefore = 10, kAligned = 64;  // magic, version and length; of the header
+  std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}{}), }}",
+                                   fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  header.append(kAligned - (kBefore + header.size() + 1) % kAligned, ' ');
+  header += '\n';
+  std::string bytes = "\x93NUMPY";
+  bytes += '\x01';
+  bytes += '\0';
+  bytes += static_cast<char>(header.size() & 0xff);
+  bytes += static_cast<char>(header.size() >> 8);
+  bytes += header;
+  bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
+  return bytes;
+}
+
+}  // namespace lockstep

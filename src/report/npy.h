@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// The bytes of a NumPy file (format 1.0) of float32 numbers in C order, one a place of `shape`.
+std::string npy_of(std::span<const float> numbers, const std::vector<int64_t>& shape);
+
+}  // namespace lockstep

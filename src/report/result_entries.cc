@@ -1,0 +1,272 @@
+#include "src/report/result_entries.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/judge/ledger.h"
+#include "src/judge/story.h"
+#include "src/report/wrap.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMostEntries = 8;  // a screen holds so many; the map and the JSON have all
+constexpr int kIndent = 5;          // of what stands under the title of an entry
+
+// All findings at one place, and, where places are many, the same point's in later layers.
+struct WrongOp {
+  Place place;
+  std::vector<const Finding*> findings;
+  std::vector<int> also;  // layers
+  int64_t also_findings = 0;
+  double also_budgets = 0;  // the most
+};
+
+std::vector<WrongOp> wrong_ops(const Result& result) {
+  std::vector<WrongOp> ops;
+  for (const Finding& f : result.findings) {
+    const auto same = [&](const WrongOp& op) { return op.place == f.node.place; };
+    auto at = std::ranges::find_if(ops, same);
+    if (at == ops.end()) at = ops.insert(at, {.place = f.node.place});
+    at->findings.push_back(&f);
+  }
+  return ops;
+}
+
+double most_budgets(const WrongOp& op) {
+  double most = 0;
+  for (const Finding* f : op.findings) most = std::max(most, f->budgets);
+  return most;
+}
+
+// The entries of each point in one, that of its first layer.
+std::vector<WrongOp> by_point(const std::vector<WrongOp>& ops) {
+  std::vector<WrongOp> out;
+  for (const WrongOp& op : ops) {
+    const auto same = [&](const WrongOp& o) { return *o.place.point == *op.place.point; };
+    const auto at = std::ranges::find_if(out, same);
+    if (at == out.end()) {
+      out.push_back(op);
+      continue;
+    }
+    at->also.push_back(op.place.layer);
+    at->also_findings += std::ssize(op.findings);
+    at->also_budgets = std::max(at->also_budgets, most_budgets(op));
+  }
+  return out;
+}
+
+// "1-3, 7"
+std::string ranges_text(const std::vector<int>& numbers) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    runs.push_back(end == i + 1 ? std::to_string(numbers[i])
+                                : fmt::format("{}-{}", numbers[i], numbers[end - 1]));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(runs, ", "));
+}
+
+const RequestResult* request_of(const Result& result, int32_t id) {
+  const auto at = std::ranges::find(result.requests, id, &RequestResult::id);
+  return at == result.requests.end() ? nullptr : &*at;
+}
+
+bool is_of_all_nodes(const Finding& f) { return f.index.empty() && f.statistic.has_value(); }
+
+// Which nodes they are, as far as it takes few words: "every decode pass, no prefill".
+std::string which_nodes(const Result& result, const WrongOp& op) {
+  int64_t in_prompt = 0, past_it = 0, decodes = 0;
+  bool one_request = true;
+  for (const Finding* f : op.findings) {
+    const RequestResult* request = request_of(result, f->node.request);
+    if (!request) return "";
+    ++(f->position < std::ssize(request->prompt) ? in_prompt : past_it);
+    one_request = one_request && f->node.request == op.findings.front()->node.request;
+  }
+  for (const RequestResult& r : result.requests)
+    decodes += std::max<int64_t>(std::ssize(r.tokens) - 1, 0);
+  if (in_prompt == 0 && past_it == decodes) return "every decode pass, no prefill";
+  std::string text = in_prompt == 0 ? "past the prompts only" : past_it == 0 ? "prompts only" : "";
+  if (one_request && result.requests.size() > 1)
+    text += fmt::format("{}request {} alone", text.empty() ? "" : ", ",
+                        op.findings.front()->node.request);
+  return text;
+}
+
+// "53 of 56 nodes: every decode pass, no prefill"
+std::string nodes_text(const Result& result, const WrongOp& op) {
+  const auto at = std::ranges::find(result.places, op.place, &PlaceSummary::place);
+  const auto count = std::ssize(op.findings);
+  if (op.findings.size() == 1 && is_of_all_nodes(*op.findings.front())) return "all nodes together";
+  if (at == result.places.end() || count > at->expected)
+    return fmt::format("{} finding{}", count, count == 1 ? "" : "s");
+  if (count == at->expected) return fmt::format("all {} nodes", count);
+  const std::string which = which_nodes(result, op);
+  return fmt::format("{} of {} nodes{}{}", count, at->expected, which.empty() ? "" : ": ", which);
+}
+
+const Finding& worst_of(const WrongOp& op) {
+  const Finding* worst = op.findings.front();
+  for (const Finding* f : op.findings)
+    if (f->budgets > worst->budgets) worst = f;  // of what has no budgets, the first
+  return *worst;
+}
+
+const char* meaning_of(StatisticKind kind) {
+  switch (kind) {
+    case StatisticKind::bits:
+      return "other bits";
+    case StatisticKind::max_error:
+      return "one element";
+    case StatisticKind::rms_error:
+      return "all errors of the node together";
+    case StatisticKind::misrounds:
+      return "the share that is not the exact result rounded";
+    case StatisticKind::worst_slice:
+      return "one row, column, head or page";
+    case StatisticKind::gain:
+      return "all elements by one factor";
+    case StatisticKind::flips:
+      return "tokens that differ";
+    case StatisticKind::divergence:
+      return "the choices";
+    case StatisticKind::contract:
+      break;
+  }
+  return "another contract than its like";
+}
+
+// How far it is off: in budgets where one element decides, in limits where all of a node do.
+std::string size_text(const Finding& f) {
+  std::string text;
+  const bool many = f.statistic && f.statistic != StatisticKind::bits;
+  if (f.statistic == StatisticKind::max_error)
+    text = fmt::format("{} x its budget", budgets_text(f.budgets));
+  else if (many && f.limit > 0)
+    text = fmt::format("{} {:.3g} x its limit ({})", name_of(*f.statistic), f.value / f.limit,
+                       meaning_of(*f.statistic));
+  if (f.of_row > 0)
+    text += fmt::format("{}{:.2g} x the size of its row", text.empty() ? "" : ", ", f.of_row);
+  return text;
+}
+
+std::string number_text(double x) {
+  if (std::isnan(x)) return "NaN";
+  return std::isinf(x) ? (x > 0 ? "Inf" : "-Inf") : fmt::format("{:.6g}", x);
+}
+
+std::string numbers_text(const Finding& f) {
+  std::string text;
+  if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
+    text = fmt::format("want {}, got {}", number_text(f.want), number_text(f.got));
+  const std::string size = size_text(f);
+  return text + (text.empty() || size.empty() ? "" : "   ") + size;
+}
+
+std::string request_text(const Result& result, int32_t id) {
+  const RequestResult* request = request_of(result, id);
+  if (!request || request->name.empty()) return fmt::format("request {}", id);
+  return fmt::format("request {} ({})", id, screen_text(request->name));
+}
+
+std::string place_of(const Result& result, const Finding& f) {
+  const std::string where =
+      f.index.empty() ? fmt::format("position {}", f.position) : element_text(f);
+  return fmt::format("{}, {}", request_text(result, f.node.request), where);
+}
+
+void add_details(const Result& result, const WrongOp& op, std::vector<Block>& blocks) {
+  const Finding& worst = worst_of(op);
+  KeyValues lines{{}, kIndent, 8};
+  if (is_of_all_nodes(worst)) {
+    lines.entries.emplace_back("size", size_text(worst));
+  } else {
+    const std::string numbers = numbers_text(worst);
+    lines.entries.emplace_back("worst",
+                               (numbers.empty() ? "" : numbers + "\n") + place_of(result, worst));
+  }
+  if (worst.shape)
+    lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
+  if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
+  if (!op.also.empty())
+    lines.entries.emplace_back(
+        "also", fmt::format("in layers {}: {} nodes, worst {} x its budget", ranges_text(op.also),
+                            op.also_findings, budgets_text(op.also_budgets)));
+  for (const Confirmation& c : result.confirmations)
+    if (c.place == op.place)
+      lines.entries.emplace_back("again",
+                                 fmt::format("{}{}", c.confirmed ? "" : "not confirmed: ", c.says));
+  blocks.push_back(std::move(lines));
+}
+
+// Whether the op beside the one before it is wrong in the same nodes and is of the same kind.
+bool repeats(const WrongOp& op, const WrongOp& before) {
+  if (op.place.layer != before.place.layer || op.place.point->op != before.place.point->op)
+    return false;
+  return std::ranges::equal(op.findings, before.findings, [](const Finding* a, const Finding* b) {
+    return a->node.pass == b->node.pass && a->node.request == b->node.request &&
+           a->verdict == b->verdict && a->statistic == b->statistic;
+  });
+}
+
+bool is_confirmed_apart(const Result& result, const WrongOp& op) {
+  return std::ranges::any_of(result.confirmations,
+                             [&](const Confirmation& c) { return c.place == op.place; });
+}
+
+}  // namespace
+
+std::string element_text(const Finding& f) {
+  if (f.node.place.point->is_cache() && f.index.size() == 4)
+    return fmt::format("position {}, {}, kv head {}, dim {}", f.index[0],
+                       f.index[1] == 0 ? "K" : "V", f.index[2], f.index[3]);
+  std::string text = fmt::format("position {}", f.index.empty() ? f.position : f.index[0]);
+  std::string_view axes = f.node.place.point->shape;
+  for (size_t i = 1; i < f.index.size(); ++i) {
+    const size_t comma = axes.find(", ");
+    axes.remove_prefix(comma == std::string_view::npos ? axes.size() : comma + 2);
+    text += fmt::format(", {} {}", axes.substr(0, axes.find(", ")), f.index[i]);
+  }
+  return text;
+}
+
+int64_t count_wrong_ops(const Result& result) { return std::ssize(wrong_ops(result)); }
+
+std::vector<Block> wrong_ops_of(const Result& result) {
+  std::vector<WrongOp> ops = wrong_ops(result);
+  const size_t all = ops.size();
+  if (ops.size() > kMostEntries) ops = by_point(ops);
+  std::vector<Block> blocks;
+  if (ops.empty()) return blocks;
+  blocks.push_back(Heading{all == 1 ? "1 op is wrong"
+                                    : fmt::format("{} ops are wrong, in the order of the "
+                                                  "computation",
+                                                  all)});
+  for (size_t i = 0; i < std::min(ops.size(), kMostEntries); ++i) {
+    const WrongOp& op = ops[i];
+    const bool same =
+        i > 0 && op.also.empty() && repeats(op, ops[i - 1]) && !is_confirmed_apart(result, op);
+    std::string text = nodes_text(result, op);
+    if (same)
+      text =
+          fmt::format("{}, the same: {}", text.substr(0, text.find(':')), size_text(worst_of(op)));
+    blocks.push_back(Paragraph{fmt::format("{:>2}. {:<22} {}", i + 1, text_of(op.place), text), 1,
+                               kIndent,
+                               /*strong=*/!same});
+    if (!same) add_details(result, op, blocks);
+  }
+  if (ops.size() > kMostEntries)
+    blocks.push_back(
+        Paragraph{fmt::format("... and at {} more points: the map and --json have them",
+                              ops.size() - kMostEntries),
+                  kIndent, kIndent});
+  return blocks;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/judge/verdict.h"
+#include "src/report/document.h"
+
+namespace lockstep {
+
+// The ops that are wrong, in the order of the computation: a numbered entry each, with all nodes of
+// the place together, the worst element, where the wrong ones are, and what their rule is. Of many
+// places, those of one point in other layers stand with the first of them.
+std::vector<Block> wrong_ops_of(const Result& result);
+
+// How many places have findings.
+int64_t count_wrong_ops(const Result& result);
+
+// The element of a finding by the names of the point's axes: "position 4, head 1, dim 0".
+std::string element_text(const Finding& finding);
+
+}  // namespace lockstep

@@ -1,0 +1,162 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <tuple>
+
+#include "kernels/base/check.h"
+#include "src/judge/ledger.h"
+#include "src/report/element_filter.h"
+#include "src/report/trace_selection.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kLargest = 10;
+
+// The numbers of a row by place and by which computation of it that is: a position may be computed
+// again.
+using RowKey = std::tuple<int, int, int32_t, int32_t, int>;  // point, layer, request, position, nth
+struct SelectedRow {
+  int32_t pass = 0;
+  const Point* point = nullptr;
+  Shape shape;
+  std::vector<int64_t> offsets;
+  std::vector<double> numbers;
+};
+using Rows = std::map<RowKey, SelectedRow>;
+
+Rows rows_of(TraceReader& trace, const InspectOptions& options) {
+  const Selection selection = options.selection();
+  const ElementFilter filter(options.heads, options.slice);
+  Rows rows;
+  const auto is_wanted = [&](const RecordedTensor& t) {
+    return options.has(t) && !t.point->is_cache() && selection.has(*t.point, t.layer);
+  };
+  for (int i = 0; i < trace.passes(); ++i) {
+    if (std::ranges::none_of(trace.read(i, /*data=*/false).tensors, is_wanted)) continue;
+    const Pass pass = trace.read(i, /*data=*/true);
+    for (const RecordedTensor& t : pass.tensors) {
+      if (!is_wanted(t) || t.data.view().empty()) continue;
+      const TensorView data = t.data.view();
+      const std::vector<int64_t> offsets = filter.offsets(t);
+      for (size_t r = 0; r < t.rows.size(); ++r) {
+        const Row& row = t.rows[r];
+        if (!selection.has(row) || !filter.has(row)) continue;
+        SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
+        for (const int64_t offset : offsets)
+          selected.numbers.push_back(
+              value_at(data, static_cast<int64_t>(r) * data.row_size() + offset));
+        RowKey key{order_of(*t.point), t.layer, row.request, row.position, 0};
+        while (rows.contains(key)) ++std::get<4>(key);
+        rows.emplace(key, std::move(selected));
+      }
+    }
+  }
+  return rows;
+}
+
+struct Difference {
+  double size = 0;
+  RowKey key;
+  int64_t offset = 0;
+  double a = 0, b = 0;
+};
+
+struct PlaceDifference {
+  int64_t rows = 0, equal = 0, alone = 0;
+  double largest = 0, squares = 0;
+  int64_t elements = 0, nonfinite = 0;
+};
+
+bool same_number(double a, double b) {
+  return a == b ? std::signbit(a) == std::signbit(b) : std::isnan(a) && std::isnan(b);
+}
+
+void compare(const RowKey& key, const SelectedRow& a, const SelectedRow& b, PlaceDifference& sum,
+             std::vector<Difference>& largest) {
+  ++sum.rows;
+  sum.equal += std::ranges::equal(a.numbers, b.numbers, same_number) ? 1 : 0;
+  for (size_t i = 0; i < a.numbers.size(); ++i) {
+    if (same_number(a.numbers[i], b.numbers[i])) continue;
+    const double size = std::fabs(a.numbers[i] - b.numbers[i]);
+    if (std::isfinite(size)) {
+      sum.largest = std::max(sum.largest, size);
+      sum.squares += size * size;
+    } else {
+      ++sum.nonfinite;
+    }
+    const double rank = std::isfinite(size) ? size : HUGE_VAL;
+    if (largest.size() == kLargest && rank <= largest.back().size) continue;
+    const auto at = std::ranges::upper_bound(largest, rank, std::greater{}, &Difference::size);
+    largest.insert(at, {rank, key, a.offsets[i], a.numbers[i], b.numbers[i]});
+    if (largest.size() > kLargest) largest.pop_back();
+  }
+  sum.elements += std::ssize(a.numbers);
+}
+
+std::string index_text(const Shape& shape, int64_t in_row) {
+  std::string text;
+  for (int axis = shape.rank() - 1; axis > 0; --axis) {
+    text = fmt::format("{}{}{}", in_row % shape[axis], text.empty() ? "" : ", ", text);
+    in_row /= shape[axis];
+  }
+  return fmt::format("[{}]", text);
+}
+
+Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
+  Table table{{"layer", "point", "rows", "equal bits", "in one alone", "max |a-b|", "rms a-b",
+               "not finite"},
+              {}};
+  for (const auto& [place, sum] : places)
+    table.rows.push_back(
+        {place.second < 0 ? Cell(std::string("-")) : Cell(int64_t{place.second}),
+         std::string(kPoints[static_cast<size_t>(place.first)].name), sum.rows, sum.equal,
+         sum.alone, sum.largest,
+         sum.elements > 0 ? std::sqrt(sum.squares / static_cast<double>(sum.elements)) : 0,
+         sum.nonfinite});
+  return table;
+}
+
+}  // namespace
+
+std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
+                                 const InspectOptions& options) {
+  const Rows a = rows_of(trace, options), b = rows_of(other, options);
+  std::map<std::pair<int, int>, PlaceDifference> places;
+  std::vector<Difference> largest;
+  int64_t common = 0;
+  for (const auto& [key, row] : a) {
+    PlaceDifference& sum = places[{std::get<0>(key), std::get<1>(key)}];
+    const auto at = b.find(key);
+    if (at == b.end() || at->second.offsets != row.offsets) {
+      ++sum.alone;
+      continue;
+    }
+    ++common;
+    compare(key, row, at->second, sum, largest);
+  }
+  for (const auto& [key, row] : b)
+    if (!a.contains(key)) ++places[{std::get<0>(key), std::get<1>(key)}].alone;
+  check(common > 0,
+        "{} and {} have no row with numbers in common in what is selected: both must have been "
+        "recorded with --keep full",
+        options.path, options.against);
+  std::vector<Block> blocks{table_of(places)};
+  if (largest.empty()) return blocks;
+  blocks.push_back(Heading{fmt::format("the {} largest differences:", largest.size())});
+  Table table{{"layer", "point", "request", "position", "index", "a", "b", "|a-b|"}, {}, "{:.9g}"};
+  for (const Difference& d : largest) {
+    const auto& [point, layer, request, position, nth] = d.key;
+    table.rows.push_back({layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}),
+                          std::string(kPoints[static_cast<size_t>(point)].name), int64_t{request},
+                          int64_t{position}, index_text(a.at(d.key).shape, d.offset), d.a, d.b,
+                          std::fabs(d.a - d.b)});
+  }
+  blocks.push_back(std::move(table));
+  return blocks;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,284 @@
+#include "src/report/trace_overview.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <span>
+
+#include "probes/digest.h"
+#include "src/judge/ledger.h"
+#include "src/report/point_columns.h"
+#include "src/report/wrap.h"
+#include "traces/kept_verdict.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kRequests = 12;  // of those that are named
+
+// The slots of rows, runs joined: "0-15 64-70".
+std::string slots_text(std::span<const PassRow> rows) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < rows.size();) {
+    size_t end = i + 1;
+    while (end < rows.size() && rows[end].slot == rows[end - 1].slot + 1) ++end;
+    runs.push_back(end == i + 1 ? std::to_string(rows[i].slot)
+                                : fmt::format("{}-{}", rows[i].slot, rows[end - 1].slot));
+    i = end;
+  }
+  return fmt::format("{}", fmt::join(runs, " "));
+}
+
+void add(const RecordedTensor& tensor, PlaceTotal& total) {
+  const Digest& d = tensor.digest;
+  Digest& all = total.digest;
+  if (d.finite() > 0) {
+    const bool first = all.finite() == 0;
+    all.min = first ? d.min : std::min(all.min, d.min);
+    all.max = first ? d.max : std::max(all.max, d.max);
+  }
+  total.hashes_alone = total.hashes_alone || !d.has_numbers();
+  all.count += d.count;
+  all.nan += d.nan;
+  all.pos_inf += d.pos_inf;
+  all.neg_inf += d.neg_inf;
+  all.zeros += d.zeros;
+  all.sum_squares += d.sum_squares;
+  total.dtype = tensor.dtype;
+  ++total.tensors;
+  total.rows += std::ssize(tensor.rows);
+}
+
+std::string fact(const Manifest& manifest, const char* name) {
+  const auto at = manifest.provenance.find(name);
+  return at == manifest.provenance.end() ? "" : screen_text(at->second);
+}
+
+std::string size_text(const std::string& path) {
+  std::error_code ignored;
+  std::uintmax_t bytes = 0;
+  if (std::filesystem::is_directory(path, ignored)) {
+    for (const auto& entry : std::filesystem::directory_iterator(path, ignored))
+      if (entry.is_regular_file(ignored)) bytes += entry.file_size(ignored);
+  } else {
+    bytes = std::filesystem::file_size(path, ignored);
+    if (ignored) return "";
+  }
+  const auto size = static_cast<double>(bytes);
+  if (size >= 1e9) return fmt::format("{:.3g} GB", size / 1e9);
+  if (size >= 1e6) return fmt::format("{:.3g} MB", size / 1e6);
+  return fmt::format("{:.3g} kB", size / 1e3);
+}
+
+std::string headline(const TraceReader& trace, const std::string& path) {
+  const Manifest& m = trace.manifest();
+  std::string text =
+      fmt::format("{}  {}  {}  {}, keeps {}{}{}", screen_text(path),
+                  trace.complete() ? "complete" : "incomplete", size_text(path), name_of(m.dtype),
+                  name_of(m.level), m.selection.empty() ? "" : " of ", m.selection);
+  const std::string verdict = fact(m, kVerdictFact);
+  text += verdict.empty() ? "   not judged" : fmt::format("   judged: {}", verdict);
+  // The beginning of the story says which place; --provenance has all of it.
+  const std::string story = fact(m, kStoryFact);
+  const size_t end =
+      std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
+  return story.empty() ? text : fmt::format("{} ({})", text, story.substr(0, end));
+}
+
+std::string origin_text(const Manifest& m) {
+  std::vector<std::string> parts;
+  const auto say = [&parts](const std::string& part) {
+    if (!part.empty()) parts.push_back(part);
+  };
+  const std::string version = fact(m, "engine_version"), commit = fact(m, "git_sha");
+  say(fact(m, "engine") + (version.empty() ? version : fmt::format(" {}", version)));
+  say(std::filesystem::path(fact(m, "model")).filename().string());
+  const std::string matmul = fact(m, "matmul");
+  say(fact(m, "device") +
+      (matmul.empty() ? matmul : fmt::format(", {} matmul", matmul.substr(0, matmul.find(" (")))));
+  if (const std::string size = fact(m, "page_size"); !size.empty())
+    say(fmt::format("page size {}", size));
+  say(fact(m, "created_utc"));
+  if (!commit.empty()) say(fmt::format("commit {}", commit.substr(0, 7)));
+  return fmt::format("{}", fmt::join(parts, "  "));
+}
+
+// "4 requests: 0 (first) 1210+6  1 1202+6   6 passes": tokens in and out.
+std::string requests_text(const TraceReader& trace) {
+  const std::vector<RequestInfo>& requests = trace.manifest().requests;
+  std::string text = fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
+  for (size_t i = 0; i < std::min(kRequests, requests.size()); ++i) {
+    const RequestInfo& r = requests[i];
+    const std::string name = r.name.empty() ? "" : fmt::format(" ({})", screen_text(r.name));
+    text += fmt::format(" {}{} {}+{}{} ", r.id, name, r.prompt.size(), r.tokens.size(),
+                        r.forced.empty() ? "" : " forced");
+  }
+  if (requests.size() > kRequests)
+    text += fmt::format(" and {} more ", requests.size() - kRequests);
+  return text + fmt::format("  {} pass{}", trace.passes(), trace.passes() == 1 ? "" : "es");
+}
+
+// Whether the op had finite inputs. Everything that was computed before the first such tensor is
+// finite as far as the trace has its numbers.
+std::string inputs_text(const Graph& graph, const TraceTotals& totals) {
+  std::vector<Place> inputs;
+  for (const Place& input : graph.inputs_of(totals.first->place)) {
+    const std::vector<Place> more =
+        input.point->is_cache() ? graph.inputs_of(input) : std::vector<Place>{input};
+    inputs.insert(inputs.end(), more.begin(), more.end());
+  }
+  std::vector<std::string_view> finite, unknown;
+  for (const Place& input : inputs)
+    (std::ranges::count(totals.recorded_with_numbers, input) > 0 ? finite : unknown)
+        .push_back(input.point->name);
+  std::string text;
+  if (!finite.empty())
+    text = fmt::format("; what it reads is finite ({})", fmt::join(finite, ", "));
+  if (!unknown.empty())
+    text +=
+        fmt::format("; the trace has no numbers of {}, which it reads", fmt::join(unknown, ", "));
+  return text;
+}
+
+std::string nonfinite_text(const TraceReader& trace, const TraceTotals& totals) {
+  const FirstNonFinite& f = *totals.first;
+  return fmt::format("NOT FINITE: first in pass {}, {}: {} of {} NaN, {} Inf{}", f.pass,
+                     text_of(f.place), f.nan, f.elements, f.inf,
+                     inputs_text(trace.manifest().graph, totals));
+}
+
+std::string size_of_numbers(const PlaceTotal& total) {
+  if (total.hashes_alone) return "#";
+  const Digest& d = total.digest;
+  if (d.nan > 0) return "NaN";
+  return d.pos_inf + d.neg_inf > 0 ? "Inf" : short_number(d.rms());
+}
+
+void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
+  std::vector<Place> places;
+  for (const PlaceTotal& total : totals.places) places.push_back(total.place);
+  const std::vector<const Point*> columns = layer_columns(places);
+  Table table{.columns = {{"rms", Align::right, 5}}, .gap = 1};
+  for (const Point* column : columns)
+    table.columns.push_back(
+        {std::string(column_name_of(*column)), Align::right, columns.size() > 18 ? 1 : 3});
+  std::map<int, std::vector<Cell>> rows;
+  std::string others;
+  for (const PlaceTotal& total : totals.places) {
+    if (total.place.layer < 0) {
+      others += fmt::format("{}{} {}", others.empty() ? "" : "   ", total.place.point->name,
+                            size_of_numbers(total));
+      continue;
+    }
+    auto& row = rows.try_emplace(total.place.layer, columns.size() + 1, Cell("")).first->second;
+    row[0] = std::to_string(total.place.layer);
+    const auto at =
+        std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
+    row[static_cast<size_t>(at - columns.begin()) + 1] = size_of_numbers(total);
+  }
+  for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
+  if (!table.rows.empty()) blocks.push_back(std::move(table));
+  if (!others.empty()) blocks.push_back(Paragraph{others, 6, 8});
+  if (std::ranges::any_of(totals.places, &PlaceTotal::hashes_alone))
+    blocks.push_back(Paragraph{"# hashes alone, no numbers", 6, 8});
+}
+
+}  // namespace
+
+std::string short_number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
+  const double size = std::fabs(value);
+  if (size == 0) return "0";
+  if (size < 0.00995 || size >= 999.5) {
+    std::string text = fmt::format("{:.0e}", value);  // "2e+04", "3e-05"
+    const size_t e = text.find('e');
+    const std::string digits = text.substr(text.find_first_not_of("+-0", e + 1));
+    return fmt::format("{}e{}{}", text.substr(0, e), text[e + 1] == '-' ? "-" : "", digits);
+  }
+  std::string text = size >= 99.5    ? fmt::format("{:.0f}", value)
+                     : size >= 9.95  ? fmt::format("{:.0f}", value)
+                     : size >= 0.995 ? fmt::format("{:.1f}", value)
+                                     : fmt::format("{:.2f}", value);
+  if (const size_t zero = text.find("0."); zero != std::string::npos && size < 0.995)
+    text.erase(zero, 1);
+  return text;
+}
+
+TraceTotals totals_of(TraceReader& trace) {
+  TraceTotals totals;
+  std::map<std::pair<int, int>, PlaceTotal> places;
+  const int layers = trace.manifest().graph.layers();
+  for (int i = 0; i < trace.passes(); ++i) {
+    const Pass pass = trace.read(i, /*data=*/false);
+    for (const RecordedTensor& t : pass.tensors) {
+      const int order = order_of(*t.point);
+      const bool before = order < order_of(point("attn.norm"));  // all layers
+      const int group = t.point->per_layer ? t.layer : before ? -1 : layers;
+      PlaceTotal& total = places[{group, order}];
+      total.place = {t.point, t.layer};
+      add(t, total);
+      const Digest& d = t.digest;
+      if (!totals.first && d.has_numbers() && d.finite() < d.count)
+        totals.first =
+            FirstNonFinite{pass.info.pass, total.place, d.nan, d.pos_inf + d.neg_inf, d.count};
+    }
+  }
+  for (auto& [key, total] : places) {
+    if (!total.hashes_alone) totals.recorded_with_numbers.push_back(total.place);
+    totals.places.push_back(std::move(total));
+  }
+  return totals;
+}
+
+std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
+                               const std::string& path) {
+  std::vector<Block> blocks;
+  blocks.push_back(Paragraph{headline(trace, path), 0, 2});
+  if (const std::string origin = origin_text(trace.manifest()); !origin.empty())
+    blocks.push_back(Paragraph{origin, 0, 2});
+  blocks.push_back(Paragraph{requests_text(trace), 0, 2});
+  if (totals.first) blocks.push_back(Paragraph{nonfinite_text(trace, totals), 0, 2, true});
+  blocks.push_back(Heading{});
+  add_map(totals, blocks);
+  return blocks;
+}
+
+Table passes_of(TraceReader& trace) {
+  Table table{{"pass", "request", "positions", "phase", "pages", "slots", "cu_seqlens", "context"},
+              {}};
+  for (int i = 0; i < trace.passes(); ++i) {
+    const PassInfo info = trace.read(i, /*data=*/false).info;
+    int64_t edge = 0;
+    for (size_t r = 0; r < info.rows.size();) {
+      size_t end = r + 1;
+      while (end < info.rows.size() && info.rows[end].row.request == info.rows[r].row.request)
+        ++end;
+      const PassRow &first = info.rows[r], &last = info.rows[end - 1];
+      const auto pages = std::ranges::find(info.pages, first.row.request, &RequestPages::request);
+      const auto rows = static_cast<int64_t>(end - r);
+      table.rows.push_back(
+          {int64_t{info.pass}, int64_t{first.row.request},
+           rows == 1 ? std::to_string(first.row.position)
+                     : fmt::format("{}-{}", first.row.position, last.row.position),
+           std::string(first.phase == Phase::decode ? "decode" : "prefill"),
+           pages == info.pages.end() ? std::string("-")
+                                     : fmt::format("{}", fmt::join(pages->pages, " ")),
+           slots_text(std::span(info.rows).subspan(r, end - r)),
+           fmt::format("{}..{}", edge, edge + rows), int64_t{last.row.position} + 1});
+      edge += rows;
+      r = end;
+    }
+  }
+  return table;
+}
+
+KeyValues provenance_block(const Manifest& manifest) {
+  return {{manifest.provenance.begin(), manifest.provenance.end()}};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#include "src/session/run_progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kBetween{100};
+
+// "41 s", "3 min 5 s", "2 h 10 min".
+std::string duration_text(double seconds) {
+  const auto s = static_cast<int64_t>(seconds + 0.5);
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {} s", s / 60, s % 60);
+  return fmt::format("{} h {} min", s / 3600, s % 3600 / 60);
+}
+
+}  // namespace
+
+std::string text_of(const RunMoment& m) {
+  const std::string where = m.layer < 0 ? "" : fmt::format(" layer {} of {}", m.layer, m.layers);
+  std::string text =
+      fmt::format("pass {}, {} token{}: {}{}; {} of {} tokens", m.pass, m.rows,
+                  m.rows == 1 ? "" : "s", m.doing, where, std::min(m.done, m.total), m.total);
+  if (m.done <= 0 || m.seconds <= 0) return text + ", " + duration_text(m.seconds);
+  const double rate = static_cast<double>(m.done) / m.seconds;
+  const auto left = static_cast<double>(std::max<int64_t>(m.total - m.done, 0));
+  return text + fmt::format(", {:.2g} a second, about {} left", rate, duration_text(left / rate));
+}
+
+RunProgress::RunProgress(Show show, int layers, int64_t total) : show_(std::move(show)) {
+  moment_.layers = layers;
+  moment_.total = total;
+}
+
+void RunProgress::begin_pass(int32_t pass, int64_t rows) {
+  moment_.pass = pass;
+  moment_.rows = rows;
+}
+
+void RunProgress::at(std::string_view doing, int layer) {
+  if (!show_) return;
+  const Clock::time_point now = Clock::now();
+  if (now - shown_ < kBetween) return;
+  shown_ = now;
+  moment_.doing = doing;
+  moment_.layer = layer;
+  moment_.seconds = std::chrono::duration<double>(now - begin_).count();
+  show_(text_of(moment_));
+}
+
+}  // namespace lockstep

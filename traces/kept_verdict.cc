@@ -1,0 +1,20 @@
+#include "traces/kept_verdict.h"
+
+#include <filesystem>
+
+#include "traces/disk.h"
+#include "traces/manifest.h"
+
+namespace lockstep {
+
+bool keep_verdict(const std::string& path, const std::string& verdict, const std::string& story) {
+  const std::string file = path + "/manifest.json";
+  if (!std::filesystem::is_directory(path) || !std::filesystem::exists(file)) return false;
+  SavedManifest saved = manifest_from(read_file(file), file);
+  saved.manifest.provenance[kVerdictFact] = verdict;
+  saved.manifest.provenance[kStoryFact] = story;
+  write_file(file, json_of(saved, Layout::pretty));
+  return true;
+}
+
+}  // namespace lockstep
