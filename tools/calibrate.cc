@@ -54,7 +54,8 @@ int calibrate_command(Args args) {
   ModelOptions options;
   std::string out;
   add_model_options(app, options);
-  app.add_option("--out", out, "where the limits go")->type_name("FILE")->required();
+  begin_group(app, "Output");
+  app.add_option("-o,--out", out, "where the limits go")->type_name("FILE")->required();
   if (!parse(app, args,
              "  lockstep calibrate --model Qwen3-0.6B --prompt 'To be, or not' --out cpu.json\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))

@@ -24,6 +24,7 @@ struct RunOptions {
   std::string limits, schema, accumulator;
   bool no_audit = false;
   bool confirm = false;
+  bool fail_fast = false;
   std::string modes;  // empty: beside the reference
 };
 
@@ -41,7 +42,8 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
   const JudgeOptions judge{.selection = selection_of(options.observe),
                            .limits = limits_of(options.limits),
                            .contracts = contracts_of(options.schema),
-                           .accumulator = accumulator_of(options.accumulator)};
+                           .accumulator = accumulator_of(options.accumulator),
+                           .fail_fast = options.fail_fast};
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   progress.show("opening the reference");
@@ -87,7 +89,7 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Session session = open_session(options.model);
   const auto provenance =
       provenance_of(session.checkpoint, session.engine, session.requests, command_line);
-  Progress progress;
+  Progress progress(options.report.detail);
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
   for (RequestResult& request : result.requests) request.text = session.text_of(request.tokens);
@@ -118,18 +120,19 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
-  add_limits_option(app, options.limits);
-  add_schema_option(app, options.schema);
-  add_accumulator_option(app, options.accumulator);
+  add_fail_fast_option(app, options.fail_fast);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "
                "compute the worst elements a second time, by another hand than the oracle's");
-  CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
-  modes->type_name("NAME,...|all");
+  CLI::Option* modes = app.add_option("--modes,--mode", options.modes, modes_help());
+  modes->type_name("MODE,...|all");
+  add_limits_option(app, options.limits);
+  add_schema_option(app, options.schema);
+  add_accumulator_option(app, options.accumulator);
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
-        "--confirm", "--limits", "--schema", "--accumulator"})
+        "--confirm", "--fail-fast", "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
   add_report_options(app, options.report);
   if (!parse(app, args,
@@ -142,7 +145,7 @@ int run_command(Args args) {
                                                  {"--limits", options.limits},
                                                  {"--requests", options.model.requests}});
   const Result result = result_of(options, command_line_of("run", args));
-  put(document_of(result), options.report);
+  put(document_of(result, options.report.detail), options.report);
   return exit_status(result);
 }
 

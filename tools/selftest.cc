@@ -43,36 +43,39 @@ int selftest_command(Args args) {
       "lockstep selftest"};
   ModelOptions options;
   bool quick = false;
-  std::string json, journal, limits;
+  ReportOptions report;
+  std::string journal, limits;
   std::vector<std::string> traces;
   add_model_folder(app, options.model);
-  add_threads_option(app, options.engine.threads);
-  app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
-      ->type_name("TEXT");
+  add_device_option(app, options.device);
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of the runs (auto: all three, with --quick the checkpoint's)");
-  add_limits_option(app, limits);
-  add_device_option(app, options.device);
+  begin_group(app, "Runs");
   app.add_flag("--quick", quick,
                "a few runs of each kind, for lower bounds: two minutes, not half an hour");
+  app.add_option("-p,--prompt,--prompts", options.prompts, "a text to use in the runs too")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
   app.add_option("--clean-trace", traces,
                  "a trace of another engine that is known to be right: it must come out without a "
-                 "finding (repeatable)")
+                 "finding")
       ->type_name("TRACE")
       ->allow_extra_args(false);
-  app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
   app.add_option("--journal", journal,
                  "keep what each run came to in this file; called again, go on from there")
       ->type_name("FILE");
+  add_threads_option(app, options.engine.threads);
+  add_limits_option(app, limits);
+  add_report_options(app, report);
   if (!parse(
           app, args,
           "  lockstep selftest --model Qwen3-0.6B --quick\n"
           "  lockstep selftest --model Qwen3-0.6B --journal selftest.jsonl --json selftest.json\n"))
     return 0;
-  check_output({"--json", json}, {{"--journal", journal}, {"--limits", limits}});
+  check_output({"--json", report.json}, {{"--journal", journal}, {"--limits", limits}});
   const Session session = open_model(options);
   const ModelConfig& config = session.checkpoint.config();
-  Progress progress;
+  Progress progress(report.detail);
   const SelftestRun run{.checkpoint = session.checkpoint,
                         .reference = open_reference(),
                         .plan = {.config = config,
@@ -89,7 +92,7 @@ int selftest_command(Args args) {
                         }};
   const std::vector<Selftest> tests = selftest(run);
   progress.show("");
-  put(document_of(tests), {.json = json});
+  put(document_of(tests), report);
   return std::ranges::all_of(tests, passed) ? 0 : 1;
 }
 

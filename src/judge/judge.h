@@ -23,6 +23,8 @@ struct JudgeOptions {
   std::optional<std::map<std::string, RoundingContract>> contracts;
   // "fp32" or "tf32", instead of what the trace declares of its linear ops.
   std::optional<std::string> accumulator;
+  // Whoever feeds the judge stops after the first pass with a finding.
+  bool fail_fast = false;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
 };

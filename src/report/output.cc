@@ -94,6 +94,12 @@ std::string replace_file(const fs::path& path, const std::string& text) {
   return cause;
 }
 
+Document last_word_of(Document document) {
+  std::erase_if(document.blocks,
+                [](const Block& block) { return !std::holds_alternative<Conclusion>(block); });
+  return document;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -142,7 +148,9 @@ std::vector<std::string> format_names() {
 // The file first: a reader of stdout that goes away must not take the file with it, nor a full disk
 // what can be printed.
 void put(const Document& document, const ReportOptions& options) {
-  const std::string shown = text_of(document, options.format);
+  const bool verdict_alone = options.detail == Detail::verdict && options.format == "table";
+  const std::string shown =
+      text_of(verdict_alone ? last_word_of(document) : document, options.format);
   try {
     if (!options.json.empty()) write_file(options.json, render_json(document));
   } catch (const Error&) {
@@ -160,7 +168,7 @@ std::string text_of(const Table& table, const std::string& format) {
   return text_of(Document{.blocks = {table}}, format);
 }
 
-Progress::Progress() : on_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(Detail detail) : on_(detail != Detail::verdict && isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() { show(""); }
 

@@ -32,9 +32,10 @@ std::vector<std::string> format_names();
 struct ReportOptions {
   std::string format = "table";
   std::string json;  // path of a file for the result as JSON, beside what is printed
+  Detail detail = Detail::screen;
 };
 
-// Prints a document as --format says and writes --json.
+// Prints a document as --format says and writes --json. What programs read is whole in any detail.
 void put(const Document& document, const ReportOptions& options);
 
 // The document in a format of format_names(). Only the table shortens numbers, and numbers that are
@@ -42,10 +43,11 @@ void put(const Document& document, const ReportOptions& options);
 std::string text_of(const Document& document, const std::string& format);
 std::string text_of(const Table& table, const std::string& format);
 
-// One line on stderr that says how far the work is; silent unless that is a terminal.
+// One line on stderr that says how far the work is; silent unless that is a terminal, and where
+// the verdict alone is wanted.
 class Progress {
  public:
-  Progress();
+  explicit Progress(Detail detail = Detail::screen);
   ~Progress();  // leaves no line behind
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 // A judgement, and two traces against each other, as documents. CSV has a line a place.
-Document document_of(const Result& result);
+Document document_of(const Result& result, Detail detail = Detail::screen);
 Document document_of(const DiffResult& result);
 
 // The same as JSON, with all that is known.

@@ -34,14 +34,14 @@ Table places_table(const std::vector<PlaceSummary>& places) {
   return table;
 }
 
-void add_places(const Result& result, std::vector<Block>& blocks) {
+void add_places(const Result& result, size_t most, std::vector<Block>& blocks) {
   std::vector<PlaceSummary> places = result.places;
   std::ranges::stable_sort(places, [](const PlaceSummary& a, const PlaceSummary& b) {
     const int ga = gravity_of(a.verdict), gb = gravity_of(b.verdict);
     if (ga != gb) return ga > gb;
     return std::max(a.worst_t1, a.worst_t2) > std::max(b.worst_t1, b.worst_t2);
   });
-  if (places.size() > kPlaces) places.resize(kPlaces);
+  if (places.size() > most) places.resize(most);
   blocks.push_back(places_table(places));
   if (result.places.size() > places.size())
     blocks.push_back(Paragraph{
@@ -54,15 +54,15 @@ void add_list(const char* title, std::vector<std::string> items, std::vector<Blo
   blocks.push_back(List{std::move(items)});
 }
 
-std::vector<std::string> findings_of(const Result& result) {
+std::vector<std::string> findings_of(const Result& result, size_t most) {
   std::vector<std::string> lines;
-  for (size_t i = 0; i < std::min(kFindings, result.findings.size()); ++i) {
+  for (size_t i = 0; i < std::min(most, result.findings.size()); ++i) {
     const Finding& f = result.findings[i];
     lines.push_back(fmt::format("pass {} {}, {}: {}", f.node.pass, text_of(f.node.place),
                                 name_of(f.verdict), text_of(f)));
   }
-  if (result.findings.size() > kFindings)
-    lines.push_back(fmt::format("... and {} more", result.findings.size() - kFindings));
+  if (result.findings.size() > most)
+    lines.push_back(fmt::format("... and {} more", result.findings.size() - most));
   return lines;
 }
 
@@ -105,11 +105,13 @@ Table data_of(const Result& result) {
 
 }  // namespace
 
-Document document_of(const Result& result) {
+Document document_of(const Result& result, Detail detail) {
   Document document{.data = data_of(result), .json = report_json(result)};
   std::vector<Block>& blocks = document.blocks;
-  add_places(result, blocks);
-  add_list("findings, in the order of the computation", findings_of(result), blocks);
+  const bool all = detail == Detail::everything;
+  add_places(result, all ? result.places.size() : kPlaces, blocks);
+  add_list("findings, in the order of the computation",
+           findings_of(result, all ? result.findings.size() : kFindings), blocks);
   add_list("run again with ops put right, the worst elements computed a second time",
            confirmations_of(result), blocks);
   add_list("blind to", result.blind, blocks);

@@ -13,6 +13,7 @@
 #include "probes/tee.h"
 #include "src/audit/audit.h"
 #include "src/session/device.h"
+#include "src/session/judged_trace.h"
 #include "src/session/trace_capture.h"
 
 namespace lockstep {
@@ -39,6 +40,13 @@ void check_served(const std::vector<Request>& asked, const std::vector<RequestIn
   check(texts == std::ssize(served),
         "{} texts were asked for, but the engine served {}: what is missing was not judged", texts,
         served.size());
+}
+
+int64_t tokens_chosen(const Engine& engine) {
+  int64_t chosen = 0;
+  for (int32_t id = 0; id < engine.requests(); ++id)
+    chosen += std::ssize(engine.sequence(id).argmax);
+  return chosen;
 }
 
 void check_graphs(const JudgedRun& run, bool clean_ops) {
@@ -103,7 +111,7 @@ Result judge_run(const JudgedRun& run) {
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
-  int64_t total = 0, done = 0;
+  int64_t total = 0;
   for (const Request& request : run.requests) {
     engine.submit(request);
     total += request.steps();
@@ -118,8 +126,10 @@ Result judge_run(const JudgedRun& run) {
   JudgeOptions judging = run.judge;
   judging.threads = run.engine.threads;
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  bool found = false;  // a pass had a finding
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<NodeId> flags = judge.judge(pass);
+    found |= !flags.empty();
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.level, flags, manifest.graph);
@@ -133,19 +143,20 @@ Result judge_run(const JudgedRun& run) {
   Sink& judged = run.watch ? static_cast<Sink&>(watched) : seen;
   Tee before(run.before ? *run.before : judged, judged);
   Probe probe(run.before ? &before : &judged);
-  while (engine.step(probe)) {
+  const auto enough = [&] { return run.judge.fail_fast && (found || !auditor.findings().empty()); };
+  while (!enough() && engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
-    done = 0;
-    for (int32_t id = 0; id < engine.requests(); ++id)
-      done += std::ssize(engine.sequence(id).argmax);
-    if (run.progress) run.progress(done, total);
+    if (run.progress) run.progress(tokens_chosen(engine), total);
   }
   const std::vector<RequestInfo> requests = infos_of(engine);
-  check_served(run.requests, requests);
+  const bool stopped = enough() && tokens_chosen(engine) < total;
+  if (!stopped) check_served(run.requests, requests);
   if (writer) writer->finish(requests);
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
+  if (stopped)
+    result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   return result;
 }

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
-                   const JudgeOptions& options) {
+                   const JudgeOptions& options, Detail detail) {
   const auto trace = open_trace(path);
   const Manifest& manifest = trace->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
@@ -28,15 +28,19 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint,
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), options);
-  Progress progress;
-  for (int i = 0; i < trace->passes(); ++i) {
-    const Pass pass = trace->read(i, /*data=*/true);
-    judge.judge(pass);
+  Progress progress(detail);
+  bool found = false;
+  int judged = 0;
+  while (judged < trace->passes() && !(options.fail_fast && found)) {
+    const Pass pass = trace->read(judged++, /*data=*/true);
+    found |= !judge.judge(pass).empty();
     tables.add(pass.info);
-    progress.show(fmt::format("{} of {} passes judged", i + 1, trace->passes()));
+    progress.show(fmt::format("{} of {} passes judged", judged, trace->passes()));
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   tables.put_into(result);
+  if (judged < trace->passes())
+    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace->passes(), "passes"));
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   return result;
 }

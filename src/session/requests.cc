@@ -1,5 +1,7 @@
 #include "src/session/requests.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -35,7 +37,8 @@ void check_fields(const Json& line, const std::string& where) {
        "repetition_penalty", "seed", "stop", "n", "arrival"});
   for (const auto& [name, value] : line.items())
     check(std::ranges::find(kFields, name) != kFields.end(),
-          "{}: a request has no \"{}\"; did you mean \"{}\"?", where, name, nearest(name, kFields));
+          "{}: a request has no \"{}\"{} (it may have {})", where, name,
+          did_you_mean(name, kFields), fmt::join(kFields, ", "));
   check(line.contains("prompt") + line.contains("tokens") + line.contains("messages") == 1,
         "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", where);
 }

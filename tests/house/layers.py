@@ -25,6 +25,7 @@ MAY_INCLUDE = {
     "kernels/faults": BASE | {"kernels", "kernels/cuda"},
     "probes": BASE,
     "traces": BASE | {"probes"},
+    "src/help": BASE,
     "src/weights": BASE | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,
