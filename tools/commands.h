@@ -24,7 +24,7 @@ struct Command {
 };
 std::span<const Command> commands();
 
-// What each command has to say of itself, in the order of the table.
+// The description of each command by itself, in the order of the table.
 std::vector<CommandPage> command_pages();
 
 int generate_command(Args args);

@@ -1,11 +1,14 @@
 #include "tools/options.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <utility>
 
 #include "src/report/output.h"
+#include "src/session/modes.h"
 
 namespace lockstep {
 namespace {
@@ -219,6 +222,14 @@ void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
   app.add_option("--fault,--faults", faults, "seed a bug into the engine (see lockstep faults)")
       ->type_name("NAME[@layer=L]")
       ->allow_extra_args(false);
+}
+
+CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
+  begin_group(app, "Judge");
+  std::string help =
+      "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
+  for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
+  return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
 }
 
 void add_fail_fast_option(CLI::App& app, bool& fail_fast) {

@@ -43,6 +43,9 @@ void add_accumulator_option(CLI::App& app, std::string& accumulator);
 // --fail-fast: see JudgeOptions.
 void add_fail_fast_option(CLI::App& app, bool& fail_fast);
 
+// --modes: a text for modes_from.
+CLI::Option* add_modes_option(CLI::App& app, std::string& modes);
+
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
 

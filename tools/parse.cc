@@ -28,7 +28,7 @@ Words names_of(const auto& rows) {
   return names;
 }
 
-// What a shell can offer for a value, by what stands for it in the help. A new kind: a row.
+// The completions of a value, by what stands for it in the help. To add a kind: its row.
 struct ValueKind {
   std::string_view value;
   Completion completion;

@@ -10,6 +10,7 @@
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
+#include "src/session/run_estimate.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -46,6 +47,9 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
                            .fail_fast = options.fail_fast};
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
+  const std::string notice = long_run_notice(
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
@@ -100,14 +104,6 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   return result;
 }
 
-std::string modes_help() {
-  std::string names;
-  for (const Mode& mode : modes()) names += fmt::format("\n{}: {}", mode.name, mode.says);
-  return "no reference: serve whole prompts, then in these ways, and compare op by op on equal "
-         "inputs" +
-         names;
-}
-
 }  // namespace
 
 int run_command(Args args) {
@@ -125,8 +121,7 @@ int run_command(Args args) {
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "
                "compute the worst elements a second time, by another hand than the oracle's");
-  CLI::Option* modes = app.add_option("--modes,--mode", options.modes, modes_help());
-  modes->type_name("MODE,...|all");
+  CLI::Option* modes = add_modes_option(app, options.modes);
   add_limits_option(app, options.limits);
   add_schema_option(app, options.schema);
   add_accumulator_option(app, options.accumulator);

@@ -1,4 +1,4 @@
-// What shells need to complete a command line of lockstep.
+// Scripts with which shells complete a command line of lockstep.
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// Scripts for a shell to source, or to load when the command is first completed. They complete
-// commands, options, and the values that a page knows of an option; they call no program.
+// Each is for a shell to source, or to load when the command is first completed. It completes
+// commands, options, and the values that a page knows of an option; it calls no program.
 std::string bash_completions(std::span<const CommandPage> pages);
 std::string zsh_completions(std::span<const CommandPage> pages);
 

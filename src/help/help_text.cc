@@ -17,8 +17,7 @@ std::string two_columns(const std::string& left, const std::string& right, size_
                         size_t width) {
   const bool beside = left.size() + 4 <= column;
   const std::string gap(beside ? column - left.size() - 2 : column, ' ');
-  return fmt::format("  {}{}{}{}\n", left, beside ? "" : "\n", gap,
-                     indented(right, column, width));
+  return fmt::format("  {}{}{}{}\n", left, beside ? "" : "\n", gap, indented(right, column, width));
 }
 
 std::string without_breaks(std::string text) {

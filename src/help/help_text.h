@@ -23,7 +23,7 @@ std::vector<std::string> groups_of(const CommandPage& page);
 // "-m, --model DIR"
 std::string signature_of(const OptionPage& option);
 
-// What an option is for, with whether it must be given and may be repeated.
+// The purpose of an option, and whether it must be given and may be repeated.
 std::string says_of(const OptionPage& option);
 
 }  // namespace lockstep

@@ -161,7 +161,7 @@ void add_elements(int pass, const RecordedTensor& t, const InspectOptions& optio
       keep_if_large(out.largest, value, cells);
       if (!options.values) continue;
       check(out.values.rows.size() < kMostValues,
-            "--values would print more than {} numbers: narrow it with --position or --point",
+            "--values would print more than {} numbers: narrow it with --positions or --points",
             kMostValues);
       out.values.rows.push_back(cells());
     }
