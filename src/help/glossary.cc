@@ -167,8 +167,9 @@ std::string explanation_of(std::string_view name, size_t width) {
     return fmt::format("{}\n  {}\n", title_of(*word), indented(text_of(*word), 2, width));
   std::vector<std::string_view> names;
   for (const Word& word : kWords) names.push_back(word.name);
-  fail("\"{}\" is no word of the screens{}; they are {}", name, did_you_mean(plain(name), names),
-       fmt::join(names, ", "));
+  const std::string near = did_you_mean(plain(name), names);
+  fail("\"{}\" is no word of the screens{}", name,
+       near.empty() ? fmt::format("; they are {}", fmt::join(names, ", ")) : near);
 }
 
 }  // namespace lockstep

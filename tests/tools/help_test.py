@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 import termios
 import unittest
 
-LOCKSTEP = sys.argv[1]
+LOCKSTEP = os.path.abspath(sys.argv[1])
 COMMANDS = ("run judge diff inspect generate selftest calibrate model points faults bench help "
             "completions man").split()
 
@@ -23,24 +24,50 @@ def said(*arguments):
     return done.stdout
 
 
+class Terminal:
+    """A program on a terminal of its own, which has that many columns."""
+
+    def __init__(self, command, columns=80):
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs,
+                                        start_new_session=True)
+        os.close(theirs)
+        self.shown = ""
+
+    def type(self, keys):
+        os.write(self.ours, keys.encode())
+
+    def read(self):
+        """Whether there was more to read."""
+        ready, _, _ = select.select([self.ours], [], [], 30)
+        if not ready:
+            raise AssertionError(f"nothing more came after {self.shown!r}")
+        try:
+            part = os.read(self.ours, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.shown += part.decode(errors="replace").replace("\r\n", "\n")
+        return bool(part)
+
+    def wait_for(self, text):
+        while text not in self.shown:
+            if not self.read():
+                raise AssertionError(f"it ended without {text!r}: {self.shown!r}")
+        self.shown = self.shown[self.shown.index(text) + len(text):]
+
+    def end(self):
+        while self.read():
+            pass
+        os.close(self.ours)
+        return self.process.wait()
+
+
 def on_terminal(columns, *arguments):
     """stdout of the command on a terminal of that width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen([LOCKSTEP, *arguments], stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        text += part
-    os.close(ours)
-    assert process.wait() == 0
-    return text.decode().replace("\r\n", "\n")
+    terminal = Terminal([LOCKSTEP, *arguments], columns)
+    assert terminal.end() == 0, terminal.shown
+    return terminal.shown
 
 
 def longest(text):
@@ -156,28 +183,21 @@ class Zsh(unittest.TestCase):
             self.assertEqual((done.stdout, done.stderr), ("_lockstep\n", ""))
 
     def test_completes_on_a_terminal(self):
-        """zpty is a terminal in a terminal: the keys go in, what the line becomes comes out."""
+        """A zsh that a person types to: each line ends in the tabulator's key and Enter."""
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "_lockstep"), "w", encoding="utf-8") as file:
                 file.write(said("completions", "zsh"))
-            script = f"""
-                zmodload zsh/zpty
-                zpty shell zsh -f -i
-                zpty -w shell "PS1='' fpath=({folder} \\$fpath); autoload -Uz compinit"
-                zpty -w shell "compinit -u -d {folder}/dump; lockstep() {{ print ran \\$* }}"
-                for line in 'insp' 'run --dty' 'run --dtype b' 'run --fault rope-interl'; do
-                  zpty -w -n shell "lockstep $line"$'\\t'
-                  sleep 0.4
-                  zpty -w shell ''
-                done
-                zpty -w shell 'exit'
-                while zpty -r shell text; do print -r -- $text; done
-            """
-            done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True,
-                                  check=False, timeout=60)
-            for line in ("inspect", "run --dtype", "run --dtype bf16",
-                         "run --fault rope-interleaved"):
-                self.assertRegex(done.stdout, rf"ran {re.escape(line)}\s*[\r\n]", done.stderr)
+            shell = Terminal(["zsh", "-f", "-i"])
+            shell.type(f"fpath=({folder} $fpath); autoload -Uz compinit; compinit -u -d {folder}/d; "
+                       "lockstep() { print -r ran: $*. }; print rea''dy\n")
+            shell.wait_for("ready")
+            for keys, line in (("insp", "inspect"), ("run --dty", "run --dtype"),
+                               ("run --dtype b", "run --dtype bf16"),
+                               ("run --fault rope-interl", "run --fault rope-interleaved")):
+                shell.type(f"lockstep {keys}\t\n")
+                shell.wait_for(f"ran: {line}.")
+            shell.type("exit\n")
+            self.assertEqual(shell.end(), 0)
 
 
 class Man(unittest.TestCase):
@@ -185,7 +205,7 @@ class Man(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".1") as file:
             file.write(said("man"))
             file.flush()
-            for program in (["man", "--warnings", "-l"], ["mandoc", "-T", "lint", "-W", "warning"]):
+            for program in (["man", "--warnings", "-l"], ["mandoc", "-T", "lint", "-W", "error"]):
                 if not shutil.which(program[0]):
                     continue
                 done = subprocess.run([*program, file.name], capture_output=True, text=True,
