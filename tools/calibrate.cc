@@ -9,6 +9,7 @@
 #include "src/session/judged_run.h"
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
+#include "src/session/run_estimate.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -20,6 +21,9 @@ constexpr double kSuspect = 4;
 
 // Learns from a run that is clean by theory; no other widens a limit.
 Result learn(const Session& session, const std::vector<std::string>& command_line, Limits& limits) {
+  const std::string notice = long_run_notice(
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   Progress progress;
   Result result = judge_run({.checkpoint = session.checkpoint,
                              .reference = open_reference(),

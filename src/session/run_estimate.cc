@@ -8,13 +8,18 @@
 namespace lockstep {
 namespace {
 
-// Seconds of one core, as measured on x86-64 with AVX2. The oracle and the two models take a token
-// through every weight in fp64 or after it; a pass reads every weight once for each of them,
-// however few its tokens; statistics look at every number of every point.
-constexpr double kPerWeightAndToken = 1.2e-9;
-constexpr double kPerWeightAndPass = 4e-9;
-constexpr double kPerNumber = 60e-9;
-constexpr double kPerKey = 1.5e-9;  // of attention, by head and dim
+// Seconds of one core, fitted to runs of both bundled checkpoints on x86-64 with AVX2. The oracle
+// and the two models take each token through every weight, and each pass reads every weight for
+// each of them, however few its tokens; a judged place costs something however small it is; and
+// statistics look at every number of every point.
+constexpr double kPerWeightAndToken = 0.6e-9;
+constexpr double kPerWeightAndPass = 1.5e-9;
+constexpr double kPerPlaceAndPass = 0.25e-3;
+constexpr double kPerNumber = 120e-9;
+// Of attention, by key, head and dim: in a prompt, and in decoding, where each pass gathers and
+// hashes all keys again.
+constexpr double kPerPromptKey = 5e-9, kPerDecodedKey = 25e-9;
+constexpr double kPlacesOfLayer = 18;
 
 double weights_of(const ModelConfig& config) {
   const double attention = static_cast<double>(config.hidden * config.head_dim) *
@@ -36,19 +41,21 @@ double numbers_of(const ModelConfig& config) {
 RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& options,
                              const std::vector<Request>& requests) {
   const double heads = static_cast<double>(config.layers * config.heads * config.head_dim);
-  double tokens = 0, keys = 0, passes = 0;
+  double tokens = 0, attention = 0, passes = 0;
   for (const Request& request : requests) {
     const auto prompt = static_cast<double>(request.prompt.size());
     const auto steps = static_cast<double>(request.steps());
-    const double all = prompt + steps;
-    tokens += all;
-    keys += all * all / 2;
-    const double chunk = options.chunk > 0 ? static_cast<double>(options.chunk) : prompt;
-    passes = std::max(passes, prompt / std::max(chunk, 1.0) + steps);
+    tokens += prompt + steps;
+    attention +=
+        prompt * prompt / 2 * kPerPromptKey + steps * (prompt + steps / 2) * kPerDecodedKey;
+    const double chunks = options.chunk > 0 ? prompt / static_cast<double>(options.chunk) : 1;
+    passes = std::max(passes, chunks + steps);
   }
-  const double work =
-      weights_of(config) * (tokens * kPerWeightAndToken + passes * kPerWeightAndPass) +
-      tokens * numbers_of(config) * kPerNumber + keys * heads * kPerKey;
+  const double weights = weights_of(config);
+  const double of_token = weights * kPerWeightAndToken + numbers_of(config) * kPerNumber;
+  const double of_pass = weights * kPerWeightAndPass +
+                         static_cast<double>(config.layers) * kPlacesOfLayer * kPerPlaceAndPass;
+  const double work = tokens * of_token + passes * of_pass + heads * attention;
   const int threads = options.threads > 0
                           ? options.threads
                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

@@ -135,8 +135,8 @@ TEST(HelpText, HasHeadingsUsageAndNoLineThatIsTooLong) {
   const std::string text = help_text(page, 40);
   for (const char* part :
        {"Look at it for long.", "Usage: lockstep look FILE [OPTIONS]", "\nArguments:\n  FILE ",
-        "\nObserve:\n  -p, --points GLOB,...\n", "(repeatable)", "\nHelp:\n  -h, --help ",
-        "Examples:\n  lockstep look x --points 'a b' \\\n"})
+        "\nObserve:\n  -p, --points GLOB,...   some [of] it:\n", "(repeatable)",
+        "\nHelp:\n  -h, --help ", "Examples:\n  lockstep look x --points 'a b' \\\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   EXPECT_EQ(text.find("--point "), std::string::npos) << "another spelling is no other option";
   for (const std::string& line : lines_of(text)) EXPECT_LE(line.size(), 40U) << line;
