@@ -107,10 +107,9 @@ std::string overview_text(std::span<const CommandPage> pages, size_t width) {
          indented(
              "DIR is a checkpoint as Hugging Face publishes it: config.json, *.safetensors, "
              "tokenizer.json. `lockstep help COMMAND` explains a command, `lockstep help WORD` "
-             "a word of the screens, `lockstep --version` how this one was built. Exit status: "
-             "0 alike, 1 different, 2 trouble.",
+             "a word of the screens, `lockstep --version` how this one was built.",
              0, width) +
-         "\n";
+         "\nExit status: 0 alike, 1 different, 2 trouble.\n";
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 namespace lockstep {
@@ -59,6 +60,9 @@ RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& opt
   const int threads = options.threads > 0
                           ? options.threads
                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  // No engine takes more, and says so.
+  constexpr double kMost = std::numeric_limits<int32_t>::max();
+  if (!(tokens <= kMost)) return {};
   return {static_cast<int64_t>(tokens), work / threads};
 }
 

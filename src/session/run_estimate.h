@@ -10,7 +10,7 @@ namespace lockstep {
 
 // The work of judging a run, known before it begins.
 struct RunEstimate {
-  int64_t tokens = 0;  // of all prompts, and those that may be generated
+  int64_t tokens = 0;  // of all prompts, and those that may be generated; 0: too many for an engine
   double seconds = 0;  // on this machine's CPU, within a factor of three or so; no promise
 };
 RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& options,

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "src/weights/config.h"
 #include "tests/places.h"
 
@@ -45,6 +47,8 @@ TEST(RunEstimate, IsNoticedAboveAMinute) {
   EXPECT_NE(long_run_notice({.tokens = 5, .seconds = 864e4}).find("100 days"), std::string::npos);
   EXPECT_NE(long_run_notice(estimate_of(2, 65535, {.threads = 2})), "");
   EXPECT_NE(long_run_notice(estimate_of(1000000, 1, {.threads = 64})), "");
+  EXPECT_EQ(long_run_notice(estimate_of(2, std::numeric_limits<int64_t>::max(), {})), "")
+      << "no engine takes it";
   EXPECT_EQ(long_run_notice(estimate_of(20, 16, {.threads = 1})), "");
 }
 
