@@ -21,8 +21,8 @@ namespace lockstep {
 namespace {
 
 constexpr auto kCommands = std::to_array<Command>({
-    {"run", "Is the engine right?",
-     "run engine beside reference and judge every op (start here)", run_command},
+    {"run", "Is the engine right?", "run engine beside reference and judge every op (start here)",
+     run_command},
     {"judge", "Is the engine right?", "judge a saved trace: each op against its exact result",
      judge_command},
     {"diff", "What changed, and what was computed?",

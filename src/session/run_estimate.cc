@@ -17,8 +17,8 @@ constexpr double kPerWeightAndToken = 0.6e-9;
 constexpr double kPerWeightAndPass = 1.5e-9;
 constexpr double kPerPlaceAndPass = 0.25e-3;
 constexpr double kPerNumber = 120e-9;
-// Of attention, by key, head and dim: in a prompt, and in decoding, where each pass gathers and
-// hashes all keys again.
+// Attention costs this by key, head and dim: in a prompt, and in decoding, where each pass gathers
+// and hashes all keys again.
 constexpr double kPerPromptKey = 5e-9, kPerDecodedKey = 25e-9;
 constexpr double kPlacesOfLayer = 18;
 
@@ -30,7 +30,7 @@ double weights_of(const ModelConfig& config) {
          static_cast<double>(config.hidden * config.vocab);
 }
 
-// Of all points, by token.
+// The numbers that all points show of a token.
 double numbers_of(const ModelConfig& config) {
   const int64_t of_heads = config.head_dim * (4 * config.heads + 4 * config.kv_heads);
   return static_cast<double>(config.layers * (of_heads + 6 * config.hidden) +

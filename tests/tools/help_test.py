@@ -205,7 +205,8 @@ class Man(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".1") as file:
             file.write(said("man"))
             file.flush()
-            for program in (["man", "--warnings", "-l"], ["mandoc", "-T", "lint", "-W", "error"]):
+            for program in (["man", "--warnings", "-l"],
+                            ["mandoc", "-T", "lint", "-W", "error"]):
                 if not shutil.which(program[0]):
                     continue
                 done = subprocess.run([*program, file.name], capture_output=True, text=True,
