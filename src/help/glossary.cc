@@ -34,13 +34,13 @@ constexpr auto kWords = std::to_array<Word>({
      "One rounding of the output, and what an accumulator of fp32 may add. It is that of one op: "
      "it does not grow with layers or steps.",
      true},
-    {"introduced", "", "relative, as an rms",
+    {"introduced", "", "fractions of the exact result's rms",
      "The error that an op itself adds, given the inputs that it really had; as a verdict, it is "
      "over a limit.",
      "It is the engine's output less the oracle's on the same inputs. The first node that "
      "introduces an error, in the order of the computation, is where to look.",
      true},
-    {"propagated", "", "relative, as an rms",
+    {"propagated", "", "fractions of the exact result's rms",
      "Wrong only because of what it read: an op before it introduced the error.",
      "Its own arithmetic is within its budget, but its numbers are over three times as far from "
      "the fp64 model as those of the same model in the run's dtype.",
@@ -82,18 +82,18 @@ constexpr auto kWords = std::to_array<Word>({
      "It is for ops that only copy or add: embeddings, the K/V cache, residual sums, tokens."},
     {"max_error", "T1", "budgets", "The largest error of one element; limit 1.",
      "It finds one wrong element among millions."},
-    {"rms_error", "T2", "limits",
+    {"rms_error", "T2", "units of its limit",
      "The root mean square of a node's errors, each in units of what rounding makes of it.",
      "It finds a loss of precision that is spread over all elements and breaks no single budget. "
      "Its limit follows the chi-square distribution: the fewer elements, the wider."},
-    {"misrounds", "T3", "share of elements",
+    {"misrounds", "T3", "shares of the elements",
      "The share of elements that are not the exact result rounded to the dtype.",
      "It finds accumulators that are too narrow and an eps that is slightly off. Limits: 0.02 in "
      "bf16, 0.10 in fp16, none in fp32."},
-    {"worst_slice", "T4", "limits",
+    {"worst_slice", "T4", "units of its limit",
      "The rms_error of the row, column, head or page of the tensor that scatters most.",
      "It finds errors of one head, one page or the last token that the whole tensor would dilute."},
-    {"gain", "T5", "relative",
+    {"gain", "T5", "fractions of 1",
      "The factor by which all elements are too large or too small together.",
      "It finds a wrong scale, an eps, a factor left out, long before any element leaves its "
      "budget."},
@@ -105,10 +105,10 @@ constexpr auto kWords = std::to_array<Word>({
     {"KL", "", "nats",
      "The Kullback-Leibler divergence of the engine's choices from those of the fp64 model.",
      "It stands beside that of the same model in the run's dtype, which is what rounding costs."},
-    {"of row", "", "share", "The error of the worst element beside the size of its row.",
+    {"of row", "", "rms of the row", "The error of the worst element beside the size of its row.",
      "The root mean square of the row's exact results is 1. It tells an error that matters from "
      "one of an element that is nearly 0."},
-    {"total rms", "", "relative",
+    {"total rms", "", "fractions of the exact rms",
      "How far a place is from the fp64 model that ran from the start, over all elements.",
      "Introduced error of the op and of all before it, together."},
     {"ulp", "", "",
