@@ -78,6 +78,8 @@ OptionPage page_of(const CLI::Option& option) {
   page.required = option.get_required();
   page.repeatable = option.get_items_expected_max() > 1;
   if (option.get_items_expected_max() > 0) page.value = option.get_type_name();
+  for (CLI::Option* other : option.get_needs())
+    page.help += fmt::format(" (needs {})", other->get_name());
   if (option.get_positional()) {
     page.group = "Arguments";
     page.name = option.get_name(/*positional=*/true);
