@@ -188,7 +188,8 @@ class Zsh(unittest.TestCase):
             with open(os.path.join(folder, "_lockstep"), "w", encoding="utf-8") as file:
                 file.write(said("completions", "zsh"))
             shell = Terminal(["zsh", "-f", "-i"])
-            shell.type(f"fpath=({folder} $fpath); autoload -Uz compinit; compinit -u -d {folder}/d; "
+            shell.type(f"fpath=({folder} $fpath); autoload -Uz compinit; "
+                       f"compinit -u -d {folder}/dump; "
                        "lockstep() { print -r ran: $*. }; print rea''dy\n")
             shell.wait_for("ready")
             for keys, line in (("insp", "inspect"), ("run --dty", "run --dtype"),
