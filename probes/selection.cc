@@ -50,8 +50,9 @@ Selection::Selection(const std::string& points, const std::string& layers,
     std::vector<std::string_view> names;
     if (!found)
       for (const Point& p : kPoints) names.push_back(p.name);
-    check(found, "--points: '{}' matches no point; the nearest is '{}' (see lockstep points)", glob,
-          found ? "" : nearest(glob, names));
+    // Several options take points; the glob tells which one is meant.
+    check(found, "no point matches '{}'{} (`lockstep points` lists them)", glob,
+          found ? "" : did_you_mean(glob, names));
   }
   const auto add = [&](const char* option, const std::string& value) {
     if (!value.empty()) text_ += fmt::format("{}{} {}", text_.empty() ? "" : " ", option, value);

@@ -9,6 +9,7 @@
 #include "src/session/judged_run.h"
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
+#include "src/session/run_estimate.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -20,6 +21,9 @@ constexpr double kSuspect = 4;
 
 // Learns from a run that is clean by theory; no other widens a limit.
 Result learn(const Session& session, const std::vector<std::string>& command_line, Limits& limits) {
+  const std::string notice = long_run_notice(
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   Progress progress;
   Result result = judge_run({.checkpoint = session.checkpoint,
                              .reference = open_reference(),
@@ -52,7 +56,8 @@ int calibrate_command(Args args) {
   ModelOptions options;
   std::string out;
   add_model_options(app, options);
-  app.add_option("--out", out, "where the limits go")->type_name("FILE")->required();
+  begin_group(app, "Output");
+  app.add_option("-o,--out", out, "where the limits go")->type_name("FILE")->required();
   if (!parse(app, args,
              "  lockstep calibrate --model Qwen3-0.6B --prompt 'To be, or not' --out cpu.json\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))

@@ -65,7 +65,7 @@ CheckResult check_or_update(const CheckCommand& options,
                                 ? Baseline{}
                                 : read_baseline_for(options.check.path, session.checkpoint,
                                                     session.engine.dtype, session.requests);
-  Progress progress;
+  Progress progress(options.report.detail);
   JudgedRun run{.checkpoint = session.checkpoint,
                 .reference = open_reference(),
                 .engine = session.engine,
@@ -75,9 +75,7 @@ CheckResult check_or_update(const CheckCommand& options,
                 .judge = {.limits = limits},
                 .provenance = provenance_of(session.checkpoint, session.engine, session.requests,
                                             command_line),
-                .progress = [&](int64_t done, int64_t total) {
-                  progress.show(fmt::format("{} of {} tokens judged", done, total));
-                }};
+                .progress = [&](const std::string& line) { progress.show(line); }};
   CheckResult result = options.update ? update_baseline(std::move(run), options.check)
                                       : check_against(baseline, std::move(run), options.check);
   for (RequestResult& request : result.run.requests) request.text = session.text_of(request.tokens);

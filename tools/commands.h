@@ -1,15 +1,32 @@
 #pragma once
 
 #include <span>
+#include <string_view>
+#include <vector>
+
+#include "src/help/command_page.h"
 
 namespace lockstep {
 
 // The arguments after the command's name on the command line.
-using Args = std::span<char*>;
+struct Args : std::span<char*> {
+  CommandPage* page = nullptr;  // where the command is described instead of run; null: it is run
+};
 
-// Each is one command: it reads its arguments, does its work, prints its result to stdout and
-// returns the exit status, 0 alike or 1 different. Trouble is an Error, which main turns into 2. To
-// add one: write tools/<name>.cc, declare it here, and add a row to the table in main.cc.
+// One row of the table of commands in main.cc. A command reads its arguments, does its work, prints
+// its result to stdout and returns the exit status, 0 alike or 1 different. Trouble is an Error,
+// which main turns into 2. To add one: write tools/<name>.cc, declare it below, and add its row.
+struct Command {
+  std::string_view name;
+  std::string_view situation;  // the question that it answers; neighbours share it
+  std::string_view summary;
+  int (*run)(Args args);
+};
+std::span<const Command> commands();
+
+// The description of each command by itself, in the order of the table.
+std::vector<CommandPage> command_pages();
+
 int generate_command(Args args);
 int run_command(Args args);
 int judge_command(Args args);
@@ -23,5 +40,8 @@ int model_command(Args args);
 int faults_command(Args args);
 int selftest_command(Args args);
 int bench_command(Args args);
+int help_command(Args args);
+int completions_command(Args args);
+int man_command(Args args);
 
 }  // namespace lockstep

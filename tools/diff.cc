@@ -42,9 +42,11 @@ int diff_command(Args args) {
   std::string a, b, model;
   ObserveOptions observe;
   ReportOptions report;
-  app.add_option("A", a, "the trace to compare with")->type_name("")->required();
-  app.add_option("B", b, "the trace to compare")->type_name("")->required();
-  app.add_option("--model", model, "judge both traces against this checkpoint")->type_name("DIR");
+  app.add_option("A", a, "the trace to compare with")->type_name("TRACE")->required();
+  app.add_option("B", b, "the trace to compare")->type_name("TRACE")->required();
+  begin_group(app, "Model");
+  app.add_option("-m,--model", model, "judge both traces against this checkpoint")
+      ->type_name("DIR");
   add_selection_options(app, observe);
   add_report_options(app, report);
   if (!parse(app, args,

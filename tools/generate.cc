@@ -81,9 +81,11 @@ int generate_command(Args args) {
   add_model_options(app, options.model);
   add_logprobs_option(app, options.model);
   add_observe_options(app, options.observe);
+  begin_group(app, "Judge");
   app.add_flag("--audit", options.audit,
                "check what is written to and read from the K/V cache; exit status 1 when it is "
                "wrong");
+  begin_group(app, "Output");
   add_choice(app, "--format", options.format, {"text", "json"},
              "text as it comes, or a JSON object a line for each text, which needs no "
              "tokenizer.json (text)");

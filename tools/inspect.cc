@@ -16,12 +16,12 @@ int inspect_command(Args args) {
       "are spread, and the largest numbers. Rows are written request:position.",
       "lockstep inspect"};
   InspectOptions options;
-  app.add_option("TRACE", options.path, "trace to look into")->type_name("")->required();
-  app.add_option("--point", options.points, "these points only")->type_name("GLOB,...");
-  app.add_option("--layer", options.layers, "these layers only")->type_name("0,3-5");
-  app.add_option("--request", options.requests, "these requests only")->type_name("0,3-5");
-  app.add_option("--position", options.positions, "these positions only")->type_name("0-31");
-  app.add_option("--head", options.heads, "these heads only")->type_name("0,3-5");
+  app.add_option("TRACE", options.path, "trace to look into")->type_name("TRACE")->required();
+  add_selection_options(app, options.points, options.layers, options.positions);
+  app.add_option("--requests,--request", options.requests, "look at these requests only (all)")
+      ->type_name("0,3-5");
+  app.add_option("--heads,--head", options.heads, "look at these heads only (all)")
+      ->type_name("0,3-5");
   app.add_option("--slice", options.slice,
                  "these elements only, an index or a range an axis, the position first")
       ->type_name("'[16, 3, :8]'");
@@ -40,13 +40,13 @@ int inspect_command(Args args) {
   for (CLI::Option* other : {values, npy, provenance}) passes->excludes(other);
   for (CLI::Option* other : {values, npy}) provenance->excludes(other);
   add_format_option(app, options.format);
-  if (!parse(
-          app, args,
-          "  lockstep inspect a.trace\n"
-          "  lockstep inspect a.trace --point 'attn.*' --layer 2 --request 0\n"
-          "  lockstep inspect a.trace --point attn.q --layer 2 --position 17 --values\n"
-          "  lockstep inspect a.trace --point attn.q --layer 2 --slice '[16, 3, :8]' --npy q.npy\n"
-          "  lockstep inspect a.trace --point attn.q --layer 2 --against b.trace\n"))
+  if (!parse(app, args,
+             "  lockstep inspect a.trace\n"
+             "  lockstep inspect a.trace --points 'attn.*' --layers 2 --requests 0\n"
+             "  lockstep inspect a.trace --points attn.q --layers 2 --positions 17 --values\n"
+             "  lockstep inspect a.trace --points attn.q --layers 2 --slice '[16, 3, :8]' --npy "
+             "q.npy\n"
+             "  lockstep inspect a.trace --points attn.q --layers 2 --against b.trace\n"))
     return 0;
   check_output({"--npy", options.npy}, {{"TRACE", options.path}});
   options.width = screen_of_stdout().width;

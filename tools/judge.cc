@@ -18,15 +18,17 @@ int judge_command(Args args) {
       "inputs\n"
       "were not kept is inconclusive. Exit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
+  bool fail_fast = false;
   std::string path, model, limits, schema, accumulator;
   ObserveOptions observe;
   ReportOptions report;
-  app.add_option("TRACE", path, "a trace: X.trace or X.h5")->required();
+  app.add_option("TRACE", path, "a trace: X.trace or X.h5")->type_name("TRACE")->required();
   add_model_folder(app, model);
   add_selection_options(app, observe);
   add_limits_option(app, limits);
   add_schema_option(app, schema);
   add_accumulator_option(app, accumulator);
+  add_fail_fast_option(app, fail_fast);
   add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
@@ -37,10 +39,11 @@ int judge_command(Args args) {
   const JudgeOptions options{.selection = selection_of(observe),
                              .limits = limits_of(limits),
                              .contracts = contracts_of(schema),
-                             .accumulator = accumulator_of(accumulator)};
+                             .accumulator = accumulator_of(accumulator),
+                             .fail_fast = fail_fast};
   const Checkpoint checkpoint = Checkpoint::open(model);
-  const Result result = judge_trace(path, checkpoint, options);
-  put(document_of(result, {.trace = path}), report);
+  const Result result = judge_trace(path, checkpoint, options, report.detail);
+  put(document_of(result, {.trace = path}, report.detail), report);
   return exit_status(result);
 }
 

@@ -15,6 +15,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
+#include "src/help/help_text.h"
+#include "src/help/wrap.h"
 #include "src/report/output.h"
 #include "src/session/build_info.h"
 #include "tools/commands.h"
@@ -22,71 +24,65 @@
 namespace lockstep {
 namespace {
 
-struct Command {
-  std::string_view name;
-  std::string_view help;
-  int (*run)(Args args);
-};
-
 constexpr auto kCommands = std::to_array<Command>({
-    {"run", "run the engine beside the reference and judge every op (start here)", run_command},
-    {"judge", "judge a saved trace: each op against its exact result", judge_command},
-    {"calibrate", "learn from clean runs how tight the limits of this engine can be",
-     calibrate_command},
-    {"check", "hold a run to a kept baseline, for continuous integration", check_command},
-    {"diff", "compare two traces and name the first place where they differ", diff_command},
-    {"report", "draw a page for people of a result or a trace", report_command},
-    {"inspect", "show what is in a trace: provenance, digests, numbers", inspect_command},
-    {"selftest", "measure whether the judge can be trusted on a model", selftest_command},
-    {"generate", "run the engine alone and print the text", generate_command},
-    {"model", "show what was understood of a checkpoint", model_command},
-    {"bench", "measure the engine as shares of what this machine can give", bench_command},
-    {"points", "list the places in a model where a tensor can be seen", points_command},
-    {"faults", "list the bugs that --fault can seed", faults_command},
+    {"run", "Is the engine right?", "run engine beside reference and judge every op (start here)",
+     run_command},
+    {"judge", "Is the engine right?", "judge a saved trace: each op against its exact result",
+     judge_command},
+    {"check", "What changed, and what was computed?",
+     "hold a run to a kept baseline, for continuous integration", check_command},
+    {"diff", "What changed, and what was computed?",
+     "compare two traces and name the first place where they differ", diff_command},
+    {"inspect", "What changed, and what was computed?",
+     "show what is in a trace: provenance, digests, numbers", inspect_command},
+    {"report", "What changed, and what was computed?",
+     "draw a page for people of a result or a trace", report_command},
+    {"generate", "What changed, and what was computed?", "run the engine alone and print the text",
+     generate_command},
+    {"selftest", "Can the verdict be trusted, and how tight is it?",
+     "measure whether the judge can be trusted on a model", selftest_command},
+    {"calibrate", "Can the verdict be trusted, and how tight is it?",
+     "learn from clean runs how tight the limits of this engine can be", calibrate_command},
+    {"model", "What is there?", "show what was understood of a checkpoint", model_command},
+    {"points", "What is there?", "list the places in a model where a tensor can be seen",
+     points_command},
+    {"faults", "What is there?", "list the bugs that --fault can seed", faults_command},
+    {"bench", "How fast is it here?", "measure the engine as shares of what this machine can give",
+     bench_command},
+    {"help", "How is it used?", "explain a command, or a word of the screens", help_command},
+    {"completions", "How is it used?", "print what bash or zsh needs to complete a command line",
+     completions_command},
+    {"man", "How is it used?", "print the manual page", man_command},
 });
 
-std::string usage() {
-  std::string text =
-      "lockstep finds the first op of a language model that computes a wrong number.\n"
-      "It runs a paged-attention Qwen engine beside a LibTorch reference, looks at every op of "
-      "every\n"
-      "layer, and says which op introduced an error, by how much, and what else is wrong.\n\n"
-      "Usage: lockstep COMMAND [OPTIONS]\n\nCommands:\n";
-  for (const Command& c : kCommands) text += fmt::format("  {:<10}{}\n", c.name, c.help);
-  text +=
-      "\nExamples:\n"
-      "  lockstep run --model DIR --prompt \"To be, or not\"             is the engine right?\n"
-      "  lockstep run --model DIR --prompt \"To be\" --trace a.trace     the same, kept in a "
-      "trace\n"
-      "  lockstep diff before.trace after.trace                        did the numbers change?\n"
-      "  lockstep inspect a.trace --point attn.q --layer 2             what was computed there?\n\n"
-      "DIR is a checkpoint as Hugging Face publishes it: config.json, *.safetensors, "
-      "tokenizer.json.\n"
-      "Exit status: 0 alike, 1 different, 2 trouble. `lockstep COMMAND --help` explains a "
-      "command.\n";
-  return text;
+// The version, and what a report of trouble needs to say of this build.
+std::string version_text() {
+  return fmt::format(
+      "lockstep {}\n"
+      "commit    {}{}\n"
+      "compiler  {}\n"
+      "flags     {}\n",
+      kToolVersion, kGitSha, kGitDirty ? ", with changes" : "", kCompiler, kBuildFlags);
 }
 
 int dispatch(Args args) {
   if (args.empty()) {
-    std::fputs(usage().c_str(), stderr);
+    fmt::print(stderr, "{}", overview_text(command_pages(), terminal_width()));
     return 2;
   }
   const std::string_view name = args[0];
-  if (name == "--help" || name == "-h" || name == "help") {
-    print(usage());
+  if (name == "--version" || name == "-V") {
+    print(version_text());
     return 0;
   }
-  if (name == "--version") {
-    print(fmt::format("lockstep {}\n", kToolVersion));
-    return 0;
-  }
+  const Args rest{args.subspan(1)};
+  if (name == "--help" || name == "-h") return help_command(rest);
   for (const Command& c : kCommands)
-    if (c.name == name) return c.run(args.subspan(1));
+    if (c.name == name) return c.run(rest);
   std::array<std::string_view, kCommands.size()> names;
   std::ranges::transform(kCommands, names.begin(), &Command::name);
-  fail("lockstep has no command \"{}\"; did you mean \"{}\"? `lockstep --help` lists them", name,
-       nearest(name, names));
+  fail("lockstep has no command \"{}\"{} (`lockstep --help` lists them)", name,
+       did_you_mean(name, names));
 }
 
 // Two things can only be told before a process begins: by starting again. OpenMP's threads
@@ -119,13 +115,16 @@ int trouble(std::string_view sentence) {
 }
 
 }  // namespace
+
+std::span<const Command> commands() { return kCommands; }
+
 }  // namespace lockstep
 
 int main(int argc, char** argv) try {
   lockstep::open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a write that fails, with its sentence
   lockstep::start_again_prepared(argv);
-  return lockstep::dispatch(lockstep::Args(argv, static_cast<size_t>(argc)).subspan(1));
+  return lockstep::dispatch({std::span(argv, static_cast<size_t>(argc)).subspan(1)});
 } catch (const std::bad_alloc&) {
   return lockstep::trouble(
       "there is not enough memory for this; ask for fewer --pages, shorter prompts or fewer "

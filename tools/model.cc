@@ -17,7 +17,9 @@ int model_command(Args args) {
       "far as it goes.",
       "lockstep model"};
   std::string dir, format = "table", device = "cpu";
-  app.add_option("DIR", dir, "checkpoint: config.json, *.safetensors")->type_name("")->required();
+  app.add_option("DIR", dir, "checkpoint: config.json, *.safetensors")
+      ->type_name("DIR")
+      ->required();
   add_device_option(app, device);
   add_format_option(app, format);
   if (!parse(app, args,

@@ -1,4 +1,5 @@
-// Options that mean the same in every command that has them.
+// Options that mean the same in every command that has them. They are spelt once, here: the first
+// long name is the one that help and errors have, others are taken too.
 #pragma once
 
 #include <string>
@@ -6,19 +7,13 @@
 
 #include "src/report/output.h"
 #include "src/session/options.h"
-#include "tools/commands.h"
+#include "tools/parse.h"
 
 namespace CLI {
-class App;
 class Option;
 }  // namespace CLI
 
 namespace lockstep {
-
-// Reads a command's arguments into what its options were bound to. False: help was asked for and
-// has been printed. Throws Error, with the nearest option, on what the command does not know or
-// cannot take. `examples` end the help, a line each.
-bool parse(CLI::App& app, Args args, const std::string& examples);
 
 // An option whose value is one of `choices`; `value` is what it is bound to, and its default.
 CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& value,
@@ -31,7 +26,10 @@ void add_model_options(CLI::App& app, ModelOptions& options);
 void add_logprobs_option(CLI::App& app, ModelOptions& options);
 
 void add_observe_options(CLI::App& app, ObserveOptions& options);
-void add_selection_options(CLI::App& app, ObserveOptions& options);  // --points and the like alone
+// --points, --layers and --positions alone, each bound to a text for Selection.
+void add_selection_options(CLI::App& app, ObserveOptions& options);
+void add_selection_options(CLI::App& app, std::string& points, std::string& layers,
+                           std::string& positions);
 
 // --limits: a file of Limits; "" for theory alone.
 void add_limits_option(CLI::App& app, std::string& limits);
@@ -42,10 +40,16 @@ void add_schema_option(CLI::App& app, std::string& schema);
 // --accumulator: instead of what the trace or the engine declares; "" for that.
 void add_accumulator_option(CLI::App& app, std::string& accumulator);
 
+// --fail-fast: see JudgeOptions.
+void add_fail_fast_option(CLI::App& app, bool& fail_fast);
+
+// --modes: a text for modes_from.
+CLI::Option* add_modes_option(CLI::App& app, std::string& modes);
+
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
 
-// How the result is printed and written.
+// How the result is printed and written, and --explain for the words in it.
 void add_format_option(CLI::App& app, std::string& format);
 void add_report_options(CLI::App& app, ReportOptions& options);
 // The same of a judgement, which has tests for --junit.

@@ -12,6 +12,7 @@
 #include "src/session/provenance.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
+#include "src/session/run_estimate.h"
 #include "src/session/session.h"
 #include "tools/options.h"
 
@@ -24,7 +25,7 @@ struct RunOptions {
   ReportOptions report;
   std::vector<std::string> faults;
   std::string limits, schema, accumulator;
-  bool no_audit = false, confirm = false;
+  bool no_audit = false, confirm = false, fail_fast = false;
   std::string modes;  // empty: beside the reference
 };
 
@@ -36,9 +37,13 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
   const JudgeOptions judge{.selection = selection_of(options.observe),
                            .limits = limits_of(options.limits),
                            .contracts = contracts_of(options.schema),
-                           .accumulator = accumulator_of(options.accumulator)};
+                           .accumulator = accumulator_of(options.accumulator),
+                           .fail_fast = options.fail_fast};
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
+  const std::string notice = long_run_notice(
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,
                       .reference = open_reference(),
@@ -80,7 +85,7 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
   Session session = open_session(options.model);
   const auto provenance =
       provenance_of(session.checkpoint, session.engine, session.requests, command_line);
-  Progress progress;
+  Progress progress(options.report.detail);
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
   if (session.tokenizer) add_texts(result, *session.tokenizer);
@@ -89,14 +94,6 @@ Result result_of(const RunOptions& options, const std::vector<std::string>& comm
     result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
                                        fault_of(fault).needs));
   return result;
-}
-
-std::string modes_help() {
-  std::string names;
-  for (const Mode& mode : modes()) names += fmt::format("\n{}: {}", mode.name, mode.says);
-  return "no reference: serve whole prompts, then in these ways, and compare op by op on equal "
-         "inputs" +
-         names;
 }
 
 }  // namespace
@@ -111,18 +108,18 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
-  add_limits_option(app, options.limits);
-  add_schema_option(app, options.schema);
-  add_accumulator_option(app, options.accumulator);
+  add_fail_fast_option(app, options.fail_fast);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "
                "compute the worst elements a second time, by another hand than the oracle's");
-  CLI::Option* modes = app.add_option("--modes", options.modes, modes_help());
-  modes->type_name("NAME,...|all");
+  CLI::Option* modes = add_modes_option(app, options.modes);
+  add_limits_option(app, options.limits);
+  add_schema_option(app, options.schema);
+  add_accumulator_option(app, options.accumulator);
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
-        "--confirm", "--limits", "--schema", "--accumulator"})
+        "--confirm", "--fail-fast", "--limits", "--schema", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
   add_result_options(app, options.report);
   if (!parse(app, args,
@@ -137,7 +134,8 @@ int run_command(Args args) {
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
   const Result result = result_of(options, command_line_of("run", args));
-  put(document_of(result, {.serves = options.modes.empty(), .trace = options.observe.trace}),
+  put(document_of(result, {.serves = options.modes.empty(), .trace = options.observe.trace},
+                  options.report.detail),
       options.report);
   keep_result(options.observe.trace, result);
   return exit_status(result);

@@ -31,6 +31,38 @@ std::vector<std::vector<int32_t>> prompts_of(const ModelOptions& options, const 
   return prompts;
 }
 
+struct SelftestOptions {
+  ModelOptions model;
+  bool quick = false;
+  ReportOptions report;
+  std::string journal, limits;
+  std::vector<std::string> traces;
+};
+
+void add_selftest_options(CLI::App& app, SelftestOptions& options) {
+  add_model_folder(app, options.model.model);
+  add_device_option(app, options.model.device);
+  add_choice(app, "--dtype", options.model.dtype, {"auto", "fp32", "bf16", "fp16"},
+             "of the runs (auto: all three, with --quick the checkpoint's)");
+  begin_group(app, "Runs");
+  app.add_flag("--quick", options.quick,
+               "a few runs of each kind, for lower bounds: two minutes, not half an hour");
+  app.add_option("-p,--prompt,--prompts", options.model.prompts, "a text to use in the runs too")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  app.add_option("--clean-trace", options.traces,
+                 "a trace of another engine that is known to be right: it must come out without a "
+                 "finding")
+      ->type_name("TRACE")
+      ->allow_extra_args(false);
+  app.add_option("--journal", options.journal,
+                 "keep what each run came to in this file; called again, go on from there")
+      ->type_name("FILE");
+  add_threads_option(app, options.model.engine.threads);
+  add_limits_option(app, options.limits);
+  add_report_options(app, options.report);
+}
+
 }  // namespace
 
 int selftest_command(Args args) {
@@ -41,56 +73,36 @@ int selftest_command(Args args) {
       "bugs found by how much they change, every miss, and what these prompts and this model\n"
       "cannot show. Exit status: 0 passed, 1 failed, 2 trouble.",
       "lockstep selftest"};
-  ModelOptions options;
-  bool quick = false;
-  std::string json, journal, limits;
-  std::vector<std::string> traces;
-  add_model_folder(app, options.model);
-  add_threads_option(app, options.engine.threads);
-  app.add_option("--prompt", options.prompts, "a text to use in the runs too (repeatable)")
-      ->type_name("TEXT");
-  add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
-             "of the runs (auto: all three, with --quick the checkpoint's)");
-  add_limits_option(app, limits);
-  add_device_option(app, options.device);
-  app.add_flag("--quick", quick,
-               "a few runs of each kind, for lower bounds: two minutes, not half an hour");
-  app.add_option("--clean-trace", traces,
-                 "a trace of another engine that is known to be right: it must come out without a "
-                 "finding (repeatable)")
-      ->type_name("TRACE")
-      ->allow_extra_args(false);
-  app.add_option("--json", json, "write all of it to this file too")->type_name("FILE");
-  app.add_option("--journal", journal,
-                 "keep what each run came to in this file; called again, go on from there")
-      ->type_name("FILE");
+  SelftestOptions options;
+  add_selftest_options(app, options);
   if (!parse(
           app, args,
           "  lockstep selftest --model Qwen3-0.6B --quick\n"
           "  lockstep selftest --model Qwen3-0.6B --journal selftest.jsonl --json selftest.json\n"))
     return 0;
-  check_output({"--json", json},
-               {{"--model", options.model}, {"--journal", journal}, {"--limits", limits}});
-  const Session session = open_model(options);
+  check_output({"--json", options.report.json}, {{"--model", options.model.model},
+                                                 {"--journal", options.journal},
+                                                 {"--limits", options.limits}});
+  const Session session = open_model(options.model);
   const ModelConfig& config = session.checkpoint.config();
-  Progress progress;
+  Progress progress(options.report.detail);
   const SelftestRun run{.checkpoint = session.checkpoint,
                         .reference = open_reference(),
                         .plan = {.config = config,
-                                 .prompts = prompts_of(options, session),
-                                 .quick = quick,
+                                 .prompts = prompts_of(options.model, session),
+                                 .quick = options.quick,
                                  .device = session.engine.device},
-                        .dtypes = dtypes_of(options.dtype, quick, config),
-                        .limits = limits_of(limits),
-                        .traces = traces,
-                        .journal = journal,
-                        .threads = options.engine.threads,
+                        .dtypes = dtypes_of(options.model.dtype, options.quick, config),
+                        .limits = limits_of(options.limits),
+                        .traces = options.traces,
+                        .journal = options.journal,
+                        .threads = options.model.engine.threads,
                         .progress = [&](size_t done, size_t total, const std::string& name) {
                           progress.show(fmt::format("{} of {} runs: {}", done, total, name));
                         }};
   const std::vector<Selftest> tests = selftest(run);
   progress.show("");
-  put(document_of(tests), {.json = json});
+  put(document_of(tests), options.report);
   return std::ranges::all_of(tests, passed) ? 0 : 1;
 }
 

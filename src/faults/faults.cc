@@ -18,8 +18,8 @@ const Fault& find_fault(std::string_view name) {
     if (fault.name == name) return fault;
     names.push_back(fault.name);
   }
-  fail("no fault is called '{}': did you mean '{}'? 'lockstep faults' lists them all", name,
-       nearest(name, names));
+  fail("no fault is called '{}'{} ('lockstep faults' lists them all)", name,
+       did_you_mean(name, names));
 }
 
 template <typename Number>

@@ -25,6 +25,8 @@ struct JudgeOptions {
   std::optional<std::map<std::string, RoundingContract>> contracts;
   // "fp32" or "tf32", instead of what the trace declares of its linear ops.
   std::optional<std::string> accumulator;
+  // Whoever feeds the judge stops after the first pass with a finding.
+  bool fail_fast = false;
   // Whether any pass has a tensor of the place, of a trace that may lack some: what is judged at a
   // place then is its region (hidden.h). Empty: every place is recorded.
   std::function<bool(const Place&)> recorded;

@@ -117,6 +117,13 @@ struct Document {
   std::function<std::string()> page = {};
 };
 
+// How much of a result people are shown.
+enum class Detail : uint8_t {
+  verdict,     // its last word alone
+  screen,      // the gravest of everything
+  everything,  // all places and findings, however many
+};
+
 // The table that programs read.
 const Table& data_of(const Document& document);
 

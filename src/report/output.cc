@@ -129,6 +129,12 @@ bool replaces_checkpoint(const std::string& path, const std::string& folder) {
   });
 }
 
+Document last_word_of(Document document) {
+  std::erase_if(document.blocks,
+                [](const Block& block) { return !std::holds_alternative<Conclusion>(block); });
+  return document;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -196,9 +202,11 @@ void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& o
 // what can be printed.
 void put(const Document& document, const ReportOptions& options) {
   const Format& format = format_of(options.format);
-  const std::string shown = format.render == static_cast<Render>(render_text)
-                                ? render_text(document, screen_of_stdout())
-                                : format.render(document);
+  const bool verdict_alone = options.detail == Detail::verdict;
+  const std::string shown =
+      format.render != static_cast<Render>(render_text)
+          ? format.render(document)
+          : render_text(verdict_alone ? last_word_of(document) : document, screen_of_stdout());
   try {
     for (const FileFormat& format : kFileFormats)
       if (const std::string& path = options.*format.path; !path.empty())
@@ -218,7 +226,7 @@ std::string text_of(const Table& table, const std::string& format) {
   return text_of(Document{.blocks = {table}}, format);
 }
 
-Progress::Progress() : on_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(Detail detail) : on_(detail != Detail::verdict && isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() { show(""); }
 

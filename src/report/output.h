@@ -36,12 +36,14 @@ struct ReportOptions {
   std::string format = "table";
   // Paths of files for the result beside what is printed; empty: none.
   std::string json, markdown, junit, html;
+  Detail detail = Detail::screen;
 };
 
 // check_output() of every file that the options name; others: the command's other files.
 void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others);
 
-// Prints a document as --format says and writes --json, --markdown, --junit and --html.
+// Prints a document as --format says and writes --json, --markdown, --junit and --html. What
+// programs read is whole in any detail.
 void put(const Document& document, const ReportOptions& options);
 
 // The document in a format of format_names(). Only the table shortens numbers, and numbers that are
@@ -49,10 +51,11 @@ void put(const Document& document, const ReportOptions& options);
 std::string text_of(const Document& document, const std::string& format);
 std::string text_of(const Table& table, const std::string& format);
 
-// One line on stderr that says how far the work is; silent unless that is a terminal.
+// One line on stderr that says how far the work is; silent unless that is a terminal, and where
+// the verdict alone is wanted.
 class Progress {
  public:
-  Progress();
+  explicit Progress(Detail detail = Detail::screen);
   ~Progress();  // leaves no line behind
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

@@ -15,7 +15,8 @@ struct NextSteps {
 };
 
 // A judgement, and two traces against each other, as documents. CSV has a line a place.
-Document document_of(const Result& result, const NextSteps& steps = {});
+Document document_of(const Result& result, const NextSteps& steps = {},
+                     Detail detail = Detail::screen);
 Document document_of(const DiffResult& result);
 
 // A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the

@@ -274,9 +274,22 @@ Table data_of(const Result& result) {
   return table;
 }
 
+// The findings one by one, and what this run could not have shown.
+void add_everything(const Result& result, std::vector<Block>& blocks) {
+  List findings;
+  for (const Finding& f : result.findings)
+    findings.items.push_back(fmt::format("pass {} {}, {}: {}", f.node.pass, text_of(f.node.place),
+                                         name_of(f.verdict), text_of(f)));
+  if (!findings.items.empty()) {
+    blocks.push_back(Heading{"findings, in the order of the computation"});
+    blocks.push_back(std::move(findings));
+  }
+  for (Block& block : untested_document(result).blocks) blocks.push_back(std::move(block));
+}
+
 }  // namespace
 
-Document document_of(const Result& result, const NextSteps& steps) {
+Document document_of(const Result& result, const NextSteps& steps, Detail detail) {
   Document document{
       .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
   document.page = [result] { return page_of(result); };
@@ -291,6 +304,7 @@ Document document_of(const Result& result, const NextSteps& steps) {
   add_scope(result, facts);
   if (!result.findings.empty()) blocks.push_back(Heading{});
   blocks.push_back(KeyValues{std::move(facts), 0, kKeys});
+  if (detail == Detail::everything) add_everything(result, blocks);
   if (result.verdict != RunVerdict::clean) blocks.push_back(Heading{});
   blocks.push_back(Conclusion{name_of(result.verdict), conclusion_of(result)});
   return document;

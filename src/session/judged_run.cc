@@ -14,6 +14,7 @@
 #include "probes/tee.h"
 #include "src/audit/audit.h"
 #include "src/session/device.h"
+#include "src/session/judged_trace.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
 #include "traces/kept_verdict.h"
@@ -42,6 +43,13 @@ void check_served(const std::vector<Request>& asked, const std::vector<RequestIn
   check(texts == std::ssize(served),
         "{} texts were asked for, but the engine served {}: what is missing was not judged", texts,
         served.size());
+}
+
+int64_t tokens_chosen(const Engine& engine) {
+  int64_t chosen = 0;
+  for (int32_t id = 0; id < engine.requests(); ++id)
+    chosen += std::ssize(engine.sequence(id).argmax);
+  return chosen;
 }
 
 void check_graphs(const JudgedRun& run, bool clean_ops) {
@@ -126,7 +134,11 @@ Result judge_run(const JudgedRun& run) {
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
-  for (const Request& request : run.requests) engine.submit(request);
+  int64_t total = 0;
+  for (const Request& request : run.requests) {
+    engine.submit(request);
+    total += request.steps();
+  }
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
@@ -139,9 +151,11 @@ Result judge_run(const JudgedRun& run) {
   RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  bool found = false;  // a pass had a finding
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<NodeId> flags = judge.judge(pass);
     progress.end_pass();
+    found |= !flags.empty();
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.level, flags, manifest.graph);
@@ -159,12 +173,16 @@ Result judge_run(const JudgedRun& run) {
     progress.at("computing", layer);
   });
   Probe probe(&shown);
-  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  const auto enough = [&] { return run.judge.fail_fast && (found || !auditor.findings().empty()); };
+  while (!enough() && engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
   const std::vector<RequestInfo> requests = infos_of(engine);
-  check_served(run.requests, requests);
+  const bool stopped = enough() && tokens_chosen(engine) < total;
+  if (!stopped) check_served(run.requests, requests);
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
+  if (stopped)
+    result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (writer) finish_trace(*writer, requests, result);
   return result;

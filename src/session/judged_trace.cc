@@ -59,7 +59,8 @@ void keep(const std::string& path, const Result& result) {
 
 }  // namespace
 
-Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options) {
+Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
+                   Detail detail) {
   const auto trace = open_trace(path);
   const Manifest& manifest = trace->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
@@ -78,28 +79,32 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const auto oracle = open_reference().oracle(checkpoint, reference);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
-  Progress line;
+  Progress line(detail);
   RunProgress progress([&](const std::string& text) { line.show(text); }, manifest.graph.layers(),
                        extent.tokens);
   JudgeOptions judging = options;
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
-  for (int i = 0; i < trace->passes(); ++i) {
-    const Pass pass = trace->read(i, /*data=*/true);
+  bool found = false;
+  int judged = 0;
+  while (judged < trace->passes() && !(options.fail_fast && found)) {
+    const Pass pass = trace->read(judged++, /*data=*/true);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
-    judge.judge(pass);
+    found |= !judge.judge(pass).empty();
     tables.add(pass.info);
     progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   tables.put_into(result);
+  if (judged < trace->passes())
+    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace->passes(), "passes"));
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
   // A verdict on a part of the trace is none on the trace, and one that could not be given takes
   // the place of none: a run that kept digests alone may have been judged as it ran.
-  if (options.selection.is_everything() && result.verdict != RunVerdict::inconclusive)
-    keep(path, result);
+  const bool whole = options.selection.is_everything() && judged == trace->passes();
+  if (whole && result.verdict != RunVerdict::inconclusive) keep(path, result);
   return result;
 }
 

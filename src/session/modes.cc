@@ -231,9 +231,8 @@ std::vector<const Mode*> modes_from(const std::string& list) {
     const size_t end = std::min(list.find(',', start), list.size());
     const std::string name = list.substr(start, end - start);
     const auto found = std::ranges::find(kModes, name, &Mode::name);
-    check(found != std::end(kModes),
-          "--modes wants \"all\" or some of {}, found \"{}\"; did you mean \"{}\"?",
-          fmt::join(names, ","), name, nearest(name, names));
+    check(found != std::end(kModes), "--modes wants \"all\" or some of {}, found \"{}\"{}",
+          fmt::join(names, ","), name, did_you_mean(name, names));
     chosen.push_back(found);
     start = end + 1;
   }

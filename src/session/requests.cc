@@ -1,5 +1,7 @@
 #include "src/session/requests.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -39,8 +41,8 @@ void check_fields(const JsonValue& line) {
        "repetition_penalty", "seed", "stop", "n", "arrival", "force"});
   for (const auto& [name, value] : line.fields())
     check(std::ranges::find(kFields, name) != kFields.end(),
-          "{}: a request has no \"{}\"; did you mean \"{}\"?", line.where(), shown(name),
-          nearest(shown(name), kFields));
+          "{}: a request has no \"{}\"{} (it may have {})", line.where(), shown(name),
+          did_you_mean(shown(name), kFields), fmt::join(kFields, ", "));
   const auto given = [&](const char* name) { return line[name].is_missing() ? 0 : 1; };
   check(given("prompt") + given("tokens") + given("messages") == 1,
         "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", line.where());

@@ -31,7 +31,7 @@ TEST(Faults, BadRequestsAreRefusedWithASentence) {
     const std::string error = error_of([&] { parse_fault(text); });
     EXPECT_NE(error.find(part), std::string::npos) << error;
   };
-  says("rope-interleavd", "did you mean 'rope-interleaved'");
+  says("rope-interleavd", "did you mean \"rope-interleaved\"");
   says("", "no fault is called ''");
   says("wrong-page@", "ends after '@'");
   says("wrong-page@layer=two", "a number was wanted");

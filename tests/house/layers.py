@@ -27,6 +27,7 @@ MAY_INCLUDE = {
     "probes": BASE,
     "kernels/files": BASE,
     "traces": FILES | {"probes"},
+    "src/help": BASE,
     "src/weights": FILES | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,

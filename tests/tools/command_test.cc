@@ -21,7 +21,8 @@ TEST(Lockstep, ExplainsItselfToAStranger) {
   const Outcome help = call_lockstep("--help");
   EXPECT_EQ(help.status, 0);
   EXPECT_EQ(help.err, "");
-  for (const char* part : {"Usage: lockstep COMMAND", "Examples:", "Exit status: 0 alike"})
+  for (const char* part :
+       {"Usage: lockstep COMMAND", "Is the engine right?", "Examples:", "Exit status: 0 alike"})
     expect_has(help.out, part);
   EXPECT_EQ(call_lockstep("-h").out, help.out);
 
@@ -33,30 +34,80 @@ TEST(Lockstep, ExplainsItselfToAStranger) {
 
 TEST(Lockstep, ExplainsEveryCommandWithExamples) {
   const std::string help = call_lockstep("--help").out;
-  for (const std::string name : {"run", "judge", "calibrate", "check", "selftest", "diff",
-                                 "inspect", "generate", "model", "bench", "points", "faults"}) {
+  for (const std::string name :
+       {"run", "judge", "calibrate", "check", "selftest", "diff", "inspect", "generate", "model",
+        "bench", "points", "faults", "report", "help", "completions", "man"}) {
     expect_has(help, "\n  " + name + " ");
     const Outcome outcome = call_lockstep(name + " --help");
     EXPECT_EQ(outcome.status, 0) << name;
     EXPECT_EQ(outcome.err, "") << name;
     expect_has(outcome.out, "Usage: lockstep " + name);
-    expect_has(outcome.out, "Examples:\n  lockstep " + name);
+    expect_has(outcome.out, "Examples:\n  ");
+    expect_has(outcome.out, "lockstep " + name);
   }
 }
 
 TEST(Lockstep, TellsItsVersion) {
   const Outcome outcome = call_lockstep("--version");
   EXPECT_EQ(outcome.status, 0);
-  EXPECT_TRUE(outcome.out.starts_with("lockstep ")) << outcome.out;
+  EXPECT_TRUE(std::regex_search(outcome.out, std::regex("^lockstep [0-9]+\\.[0-9]+\\.[0-9]+\n")))
+      << outcome.out;
+  for (const char* fact : {"\ncommit ", "\ncompiler ", "\nflags "}) expect_has(outcome.out, fact);
+  EXPECT_EQ(call_lockstep("-V").out, outcome.out);
+}
+
+TEST(Lockstep, ExplainsCommandsAndWords) {
+  EXPECT_EQ(call_lockstep("help run").out, call_lockstep("run --help").out);
+  expect_has(call_lockstep("help budget").out, "budget, in units of the tensor\n  The most that");
+  EXPECT_EQ(call_lockstep("judge --explain T4").out, call_lockstep("help worst_slice").out);
+  expect_has(trouble_of("help budgt"), "did you mean \"budget\"?");
+  expect_has(trouble_of("run --explain budgt"), "no word of the screens; did you mean \"budget\"?");
+  expect_has(trouble_of("run --explain zzzzz"), "\"zzzzz\" is no word of the screens; they are");
+}
+
+TEST(Lockstep, TakesShortFormsAndSingularAndPlural) {
+  const std::string model = data_path("tiny/qwen3-default");
+  const auto json = [&](const std::string& options) {
+    const Outcome outcome = call_lockstep("run --format json " + options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    auto result = nlohmann::json::parse(outcome.out);
+    result.erase("provenance");  // it names the command line
+    return result;
+  };
+  const auto expected =
+      json("--model " + model + " --tokens 1,2 --max-new 1 --points attn.q --layers 1 " +
+           "--positions 0-1 --device cpu");
+  EXPECT_EQ(
+      json("-m " + model + " --token 1,2 -n 1 --point attn.q --layer 1 --position 0-1 -d cpu"),
+      expected);
+  EXPECT_EQ(json("-m" + model + " --tokens 1,2 -n1 --points=attn.q --layers=1 --positions=0-1"),
+            expected);
+}
+
+TEST(Lockstep, ReadsNumbersAsPeopleWriteThem) {
+  const Outcome outcome = call_lockstep("generate --format json -m " +
+                                        data_path("tiny/qwen3-default") + " --tokens 1 -n 010");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["tokens"].size(), 10U) << "not 8, as C reads 010";
 }
 
 TEST(Lockstep, KnowsWhatAMisspellingMeans) {
-  EXPECT_EQ(trouble_of("inspct"),
-            "lockstep has no command \"inspct\"; did you mean \"inspect\"? `lockstep --help` lists "
-            "them\n");
+  EXPECT_EQ(
+      trouble_of("inspct"),
+      "lockstep has no command \"inspct\"; did you mean \"inspect\"? (`lockstep --help` lists "
+      "them)\n");
+  for (const char* far : {"-v", "zzz", "checkpoints"})
+    EXPECT_EQ(trouble_of(far),
+              fmt::format("lockstep has no command \"{}\" (`lockstep --help` lists "
+                          "them)\n",
+                          far));
   EXPECT_EQ(trouble_of("run --page-sise=4"),
-            "lockstep run has no option --page-sise=4; did you mean --page-size? `lockstep run "
-            "--help` lists them\n");
+            "lockstep run has no option --page-sise=4; did you mean --page-size? (`lockstep run "
+            "--help` lists them)\n");
+  EXPECT_EQ(trouble_of("run --quux"),
+            "lockstep run has no option --quux (`lockstep run --help` lists them)\n");
+  EXPECT_EQ(trouble_of("run -model DIR"),
+            "lockstep run has no option -model: it is spelt --model\n");
   EXPECT_EQ(trouble_of("points attn.q"),
             "lockstep points does not know what \"attn.q\" is for; `lockstep points --help` says "
             "what it takes\n");
@@ -79,7 +130,9 @@ TEST(Lockstep, RefusesBadValues) {
   expect_has(trouble_of(run + "--dtype fp8"), "one of auto|fp32|bf16|fp16 is wanted");
   expect_has(trouble_of(run + "--device cuda:x"), "wants cpu, cuda or cuda:N, found \"cuda:x\"");
   expect_has(trouble_of(run + "--device cuda:99"), "--device cpu");
-  expect_has(trouble_of(run + "--points attn.qq"), "attn.q");
+  expect_has(trouble_of(run + "--points attn.qq"), "no point matches 'attn.qq'; did you mean");
+  expect_has(trouble_of(run + "--trace x.trace --record-before attn.qq"),
+             "no point matches 'attn.qq'; did you mean");
   expect_has(trouble_of(run + "--layers x"), "--layers");
   for (const char* option : {"--points", "--layers", "--positions", "--force", "--trace"})
     expect_has(trouble_of(run + option + " ''"), std::string(option) + " wants a value");

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/engine/engine.h"
+
+namespace lockstep {
+
+// The work of judging a run, known before it begins.
+struct RunEstimate {
+  int64_t tokens = 0;  // of all prompts, and those that may be generated; 0: too many for an engine
+  double seconds = 0;  // on this machine's CPU, within a factor of three or so; no promise
+};
+RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& options,
+                             const std::vector<Request>& requests);
+
+// A line for whoever waits, when judging may take over a minute; "" otherwise.
+std::string long_run_notice(const RunEstimate& estimate);
+
+}  // namespace lockstep

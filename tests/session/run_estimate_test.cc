@@ -1,0 +1,56 @@
+#include "src/session/run_estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "src/weights/config.h"
+#include "tests/places.h"
+
+namespace lockstep {
+namespace {
+
+RunEstimate estimate_of(int64_t prompt, int64_t max_new, const EngineOptions& options) {
+  Request request{.max_new = max_new};
+  request.prompt.resize(static_cast<size_t>(prompt));
+  const ModelConfig config = read_config(source_path("tests/data/bard-qwen3"));
+  return estimate_judging(config, options, {request});
+}
+
+// Seconds of one core that these runs took.
+TEST(RunEstimate, IsWithinAFactorOfThreeOfWhatRunsTook) {
+  const struct {
+    int64_t prompt, max_new;
+    double seconds;
+  } measured[] = {{500, 1, 4.5}, {1000, 1, 11.8}, {2000, 1, 36.3}, {2, 100, 3.9}, {2, 400, 19.4}};
+  for (const auto& run : measured) {
+    const double seconds = estimate_of(run.prompt, run.max_new, {.threads = 1}).seconds;
+    EXPECT_GT(seconds, run.seconds / 3) << run.prompt << " and " << run.max_new;
+    EXPECT_LT(seconds, run.seconds * 3) << run.prompt << " and " << run.max_new;
+  }
+  EXPECT_EQ(estimate_of(500, 4, {}).tokens, 504);
+}
+
+TEST(RunEstimate, CountsPassesAndThreads) {
+  const EngineOptions one{.threads = 1};
+  EXPECT_GT(estimate_of(500, 1, {.chunk = 1, .threads = 1}).seconds,
+            2 * estimate_of(500, 1, one).seconds);
+  EXPECT_DOUBLE_EQ(estimate_of(500, 1, {.threads = 4}).seconds * 4,
+                   estimate_of(500, 1, one).seconds);
+}
+
+TEST(RunEstimate, IsNoticedAboveAMinute) {
+  EXPECT_EQ(long_run_notice({.tokens = 5, .seconds = 59}), "");
+  EXPECT_TRUE(long_run_notice({.tokens = 5, .seconds = 180})
+                  .starts_with("5 tokens to judge take about 3 minutes here: "));
+  EXPECT_NE(long_run_notice({.tokens = 5, .seconds = 36e3}).find("10 hours"), std::string::npos);
+  EXPECT_NE(long_run_notice({.tokens = 5, .seconds = 864e4}).find("100 days"), std::string::npos);
+  EXPECT_NE(long_run_notice(estimate_of(2, 65535, {.threads = 2})), "");
+  EXPECT_NE(long_run_notice(estimate_of(1000000, 1, {.threads = 64})), "");
+  EXPECT_EQ(long_run_notice(estimate_of(2, std::numeric_limits<int64_t>::max(), {})), "")
+      << "no engine takes it";
+  EXPECT_EQ(long_run_notice(estimate_of(20, 16, {.threads = 1})), "");
+}
+
+}  // namespace
+}  // namespace lockstep
