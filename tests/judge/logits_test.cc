@@ -38,6 +38,27 @@ TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
   EXPECT_NEAR(c.summary()->max_abs, std::log(3.0), 1e-15);
 }
 
+TEST(Logits, PercentilesAreOfAsManyRowsAsTheyNeed) {
+  const RecordedTensor exact = logits({0, 0});
+  LogitsComparison c(DType::f32);
+  std::vector<double> divergences;
+  for (int row = 1; row <= 20; ++row) {
+    const RecordedTensor got = logits({0.1 * row, 0});
+    LogitsComparison alone(DType::f32);
+    alone.add(0, &got, &exact, &exact);
+    divergences.push_back(alone.summary()->kl_mean);
+    c.add(0, &got, &exact, &exact);
+  }
+  const KlPercentiles kl = c.summary()->kl;
+  EXPECT_EQ(kl.median, divergences[9]);
+  EXPECT_EQ(kl.p90, divergences[17]);
+  EXPECT_EQ(kl.p95, divergences[18]);
+  EXPECT_FALSE(kl.p99 || kl.p999) << "no row of 20 is above them";
+  EXPECT_EQ(kl.max, divergences[19]);
+  EXPECT_EQ(c.margins(0).size(), 20u);
+  EXPECT_TRUE(c.margins(1).empty());
+}
+
 TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   const RecordedTensor exact = logits({2, 2.25, 0}), got = logits({2.5, 2.25, 0});
   const RecordedTensor noisy = logits({2.05, 2.2, 0.05}), quiet = logits({2.001, 2.251, 0.001});
