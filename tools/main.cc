@@ -14,7 +14,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
-#include "kernels/base/printable.h"
 #include "src/report/output.h"
 #include "src/session/build_info.h"
 #include "tools/commands.h"
@@ -109,9 +108,9 @@ void open_standard_descriptors() {
       open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
-// Whether or not there is somebody to tell.
-int trouble(std::string_view sentence) {
-  const std::string line = fmt::format("error: {}\n", printable(sentence));
+// Whether or not there is somebody to tell. A library's exception is told as one of ours is.
+int trouble(const std::string& sentence) {
+  const std::string line = fmt::format("error: {}\n", Error(sentence).what());
   std::fwrite(line.data(), 1, line.size(), stderr);
   return 2;
 }
