@@ -22,8 +22,7 @@ struct RunOptions {
   ReportOptions report;
   std::vector<std::string> faults;
   std::string limits, schema, accumulator;
-  bool no_audit = false;
-  bool confirm = false;
+  bool no_audit = false, confirm = false;
   std::string modes;  // empty: beside the reference
 };
 
