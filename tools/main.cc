@@ -107,9 +107,9 @@ void open_standard_descriptors() {
       open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
-// Whether or not there is somebody to tell.
-int trouble(std::string_view sentence) {
-  const std::string line = fmt::format("error: {}\n", printable(sentence));
+// Whether or not there is somebody to tell. A library's exception is told as one of ours is.
+int trouble(const std::string& sentence) {
+  const std::string line = fmt::format("error: {}\n", Error(sentence).what());
   std::fwrite(line.data(), 1, line.size(), stderr);
   return 2;
 }

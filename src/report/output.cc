@@ -96,7 +96,8 @@ void write_to(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text << std::flush;
   file.close();
-  if (!file.good()) fail_writing(path);
+  check(file.good(), "{} cannot be written: {}; name a file in a folder that exists and has room",
+        path, std::strerror(errno));
 }
 
 // Whether checkpoints are read from files of that name, by us or by others: with a result in its

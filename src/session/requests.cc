@@ -97,12 +97,14 @@ void read_request(const JsonValue& line, const ModelOptions& options, const Toke
                   Request& request) {
   check_fields(line);
   const JsonValue prompt = line["prompt"], messages = line["messages"], id = line["id"];
-  if (!prompt.is_missing())
+  if (!prompt.is_missing()) {
     put_text(request, prompt.text(), options, tokenizer);
-  else if (!messages.is_missing())
-    put_chat(request, messages_from(messages), options, needed(tokenizer, options.model));
-  else
+  } else if (!messages.is_missing()) {
+    const std::vector<Message> chat = messages_from(messages);  // what is wrong with it comes first
+    put_chat(request, chat, options, needed(tokenizer, options.model));
+  } else {
     request.prompt = line["tokens"].wholes<int32_t>();
+  }
   if (id.is_list() || id.is_object()) id.refuse("a text or a number");
   if (!id.is_missing()) request.name = id.is_text() ? id.text() : id.said();
   if (!line["stop"].is_missing()) read_stop(line["stop"], request.stop);

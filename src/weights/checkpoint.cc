@@ -163,7 +163,8 @@ std::map<std::string, Shape> needed_tensors(const ModelConfig& config) {
 }
 
 Checkpoint Checkpoint::open(const std::string& dir) {
-  check(std::filesystem::is_directory(dir),
+  std::error_code ignored;  // a name that is too long is no folder either
+  check(std::filesystem::is_directory(dir, ignored),
         "\"{}\" is not a folder; give the folder of a checkpoint in the Hugging Face layout", dir);
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;

@@ -91,7 +91,7 @@ TEST_F(Requests, OfAFileMaySayMore) {
 TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
   const std::string id = ", a whole number from -2147483648 to 2147483647 was wanted: correct it";
   EXPECT_EQ(error_in("{\"tokens\": [1]}\n{\"tokens\"\n"),
-            ", line 2: is no JSON from byte 9 on: correct it");
+            ", line 2: is no JSON from byte 10 on: correct it");
   EXPECT_EQ(error_in("[1]"), ", line 1 is a list of 1, an object was wanted: correct it");
   EXPECT_TRUE(error_in("{\"promt\": \"x\"}")
                   .starts_with(", line 1: a request has no \"promt\"; did you mean \"prompt\"?"));

@@ -235,6 +235,41 @@ TEST(Lockstep, SaysThatStdoutIsFull) {
   expect_has(trouble_of("points >/dev/full"), "cannot be written to stdout: No space left");
 }
 
+// Else the next file that is opened would be given the descriptor, and take what is printed.
+TEST(Lockstep, SaysThatNobodyHasWhatItPrints) {
+  expect_has(trouble_of("points >&-"), "cannot be written to stdout: Bad file descriptor");
+  EXPECT_EQ(call_lockstep("points <&- >&- 2>&-").status, 2);
+  const std::string trace = temp_path("closed.jsonl");
+  const std::string generate = "generate --model " + data_path("tiny/qwen3-default") +
+                               " --tokens 1,2 --max-new 2 --format json --keep digest --trace ";
+  EXPECT_EQ(call_lockstep(generate + trace + " >&-").status, 2);
+  EXPECT_EQ(text_of(trace).find("\"ending\""), std::string::npos) << text_of(trace);
+  std::filesystem::remove(trace);
+  EXPECT_EQ(call_lockstep(generate + trace + " <&- 2>&-").status, 0);
+}
+
+TEST(Lockstep, ReadsNumbersAsDecimalOnes) {
+  const Outcome outcome = call_lockstep("generate --model " + data_path("tiny/qwen3-default") +
+                                        " --tokens 1 --ignore-eos --format json --max-new 010");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["tokens"].size(), 10u);
+}
+
+TEST(Lockstep, NeverReplacesAFileOfTheCheckpoint) {
+  const TempFolder model;
+  model.copy(data_path("tiny/qwen3-default"));
+  const std::string run = "run --model " + model.path() + " --tokens 1 --json ";
+  for (const char* name : {"config.json", "model.safetensors", "generation_config.json"})
+    expect_has(trouble_of(run + model / name), std::string(name) + " a file of the checkpoint");
+  std::filesystem::create_symlink(model / "config.json", model / "result.json");
+  expect_has(trouble_of(run + model / "result.json"), "a file of the checkpoint");
+}
+
+TEST(Lockstep, ToldSomethingUnprintableAnswersWithOneLine) {
+  expect_has(trouble_of("\"$(printf 'a\\nb\\033[2J')\""), "no command \"a\\nb\\x1b[2J\"");
+  EXPECT_LE(trouble_of("inspect $(printf %020000d 1)").size(), 1001u);
+}
+
 // Processor time of the children that have ended: unlike the clock, it does not run while others
 // have the machine.
 double children_ms() {
