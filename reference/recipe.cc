@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/files/json.h"
 #include "kernels/base/check.h"
+#include "kernels/files/json.h"
 
 namespace lockstep {
 namespace {

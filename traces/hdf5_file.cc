@@ -7,8 +7,8 @@
 #include <array>
 #include <utility>
 
-#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "traces/seal.h"
 
 namespace lockstep {

@@ -5,10 +5,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "kernels/files/json.h"
-#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 #include "traces/columns.h"
 #include "traces/json_number.h"
 #include "traces/trace.h"

@@ -2,7 +2,8 @@
 
 #include <filesystem>
 
-#include "traces/disk.h"
+#include "kernels/files/disk.h"
+#include "kernels/files/text.h"
 #include "traces/manifest.h"
 
 namespace lockstep {
@@ -10,10 +11,10 @@ namespace lockstep {
 bool keep_verdict(const std::string& path, const std::string& verdict, const std::string& story) {
   const std::string file = path + "/manifest.json";
   if (!std::filesystem::is_directory(path) || !std::filesystem::exists(file)) return false;
-  SavedManifest saved = manifest_from(read_file(file), file);
+  SavedManifest saved = manifest_from(read_text(file, kMostManifest), file);
   saved.manifest.provenance[kVerdictFact] = verdict;
   saved.manifest.provenance[kStoryFact] = story;
-  write_file(file, json_of(saved, Layout::pretty));
+  replace_file(file, json_of(saved, Layout::pretty), Durable::yes);
   return true;
 }
 

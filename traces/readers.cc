@@ -8,8 +8,8 @@
 #include <regex>
 #include <set>
 
-#include "kernels/files/text.h"
 #include "kernels/base/check.h"
+#include "kernels/files/text.h"
 #include "traces/journal.h"
 #include "traces/segment.h"
 

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "kernels/base/check.h"
 #include "kernels/files/disk.h"
 #include "kernels/files/text.h"
-#include "kernels/base/check.h"
 #include "probes/digest.h"
 
 namespace lockstep {

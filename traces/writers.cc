@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "kernels/files/disk.h"
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "traces/journal.h"
 #include "traces/manifest.h"
 #include "traces/readers.h"

@@ -1,12 +1,13 @@
 // The baseline's file. It is written by hand, line by line, because a review reads its changes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "kernels/base/check.h"
+#include "kernels/files/json.h"
 #include "src/check/baseline.h"
-#include "traces/disk.h"
 #include "traces/json_number.h"
+#include "traces/manifest.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +16,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "lockstep-baseline";
 constexpr char kVersion[] = "1.0";
+constexpr size_t kMostBaseline = size_t{64} << 20;  // bytes
+constexpr char kRemedy[] =
+    "it is damaged, or no baseline of lockstep check: make it again with --update, from a run that "
+    "you trust";
 
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -42,12 +47,11 @@ std::string hex_of(const std::vector<Hash>& hashes) {
 }
 
 template <typename Hash>
-std::vector<Hash> hashes_from(const Json& json) {
+std::vector<Hash> hashes_from(const JsonValue& json) {
   constexpr size_t kDigits = 2 * sizeof(Hash);
-  const std::string text = json;
-  check(
-      text.size() % kDigits == 0 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
-      "'{}' is no list of hashes", text);
+  const std::string& text = json.text();
+  if (text.size() % kDigits != 0 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+    json.refuse("a list of hashes");
   std::vector<Hash> hashes;
   for (size_t i = 0; i < text.size(); i += kDigits)
     hashes.push_back(static_cast<Hash>(std::stoul(text.substr(i, kDigits), nullptr, 16)));
@@ -74,17 +78,17 @@ Json of_class(const Baseline::OpClass& row) {
   return json;
 }
 
-Baseline::OpClass class_from(const std::string& name, const Json& json) {
+Baseline::OpClass class_from(std::string_view name, const JsonValue& json) {
   const auto kind = std::ranges::find(kOpKinds, name, &OpKindRow::name);
-  check(kind != kOpKinds.end(), "'{}' is no op class", name);
+  if (kind == kOpKinds.end()) json.refuse("the name of an op class");
   Baseline::OpClass row{.op = kind->kind};
   for (const ReachedField& field : kFields) {
-    row.reached.*field.value = double_from(json.at(field.name));
-    check(row.reached.*field.value >= 0, "{} of {} is below 0", field.name, name);
-    if (!json.contains("limits")) continue;
-    double& limit = row.limits.*field.limit;
-    limit = double_from(json.at("limits").at(field.name));
-    check(limit > 0, "the limit {} of {} is not above 0", field.name, name);
+    row.reached.*field.value = json[field.name].real();
+    if (!(row.reached.*field.value >= 0)) json[field.name].refuse("a number of at least 0");
+    if (json["limits"].is_missing()) continue;
+    const JsonValue limit = json["limits"][field.name];
+    row.limits.*field.limit = limit.real();
+    if (!(limit.real() > 0)) limit.refuse("a number above 0");
   }
   return row;
 }
@@ -96,16 +100,16 @@ Json of_point(const Baseline::PointRow& row) {
           {"bits", hex_of(row.bits)}};
 }
 
-Baseline::PointRow point_from(const std::string& name, const Json& json) {
+Baseline::PointRow point_from(std::string_view name, const JsonValue& json) {
   const Point* point = find_point(name);
-  check(point != nullptr, "'{}' is no point", name);
+  if (point == nullptr) json.refuse("the name of a point");
   Baseline::PointRow row{.point = point,
-                         .layers = int_from(json.at("layers")),
-                         .nodes = json.at("nodes"),
-                         .excluded = json.at("excluded"),
-                         .bits = hashes_from<uint32_t>(json.at("bits"))};
-  check(std::ssize(row.bits) == (point->is_cache() ? 0 : row.layers),
-        "{} has {} layers and hashes of {}", name, row.layers, row.bits.size());
+                         .layers = json["layers"].whole<int32_t>(),
+                         .nodes = json["nodes"].whole<int64_t>(),
+                         .excluded = json["excluded"].whole<int64_t>(),
+                         .bits = hashes_from<uint32_t>(json["bits"])};
+  if (std::ssize(row.bits) != (point->is_cache() ? 0 : row.layers))
+    json["bits"].refuse(fmt::format("hashes of {} layers", row.layers));
   return row;
 }
 
@@ -117,44 +121,38 @@ Json of_text(const Baseline::Text& text) {
   return json;
 }
 
-std::vector<int32_t> tokens_from(const Json& json) {
-  std::vector<int32_t> tokens;
-  for (const Json& token : json) tokens.push_back(int_from(token));
-  return tokens;
-}
-
-Baseline::Text text_from(const Json& json) {
-  Baseline::Text text{.name = json.at("name"),
-                      .asks = json.at("asks"),
-                      .prompt = json.at("prompt"),
-                      .tokens = tokens_from(json.at("tokens")),
-                      .bits = hashes_from<uint16_t>(json.at("bits"))};
-  if (json.contains("argmax")) text.argmax = tokens_from(json.at("argmax"));
+Baseline::Text text_from(const JsonValue& json) {
+  Baseline::Text text{.name = json["name"].text(),
+                      .asks = json["asks"].text(),
+                      .prompt = json["prompt"].whole<int64_t>(),
+                      .tokens = json["tokens"].wholes<int32_t>(),
+                      .bits = hashes_from<uint16_t>(json["bits"])};
+  if (!json["argmax"].is_missing()) text.argmax = json["argmax"].wholes<int32_t>();
   const int64_t positions = text.prompt + std::ssize(text.tokens) - 1;
-  check(!text.tokens.empty() && std::ssize(text.bits) == positions &&
-            (text.argmax.empty() || text.argmax.size() == text.tokens.size()),
-        "a request of {} + {} tokens has hashes of {} positions", text.prompt, text.tokens.size(),
-        text.bits.size());
+  if (text.tokens.empty() || std::ssize(text.bits) != positions ||
+      (!text.argmax.empty() && text.argmax.size() != text.tokens.size()))
+    json.refuse(fmt::format("a request with tokens, and hashes of {} positions", positions));
   return text;
 }
 
-Baseline baseline_from(const Json& json) {
-  check(json.at("format") == kFormat && json.at("format_version") == kVersion,
-        "format {} {} was wanted, found {} {}", kFormat, kVersion, json.at("format").dump(),
-        json.at("format_version").dump());
-  Baseline baseline{.model = json.at("model"),
-                    .model_xxh3 = json.at("model_xxh3"),
-                    .dtype = dtype_from(json.at("dtype").get<std::string>()),
-                    .provenance = json.at("provenance").get<std::map<std::string, std::string>>(),
-                    .untested = json.at("untested").get<std::vector<std::string>>()};
-  for (const auto& [name, row] : json.at("classes").items())
+Baseline baseline_from(const JsonValue& json) {
+  if (!json["format"].is(kFormat)) json["format"].refuse(kFormat);
+  if (!json["format_version"].is(kVersion)) json["format_version"].refuse(kVersion);
+  Baseline baseline{.model = json["model"].text(),
+                    .model_xxh3 = json["model_xxh3"].text(),
+                    .dtype = meaning_of(json["dtype"].text(), json["dtype"].where(), dtype_from),
+                    .provenance = json["provenance"].text_fields(),
+                    .untested = json["untested"].texts()};
+  for (const auto& [name, row] : json["classes"].fields())
     baseline.classes.push_back(class_from(name, row));
-  for (const auto& [name, row] : json.at("points").items())
+  for (const auto& [name, row] : json["points"].fields())
     baseline.points.push_back(point_from(name, row));
-  for (const Json& text : json.at("texts")) baseline.texts.push_back(text_from(text));
-  check(!baseline.classes.empty() && !baseline.points.empty() && !baseline.texts.empty(),
-        "it holds {} op classes, {} points and {} texts", baseline.classes.size(),
-        baseline.points.size(), baseline.texts.size());
+  std::ranges::sort(baseline.classes, {}, &Baseline::OpClass::op);
+  std::ranges::sort(baseline.points, {},
+                    [](const Baseline::PointRow& row) { return order_of(*row.point); });
+  for (const JsonValue& text : json["texts"].items()) baseline.texts.push_back(text_from(text));
+  if (baseline.classes.empty() || baseline.points.empty() || baseline.texts.empty())
+    json.refuse("op classes, points and texts");
   return baseline;
 }
 
@@ -178,17 +176,7 @@ std::string json_of(const Baseline& baseline) {
 }
 
 Baseline read_baseline(const std::string& path) {
-  const std::string text = read_file(path);
-  std::string trouble;
-  try {
-    return baseline_from(Json::parse(text));
-  } catch (const std::exception& error) {  // a Json::exception, an Error
-    trouble = error.what();
-  }
-  fail(
-      "{} was wanted to be a baseline of lockstep check, but it is damaged or something else ({}); "
-      "make it again with --update, from a run that you trust",
-      path, trouble);
+  return baseline_from(JsonDocument::read(path, kRemedy, kMostBaseline).root());
 }
 
 }  // namespace lockstep

@@ -55,7 +55,7 @@ struct Budget {
 // that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 
-// Of the errors that an op's inputs bring, B has that many standard deviations: they are known to a
+// The standard deviations that B has of the errors which an op's inputs bring: they are known to a
 // quarter, from samples.
 inline constexpr double kCarriedDeviations = 8;
 // Widens a row's budget by errors of the op's inputs, of that variance by element. The elements of

@@ -10,8 +10,8 @@ namespace lockstep {
 // The standard deviations of an attention's K and V, as KeysValues; empty: both are exact.
 using KeysValuesDeviation = KeysValues;
 
-// What independent errors of an op's inputs come to in its result: the variance of each element, by
-// the oracle on inputs that are moved by their deviations, in patterns of signs under which two
+// Returns the variance that independent errors of an op's inputs bring each element of its result,
+// by the oracle on inputs that are moved by their deviations, in patterns of signs under which two
 // errors that meet in an element (of a pair of RoPE, of gate and up) show their squares exactly.
 // Where an op sums over many elements the patterns are a sample, at least 32 a column, and a
 // variance is taken for the product of one of its row and one of its column.

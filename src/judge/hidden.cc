@@ -20,7 +20,7 @@ bool is_table(const Place& place) { return place.point->op == OpKind::angles; }
 // Whether what is stored follows from exact inputs bit for bit.
 bool stores_exactly(OpKind op) { return op == OpKind::gather || op == OpKind::add; }
 
-// What the contracts that are possible differ by from the first of them, squared.
+// Returns the squares of what other contracts that are possible make different.
 std::vector<double> spread_of(Oracle& oracle, OracleCall call, const Exact& first,
                               std::span<const RoundingContract> others) {
   std::vector<double> most(first.want.size());
@@ -60,7 +60,7 @@ std::vector<double> row_in(const TensorView& view, int64_t row) {
 
 }  // namespace
 
-// What a hidden op reads: recorded tensors, or hidden ones with their deviations.
+// The inputs of a hidden op: recorded tensors, or hidden ones with their deviations.
 struct HiddenTensors::Inputs {
   std::vector<const RecordedTensor*> values, deviations;  // a null deviation: exact
   std::vector<SelectedRows> picked, moved;

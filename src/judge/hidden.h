@@ -61,7 +61,7 @@ class HiddenTensors {
   // Makes the hidden tensors of a pass; the passes come in their order. `pass` must live until the
   // next one.
   void begin_pass(const PassView& pass);
-  // Of the pass; null for a place that is not covered.
+  // The tensor of this pass; null for a place that is not covered.
   const HiddenTensor* find(const Place& place) const;
   // Up to that position, of a hidden attn.kv: as its attn.k_rope and attn.v were, in this and
   // earlier passes.

@@ -261,7 +261,7 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-// What is wrong at two places that one hidden op leads to is one error.
+// Two wrong places that one hidden op leads to are one error.
 void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {

@@ -6,8 +6,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "kernels/files/json.h"
 #include "kernels/base/check.h"
+#include "kernels/files/json.h"
 #include "probes/digest.h"
 #include "src/judge/ops/judged_op.h"
 

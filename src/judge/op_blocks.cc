@@ -26,38 +26,58 @@ std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vecto
 
 }  // namespace
 
-bool OpJudge::judge_block(RoundingContract contract, const Place& place,
-                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
-                          size_t first, size_t count) {
-  const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
-  OracleCall call{.place = place, .dtype = options_.dtype, .contract = contract, .rows = rows};
+struct OpJudge::Question {
+  OracleCall call;
+  std::vector<Place> read;  // whose tensors `inputs` are
+  std::vector<SelectedRows> inputs;
+
+  // False when one of them is not there.
+  bool pick(const std::vector<Place>& places, const auto& tensor_of) {
+    read = places, inputs.clear(), call.inputs.clear();
+    for (const Place& place : places) inputs.emplace_back(tensor_of(place), call.rows);
+    for (const SelectedRows& input : inputs) call.inputs.push_back(input.view());
+    return std::ranges::none_of(call.inputs, &TensorView::empty);
+  }
+};
+
+std::optional<OpJudge::Question> OpJudge::question_of(RoundingContract contract, const Place& place,
+                                                      const std::vector<Place>& inputs,
+                                                      const JudgedPass& pass, Group& group,
+                                                      size_t first, size_t count) {
+  Question question;
+  OracleCall& call = question.call;
+  call = {.place = place, .dtype = options_.dtype, .contract = contract};
+  call.rows = std::span(group.rows).subspan(first, count);
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention)
     call.keys_values =
         hidden_.covers(inputs.at(1)) ? group.derived.values() : group.cache.keys_values();
-  std::vector<SelectedRows> picked;
-  std::vector<Place> read;
-  const auto pick = [&](const std::vector<Place>& places) {
-    picked.clear(), read.clear();
-    for (const Place& input : places) {
-      if (!reads(input)) continue;
-      read.push_back(input);
-      picked.emplace_back(tensor_of(input, pass, rows.front().request), rows);
-    }
-    return std::ranges::none_of(picked,
-                                [](const SelectedRows& rows) { return rows.view().empty(); });
+  const auto tensor = [&](const Place& input) {
+    return tensor_of(input, pass, call.rows.front().request);
   };
-  if (!pick(read_by(contract, inputs))) {  // its own inputs are known to be there, a sum's are not
-    if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
-      for (Group::Member& member : group.members)
-        *member.outcomes = {inconclusive("what the norm's input is the sum of was not captured")};
-      return false;
-    }
-    pick(inputs);
+  const auto that_it_reads = [&](std::vector<Place> places) {
+    std::erase_if(places, [&](const Place& input) { return !reads(input); });
+    return places;
+  };
+  // Its own inputs are known to be there, a sum's are not.
+  if (question.pick(that_it_reads(read_by(contract, inputs)), tensor)) return question;
+  if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
+    group.refuse(inconclusive("what the norm's input is the sum of was not captured"));
+    return {};
   }
-  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
+  question.pick(that_it_reads(inputs), tensor);
+  return question;
+}
 
+bool OpJudge::judge_block(RoundingContract contract, const Place& place,
+                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
+                          size_t first, size_t count) {
+  const std::optional<Question> question =
+      question_of(contract, place, inputs, pass, group, first, count);
+  if (!question) return false;
+  const OracleCall& call = question->call;
+  const std::span<const Row> rows = call.rows;
   const Exact exact = oracle_.evaluate(call);
   const SelectedRows got(group.tensor, rows);
   if (exact.shape != got.view().shape) {
@@ -78,15 +98,14 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
               first,
               rows,
               exact,
-              carried(call, read, group, exact),
+              carried(call, question->read, group, exact),
               got.view(),
               exact_model.view(),
               rounded_model.view(),
               threads_for(got.view().count())};
   if (!block.carried.empty() && !narrow_enough(block)) {
-    for (Group::Member& member : group.members)
-      *member.outcomes = {inconclusive(
-          "what is not recorded before them may be off by more than their own results are large")};
+    group.refuse(inconclusive(
+        "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
   measure_block(block, group);

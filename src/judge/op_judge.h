@@ -91,6 +91,7 @@ class OpJudge {
   struct Group;     // nodes that the oracle is asked for together
   struct Block;     // some of its rows, and all that they are measured by
   struct Measured;  // one of them
+  struct Question;  // some of its rows, and what the oracle is asked about them
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -119,6 +120,10 @@ class OpJudge {
   // are structural then.
   bool measure_under(RoundingContract contract, const Place& place,
                      const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
+  // Nothing, with outcomes, when what a declared contract reads is not there.
+  std::optional<Question> question_of(RoundingContract contract, const Place& place,
+                                      const std::vector<Place>& inputs, const JudgedPass& pass,
+                                      Group& group, size_t first, size_t count);
   bool judge_block(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
                    const JudgedPass& pass, Group& group, size_t first, size_t count);
   // The places whose tensors the oracle is given.

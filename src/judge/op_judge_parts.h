@@ -33,6 +33,11 @@ struct OpJudge::Group {
   bool blurred = false;   // by what is hidden before it
   bool compared = false;  // with the two models, which no contract changes
   bool answered = false;  // no number says what came out
+
+  // Gives each member this outcome, of no numbers.
+  void refuse(const NodeOutcome& outcome) {
+    for (Member& member : members) *member.outcomes = {outcome};
+  }
 };
 
 struct OpJudge::Block {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/files/json.h"
 #include "kernels/base/check.h"
+#include "kernels/files/json.h"
 
 namespace lockstep {
 namespace {

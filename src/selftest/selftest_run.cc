@@ -15,10 +15,10 @@
 #include <sstream>
 #include <thread>
 
+#include "kernels/base/check.h"
 #include "kernels/files/disk.h"
 #include "kernels/files/json.h"
 #include "kernels/files/text.h"
-#include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "src/session/device.h"
 #include "src/session/judged_run.h"

@@ -121,6 +121,20 @@ void finish_trace(TraceWriter& writer, const std::vector<RequestInfo>& requests,
   writer.finish(requests);
 }
 
+// Returns how many tokens they can choose.
+int64_t submit_all(Engine& engine, const std::vector<Request>& requests) {
+  int64_t total = 0;
+  for (const Request& request : requests) {
+    engine.submit(request);
+    total += request.steps();
+  }
+  return total;
+}
+
+void note_stop(const Engine& engine, int64_t total, Result& result) {
+  result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
+}
+
 }  // namespace
 
 Result judge_run(const JudgedRun& run) {
@@ -134,11 +148,7 @@ Result judge_run(const JudgedRun& run) {
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
-  int64_t total = 0;
-  for (const Request& request : run.requests) {
-    engine.submit(request);
-    total += request.steps();
-  }
+  const int64_t total = submit_all(engine, run.requests);
   const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
   const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
 
@@ -181,8 +191,7 @@ Result judge_run(const JudgedRun& run) {
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
   if (run.audit) add_audit(result, auditor);
-  if (stopped)
-    result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
+  if (stopped) note_stop(engine, total, result);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (writer) finish_trace(*writer, requests, result);
   return result;

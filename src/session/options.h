@@ -33,7 +33,7 @@ struct ModelOptions {
   std::string graph;  // "on" "off"; empty: as the device can
   std::string ops;    // path of a user's library of ops; empty: none
   std::string dtype = "auto";
-  // Of serving, as they were asked for; pages: 0 for as many as the requests need together. Its
+  // The options of serving as they were asked for; pages: 0 for as many as the requests need. Its
   // device, graph and dtype are not yet decided.
   EngineOptions engine;
 

@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <memory>
 
-#include "kernels/files/json.h"
-#include "kernels/files/text.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
+#include "kernels/files/json.h"
+#include "kernels/files/text.h"
 
 namespace lockstep {
 namespace {

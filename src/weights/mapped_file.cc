@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kernels/files/text.h"
 #include "kernels/base/check.h"
+#include "kernels/files/text.h"
 
 namespace lockstep {
 

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
+#include "kernels/files/json.h"
 
 namespace lockstep {
 namespace {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <unordered_map>
 
-#include "kernels/files/json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/utf8.h"
+#include "kernels/files/json.h"
 #include "src/weights/bpe.h"
 #include "src/weights/words.h"
 
