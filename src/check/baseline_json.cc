@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr char kFormat[] = "lockstep-baseline";
-constexpr char kVersion[] = "1.0";
+constexpr char kBaselineFormat[] = "lockstep-baseline";
+constexpr char kBaselineVersion[] = "1.0";
 constexpr size_t kMostBaseline = size_t{64} << 20;  // bytes
 constexpr char kRemedy[] =
     "it is damaged, or no baseline of lockstep check: make it again with --update, from a run that "
@@ -136,8 +136,8 @@ Baseline::Text text_from(const JsonValue& json) {
 }
 
 Baseline baseline_from(const JsonValue& json) {
-  if (!json["format"].is(kFormat)) json["format"].refuse(kFormat);
-  if (!json["format_version"].is(kVersion)) json["format_version"].refuse(kVersion);
+  if (!json["format"].is(kBaselineFormat)) json["format"].refuse(kBaselineFormat);
+  if (!json["format_version"].is(kBaselineVersion)) json["format_version"].refuse(kBaselineVersion);
   Baseline baseline{.model = json["model"].text(),
                     .model_xxh3 = json["model_xxh3"].text(),
                     .dtype = meaning_of(json["dtype"].text(), json["dtype"].where(), dtype_from),
@@ -167,7 +167,8 @@ std::string json_of(const Baseline& baseline) {
   const auto fact = [](const char* name, const std::string& value) {
     return fmt::format(",\n  {}: {}", dump(Json(name)), dump(Json(value)));
   };
-  return fmt::format("{{\n  \"format\": \"{}\",\n  \"format_version\": \"{}\"", kFormat, kVersion) +
+  return fmt::format("{{\n  \"format\": \"{}\",\n  \"format_version\": \"{}\"", kBaselineFormat,
+                     kBaselineVersion) +
          fact("model", baseline.model) + fact("model_xxh3", baseline.model_xxh3) +
          fact("dtype", std::string(name_of(baseline.dtype))) +
          block_of("provenance", baseline.provenance) + block_of("untested", baseline.untested) +

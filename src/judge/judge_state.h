@@ -87,8 +87,8 @@ struct Judge::State {
   RunCoverage coverage;
   ErrorMap error_map;
   Pass exact_pass, rounded_pass;
-  // The finding, of the pass that is settled, whose region a hidden place is in: by the index of the
-  // place and the request.
+  // The finding, of the pass that is settled, whose region a hidden place is in: by the index of
+  // the place and the request.
   std::map<std::pair<int, int32_t>, int> blamed;
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
