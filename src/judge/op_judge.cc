@@ -379,29 +379,4 @@ std::vector<Place> OpJudge::read_by(RoundingContract contract,
   return inputs;
 }
 
-NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& inputs,
-                                 const JudgedPass& pass, const NodeRows& node) {
-  const RecordedTensor& kv = *pass.seen.tensor(place, node.request);
-  const RecordedTensor* k = pass.seen.tensor(inputs.at(0), node.request);
-  const Shape wanted =
-      k && k->shape.rank() == 3 ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
-  if (kv.shape != wanted || kv.shape.rank() != 4) {
-    misshapen_.insert(key_of(place));
-    return structural(fmt::format("shape {} was wanted, found {}", wanted.text(), kv.shape.text()),
-                      node.rows.front().position);
-  }
-  return compare_cache(kv, place.layer, pass.history);
-}
-
-NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
-                                   const JudgedPass& pass, const NodeRows& node) {
-  const SelectedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
-  const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
-  ChoiceOutcome outcome =
-      judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
-  // An op that reads indices of nothing cannot be computed, and is not judged.
-  if (outcome.unknown) misshapen_.insert(key_of(place));
-  return std::move(outcome.node);
-}
-
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 
 #include "src/judge/cache_read.h"
 #include "src/judge/index_choice.h"
-#include "src/judge/op_judge.h"
+#include "src/judge/op_judge_parts.h"
 
 namespace lockstep {
 
