@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <thread>
 
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
-#include "src/judge/index_choice.h"
 #include "src/judge/op_judge_parts.h"
 
 namespace lockstep {
