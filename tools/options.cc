@@ -102,7 +102,6 @@ void add_request_options(CLI::App& app, ModelOptions& options) {
       ->type_name("FILE.jsonl");
   repeatable("--tokens,--token", options.tokens, "a request with these token ids", "1,2,3");
   app.add_flag("--chat", options.chat, "prompts are what a user says to a chat model (ChatML)");
-  add_count(app, "--max-new", options.max_new, 1, "tokens to generate for a request (16)");
   CLI::Option* force = app.add_option("--force", options.force,
                                       "decode exactly these token ids instead of its choices");
   force->type_name("5,6,7");
