@@ -49,7 +49,7 @@ void DigestSums::add(const Digest& digest) {
   has_numbers = has_numbers && digest.has_numbers();
   if (!has_numbers) return;
   elements += digest.count;
-  finite += digest.finite();
+  nan += digest.nan, pos_inf += digest.pos_inf, neg_inf += digest.neg_inf;
   sum += digest.mean * static_cast<double>(digest.finite());
   sum_abs += digest.sum_abs;
   sum_squares += digest.sum_squares;
@@ -65,7 +65,8 @@ void DigestSums::add(const Row& row, int32_t token, uint64_t hash) {
 
 void DigestSums::add(const DigestSums& other) {
   has_numbers = has_numbers && other.has_numbers;
-  elements += other.elements, finite += other.finite, rows += other.rows, which += other.which;
+  elements += other.elements, rows += other.rows, which += other.which;
+  nan += other.nan, pos_inf += other.pos_inf, neg_inf += other.neg_inf;
   for (const auto& [request, sum_of_bits] : other.bits) bits[request] += sum_of_bits;
   sum += other.sum, sum_abs += other.sum_abs, sum_squares += other.sum_squares;
 }
@@ -75,7 +76,8 @@ bool DigestSums::same_rows(const DigestSums& other) const {
 }
 
 DigestDistance distance_of(const DigestSums& a, const DigestSums& b) {
-  if (a.finite != b.finite) return {kInfinity, kInfinity};
+  if (a.nan != b.nan || a.pos_inf != b.pos_inf || a.neg_inf != b.neg_inf)
+    return {kInfinity, kInfinity};
   const double size = std::sqrt(a.sum_squares), other = std::sqrt(b.sum_squares);
   const double least = ratio(size - other, size);
   const double of_sums = std::hypot(ratio(a.sum - b.sum, size), ratio(a.sum_abs - b.sum_abs, size));

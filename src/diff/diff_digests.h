@@ -16,7 +16,7 @@ namespace lockstep {
 // The additive part of the digests of some tensors, and which rows they are of.
 struct DigestSums {
   bool has_numbers = true;
-  int64_t elements = 0, finite = 0, rows = 0;
+  int64_t elements = 0, nan = 0, pos_inf = 0, neg_inf = 0, rows = 0;
   uint64_t which = 0;                // stands for the rows and their tokens, in any order
   std::map<int32_t, uint64_t> bits;  // by request: stands for the bits of its rows
   double sum = 0, sum_abs = 0, sum_squares = 0;

@@ -252,6 +252,9 @@ std::string conclusion_of(const Result& result) {
   if (!result.scope.selection.empty())
     scope += fmt::format("; of {} alone", result.scope.selection);
   if (!result.scope.found.empty()) scope += "; contracts as found";
+  if (result.hidden > 0)
+    scope +=
+        fmt::format("; {} nodes not recorded, judged with those that read them", result.hidden);
   if (!result.blind.empty()) scope += fmt::format("; {} untested", result.blind.size());
   if (result.scope.layers == 0) return result.story;  // of a run beside no reference
   return fmt::format("No bug shown in {} nodes ({})", result.judged, scope);

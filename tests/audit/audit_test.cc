@@ -267,7 +267,7 @@ TEST(AddAudit, MakesACleanResultDivergedAndKeepsASilentOneClean) {
   Auditor nothing(4);
   add_audit(result, nothing);
   EXPECT_EQ(result.verdict, RunVerdict::clean);
-  ASSERT_EQ(result.notes.size(), 1u);
+  EXPECT_NE(result.cache, "");
   Auditor found(4);
   PassInfo info = HandMade::info_of({{0, 0, {1, 2}, {2}}, {1, 0, {3, 4}, {2}}}, 0);
   found.begin(info);

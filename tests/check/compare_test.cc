@@ -344,8 +344,8 @@ TEST(CheckReport, FitsItsSchemaAndEveryFormat) {
   bad.first = bad.findings[0];
   bad.requests[0].name = "\xff\x01";
   bad.provenance["device"] = "a | b\n::error::c";
-  const Json rules = Json::parse(text_of(source_path("tools/check.schema.json")));
-  const Json of_run = Json::parse(text_of(source_path("tools/result.schema.json")));
+  const Json rules = Json::parse(text_of(source_path("tools/schemas/check.schema.json")));
+  const Json of_run = Json::parse(text_of(source_path("tools/schemas/result.schema.json")));
   for (const CheckResult& result : {compared(clean_run()), compared(bad)}) {
     const Json json = Json::parse(report_json(result));
     EXPECT_EQ(violation(json, rules, rules), "") << json.dump(2);

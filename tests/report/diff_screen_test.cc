@@ -107,10 +107,12 @@ TEST(DiffScreen, SaysWhereARequestLeavesAndWhatToDo) {
               .token_a = 331,
               .token_b = 332,
               .margin_ulp = 0.4}};
-  EXPECT_NE(text_of(document_of(r), "table")
-                .find("tokens  request 2 leaves at position 7 (331 / 332, margin 0.4 ulp): not "
-                      "compared from there; --force-from base.trace compares on\n"),
-            std::string::npos);
+  std::string text = text_of(document_of(r), "table");
+  std::ranges::replace(text, '\n', ' ');  // a screen breaks the line
+  EXPECT_NE(text.find("tokens  request 2 leaves at position 7 (331 / 332, margin 0.4 ulp): not "
+                      "compared from there; --force-from base.trace compares on"),
+            std::string::npos)
+      << text;
   r.verdict = DiffVerdict::inconclusive;
   EXPECT_NE(text_of(document_of(r), "table").find("\ncannot tell: "), std::string::npos);
   const auto flip = nlohmann::json::parse(report_json(r))["flips"].at(0);
