@@ -87,6 +87,7 @@ class TextRenderer {
   }
 
   std::string operator()(const Table& table) const {
+    if (table.columns.empty()) return "";
     Lines lines(1);
     for (const Column& column : table.columns) lines[0].push_back(screen_text(column.name));
     for (const auto& row : table.rows) {
@@ -193,7 +194,8 @@ class TextRenderer {
       std::vector<std::vector<std::string>> cells;
       size_t height = 1;
       for (const size_t i : columns)
-        height = std::max(height, cells.emplace_back(wrapped(line[i], widths[i])).size());
+        height = std::max(
+            height, cells.emplace_back(wrapped(i < line.size() ? line[i] : "", widths[i])).size());
       for (size_t part = 0; part < height; ++part) {
         std::string text;
         for (size_t c = 0; c < columns.size(); ++c) {

@@ -277,8 +277,26 @@ Table data_of(const Result& result) {
   return table;
 }
 
-// The findings one by one, and what this run could not have shown.
+// Every place with its numbers, the findings one by one, and what this run could not have shown.
 void add_everything(const Result& result, std::vector<Block>& blocks) {
+  Table places{{{"place", Align::left, 24},
+                {"verdict", Align::left, 12},
+                {"nodes", Align::right, 9},
+                {"T1", Align::right, 9},
+                {"T2", Align::right, 9},
+                {"introduced", Align::right, 11},
+                {"total rms", Align::right, 11}},
+               {},
+               "{:.3g}",
+               1};
+  const auto number = [](bool measured, double x) { return measured ? Cell(x) : Cell("#"); };
+  for (const PlaceSummary& p : result.places)
+    places.rows.push_back(
+        {text_of(p.place), name_of(p.verdict), fmt::format("{}/{}", p.judged, p.expected),
+         number(p.measured, p.worst_t1), number(p.measured && p.has_t2, p.worst_t2),
+         number(p.measured, p.introduced_rms), number(p.compared, p.total_rms)});
+  blocks.push_back(Heading{"places"});
+  blocks.push_back(std::move(places));
   List findings;
   for (const Finding& f : result.findings)
     findings.items.push_back(fmt::format("pass {} {}, {}: {}", f.node.pass, text_of(f.node.place),

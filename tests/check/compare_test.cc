@@ -12,7 +12,7 @@
 #include "src/report/output.h"
 #include "src/report/render.h"
 #include "tests/helpers.h"
-#include "tests/json_schema.h"
+#include "tests/report/json_schema.h"
 
 namespace lockstep {
 namespace {

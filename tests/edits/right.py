@@ -12,7 +12,7 @@ from checkpoint import Checkpoint
 from h5py import h5d, h5p, h5s
 from passes import (drop_request, join, page_size, put_rope, rename, rename_in, renumber,
                     repage, split)
-from registry import CLEAN, DIVERGED, Place, add, edit, edit_files, wants
+from registry import CLEAN, DIVERGED, DOUBT, Place, add, edit, edit_files, wants
 from tensors import values_of
 from trace_model import PREFILL, Pass, Request, Trace, clone_tensor
 from wrong_values import bits, keep_cache

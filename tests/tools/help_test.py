@@ -14,7 +14,7 @@ import termios
 import unittest
 
 LOCKSTEP = os.path.abspath(sys.argv[1])
-COMMANDS = ("run judge diff inspect generate selftest calibrate model points faults bench help "
+COMMANDS = ("run judge check diff inspect report generate selftest calibrate model points faults bench help "
             "completions man").split()
 
 
