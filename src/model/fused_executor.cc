@@ -23,10 +23,11 @@ void FusedExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
                              const TensorView& weight) {
   if (!fused_.add_rms_norm) return PieceExecutor::add_norm(residual, norm, norm_layer, weight);
   const OpContext sum = at(residual);
-  const TensorView before = stream_;
+  // Both are read, and next_half() may give the members other memory.
+  const TensorView before = stream_, branch = a_.branch;
   stream_ = a_.next_half();
   const AddNormInput input = {
-      .sum = stream_, .a = before, .b = a_.branch, .weight = weight, .eps = eps_};
+      .sum = stream_, .a = before, .b = branch, .weight = weight, .eps = eps_};
   if (matmul_computes_norm(norm.point, norm_layer)) {
     deferred_norm_.emplace(DeferredNorm{.input = input,
                                         .residual = residual.point,
