@@ -89,8 +89,9 @@ std::string legend_of(const DiffResult& result) {
            {"#", "other hashes, no numbers"},
            {"x", "other choices"},
            {"!", "NaN in one only, or another shape"}})
-    if (std::ranges::any_of(result.places,
-                            [&](const DiffPlace& place) { return mark_of(place) == mark; }))
+    if (std::ranges::any_of(result.places, [wanted = mark](const DiffPlace& place) {
+          return mark_of(place) == wanted;
+        }))
       legend += fmt::format("   {} {}", mark, meaning);
   return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
 }

@@ -230,7 +230,7 @@ TraceTotals totals_of(TraceReader& trace) {
   }
   for (auto& [key, total] : places) {
     if (!total.hashes_alone) totals.recorded_with_numbers.push_back(total.place);
-    totals.places.push_back(std::move(total));
+    totals.places.push_back(total);
   }
   return totals;
 }
