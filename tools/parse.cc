@@ -97,7 +97,8 @@ CommandPage page_of(const CLI::App& app, const std::string& examples) {
   CommandPage page{.name = app.get_name().substr(app.get_name().find(' ') + 1),
                    .about = app.get_description()};
   for (const CLI::Option* option : app.get_options()) page.options.push_back(page_of(*option));
-  std::ranges::stable_partition(page.options, &OptionPage::is_argument);
+  std::stable_partition(page.options.begin(), page.options.end(),
+                        [](const OptionPage& option) { return option.is_argument(); });
   for (const std::string& line : CLI::detail::split(examples, '\n'))
     if (!line.empty()) page.examples.push_back(CLI::detail::trim_copy(line));
   return page;
