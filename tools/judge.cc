@@ -1,12 +1,10 @@
 // lockstep judge: the verdict on a saved trace.
 #include <CLI/CLI.hpp>
-#include <filesystem>
 
-#include "kernels/base/check.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/judged_trace.h"
-#include "src/session/reference_library.h"
+#include "src/session/kept_result.h"
 #include "tools/options.h"
 
 namespace lockstep {
@@ -16,7 +14,8 @@ int judge_command(Args args) {
       "Judge a saved trace: each op against the exact result on the trace's own inputs. Needs the\n"
       "checkpoint that the trace was made with, and the tensors (--keep full): a node whose "
       "inputs\n"
-      "were not kept is inconclusive. Exit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
+      "were not kept is inconclusive. A verdict on all of the trace is kept in it, for inspect and "
+      "report.\nExit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
   bool fail_fast = false;
   std::string path, model, limits, schema, accumulator;
@@ -43,7 +42,12 @@ int judge_command(Args args) {
                              .fail_fast = fail_fast};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options, report.detail);
-  put(document_of(result, {.trace = path}, report.detail), report);
+  // A verdict on a part of the trace is none on the trace, and one that could not be given takes
+  // the place of none: a run that kept digests alone was judged as it ran.
+  const bool whole = options.selection.is_everything() && !options.fail_fast;
+  const bool kept =
+      whole && result.verdict != RunVerdict::inconclusive && keep_result(path, result);
+  put(document_of(result, {.trace = path, .kept = kept}, report.detail), report);
   return exit_status(result);
 }
 

@@ -134,10 +134,11 @@ int run_command(Args args) {
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
   const Result result = result_of(options, command_line_of("run", args));
-  put(document_of(result, {.serves = options.modes.empty(), .trace = options.observe.trace},
-                  options.report.detail),
-      options.report);
-  keep_result(options.observe.trace, result);
+  const std::string& trace = options.observe.trace;
+  const NextSteps steps{.serves = options.modes.empty(),
+                        .trace = trace,
+                        .kept = !trace.empty() && keep_result(trace, result)};
+  put(document_of(result, steps, options.report.detail), options.report);
   return exit_status(result);
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/files/text.h"
 #include "traces/columns.h"
 #include "traces/json_number.h"
+#include "traces/kept_result.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -217,7 +218,10 @@ Journal read_journal(const std::string& path) {
   int64_t number = 1;
   RowBudget budget(std::ssize(all));
   try {
-    for (next_line(); !rest.empty();) {
+    const auto at_result = [&] {
+      return journal.saved.ended() && begins_result(rest, kResultLine);
+    };
+    for (next_line(); !rest.empty() && !at_result();) {
       ++number;
       const std::string_view line = next_line();
       const JsonDocument document(line, {fmt::format("line {}", number), "", kMostLine});

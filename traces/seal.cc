@@ -13,6 +13,7 @@
 #include "kernels/files/disk.h"
 #include "kernels/files/text.h"
 #include "probes/digest.h"
+#include "traces/kept_result.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +33,27 @@ uint64_t hash_from(const std::string& path, uint64_t begin, uint64_t size) {
   return hash;
 }
 
+struct Seal {
+  uint64_t size = 0, begin = 0, hash = 0;
+};
+Seal seal_of(const InputFile& file, const std::string& path) {
+  std::string line(static_cast<size_t>(kSealBytes), '\0');
+  const ssize_t got = ::pread(file.descriptor(), line.data(), line.size() - 1, 0);
+  Seal seal;
+  check(got > 0 && std::sscanf(line.c_str(), kScan, &seal.size, &seal.begin, &seal.hash) == 3,
+        "{}: a trace was wanted, but it does not begin as one: it is of another kind or damaged",
+        path);
+  return seal;
+}
+
+bool only_a_result_follows(const InputFile& file, const Seal& seal) {
+  std::string rest(kResultInFile.size(), '\0');
+  const ssize_t got =
+      ::pread(file.descriptor(), rest.data(), rest.size(), static_cast<off_t>(seal.size));
+  return got >= 0 &&
+         begins_result(std::string_view(rest).substr(0, static_cast<size_t>(got)), kResultInFile);
+}
+
 }  // namespace
 
 void write_seal(const std::string& path, int64_t begin) {
@@ -47,17 +69,16 @@ void write_seal(const std::string& path, int64_t begin) {
 
 void check_seal(const std::string& path) {
   const InputFile file(path);
-  const uint64_t found = file.size();
-  std::string line(static_cast<size_t>(kSealBytes), '\0');
-  const ssize_t got = ::pread(file.descriptor(), line.data(), line.size() - 1, 0);
-  uint64_t size = 0, begin = 0, hash = 0;
-  check(got > 0 && std::sscanf(line.c_str(), kScan, &size, &begin, &hash) == 3,
-        "{}: a trace was wanted, but it does not begin as one: it is of another kind or damaged",
-        path);
-  check(found == size && begin <= size,
-        "{}: it was cut or changed: it has {} bytes and was written with {}", path, found, size);
-  check(hash_from(path, begin, size) == hash,
+  const Seal seal = seal_of(file, path);
+  check(seal.size <= file.size() && seal.begin <= seal.size && only_a_result_follows(file, seal),
+        "{}: it was cut or changed: it has {} bytes and was written with {}", path, file.size(),
+        seal.size);
+  check(hash_from(path, seal.begin, seal.size) == seal.hash,
         "{}: its index is not what was written (its xxh3 differs): the file is damaged", path);
+}
+
+int64_t sealed_bytes(const std::string& path) {
+  return static_cast<int64_t>(seal_of(InputFile(path), path).size);
 }
 
 }  // namespace lockstep

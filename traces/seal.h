@@ -13,7 +13,10 @@ inline constexpr int64_t kSealBytes = 512;
 
 // Seals a closed file from `begin` (at least kSealBytes) to its end.
 void write_seal(const std::string& path, int64_t begin);
-// Throws Error unless the file has a seal and is as long and as it was when it was sealed.
+// Throws Error unless the file has a seal and is what it was when it was sealed. A kept result
+// (kept_result.h) may follow that.
 void check_seal(const std::string& path);
+// Bytes that the file had when it was sealed. Throws Error unless it has a seal.
+int64_t sealed_bytes(const std::string& path);
 
 }  // namespace lockstep

@@ -84,6 +84,23 @@ void replace_file(const std::string& path, std::string_view text, Durable durabl
   file.publish(durable);
 }
 
+void replace_end(const std::string& path, size_t begin, std::string_view text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (file < 0) fail_writing(path);
+  const auto at = static_cast<off_t>(begin);
+  try {
+    if (::ftruncate(file, at) != 0 || ::lseek(file, at, SEEK_SET) != at) fail_writing(path);
+    write_all(file, path, text);
+    if (::fsync(file) != 0) fail_writing(path);
+  } catch (const Error&) {
+    const int done = ::ftruncate(file, at);
+    (void)done;
+    ::close(file);
+    throw;
+  }
+  ::close(file);
+}
+
 void sync(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) fail_writing(path);

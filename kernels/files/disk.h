@@ -34,6 +34,10 @@ class NewFile {
 // Replaces `path` by a file of that text: whole or not at all.
 void replace_file(const std::string& path, std::string_view text, Durable durable);
 
+// Replaces what a file holds from byte `begin` on: what is before it stays as it is, also when this
+// throws Error, as for a file that may not be written or a disk that is full.
+void replace_end(const std::string& path, size_t begin, std::string_view text);
+
 // Makes the bytes of a file, or the names in a folder, survive a power cut.
 void sync(const std::string& path);
 

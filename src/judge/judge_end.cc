@@ -9,7 +9,6 @@
 #include "src/judge/judge_state.h"
 #include "src/judge/story.h"
 #include "src/stats/mutant.h"
-#include "traces/kept_verdict.h"
 #include "traces/manifest.h"
 
 namespace lockstep {
@@ -259,7 +258,6 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .flips = logits.flips(info.id),
                                .margins = logits.margins(info.id)});
   result.provenance = manifest.provenance;
-  for (const char* of_before : {kVerdictFact, kStoryFact}) result.provenance.erase(of_before);
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = coverage.not_covered();

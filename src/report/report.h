@@ -12,6 +12,7 @@ namespace lockstep {
 struct NextSteps {
   bool serves = false;     // it was `lockstep run` beside a reference, which can be run again
   std::string trace = {};  // what it left or read; "": nothing
+  bool kept = false;       // the trace keeps the result
 };
 
 // A judgement, and two traces against each other, as documents. CSV has a line a place.

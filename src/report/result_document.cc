@@ -11,14 +11,15 @@
 #include "src/report/result_entries.h"
 #include "src/report/result_map.h"
 #include "src/report/untested.h"
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {
 
 constexpr size_t kFlips = 3;     // tokens that differ, of those that are spelt out
 constexpr size_t kUntested = 6;  // classes of bugs that are named
-constexpr int kKeys = 9;         // columns of the names below the map
+constexpr const char* kPictures = "the same with pictures";
+constexpr int kKeys = 9;  // columns of the names below the map
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
 
@@ -195,6 +196,10 @@ std::string next_text(const Result& result, const NextSteps& steps) {
         "its numbers");
   else if (steps.serves)
     say("lockstep run ... --trace X.trace", "keeps its tensors, for lockstep inspect");
+  if (steps.kept)
+    say(fmt::format("lockstep report {} --html X.html", shell_word(steps.trace)), kPictures);
+  else if (steps.serves)
+    say("lockstep run ... --html X.html", kPictures);
   return text;
 }
 
@@ -221,7 +226,7 @@ void add_right(const Result& result, std::vector<Block>& blocks, Entries& facts)
   if (result.logits) facts.emplace_back("tokens", tokens_text(result));
 }
 
-void add_scope(const Result& result, Entries& facts) {
+void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   const auto next =
       facts.empty() || facts.back().first != "next" ? facts.end() : std::prev(facts.end());
   Entries more;
@@ -229,6 +234,10 @@ void add_scope(const Result& result, Entries& facts) {
   if (!result.scope.selection.empty())
     more.emplace_back("scope", result.scope.selection + ": nothing else was judged");
   if (!result.scope.found.empty()) more.emplace_back("contract", contracts_text(result.scope));
+  if (steps.kept && !steps.serves)
+    more.emplace_back(
+        "kept",
+        fmt::format("in {}, where lockstep inspect and lockstep report find it", steps.trace));
   for (const std::string& note : result.notes) more.emplace_back("note", note);
   if (!result.blind.empty()) more.emplace_back("untested", untested_text(result));
   facts.insert(next, more.begin(), more.end());
@@ -322,7 +331,7 @@ Document document_of(const Result& result, const NextSteps& steps, Detail detail
     add_right(result, blocks, facts);
   else
     add_wrong(result, steps, blocks, facts);
-  add_scope(result, facts);
+  add_scope(result, steps, facts);
   if (!result.findings.empty()) blocks.push_back(Heading{});
   blocks.push_back(KeyValues{std::move(facts), 0, kKeys});
   if (detail == Detail::everything) add_everything(result, blocks);

@@ -9,11 +9,13 @@
 #include <map>
 #include <span>
 
+#include "kernels/base/check.h"
+#include "kernels/files/json.h"
 #include "probes/digest.h"
 #include "src/judge/ledger.h"
 #include "src/report/point_columns.h"
-#include "src/report/wrap.h"
-#include "traces/kept_verdict.h"
+#include "src/screen/wrap.h"
+#include "traces/kept_result.h"
 
 namespace lockstep {
 namespace {
@@ -74,19 +76,29 @@ std::string size_text(const std::string& path) {
   return fmt::format("{:.3g} kB", size / 1e3);
 }
 
+// The verdict that the trace keeps, with the beginning of its story, which says the place.
+std::string judged_text(const std::string& path) {
+  const std::string kept = read_kept_result(path);
+  if (kept.empty()) return "not judged";
+  try {
+    const JsonDocument result(kept, {"the result that the trace keeps", "", kept.size()});
+    const std::string verdict = screen_text(result.root()["verdict"].text());
+    const std::string story = screen_text(result.root()["story"].text());
+    const size_t end =
+        std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
+    return fmt::format("judged: {} ({})", verdict, story.substr(0, end));
+  } catch (const Error& error) {
+    return fmt::format("not judged, as far as can be read ({})", error.what());
+  }
+}
+
 std::string headline(const TraceReader& trace, const std::string& path) {
   const Manifest& m = trace.manifest();
   std::string text =
       fmt::format("{}  {}  {}  {}, keeps {}{}{}", screen_text(path),
                   trace.complete() ? "complete" : "incomplete", size_text(path), name_of(m.dtype),
                   name_of(m.level), m.selection.empty() ? "" : " of ", m.selection);
-  const std::string verdict = fact(m, kVerdictFact);
-  text += verdict.empty() ? "   not judged" : fmt::format("   judged: {}", verdict);
-  // The beginning of the story says which place; --provenance has all of it.
-  const std::string story = fact(m, kStoryFact);
-  const size_t end =
-      std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
-  return story.empty() ? text : fmt::format("{} ({})", text, story.substr(0, end));
+  return fmt::format("{}   {}", text, judged_text(path));
 }
 
 std::string origin_text(const Manifest& m) {

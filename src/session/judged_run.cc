@@ -17,7 +17,6 @@
 #include "src/session/judged_trace.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
-#include "traces/kept_verdict.h"
 
 namespace lockstep {
 namespace {
@@ -113,14 +112,6 @@ int64_t tokens_to_feed(const std::vector<Request>& requests) {
   return tokens;
 }
 
-// Ends the trace, which holds its verdict: whoever looks into it later need not judge it again.
-void finish_trace(TraceWriter& writer, const std::vector<RequestInfo>& requests,
-                  const Result& result) {
-  writer.note(kVerdictFact, name_of(result.verdict));
-  writer.note(kStoryFact, result.story);
-  writer.finish(requests);
-}
-
 // Returns how many tokens they can choose.
 int64_t submit_all(Engine& engine, const std::vector<Request>& requests) {
   int64_t total = 0;
@@ -193,7 +184,7 @@ Result judge_run(const JudgedRun& run) {
   if (run.audit) add_audit(result, auditor);
   if (stopped) note_stop(engine, total, result);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
-  if (writer) finish_trace(*writer, requests, result);
+  if (writer) writer->finish(requests);
   return result;
 }
 

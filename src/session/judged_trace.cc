@@ -12,7 +12,6 @@
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
 #include "src/weights/tokenizer.h"
-#include "traces/kept_verdict.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -46,15 +45,6 @@ Extent extent_of(TraceReader& trace) {
     return selected ? places.contains({order, place.layer}) : points.contains(order);
   };
   return extent;
-}
-
-// A trace that cannot be written to was judged all the same.
-void keep(const std::string& path, const Result& result) {
-  try {
-    keep_verdict(path, name_of(result.verdict), result.story);
-  } catch (const Error& error) {
-    fmt::print(stderr, "warning: the verdict is not kept in the trace: {}\n", error.what());
-  }
 }
 
 }  // namespace
@@ -101,10 +91,6 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
-  // A verdict on a part of the trace is none on the trace, and one that could not be given takes
-  // the place of none: a run that kept digests alone may have been judged as it ran.
-  const bool whole = options.selection.is_everything() && judged == trace->passes();
-  if (whole && result.verdict != RunVerdict::inconclusive) keep(path, result);
   return result;
 }
 

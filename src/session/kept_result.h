@@ -6,9 +6,10 @@
 
 namespace lockstep {
 
-// Keeps a result in the trace of its run, as result.json in the folder that the trace is. A trace
-// in one file is sealed and keeps none.
-void keep_result(const std::string& trace, const Result& result);
+// Keeps a judgement in the trace that was judged, in the place of an earlier one
+// (traces/kept_result.h), and returns whether it could: a trace that may not be written was judged
+// all the same, and a warning on stderr says why it keeps nothing.
+bool keep_result(const std::string& trace, const Result& result);
 
 // The page of a result as JSON, or of a trace: of the result that it keeps, or else of what is in
 // it. Throws Error when the file is neither.

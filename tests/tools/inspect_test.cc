@@ -6,7 +6,7 @@
 #include "src/weights/qwen_graph.h"
 #include "tests/lockstep_binary.h"
 #include "tests/tools/written_trace.h"
-#include "traces/kept_verdict.h"
+#include "traces/kept_result.h"
 
 namespace lockstep {
 namespace {
@@ -218,11 +218,12 @@ TEST_F(Inspect, ComparesWithAnotherTraceAndShowsPasses) {
 
 TEST_F(Inspect, ShowsTheVerdictThatTheTraceKeeps) {
   write();
-  EXPECT_TRUE(keep_verdict(path_, "diverged", "layer 2 attn.out is wrong"));
-  const std::string out = call_lockstep("inspect " + path_).out;
-  EXPECT_NE(out.find("judged: diverged (layer 2"), std::string::npos) << out;
-  EXPECT_FALSE(keep_verdict(data_path("README.md"), "clean", "")) << "it is no folder";
-  EXPECT_EQ(open_trace(path_)->manifest().provenance.at("verdict"), "diverged");
+  const auto shown = [this] { return call_lockstep("inspect " + path_).out; };
+  EXPECT_NE(shown().find("not judged"), std::string::npos);
+  write_kept_result(path_, R"({"verdict": "diverged", "story": "layer 2 attn.out: it is wrong"})");
+  EXPECT_NE(shown().find("judged: diverged (layer 2 attn.out)"), std::string::npos) << shown();
+  write_kept_result(path_, "{");
+  EXPECT_NE(shown().find("not judged, as far as can be read"), std::string::npos) << shown();
 }
 
 TEST_F(Inspect, ShowsWhatIsLeftOfATraceThatWasCut) {

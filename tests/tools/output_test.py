@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,40 @@ class Output(unittest.TestCase):
             for line in out.splitlines():
                 json.loads(line)
             self.assertEqual(call("judge", a, "-m", MODEL, "-q")[1].count("\n"), 1)
+
+    def test_a_judged_trace_keeps_its_verdict_and_stays_the_same_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("a.trace", "a.h5", "a.jsonl"):
+                path, html = os.path.join(folder, name), os.path.join(folder, "a.html")
+                full = [] if name == "a.jsonl" else ["--keep", "full"]
+                call(*RUN, *FAULT, *full, "--trace", path)
+                self.assertIn("judged: diverged (layer 1 attn.q_rope", call("inspect", path)[1])
+                digests = call("inspect", path, "--format", "csv")[1]
+                if full:  # judged again, of which the screen says where it is kept
+                    _, out = call("judge", path, "-m", MODEL, "--schema", "hf")
+                    self.assertIn(f"in {path}", " ".join(out.split()))
+                    call("judge", path, "-m", MODEL, "--layers", "0")
+                    self.assertIn("judged: diverged", call("inspect", path)[1],
+                                  "a verdict on a part is none on the whole")
+                self.assertEqual(call("inspect", path, "--format", "csv")[1], digests)
+                self.assertEqual(call("diff", path, path)[0], 0)
+                call("report", path, "--html", html)
+                with open(html, encoding="utf-8") as page:
+                    self.assertIn("Diverged at layer 1 attn.q_rope", page.read())
+
+    def test_a_trace_that_may_not_be_written_is_judged_all_the_same(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.h5")
+            call(*RUN, "--keep", "full", "--trace", path)
+            whole = pathlib.Path(path).read_bytes()
+            done = subprocess.run(["bash", "-c", 'ulimit -f "$1"; shift; exec "$@"', "_",
+                                   str(len(whole) // 1024 // 2), LOCKSTEP, "judge", path, "-m",
+                                   MODEL], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("warning: the trace does not keep its verdict: ", done.stderr)
+            self.assertEqual(pathlib.Path(path).read_bytes()[:len(whole) // 2],
+                             whole[:len(whole) // 2])
+            self.assertEqual(call("inspect", path)[0], 0)
 
     def test_quiet_is_the_last_line_and_verbose_leaves_nothing_out(self):
         _, shown = call(*RUN, *FAULT)

@@ -1,0 +1,110 @@
+#include "traces/kept_result.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/check.h"
+#include "kernels/files/disk.h"
+#include "kernels/files/text.h"
+#include "probes/digest.h"
+#include "traces/seal.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMostResult = size_t{1} << 30;  // bytes
+// Fixed widths, so that sscanf has nothing to guess.
+constexpr const char* kHead = "lockstep result: {:016x} bytes, xxh3 {:016x}\n";
+constexpr const char* kScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
+
+bool is_journal(const std::string& path) { return path.ends_with(".jsonl"); }
+
+std::string file_in(const std::string& folder) { return folder + "/result.json"; }
+
+// Bytes `begin` to `end` of a file.
+std::string part_of(const InputFile& file, const std::string& path, size_t begin, size_t end) {
+  std::string text(end - begin, '\0');
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at,
+                                static_cast<off_t>(begin + at));
+    if (got < 0 && errno == EINTR) continue;
+    check(got > 0, "{}: cannot be read to its end", path);
+    at += static_cast<size_t>(got);
+  }
+  return text;
+}
+
+// Where the last line of a file begins, be it whole or cut.
+size_t last_line_of(const InputFile& file, const std::string& path) {
+  constexpr size_t kBlock = size_t{1} << 16;
+  for (size_t end = file.size() > 0 ? file.size() - 1 : 0; end > 0;) {
+    const size_t begin = end - std::min(end, kBlock);
+    const size_t line = part_of(file, path, begin, end).rfind('\n');
+    if (line != std::string::npos) return begin + line + 1;
+    end = begin;
+  }
+  return 0;
+}
+
+// Where the trace in a single file ends, and what follows it.
+struct Rest {
+  size_t begin = 0;
+  std::string text;
+};
+Rest rest_of(const std::string& path) {
+  const InputFile file(path);
+  if (!is_journal(path)) {
+    const auto begin = static_cast<size_t>(sealed_bytes(path));
+    check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
+          path);
+    return {begin, part_of(file, path, begin, file.size())};
+  }
+  const size_t begin = last_line_of(file, path);
+  std::string line = part_of(file, path, begin, file.size());
+  if (begins_result(line, kResultLine)) return {begin, std::move(line)};
+  check(line.ends_with('\n'), "{}: its last line was cut: it can keep no result", path);
+  return {file.size(), ""};
+}
+
+std::string sealed(const std::string& json) {
+  return fmt::format(fmt::runtime(kHead), json.size(), hash_of(json.data(), json.size())) + json;
+}
+
+// The inverse of sealed(): "" of what is cut or damaged.
+std::string unsealed(const std::string& text) {
+  uint64_t size = 0, hash = 0;
+  const size_t line = text.find('\n');
+  if (line == std::string::npos || std::sscanf(text.c_str(), kScan, &size, &hash) != 2) return "";
+  std::string json = text.substr(line + 1);
+  return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
+}
+
+std::string line_of(const std::string& json) {
+  return std::string(kResultLine) + nlohmann::ordered_json::parse(json).dump() + "}\n";
+}
+
+std::string in_line(const std::string& line) {
+  if (!line.starts_with(kResultLine) || !line.ends_with("}\n")) return "";
+  return line.substr(kResultLine.size(), line.size() - kResultLine.size() - 2);
+}
+
+}  // namespace
+
+void write_kept_result(const std::string& path, const std::string& json) {
+  if (std::filesystem::is_directory(path)) return replace_file(file_in(path), json, Durable::yes);
+  replace_end(path, rest_of(path).begin, is_journal(path) ? line_of(json) : sealed(json));
+}
+
+std::string read_kept_result(const std::string& path) {
+  if (std::filesystem::is_directory(path))
+    return std::filesystem::exists(file_in(path)) ? read_text(file_in(path), kMostResult) : "";
+  const std::string text = rest_of(path).text;
+  return is_journal(path) ? in_line(text) : unsealed(text);
+}
+
+}  // namespace lockstep
