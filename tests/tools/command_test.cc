@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "kernels/cpu_facts.h"
+#include "src/session/reference_library.h"
 #include "src/weights/checkpoint.h"
 #include "tests/lockstep_binary.h"
 #include "tests/places.h"
@@ -53,8 +55,22 @@ TEST(Lockstep, TellsItsVersion) {
   EXPECT_EQ(outcome.status, 0);
   EXPECT_TRUE(std::regex_search(outcome.out, std::regex("^lockstep [0-9]+\\.[0-9]+\\.[0-9]+\n")))
       << outcome.out;
-  for (const char* fact : {"\ncommit ", "\ncompiler ", "\nflags "}) expect_has(outcome.out, fact);
   EXPECT_EQ(call_lockstep("-V").out, outcome.out);
+  const std::string out = outcome.out;
+  for (const char* fact : {"\ncommit ", "\nbuild ", "\ncompiler "}) expect_has(out, fact);
+  const std::string compiler = __VERSION__;  // "12.2.0", "Clang 16.0.6 (...)"
+  std::smatch number;
+  ASSERT_TRUE(std::regex_search(compiler, number, std::regex("[0-9]+\\.[0-9]+\\.[0-9]+")));
+  expect_has(out, fmt::format(" {}\n", number.str()));
+  // Each library that is loaded says itself what it is; one that is not there, as not there.
+  expect_has(out, fmt::format("\noneDNN    {}\n", onednn_version()));
+  const auto built = [](const char* library) {
+    return std::filesystem::exists(built_path(library));
+  };
+  expect_has(out, built("liblockstep_reference.so")
+                      ? fmt::format("\nLibTorch  {}\n", open_reference().version())
+                      : "\nLibTorch  none: ");
+  EXPECT_EQ(out.find("\nCUDA      none: ") == std::string::npos, built("liblockstep_cuda.so"));
 }
 
 TEST(Lockstep, ExplainsCommandsAndWords) {
