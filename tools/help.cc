@@ -1,4 +1,6 @@
 // lockstep help: the table of commands, one command, or a word of the screens.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <vector>
@@ -7,8 +9,8 @@
 #include "kernels/base/nearest.h"
 #include "src/help/glossary.h"
 #include "src/help/help_text.h"
-#include "src/help/wrap.h"
 #include "src/report/output.h"
+#include "src/screen/screen.h"
 #include "tools/parse.h"
 
 namespace lockstep {
@@ -17,8 +19,8 @@ namespace {
 std::string text_about(const std::string& topic) {
   const std::vector<CommandPage> pages = command_pages();
   const auto page = std::ranges::find(pages, topic, &CommandPage::name);
-  if (page != pages.end()) return help_text(*page, terminal_width());
-  if (find_word(topic)) return explanation_of(topic, terminal_width());
+  if (page != pages.end()) return help_text(*page, prose_width(screen_of(STDOUT_FILENO)));
+  if (find_word(topic)) return explanation_of(topic, prose_width(screen_of(STDOUT_FILENO)));
   std::vector<std::string_view> known;
   for (const CommandPage& command : pages) known.push_back(command.name);
   for (const Word& word : glossary()) known.push_back(word.name);
@@ -52,7 +54,8 @@ int help_command(Args args) {
              "  lockstep help run\n"
              "  lockstep help budget\n"))
     return 0;
-  print(topic.empty() ? overview_text(command_pages(), terminal_width()) : text_about(topic));
+  print(topic.empty() ? overview_text(command_pages(), prose_width(screen_of(STDOUT_FILENO)))
+                      : text_about(topic));
   return 0;
 }
 

@@ -1,9 +1,11 @@
 // lockstep inspect: what is in a trace.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include "src/report/output.h"
-#include "src/report/screen.h"
 #include "src/report/trace_report.h"
+#include "src/screen/screen.h"
 #include "tools/options.h"
 
 namespace lockstep {
@@ -49,7 +51,7 @@ int inspect_command(Args args) {
              "  lockstep inspect a.trace --points attn.q --layers 2 --against b.trace\n"))
     return 0;
   check_output({"--npy", options.npy}, {{"TRACE", options.path}});
-  options.width = screen_of_stdout().width;
+  options.width = screen_of(STDOUT_FILENO).width;
   const std::unique_ptr<TraceReader> trace = open_trace(options.path);
   put(inspect(*trace, options), {.format = options.format});
   return trace->complete() ? 0 : 2;

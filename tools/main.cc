@@ -16,8 +16,8 @@
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
 #include "src/help/help_text.h"
-#include "src/help/wrap.h"
 #include "src/report/output.h"
+#include "src/screen/screen.h"
 #include "src/session/build_info.h"
 #include "tools/commands.h"
 
@@ -57,17 +57,27 @@ constexpr auto kCommands = std::to_array<Command>({
 
 // The version, and what a report of trouble needs to say of this build.
 std::string version_text() {
+  const auto library = [](std::string_view version, std::string_view without) {
+    return version.empty() ? fmt::format("none: {}", without) : std::string(version);
+  };
+  const std::string_view sha = kGitSha;
   return fmt::format(
       "lockstep {}\n"
       "commit    {}{}\n"
+      "build     {}, {}\n"
       "compiler  {}\n"
-      "flags     {}\n",
-      kToolVersion, kGitSha, kGitDirty ? ", with changes" : "", kCompiler, kBuildFlags);
+      "oneDNN    {}\n"
+      "LibTorch  {}\n"
+      "CUDA      {}\n",
+      kToolVersion, sha.empty() ? "not known" : sha, kGitDirty ? ", with changes" : "", kBuildType,
+      kBuildFlags, kCompiler, kOneDnnVersion,
+      library(kLibTorchVersion, "it judges nothing (LOCKSTEP_TORCH=OFF)"),
+      library(kCudaVersion, "it has the CPU alone (LOCKSTEP_CUDA=OFF)"));
 }
 
 int dispatch(Args args) {
   if (args.empty()) {
-    fmt::print(stderr, "{}", overview_text(command_pages(), terminal_width()));
+    fmt::print(stderr, "{}", overview_text(command_pages(), prose_width(screen_of(STDERR_FILENO))));
     return 2;
   }
   const std::string_view name = args[0];

@@ -1,6 +1,7 @@
 #include "tools/parse.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,8 +14,8 @@
 #include "src/faults/faults.h"
 #include "src/help/glossary.h"
 #include "src/help/help_text.h"
-#include "src/help/wrap.h"
 #include "src/report/output.h"
+#include "src/screen/screen.h"
 #include "src/session/modes.h"
 
 namespace lockstep {
@@ -158,7 +159,7 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
     check_no_empty_value(app);
     return true;
   } catch (const CLI::CallForHelp&) {
-    print(help_text(page_of(app, examples), terminal_width()));
+    print(help_text(page_of(app, examples), prose_width(screen_of(STDOUT_FILENO))));
     return false;
   } catch (const CLI::Success&) {
     return false;
@@ -174,7 +175,7 @@ void begin_group(CLI::App& app, const char* heading) { app.option_defaults()->gr
 void add_explain_option(CLI::App& app) {
   begin_group(app, "Help");
   const auto explain = [](const std::string& word) {
-    print(explanation_of(word, terminal_width()));
+    print(explanation_of(word, prose_width(screen_of(STDOUT_FILENO))));
     throw CLI::Success();
   };
   app.add_option_function<std::string>("--explain", explain,

@@ -10,7 +10,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
-#include "src/help/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "src/help/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <fnmatch.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,7 +16,7 @@
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
 #include "src/report/render.h"
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {
@@ -204,10 +203,10 @@ void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& o
 void put(const Document& document, const ReportOptions& options) {
   const Format& format = format_of(options.format);
   const bool verdict_alone = options.detail == Detail::verdict;
-  const std::string shown =
-      format.render != static_cast<Render>(render_text)
-          ? format.render(document)
-          : render_text(verdict_alone ? last_word_of(document) : document, screen_of_stdout());
+  const std::string shown = format.render != static_cast<Render>(render_text)
+                                ? format.render(document)
+                                : render_text(verdict_alone ? last_word_of(document) : document,
+                                              screen_of(STDOUT_FILENO));
   try {
     for (const FileFormat& format : kFileFormats)
       if (const std::string& path = options.*format.path; !path.empty())
@@ -235,9 +234,7 @@ void Progress::show(const std::string& line) {
   // Back to the first column, the line, and the rest of the terminal's line erased.
   if (!on_) return;
   // A line that is longer than the terminal would not be erased by the next one.
-  winsize size{};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
-  const size_t width = known ? size.ws_col - 1u : 79u;
+  const auto width = static_cast<size_t>(std::max(screen_of(STDERR_FILENO).width - 1, 1));
   fmt::print(stderr, "\r{}\033[K", wrapped(screen_text(line), width).front());
 }
 

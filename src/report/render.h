@@ -3,7 +3,7 @@
 #include <string>
 
 #include "src/report/document.h"
-#include "src/report/screen.h"
+#include "src/screen/screen.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "src/report/render.h"
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {

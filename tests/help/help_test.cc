@@ -12,7 +12,6 @@
 #include "src/help/glossary.h"
 #include "src/help/help_text.h"
 #include "src/help/man_page.h"
-#include "src/help/wrap.h"
 #include "src/stats/statistic_kind.h"
 #include "tests/places.h"
 
@@ -24,23 +23,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-TEST(Wrap, BreaksAtBlanksAndKeepsWordsAndLineBreaks) {
-  using Lines = std::vector<std::string>;
-  EXPECT_EQ(wrap("one two three", 7), (Lines{"one two", "three"}));
-  EXPECT_EQ(wrap("one two three", 6), (Lines{"one", "two", "three"}));
-  EXPECT_EQ(wrap("a unbreakable b", 4), (Lines{"a", "unbreakable", "b"}));
-  EXPECT_EQ(wrap("first\nsecond half", 20), (Lines{"first", "second half"}));
-  EXPECT_EQ(wrap("", 10), (Lines{""}));
-  EXPECT_EQ(indented("one two three", 2, 9), "one two\n  three");
-  EXPECT_EQ(indented("a b", 30, 10), "a\n" + std::string(30, ' ') + "b") << "no room is left";
-}
-
-TEST(Wrap, BreaksCommandsWhereAShellGoesOn) {
-  EXPECT_EQ(wrapped_command("run -m DIR", 4, 80), "run -m DIR");
-  EXPECT_EQ(wrapped_command("run --model DIR --prompt 'a --b c'", 4, 20),
-            "run --model DIR \\\n    --prompt 'a --b c'");
 }
 
 TEST(Nearest, IsSilentWhenNothingIsNear) {

@@ -11,7 +11,7 @@ TRACES = FILES | {"probes", "traces"}
 WEIGHTS = FILES | {"src/weights"}
 MODEL = WEIGHTS | {"kernels", "probes", "src/model"}
 JUDGE = TRACES | {"src/stats", "src/judge"}
-REPORT = JUDGE | {"src/diff", "src/report"}
+REPORT = JUDGE | {"src/diff", "src/report", "src/screen"}
 SESSION = (REPORT | MODEL | {"kernels/bench", "kernels/faults", "kernels/plugin", "reference",
                              "src/audit", "src/engine", "src/faults", "src/opinion",
                              "src/session"})
@@ -27,7 +27,8 @@ MAY_INCLUDE = {
     "probes": BASE,
     "kernels/files": BASE,
     "traces": FILES | {"probes"},
-    "src/help": BASE,
+    "src/screen": BASE,
+    "src/help": BASE | {"src/screen"},
     "src/weights": FILES | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,
@@ -36,7 +37,7 @@ MAY_INCLUDE = {
     "src/judge": TRACES | {"src/stats"},
     "src/audit": JUDGE,
     "src/diff": JUDGE,
-    "src/report": JUDGE | {"src/diff"},
+    "src/report": JUDGE | {"src/diff", "src/screen"},
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,
     "src/session": SESSION,

@@ -13,7 +13,7 @@
 #include "src/report/report.h"
 #include "src/report/result_entries.h"
 #include "src/report/untested.h"
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,9 @@
-#include "src/report/screen.h"
+#include "src/screen/screen.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -40,9 +41,14 @@ Screen screen_from(bool is_terminal, int columns_of_device, const char* columns,
   return screen;
 }
 
-Screen screen_of_stdout() {
-  return screen_from(::isatty(STDOUT_FILENO) == 1, columns_of(STDOUT_FILENO),
-                     std::getenv("COLUMNS"), std::getenv("NO_COLOR"), std::getenv("TERM"));
+Screen screen_of(int descriptor) {
+  return screen_from(::isatty(descriptor) == 1, columns_of(descriptor), std::getenv("COLUMNS"),
+                     std::getenv("NO_COLOR"), std::getenv("TERM"));
+}
+
+size_t prose_width(const Screen& screen) {
+  constexpr int kNarrowest = 40, kWidest = 120;
+  return static_cast<size_t>(std::clamp(screen.width, kNarrowest, kWidest));
 }
 
 }  // namespace lockstep

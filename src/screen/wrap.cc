@@ -1,6 +1,7 @@
-#include "src/report/wrap.h"
+#include "src/screen/wrap.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -102,6 +103,25 @@ void wrap_line(std::string_view text, size_t width, std::vector<std::string>& li
   lines.emplace_back(text);
 }
 
+// The options of a command with their values: pieces that a line may begin with.
+std::vector<std::string> pieces_of(std::string_view command) {
+  std::vector<std::string> pieces(1);
+  char quote = 0;
+  for (size_t i = 0; i < command.size(); ++i) {
+    const char c = command[i];
+    if (quote == 0 && c == ' ' && i + 1 < command.size() && command[i + 1] == '-') {
+      pieces.emplace_back();
+      continue;
+    }
+    if (quote == c)
+      quote = 0;
+    else if (quote == 0 && (c == '\'' || c == '"'))
+      quote = c;
+    pieces.back() += c;
+  }
+  return pieces;
+}
+
 }  // namespace
 
 std::string screen_text(std::string_view text, bool keep_lines) {
@@ -138,6 +158,30 @@ std::vector<std::string> wrapped(std::string_view text, size_t width) {
     if (end == std::string_view::npos) return lines;
     text.remove_prefix(end + 1);
   }
+}
+
+std::string indented(std::string_view text, size_t indent, size_t width) {
+  const std::string margin = fmt::format("\n{}", std::string(indent, ' '));
+  return fmt::format("{}", fmt::join(wrapped(text, width - std::min(indent, width - 1)), margin));
+}
+
+std::string wrapped_command(std::string_view command, size_t indent, size_t width) {
+  std::string out;
+  size_t column = 0;
+  for (const std::string& piece : pieces_of(command)) {
+    constexpr size_t kContinued = 2;  // columns of " \"
+    if (column > 0 && column + 1 + piece.size() + kContinued > width) {
+      out += " \\\n";
+      out.append(indent, ' ');
+      column = indent;
+    } else if (column > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += piece;
+    column += piece.size();
+  }
+  return out;
 }
 
 std::string in_quotes(std::string_view text, size_t most) {

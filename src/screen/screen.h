@@ -1,6 +1,8 @@
 // The surface that text for people is drawn on.
 #pragma once
 
+#include <cstddef>
+
 namespace lockstep {
 
 struct Screen {
@@ -9,10 +11,13 @@ struct Screen {
   bool terminal = false;
 };
 
-// The terminal that stdout is: its width by the kernel, or else by COLUMNS; colour unless NO_COLOR
-// is set to a text or TERM is "dumb". What is no terminal is 80 columns wide and without colour, so
-// that a file holds the same whoever wrote it.
-Screen screen_of_stdout();
+// The terminal that a descriptor is: its width by the kernel, or else by COLUMNS; colour unless
+// NO_COLOR is set to a text or TERM is "dumb". What is no terminal is 80 columns wide and without
+// colour, so that a file holds the same whoever wrote it.
+Screen screen_of(int descriptor);
+
+// Columns that prose takes on it: no more than people can read, and as many as its parts need.
+size_t prose_width(const Screen& screen);
 
 // The same decision as a function of what it depends on. A null pointer is a variable that is not
 // set; `columns_of_device` is 0 where the kernel does not know.

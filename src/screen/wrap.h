@@ -20,6 +20,15 @@ size_t columns_of(std::string_view text);
 // line. Ends of lines in the text stay.
 std::vector<std::string> wrapped(std::string_view text, size_t width);
 
+// The same as one text: each line but the first begins with `indent` blanks, which `width` includes
+// in every line. Without a line break at the end.
+std::string indented(std::string_view text, size_t indent, size_t width);
+
+// A shell command of at most `width` characters a line where it has places to break: lines end in
+// " \", and all but the first begin with `indent` blanks. It breaks before words that begin with a
+// dash, outside quotes.
+std::string wrapped_command(std::string_view command, size_t indent, size_t width);
+
 // The text in double quotes, fit for a screen, and shortened in its middle to `most` columns.
 std::string in_quotes(std::string_view text, size_t most = 24);
 
