@@ -31,8 +31,7 @@ Result learn(const Session& session, const std::vector<std::string>& command_lin
                              .ops = session.ops,
                              .requests = session.requests,
                              .judge = {.learn = &limits},
-                             .provenance = provenance_of(session.checkpoint, session.engine,
-                                                         session.requests, command_line),
+                             .provenance = provenance_of(session, command_line),
                              .progress = [&](const std::string& line) { progress.show(line); }});
   if (!result.findings.empty())
     fail("limits are learnt from clean runs, and this one is not{}: {}; repair it first",

@@ -73,8 +73,7 @@ CheckResult check_or_update(const CheckCommand& options,
                 .requests = session.requests,
                 .faults = faults,
                 .judge = {.limits = limits},
-                .provenance = provenance_of(session.checkpoint, session.engine, session.requests,
-                                            command_line),
+                .provenance = provenance_of(session, command_line),
                 .progress = [&](const std::string& line) { progress.show(line); }};
   CheckResult result = options.update ? update_baseline(std::move(run), options.check)
                                       : check_against(baseline, std::move(run), options.check);

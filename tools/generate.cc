@@ -49,9 +49,7 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
   Auditor auditor(session.engine.page_size);
   std::optional<TraceCapture> capture;
   if (!options.observe.trace.empty())
-    capture.emplace(
-        options.observe, engine,
-        provenance_of(session.checkpoint, session.engine, session.requests, command_line));
+    capture.emplace(options.observe, engine, provenance_of(session, command_line));
   if (before) before->expect(capture->manifest());
   Sink* seen = capture ? &capture->sink() : options.audit ? &auditor : nullptr;
   std::deque<Tee> tees;

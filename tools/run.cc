@@ -83,8 +83,7 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
 
 Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
-  const auto provenance =
-      provenance_of(session.checkpoint, session.engine, session.requests, command_line);
+  const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);

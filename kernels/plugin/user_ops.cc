@@ -15,8 +15,10 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/memory.h"
+#include "kernels/base/nearest.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/plugin/crash_watch.h"
+#include "kernels/plugin/exports.h"
 #include "kernels/plugin/ffi_guard.h"
 
 namespace lockstep {
@@ -51,24 +53,25 @@ DLDataType data_type_of(DType dtype) {
 // The arguments of one call in C. What it hands out lives as long as it does.
 class Arguments {
  public:
-  // `offset` bytes of the tensor's memory before its first element belong to it too.
-  const DLTensor* operator()(const TensorView& tensor, uint64_t offset = 0) {
+  // `before` bytes of memory before its first element belong to the tensor too. Readers of DLPack
+  // such as torch take no byte_offset: the first element is where `data` is.
+  const DLTensor* operator()(const TensorView& tensor, uint64_t before = 0) {
     if (tensor.empty()) return nullptr;
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
     if (tensor.device != Device::cpu) device_ = tensor.device;
     if (tensor.device != Device::cpu)
-      on_device_.push_back({begin - offset, begin + static_cast<uintptr_t>(tensor.bytes())});
+      on_device_.push_back({begin - before, begin + static_cast<uintptr_t>(tensor.bytes())});
     const DLDevice device =
         tensor.device != Device::cpu ? DLDevice{kDLCUDA, tensor.device.index} : DLDevice{kDLCPU, 0};
     const auto extents = tensor.shape.extents();
     std::ranges::copy(extents, shapes_.emplace_back().begin());
-    return &tensors_.emplace_back(DLTensor{.data = static_cast<char*>(tensor.data) - offset,
+    return &tensors_.emplace_back(DLTensor{.data = tensor.data,
                                            .device = device,
                                            .ndim = tensor.shape.rank(),
                                            .dtype = data_type_of(tensor.dtype),
                                            .shape = shapes_.back().data(),
                                            .strides = nullptr,
-                                           .byte_offset = offset});
+                                           .byte_offset = 0});
   }
   // The C interface has plain weights alone.
   const DLTensor* operator()(const WeightView& weight) {
@@ -197,7 +200,7 @@ class GuardedOutput {
     const auto guard = [](uint8_t byte) { return byte == kGuard; };
     check(std::all_of(begin, begin + kGuardBytes, guard) &&
               std::all_of(end - kGuardBytes, end, guard),
-          "{} wrote {} its output {}: mind the shape and byte_offset of the tensor", op.at(context),
+          "{} wrote {} its output {}: mind the shape of the tensor", op.at(context),
           std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before", out_.shape.text());
     const int64_t size = size_of(out_.dtype);
     const auto fill = unwritten(out_.dtype);
@@ -255,6 +258,9 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& us
   };
 }
 
+constexpr std::string_view kPrefix = "lockstep_";
+std::string symbol_of(std::string_view op) { return fmt::format("{}{}", kPrefix, op); }
+
 // Without those that there are not.
 std::vector<std::string_view> names_of(std::span<const std::string_view> inputs) {
   std::vector<std::string_view> names;
@@ -284,10 +290,34 @@ void* opened(const std::string& path) {
   return library;
 }
 
+// A misspelt op would leave the engine's own in its place, and a clean verdict on that.
+void check_exports(void* library, const std::string& path) {
+  std::vector<std::string_view> known;
+  for_each_op([&](const auto& row) { known.push_back(row.name); });
+  for (const std::string& symbol : exports_of(library)) {
+    if (!symbol.starts_with(kPrefix) || symbol == "lockstep_ops_abi") continue;
+    const std::string_view name = std::string_view(symbol).substr(kPrefix.size());
+    check(std::ranges::find(known, name) != known.end(),
+          "{} exports {}, which is no op{} (kernels/lockstep_ops.h names them; a function that is "
+          "none needs another name, or to be static)",
+          path, symbol, did_you_mean(name, known));
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> user_ops_in(const std::string& path) {
+  void* library = opened(path);
+  std::vector<std::string> names;
+  for_each_op([&](const auto& row) {
+    if (dlsym(library, symbol_of(row.name).c_str()) != nullptr) names.emplace_back(row.name);
+  });
+  return names;
+}
 
 Ops with_user_ops(Ops ops, const std::string& path) {
   void* library = opened(path);
+  check_exports(library, path);
   return with_user_functions(
       std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
 }
@@ -296,7 +326,7 @@ Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
                         const std::string& path) {
   int replaced = 0;
   for_each_op([&](const auto& row) {
-    void* symbol = find(("lockstep_" + std::string(row.name)).c_str());
+    void* symbol = find(symbol_of(row.name).c_str());
     if (symbol == nullptr) return;
     put(ops.*row.entry, {row.name, path, library_around(symbol), names_of(row.inputs)}, symbol);
     ++replaced;

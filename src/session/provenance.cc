@@ -46,10 +46,10 @@ std::string text_of(auto number) { return std::to_string(number); }  // of bool:
 
 }  // namespace
 
-std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
-                                                 const EngineOptions& options,
-                                                 const std::vector<Request>& requests,
+std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line) {
+  const Checkpoint& checkpoint = session.checkpoint;
+  const EngineOptions& options = session.engine;
   const std::string dtype(name_of(options.dtype));
   const bool on_cpu = options.device == Device::cpu;
   const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
@@ -66,7 +66,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"model", model},
       {"model_xxh3", checkpoint.fingerprint()},
       {"tokenizer_xxh3", hash_of_file(model + "/tokenizer.json")},
-      {"prompt_xxh3", hash_of_prompts(requests)},
+      {"prompt_xxh3", hash_of_prompts(session.requests)},
       {"device", on_cpu ? "cpu" : "cuda"},
       {"matmul", on_cpu ? std::string(matmul_path(options.dtype)) : "cuBLASLt"},
       {"weight_dtype", dtype},
@@ -77,6 +77,7 @@ std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
       {"path", options.graph ? "graph" : "eager"},
   };
   facts.merge(machine_facts(options.device));
+  if (!session.user_ops.empty()) facts["user_ops"] = session.user_ops;
   for_each_engine_option([&](const auto& option) {
     std::string name = option.name;
     std::ranges::replace(name, '-', '_');

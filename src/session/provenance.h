@@ -5,14 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "src/engine/engine.h"
+#include "src/session/session.h"
 
 namespace lockstep {
 
 // Where numbers come from, as traces and results keep it: who computed what, with what, when.
-std::map<std::string, std::string> provenance_of(const Checkpoint& checkpoint,
-                                                 const EngineOptions& options,
-                                                 const std::vector<Request>& requests,
+std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line);
 
 // The command line of a command, as a user would type it.

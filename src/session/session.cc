@@ -1,5 +1,7 @@
 #include "src/session/session.h"
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 
 #include "kernels/base/check.h"
@@ -33,7 +35,11 @@ Session open_model(const ModelOptions& options) {
   session.engine.graph =
       session.engine.device != Device::cpu && options.graph != "off" && options.ops.empty();
   session.ops = ops_of(session.engine.device);
-  if (!options.ops.empty()) session.ops = with_user_ops(session.ops, options.ops);
+  if (!options.ops.empty()) {
+    session.ops = with_user_ops(session.ops, options.ops);
+    session.user_ops =
+        fmt::format("{} of {}", fmt::join(user_ops_in(options.ops), ", "), options.ops);
+  }
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

@@ -16,7 +16,8 @@ struct Session {
   std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
   std::vector<Request> requests;
   EngineOptions engine;
-  Ops ops;  // of the engine's device, with the user's in their places
+  Ops ops;               // of the engine's device, with the user's in their places
+  std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;

@@ -40,6 +40,10 @@ TEST(UserOps, ThatAreRightGiveWhatTheirsGive) {
   for (int i = 0; i < 8; ++i) EXPECT_NEAR(theirs.as<float>()[i], ours.as<float>()[i], 1e-6) << i;
 }
 
+TEST(UserOps, AreKnownByName) {
+  EXPECT_EQ(user_ops_in(plugin("right_rms_norm")), std::vector<std::string>{"rms_norm"});
+}
+
 TEST(UserOps, LeaveTheOthersAlone) {
   const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
   const Tensor a = floats({1, 2}, {1, 2});
@@ -61,7 +65,15 @@ TEST(UserOps, LibrariesThatAreNoneAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal(plugin("no_interface")).find("exports lockstep_ops_abi"), std::string::npos);
   EXPECT_NE(refusal(plugin("other_interface")).find("interface 1, found 42"), std::string::npos);
-  EXPECT_NE(refusal(plugin("no_op")).find("exports an op"), std::string::npos);
+  const std::string misspelt = refusal(plugin("no_op"));
+  EXPECT_NE(misspelt.find("exports lockstep_rmsnorm, which is no op; did you mean \"rms_norm\"?"),
+            std::string::npos)
+      << misspelt;
+  EXPECT_NE(error_of([] {
+              with_user_functions(
+                  cpu_ops(), [](const char*) -> void* { return nullptr; }, "it");
+            }).find("exports an op"),
+            std::string::npos);
 }
 
 class BrokenOp : public testing::Test {
@@ -99,6 +111,7 @@ TEST_F(BrokenOp, ThatFailsIsNamedWithItsReason) {
 uint32_t g_found = 0;
 const char* leave(const LockstepCall*, const DLTensor* out, const DLTensor*, const DLTensor*) {
   g_found = 0;
+  if (out->byte_offset != 0 || out->strides != nullptr) return "no reader of DLPack takes it";
   std::memcpy(&g_found, static_cast<char*>(out->data) + out->byte_offset, out->dtype.bits / 8u);
   return nullptr;
 }

@@ -23,6 +23,7 @@ TEST(UserOps, ThatAreRightComeOutClean) {
         call_lockstep(run_with("right_rms_norm", std::string("--dtype ") + dtype));
     EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
     EXPECT_NE(outcome.out.find("\nclean: No bug shown in "), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("ops: rms_norm of "), std::string::npos) << "whose ops ran";
   }
 }
 
