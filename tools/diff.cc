@@ -48,7 +48,7 @@ int diff_command(Args args) {
   app.add_option("-m,--model", model, "judge both traces against this checkpoint")
       ->type_name("DIR");
   add_selection_options(app, observe);
-  add_report_options(app, report);
+  add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep diff before.trace after.trace\n"
              "  lockstep diff before.trace after.trace --points 'attn.*' --layers 0-3\n"

@@ -111,24 +111,49 @@ TestSuite suite_of(const CheckResult& result) {
   return suite;
 }
 
+// The baseline, and how the run is beside it.
+std::vector<Block> held_to(const CheckResult& result) {
+  std::vector<Block> blocks = {Paragraph{title_of(result), 0, 2},
+                               Paragraph{baseline_text(result), 0, 2}, Heading{},
+                               classes_table(result)};
+  add_items("failures", result.failures, blocks);
+  add_items("notes, which fail nothing", result.notes, blocks);
+  return blocks;
+}
+
+// The page of the run, with what it was held to above.
+std::string check_page(const CheckResult& result) {
+  std::vector<Block> blocks = held_to(result);
+  blocks.insert(blocks.begin(), Heading{"Beside the baseline"});
+  const CheckVerdict verdict = result.verdict;
+  const bool passed = verdict == CheckVerdict::pass, failed = verdict == CheckVerdict::fail;
+  return page_of(result.run, {.tone = passed   ? RunVerdict::clean
+                                      : failed ? RunVerdict::diverged
+                                               : RunVerdict::inconclusive,
+                              .title = passed   ? "Check passed"
+                                       : failed ? "Check failed"
+                                                : "Check inconclusive",
+                              .story = result.story,
+                              .blocks = std::move(blocks),
+                              .json = report_json(result)});
+}
+
 }  // namespace
 
 Document document_of(const CheckResult& result) {
-  Document document{
-      .data = data_of(result), .json = report_json(result), .tests = suite_of(result)};
+  Document document{.blocks = held_to(result),
+                    .data = data_of(result),
+                    .json = report_json(result),
+                    .tests = suite_of(result),
+                    .page = [result] { return check_page(result); }};
   std::vector<Block>& blocks = document.blocks;
-  blocks.push_back(Paragraph{title_of(result)});
-  blocks.push_back(Paragraph{baseline_text(result)});
-  blocks.push_back(Heading{});
-  blocks.push_back(classes_table(result));
-  add_items("failures", result.failures, blocks);
-  add_items("notes, which fail nothing", result.notes, blocks);
   blocks.push_back(Heading{});
   if (!result.run.blind.empty()) {
     std::string untested;
     for (const std::string& blind : result.run.blind)
       untested += (untested.empty() ? "" : "; ") + blind.substr(0, blind.find(" ("));
-    blocks.push_back(Paragraph{fmt::format("untested {}: {}", result.run.blind.size(), untested)});
+    blocks.push_back(
+        Paragraph{fmt::format("untested {}: {}", result.run.blind.size(), untested), 0, 2});
   }
   blocks.push_back(Conclusion{name_of(result.verdict), result.story});
   return document;

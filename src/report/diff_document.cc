@@ -6,6 +6,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/report/diff_origin.h"
+#include "src/report/marks.h"
 #include "src/report/point_columns.h"
 #include "src/report/report.h"
 
@@ -13,26 +14,10 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMostFlips = 4;  // that are told one by one
+constexpr int kHang = 8;          // columns of "tokens  " and the like
 
 bool is_at(const std::optional<DiffNode>& node, const Place& place) {
   return node && node->id.place == place;
-}
-
-// A number of ulps in at most three characters.
-std::string short_number(double x) {
-  if (!std::isfinite(x)) return "inf";
-  if (x < 0.095) return "<.1";
-  if (x < 9.95) return fmt::format("{:.1f}", x);
-  return x < 999.5 ? fmt::format("{:.0f}", x) : ">1k";
-}
-
-bool is_choice(const DiffPlace& place) { return row_of(place.place.point->op).makes_indices; }
-
-std::string mark_of(const DiffPlace& place) {
-  if (place.unlike) return "!";
-  if (place.equal == place.rows) return "=";
-  if (is_choice(place)) return "x";
-  return place.measured > 0 ? short_number(place.ulps) : "#";
 }
 
 std::string mark_of(const DiffPlace& place, const DiffResult& result) {
@@ -84,15 +69,11 @@ std::string outside_of_layers(const DiffResult& result) {
 
 // The marks that stand in the map, explained.
 std::string legend_of(const DiffResult& result) {
-  std::string legend = "       = equal bits";
-  for (const auto& [mark, meaning] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"#", "other hashes, no numbers"},
-           {"x", "other choices"},
-           {"!", "NaN in one only, or another shape"}})
-    if (std::ranges::any_of(result.places, [wanted = mark](const DiffPlace& place) {
-          return mark_of(place) == wanted;
-        }))
-      legend += fmt::format("   {} {}", mark, meaning);
+  std::string legend = "= equal bits";
+  for (const char* mark : {"#", "x", "!"})
+    if (std::ranges::any_of(result.places,
+                            [mark](const DiffPlace& place) { return mark_of(place) == mark; }))
+      legend += fmt::format("   {} {}", mark, meaning_of_mark(mark));
   return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
 }
 
@@ -100,8 +81,8 @@ void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   if (result.rows == result.equal && !result.first_kind) return;
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
   if (std::string line = outside_of_layers(result); !line.empty())
-    blocks.push_back(Paragraph{std::move(line)});
-  blocks.push_back(Paragraph{legend_of(result)});
+    blocks.push_back(Paragraph{std::move(line), 0, 7});
+  blocks.push_back(Paragraph{legend_of(result), 6, 8});
 }
 
 std::string text_of(const DiffFlip& flip, const DiffResult& result) {
@@ -122,14 +103,15 @@ std::string text_of(const DiffFlip& flip, const DiffResult& result) {
 
 void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
   for (size_t i = 0; i < std::min(kMostFlips, result.flips.size()); ++i)
-    blocks.push_back(Paragraph{text_of(result.flips[i], result)});
+    blocks.push_back(Paragraph{text_of(result.flips[i], result), 0, kHang});
   if (result.flips.size() > kMostFlips)
-    blocks.push_back(
-        Paragraph{fmt::format("        and {} more requests", result.flips.size() - kMostFlips)});
+    blocks.push_back(Paragraph{
+        fmt::format("and {} more requests", result.flips.size() - kMostFlips), kHang, kHang});
   if (result.logits && result.logits->kl_max > 0)
     blocks.push_back(
         Paragraph{fmt::format("logits  mean KL {:.2g}, worst {:.2g}, over {} rows",
-                              result.logits->kl_mean, result.logits->kl_max, result.logits->rows)});
+                              result.logits->kl_mean, result.logits->kl_max, result.logits->rows),
+                  0, kHang});
 }
 
 // A column that was not measured is empty, and no 0.
@@ -151,10 +133,11 @@ const char* word_of(DiffVerdict verdict) {
 }  // namespace
 
 Document document_of(const DiffResult& result) {
-  Document document{.data = data_of(result), .json = report_json(result)};
+  Document document{
+      .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
   document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
-  for (std::string& line : origins_of(result)) blocks.push_back(Paragraph{std::move(line)});
+  for (std::string& line : origins_of(result)) blocks.push_back(Paragraph{std::move(line), 0, 2});
   if (result.rows > 0)
     blocks.push_back(Paragraph{fmt::format(
         "rows compared {}, equal bits {} ({:.0f} %)", result.rows, result.equal,
@@ -163,11 +146,12 @@ Document document_of(const DiffResult& result) {
     blocks.push_back(
         Paragraph{fmt::format("rows that only A has {}, only B {}", result.only_a, result.only_b)});
   for (const auto* sentences : {&result.renamed, &result.structure})
-    for (const std::string& sentence : *sentences) blocks.push_back(Paragraph{sentence});
+    for (const std::string& sentence : *sentences) blocks.push_back(Paragraph{sentence, 0, 2});
   add_map(result, blocks);
   add_tokens(result, blocks);
   for (const DiffJudgement& j : result.judged)
-    blocks.push_back(Paragraph{fmt::format("{} is {}: {}", j.trace, name_of(j.verdict), j.story)});
+    blocks.push_back(
+        Paragraph{fmt::format("{} is {}: {}", j.trace, name_of(j.verdict), j.story), 0, 2});
   blocks.push_back(Conclusion{word_of(result.verdict), result.story});
   return document;
 }

@@ -34,7 +34,7 @@ std::string line_of(const std::vector<std::string>& fields) {
 std::string render_csv(const Document& document) {
   const Table& table = data_of(document);
   std::vector<std::string> fields;
-  for (const Column& column : table.columns) fields.push_back(column.name);
+  for (const Column& column : table.columns) fields.push_back(quoted(column.name));
   std::string out = line_of(fields);
   for (const auto& row : table.rows) {
     fields.clear();

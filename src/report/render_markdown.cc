@@ -20,9 +20,22 @@ bool in_word(const std::string& text, size_t at) {
   return at > 0 && letter(at - 1) && letter(at + 1);
 }
 
+// Where the text begins as an item of a list would: "- ", "12. "; or else 0.
+size_t end_of_item(const std::string& text) {
+  if (text.starts_with("- ") || text.starts_with("+ ")) return 1;
+  const size_t digits = text.find_first_not_of("0123456789");
+  const bool item = digits != std::string::npos && digits > 0 &&
+                    (text.compare(digits, 2, ". ") == 0 || text.compare(digits, 2, ") ") == 0);
+  return item ? digits + 1 : 0;
+}
+
 // One line of text that is shown as it is.
 std::string escaped(const std::string& text) {
   std::string out;
+  if (const size_t end = end_of_item(text); end > 0) {
+    out = fmt::format("{}\\{}", text.substr(0, end - 1), text[end - 1]);
+    return out + escaped(text.substr(end));
+  }
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
@@ -86,10 +99,19 @@ std::string markdown_of(const List& list) {
 // The verdict stands above everything.
 std::string markdown_of(const Conclusion&) { return ""; }
 
+// A fence is longer than any within.
+std::string fence_around(const std::string& text) {
+  std::string fence = "```";
+  while (text.find(fence) != std::string::npos) fence += '`';
+  return fence;
+}
+
 // Whatever is drawn with characters of one width is left as it is drawn.
 template <typename Other>
 std::string markdown_of(const Other& block) {
-  return fmt::format("```text\n{}```\n\n", render_text(Document{.blocks = {block}}));
+  const std::string drawn = render_text(Document{.blocks = {block}});
+  const std::string fence = fence_around(drawn);
+  return fmt::format("{0}text\n{1}{0}\n\n", fence, drawn);
 }
 
 }  // namespace

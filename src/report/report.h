@@ -23,6 +23,9 @@ Document document_of(const DiffResult& result);
 // A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the
 // K/V cache), `tokens` and `coverage`. Where nodes could not be judged the tests are in trouble.
 TestSuite tests_of(const Result& result);
+// Two traces as tests: one an op class, of which that fails where the difference begins, and
+// `structure`, `tokens` and `coverage`, which is in trouble where nobody can tell.
+TestSuite tests_of(const DiffResult& result);
 
 // The same as JSON, with all that is known.
 std::string report_json(const Result& result);  // schema: tools/schemas/result.schema.json
@@ -32,6 +35,15 @@ std::string report_json(const DiffResult& result);
 // holds the JSON.
 std::string page_of(const Result& result);
 std::string page_of(const DiffResult& result);
+
+// The top of a page of a judged run that was held to more than the judge does.
+struct PageTop {
+  RunVerdict tone = RunVerdict::clean;
+  std::string title, story;
+  std::vector<Block> blocks;  // what it was held to, above the parts of the run
+  std::string json;           // what the page holds, in the place of the run's own
+};
+std::string page_of(const Result& result, const PageTop& top);
 
 // The result that report_json() wrote. The report holds neither Result::limit_ratio nor others nor
 // reached. Throws Error when `text` is no such report; `name` says in its sentence where it

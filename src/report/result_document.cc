@@ -57,6 +57,7 @@ std::string ran_text(const Result& result) {
   const std::string matmul = fact("matmul");
   say(joined(", ", joined(" on ", fact("compute_dtype"), fact("device")),
              matmul.substr(0, matmul.find(" (")) + (matmul.empty() ? "" : " matmul")));
+  if (const std::string user = fact("user_ops"); !user.empty()) say("ops: " + user);
   say(requests_text(result));
   return fmt::format("{}", fmt::join(parts, "  "));
 }

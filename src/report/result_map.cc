@@ -7,6 +7,7 @@
 #include <set>
 #include <string_view>
 
+#include "src/report/marks.h"
 #include "src/report/point_columns.h"
 
 namespace lockstep {
@@ -15,16 +16,9 @@ namespace {
 constexpr size_t kAllRows = 12;   // a model of so many layers is shown whole
 constexpr size_t kMostRows = 20;  // of another one, no more than these
 
-constexpr std::pair<char, const char*> kLegend[] = {
-    {'=', "exact bits"},
-    {'.', "within rounding"},
-    {'X', "wrong here"},
-    {'N', "makes NaN or Inf here"},
-    {'!', "missing, or of another shape"},
-    {'~', "wrong only by what it read"},
-    {'^', "overflows, as its exact result does"},
-    {'#', "not judged"},
-};
+char glyph_of(const Result& result, const PlaceSummary& place) {
+  return mark_of(result, place).glyph.front();
+}
 
 // A layer's glyphs by column; a blank where the layer has no such point.
 struct MapRow {
@@ -112,35 +106,13 @@ std::string others_of(const Result& result) {
 
 std::string legend_of(const std::set<char>& used) {
   std::string text;
-  for (const auto& [glyph, meaning] : kLegend)
-    if (used.contains(glyph))
-      text += fmt::format("{}{} {}", text.empty() ? "" : "   ", glyph, meaning);
+  for (const Mark& mark : marks())
+    if (used.contains(mark.glyph.front()))
+      text += fmt::format("{}{} {}", text.empty() ? "" : "   ", mark.glyph, mark.says);
   return text;
 }
 
 }  // namespace
-
-char glyph_of(const Result& result, const PlaceSummary& place) {
-  switch (place.verdict) {
-    case Verdict::bitwise:
-      return '=';
-    case Verdict::rounding:
-      return '.';
-    case Verdict::propagated:
-      return '~';
-    case Verdict::introduced:
-      return 'X';
-    case Verdict::structural:
-      return '!';
-    case Verdict::inconclusive:
-      return '#';
-    case Verdict::nonfinite:
-      break;
-  }
-  const bool found = std::ranges::any_of(
-      result.findings, [&](const Finding& f) { return f.node.place == place.place; });
-  return found ? 'N' : '^';
-}
 
 std::vector<Block> map_of(const Result& result) {
   std::vector<Place> places;

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "src/report/diff_origin.h"
 #include "src/report/output.h"
@@ -87,6 +89,42 @@ TEST(DiffScreen, MarksWhatNoNumberMeasures) {
   const std::string screen = text_of(document_of(r), "table");
   EXPECT_NE(screen.find("[!]"), std::string::npos) << screen;
   EXPECT_NE(screen.find("! NaN in one only, or another shape"), std::string::npos) << screen;
+}
+
+TEST(DiffScreen, FailsTheTestOfTheOpWhereTheDifferenceBegins) {
+  const auto outcomes = [](const DiffResult& r) {
+    std::map<std::string, TestOutcome> by_name;
+    for (const TestCase& test : tests_of(r).cases) by_name[test.name] = test.outcome;
+    return by_name;
+  };
+  DiffResult bug = of_a_bug(true);
+  bug.trace_a = "runs/base.trace", bug.trace_b = "bug.trace/";
+  EXPECT_EQ(tests_of(bug).name, "bug.trace beside base.trace");
+  for (const auto& [name, outcome] : outcomes(bug))
+    EXPECT_EQ(outcome, name == "linear" ? TestOutcome::failed : TestOutcome::passed) << name;
+  // What no op shows fails too: other requests, or a trace that is judged wrong.
+  bug.first_kind.reset();
+  EXPECT_EQ(outcomes(bug).at("structure"), TestOutcome::failed);
+  bug.verdict = DiffVerdict::inconclusive;
+  for (const auto& [name, outcome] : outcomes(bug))
+    EXPECT_EQ(outcome, name == "coverage" ? TestOutcome::trouble : TestOutcome::passed) << name;
+  bug.verdict = DiffVerdict::noise;
+  for (const auto& [name, outcome] : outcomes(bug)) EXPECT_EQ(outcome, TestOutcome::passed) << name;
+}
+
+TEST(DiffScreen, LongSentencesHangBelowTheirBeginnings) {
+  DiffResult r = of_a_bug(true);
+  r.structure = {std::string(200, 'x') + " " + std::string(60, 'y')};
+  r.flips = std::vector<DiffFlip>(6, {.cause = DiffFlip::Cause::near_tie, .margin_ulp = 0.4});
+  std::istringstream lines(text_of(document_of(r), "table"));
+  std::string last;
+  for (std::string line, before; std::getline(lines, line); before = line) {
+    last = line;
+    if (lines.peek() != EOF) EXPECT_LE(line.size(), 80u) << line;
+    if (before.starts_with("tokens  ")) EXPECT_TRUE(line.starts_with("        ")) << line;
+    if (line.starts_with("xxx")) EXPECT_EQ(before.substr(0, 2), "  ") << before;
+  }
+  EXPECT_TRUE(last.starts_with("different: ")) << "scripts read it whole";
 }
 
 TEST(DiffScreen, LayersThatLookAlikeShareARow) {

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "src/report/output.h"
+#include "src/report/page/html.h"
 #include "src/report/render.h"
 #include "src/report/report.h"
 #include "tests/helpers.h"
@@ -34,6 +37,95 @@ TEST(Markdown, ShowsWhatMeansSomethingAsItIs) {
   const std::string text =
       render_markdown({.blocks = {Paragraph{"<b> *x* `y` _z_ a_b [l](u) #1 @me \n# \x1b[1m"}}});
   EXPECT_EQ(text, "\\<b\\> \\*x\\* \\`y\\` \\_z\\_ a_b \\[l\\](u) \\#1 \\@me  \\#  \\[1m\n\n");
+}
+
+// Texts as of a token, a tensor's name or a prompt, that mean something in some format.
+constexpr const char* kHostile[] = {"a\033[2Jb\rc\td\x7f",
+                                    "a|b|c",
+                                    "</td></table><img src=x onerror=y>",
+                                    "line\nline\n\n# head",
+                                    "```\nend",
+                                    "a,\"b\"",
+                                    "]]>",
+                                    "\xff\xc0\xaf\xed\xa0\x80",
+                                    "\u202eevil\u2028",
+                                    "- item",
+                                    "1. item",
+                                    "&amp;",
+                                    "*a* _b_ [c](d) <e> ~f~ `g`"};
+
+Document of_text(const std::string& text) {
+  const Table table{{"name", "x"}, {{text, int64_t{7}}, {std::string("next"), int64_t{8}}}};
+  return {
+      .blocks = {Heading{text}, Paragraph{text}, List{{text, "next"}, text},
+                 KeyValues{{{"key", text}}}, table, Bars{{{"2^0", 1}}}, Conclusion{"clean", text}},
+      .data = table,
+      .tests = {text, {{text, TestOutcome::failed, text, text, text}}, {{text, text}}}};
+}
+
+// The lines that begin with that text.
+int64_t lines_with(const std::string& text, const std::string& beginning) {
+  std::istringstream lines(text);
+  int64_t found = 0;
+  for (std::string line; std::getline(lines, line);) found += line.starts_with(beginning);
+  return found;
+}
+
+// Fields of CSV as RFC 4180 has them.
+std::vector<std::string> fields_of(const std::string& csv) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (size_t i = 0; i < csv.size(); ++i) {
+    if (csv[i] == '"' && quoted && i + 1 < csv.size() && csv[i + 1] == '"')
+      fields.back() += csv[i++];
+    else if (csv[i] == '"')
+      quoted = !quoted;
+    else if (!quoted && (csv[i] == ',' || csv[i] == '\n'))
+      fields.emplace_back();
+    else
+      fields.back() += csv[i];
+  }
+  return fields;
+}
+
+TEST(EveryFormat, TakesNoTextForItsOwn) {
+  for (const std::string text : kHostile) {
+    const Document document = of_text(text);
+    const std::string screen = render_text(document);
+    EXPECT_EQ(std::ranges::count_if(screen, [](char c) { return c != '\n' && c >= 0 && c < ' '; }),
+              0)
+        << screen;
+    EXPECT_EQ(lines_with(screen, "next"), 1) << screen;
+    EXPECT_EQ(fields_of(render_csv(document)),
+              (std::vector<std::string>{"name", "x", text, "7", "next", "8", ""}));
+    EXPECT_EQ(nlohmann::json::parse(render_json(document)).size(), 2u) << text;
+    const std::string page = render_html(document);
+    EXPECT_EQ(page.find("<img"), page.npos);
+    EXPECT_NE(page.find(html_escaped(text) + "</td>"), page.npos) << text;
+    const std::string xml = render_junit(document);
+    EXPECT_EQ(lines_with(xml, "    <testcase "), 1) << xml;
+    for (const char* never : {"<img", "]]>", "\033", "<e>"}) EXPECT_EQ(xml.find(never), xml.npos);
+  }
+}
+
+TEST(EveryFormat, KeepsATableOfMarkdownWholeWhateverItsTexts) {
+  for (const std::string text : kHostile) {
+    const std::string markdown = render_markdown(of_text(text));
+    EXPECT_EQ(lines_with(markdown, "| "), 4) << markdown;  // the head, its rule, and two rows
+    EXPECT_EQ(lines_with(markdown, "#"), 2) << markdown;   // the verdict and one heading
+    EXPECT_EQ(lines_with(markdown, "- "), 2) << markdown;  // the list's items
+    EXPECT_EQ(lines_with(markdown, "1. "), 0) << markdown;
+    for (const char* never : {"<img", "\033", "\n```\nend"})
+      EXPECT_EQ(markdown.find(never), markdown.npos) << markdown;
+    std::istringstream lines(markdown);
+    for (std::string line; std::getline(lines, line);)
+      if (line.starts_with("| "))
+        EXPECT_EQ(std::ranges::count(line, '|') -
+                      std::ranges::count(text, '|') *
+                          (line.find("next") == line.npos && line.find(" 7 ") != line.npos),
+                  3)
+            << line;
+  }
 }
 
 TestSuite some_tests() {

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <regex>
 
+#include "src/report/marks.h"
 #include "src/report/page/html.h"
 #include "src/report/render.h"
 #include "src/report/report.h"
+#include "src/report/result_map.h"
 #include "tests/report/json_schema.h"
 #include "tests/report/results.h"
 
@@ -73,6 +75,32 @@ TEST(Page, HasACellForEachPlaceAndFramesTheFirstFinding) {
       EXPECT_EQ(cell_of(page, i).find(" first\" ") != std::string::npos, first) << i;
     }
   }
+}
+
+TEST(Page, HasTheGlyphsOfTheScreen) {
+  Result result = diverged_result();
+  int verdict = 0;
+  for (PlaceSummary& place : result.places) place.verdict = static_cast<Verdict>(verdict++ % 7);
+  const std::string page = page_of(result), screen = render_text({.blocks = map_of(result)});
+  for (size_t i = 0; i < result.places.size(); ++i) {
+    const Mark& mark = mark_of(result, result.places[i]);
+    const size_t cell = page.find(cell_of(page, i));
+    EXPECT_EQ(page.substr(page.find('>', cell) + 1, 1), mark.glyph) << i;
+    EXPECT_NE(screen.find(fmt::format("{} {}", mark.glyph, mark.says)), screen.npos) << screen;
+    EXPECT_NE(cell_of(page, i).find(mark.says), std::string::npos) << i;
+  }
+}
+
+TEST(Page, OfAHeldRunSaysWhatItWasHeldTo) {
+  const std::string page = page_of(diverged_result(), {.tone = RunVerdict::diverged,
+                                                       .title = "Check failed <1>",
+                                                       .story = "less was looked at",
+                                                       .blocks = {Heading{"Beside the baseline"}},
+                                                       .json = "{\"format\": \"lockstep-check\"}"});
+  EXPECT_NE(page.find("Check failed &lt;1&gt;"), page.npos);
+  EXPECT_NE(page.find("id=\"story\">less was looked at<"), page.npos);
+  EXPECT_LT(page.find("Beside the baseline"), page.find("id=\"map\""));
+  EXPECT_EQ(data_of(page)["format"], "lockstep-check");
 }
 
 TEST(Page, SaysTheNumbersOfItsData) {
@@ -168,7 +196,7 @@ TEST(Page, OfTwoTracesFramesWhereTheyDepart) {
   EXPECT_EQ(count(page, " first\" href"), 1u);
   EXPECT_NE(cell_of(page, 1).find(" first\" "), std::string::npos);
   EXPECT_NE(cell_of(page, 1).find("35 ulp"), std::string::npos);
-  EXPECT_NE(cell_of(page, 2).find("other bits, no numbers"), std::string::npos);
+  EXPECT_NE(cell_of(page, 2).find("other hashes, no numbers"), std::string::npos);
   EXPECT_EQ(page.find("<b>"), page.npos);
   EXPECT_EQ(data_of(page)["verdict"], "different");
 }

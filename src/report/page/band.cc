@@ -51,12 +51,6 @@ std::string subject_of(const Result& result) {
   return text;
 }
 
-std::string title_of(const Result& result) {
-  if (result.verdict == RunVerdict::clean) return "Clean";
-  if (result.verdict == RunVerdict::inconclusive) return "Inconclusive";
-  return result.first ? "Diverged at " + text_of(result.first->node.place) : "Diverged";
-}
-
 void write_stats(Html& html, const Result& result) {
   const auto stats = html.open("dl", {{"class", "stats"}});
   write_stat(html, "nodes judged", std::to_string(result.judged),
@@ -90,15 +84,15 @@ void write_title(Html& html, std::string_view glyph, std::string_view title) {
 
 }  // namespace
 
-void write_band(Html& html, const Result& result) {
-  const bool unclear = result.verdict == RunVerdict::inconclusive;
+void write_band(Html& html, const Result& result, const PageTop& top) {
+  const bool unclear = top.tone == RunVerdict::inconclusive;
   const auto band = html.open(
       "header",
-      {{"class", fmt::format("band {}", unclear ? "inconclusive-run" : name_of(result.verdict))}});
+      {{"class", fmt::format("band {}", unclear ? "inconclusive-run" : name_of(top.tone))}});
   const auto inside = html.open("div");
   html.leaf("p", subject_of(result), {{"class", "eyebrow"}});
-  write_title(html, glyph_of(result.verdict), title_of(result));
-  html.leaf("p", result.story, {{"class", "story"}, {"id", "story"}});
+  write_title(html, glyph_of(top.tone), top.title);
+  html.leaf("p", top.story, {{"class", "story"}, {"id", "story"}});
   write_stats(html, result);
 }
 

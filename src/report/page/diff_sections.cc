@@ -13,16 +13,23 @@ bool is_first(const std::optional<DiffNode>& first, const Place& place) {
   return first && first->id.place == place;
 }
 
-// One bit-equal place, one whose rows differ and by how much, one that differs and has no numbers.
-Mark mark_of(const DiffPlace& p) {
-  if (p.equal == p.rows) return {"bitwise", "=", "equal bits"};
-  if (p.measured == 0) return {"inconclusive", "#", "other bits, no numbers"};
-  return {p.ulps <= 1 ? "rounding" : "propagated differs", p.ulps <= 1 ? "·" : "≠", "other bits"};
+// The class of a place's colours.
+std::string_view kind_of(const DiffPlace& p) {
+  if (p.unlike) return "structural differs";
+  if (p.equal == p.rows) return "bitwise";
+  if (p.measured == 0) return "inconclusive";
+  return p.ulps <= 1 ? "rounding" : "propagated differs";
+}
+
+// The filter knows rows by one class.
+std::string row_class_of(const DiffPlace& p) {
+  const std::string_view kind = kind_of(p);
+  return fmt::format("v-{}", kind.ends_with("differs") ? "differs" : kind);
 }
 
 std::string line_of(const DiffPlace& p) {
-  std::string line = fmt::format("{}: {}; {} of {} rows equal", text_of(p.place), mark_of(p).says,
-                                 p.equal, p.rows);
+  std::string line = fmt::format("{}: {}; {} of {} rows equal", text_of(p.place),
+                                 meaning_of_mark(mark_of(p)), p.equal, p.rows);
   if (p.measured > 0)
     line += fmt::format("; difference rms {}, {} ulp, of values of rms {}",
                         short_number(p.difference_rms), short_number(p.ulps), short_number(p.rms));
@@ -34,16 +41,16 @@ std::string line_of(const DiffPlace& p) {
 void write_map(Html& html, const DiffResult& result) {
   if (result.places.empty()) return;
   const Part part(html, "map", "Every op of every layer",
-                  "One cell an op: = equal bits in both traces, · other bits within an ulp on "
-                  "average, ≠ further apart, # other bits and no numbers that say how far.");
+                  "One cell an op: = equal bits in both traces, a number: so many ulps apart on "
+                  "average, # other bits and no numbers that say how far, x other choices, ! "
+                  "not finite in one only, or another shape.");
   std::vector<MapCell> cells;
   const std::optional<DiffNode>& first = result.first_kind ? result.first_kind : result.first_bits;
   for (size_t i = 0; i < result.places.size(); ++i) {
     const DiffPlace& p = result.places[i];
-    const Mark mark = mark_of(p);
     cells.push_back({.place = p.place,
-                     .kind = std::string(mark.name),
-                     .glyph = std::string(mark.glyph),
+                     .kind = std::string(kind_of(p)),
+                     .glyph = mark_of(p),
                      .line = line_of(p),
                      .link = row_id(i),
                      .first = is_first(first, p.place)});
@@ -52,8 +59,9 @@ void write_map(Html& html, const DiffResult& result) {
     return static_cast<size_t>(std::ranges::count(cells, kind, &MapCell::kind));
   };
   std::vector<FilterChoice> choices = {
-      {"f-wrong", "propagated", "≠", "further apart", of("propagated differs")},
-      {"f-rounding", "rounding", "·", "within an ulp", of("rounding")},
+      {"f-wrong", "propagated", ">1", "ulp apart or unlike",
+       of("propagated differs") + of("structural differs")},
+      {"f-rounding", "rounding", "<1", "ulp apart", of("rounding")},
       {"f-bitwise", "bitwise", "=", "equal bits", of("bitwise")},
       {"f-inconclusive", "inconclusive", "#", "no numbers", of("inconclusive")}};
   std::erase_if(choices, [](const FilterChoice& c) { return c.cells == 0; });
@@ -86,11 +94,7 @@ void write_places(Html& html, const DiffResult& result) {
   const auto body = html.open("tbody");
   for (size_t i = 0; i < result.places.size(); ++i) {
     const DiffPlace& p = result.places[i];
-    const auto row = html.open("tr", {{"id", row_id(i)},
-                                      {"class", p.equal == p.rows ? "v-bitwise"
-                                                : p.measured == 0 ? "v-inconclusive"
-                                                : p.ulps <= 1     ? "v-rounding"
-                                                                  : "v-differs"}});
+    const auto row = html.open("tr", {{"id", row_id(i)}, {"class", row_class_of(p)}});
     html.leaf("td", text_of(p.place), {{"class", "mono"}});
     for (const std::string& number :
          {fmt::format("{}/{}", p.equal, p.rows), std::to_string(p.measured),

@@ -147,13 +147,13 @@ void write_places(Html& html, const Result& result) {
       html.leaf("th", name, {{"scope", "col"}, {"class", "n"}});
   }
   const auto body = html.open("tbody");
-  const std::vector<Mark> marks = marks_of(result);
   for (size_t i = 0; i < result.places.size(); ++i) {
     const PlaceSummary& p = result.places[i];
+    const Mark& mark = mark_of(result, p);
     const auto row =
-        html.open("tr", {{"id", row_id(i)}, {"class", fmt::format("v-{}", marks[i].name)}});
+        html.open("tr", {{"id", row_id(i)}, {"class", fmt::format("v-{}", mark.name)}});
     html.leaf("td", text_of(p.place), {{"class", "mono"}});
-    html.leaf("td", fmt::format("{} {}{}", marks[i].glyph, marks[i].says,
+    html.leaf("td", fmt::format("{} {}{}", mark.glyph, mark.says,
                                 p.ancestor.empty() ? "" : ", from " + p.ancestor));
     const bool measured = p.measured, compared = p.compared;
     for (const std::string& number :

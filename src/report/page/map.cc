@@ -136,12 +136,11 @@ void write_map(Html& html, const Result& result) {
   const Part part(html, "map", "Every op of every layer",
                   "One cell an op: all its nodes, over all passes and requests, by the gravest "
                   "of their verdicts.");
-  const std::vector<Mark> marks = marks_of(result);
   const std::vector<bool> wrong = wrong_places(result);
   std::vector<MapCell> cells;
   for (size_t i = 0; i < result.places.size(); ++i) {
     const PlaceSummary& p = result.places[i];
-    const Mark& mark = marks[i];
+    const Mark& mark = mark_of(result, p);
     cells.push_back({.place = p.place,
                      .kind = std::string(mark.name),
                      .glyph = std::string(mark.glyph),

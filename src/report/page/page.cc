@@ -78,6 +78,10 @@ void write_block(Html& html, const Conclusion& conclusion) {
   html.leaf("p", fmt::format("{}: {}", conclusion.verdict, conclusion.story), {{"class", "story"}});
 }
 
+void write_blocks(Html& html, const std::vector<Block>& blocks) {
+  for (const Block& block : blocks) std::visit([&](const auto& b) { write_block(html, b); }, block);
+}
+
 }  // namespace
 
 Part::Part(Html& html, std::string_view id, std::string_view heading, std::string_view how)
@@ -87,12 +91,24 @@ Part::Part(Html& html, std::string_view id, std::string_view heading, std::strin
 }
 
 std::string page_of(const Result& result) {
-  const std::string title =
-      fmt::format("{}{}", name_of(result.verdict),
-                  result.first ? ": " + text_of(result.first->node.place) : "");
+  return page_of(result,
+                 {.tone = result.verdict,
+                  .title = result.verdict == RunVerdict::clean          ? "Clean"
+                           : result.verdict == RunVerdict::inconclusive ? "Inconclusive"
+                           : result.first ? "Diverged at " + text_of(result.first->node.place)
+                                          : "Diverged",
+                  .story = result.story,
+                  .json = report_json(result)});
+}
+
+std::string page_of(const Result& result, const PageTop& top) {
   return page(
-      title, report_json(result), [&](Html& html) { write_band(html, result); },
+      top.title, top.json, [&](Html& html) { write_band(html, result, top); },
       [&](Html& html) {
+        if (!top.blocks.empty()) {
+          const auto section = html.open("section", {{"id", "held"}});
+          write_blocks(html, top.blocks);
+        }
         write_map(html, result);
         write_wrong_ops(html, result);
         write_growth(html, result);
@@ -122,10 +138,7 @@ std::string render_html(const Document& document) {
         const auto band = html.open("header", {{"class", "band"}});
         html.leaf("div", "lockstep", {{"class", "eyebrow"}});
       },
-      [&](Html& html) {
-        for (const Block& block : document.blocks)
-          std::visit([&](const auto& b) { write_block(html, b); }, block);
-      });
+      [&](Html& html) { write_blocks(html, document.blocks); });
 }
 
 }  // namespace lockstep

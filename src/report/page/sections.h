@@ -21,11 +21,13 @@
 #include "src/diff/diff.h"
 #include "src/judge/verdict.h"
 #include "src/report/document.h"
+#include "src/report/marks.h"
 #include "src/report/page/html.h"
+#include "src/report/report.h"
 
 namespace lockstep {
 
-void write_band(Html& html, const Result& result);
+void write_band(Html& html, const Result& result, const PageTop& top);
 void write_map(Html& html, const Result& result);
 void write_growth(Html& html, const Result& result);
 void write_wrong_ops(Html& html, const Result& result);
@@ -42,19 +44,6 @@ void write_places(Html& html, const DiffResult& result);
 
 // A table as it is, numbers to the right. kind: "tight" is as wide as it must be.
 void write_table(Html& html, const Table& table, std::string_view kind = "");
-
-// How a verdict is shown: a glyph beside its colour, so that no colour is needed.
-struct Mark {
-  std::string_view name;   // and class of its colours
-  std::string_view glyph;  // one character
-  std::string_view says;
-};
-const Mark& mark_of(Verdict verdict);
-// The same of a place of a result, one for each; places that overflow as they should are no
-// findings and have a mark of their own.
-std::vector<Mark> marks_of(const Result& result);
-// By place: whether a finding is there.
-std::vector<bool> wrong_places(const Result& result);
 
 // Three digits; NaN, Infinity and -Infinity as in JSON, and "#" where nothing was measured.
 std::string short_number(double x, bool measured = true);

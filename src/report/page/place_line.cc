@@ -1,47 +1,11 @@
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
-#include <set>
 
 #include "src/judge/ledger.h"
 #include "src/report/page/sections.h"
 
 namespace lockstep {
-
-const Mark& mark_of(Verdict verdict) {
-  static constexpr std::array<Mark, kVerdicts> kMarks = {{
-      {"bitwise", "=", "exact bits"},
-      {"rounding", "·", "within rounding"},
-      {"propagated", "~", "wrong only by what it read"},
-      {"introduced", "✕", "wrong here"},
-      {"nonfinite", "N", "not finite"},
-      {"structural", "S", "missing or of another shape"},
-      {"inconclusive", "#", "not judged"},
-  }};
-  return kMarks.at(static_cast<size_t>(verdict));
-}
-
-std::vector<bool> wrong_places(const Result& result) {
-  std::set<std::pair<int, int>> found;
-  for (const Finding& f : result.findings)
-    found.emplace(order_of(*f.node.place.point), f.node.place.layer);
-  std::vector<bool> wrong;
-  for (const PlaceSummary& p : result.places)
-    wrong.push_back(found.contains({order_of(*p.place.point), p.place.layer}));
-  return wrong;
-}
-
-std::vector<Mark> marks_of(const Result& result) {
-  static constexpr Mark kOverflow{"overflow", "o", "overflows as its exact result does"};
-  const std::vector<bool> wrong = wrong_places(result);
-  std::vector<Mark> marks;
-  for (size_t i = 0; i < result.places.size(); ++i) {
-    const Verdict verdict = result.places[i].verdict;
-    marks.push_back(verdict == Verdict::nonfinite && !wrong[i] ? kOverflow : mark_of(verdict));
-  }
-  return marks;
-}
 
 std::string short_number(double x, bool measured) {
   if (!measured) return "#";

@@ -1,0 +1,93 @@
+// Two traces against each other as continuous integration counts it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "src/judge/ledger.h"
+#include "src/report/report.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kDetails = 20;  // flips and places that a test lists
+
+std::string file_of(const std::string& path) {
+  const std::filesystem::path at = path;
+  return at.has_filename() ? at.filename().string() : at.parent_path().filename().string();
+}
+
+// How far apart the op class is; a failure of the whole is that of the class where it begins.
+TestCase test_of(const OpKindRow& kind, const DiffResult& result) {
+  TestCase test{.name = kind.name};
+  int64_t rows = 0, equal = 0;
+  size_t listed = 0;
+  for (const DiffPlace& place : result.places) {
+    if (place.place.point->op != kind.kind) continue;
+    rows += place.rows;
+    equal += place.equal;
+    if (place.equal == place.rows || listed++ >= kDetails) continue;
+    test.details += fmt::format("{}: {} of {} rows have other bits{}\n", text_of(place.place),
+                                place.rows - place.equal, place.rows,
+                                place.measured > 0 ? fmt::format(", {:.3g} ulp apart", place.ulps)
+                                                   : ", and no numbers that say how far");
+  }
+  if (listed > kDetails) test.details += fmt::format("... and {} more\n", listed - kDetails);
+  test.details += fmt::format("{} of {} rows have equal bits\n", equal, rows);
+  const bool begins = result.first_kind && result.first_kind->id.place.point->op == kind.kind;
+  if (result.verdict != DiffVerdict::different || !begins) return test;
+  test.outcome = TestOutcome::failed;
+  test.kind = name_of(result.verdict);
+  test.message = result.story;
+  return test;
+}
+
+// fails: by what no op class shows.
+TestCase structure_of(const DiffResult& result, bool fails) {
+  TestCase test{.name = "structure"};
+  for (const std::string& sentence : result.structure) test.details += sentence + "\n";
+  if (!fails) return test;
+  test.outcome = TestOutcome::failed;
+  test.kind = name_of(result.verdict);
+  test.message = result.story;
+  return test;
+}
+
+TestCase tokens_of(const DiffResult& result) {
+  TestCase test{.name = "tokens"};
+  for (size_t i = 0; i < std::min(kDetails, result.flips.size()); ++i)
+    test.details += fmt::format("request {} takes another way from position {} on\n",
+                                result.flips[i].request, result.flips[i].position);
+  if (result.flips.size() > kDetails)
+    test.details += fmt::format("... and {} more\n", result.flips.size() - kDetails);
+  return test;
+}
+
+TestCase coverage_of(const DiffResult& result) {
+  TestCase test{.name = "coverage", .details = fmt::format("{} rows compared\n", result.rows)};
+  if (result.verdict != DiffVerdict::inconclusive) return test;
+  test.outcome = TestOutcome::trouble;
+  test.kind = name_of(result.verdict);
+  test.message = result.story;
+  return test;
+}
+
+}  // namespace
+
+TestSuite tests_of(const DiffResult& result) {
+  TestSuite suite{
+      .name = fmt::format("{} beside {}", file_of(result.trace_b), file_of(result.trace_a))};
+  for (const OpKindRow& kind : kOpKinds)
+    if (std::ranges::any_of(result.places, [&](const DiffPlace& place) {
+          return place.place.point->op == kind.kind;
+        }))
+      suite.cases.push_back(test_of(kind, result));
+  const bool told = std::ranges::count(suite.cases, TestOutcome::failed, &TestCase::outcome) > 0;
+  suite.cases.push_back(structure_of(
+      result, result.verdict == DiffVerdict::different && (!told || !result.structure.empty())));
+  suite.cases.push_back(tokens_of(result));
+  suite.cases.push_back(coverage_of(result));
+  return suite;
+}
+
+}  // namespace lockstep
