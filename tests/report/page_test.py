@@ -65,11 +65,19 @@ class Pages(unittest.TestCase):
         requests = ["--prompt", "ROMEO:\nWhat light", "--prompt", "To be, or not", "--max-new", "6"]
         for name, more in {
                 "clean": [], "fault": ["--fault", "rope-position-off-by-one-in-decode@layer=3"],
+                "nan": ["--fault", "last-page-tail-unmasked@layer=2"],
         }.items():
             cls.run_lockstep("run", "--model", cls.model, *requests, *more,
                              "--json", cls.folder / f"{name}.json",
                              "--html", cls.folder / f"{name}.html")
             cls.results[name] = json.loads((cls.folder / f"{name}.json").read_text())
+        # Of digests alone nothing can be judged.
+        journal = cls.folder / "a.jsonl"
+        cls.run_lockstep("run", "--model", cls.model, *requests, "--trace", journal)
+        cls.run_lockstep("judge", journal, "--model", cls.model,
+                         "--json", cls.folder / "inconclusive.json",
+                         "--html", cls.folder / "inconclusive.html")
+        cls.results["inconclusive"] = json.loads((cls.folder / "inconclusive.json").read_text())
         cls.add("layers36", of_layers(cls.results["fault"], 36))
         hostile = copy.deepcopy(cls.results["fault"])
         hostile["story"] = hostile["requests"][0]["name"] = HOSTILE
@@ -92,7 +100,7 @@ class Pages(unittest.TestCase):
     @classmethod
     def run_lockstep(cls, *arguments):
         done = subprocess.run([cls.lockstep, *map(str, arguments)], capture_output=True, text=True)
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 1) or "inconclusive" in done.stdout, done.stderr
 
     @classmethod
     def add(cls, name, result):
