@@ -45,22 +45,30 @@ def made_of(root, path, seen):
         yield from made_of(root, header, seen)
 
 
-def checked(root, path, build, how, command, text=""):
-    """Runs a compiler-like command over a file that costs seconds; its output when it fails.
+def remembered(root, paths, build, how, check):
+    """The trouble that a check of some files finds, when it costs seconds to ask.
 
     What passed is remembered in BUILD/house by everything that it was made of, `how` included.
     """
-    texts = [path, how, *made_of(root, path, set())]
+    seen = set()
+    texts = [*paths, how, *(text for path in paths for text in made_of(root, path, seen))]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     passed = pathlib.Path(build) / "house" / digest
     if passed.exists():
         return None
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"{done.stdout}{done.stderr}".strip()[:3000] or "failed and said nothing"
+    if trouble := check():
+        return trouble
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
     return None
+
+
+def said_by(command, text=""):
+    """What a compiler-like command says when it fails."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return None
+    return f"{done.stdout}{done.stderr}".strip() or "failed and said nothing"
 
 
 def run(rule):

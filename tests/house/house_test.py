@@ -76,11 +76,16 @@ class Headers(Rule):
         self.write("kernels/good.h", "#pragma once\n#include <string>\nstd::string name();\n")
         self.write("kernels/needy.h", "#pragma once\nstd::string name();\n")
         self.write("kernels/twice.h", "int name();\n")
+        self.write("kernels/first.h", "#pragma once\nstd::string name();\n")
+        self.write("kernels/first.cc", '#include "kernels/first.h"\n#include <string>\n')
+        self.write("kernels/second.h", "#pragma once\nstd::string name();\n")
+        self.write("kernels/second.cc", '#include <string>\n#include "kernels/second.h"\n')
         build = self.root / "build"
-        self.expect(headers.problems, "does not compile alone", "no #pragma once", build=build)
-        self.write("kernels/good.h", "#pragma once\nstd::string name();\n")
-        self.expect(headers.problems, "good.h: does not", "needy.h: does not", "no #pragma once",
+        self.expect(headers.problems, "needy.h: does not", "second.h: does not", "no #pragma once",
                     build=build)
+        self.write("kernels/good.h", "#pragma once\nstd::string name();\n")
+        self.expect(headers.problems, "good.h: does not", "needy.h: does not",
+                    "second.h: does not", "no #pragma once", build=build)
 
 
 class Sizes(Rule):
@@ -161,19 +166,39 @@ class Readme(Rule):
 
 @unittest.skipUnless(shutil.which("clang-tidy"), "there is no clang-tidy on this machine")
 class Tidy(Rule):
-    def test_what_passed_is_checked_again_only_when_it_changes(self):
+    def build(self, *paths):
+        self.write("compile_commands.json", json.dumps([
+            {"file": str(self.root / path), "directory": str(self.root),
+             "command": f"c++ -I{self.root} -o x.o -c {self.root / path}"} for path in paths]))
+
+    def setUp(self):
+        super().setUp()
         self.write(".clang-tidy",
                    "Checks: '-*,bugprone-sizeof-expression'\nWarningsAsErrors: '*'\n")
         self.write("kernels/a.h", "constexpr int kSize = 4;\n")
-        file = self.write("kernels/a.cc", '#include "kernels/a.h"\nint f() { return kSize; }\n')
+        self.write("kernels/a.cc", '#include "kernels/a.h"\nint f() { return kSize; }\n')
+
+    def test_what_passed_is_checked_again_only_when_it_changes(self):
         self.write("kernels/left_out.cc", "int g() { return sizeof(this); }\n")
-        command = {"file": str(file), "directory": str(self.root),
-                   "command": f"c++ -I{self.root} -c {file}"}
-        self.write("compile_commands.json", json.dumps([command]))
+        self.build("kernels/a.cc")
         self.expect(tidy.problems, build=self.root)
         self.assertEqual(len(list((self.root / "house").iterdir())), 1)
         self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
+
+    def test_files_whose_names_clash_are_read_alone(self):
+        helper = "namespace { int helper() { return 1; } }\n"
+        self.write("kernels/b.cc", helper + "int b() { return helper(); }\n")
+        self.write("kernels/c.cc", helper + "int c() { return helper(); }\n")
+        self.build("kernels/a.cc", "kernels/b.cc", "kernels/c.cc")
+        self.expect(tidy.problems, build=self.root)
+        self.write("kernels/c.cc", helper + "long c() { return sizeof(sizeof(int)); }\n")
+        self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
+        self.write("kernels/c.cc", helper)
+        self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
+        self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
+        self.write("kernels/a.cc", "int f() { return unknown; }\n")
+        self.expect(tidy.problems, "undeclared identifier", build=self.root)
 
 
 class Comments(unittest.TestCase):

@@ -1,33 +1,90 @@
 """clang-tidy finds nothing, by the checks of .clang-tidy.
 
+Nearly all of its time goes into what a file includes, and the files of a room include the same:
+it reads the files of a folder as one. Where names clash (two files that keep a helper of one name),
+it reads those alone.
+
 Exit 77, skipped: this machine has no clang-tidy.
 """
 import concurrent.futures
+import json
 import pathlib
+import re
+import shlex
 import shutil
 import sys
+import tempfile
 
 import house
 
 SKIPPED = 77
 
 
-def trouble_with(root, path, build):
-    checks = (root / ".clang-tidy").read_text()
-    # Clang's own warnings are about g++'s options as often as about the code: g++ warns itself.
-    command = ["clang-tidy", "--quiet", "--extra-arg=-Wno-everything", "-p", build, root / path]
-    said = house.checked(root, path, build, checks, command)
-    return said and f"{path}:\n{said}"
+def flags_of(command):
+    """The arguments of a compiler's command but for its input and its output."""
+    arguments = iter(shlex.split(command)[1:])
+    for argument in arguments:
+        if argument in {"-o", "-c"}:
+            next(arguments)
+        else:
+            yield argument
+
+
+def groups(root, build):
+    """The product's files by folder and flags, the largest group first.
+
+    Files of rooms that this build leaves out (LibTorch, CUDA) have no command to read them by;
+    tests cost as much as all the rest and have themselves to find their bugs.
+    """
+    known = json.loads((pathlib.Path(build) / "compile_commands.json").read_text())
+    commands = {entry["file"]: entry["command"] for entry in known}
+    found = {}
+    for path in house.files(root, {".cc"}):
+        command = commands.get(str(root / path))
+        if command and not path.startswith("tests/"):
+            flags = tuple(flags_of(command))
+            found.setdefault((str(pathlib.Path(path).parent), flags), []).append(path)
+    return sorted(((paths, flags) for (_, flags), paths in found.items()), key=lambda g: -len(g[0]))
+
+
+def said_of(root, paths, flags):
+    """What clang-tidy says of some files that it reads as one."""
+    with tempfile.TemporaryDirectory() as folder:
+        together = pathlib.Path(folder) / "together.cc"
+        together.write_text("".join(f'#include "{root / path}"\n' for path in paths))
+        # Clang's own warnings are about g++'s options as often as about the code: g++ warns itself.
+        return house.said_by(["clang-tidy", "--quiet", f"--config-file={root / '.clang-tidy'}",
+                              r"--header-filter=\.cc$", together, "--", *flags,
+                              "-Wno-everything"])
+
+
+def clashing(root, paths, said):
+    """The files in which the compiler itself stumbled: names that another file of the group has."""
+    stumbled = set(re.findall(r"^(\S+?):\d+:\d+: error: .*\[clang-diagnostic-error\]", said, re.M))
+    return [path for path in paths if str(root / path) in stumbled]
+
+
+def trouble_with(root, paths, flags):
+    said = said_of(root, paths, flags)
+    while said and len(paths) > 1 and (alone := clashing(root, paths, said)):
+        paths = [path for path in paths if path not in alone] or alone[:1]
+        troubles = [trouble_with(root, [path], flags) for path in alone if path not in paths]
+        if troubles := list(filter(None, troubles)):
+            return "\n".join(troubles)
+        said = said_of(root, paths, flags)
+    return said and f"{', '.join(paths)}:\n{said[:6000]}"
 
 
 def problems(root, build):
-    known = (pathlib.Path(build) / "compile_commands.json").read_text()
-    # Files of rooms that this build leaves out (LibTorch, CUDA) have no command to check them by;
-    # tests cost as much as all the rest and have themselves to find their bugs.
-    paths = [path for path in house.files(root, {".cc"})
-             if f'"{root / path}"' in known and not path.startswith("tests/")]
+    checks = (root / ".clang-tidy").read_text()
+
+    def trouble(group):
+        paths, flags = group
+        return house.remembered(root, paths, build, checks + " ".join(flags),
+                                lambda: trouble_with(root, paths, flags))
+
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield from filter(None, pool.map(lambda path: trouble_with(root, path, build), paths))
+        yield from filter(None, pool.map(trouble, groups(root, build)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class ServedRun : public testing::TestWithParam<Case> {
 
 TEST_P(ServedRun, OfRandomSchedulesIsClean) {
   // A judged one costs a second.
-  for (const uint64_t seed : schedule_seeds(2))
+  for (const uint64_t seed : schedule_seeds(1))
     expect_clean(random_options(seed, GetParam().dtype),
                  family_of_eight(seed % 20, checkpoint_.config().vocab),
                  text_of_schedule(GetParam().model, seed));
@@ -89,9 +89,7 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tables, LengthsRun,
-                         testing::Values(Case{"tiny/qwen3-dynamic", DType::f16},
-                                         Case{"tiny/qwen3-dynamic", DType::f32}),
-                         name_of_case);
+                         testing::Values(Case{"tiny/qwen3-dynamic", DType::f16}), name_of_case);
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, ServedRun,
