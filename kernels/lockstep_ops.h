@@ -8,11 +8,12 @@
  * order of its arguments here.
  *
  * Tensors are row-major and dense, and `strides` is NULL. The first element lies at (char*)data +
- * byte_offset, which is 0 (readers of DLPack such as torch.from_dlpack want it so). The device is that of the CPU, or the current CUDA
- * device, by its number; it is the same for all tensors of a call, and a library that has no
- * kernels for it must say so. A tensor that an op may lack (a bias) is NULL. Tensors are borrowed
- * for the call, outputs come first, and inputs must not be written: one that was ends the run, and
- * the op is named. So does a rounding mode or a flushing of subnormals that an op leaves behind.
+ * byte_offset, which is 0 (readers of DLPack such as torch.from_dlpack want it so). The device is
+ * that of the CPU, or the current CUDA device, by its number; it is the same for all tensors of a
+ * call, and a library that has no kernels for it must say so. A tensor that an op may lack (a bias)
+ * is NULL. Tensors are borrowed for the call, outputs come first, and inputs must not be written:
+ * one that was ends the run, and the op is named. So does a rounding mode or a flushing of
+ * subnormals that an op leaves behind.
  *
  * An output is not the memory that the engine goes on with: it is surrounded by guard bytes and
  * filled with a pattern, so that elements that were written beside it or not at all are found. It

@@ -29,8 +29,9 @@ const Mark& mark_of(const Result& result, const PlaceSummary& place);
 // By place of the result: whether a finding is there.
 std::vector<bool> wrong_places(const Result& result);
 
-// Of two traces: "=" equal bits, "#" other hashes and no numbers, "x" other choices, "!" not finite
-// in one only or another shape, or else how far apart the place is in ulps, in three characters.
+// The mark of a place of two traces: "=" equal bits, "#" other hashes and no numbers, "x" other
+// choices, "!" not finite in one only or another shape, or else how far apart the place is in ulps,
+// in three characters.
 std::string mark_of(const DiffPlace& place);
 // The meaning of a mark that is no number.
 std::string_view meaning_of_mark(std::string_view mark);
