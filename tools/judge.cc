@@ -42,9 +42,11 @@ int judge_command(Args args) {
                              .fail_fast = fail_fast};
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options, report.detail);
-  // A verdict on a part of the trace is none on the trace, and one that could not be given takes
-  // the place of none: a run that kept digests alone was judged as it ran.
-  const bool whole = options.selection.is_everything() && !options.fail_fast;
+  // A verdict on a part of the trace, or under a contract that it does not declare, is none on the
+  // trace, and one that could not be given takes the place of none: a run that kept digests alone
+  // was judged as it ran.
+  const bool whole = options.selection.is_everything() && !options.fail_fast && schema.empty() &&
+                     accumulator.empty();
   const bool kept =
       whole && result.verdict != RunVerdict::inconclusive && keep_result(path, result);
   put(document_of(result, {.trace = path, .kept = kept}, report.detail), report);

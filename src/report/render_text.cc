@@ -96,7 +96,7 @@ class TextRenderer {
     }
     const std::string title = table.title.empty() ? "" : prose(table.title, 0, 0, false);
     std::vector<size_t> widths = widths_of(table, lines);
-    const auto gap = static_cast<size_t>(table.gap);
+    const size_t gap = gap_of(table, widths);
     fit_text(table, gap, widths);
     std::string out = title;
     // At least one column stands beside the first, be the screen as narrow as it may.
@@ -105,7 +105,7 @@ class TextRenderer {
       while (to < widths.size() && (to == from || all + gap + widths[to] <= width_))
         all += gap + widths[to++];
       if (from > 1) out += "\n";
-      out += part_of(table, lines, widths, from, to);
+      out += part_of(table, lines, widths, gap, from, to);
       from = std::max(to, from + 1);
     }
     return out;
@@ -170,6 +170,15 @@ class TextRenderer {
     return widths;
   }
 
+  // Blanks between columns: one where the table is too wide by the others alone.
+  size_t gap_of(const Table& table, const std::vector<size_t>& widths) const {
+    const auto gap = static_cast<size_t>(table.gap);
+    size_t columns = 0;
+    for (const size_t width : widths) columns += width;
+    const size_t gaps = widths.size() - 1;
+    return columns + gap * gaps > width_ && columns + gaps <= width_ ? 1 : gap;
+  }
+
   // Narrows the widest column of text if the table then fits.
   void fit_text(const Table& table, size_t gap, std::vector<size_t>& widths) const {
     size_t all = 0;
@@ -186,7 +195,7 @@ class TextRenderer {
 
   // The first column and those from `from` up to `to`.
   std::string part_of(const Table& table, const Lines& lines, const std::vector<size_t>& widths,
-                      size_t from, size_t to) const {
+                      size_t gap, size_t from, size_t to) const {
     std::vector<size_t> columns = {0};
     for (size_t i = from; i < to; ++i) columns.push_back(i);
     std::string out;
@@ -204,8 +213,7 @@ class TextRenderer {
           const std::string blanks = pad(widths[i] - std::min(widths[i], columns_of(cell)));
           const bool glyph = table.marks && &line != lines.data();
           const std::string drawn = coloured(cell, glyph ? colour_of_glyph(cell) : nullptr);
-          text += (is_right(table, i) ? blanks + drawn : drawn + blanks) +
-                  pad(static_cast<size_t>(table.gap));
+          text += (is_right(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
         }
         out += without_end_blanks(text) + "\n";
       }

@@ -120,9 +120,12 @@ TEST(DiffScreen, LongSentencesHangBelowTheirBeginnings) {
   std::string last;
   for (std::string line, before; std::getline(lines, line); before = line) {
     last = line;
-    if (lines.peek() != EOF) EXPECT_LE(line.size(), 80u) << line;
-    if (before.starts_with("tokens  ")) EXPECT_TRUE(line.starts_with("        ")) << line;
-    if (line.starts_with("xxx")) EXPECT_EQ(before.substr(0, 2), "  ") << before;
+    if (lines.peek() != EOF) {
+      EXPECT_LE(line.size(), 80u) << line;
+    }
+    if (before.starts_with("tokens  ") && !line.starts_with("tokens  ")) {
+      EXPECT_TRUE(line.starts_with("        ")) << line;
+    }
   }
   EXPECT_TRUE(last.starts_with("different: ")) << "scripts read it whole";
 }

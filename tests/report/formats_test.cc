@@ -118,13 +118,12 @@ TEST(EveryFormat, KeepsATableOfMarkdownWholeWhateverItsTexts) {
     for (const char* never : {"<img", "\033", "\n```\nend"})
       EXPECT_EQ(markdown.find(never), markdown.npos) << markdown;
     std::istringstream lines(markdown);
-    for (std::string line; std::getline(lines, line);)
-      if (line.starts_with("| "))
-        EXPECT_EQ(std::ranges::count(line, '|') -
-                      std::ranges::count(text, '|') *
-                          (line.find("next") == line.npos && line.find(" 7 ") != line.npos),
-                  3)
-            << line;
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with("| ")) continue;
+      const bool hostile = line.find("next") == line.npos && line.find(" 7 ") != line.npos;
+      const auto escaped = hostile ? std::ranges::count(text, '|') : 0;
+      EXPECT_EQ(std::ranges::count(line, '|') - escaped, 3) << line;
+    }
   }
 }
 

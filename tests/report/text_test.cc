@@ -18,6 +18,8 @@ TEST(RenderText, FoldsATableThatIsTooWide) {
                     {{int64_t{1}, int64_t{2}, int64_t{3}, int64_t{4}}}};
   EXPECT_EQ(render_text({.blocks = {table}}, {.width = 14}),
             "k  aaaa  bbbb\n1     2     3\n\nk  cccc\n1     4\n");
+  EXPECT_EQ(render_text({.blocks = {table}}, {.width = 16}), "k aaaa bbbb cccc\n1    2    3    4\n")
+      << "blanks go first";
 }
 
 TEST(RenderText, BreaksAColumnOfTextWhereTheTableThenFits) {

@@ -45,9 +45,10 @@ class Output(unittest.TestCase):
                 self.assertIn("judged: diverged (layer 1 attn.q_rope", call("inspect", path)[1])
                 digests = call("inspect", path, "--format", "csv")[1]
                 if full:  # judged again, of which the screen says where it is kept
-                    _, out = call("judge", path, "-m", MODEL, "--schema", "hf")
+                    _, out = call("judge", path, "-m", MODEL)
                     self.assertIn(f"in {path}", " ".join(out.split()))
                     call("judge", path, "-m", MODEL, "--layers", "0")
+                    call("judge", path, "-m", MODEL, "--schema", "hf")
                     self.assertIn("judged: diverged", call("inspect", path)[1],
                                   "a verdict on a part is none on the whole")
                 self.assertEqual(call("inspect", path, "--format", "csv")[1], digests)

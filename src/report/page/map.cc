@@ -102,8 +102,12 @@ std::vector<FilterChoice> choices_of(const Result& result) {
       choices.push_back(
           {id, std::string(mark.name), std::string(mark.glyph), std::string(mark.says), cells});
   };
-  const auto wrong = static_cast<size_t>(std::ranges::count(wrong_places(result), true));
-  add("f-wrong", mark_of(Verdict::introduced), wrong);
+  const std::vector<bool> wrong = wrong_places(result);
+  const auto first = std::ranges::find(wrong, true) - wrong.begin();
+  // Of several kinds of wrong ops the filter shows the first one's glyph.
+  if (first < std::ssize(wrong))
+    add("f-wrong", mark_of(result, result.places[static_cast<size_t>(first)]),
+        static_cast<size_t>(std::ranges::count(wrong, true)));
   for (const Verdict verdict :
        {Verdict::propagated, Verdict::rounding, Verdict::bitwise, Verdict::inconclusive}) {
     const Mark& mark = mark_of(verdict);
