@@ -104,7 +104,7 @@ std::vector<FilterChoice> choices_of(const Result& result) {
   };
   const std::vector<bool> wrong = wrong_places(result);
   const auto first = std::ranges::find(wrong, true) - wrong.begin();
-  // Of several kinds of wrong ops the filter shows the first one's glyph.
+  // The filter shows the first one's glyph where several kinds of ops are wrong.
   if (first < std::ssize(wrong))
     add("f-wrong", mark_of(result, result.places[static_cast<size_t>(first)]),
         static_cast<size_t>(std::ranges::count(wrong, true)));
