@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "src/diff/diff.h"
+#include "src/report/report.h"
 #include "src/session/judged_trace.h"
+#include "src/session/kept_result.h"
 #include "tests/judged.h"
+#include "traces/kept_result.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -45,9 +48,8 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
       const Result live = run(file, samples, TraceLevel::full);
       EXPECT_EQ(live.verdict, RunVerdict::clean) << live.story;
       EXPECT_EQ(inheriting(file), samples ? 2 : 1) << "nothing was shared";
-      const Manifest manifest = open_trace(scratch_ / file)->manifest();
-      EXPECT_EQ(manifest.provenance.at("verdict"), "clean");
-      EXPECT_EQ(manifest.provenance.at("story"), live.story);
+      ASSERT_TRUE(keep_result(scratch_ / file, live));
+      EXPECT_EQ(result_from_json(read_kept_result(scratch_ / file), file).story, live.story);
       const Result saved = judge_trace(scratch_ / file, checkpoint_, {});
       EXPECT_EQ(saved.story, live.story);
       EXPECT_EQ(saved.judged, live.judged);

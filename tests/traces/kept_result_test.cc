@@ -9,7 +9,6 @@
 namespace lockstep {
 namespace {
 
-
 // A journal keeps digests alone.
 TraceLevel level_of(std::string_view path) {
   return path.ends_with(".jsonl") ? TraceLevel::digest : TraceLevel::full;
