@@ -2,11 +2,11 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 
+#include "kernels/base/shell_words.h"
 #include "kernels/files/text.h"
 #include "kernels/matmul.h"
 #include "probes/digest.h"
@@ -55,7 +55,7 @@ std::map<std::string, std::string> provenance_of(const Session& session,
   const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
   std::map<std::string, std::string> facts = {
       {"created_utc", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-      {"command_line", fmt::format("{}", fmt::join(command_line, " "))},
+      {"command_line", shell_text(command_line)},
       {"tool_version", kToolVersion},
       {"git_sha", kGitSha},
       {"git_dirty", kGitDirty ? "1" : "0"},
