@@ -77,7 +77,10 @@ std::map<std::string, std::string> provenance_of(const Session& session,
       {"path", options.graph ? "graph" : "eager"},
   };
   facts.merge(machine_facts(options.device));
-  if (!session.user_ops.empty()) facts["user_ops"] = session.user_ops;
+  if (!session.user_ops.empty()) {
+    facts["user_ops"] = session.user_ops;
+    facts["user_ops_xxh3"] = hash_of_file(session.user_ops_file);
+  }
   for_each_engine_option([&](const auto& option) {
     std::string name = option.name;
     std::ranges::replace(name, '-', '_');
