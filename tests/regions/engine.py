@@ -11,6 +11,7 @@ import cases
 from cases import Setting
 from outcomes import (ALARM, CLEAN, LATER, MISSED, REGION, RIGHT, UNSURE, WRONG, Outcome, Verdict,
                       judge)
+from lockstep import Trace
 from lockstep.graph import graph_of, read_config
 from selections import SELECTIONS, Regions
 from trace_file import Place, place_order
@@ -60,6 +61,12 @@ def run(binary: str, path: pathlib.Path, setting: Setting, selection: str,
     return "" if path.exists() else made.stderr.strip()
 
 
+def recorded(path: pathlib.Path) -> frozenset[str]:
+    """The points that the trace has: those that were asked for, and what their ops read."""
+    with Trace(path) as trace:
+        return frozenset(tensor.point for tensor in trace.tensors)
+
+
 def named(verdict: Verdict, regions: Regions, wrong: set[Place]) -> str:
     """How well the verdict names a fault of these places, whatever the pass."""
     if verdict.verdict == "clean":
@@ -81,10 +88,10 @@ def outcomes_of_fault(binary: str, path: pathlib.Path, setting: Setting, name: s
     wrong = {(node.layer, node.point) for node in graph if not (one and node.layer != layer)
              and node.point in (point, BESIDE.get(point))}
     for selection in selections:
-        regions = Regions(graph, SELECTIONS[selection])
         why = run(binary, path, setting, selection,
                   (*SERVING, "--fault", f"{name}@layer={layer}" if one else name))
         verdict = Verdict("trouble", why) if why else judge(binary, path, setting.folder)
+        regions = Regions(graph, frozenset() if why else recorded(path))
         yield Outcome("bug", name, pathlib.Path(setting.folder).name, setting.dtype, "engine",
                       selection, True, "trouble" if why else named(verdict, regions, wrong),
                       f"layer {layer} {point}", verdict, None)
