@@ -61,10 +61,17 @@ Tensor of_head(const Asked& a, double by) {
   return a.right().roll(-static_cast<int64_t>(by), 1);
 }
 std::vector<double> heads(const Asked&) { return {1, -1}; }
+// Some ops say so in words of their own.
+bool has_own_words(const Asked& a) {
+  const OpKind op = a.place().point->op;
+  return op == OpKind::norm || op == OpKind::rope || op == OpKind::add;
+}
 Tensor input_handed_on(const Asked& a, double) {
+  if (has_own_words(a)) return {};
   return a.inputs() > 0 && a.input(0).numel() == a.got().numel() ? a.input(0) : Tensor();
 }
 Tensor second_handed_on(const Asked& a, double) {
+  if (has_own_words(a)) return {};
   return a.inputs() > 1 && a.input(1).numel() == a.got().numel() ? a.input(1) : Tensor();
 }
 Tensor negated(const Asked& a, double) { return -a.right(); }

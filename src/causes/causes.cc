@@ -8,9 +8,10 @@
 namespace lockstep {
 namespace {
 
-// Passes of a place that are searched when those before had no explanation; places of a point, and
-// passes of a place that are held against what explained the first ones.
-constexpr int kMostSearches = 3, kMostPlaces = 3;
+// Passes of a place that are searched when those before had no explanation; and searches at a
+// point, whose later places are first held against what explained earlier ones. Passes of a place
+// that are looked at.
+constexpr int kMostSearches = 3, kMostPlaces = 4;
 constexpr int64_t kMostPasses = 256;
 // Said of a place at most, where several explain it equally well; and how many are kept.
 constexpr size_t kMostSaid = 3, kMostKept = 8;
@@ -72,18 +73,11 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
   const Place& place = evidence.op.call.place;
   const int point = order_of(*place.point);
   const auto asked = hypotheses_.of(evidence.op);
-  const bool whole = may_search(place);
-  const std::vector<Guess> guesses = whole ? asked->guesses() : known_[point];
-  if (of.searches++ == 0 && whole) ++searched_[point];
-  Fit none;
-  for (const Guess& guess : guesses) {
-    const Numbers numbers = asked->evaluate(guess);
-    if (numbers.empty()) continue;
-    const Fit fit = evidence.fit(numbers);
-    none.of_elements = std::max(none.of_elements, fit.of_elements);
-    none.of_nodes = fit.of_nodes;
-    if (!fit.explains() || !is_nearer(fit)) continue;
-    of.candidates.push_back({guess, asked->says(guess), fit});
+  ++of.searches;
+  Fit none = try_guesses(known_[point], *asked, evidence, of);
+  if (of.candidates.empty() && may_search(place)) {
+    ++searched_[point];
+    none = try_guesses(asked->guesses(), *asked, evidence, of);
   }
   if (of.candidates.empty()) {
     of.unexplained.add(none);
@@ -94,6 +88,21 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
   for (const Candidate& candidate : of.candidates)
     if (std::ranges::count(known_[point], candidate.guess) == 0)
       known_[point].push_back(candidate.guess);
+}
+
+Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
+                        const Evidence& evidence, OfPlace& of) {
+  Fit none;
+  for (const Guess& guess : guesses) {
+    const Numbers numbers = asked.evaluate(guess);
+    if (numbers.empty()) continue;
+    const Fit fit = evidence.fit(numbers);
+    none.of_elements = std::max(none.of_elements, fit.of_elements);
+    none.of_nodes = fit.of_nodes;
+    if (!fit.explains() || !is_nearer(fit)) continue;
+    of.candidates.push_back({guess, asked.says(guess), fit});
+  }
+  return none;
 }
 
 void Causes::add_exact(const std::vector<ExactNode>& nodes, OfPlace& of) {

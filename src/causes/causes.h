@@ -51,6 +51,9 @@ class Causes {
   static std::vector<LooksLike> exact_causes(const OfPlace& of);
   static std::vector<LooksLike> best_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
+  // Adds those that explain what was seen as candidates. Returns what there was to explain.
+  static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
+                         const Evidence& evidence, OfPlace& of);
   bool may_search(const Place& place) const;
 
   const Manifest& manifest_;
@@ -58,7 +61,7 @@ class Causes {
   Oracle& oracle_;
   Hypotheses& hypotheses_;
   std::map<Key, OfPlace> places_;
-  std::map<int, int> searched_;              // places, by order of the point
+  std::map<int, int> searched_;              // searches, by order of the point
   std::map<int, std::vector<Guess>> known_;  // that explained places of a point
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -21,6 +22,7 @@ struct WrongRead {
   uint64_t hash = 0, expected = 0;
   const KvHistory::Writer* writer = nullptr;  // of what was read; null: nobody wrote it
   int64_t slot = -1;                          // where the row's own table puts it; -1: not known
+  bool repeats = false;                       // the position before holds the same
   std::vector<char> k, v;                     // what was read, where it was kept
 };
 
@@ -52,20 +54,34 @@ class CacheNode {
       read.hash = hashes[static_cast<size_t>(i)];
       read.expected = history.latest(layer_, read.row);
       read.writer = history.writer_of(read.hash);
-      const auto page = static_cast<size_t>(page_size > 0 ? read.row.position / page_size : 0);
-      if (page_size > 0 && pages != pass.info.pages.end() && page < pages->pages.size())
-        read.slot = pages->pages[page] * page_size + read.row.position % page_size;
+      read.repeats = i > 0 && hashes[static_cast<size_t>(i) - 1] == read.hash;
+      if (pages != pass.info.pages.end()) read.slot = slot_in(pages->pages, read.row.position);
+      if (is_blank(kv, i)) read.writer = nullptr;
       read.k = half_of(kv, i, 0);
       read.v = half_of(kv, i, 1);
       wrong_.push_back(std::move(read));
     }
   }
 
+  // Whether a row holds no number, as slots do that nobody wrote: rows of NaN are alike.
+  static bool is_blank(const RecordedTensor& kv, int64_t row) {
+    const TensorView data = kv.data;
+    return !data.empty() && std::isnan(value_at(data, row * data.row_size()));
+  }
+
+  int64_t slot_in(const std::vector<int32_t>& pages, int64_t position) const {
+    const auto page = static_cast<size_t>(page_size_ > 0 ? position / page_size_ : 0);
+    if (page_size_ <= 0 || page >= pages.size() || pages[page] < 0) return -1;
+    return pages[page] * page_size_ + position % page_size_;
+  }
+
   ExactNode explained() const {
     ExactNode node{.wrong = std::ssize(wrong_)};
     Tally tally;
     for (const WrongRead& read : wrong_) explain(read, tally);
-    add_shared_slots(tally);
+    add_tables(tally);
+    const auto all = [&](const auto& cause) { return cause.second == node.wrong; };
+    if (std::ranges::none_of(tally, all)) add_shared_slots(tally);
     for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
     return node;
   }
@@ -74,44 +90,75 @@ class CacheNode {
   bool is_exchanged(const WrongRead& read) const {
     return same(read.k, history_.v(read.expected)) && same(read.v, history_.k(read.expected));
   }
-  bool in_pass(int32_t request) const {
-    return std::ranges::count(pass_.info.pages, request, &RequestPages::request) > 0;
-  }
   // The position of another request's or its own row that is read, in the page that is the row's.
   bool is_in_own_slot(const WrongRead& read) const {
     return read.writer != nullptr && read.slot >= 0 && read.writer->slot == read.slot;
   }
 
   void explain(const WrongRead& read, Tally& tally) const {
-    if (is_exchanged(read)) ++tally["K and V exchanged"];
+    if (is_exchanged(read)) {
+      ++tally["K and V exchanged"];
+      return;
+    }
     if (read.writer == nullptr) {
       ++tally["never cached: the slots hold what nobody wrote"];
-      explain_unwritten(tally);
       return;
     }
     const KvHistory::Writer& by = *read.writer;
-    const int32_t position = read.row.position;
     if (by.layer != layer_) {
       ++tally[fmt::format("the cache of layer {} read", by.layer)];
     } else if (by.row.request == read.row.request) {
-      const int32_t apart = by.row.position - position;
-      if (apart == -1) ++tally["the token before cached again in its place"];
+      const int32_t apart = by.row.position - read.row.position;
+      if (read.repeats) ++tally["the token before cached again in the place of a new one"];
       if (page_size_ > 0 && apart % page_size_ == 0)
         ++tally[fmt::format("its pages {:+d} further on read in their places", apart / page_size_)];
     } else if (is_in_own_slot(read)) {
       ++tally[fmt::format("its page holds what request {} wrote", by.row.request)];
-    } else if (in_pass(by.row.request) && by.row.position == position) {
-      ++tally[fmt::format("read through the page table of request {}", by.row.request)];
     }
   }
 
-  // Rows past the end of another request's are read through its table too.
-  void explain_unwritten(Tally& tally) const {
-    for (const RequestPages& other : pass_.info.pages) {
-      const std::string says =
-          fmt::format("read through the page table of request {}", other.request);
-      if (tally.contains(says)) ++tally[says];
+  // Counts the rows whose slot another way to read the tables explains: what is there, or that
+  // nobody wrote it.
+  void add_table(const std::string& says, const std::function<int64_t(int64_t)>& slot_of,
+                 Tally& tally) const {
+    int64_t rows = 0, written = 0;
+    for (const WrongRead& read : wrong_) {
+      const int64_t slot = slot_of(read.row.position);
+      if (slot < 0 || slot == read.slot) continue;
+      if (read.writer != nullptr && read.writer->slot != slot) continue;
+      ++rows;
+      written += read.writer != nullptr ? 1 : 0;
     }
+    if (written > 0) tally[says] = rows;
+  }
+
+  void add_tables(Tally& tally) const {
+    if (wrong_.empty() || page_size_ <= 0) return;
+    const std::vector<RequestPages>& tables = pass_.info.pages;
+    size_t width = 0, own = tables.size();
+    for (size_t r = 0; r < tables.size(); ++r) {
+      width = std::max(width, tables[r].pages.size());
+      if (tables[r].request == wrong_.front().row.request) own = r;
+    }
+    if (own == tables.size()) return;
+    for (size_t r = 0; r < tables.size(); ++r)
+      if (r != own)
+        add_table(
+            fmt::format("read through the page table of request {}", tables[r].request),
+            [&](int64_t position) { return slot_in(tables[r].pages, position); }, tally);
+    // Entry i of the table, rows after each other, padded to its width by page 0.
+    const auto page_at = [&](size_t i) -> int64_t {
+      if (i / width >= tables.size()) return -1;
+      const std::vector<int32_t>& pages = tables[i / width].pages;
+      return i % width < pages.size() ? std::max(pages[i % width], 0) : 0;
+    };
+    const auto narrower = [&](int64_t position) {
+      const auto page = static_cast<size_t>(position / page_size_);
+      const int64_t at = width < 1 ? -1 : page_at(own * (width - 1) + page);
+      return at < 0 ? -1 : at * page_size_ + position % page_size_;
+    };
+    add_table("rows of the page table taken to be one page narrower than they are", narrower,
+              tally);
   }
 
   // Slots that are so far apart that their numbers end in the same bits.

@@ -24,12 +24,14 @@ struct Fit {
   int64_t lost = 0;                       // right elements that the hypothesis would have otherwise
   int64_t nodes = 0, of_nodes = 0;        // explained
   // Squares of the distance of what was stored from the hypothesis, in what one rounding of it and
-  // the op's arithmetic allow; and of its distance from the right result in the same unit.
+  // the op's arithmetic allow, of NaN and Infinity a million if they differ; and of its distance
+  // from the right result in the same unit.
   double squares = 0, right_squares = 0;
   int64_t counted = 0;  // elements in these sums
 
   void add(const Fit& other);
-  // Whether 95 of 100 wrong elements are explained and no right one is lost.
+  // Whether 95 of 100 wrong elements are explained and no right one is lost, or of 2000 elements
+  // one, as roundings on the way have ties.
   bool explains() const;
   double distance() const { return counted > 0 ? squares / static_cast<double>(counted) : 0; }
 };
