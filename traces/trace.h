@@ -31,6 +31,12 @@ enum class RoundingContract : uint8_t {
 };
 inline constexpr int kRoundingContracts = 13;
 
+// Whether a norm reads the sum before it is rounded.
+constexpr bool is_of_sum(RoundingContract contract) {
+  return contract == RoundingContract::unrounded_sum ||
+         contract == RoundingContract::hf_unrounded_sum;
+}
+
 // Whether attention rounds the weights of the keys, each by itself.
 constexpr bool rounds_weights(RoundingContract contract) {
   return contract == RoundingContract::hf || contract == RoundingContract::query_rounded;

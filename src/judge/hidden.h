@@ -17,6 +17,7 @@ namespace lockstep {
 struct HiddenTensor {
   RecordedTensor value;      // fp64
   RecordedTensor deviation;  // fp64: one standard deviation of a right kernel's; no data: exact
+  RecordedTensor samples;    // fp32: samples of what it may be off (carried.h); the same
   std::string trouble;       // why it could not be made; empty: it was
 };
 
@@ -24,10 +25,17 @@ struct HiddenTensor {
 struct DerivedKeysValues {
   Tensor k, v;                      // fp64 [length, kv_heads, head_dim]
   Tensor k_deviation, v_deviation;  // the same; no data: both are exact
+  Tensor k_samples, v_samples;      // fp32 [length, samples, kv_heads * head_dim]; the same
   std::string trouble;
 
   KeysValues values() const { return {k, v}; }
-  KeysValuesDeviation deviations() const { return {k_deviation, v_deviation}; }
+  bool exact() const { return k_deviation.view().empty() && v_deviation.view().empty(); }
+  // Puts them into what is not known of an attention's inputs.
+  void put_into(InputErrors& errors) const {
+    errors.of_cache = {k_deviation, v_deviation};
+    errors.k_samples = k_samples;
+    errors.v_samples = v_samples;
+  }
 };
 
 // The places of a model that a trace holds no tensors of. What a recorded place is judged by then
@@ -57,6 +65,9 @@ class HiddenTensors {
   bool covers(const Place& place) const { return covered_.contains(key_of(place)); }
   // The hidden places of a recorded one's region, in graph order.
   std::vector<Place> region_of(const Place& place) const;
+  // Whether the region holds K or V that are known but for an error, which all rows that read them
+  // have in common.
+  bool rows_alike(const Place& place) const;
 
   // Makes the hidden tensors of a pass; the passes come in their order. `pass` must live until the
   // next one.
@@ -71,6 +82,7 @@ class HiddenTensors {
   using Key = std::pair<int, int>;  // order of the point, layer
   struct Written {                  // a position of a request in a cache
     std::vector<double> k, v, k_deviation, v_deviation;
+    std::vector<float> k_samples, v_samples;
   };
   struct Inputs;
 
@@ -83,8 +95,9 @@ class HiddenTensors {
   void make_attention(const Place& place, HiddenTensor& made);
   void write_cache(const Place& place, HiddenTensor& made);
   bool gather(const Place& place, Inputs& inputs, std::string& trouble) const;
+  bool may_read_unrounded(const Place& place, const Place& read) const;
   void store(const Place& place, const OracleCall& call, const Inputs& inputs,
-             const KeysValuesDeviation& of_cache, size_t first, HiddenTensor& made);
+             const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made);
 
   Oracle& oracle_;
   Graph graph_;

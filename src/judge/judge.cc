@@ -7,6 +7,7 @@
 #include "kernels/base/check.h"
 #include "probes/layer_watch.h"
 #include "probes/only.h"
+#include "src/judge/cache_read.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
 #include "src/judge/top_logits.h"
@@ -200,6 +201,12 @@ void Judge::State::remember_cache(const PassView& seen) {
                      k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                      k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
     if (fit) history.write(place.layer, k->rows, k->data, v->data);
+    for (const NodeRows& node : seen.nodes_of(*place.point)) {
+      const RecordedTensor* kv = seen.tensor(place, node.request);
+      if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
+      const std::vector<uint64_t> hashes = hashes_of(*kv);
+      if (hashes.size() == kv->rows.size()) history.adopt(place.layer, kv->rows, hashes, kv->data);
+    }
   }
 }
 

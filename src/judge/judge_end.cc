@@ -177,6 +177,11 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   if (drawn.replayed < drawn.drawn)
     scope.given.push_back(fmt::format("the draws of {} of {} sampled tokens",
                                       drawn.drawn - drawn.replayed, drawn.drawn));
+  int64_t adopted = 0;
+  for (const auto& [request, positions] : history.adopted()) adopted += std::ssize(positions);
+  if (adopted > 0)
+    scope.given.push_back(fmt::format(
+        "K and V of {} positions that no pass of the trace computes, as they were read", adopted));
   if (coverage.inherits())
     scope.given.push_back("which cached tokens a request begins with, as the trace names them");
   return scope;
@@ -224,6 +229,12 @@ void Judge::State::note_facts(bool complete) {
                     "expected, and no finding",
                     text_of(ledger.places()[place]), nodes));
   for (const std::string& note : routing.notes()) ledger.note(note);
+  for (const auto& [request, positions] : history.adopted())
+    ledger.note(
+        fmt::format("positions {} to {} of request {} were in the cache before the trace begins: "
+                    "what is read there is taken as given, and held to that from then on",
+                    *positions.begin(), *positions.rbegin(), request));
+  if (const std::string note = coverage.without_cache(); !note.empty()) ledger.note(note);
   note_regions();
   if (!complete) ledger.note("the trace is incomplete");
 }

@@ -124,14 +124,18 @@ class OpJudge {
   // are structural then.
   bool measure_under(RoundingContract contract, const Place& place,
                      const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
-  // Nothing, with outcomes, when what a declared contract reads is not there.
-  std::optional<Question> question_of(RoundingContract contract, const Place& place,
-                                      const std::vector<Place>& inputs, const JudgedPass& pass,
-                                      Group& group, size_t first, size_t count);
+  Question question_of(RoundingContract contract, const Place& place,
+                       const std::vector<Place>& inputs, const JudgedPass& pass, const Group& group,
+                       size_t first, size_t count) const;
   bool judge_block(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
                    const JudgedPass& pass, Group& group, size_t first, size_t count);
   // The places whose tensors the oracle is given.
-  std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
+  std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,
+                             const Group& group) const;
+  // Whether the tensor is known bit for bit at the node's rows.
+  bool knows(const Place& input, const JudgedPass& pass, const NodeRows& node) const;
+  // Settles whether what a kernel of that contract reads is known but for an error.
+  void blur(RoundingContract contract, const std::vector<Place>& inputs, Group& group) const;
   // The threads that share a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
   // Keeps by how much the block's budgets are widened. False: so much that they allow anything.

@@ -68,8 +68,8 @@ FOREIGN = [
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
-    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|fnmatch|malloc|execinfo)\.h",
-     set(MAY_INCLUDE)),
+    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|spawn|fnmatch|malloc|execinfo)"
+     r"\.h", set(MAY_INCLUDE)),
 ]
 ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
 
