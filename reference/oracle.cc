@@ -169,9 +169,7 @@ Exact OpOracle::angles(const OracleCall& call) {
 }
 
 Exact OpOracle::norm(const OracleCall& call) const {
-  const bool of_sum = call.contract == RoundingContract::unrounded_sum ||
-                      call.contract == RoundingContract::hf_unrounded_sum;
-  check_inputs(call, 1, of_sum ? 2 : 0);
+  check_inputs(call, 1, is_of_sum(call.contract) ? 2 : 0);
   at::Tensor x = widened(call.inputs[0]);
   if (call.inputs.size() == 2) x = x + widened(call.inputs[1]);
   const at::Tensor weight = weights_.norm(call.place);

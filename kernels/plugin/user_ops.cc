@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <span>
@@ -20,28 +19,11 @@
 #include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/exports.h"
 #include "kernels/plugin/ffi_guard.h"
+#include "kernels/plugin/guarded_output.h"
+#include "kernels/plugin/python_ops.h"
 
 namespace lockstep {
 namespace {
-
-// Written around an output.
-constexpr int64_t kGuardBytes = 256;
-constexpr uint8_t kGuard = 0xa5;
-
-// The bytes of every element of an output that nobody wrote: a signalling NaN, which neither
-// arithmetic nor a conversion makes, and -1 of an index.
-std::array<uint8_t, 8> unwritten(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return {0xa5, 0xa5, 0xa5, 0x7f};
-    case DType::bf16:
-      return {0xa5, 0x7f};
-    case DType::f16:
-      return {0xa5, 0x7d};
-    default:
-      return {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
-  }
-}
 
 DLDataType data_type_of(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
@@ -176,50 +158,17 @@ struct UserOp {
   }
 };
 
-// Memory for the output of one call in which it shows what was written.
-class GuardedOutput {
+// The output of a call, which shows what was written of it.
+class WatchedOutput {
  public:
-  explicit GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}, DType::u8) {
-    auto* begin = host_.as<uint8_t>();
-    std::fill_n(begin, bytes(), kGuard);
-    const auto fill = unwritten(out.dtype);
-    for (int64_t i = 0; i < out.count(); ++i)
-      std::copy_n(fill.data(), size_of(out.dtype), begin + kGuardBytes + i * size_of(out.dtype));
-    there_ = copy_on(out.device, host_);
-    view_ = out;
-    view_.data = there_.as<uint8_t>() + kGuardBytes;
+  explicit WatchedOutput(const TensorView& out) : output_(out) {}
+  const DLTensor* as_argument(Arguments& arguments) const {
+    return arguments(output_.view(), GuardedOutput::kGuardBytes);
   }
-
-  const DLTensor* as_argument(Arguments& arguments) const { return arguments(view_, kGuardBytes); }
-
-  // Hands the output on. Throws Error when it is not whole.
-  void take(const UserOp& op, const OpContext& context) {
-    copy(host_, there_);
-    const auto* begin = host_.as<uint8_t>();
-    const auto* end = begin + bytes();
-    const auto guard = [](uint8_t byte) { return byte == kGuard; };
-    check(std::all_of(begin, begin + kGuardBytes, guard) &&
-              std::all_of(end - kGuardBytes, end, guard),
-          "{} wrote {} its output {}: mind the shape of the tensor", op.at(context),
-          std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before", out_.shape.text());
-    const int64_t size = size_of(out_.dtype);
-    const auto fill = unwritten(out_.dtype);
-    for (int64_t i = 0; i < out_.count(); ++i) {
-      const auto* element = begin + kGuardBytes + i * size;
-      check(!std::equal(element, element + size, fill.data()),
-            "{} left row {}, element {} of its output {} unwritten: cover the last rows and the "
-            "tails",
-            op.at(context), i / out_.row_size(), i % out_.row_size(), out_.shape.text());
-    }
-    copy(out_, view_);
-  }
+  void take(const std::string& who) { output_.take(who); }
 
  private:
-  int64_t bytes() const { return out_.bytes() + 2 * kGuardBytes; }
-
-  TensorView out_;
-  Tensor host_, there_;
-  TensorView view_;
+  GuardedOutput output_;
 };
 
 // The cache of kv_write, which is written where it is: what lies beside a slot is another
@@ -228,14 +177,14 @@ class CacheOutput {
  public:
   explicit CacheOutput(const KvCache& cache) : cache_(cache) {}
   const LockstepCache* as_argument(Arguments& arguments) const { return arguments(cache_); }
-  void take(const UserOp&, const OpContext&) const {}
+  void take(const std::string&) const {}
 
  private:
   KvCache cache_;
 };
 
 template <typename Out>
-using OutputOf = std::conditional_t<std::is_same_v<Out, KvCache>, CacheOutput, GuardedOutput>;
+using OutputOf = std::conditional_t<std::is_same_v<Out, KvCache>, CacheOutput, WatchedOutput>;
 
 // Puts a function of the library in the place of an op.
 template <typename Out, typename... In>
@@ -254,7 +203,7 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, const UserOp& us
         },
         std::tuple_cat(arguments.in_c(in)...));
     inputs.check_unchanged(user.at(context), user.inputs);
-    output.take(user, context);
+    output.take(user.at(context));
   };
 }
 
@@ -304,38 +253,40 @@ void check_exports(void* library, const std::string& path) {
   }
 }
 
-}  // namespace
-
-std::vector<std::string> user_ops_in(const std::string& path) {
-  void* library = opened(path);
-  std::vector<std::string> names;
-  for_each_op([&](const auto& row) {
-    if (dlsym(library, symbol_of(row.name).c_str()) != nullptr) names.emplace_back(row.name);
-  });
-  return names;
-}
-
-Ops with_user_ops(Ops ops, const std::string& path) {
-  void* library = opened(path);
-  check_exports(library, path);
-  return with_user_functions(
-      std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
-}
-
-Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
+ReplacedOps replaced_by(Ops ops, const std::function<void*(const char*)>& find,
                         const std::string& path) {
-  int replaced = 0;
+  ReplacedOps replaced = {std::move(ops), {}};
   for_each_op([&](const auto& row) {
     void* symbol = find(symbol_of(row.name).c_str());
     if (symbol == nullptr) return;
-    put(ops.*row.entry, {row.name, path, library_around(symbol), names_of(row.inputs)}, symbol);
-    ++replaced;
+    put(replaced.ops.*row.entry, {row.name, path, library_around(symbol), names_of(row.inputs)},
+        symbol);
+    replaced.names.emplace_back(row.name);
   });
-  check(replaced > 0,
+  check(!replaced.names.empty(),
         "--ops wants a library that exports an op, such as lockstep_rms_norm, found none in {}: "
         "kernels/lockstep_ops.h names them",
         path);
-  return ops;
+  return replaced;
+}
+
+}  // namespace
+
+ReplacedOps replace_ops(Ops ops, const std::string& path, Device device) {
+  if (path.ends_with(".py")) return with_python_ops(std::move(ops), path, device);
+  void* library = opened(path);
+  check_exports(library, path);
+  return replaced_by(
+      std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
+}
+
+Ops with_user_ops(Ops ops, const std::string& path) {
+  return replace_ops(std::move(ops), path, Device::cpu).ops;
+}
+
+Ops with_user_functions(Ops ops, const std::function<void*(const char*)>& find,
+                        const std::string& library) {
+  return replaced_by(std::move(ops), find, library).ops;
 }
 
 }  // namespace lockstep

@@ -2,22 +2,23 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/plugin/python_ops.h"
 
 namespace lockstep {
 
-// `ops` with those of a user's shared library in their places (lockstep_ops.h is its interface). An
-// op of the library throws Error when it says that it failed, when its kernels did, when it left an
-// element of its output unwritten, when it wrote beside it or into an input, and when it left the
-// floating-point control of the thread changed. The library stays open until the process ends.
-// Throws Error when it cannot be opened, was made for another interface, exports no op, or a
-// function with the prefix of ops that is none.
-Ops with_user_ops(Ops ops, const std::string& path);
+// `ops` with those of a user's shared library in their places (lockstep_ops.h is its interface), or
+// with those of a Python file, where the path ends in .py (python_ops.h). An op of the library
+// throws Error when it says that it failed, when its kernels did, when it left an element of its
+// output unwritten, when it wrote beside it or into an input, and when it left the floating-point
+// control of the thread changed. The library stays open until the process ends. device: whose
+// tensors the table is for. Throws Error when it cannot be opened, was made for another interface,
+// exports no op, or a function with the prefix of ops that is none.
+ReplacedOps replace_ops(Ops ops, const std::string& path, Device device);
 
-// The ops that such a library has, by name.
-std::vector<std::string> user_ops_in(const std::string& path);
+// The same, the table alone, of a library.
+Ops with_user_ops(Ops ops, const std::string& path);
 
 // The same of functions that are there already: `find` has them by their names in lockstep_ops.h,
 // and null for ops that are to stay. library: what errors call it.

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/base/check.h"
-#include "src/judge/ops/judged_op.h"
+#include "src/judge/ops/errors.h"
 #include "src/stats/mutant.h"
 #include "src/stats/roundoff.h"
 
@@ -117,15 +117,45 @@ Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements
   return Filler(op, exact, dtype, elements).fill();
 }
 
-void widen(Budget& budget, std::span<const double> want, std::span<const double> variance,
+Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
+  using enum RoundingContract;
+  Turned turned;
+  const auto add = [&](double moved, double times = 1) {
+    turned.most += moved * times;
+    turned.variance += moved * moved / 6 * times;
+  };
+  if (e.contract == fused) return turned;
+  if (!e.x1c_x2s.empty()) {  // rope: its steps are tables, its products are rounded under hf
+    if (e.contract == hf) add(ulp(e.x1c_x2s[i], dtype), 2);
+    return turned;
+  }
+  for (const Step& step : e.steps)
+    add(ulp(step.value[i], dtype) * (step.slope.empty() ? 1 : std::fabs(step.slope[i])));
+  if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
+    const double score = e.score[i / static_cast<size_t>(e.shape.last())];
+    const double of_scores = squared(ulp(score, dtype)) / 6 * e.spread_squares[i];
+    const double of_weights =
+        squared(2 * unit_roundoff(dtype)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);
+    turned.variance += of_scores + of_weights;
+    turned.most += kCarriedDeviations * std::sqrt(of_scores + of_weights);
+  }
+  const bool sums_up = e.steps.empty() && e.score.empty() && !e.magnitude.empty();
+  if (sums_up && (e.contract == hf || e.contract == products_rounded))  // of experts
+    add(ulp(e.magnitude[i], dtype), static_cast<double>(e.terms));
+  return turned;
+}
+
+void widen(Budget& budget, const Exact& exact, size_t first, std::span<const double> variance,
            DType dtype) {
-  budget.shared.resize(want.size());
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double deviation = std::sqrt(variance[i]);
-    budget.limit[i] += kCarriedDeviations * deviation;
-    budget.variance[i] += variance[i];
-    budget.shared[i] += variance[i];
-    budget.misround[i] = std::min(1.0, budget.misround[i] + deviation / ulp(want[i], dtype));
+  budget.carried.resize(variance.size());
+  for (size_t i = 0; i < variance.size(); ++i) {
+    if (!(variance[i] > 0)) continue;
+    const Turned turned = turned_by_inputs(exact, first + i, dtype);
+    const double carried = kCarriedVariance * variance[i];
+    budget.limit[i] += kCarriedDeviations * std::sqrt(carried) + turned.most;
+    budget.variance[i] += carried + turned.variance;
+    budget.carried[i] = carried;
+    budget.misround[i] = 1;
   }
   budget.misrounds = 1;
   budget.gain = 0;

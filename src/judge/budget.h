@@ -29,6 +29,8 @@ struct Budget {
   // The part of V that all elements of one head and row have in common (of one row, where there are
   // no heads), because one wrong score or scale moves them together. Empty: they are independent.
   std::vector<double> shared;
+  // The part of V that widen() added, for errors of the op's inputs. Empty: none.
+  std::vector<double> carried;
   // The part of B for what is no normal number of fp32 on the way, which kernels may make 0. Empty:
   // the op makes no such numbers.
   std::vector<double> underflow;
@@ -55,13 +57,27 @@ struct Budget {
 // that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 
-// The standard deviations that B has of the errors which an op's inputs bring: they are known to a
-// quarter, from samples.
+// The standard deviations that B has of the errors which an op's inputs bring.
 inline constexpr double kCarriedDeviations = 8;
-// Widens a row's budget by errors of the op's inputs, of that variance by element. The elements of
-// a row have them in common, as one wrong input moves all; so no statistic of shares or gains is
-// held.
-void widen(Budget& budget, std::span<const double> want, std::span<const double> variance,
+// The roundings on the way add so much to an element where the op's inputs are known but for an
+// error: each of them may go the other way. Two roundings of numbers that are not told apart differ
+// by ulp^2/6 in the mean square.
+struct Turned {
+  double most = 0;
+  double variance = 0;
+};
+Turned turned_by_inputs(const Exact& exact, size_t element, DType dtype);
+
+// B and V have room for so many times the variance that samples show (carried.h). It is known from
+// 16 of them, one for each element in the worst case, where all of a head are moved along one
+// direction: by Student's t of 16 degrees an error of 8 sqrt(2) of such deviations has a chance of
+// 5e-9, one of 8 has 5e-7, too much for the heads of a long run. Measured with all roundings
+// between two residuals hidden, right runs of two models come to .66 of B.
+inline constexpr double kCarriedVariance = 2;
+// Widens the budget of a row, whose elements begin at `first`, by errors of the op's inputs, of
+// that variance by element, and by what they turn. The elements of a row have them in common, as
+// one wrong input moves all; so no statistic of shares or gains is held.
+void widen(Budget& budget, const Exact& exact, size_t first, std::span<const double> variance,
            DType dtype);
 
 }  // namespace lockstep

@@ -15,11 +15,6 @@
 namespace lockstep {
 namespace {
 
-std::vector<uint64_t> hashes_of(const RecordedTensor& kv) {
-  if (kv.row_hashes.size() == kv.rows.size() || kv.data.view().empty()) return kv.row_hashes;
-  return row_hashes_of(kv.data);
-}
-
 // A row of attn.kv that is not what was written there, K and V apart.
 struct WrongKv {
   size_t row = 0;
@@ -125,6 +120,11 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
 }
 
 }  // namespace
+
+std::vector<uint64_t> hashes_of(const RecordedTensor& kv) {
+  if (kv.row_hashes.size() == kv.rows.size() || kv.data.view().empty()) return kv.row_hashes;
+  return row_hashes_of(kv.data);
+}
 
 NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& history) {
   NodeOutcome outcome;

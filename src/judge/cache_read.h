@@ -26,6 +26,9 @@ class CacheRead {
   std::string trouble_;
 };
 
+// The hash of each row of attn.kv, of the bytes of K, then V; fewer where they are not known.
+std::vector<uint64_t> hashes_of(const RecordedTensor& kv);
+
 // Whether every position of attn.kv ([length, 2, kv_heads, head_dim]) is what was written there: by
 // the hashes of its rows, bit for bit. The finding's rule says whether K, V or both are wrong and
 // whose were read instead; its element is the one of the first wrong position that is furthest off.

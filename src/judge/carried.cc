@@ -6,20 +6,15 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/base/memory.h"
-
 namespace lockstep {
 namespace {
 
-constexpr int64_t kSamples = 32;     // of a column
-constexpr int64_t kPatterns = 4;     // of signs; samples are a multiple of them
-constexpr int64_t kOfAttention = 8;  // at least: each sample of it has a cache of its own
+constexpr int64_t kPatterns = 4;        // of signs
+constexpr int64_t kStackedRows = 1024;  // that the oracle is asked for at once
 
 // The roundings of a chain would hide what moves less than they do.
 RoundingContract smooth(RoundingContract contract) {
-  const bool of_sum =
-      contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
-  return of_sum ? RoundingContract::unrounded_sum : RoundingContract::fused;
+  return is_of_sum(contract) ? RoundingContract::unrounded_sum : RoundingContract::fused;
 }
 
 // Splitmix64, whose bits are as good as drawn.
@@ -42,39 +37,35 @@ double sign_of(int64_t sample, size_t t, int64_t i, int64_t last) {
   return pattern != drawn ? -1 : 1;
 }
 
-void put_moved(const TensorView& value, const TensorView& deviation, int64_t sample, size_t t,
-               double* out) {
-  const int64_t last = value.shape.last();
-  for (int64_t i = 0; i < value.count(); ++i)
-    out[i] = value_at(value, i) + sign_of(sample, t, i, last) * deviation.as<const double>()[i];
-}
-
-Shape with_rows(const Shape& shape, int64_t rows) {
-  std::vector<int64_t> extents(shape.extents().begin(), shape.extents().end());
-  extents[0] = rows;
-  return Shape(extents);
-}
-
-Tensor moved(const TensorView& value, const TensorView& deviation, int64_t sample, size_t t) {
-  Tensor out(value.shape, DType::f64);
-  put_moved(value, deviation, sample, t, out.as<double>());
+// Indices are exact.
+Tensor repeated_rows(const TensorView& value, int64_t times) {
+  std::vector<int64_t> extents(value.shape.extents().begin(), value.shape.extents().end());
+  extents[0] = value.rows() * times;
+  Tensor out{Shape(extents), value.dtype};
+  for (int64_t s = 0; s < times; ++s)
+    std::memcpy(out.as<char>() + s * value.bytes(), value.data,
+                static_cast<size_t>(value.bytes()));
   return out;
 }
 
-// The samples of an input one after the other, along the rows.
-Tensor stacked(const TensorView& value, const TensorView& deviation, int64_t samples, size_t t) {
-  const Shape shape = with_rows(value.shape, value.rows() * samples);
-  if (deviation.empty()) {
-    Tensor out(shape, value.dtype);
-    for (int64_t s = 0; s < samples; ++s)
-      std::memcpy(out.as<char>() + s * value.bytes(), value.data,
-                  static_cast<size_t>(value.bytes()));
-    return out;
-  }
-  Tensor out(shape, DType::f64);
-  for (int64_t s = 0; s < samples; ++s)
-    put_moved(value, deviation, s, t, out.as<double>() + s * value.count());
+// The rows of an input once for each of `times`, moved by what error(row, time, element) says.
+template <typename Error>
+Tensor stacked(const TensorView& value, int64_t times, Error error) {
+  if (!is_float(value.dtype)) return repeated_rows(value, times);
+  std::vector<int64_t> extents(value.shape.extents().begin(), value.shape.extents().end());
+  extents[0] = value.rows() * times;
+  Tensor out{Shape(extents), DType::f64};
+  double* to = out.as<double>();
+  const int64_t size = value.row_size();
+  for (int64_t s = 0; s < times; ++s)
+    for (int64_t r = 0; r < value.rows(); ++r)
+      for (int64_t i = 0; i < size; ++i) *to++ = value_at(value, r * size + i) + error(r, s, i);
   return out;
+}
+
+double sample_at(const TensorView& samples, int64_t row, int64_t sample, int64_t i) {
+  const int64_t size = samples.row_size() / kErrorSamples;
+  return samples.as<const float>()[(row * kErrorSamples + sample) * size + i];
 }
 
 template <typename T>
@@ -84,52 +75,28 @@ std::vector<T> repeated(std::span<const T> values, int64_t times) {
   return all;
 }
 
-// Adds up the squares of what a sample is apart from the result.
-void add_squares(const double* sample, const Exact& base, std::vector<double>& squares) {
-  for (size_t i = 0; i < squares.size(); ++i) {
-    const double apart = sample[i] - base.want[i];
-    const double square = apart * apart;
-    squares[i] += std::isfinite(square) ? square : std::numeric_limits<double>::infinity();
-  }
-}
-
-std::vector<double> squares_of_stacked(Oracle& oracle, OracleCall call,
-                                       std::span<const TensorView> deviations, const Exact& base,
-                                       int64_t samples) {
-  const std::vector<Row> rows = repeated(call.rows, samples);
-  const std::vector<int32_t> tokens = repeated(call.tokens, samples);
-  const std::vector<int64_t> lengths = repeated(call.lengths, samples);
+// Returns the results of the rows moved `times` times by error(input, row, time, element).
+template <typename Error>
+Numbers of_stacked(Oracle& oracle, OracleCall call, int64_t times, Error error) {
+  const std::vector<Row> rows = repeated(call.rows, times);
+  const std::vector<int32_t> tokens = repeated(call.tokens, times);
+  const std::vector<int64_t> lengths = repeated(call.lengths, times);
   call.rows = rows, call.tokens = tokens, call.lengths = lengths;
   std::vector<Tensor> inputs;
   for (size_t t = 0; t < call.inputs.size(); ++t)
-    inputs.push_back(stacked(call.inputs[t], deviations[t], samples, t));
+    inputs.push_back(stacked(call.inputs[t], times,
+                             [&](int64_t r, int64_t s, int64_t i) { return error(t, r, s, i); }));
   call.inputs.assign(inputs.begin(), inputs.end());
-  const Exact all = oracle.evaluate(call);
-  std::vector<double> squares(base.want.size());
-  for (int64_t s = 0; s < samples; ++s)
-    add_squares(all.want.begin() + s * std::ssize(squares), base, squares);
-  return squares;
-}
-
-std::vector<double> squares_of_attention(Oracle& oracle, OracleCall call,
-                                         std::span<const TensorView> deviations,
-                                         const KeysValuesDeviation& of_cache, const Exact& base,
-                                         int64_t samples) {
-  const TensorView q = call.inputs.at(0);
-  const KeysValues cache = call.keys_values;
-  std::vector<double> squares(base.want.size());
-  for (int64_t s = 0; s < samples; ++s) {
-    Tensor moved_q, moved_k, moved_v;
-    if (!deviations[0].empty()) call.inputs[0] = moved_q = moved(q, deviations[0], s, 0);
-    if (!of_cache.k.empty()) call.keys_values.k = moved_k = moved(cache.k, of_cache.k, s, 1);
-    if (!of_cache.v.empty()) call.keys_values.v = moved_v = moved(cache.v, of_cache.v, s, 2);
-    add_squares(oracle.evaluate(call).want.begin(), base, squares);
-  }
-  return squares;
+  return oracle.evaluate(call).want;
 }
 
 bool mixes(OpKind op) {
   return row_of(op).has_matrix || op == OpKind::attention || op == OpKind::weighted_sum;
+}
+
+double square_of(double apart) {
+  const double square = apart * apart;
+  return std::isfinite(square) ? square : std::numeric_limits<double>::infinity();
 }
 
 // Each variance is known by few samples: one of its row times one of its column, within a head, is
@@ -149,30 +116,158 @@ void smoothen(std::vector<double>& variance, size_t rows, size_t heads) {
     if (!(all > 0) || !std::isfinite(all)) continue;
     for (size_t r = 0; r < rows; ++r)
       for (size_t c = 0; c < columns; ++c)
-        at(r, c) = std::max(of_row[r] * of_column[c] / all, at(r, c) / 4);
+        at(r, c) = std::max(of_row[r] * of_column[c] / all, at(r, c));
   }
 }
 
+// One call of some rows, and how its results go into all.
+class Carrying {
+ public:
+  Carrying(Oracle& oracle, const OracleCall& call, const InputErrors& errors, const Exact& base,
+           CarriedErrors& into)
+      : oracle_(oracle),
+        call_(call),
+        errors_(errors),
+        base_(base),
+        size_(base.want.size() / std::max<size_t>(1, call.rows.size())),
+        into_(into) {
+    into_.samples.resize(base.want.size() * kErrorSamples);
+    into_.variance.assign(base.want.size(), 0.0);
+  }
+
+  void attend() {
+    OracleCall call = call_;
+    const KeysValues cache = call_.keys_values;
+    for (int64_t s = 0; s < kErrorSamples; ++s) {
+      const auto moved = [&](const TensorView& value, const TensorView& samples) {
+        return stacked(value, 1,
+                       [&](int64_t r, int64_t, int64_t i) { return sample_at(samples, r, s, i); });
+      };
+      Tensor q, k, v;
+      if (!errors_.samples[0].empty())
+        call.inputs[0] = q = moved(call_.inputs[0], errors_.samples[0]);
+      if (!errors_.k_samples.empty()) call.keys_values.k = k = moved(cache.k, errors_.k_samples);
+      if (!errors_.v_samples.empty()) call.keys_values.v = v = moved(cache.v, errors_.v_samples);
+      put(oracle_.evaluate(call).want, s, 0, call_.rows.size());
+    }
+  }
+
+  // Rows that stand for themselves, some at a time.
+  void stack() {
+    const auto count = std::ssize(call_.rows);
+    const int64_t some = kStackedRows / kErrorSamples;
+    for (int64_t first = 0; first < count; first += some) {
+      const int64_t rows = std::min(some, count - first);
+      const OracleCall call = part(first, rows);
+      const Numbers all =
+          of_stacked(oracle_, call, kErrorSamples, [&](size_t t, int64_t r, int64_t s, int64_t i) {
+            const TensorView& samples = errors_.samples[t];
+            return samples.empty() ? 0 : sample_at(samples, first + r, s, i);
+          });
+      for (int64_t s = 0; s < kErrorSamples; ++s)
+        put(std::span(all).subspan(static_cast<size_t>(s * rows) * size_,
+                                   static_cast<size_t>(rows) * size_),
+            s, static_cast<size_t>(first), static_cast<size_t>(rows));
+    }
+  }
+
+  // The variance of independent errors, where that is more.
+  void add_independent() {
+    const auto count = std::ssize(call_.rows);
+    const int64_t some = kStackedRows / kPatterns;
+    for (int64_t first = 0; first < count; first += some) {
+      const int64_t rows = std::min(some, count - first);
+      const OracleCall call = part(first, rows);
+      const Numbers all =
+          of_stacked(oracle_, call, kPatterns, [&](size_t t, int64_t r, int64_t s, int64_t i) {
+            const TensorView& deviation = errors_.deviations[t];
+            if (deviation.empty()) return 0.0;
+            const int64_t size = deviation.row_size();
+            return sign_of(s, t, (first + r) * size + i, deviation.shape.last()) *
+                   deviation.as<const double>()[(first + r) * size + i];
+          });
+      const size_t part_size = static_cast<size_t>(rows) * size_;
+      for (size_t i = 0; i < part_size; ++i) {
+        const size_t at = static_cast<size_t>(first) * size_ + i;
+        double squares = 0;
+        for (size_t s = 0; s < kPatterns; ++s)
+          squares += square_of(all[s * part_size + i] - base_.want[at]);
+        into_.variance[at] = std::max(into_.variance[at], squares / kPatterns);
+      }
+    }
+  }
+
+ private:
+  OracleCall part(int64_t first, int64_t rows) const {
+    OracleCall call = call_;
+    const auto of = [&](auto values) {
+      return values.empty() ? values
+                            : values.subspan(static_cast<size_t>(first), static_cast<size_t>(rows));
+    };
+    call.rows = of(call.rows), call.tokens = of(call.tokens), call.lengths = of(call.lengths);
+    for (TensorView& input : call.inputs) input = input.slice(first, rows);
+    return call;
+  }
+
+  void put(std::span<const double> results, int64_t sample, size_t first, size_t rows) {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t i = 0; i < size_; ++i) {
+        const size_t at = (first + r) * size_ + i;
+        const double apart = results[r * size_ + i] - base_.want[at];
+        into_.variance[at] += square_of(apart) / kErrorSamples;
+        into_.samples[((first + r) * kErrorSamples + static_cast<size_t>(sample)) * size_ + i] =
+            static_cast<float>(apart);
+      }
+  }
+
+  Oracle& oracle_;
+  const OracleCall& call_;
+  const InputErrors& errors_;
+  const Exact& base_;
+  size_t size_;  // of a row
+  CarriedErrors& into_;
+};
+
 }  // namespace
 
-Numbers carried_variance(Oracle& oracle, const OracleCall& asked,
-                         std::span<const TensorView> deviations,
-                         const KeysValuesDeviation& of_cache, const Exact& want) {
+Tensor deviation_of_rounding(const TensorView& rounded, DType dtype) {
+  Tensor deviation(rounded.shape, DType::f64);
+  for (int64_t i = 0; i < rounded.count(); ++i)
+    deviation.as<double>()[i] = ulp(value_at(rounded, i), dtype) / std::sqrt(12.0);
+  return deviation;
+}
+
+std::vector<float> samples_of(std::span<const double> deviation, size_t row_size, uint64_t seed) {
+  std::vector<float> samples(deviation.size() * kErrorSamples);
+  for (size_t i = 0; i < deviation.size(); ++i) {
+    const uint64_t drawn = mixed(mixed(seed) ^ i);
+    for (size_t s = 0; s < kErrorSamples; ++s)
+      samples[(i / row_size * kErrorSamples + s) * row_size + i % row_size] =
+          static_cast<float>((drawn >> s & 1) == 1 ? deviation[i] : -deviation[i]);
+  }
+  return samples;
+}
+
+CarriedErrors carried_errors(Oracle& oracle, const OracleCall& asked, const InputErrors& errors,
+                             const Exact& want) {
   OracleCall call = asked;
   call.contract = smooth(asked.contract);
-  const Exact base = call.contract == asked.contract ? want : oracle.evaluate(call);
-  const bool attends = call.place.point->op == OpKind::attention;
-  const auto rows = std::max<int64_t>(1, std::ssize(call.rows));
-  const int64_t of_few = (kSamples / rows + kPatterns - 1) / kPatterns * kPatterns;
-  const int64_t samples = std::clamp(of_few, attends ? kOfAttention : kPatterns, kSamples);
-  std::vector<double> variance =
-      attends ? squares_of_attention(oracle, call, deviations, of_cache, base, samples)
-              : squares_of_stacked(oracle, call, deviations, base, samples);
-  for (double& v : variance) v /= static_cast<double>(samples);
-  const int64_t heads = base.shape.rank() == 3 ? base.shape[1] : 1;
-  if (mixes(call.place.point->op) && !variance.empty())
-    smoothen(variance, static_cast<size_t>(rows), static_cast<size_t>(heads));
-  return variance;
+  const Exact smooth_one = call.contract == asked.contract ? Exact{} : oracle.evaluate(call);
+  const Exact& base = call.contract == asked.contract ? want : smooth_one;
+  CarriedErrors carried;
+  if (base.want.empty()) return carried;
+  Carrying carrying(oracle, call, errors, base, carried);
+  if (call.place.point->op == OpKind::attention)
+    carrying.attend();
+  else
+    carrying.stack();
+  if (!mixes(call.place.point->op)) {
+    carrying.add_independent();
+    return carried;
+  }
+  const size_t heads = base.shape.rank() == 3 ? static_cast<size_t>(base.shape[1]) : 1;
+  smoothen(carried.variance, call.rows.size(), heads);
+  return carried;
 }
 
 }  // namespace lockstep

@@ -37,6 +37,7 @@ void RunCoverage::add(const Pass& pass) {
 void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
+  const std::map<int32_t, int32_t> before = lengths_;
   asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
   for (const PassRow& r : pass.rows) {
     int32_t& length = lengths_[r.row.request];
@@ -47,6 +48,10 @@ void RunCoverage::add_rows(const PassInfo& pass) {
     decodes_ = decodes_ || r.phase == Phase::decode;
   }
   for (const auto& [request, count] : queries) {
+    if (before.contains(request)) {
+      const bool all = first[request] == 0 && lengths_[request] > before.at(request);
+      ++(all ? again_[request].all : again_[request].some);
+    }
     chunked_ = chunked_ || (count > 1 && first[request] > 0);
     ragged_ = ragged_ || (page_size_ > 0 && lengths_[request] % page_size_ != 0);
   }
@@ -85,6 +90,23 @@ void RunCoverage::add_tensors(const Pass& pass) {
     gain_known_ = true;
     gain_varies_ = gains_vary(before->data, tensor.data);
   }
+}
+
+std::string RunCoverage::without_cache() const {
+  std::vector<int32_t> requests;
+  int64_t passes = 0;
+  for (const auto& [request, again] : again_) {
+    if (again.all == 0 || again.some > 0) continue;
+    requests.push_back(request);
+    passes += again.all;
+  }
+  if (requests.empty()) return "";
+  const bool one = requests.size() == 1;
+  return fmt::format(
+      "{} computed again from position 0 in each of {} passes after the first: no cache is used",
+      one ? fmt::format("request {} is", requests.front())
+          : fmt::format("{} requests are", requests.size()),
+      passes);
 }
 
 int32_t RunCoverage::longest() const {

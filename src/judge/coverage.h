@@ -21,6 +21,9 @@ class RunCoverage {
   std::vector<std::string> not_covered() const;
   bool asks_for_logits() const { return asks_for_logits_; }
   bool inherits() const { return shared_; }
+  // That requests compute all their positions again in each pass, in a sentence. Empty where none
+  // does.
+  std::string without_cache() const;
   int32_t longest() const;  // tokens of a request
   int64_t requests() const { return std::ssize(lengths_); }
 
@@ -33,7 +36,14 @@ class RunCoverage {
   std::vector<std::string> blind_in_batches() const;
 
   int64_t page_size_, window_;
+  // Passes of a request that begin at its position 0 though it had been computed, and go further;
+  // and those that do not.
+  struct Again {
+    int64_t all = 0, some = 0;
+  };
+
   std::map<int32_t, int32_t> lengths_;              // tokens by request
+  std::map<int32_t, Again> again_;                  // by request
   std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
   bool asks_for_logits_ = false;

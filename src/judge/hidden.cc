@@ -20,23 +20,55 @@ bool is_table(const Place& place) { return place.point->op == OpKind::angles; }
 // Whether what is stored follows from exact inputs bit for bit.
 bool stores_exactly(OpKind op) { return op == OpKind::gather || op == OpKind::add; }
 
-// Returns the squares of what other contracts that are possible make different.
-std::vector<double> spread_of(Oracle& oracle, OracleCall call, const Exact& first,
-                              std::span<const RoundingContract> others) {
-  std::vector<double> most(first.want.size());
-  for (const RoundingContract contract : others) {
-    call.contract = contract;
-    const bool of_sum = contract == RoundingContract::unrounded_sum ||
-                        contract == RoundingContract::hf_unrounded_sum;
-    if (of_sum) continue;  // what the sum is rounded by is a deviation of its own
-    const Exact other = oracle.evaluate(call);
-    for (size_t i = 0; i < most.size(); ++i) {
-      const double apart = other.want[i] - first.want[i];
-      most[i] = std::max(most[i], apart * apart);
+// The variance of what a right kernel made of an element before it stored it, but for what its
+// inputs carry.
+struct Unstored {
+  double variance = 0;
+  bool known =
+      true;  // it is so near that what is stored is known but near the border of two numbers
+};
+
+Unstored unstored(const Exact& exact, const Budget& budget, size_t i, double carried, DType dtype) {
+  const double spacing = ulp(exact.want[i], dtype);
+  double most = std::max(0.0, budget.limit[i] - spacing / 2);
+  double variance = std::min(budget.variance[i], budget.limit[i] * budget.limit[i]);
+  variance = std::max(0.0, variance - spacing * spacing / 12);
+  if (carried > 0) {
+    const Turned turned = turned_by_inputs(exact, i, dtype);
+    most += kCarriedDeviations * std::sqrt(kCarriedVariance * carried) + turned.most;
+    variance += turned.variance;
+  }
+  return {variance, 2 * most < spacing};
+}
+
+// The squares of how far from the result of the first contract a kernel's element may be because it
+// was stored, or not (a kernel that is fused with the next has no need to), and rounded as one of
+// the others on the way. Where the result is known, so is what storing it changes: numbers that
+// are alike in all rows, as those of a bias, are then not taken for errors of all rows.
+class Stores {
+ public:
+  Stores(const Exact& first, DType dtype)
+      : first_(first), dtype_(dtype), known_(first.want.size()), unknown_(first.want.size()) {
+    add(first);
+  }
+  void add(const Exact& other) {
+    for (size_t i = 0; i < known_.size(); ++i) {
+      const double want = first_.want[i], apart = other.want[i] - want;
+      const double stored = round_to(other.want[i], dtype_) - want;
+      known_[i] = std::max({known_[i], apart * apart, stored * stored});
+      unknown_[i] = std::max(unknown_[i], apart * apart);
     }
   }
-  return most;
-}
+  double squares(size_t i, bool known) const {
+    const double spacing = ulp(first_.want[i], dtype_);
+    return known ? known_[i] : std::max(known_[i], unknown_[i] + spacing * spacing / 12);
+  }
+
+ private:
+  const Exact& first_;
+  DType dtype_;
+  std::vector<double> known_, unknown_;
+};
 
 void reserve(RecordedTensor& tensor, const Place& place, std::span<const Row> rows,
              const Shape& row_shape, DType dtype) {
@@ -58,36 +90,77 @@ std::vector<double> row_in(const TensorView& view, int64_t row) {
   return values;
 }
 
+// The errors of a place's own are drawn anew in each pass.
+uint64_t seed_of(const Place& place, int32_t pass, size_t first) {
+  return static_cast<uint64_t>(order_of(*place.point)) << 48 ^
+         static_cast<uint64_t>(place.layer + 1) << 40 ^ static_cast<uint64_t>(pass) << 20 ^ first;
+}
+
+// Samples of all rows of a tensor.
+void put_samples(RecordedTensor& to, const RecordedTensor& of, const std::vector<float>& samples) {
+  const TensorView view = of.data;
+  to.point = of.point;
+  to.layer = of.layer;
+  to.rows = of.rows;
+  to.dtype = DType::f32;
+  to.shape = Shape{view.rows(), kErrorSamples, view.row_size()};
+  to.data = Tensor(to.shape, DType::f32);
+  std::ranges::copy(samples, to.data.as<float>());
+}
+
 }  // namespace
 
 // The inputs of a hidden op: recorded tensors, or hidden ones with their deviations.
 struct HiddenTensors::Inputs {
-  std::vector<const RecordedTensor*> values, deviations;  // a null deviation: exact
-  std::vector<SelectedRows> picked, moved;
-  std::vector<TensorView> views, deviation_views;
+  std::vector<const RecordedTensor*> values, deviations, samples;  // null: exact
+  std::vector<SelectedRows> picked, moved, drawn;
+  std::vector<TensorView> views;
+  InputErrors errors;
 
   // False when a tensor lacks some of the rows.
   bool pick(std::span<const Row> rows) {
-    picked.clear(), moved.clear(), views.clear(), deviation_views.clear();
+    picked.clear(), moved.clear(), drawn.clear(), views.clear();
+    errors = {};
     for (size_t i = 0; i < values.size(); ++i) {
       picked.emplace_back(values[i], rows);
       moved.emplace_back(deviations[i], rows);
+      drawn.emplace_back(samples[i], rows);
     }
     for (size_t i = 0; i < values.size(); ++i) {
       if (picked[i].view().empty()) return false;
       views.push_back(picked[i].view());
-      deviation_views.push_back(moved[i].view());
+      errors.deviations.push_back(moved[i].view());
+      errors.samples.push_back(drawn[i].view());
     }
     return true;
   }
   bool exact() const {
     return std::ranges::none_of(deviations, [](const RecordedTensor* d) { return d != nullptr; });
   }
+  // The input is read before it was rounded.
+  void unround(size_t input, DType dtype, uint64_t seed) {
+    const RecordedTensor& of = *values[input];
+    unrounded.point = of.point;
+    unrounded.layer = of.layer;
+    unrounded.rows = of.rows;
+    unrounded.dtype = DType::f64;
+    unrounded.shape = of.shape;
+    unrounded.data = deviation_of_rounding(of.data, dtype);
+    deviations[input] = &unrounded;
+    const TensorView deviation = unrounded.data;
+    put_samples(unrounded_samples, unrounded,
+                samples_of({deviation.as<const double>(), static_cast<size_t>(deviation.count())},
+                           static_cast<size_t>(deviation.row_size()), seed));
+    samples[input] = &unrounded_samples;
+  }
+  RecordedTensor unrounded, unrounded_samples;
 };
 
 HiddenTensors::HiddenTensors(Oracle& oracle, const Graph& graph, Options options)
     : oracle_(oracle), graph_(graph), options_(std::move(options)) {
-  if (options_.recorded) mark_covered();
+  if (!options_.recorded) return;
+  mark_covered();
+  find_last_reads();
 }
 
 // Whether the trace has what a judge needs of the place. A cache is kept as hashes of what was
@@ -133,6 +206,16 @@ std::vector<Place> HiddenTensors::region_of(const Place& place) const {
   return region;
 }
 
+bool HiddenTensors::rows_alike(const Place& place) const {
+  std::vector<Place> ops = region_of(place);
+  ops.push_back(place);
+  return std::ranges::any_of(ops, [&](const Place& op) {
+    if (op.point->op != OpKind::attention) return false;
+    const std::vector<Place> written = graph_.inputs_of(graph_.inputs_of(op).at(1));
+    return !std::ranges::all_of(written, [&](const Place& k) { return is_recorded(k); });
+  });
+}
+
 void HiddenTensors::begin_pass(const PassView& pass) {
   pass_ = &pass;
   made_.clear();
@@ -149,8 +232,28 @@ void HiddenTensors::begin_pass(const PassView& pass) {
     tokens.resize(static_cast<size_t>(r.row.position));
     tokens.push_back(r.token);
   }
-  for (const Place& place : graph_.places())
-    if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
+}
+
+void HiddenTensors::reach(const Place& place) {
+  if (covered_.empty()) return;
+  const int now = graph_.index_of(place);
+  std::erase_if(made_, [&](const auto& made) { return last_read_.at(made.first) < now; });
+  if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
+}
+
+// The last op that may ask for a tensor: one that reads it, an attention whose cache it is written
+// to, or a norm of a sum that it is added to.
+void HiddenTensors::find_last_reads() {
+  for (int node = 0; node < std::ssize(graph_.places()); ++node) {
+    last_read_[key_of(graph_.places()[static_cast<size_t>(node)])] = node;
+    for (const int input : graph_.inputs(node)) {
+      const Place& read = graph_.places()[static_cast<size_t>(input)];
+      last_read_[key_of(read)] = node;
+      if (read.point->is_cache() || read.point->op == OpKind::add)
+        for (const Place& before : graph_.inputs_of(read))
+          last_read_[key_of(before)] = std::max(last_read_[key_of(before)], node);
+    }
+  }
 }
 
 // The K and V of tokens that another request was fed before are that one's.
@@ -185,16 +288,29 @@ bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trou
       inputs.values.push_back(&hidden->value);
       const bool exact = hidden->deviation.data.view().empty();
       inputs.deviations.push_back(exact ? nullptr : &hidden->deviation);
+      inputs.samples.push_back(exact ? nullptr : &hidden->samples);
     } else {
       const RecordedTensor* tensor = pass_->tensor(read, rows_.front().request);
       if (!tensor || tensor->data.view().empty())
         trouble = fmt::format("{} was not captured in this pass", text_of(read));
       inputs.values.push_back(tensor);
       inputs.deviations.push_back(nullptr);
+      inputs.samples.push_back(nullptr);
     }
     if (!trouble.empty()) return false;
+    if (may_read_unrounded(place, read) && !inputs.deviations.back())
+      inputs.unround(
+          inputs.values.size() - 1,
+          find(read) ? dtype_of(*read.point, options_.dtype) : inputs.values.back()->dtype,
+          seed_of(read, pass_->info().pass, 1));
   }
   return true;
+}
+
+// Whether a kernel of the op may take the sum as it was before it was rounded and stored.
+bool HiddenTensors::may_read_unrounded(const Place& place, const Place& read) const {
+  if (place.point->op != OpKind::norm || read.point->op != OpKind::add) return false;
+  return std::ranges::any_of(options_.contracts(place), is_of_sum);
 }
 
 void HiddenTensors::make(const Place& place) {
@@ -212,31 +328,44 @@ void HiddenTensors::make(const Place& place) {
 
 // Puts rows of a hidden tensor: what the oracle makes of them, and how far a right kernel's may be.
 void HiddenTensors::store(const Place& place, const OracleCall& call, const Inputs& inputs,
-                          const KeysValuesDeviation& of_cache, size_t first, HiddenTensor& made) {
+                          const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made) {
   const DType dtype = dtype_of(*place.point, options_.dtype);
   const Exact exact = oracle_.evaluate(call);
   const Shape row_shape(exact.shape.extents().subspan(1));
   reserve(made.value, place, rows_, row_shape, DType::f64);
   const auto size = static_cast<size_t>(made.value.data.view().row_size());
   double* value = made.value.data.as<double>() + first * size;
-  const bool known = inputs.exact() && of_cache.k.empty() && of_cache.v.empty();
+  const bool known = inputs.exact() && of_cache.exact();
   if (known && stores_exactly(place.point->op)) {
     for (size_t i = 0; i < exact.want.size(); ++i) value[i] = round_to(exact.want[i], dtype);
     return;
   }
   std::copy(exact.want.begin(), exact.want.end(), value);
-  const std::vector<RoundingContract> contracts = options_.contracts(place);
-  const std::vector<double> spread =
-      spread_of(oracle_, call, exact, std::span(contracts).subspan(1));
   const Budget budget = budget_of(place.point->op, exact, dtype);
-  Numbers carried;
-  if (!known) carried = carried_variance(oracle_, call, inputs.deviation_views, of_cache, exact);
+  CarriedErrors carried;
+  InputErrors errors = inputs.errors;
+  of_cache.put_into(errors);
+  if (!known) carried = carried_errors(oracle_, call, errors, exact);
+  Stores stores(exact, dtype);
+  OracleCall other = call;
+  for (const RoundingContract contract : options_.contracts(place)) {
+    other.contract = contract;
+    // A sum that is read unrounded has a deviation of its own.
+    if (contract != call.contract && !is_of_sum(contract)) stores.add(oracle_.evaluate(other));
+  }
   reserve(made.deviation, place, rows_, row_shape, DType::f64);
   double* deviation = made.deviation.data.as<double>() + first * size;
-  for (size_t i = 0; i < exact.want.size(); ++i) {
-    const double own = std::min(budget.variance[i], budget.limit[i] * budget.limit[i]);
-    deviation[i] = std::sqrt(own + spread[i] + (carried.empty() ? 0 : carried[i]));
+  std::vector<double> own(exact.want.size());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const double of_inputs = known ? 0 : carried.variance[i];
+    const Unstored before = unstored(exact, budget, i, of_inputs, dtype);
+    own[i] = std::sqrt(before.variance + stores.squares(i, before.known));
+    deviation[i] = std::sqrt(own[i] * own[i] + of_inputs);
   }
+  std::vector<float> samples = samples_of(own, size, seed_of(place, pass_->info().pass, first));
+  for (size_t i = 0; i < carried.samples.size(); ++i) samples[i] += carried.samples[i];
+  if (made.samples.data.view().empty()) put_samples(made.samples, made.deviation, {});
+  std::ranges::copy(samples, made.samples.data.as<float>() + first * size * kErrorSamples);
 }
 
 void HiddenTensors::make_by_oracle(const Place& place, HiddenTensor& made) {
@@ -280,7 +409,7 @@ void HiddenTensors::make_attention(const Place& place, HiddenTensor& made) {
                           .inputs = inputs.views,
                           .rows = rows,
                           .keys_values = read.values()};
-    store(place, call, inputs, read.deviations(), first, made);
+    store(place, call, inputs, read, first, made);
   }
 }
 
@@ -292,8 +421,14 @@ void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
     return;
   }
   const auto deviation_of = [&](size_t input, int64_t row) {
-    const TensorView& view = inputs.deviation_views[input];
+    const TensorView& view = inputs.errors.deviations[input];
     return view.empty() ? std::vector<double>() : row_in(view, row);
+  };
+  const auto samples_in = [&](size_t input, int64_t row) {
+    const TensorView& view = inputs.errors.samples[input];
+    if (view.empty()) return std::vector<float>();
+    const float* first = view.as<const float>() + row * view.row_size();
+    return std::vector<float>(first, first + view.row_size());
   };
   for (size_t i = 0; i < rows_.size(); ++i) {
     const auto row = static_cast<int64_t>(i);
@@ -301,7 +436,8 @@ void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
     const auto position = static_cast<size_t>(rows_[i].position);
     if (cache.size() <= position) cache.resize(position + 1);
     cache[position] = {row_in(inputs.views[0], row), row_in(inputs.views[1], row),
-                       deviation_of(0, row), deviation_of(1, row)};
+                       deviation_of(0, row),         deviation_of(1, row),
+                       samples_in(0, row),           samples_in(1, row)};
   }
 }
 
@@ -326,19 +462,23 @@ DerivedKeysValues HiddenTensors::keys_values(const Place& place, int32_t request
   const RecordedTensor* k =
       k_hidden ? &k_hidden->value : pass_->tensor(graph_.inputs_of(place).at(0), request);
   const Shape shape{length, k->shape[1], k->shape[2]};
-  const auto put = [&](Tensor& to, std::vector<double> Written::*of) {
+  const Shape of_samples{length, kErrorSamples, k->shape[1] * k->shape[2]};
+  const auto put = [&]<typename T>(Tensor& to, const Shape& as, DType dtype,
+                                   std::vector<T> Written::*of) {
     const auto has = [&](const Written& w) { return !(w.*of).empty(); };
     if (std::ranges::none_of(cache, has)) return;
-    to = Tensor(shape, DType::f64);
-    const auto size = static_cast<size_t>(shape[1] * shape[2]);
-    std::fill_n(to.as<double>(), static_cast<size_t>(length) * size, 0.0);
+    to = Tensor(as, dtype);
+    const auto size = static_cast<size_t>(to.view().row_size());
+    std::fill_n(to.as<T>(), static_cast<size_t>(length) * size, T{0});
     for (size_t p = 0; p < static_cast<size_t>(length); ++p)
-      std::ranges::copy(cache[p].*of, to.as<double>() + p * size);
+      std::ranges::copy(cache[p].*of, to.as<T>() + p * size);
   };
-  put(derived.k, &Written::k);
-  put(derived.v, &Written::v);
-  put(derived.k_deviation, &Written::k_deviation);
-  put(derived.v_deviation, &Written::v_deviation);
+  put(derived.k, shape, DType::f64, &Written::k);
+  put(derived.v, shape, DType::f64, &Written::v);
+  put(derived.k_deviation, shape, DType::f64, &Written::k_deviation);
+  put(derived.v_deviation, shape, DType::f64, &Written::v_deviation);
+  put(derived.k_samples, of_samples, DType::f32, &Written::k_samples);
+  put(derived.v_samples, of_samples, DType::f32, &Written::v_samples);
   return derived;
 }
 

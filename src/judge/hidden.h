@@ -17,6 +17,7 @@ namespace lockstep {
 struct HiddenTensor {
   RecordedTensor value;      // fp64
   RecordedTensor deviation;  // fp64: one standard deviation of a right kernel's; no data: exact
+  RecordedTensor samples;    // fp32: samples of what it may be off (carried.h); the same
   std::string trouble;       // why it could not be made; empty: it was
 };
 
@@ -24,10 +25,17 @@ struct HiddenTensor {
 struct DerivedKeysValues {
   Tensor k, v;                      // fp64 [length, kv_heads, head_dim]
   Tensor k_deviation, v_deviation;  // the same; no data: both are exact
+  Tensor k_samples, v_samples;      // fp32 [length, samples, kv_heads * head_dim]; the same
   std::string trouble;
 
   KeysValues values() const { return {k, v}; }
-  KeysValuesDeviation deviations() const { return {k_deviation, v_deviation}; }
+  bool exact() const { return k_deviation.view().empty() && v_deviation.view().empty(); }
+  // Puts them into what is not known of an attention's inputs.
+  void put_into(InputErrors& errors) const {
+    errors.of_cache = {k_deviation, v_deviation};
+    errors.k_samples = k_samples;
+    errors.v_samples = v_samples;
+  }
 };
 
 // The places of a model that a trace holds no tensors of. What a recorded place is judged by then
@@ -57,11 +65,16 @@ class HiddenTensors {
   bool covers(const Place& place) const { return covered_.contains(key_of(place)); }
   // The hidden places of a recorded one's region, in graph order.
   std::vector<Place> region_of(const Place& place) const;
+  // Whether the region holds K or V that are known but for an error, which all rows that read them
+  // have in common.
+  bool rows_alike(const Place& place) const;
 
-  // Makes the hidden tensors of a pass; the passes come in their order. `pass` must live until the
-  // next one.
+  // The passes come in their order. `pass` must live until the next one.
   void begin_pass(const PassView& pass);
-  // The tensor of this pass; null for a place that is not covered.
+  // Makes the tensor of the place, where it is hidden, and forgets those that no place from here on
+  // reads: a model has far too many to be held at once. The places of a pass come in graph order.
+  void reach(const Place& place);
+  // The tensor of this pass; null for a place that is not covered, or not reached.
   const HiddenTensor* find(const Place& place) const;
   // Up to that position, of a hidden attn.kv: as its attn.k_rope and attn.v were, in this and
   // earlier passes.
@@ -71,26 +84,30 @@ class HiddenTensors {
   using Key = std::pair<int, int>;  // order of the point, layer
   struct Written {                  // a position of a request in a cache
     std::vector<double> k, v, k_deviation, v_deviation;
+    std::vector<float> k_samples, v_samples;
   };
   struct Inputs;
 
   static Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
   bool is_recorded(const Place& place) const;
   void mark_covered();
+  void find_last_reads();
   void inherit(const Inherited& inherited);
   void make(const Place& place);
   void make_by_oracle(const Place& place, HiddenTensor& made);
   void make_attention(const Place& place, HiddenTensor& made);
   void write_cache(const Place& place, HiddenTensor& made);
   bool gather(const Place& place, Inputs& inputs, std::string& trouble) const;
+  bool may_read_unrounded(const Place& place, const Place& read) const;
   void store(const Place& place, const OracleCall& call, const Inputs& inputs,
-             const KeysValuesDeviation& of_cache, size_t first, HiddenTensor& made);
+             const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made);
 
   Oracle& oracle_;
   Graph graph_;
   Options options_;
   std::map<Key, Place> covered_;
   std::set<Key> derived_;  // caches that a hidden attention reads, recorded or not
+  std::map<Key, int> last_read_;
   const PassView* pass_ = nullptr;
   std::vector<Row> rows_;  // of the pass
   std::vector<int32_t> tokens_;

@@ -7,6 +7,7 @@
 #include "kernels/base/check.h"
 #include "probes/layer_watch.h"
 #include "probes/only.h"
+#include "src/judge/cache_read.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
 #include "src/judge/top_logits.h"
@@ -20,12 +21,18 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
                                                      const RunFacts& facts,
                                                      const JudgeOptions& options) {
   auto contracts = options.contracts.value_or(manifest.contracts);
+  std::set<const Point*> asked;
+  for (const PointRounding& rounding : options.rounding)
+    for (const Point* p : rounding.points) {
+      contracts[std::string(p->name)] = rounding.contract;
+      asked.insert(p);
+    }
   const std::string accumulator = options.accumulator.value_or(facts.accumulator);
   check(accumulator.empty() || accumulator == "fp32" || accumulator == "tf32",
         "'{}' is no accumulator of linear ops: use fp32 or tf32", accumulator);
   for (const Point& p : kPoints) {
     const bool linear = row_of(p.op).has_matrix;
-    if (linear && accumulator == "tf32" && manifest.dtype == DType::f32)
+    if (linear && !asked.contains(&p) && accumulator == "tf32" && manifest.dtype == DType::f32)
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
   return contracts;
@@ -145,6 +152,9 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
         text_of(manifest.graph), text_of(wanted));
+  for (const PointRounding& rounding : options.rounding)
+    check_can_round(rounding, manifest.graph,
+                    [this](const Place& place) { return op_judge.possible(place); });
   check(
       (exact == nullptr) == (rounded == nullptr),
       "the models in fp64 and in the run's dtype are compared with each other: give both or none");
@@ -191,12 +201,19 @@ void Judge::State::remember_cache(const PassView& seen) {
                      k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                      k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
     if (fit) history.write(place.layer, k->rows, k->data, v->data);
+    for (const NodeRows& node : seen.nodes_of(*place.point)) {
+      const RecordedTensor* kv = seen.tensor(place, node.request);
+      if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
+      const std::vector<uint64_t> hashes = hashes_of(*kv);
+      if (hashes.size() == kv->rows.size()) history.adopt(place.layer, kv->rows, hashes, kv->data);
+    }
   }
 }
 
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  op_judge.reach(place);
   const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
   if (ignored || !options.selection.has(*place.point, place.layer)) {
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});

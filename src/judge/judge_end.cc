@@ -119,15 +119,16 @@ void Judge::State::judge_contracts() {
     const auto fits = [&](const OtherContract& other) { return other.fits == tried.tried; };
     const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
     if (other != tried.others.end())
-      ledger.explain(static_cast<int>(i),
-                     fmt::format("right if it rounds as {} (all {} nodes tried)",
-                                 name_of(other->contract), tried.tried));
+      ledger.explain(
+          static_cast<int>(i),
+          fmt::format("right if it rounds as {0} (all {1} nodes tried): --rounding {2}={0}",
+                      name_of(other->contract), tried.tried, ledger.places()[i].point->name));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)
     ledger.note(fmt::format("linear ops round their operands to tf32, as {}",
                             options.accumulator ? "was asked for" : "the trace declares"));
-  if (options.contracts)
+  if (options.contracts || !options.rounding.empty())
     ledger.note(
         "judged under the rounding contracts that were asked for, whatever the trace "
         "declares");
@@ -155,6 +156,7 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
               .selection = options.selection.text(),
               .positions = coverage.longest(),
               .requests = coverage.requests(),
+              .asked = options.asked,
               .references_checked = reference_check.checked()};
   for (const auto& [point, contract] : op_judge.contracts().found()) {
     scope.contracts[std::string(point->name)] = name_of(contract);
@@ -175,6 +177,11 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   if (drawn.replayed < drawn.drawn)
     scope.given.push_back(fmt::format("the draws of {} of {} sampled tokens",
                                       drawn.drawn - drawn.replayed, drawn.drawn));
+  int64_t adopted = 0;
+  for (const auto& [request, positions] : history.adopted()) adopted += std::ssize(positions);
+  if (adopted > 0)
+    scope.given.push_back(fmt::format(
+        "K and V of {} positions that no pass of the trace computes, as they were read", adopted));
   if (coverage.inherits())
     scope.given.push_back("which cached tokens a request begins with, as the trace names them");
   return scope;
@@ -211,7 +218,10 @@ void Judge::State::note_regions() {
         fmt::join(hidden, " "),
         width == op_judge.widened_by().end()
             ? "they are known bit for bit"
-            : fmt::format("its budget is up to {:.2g} times that of its own op", width->second)));
+            : fmt::format(
+                  "its budget is up to {:.2g} times that of its own op; a wrong element shows "
+                  "from {:.1g} x the size of its row on",
+                  width->second.times, width->second.of_row)));
   }
 }
 
@@ -222,6 +232,12 @@ void Judge::State::note_facts(bool complete) {
                     "expected, and no finding",
                     text_of(ledger.places()[place]), nodes));
   for (const std::string& note : routing.notes()) ledger.note(note);
+  for (const auto& [request, positions] : history.adopted())
+    ledger.note(
+        fmt::format("positions {} to {} of request {} were in the cache before the trace begins: "
+                    "what is read there is taken as given, and held to that from then on",
+                    *positions.begin(), *positions.rbegin(), request));
+  if (const std::string note = coverage.without_cache(); !note.empty()) ledger.note(note);
   note_regions();
   if (!complete) ledger.note("the trace is incomplete");
 }

@@ -21,9 +21,11 @@ uint64_t key_of(int layer, uint64_t prefix) { return linked(static_cast<uint64_t
 void KvHistory::begin(const PassInfo& pass) {
   pass_ = pass.pass;
   rows_ = pass.rows;
-  for (const Inherited& inherited : pass.inherited)
+  for (const Inherited& inherited : pass.inherited) {
+    inherited_[inherited.request] = inherited.tokens.size();
     for (size_t p = 0; p < inherited.tokens.size(); ++p)
       put_token(inherited.request, p, inherited.tokens[p]);
+  }
   for (const PassRow& r : pass.rows)
     put_token(r.row.request, static_cast<size_t>(r.row.position), r.token);
 }
@@ -60,9 +62,31 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     own[position] = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
-    const auto [content, fresh] =
-        contents_.try_emplace(hash, Content{{layer, rows[i], pass_, slot}, {}});
-    if (fresh && keep_bytes_) content->second.bytes = both;
+    keep(hash, {layer, rows[i], pass_, slot}, both);
+  }
+}
+
+void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> bytes) {
+  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, {}});
+  if (fresh && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
+}
+
+void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
+                      const TensorView& kv) {
+  const auto bytes =
+      kv.empty() ? size_t{0} : static_cast<size_t>(kv.row_size() * size_of(kv.dtype));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto inherited = inherited_.find(rows[i].request);
+    const auto position = static_cast<size_t>(rows[i].position);
+    if (inherited == inherited_.end() || position >= inherited->second) continue;
+    if (versions(layer, rows[i])) continue;
+    written_[key_of(layer, prefix(rows[i]))] = {hashes[i]};
+    std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
+    if (own.size() <= position) own.resize(position + 1);
+    own[position] = hashes[i];
+    adopted_[rows[i].request].insert(rows[i].position);
+    if (bytes > 0)
+      keep(hashes[i], {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -49,6 +50,13 @@ class KvHistory {
   // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
 
+  // Takes what a request was found to read of inherited tokens that nobody wrote for what was
+  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i].
+  void adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
+             const TensorView& kv);
+  // How many positions were adopted, by request.
+  const std::map<int32_t, std::set<int32_t>>& adopted() const { return adopted_; }
+
   // Whether what was read at rows[i], whose hash (xxh3 over the bytes of K, then V) is hashes[i],
   // was written for the tokens of that request up to that position.
   WrongRows compare(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes) const;
@@ -74,10 +82,13 @@ class KvHistory {
   // All that is legal there; the last one was written last. Null: nothing was written.
   const std::vector<uint64_t>* versions(int layer, const Row& row) const;
   void put_token(int32_t request, size_t position, int32_t token);
+  void keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
 
   bool keep_bytes_;
   std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
   std::vector<PassRow> rows_;                          // of the pass
+  std::map<int32_t, size_t> inherited_;                // tokens, by request
+  std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
   std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)
   std::unordered_map<uint64_t, Content> contents_;               // by hash

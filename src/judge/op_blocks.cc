@@ -31,19 +31,16 @@ struct OpJudge::Question {
   std::vector<Place> read;  // whose tensors `inputs` are
   std::vector<SelectedRows> inputs;
 
-  // False when one of them is not there.
-  bool pick(const std::vector<Place>& places, const auto& tensor_of) {
-    read = places, inputs.clear(), call.inputs.clear();
+  void pick(const std::vector<Place>& places, const auto& tensor_of) {
+    read = places;
     for (const Place& place : places) inputs.emplace_back(tensor_of(place), call.rows);
     for (const SelectedRows& input : inputs) call.inputs.push_back(input.view());
-    return std::ranges::none_of(call.inputs, &TensorView::empty);
   }
 };
 
-std::optional<OpJudge::Question> OpJudge::question_of(RoundingContract contract, const Place& place,
-                                                      const std::vector<Place>& inputs,
-                                                      const JudgedPass& pass, Group& group,
-                                                      size_t first, size_t count) {
+OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& place,
+                                       const std::vector<Place>& inputs, const JudgedPass& pass,
+                                       const Group& group, size_t first, size_t count) const {
   Question question;
   OracleCall& call = question.call;
   call = {.place = place, .dtype = options_.dtype, .contract = contract};
@@ -56,27 +53,17 @@ std::optional<OpJudge::Question> OpJudge::question_of(RoundingContract contract,
   const auto tensor = [&](const Place& input) {
     return tensor_of(input, pass, call.rows.front().request);
   };
-  const auto that_it_reads = [&](std::vector<Place> places) {
-    std::erase_if(places, [&](const Place& input) { return !reads(input); });
-    return places;
-  };
-  // Its own inputs are known to be there, a sum's are not.
-  if (question.pick(that_it_reads(read_by(contract, inputs)), tensor)) return question;
-  if (contracts_.is_declared(*place.point) && contract == candidates(place).front()) {
-    group.refuse(inconclusive("what the norm's input is the sum of was not captured"));
-    return {};
-  }
-  question.pick(that_it_reads(inputs), tensor);
+  std::vector<Place> read = read_by(contract, inputs, group);
+  std::erase_if(read, [&](const Place& input) { return !reads(input); });
+  question.pick(read, tensor);
   return question;
 }
 
 bool OpJudge::judge_block(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
                           size_t first, size_t count) {
-  const std::optional<Question> question =
-      question_of(contract, place, inputs, pass, group, first, count);
-  if (!question) return false;
-  const OracleCall& call = question->call;
+  const Question question = question_of(contract, place, inputs, pass, group, first, count);
+  const OracleCall& call = question.call;
   const std::span<const Row> rows = call.rows;
   const Exact exact = oracle_.evaluate(call);
   const SelectedRows got(group.tensor, rows);
@@ -98,7 +85,7 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
               first,
               rows,
               exact,
-              carried(call, question->read, group, exact),
+              carried(call, question.read, group, exact),
               got.view(),
               exact_model.view(),
               rounded_model.view(),
@@ -115,26 +102,45 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
 Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
                          const Exact& exact) const {
   if (!group.blurred) return {};
-  std::vector<SelectedRows> picked;
-  std::vector<TensorView> deviations;
+  std::vector<SelectedRows> deviations, samples;
   for (const Place& input : read) {
     const HiddenTensor* hidden = hidden_.find(input);
-    picked.emplace_back(hidden ? &hidden->deviation : nullptr, call.rows);
+    deviations.emplace_back(hidden ? &hidden->deviation : nullptr, call.rows);
+    samples.emplace_back(hidden ? &hidden->samples : nullptr, call.rows);
   }
-  for (const SelectedRows& rows : picked) deviations.push_back(rows.view());
-  return carried_variance(oracle_, call, deviations, group.derived.deviations(), exact);
+  InputErrors errors;
+  for (const SelectedRows& rows : deviations) errors.deviations.push_back(rows.view());
+  for (const SelectedRows& rows : samples) errors.samples.push_back(rows.view());
+  group.derived.put_into(errors);
+  Tensor rounding, drawn;
+  if (is_of_sum(call.contract) && read.size() == 1 && errors.deviations[0].empty()) {
+    const TensorView sum = call.inputs[0];
+    rounding = deviation_of_rounding(sum, dtype_at(read[0]));
+    errors.deviations[0] = rounding;
+    const std::vector<float> signs =
+        samples_of({rounding.as<const double>(), static_cast<size_t>(sum.count())},
+                   static_cast<size_t>(sum.row_size()), /*seed=*/1);
+    drawn = Tensor(Shape{sum.rows(), kErrorSamples, sum.row_size()}, DType::f32);
+    std::ranges::copy(signs, drawn.as<float>());
+    errors.samples[0] = drawn;
+  }
+  return carried_errors(oracle_, call, errors, exact).variance;
 }
 
 bool OpJudge::narrow_enough(const Block& block) {
   const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
-  double narrow = 0, wide = 0, size = 0;
+  double narrow = 0, wide = 0, size = 0, power = 0;
   for (size_t i = 0; i < own.limit.size(); ++i) {
     narrow += own.limit[i];
-    wide += own.limit[i] + kCarriedDeviations * std::sqrt(block.carried[i]);
+    wide += own.limit[i] + kCarriedDeviations * std::sqrt(kCarriedVariance * block.carried[i]);
     size += std::fabs(block.exact.want[i]);
+    power += block.exact.want[i] * block.exact.want[i];
   }
-  double& widest = widened_by_[order_of(*block.place.point)];
-  if (narrow > 0) widest = std::max(widest, wide / narrow);
+  Width& widest = widened_by_[order_of(*block.place.point)];
+  if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
+  if (power > 0)
+    widest.of_row =
+        std::max(widest.of_row, wide / std::sqrt(power * static_cast<double>(own.limit.size())));
   return !(wide > size);
 }
 
@@ -143,8 +149,7 @@ Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
   const OpKind op = block.place.point->op;
   Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
   if (!block.carried.empty()) {
-    const std::span<const double> want(block.exact.want.begin() + row * size, size);
-    widen(budget, want, {block.carried.begin() + row * size, size}, block.dtype);
+    widen(budget, block.exact, row * size, {block.carried.begin() + row * size, size}, block.dtype);
     return budget;
   }
   // Limits are measured of kernels that round once.
@@ -174,7 +179,8 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const Budget b = budget_of_row(block, i);
   Measured measured;
   measured.row = member.meter->measure(
-      block.rows[i].position, {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain});
+      block.rows[i].position,
+      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried});
   measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
                         row_of(block.rounded_model, row, of_rounded), block.dtype);
   return measured;

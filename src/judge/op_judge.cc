@@ -28,6 +28,11 @@ constexpr int64_t kMostShown = 16;
 
 Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
 
+// Whether the op norms a sum, which kernels may fuse with it.
+bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
+  return place.point->op == OpKind::norm && inputs.at(0).point->op == OpKind::add;
+}
+
 }  // namespace
 
 OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options)
@@ -161,7 +166,10 @@ bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const J
     const HiddenTensor* hidden = hidden_.find(input);
     return hidden && !hidden->deviation.data.view().empty();
   };
-  group.blurred = std::ranges::any_of(inputs, blurs);
+  group.blurred_inputs = std::ranges::any_of(inputs, blurs);
+  if (reads_sum(place, inputs))
+    for (const Place& addend : graph_.inputs_of(inputs[0]))
+      group.knows_sum = group.knows_sum && knows(addend, pass, node);
   if (place.point->op == OpKind::attention && hidden_.covers(inputs.at(1))) {
     group.derived =
         hidden_.keys_values(inputs.at(1), node.request, pass.seen.length_of(node.request));
@@ -169,8 +177,7 @@ bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const J
       outcomes = {inconclusive(group.derived.trouble)};
       return false;
     }
-    const KeysValuesDeviation cache = group.derived.deviations();
-    group.blurred = group.blurred || !cache.k.empty() || !cache.v.empty();
+    group.blurred_inputs = group.blurred_inputs || !group.derived.exact();
   } else if (place.point->op == OpKind::attention) {
     const Place& kv = inputs.at(1);
     group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
@@ -224,6 +231,7 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
            .page_size = options_.page_size,
            .may_lose_weights =
                op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax,
+           .rows_alike = group.blurred && hidden_.rows_alike(place),
            .profiled = profiled},
           std::ssize(node.rows),
           pool};
@@ -284,6 +292,7 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
 void OpJudge::judge_under(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group) {
   if (group.answered) return;
+  blur(contract, inputs, group);
   // No pool is of one contract where nodes may be of either of two.
   // Nor where rows have errors in common that come from what is hidden.
   const bool pools = candidates(place).front() != RoundingContract::tf32 && !group.blurred;
@@ -342,6 +351,7 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
   if (others.others.empty()) return;
   others.tried += std::ssize(wrong);
   for (OtherContract& other : others.others) {
+    blur(other.contract, inputs, group);
     for (Group::Member& member : group.members)
       member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::none));
     if (!measure_under(other.contract, place, inputs, pass, group)) return;
@@ -362,6 +372,7 @@ void OpJudge::show_diffuse(const Place& place, const std::vector<Place>& inputs,
   int64_t& shown = shown_[key_of(place)];
   if (nodes == 0 || shown >= kMostShown) return;
   shown += nodes;
+  blur(candidates(place).front(), inputs, group);
   for (Group::Member& member : group.members)
     member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::all));
   if (!measure_under(candidates(place).front(), place, inputs, pass, group)) return;
@@ -369,11 +380,22 @@ void OpJudge::show_diffuse(const Place& place, const std::vector<Place>& inputs,
     if (diffuse(member)) member.outcomes->front().errors = member.meter->finish().errors;
 }
 
-std::vector<Place> OpJudge::read_by(RoundingContract contract,
-                                    const std::vector<Place>& inputs) const {
-  const bool of_sum =
-      contract == RoundingContract::unrounded_sum || contract == RoundingContract::hf_unrounded_sum;
-  if (of_sum && inputs.at(0).point->op == OpKind::add) return graph_.inputs_of(inputs[0]);
+bool OpJudge::knows(const Place& input, const JudgedPass& pass, const NodeRows& node) const {
+  const HiddenTensor* hidden = hidden_.find(input);
+  return trouble_with(input, pass, node).empty() &&
+         (!hidden || hidden->deviation.data.view().empty());
+}
+
+void OpJudge::blur(RoundingContract contract, const std::vector<Place>& inputs,
+                   Group& group) const {
+  const bool of_sum = is_of_sum(contract) && inputs.at(0).point->op == OpKind::add;
+  group.blurred = of_sum ? !group.knows_sum : group.blurred_inputs;
+}
+
+std::vector<Place> OpJudge::read_by(RoundingContract contract, const std::vector<Place>& inputs,
+                                    const Group& group) const {
+  if (is_of_sum(contract) && inputs.at(0).point->op == OpKind::add && group.knows_sum)
+    return graph_.inputs_of(inputs[0]);
   return inputs;
 }
 

@@ -60,16 +60,25 @@ class OpJudge {
   OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options);
 
   void begin_pass(const PassView& pass);
+  // Each place of a pass in graph order, before it is judged.
+  void reach(const Place& place) { hidden_.reach(place); }
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
   DType dtype_at(const Place& place) const;
   // The places that the trace does not have, and what stands in for them.
   const HiddenTensors& hidden() const { return hidden_; }
-  // By how much the budget of one op is widened at the point by what is hidden before it, at most;
-  // none: by nothing.
-  const std::map<int, double>& widened_by() const { return widened_by_; }
+  // The budget at a point whose op reads what is hidden, where it is widest; none: by nothing.
+  struct Width {
+    double times = 1;   // that of its own op
+    double of_row = 0;  // the mean of a block's elements, by the root mean square of its results
+  };
+  const std::map<int, Width>& widened_by() const { return widened_by_; }
   // The contracts that nodes of the place are judged under.
   std::vector<RoundingContract> candidates(const Place& place) const;
+  // All contracts that the op of the place can have in this run.
+  std::vector<RoundingContract> possible(const Place& place) const {
+    return contracts_of(place.point->op, traits_of(place));
+  }
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
@@ -120,14 +129,18 @@ class OpJudge {
   // are structural then.
   bool measure_under(RoundingContract contract, const Place& place,
                      const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
-  // Nothing, with outcomes, when what a declared contract reads is not there.
-  std::optional<Question> question_of(RoundingContract contract, const Place& place,
-                                      const std::vector<Place>& inputs, const JudgedPass& pass,
-                                      Group& group, size_t first, size_t count);
+  Question question_of(RoundingContract contract, const Place& place,
+                       const std::vector<Place>& inputs, const JudgedPass& pass, const Group& group,
+                       size_t first, size_t count) const;
   bool judge_block(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
                    const JudgedPass& pass, Group& group, size_t first, size_t count);
   // The places whose tensors the oracle is given.
-  std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs) const;
+  std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,
+                             const Group& group) const;
+  // Whether the tensor is known bit for bit at the node's rows.
+  bool knows(const Place& input, const JudgedPass& pass, const NodeRows& node) const;
+  // Settles whether what a kernel of that contract reads is known but for an error.
+  void blur(RoundingContract contract, const std::vector<Place>& inputs, Group& group) const;
   // The threads that share a block of that many elements; null when it is not worth it.
   ThreadPool* threads_for(int64_t elements);
   // Keeps by how much the block's budgets are widened. False: so much that they allow anything.
@@ -160,7 +173,7 @@ class OpJudge {
   std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;
   HiddenTensors hidden_;
-  std::map<int, double> widened_by_;   // by order of the point
+  std::map<int, Width> widened_by_;    // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;

@@ -30,9 +30,11 @@ struct OpJudge::Group {
   CacheRead cache;               // attention: what its one request reads
   DerivedKeysValues derived;     // the same, where it is hidden
   const RecordedTensor* tensor = nullptr;
-  bool blurred = false;   // by what is hidden before it
-  bool compared = false;  // with the two models, which no contract changes
-  bool answered = false;  // no number says what came out
+  bool blurred_inputs = false;  // by what is hidden before it
+  bool blurred = false;         // the same, of what its contract reads
+  bool knows_sum = true;        // norm: the tensors that its input is the rounded sum of are known
+  bool compared = false;        // with the two models, which no contract changes
+  bool answered = false;        // no number says what came out
 
   // Gives each member this outcome, of no numbers.
   void refuse(const NodeOutcome& outcome) {

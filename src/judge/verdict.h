@@ -169,7 +169,8 @@ struct Scope {
   int64_t requests = 0;
   std::map<std::string, std::string> contracts;  // rounding contract by point name
   std::vector<std::string> found;  // the points whose contract was found, not declared
-  double largest = 0;              // of all numbers that were judged, by size
+  std::string asked;   // the contracts that a person asked for over what is declared; "": none
+  double largest = 0;  // of all numbers that were judged, by size
   std::vector<std::string> given;  // what both sides share, or nothing in the run can show
   int64_t references_checked = 0;  // results of the fp64 model that its own oracle bore out
 };

@@ -7,9 +7,10 @@
 #include <array>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <utility>
+
+#include "kernels/base/shell_words.h"
 
 namespace lockstep {
 namespace {
@@ -51,19 +52,29 @@ std::string first_line(const DiffResult& result) {
   return line;
 }
 
+// The long name of an option, "" of a word that is none.
+std::string option_name(const std::string& word) {
+  static const std::map<std::string, std::string> kShort = {
+      {"-d", "--device"}, {"-m", "--model"},         {"-n", "--max-new"}, {"-p", "--prompt"},
+      {"-q", "--quiet"},  {"--prompts", "--prompt"}, {"-v", "--verbose"}};
+  const std::string name = word.substr(0, word.find('='));
+  if (const auto found = kShort.find(name); found != kShort.end()) return found->second;
+  return name.starts_with("--") ? name : "";
+}
+
 // By name, the value of each option of a command line.
 Facts options_of(const std::string& command_line) {
   Facts options;
-  std::istringstream words(command_line);
-  std::string name;
-  for (std::string word; words >> word;) {
-    if (word.starts_with("--")) {
-      const size_t equals = word.find('=');
-      name = word.substr(0, equals);
+  std::string open;  // the option whose values come
+  for (const std::string& word : shell_words(command_line)) {
+    const std::string name = option_name(word);
+    if (!name.empty()) {
+      open = name;
       std::string& value = options[name];
-      if (equals != std::string::npos) value += fmt::format(" {}", word.substr(equals + 1));
-    } else if (!name.empty()) {
-      options[name] += fmt::format(" {}", word);
+      if (const size_t equals = word.find('='); equals != word.npos)
+        value += fmt::format(" {}", word.substr(equals + 1));
+    } else if (!open.empty()) {
+      options[open] += fmt::format(" {}", word);
     }
   }
   return options;
@@ -98,7 +109,7 @@ std::string second_line(const DiffResult& result) {
 std::vector<std::string> other_options(const std::string& of_a, const std::string& of_b) {
   static constexpr auto kLeftOut = std::to_array<std::string_view>(
       {"--trace", "--json", "--format", "--keep", "--prompt", "--tokens", "--requests", "--model",
-       "--html", "--force-from"});
+       "--html", "--force-from", "--quiet", "--verbose"});
   const Facts a = options_of(of_a), b = options_of(of_b);
   std::vector<std::string> others;
   for (const auto& [name, value] : b)

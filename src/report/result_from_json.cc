@@ -189,6 +189,7 @@ Scope scope_from(const JsonValue& json) {
           .requests = json["requests"].whole<int64_t>(),
           .contracts = json["contracts"].text_fields(),
           .found = json["contracts_found"].texts(),
+          .asked = json["contracts_asked"].is_missing() ? "" : json["contracts_asked"].text(),
           .largest = json["largest"].real(),
           .given = json["given"].texts(),
           .references_checked = json["references_checked"].whole<int64_t>()};

@@ -137,15 +137,11 @@ Json of_place(const PlaceSummary& p) {
 }
 
 Json of_scope(const Scope& s) {
-  return {{"layers", s.layers},
-          {"selection", s.selection},
-          {"positions", s.positions},
-          {"requests", s.requests},
-          {"contracts", s.contracts},
-          {"contracts_found", s.found},
-          {"largest", json_number<Json>(s.largest)},
-          {"given", s.given},
-          {"references_checked", s.references_checked}};
+  return {{"layers", s.layers},         {"selection", s.selection},
+          {"positions", s.positions},   {"requests", s.requests},
+          {"contracts", s.contracts},   {"contracts_found", s.found},
+          {"contracts_asked", s.asked}, {"largest", json_number<Json>(s.largest)},
+          {"given", s.given},           {"references_checked", s.references_checked}};
 }
 
 Json of_request(const RequestResult& r) {

@@ -2,11 +2,11 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 
+#include "kernels/base/shell_words.h"
 #include "kernels/files/text.h"
 #include "kernels/matmul.h"
 #include "probes/digest.h"
@@ -55,7 +55,7 @@ std::map<std::string, std::string> provenance_of(const Session& session,
   const std::string model = std::filesystem::path(checkpoint.dir()).lexically_normal().string();
   std::map<std::string, std::string> facts = {
       {"created_utc", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-      {"command_line", fmt::format("{}", fmt::join(command_line, " "))},
+      {"command_line", shell_text(command_line)},
       {"tool_version", kToolVersion},
       {"git_sha", kGitSha},
       {"git_dirty", kGitDirty ? "1" : "0"},
@@ -77,7 +77,10 @@ std::map<std::string, std::string> provenance_of(const Session& session,
       {"path", options.graph ? "graph" : "eager"},
   };
   facts.merge(machine_facts(options.device));
-  if (!session.user_ops.empty()) facts["user_ops"] = session.user_ops;
+  if (!session.user_ops.empty()) {
+    facts["user_ops"] = session.user_ops;
+    facts["user_ops_xxh3"] = hash_of_file(session.user_ops_file);
+  }
   for_each_engine_option([&](const auto& option) {
     std::string name = option.name;
     std::ranges::replace(name, '-', '_');

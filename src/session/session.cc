@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/plugin/user_ops.h"
@@ -36,9 +37,10 @@ Session open_model(const ModelOptions& options) {
       session.engine.device != Device::cpu && options.graph != "off" && options.ops.empty();
   session.ops = ops_of(session.engine.device);
   if (!options.ops.empty()) {
-    session.ops = with_user_ops(session.ops, options.ops);
-    session.user_ops =
-        fmt::format("{} of {}", fmt::join(user_ops_in(options.ops), ", "), options.ops);
+    ReplacedOps replaced = replace_ops(session.ops, options.ops, session.engine.device);
+    session.ops = std::move(replaced.ops);
+    session.user_ops = fmt::format("{} of {}", fmt::join(replaced.names, ", "), options.ops);
+    session.user_ops_file = options.ops;
   }
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;

@@ -18,6 +18,7 @@ struct Session {
   EngineOptions engine;
   Ops ops;               // of the engine's device, with the user's in their places
   std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
+  std::string user_ops_file;
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;

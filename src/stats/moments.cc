@@ -106,7 +106,7 @@ double Scatter::rms() const {
 
 int64_t Scatter::degrees() const {
   const auto n = static_cast<double>(elements);
-  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs)));
+  return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs + common * common)));
 }
 
 double Scatter::most_misrounds(double tail) const {

@@ -62,12 +62,13 @@ struct Scatter {
   double squares = 0;       // of eta^2 / V
   double due = 0;           // sum (r^2 - ulp^2/12) / V, r = want rounded - want
   double pairs = 0;         // sum of f_i f_j over ordered pairs that share f of their V
+  double common = 0;        // sum of the shares of V that all elements of all rows have in common
   int64_t misrounded = 0;   // got is not want rounded
   double may_misround = 0;  // how many of them a correct kernel has at most, on average
 
   void add(const Scatter& other) {
     elements += other.elements, squares += other.squares;
-    due += other.due, pairs += other.pairs;
+    due += other.due, pairs += other.pairs, common += other.common;
     misrounded += other.misrounded, may_misround += other.may_misround;
   }
   // sqrt(mean eta^2/V). V takes the rounding that is due for anything up to half an ulp; where
@@ -75,7 +76,7 @@ struct Scatter {
   // moves a bias by less than half an ulp) it is more, for every kernel, and that much is expected.
   double rms() const;
   // How many independent elements would scatter as much: with squares of Gaussians that share f of
-  // their variance, the variance of the sum is 2 (elements + pairs).
+  // their variance, the variance of the sum is 2 (elements + pairs + common^2), at most.
   int64_t degrees() const;
   double share() const {
     return elements > 0 ? static_cast<double>(misrounded) / static_cast<double>(elements) : 0;

@@ -27,6 +27,7 @@ Scatter scatter_of(const Weighed& e) {
   return {.elements = 1,
           .squares = e.unit,
           .due = e.due,
+          .common = e.common,
           .misrounded = e.misrounded ? 1 : 0,
           .may_misround = e.may_misround};
 }
@@ -166,9 +167,13 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
              .unit = static_cast<float>(unit),
              .budgets = static_cast<float>(e.budgets),
              .may_misround = static_cast<float>(row.misround[i]),
+             .common = options_.rows_alike && !row.carried.empty()
+                           ? static_cast<float>(row.carried[i] / variance)
+                           : 0,
              .misrounded = stored.different};
   ++sum.elements;
   sum.squares += unit;
+  sum.common += weighed.common;
   sum.misrounded += stored.different ? 1 : 0;
   sum.may_misround += row.misround[i];
   if (!std::isfinite(unit)) return;
@@ -187,18 +192,23 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
 }
 
 // A head of a row, or the row where there are no heads. Elements that share a part of their
-// variance count as fewer.
+// variance count as fewer. An op's own errors are shared within a head, those of its inputs within
+// the row.
 void Meter::end_groups(Row& measured, const RowNumbers& row) const {
   const auto size = static_cast<size_t>(head_size_ > 0 ? head_size_ : row_size_);
+  const bool carries = !row.carried.empty() && !options_.rows_alike;
+  double carried = 0, carried_in_heads = 0;
   for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
     NodeSlice slice;
-    double sum = 0, squares = 0, cross = 0;
+    double sum = 0, squares = 0, cross = 0, carried_in_head = 0;
     for (size_t i = first; i < first + size; ++i) {
       const Weighed& e = measured.elements[i];
       if (e.unit < 0) continue;
       put(slice, e, measured.position, i, 0);
-      if (row.shared.empty() || !(row.variance[i] > 0)) continue;
-      const double f = row.shared[i] / row.variance[i];
+      if ((row.shared.empty() && !carries) || !(row.variance[i] > 0)) continue;
+      const double of_inputs = carries ? row.carried[i] / row.variance[i] : 0;
+      carried_in_head += of_inputs;
+      const double f = of_inputs + (row.shared.empty() ? 0 : row.shared[i] / row.variance[i]);
       sum += f;
       squares += f * f;
       const double delta = e.got - round_to(row.want[i], options_.dtype);
@@ -207,8 +217,11 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
     slice.pairs = std::max(0.0, sum * sum - squares);
     measured.sum.pairs += slice.pairs;
     measured.sum.cross_scatter += cross * cross;
+    carried += carried_in_head;
+    carried_in_heads += carried_in_head * carried_in_head;
     if (head_size_ > 0) measured.heads.push_back(slice);
   }
+  measured.sum.pairs += std::max(0.0, carried * carried - carried_in_heads);
 }
 
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {

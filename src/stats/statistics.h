@@ -62,6 +62,8 @@ struct Measure {
 struct RowNumbers {
   std::span<const double> got, want, limit, variance, shared, misround;
   double gain = 0;
+  // The part of V that comes by the inputs of the op, as these were not seen. Empty: none.
+  std::span<const double> carried = {};
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure
@@ -76,6 +78,8 @@ struct MeterOptions {
   int64_t page_size = 0;  // 0: not known, no slices by page
   // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
   bool may_lose_weights = false;
+  // Whether RowNumbers::carried is one error in all rows of the node, and not one a row.
+  bool rows_alike = false;
   ProfiledRows profiled = ProfiledRows::none;
 };
 
@@ -154,6 +158,7 @@ struct Weighed {
   float due = 0;    // as in Scatter
   float budgets = 0;
   float may_misround = 0;
+  float common = 0;  // as in Scatter
   bool misrounded = false;
 };
 

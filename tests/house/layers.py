@@ -40,6 +40,7 @@ MAY_INCLUDE = {
     "src/causes": JUDGE,
     "src/diff": JUDGE,
     "src/report": JUDGE | {"src/diff", "src/screen"},
+    "src/capture": TRACES | WEIGHTS,
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,
     "src/session": SESSION,
@@ -51,14 +52,14 @@ MAY_INCLUDE = {
     "tests": None,
 }
 
-# Its types are the user's too.
-USERS_INTERFACE = "kernels/lockstep_ops.h"
+# Their types are the user's too.
+USERS_INTERFACE = {"kernels/lockstep_ops.h", "traces/lockstep_trace.h"}
 
 # Foreign headers, and the folders where they are at home. A room's tests live where the room does.
 FOREIGN = [
     (r"cuda|cublas|cub/|cooperative_groups|mma\.h", {"kernels"}),
     (r"dnnl|oneapi/|omp\.h", {"kernels"}),
-    (r"dlpack/", {"kernels"}),
+    (r"dlpack/", {"kernels", "traces", "src/capture"}),
     (r"(imm|x86)intrin\.h|cpuid\.h", {"kernels"}),
     (r"boost/math/", {"src"}),
     (r"hdf5|H5", {"traces"}),
@@ -69,8 +70,8 @@ FOREIGN = [
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
-    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|fnmatch|malloc|execinfo)\.h",
-     set(MAY_INCLUDE)),
+    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|spawn|fnmatch|malloc|execinfo)"
+     r"\.h", set(MAY_INCLUDE)),
 ]
 ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
 
@@ -99,7 +100,7 @@ def foreign_include(path, include):
     homes = next((homes for name, homes in FOREIGN if re.match(name, include)), None)
     if homes is None:
         return f"{path}: <{include}> has no home in the table of tests/house/layers.py"
-    if path.endswith(".h") and not path.startswith("tests/") and path != USERS_INTERFACE:
+    if path.endswith(".h") and not path.startswith("tests/") and path not in USERS_INTERFACE:
         return f"{path}: <{include}> is foreign, and headers name no foreign type"
     if path.startswith("kernels/") and re.match("cuda|cublas", include) and path.endswith(".cc"):
         return f"{path}: <{include}> belongs in a .cu file"

@@ -160,6 +160,102 @@ TEST_F(JudgeTest, TheBestOfLogitsMustBeThoseOfTheTensors) {
   expect_rule("logits", "this row 0 times", [](Pass& pass) { pass.logits[0].row.position += 1; });
 }
 
+bool notes(const Result& result, const std::string& words) {
+  return std::ranges::any_of(
+      result.notes, [&](const std::string& note) { return note.find(words) != std::string::npos; });
+}
+
+// A trace that begins at decode: who computed the prompt is not in it, and what it put into the
+// cache is.
+TEST_F(JudgeTest, WhatWasInTheCacheBeforeIsTakenAsGivenAndHeldToIt) {
+  FakeRun run = clean();
+  run.passes.erase(run.passes.begin());
+  for (RequestInfo& request : run.requests) {
+    run.passes[0].info.inherited.push_back({request.id, request.prompt});
+    request.forced = {request.tokens[0]};
+  }
+  Result result = judged(run, false);
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
+  EXPECT_EQ(result.judged, result.expected);
+  EXPECT_TRUE(notes(result, "positions 0 to 12 of request 0 were in the cache before"));
+  EXPECT_TRUE(notes(result, "positions 0 to 8 of request 1 were in the cache before"));
+  EXPECT_TRUE(std::ranges::any_of(result.scope.given, [](const std::string& given) {
+    return given.find("K and V of 22 positions") != std::string::npos;
+  }));
+
+  // In the next pass another position of the same is read.
+  const auto caches = [&](Pass& pass) {
+    return std::ranges::find_if(pass.tensors, [](const RecordedTensor& t) {
+      return t.point->is_cache() && t.layer == 1 && t.rows.front().request == 1;
+    });
+  };
+  RecordedTensor& kv = *caches(run.passes[1]);
+  const TensorView data = kv.data;
+  std::swap_ranges(data.as<uint16_t>() + 2 * data.row_size(),
+                   data.as<uint16_t>() + 3 * data.row_size(),
+                   data.as<uint16_t>() + 5 * data.row_size());
+  kv.row_hashes = row_hashes_of(kv.data);
+  result = judged(run, false);
+  expect_first(result, "layer 1 attn.kv", 2, 1, Verdict::introduced);
+  EXPECT_EQ(result.first->position, 2);
+
+  // Where it is not declared, nothing was in the cache.
+  for (Pass& pass : run.passes) pass.info.inherited_known = true, pass.info.inherited.clear();
+  EXPECT_EQ(judged(run, false).verdict, RunVerdict::diverged);
+}
+
+TEST_F(JudgeTest, RowsThatEachPassComputesAgainAreSaid) {
+  EXPECT_FALSE(notes(judged(clean()), "no cache is used"));
+  FakeModel model(DType::bf16);
+  FakeRun run = clean();
+  run.passes.clear();
+  run.requests.resize(1);
+  RequestInfo& request = run.requests[0];
+  request.tokens.clear(), request.argmax.clear();
+  for (int step = 0; step < 3; ++step) {
+    PassInfo info{.pass = step};
+    std::vector<int32_t> all = request.prompt;
+    all.insert(all.end(), request.tokens.begin(), request.tokens.end());
+    for (int32_t p = 0; p < std::ssize(all); ++p)
+      info.rows.push_back({{0, p}, all[static_cast<size_t>(p)], p, Phase::prefill});
+    info.logit_rows = {static_cast<int32_t>(info.rows.size()) - 1};
+    run.passes.push_back(pass_of(model, info));
+    const RecordedTensor* token = run.passes.back().find(point("token"), -1);
+    request.tokens.push_back(static_cast<int32_t>(value_at(token->data, 0)));
+  }
+  request.argmax = request.tokens;
+  const Result result = judged(run);
+  EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
+  EXPECT_TRUE(notes(result,
+                    "request 0 is computed again from position 0 in each of 2 passes after the "
+                    "first: no cache is used"));
+}
+
+// A fused add and norm reads a sum of which the trace has what was stored, and not the addends.
+TEST_F(JudgeTest, ANormOfASumWhoseAddendsWereNotRecordedIsJudgedOnWhatWasStored) {
+  const auto is_norm = [](const Place& place) { return place.point->name == "mlp.norm"; };
+  const auto has = [](const Place& place) { return place.point->name != "attn.o"; };
+  const auto result_of = [&](const Spoil& change) {
+    FakeModel model(DType::bf16, change, [&](const Place& place) {
+      return is_norm(place) ? RoundingContract::unrounded_sum : RoundingContract::fused;
+    });
+    FakeRun run = fake_run(model, DType::bf16);
+    run.manifest.contracts["mlp.norm"] = RoundingContract::unrounded_sum;
+    for (Pass& pass : run.passes)
+      std::erase_if(pass.tensors, [&](const RecordedTensor& t) {
+        return !has({t.point, t.layer});
+      });
+    return judged(run, false, {.recorded = has});
+  };
+  const Result right = result_of({});
+  EXPECT_EQ(right.verdict, RunVerdict::clean) << right.story;
+  EXPECT_EQ(right.judged, right.expected);
+  const Result wrong = result_of([&](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (is_norm(p) && p.layer == 1) v[3] *= 1.25;
+  });
+  expect_first(wrong, "layer 1 mlp.norm", 0, 0, Verdict::introduced);
+}
+
 TEST_F(JudgeTest, PointsThatNoPassShowsWereNotRecorded) {
   const auto lacking = [&](const std::string& name, int but_in = -1) {
     FakeRun run = clean();

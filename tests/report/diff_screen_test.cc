@@ -47,6 +47,8 @@ TEST(DiffOrigin, SaysOfTheSecondWhatIsDifferent) {
 TEST(DiffOrigin, ReadsOptions) {
   EXPECT_EQ(other_options("x --a 1 --b --c=2", "x --a 1 --c=3 --d 4 5 --trace T"),
             (Lines{"--c 3", "--d 4 5", "no --b"}));
+  EXPECT_EQ(other_options("x run -m A --seed 1 -q", "x run --seed 1 -v -n 3 -p 'a --seed 2'"),
+            Lines{"--max-new 3"});
   EXPECT_TRUE(other_options("", "").empty());
 }
 

@@ -1,0 +1,93 @@
+"""Traces that lack points: right runs are clean, and the first region that holds a bug is named.
+
+python regions_test.py LOCKSTEP, the program that judges. A small part of what table.py runs.
+"""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import torch
+
+import cases
+import outcomes
+from bugs import BUGS
+from cases import Setting
+from outcomes import CLEAN, LATER, RIGHT
+from selections import SELECTIONS, Regions, suspects
+from variants import VARIANTS
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
+QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=40, steps=2)
+QWEN25 = Setting(str(DATA / "bard-qwen2.5"), "bf16", "sdpa", count=40, steps=2)
+FP32 = Setting(str(DATA / "bard-qwen3"), "fp32", "sdpa", count=40, steps=2)
+
+
+class Judged(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(1)
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = pathlib.Path(cls.folder.name) / "case.h5"
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def check(self, setting, case, selections, wanted, ways=(True,)):
+        for outcome in outcomes.outcomes_of(LOCKSTEP, self.path, setting, case, selections, ways):
+            with self.subTest(case=case.name, selection=outcome.selection,
+                              declared=outcome.declared):
+                self.assertIn(outcome.outcome, wanted, outcome.verdict.story)
+
+    def test_right_runs_are_clean(self):
+        for setting, name, selections, ways in (
+                (QWEN3, "plain", ["streams"], (True,)),
+                (QWEN3, "norm-fused", ["modules"], (True, False)),
+                (QWEN25, "add-norm-fused", ["six"], (True,)),
+                (QWEN3, "attention-flash", ["modules"], (True,)),
+                (FP32, "attention-split-kv", ["six"], (False,))):
+            self.check(setting, VARIANTS[name], selections, {CLEAN}, ways)
+
+    def test_bugs_are_named_by_the_first_region_that_holds_them(self):
+        for setting, name, selections in (
+                (QWEN3, "rope-interleaved", ["half", "six"]),
+                (QWEN25, "gqa-interleaved", ["modules", "streams"]),
+                (QWEN3, "cache-values-late", ["six"]),
+                (QWEN25, "attn-residual-missing", ["modules"]),
+                (FP32, "act-gelu", ["six"])):
+            self.check(setting, BUGS[name], selections, {RIGHT, LATER})
+
+
+class Graph(unittest.TestCase):
+    """Which place is to be named of a bug, as this test works it out."""
+
+    def suspects(self, selection, *wrong):
+        runner = cases.run_bug(Setting(QWEN3.folder, "bf16", "sdpa", 3, 1), BUGS["embed-scaled"])
+        graph = cases.trace_of(QWEN3, runner, None, None, {}).graph
+        return suspects(Regions(graph, SELECTIONS[selection]), wrong).first
+
+    def test_first_suspects(self):
+        for selection, wrong, first in (
+                ("all", (0, (2, "attn.q_rope")), (2, "attn.q_rope")),
+                ("six", (0, (2, "attn.q_rope")), (2, "attn.out")),
+                ("modules", (0, (2, "attn.out")), (2, "attn.o")),
+                ("modules", (0, (2, "attn.residual")), (2, "mlp.norm")),
+                ("streams", (0, (2, "attn.norm")), (2, "attn.residual")),
+                ("streams", (0, (-1, "final.norm")), (-1, "logits")),
+                ("half", (0, (2, "attn.kv")), (2, "attn.out"))):
+            with self.subTest(selection=selection, wrong=wrong):
+                self.assertEqual(self.suspects(selection, wrong), (0, first))
+
+    def test_what_went_into_a_cache_is_a_suspect_later(self):
+        wrong = [(0, (2, "attn.k_rope")), (1, (2, "mlp.up"))]
+        runner = cases.run_bug(Setting(QWEN3.folder, "bf16", "sdpa", 3, 1), BUGS["embed-scaled"])
+        graph = cases.trace_of(QWEN3, runner, None, None, {}).graph
+        found = suspects(Regions(graph, SELECTIONS["six"]), wrong).all
+        self.assertEqual(found, {(0, (2, "attn.out")), (1, (2, "attn.out")),
+                                 (1, (2, "mlp.residual"))})
+
+
+if __name__ == "__main__":
+    LOCKSTEP = sys.argv.pop()
+    unittest.main()
