@@ -284,6 +284,7 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
 
 void add_result_options(CLI::App& app, ReportOptions& options) {
   add_report_options(app, options);
+  begin_group(app, "Output");
   app.add_option("--junit", options.junit, "and to this one, as JUnit's XML: a test an op class")
       ->type_name("FILE");
 }

@@ -213,6 +213,7 @@ void Judge::State::remember_cache(const PassView& seen) {
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  op_judge.reach(place);
   const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
   if (ignored || !options.selection.has(*place.point, place.layer)) {
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});

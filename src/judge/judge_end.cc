@@ -218,7 +218,10 @@ void Judge::State::note_regions() {
         fmt::join(hidden, " "),
         width == op_judge.widened_by().end()
             ? "they are known bit for bit"
-            : fmt::format("its budget is up to {:.2g} times that of its own op", width->second)));
+            : fmt::format(
+                  "its budget is up to {:.2g} times that of its own op; a wrong element shows "
+                  "from {:.1g} x the size of its row on",
+                  width->second.times, width->second.of_row)));
   }
 }
 

@@ -129,14 +129,18 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
 
 bool OpJudge::narrow_enough(const Block& block) {
   const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
-  double narrow = 0, wide = 0, size = 0;
+  double narrow = 0, wide = 0, size = 0, power = 0;
   for (size_t i = 0; i < own.limit.size(); ++i) {
     narrow += own.limit[i];
     wide += own.limit[i] + kCarriedDeviations * std::sqrt(kCarriedVariance * block.carried[i]);
     size += std::fabs(block.exact.want[i]);
+    power += block.exact.want[i] * block.exact.want[i];
   }
-  double& widest = widened_by_[order_of(*block.place.point)];
-  if (narrow > 0) widest = std::max(widest, wide / narrow);
+  Width& widest = widened_by_[order_of(*block.place.point)];
+  if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
+  if (power > 0)
+    widest.of_row =
+        std::max(widest.of_row, wide / std::sqrt(power * static_cast<double>(own.limit.size())));
   return !(wide > size);
 }
 
