@@ -378,6 +378,14 @@ std::vector<NodeId> Judge::judge(const Pass& pass) {
   return state_->judge(narrowed(pass, state_->manifest.dtype));
 }
 
+RoundingContract Judge::contract_at(const Place& place) const {
+  const OpJudge& ops = state_->op_judge;
+  const std::vector<RoundingContract> candidates = ops.candidates(place);
+  return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
+}
+
+const KvHistory& Judge::history() const { return state_->history; }
+
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
   return state_->finish(requests, complete);
 }

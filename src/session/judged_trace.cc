@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "src/audit/table_audit.h"
+#include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
 #include "src/session/layouts.h"
@@ -93,17 +94,22 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   JudgeOptions judging = options;
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  const auto hypotheses = open_reference().hypotheses(checkpoint, reference);
+  Causes causes(manifest, judge, *oracle, *hypotheses);
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
     Pass pass = trace->read(judged++, /*data=*/true);
     if (interleaved) put_pairs_in_halves(pass);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
-    found |= !judge.judge(pass).empty();
+    const std::vector<NodeId> flags = judge.judge(pass);
+    found |= !flags.empty();
+    causes.add(pass, flags);
     tables.add(pass.info);
     progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
+  causes.put_into(result);
   tables.put_into(result);
   if (interleaved)
     result.notes.push_back(
