@@ -274,6 +274,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .flips = logits.flips(info.id),
                                .margins = logits.margins(info.id)});
   result.provenance = manifest.provenance;
+  result.provenance.emplace("compute_dtype", name_of(manifest.dtype));
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = coverage.not_covered();

@@ -10,6 +10,7 @@
 #include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
+#include "src/session/layouts.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
@@ -67,7 +68,7 @@ void fill_in(Manifest& manifest, const Graph& of_model, const std::string& path)
 }  // namespace
 
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
-                   Detail detail) {
+                   Detail detail, const std::string& rope_pairs) {
   const auto trace = open_trace(path);
   Manifest manifest = trace->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
@@ -83,6 +84,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const auto oracle = open_reference().oracle(checkpoint, reference);
   fill_in(manifest, oracle->graph(), path);
   options.selection.check_layers(manifest.graph.layers());
+  const bool interleaved = has_interleaved_pairs(manifest, rope_pairs);
   TableAudit tables(manifest);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
@@ -97,7 +99,8 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
-    const Pass pass = trace->read(judged++, /*data=*/true);
+    Pass pass = trace->read(judged++, /*data=*/true);
+    if (interleaved) put_pairs_in_halves(pass);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();
@@ -108,6 +111,11 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Result result = judge.finish(manifest.requests, trace->complete());
   causes.put_into(result);
   tables.put_into(result);
+  if (interleaved)
+    result.notes.push_back(
+        fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
+                    "halves before they were judged",
+                    rope_pairs.empty() ? "the trace says" : "was asked for"));
   if (judged < trace->passes())
     result.notes.push_back(fmt::format(kStoppedEarly, judged, trace->passes(), "passes"));
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
