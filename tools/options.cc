@@ -7,6 +7,7 @@
 #include <charconv>
 #include <utility>
 
+#include "src/judge/presets.h"
 #include "src/report/output.h"
 #include "src/session/modes.h"
 
@@ -208,11 +209,22 @@ void add_limits_option(CLI::App& app, std::string& limits) {
       ->type_name("FILE");
 }
 
-void add_schema_option(CLI::App& app, std::string& schema) {
+void add_rounding_options(CLI::App& app, RoundingOptions& options) {
   begin_group(app, "Judge");
-  add_choice(app, "--schema", schema, {"fused", "hf", "eager", "auto"},
-             "where ops round inside: once at the store, as the modules of Hugging Face, scores "
-             "too, or found by trying (what the trace says)");
+  std::vector<std::string> names;
+  std::string help = "where ops round inside, by engine (what the trace says)";
+  for (const Preset& preset : presets()) {
+    names.emplace_back(preset.name);
+    help += fmt::format("\n{}: {}", preset.name, preset.says);
+  }
+  names.emplace_back("auto");
+  help += "\nauto: found by trying";
+  add_choice(app, "--schema", options.schema, names, help);
+  app.add_option("--rounding", options.rounding,
+                 "where the op of these points rounds, over --schema or what the trace says, such "
+                 "as attn.norm=hf (see traces/README.md for the contracts)")
+      ->type_name("POINT=CONTRACT")
+      ->allow_extra_args(false);
 }
 
 void add_accumulator_option(CLI::App& app, std::string& accumulator) {
@@ -220,6 +232,13 @@ void add_accumulator_option(CLI::App& app, std::string& accumulator) {
   add_choice(app, "--accumulator", accumulator, {"fp32", "tf32"},
              "how linear ops of an fp32 run sum: their operands as they are, or rounded to tf32 "
              "(what the trace says)");
+}
+
+void add_rope_pairs_option(CLI::App& app, std::string& pairs) {
+  begin_group(app, "Judge");
+  add_choice(app, "--rope-pairs", pairs, {"half", "interleaved"},
+             "how the trace holds the pairs of Q and K that RoPE turns: half a head apart, or "
+             "beside each other (what the trace says)");
 }
 
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
@@ -265,6 +284,7 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
 
 void add_result_options(CLI::App& app, ReportOptions& options) {
   add_report_options(app, options);
+  begin_group(app, "Output");
   app.add_option("--junit", options.junit, "and to this one, as JUnit's XML: a test an op class")
       ->type_name("FILE");
 }

@@ -34,11 +34,14 @@ void add_selection_options(CLI::App& app, std::string& points, std::string& laye
 // --limits: a file of Limits; "" for theory alone.
 void add_limits_option(CLI::App& app, std::string& limits);
 
-// --schema: one for every point, instead of what the trace or the engine declares; "" for that.
-void add_schema_option(CLI::App& app, std::string& schema);
+// --schema and --rounding: instead of what the trace or the engine declares.
+void add_rounding_options(CLI::App& app, RoundingOptions& options);
 
 // --accumulator: instead of what the trace or the engine declares; "" for that.
 void add_accumulator_option(CLI::App& app, std::string& accumulator);
+
+// --rope-pairs: instead of what the trace says; "" for that.
+void add_rope_pairs_option(CLI::App& app, std::string& pairs);
 
 // --fail-fast: see JudgeOptions.
 void add_fail_fast_option(CLI::App& app, bool& fail_fast);

@@ -24,7 +24,8 @@ struct RunOptions {
   ObserveOptions observe;
   ReportOptions report;
   std::vector<std::string> faults;
-  std::string limits, schema, accumulator;
+  std::string limits, accumulator;
+  RoundingOptions rounding;
   bool no_audit = false, confirm = false, fail_fast = false;
   std::string modes;  // empty: beside the reference
 };
@@ -34,11 +35,11 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
            const std::map<std::string, std::string>& provenance) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
-  const JudgeOptions judge{.selection = selection_of(options.observe),
-                           .limits = limits_of(options.limits),
-                           .contracts = contracts_of(options.schema),
-                           .accumulator = accumulator_of(options.accumulator),
-                           .fail_fast = options.fail_fast};
+  JudgeOptions judge{.selection = selection_of(options.observe),
+                     .limits = limits_of(options.limits),
+                     .accumulator = accumulator_of(options.accumulator),
+                     .fail_fast = options.fail_fast};
+  ask_for(options.rounding, judge);
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   const std::string notice = long_run_notice(
@@ -114,11 +115,11 @@ int run_command(Args args) {
                "compute the worst elements a second time, by another hand than the oracle's");
   CLI::Option* modes = add_modes_option(app, options.modes);
   add_limits_option(app, options.limits);
-  add_schema_option(app, options.schema);
+  add_rounding_options(app, options.rounding);
   add_accumulator_option(app, options.accumulator);
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
-        "--confirm", "--fail-fast", "--limits", "--schema", "--accumulator"})
+        "--confirm", "--fail-fast", "--limits", "--schema", "--rounding", "--accumulator"})
     modes->excludes(app.get_option(of_reference));
   add_result_options(app, options.report);
   if (!parse(app, args,

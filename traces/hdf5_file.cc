@@ -9,86 +9,13 @@
 
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
+#include "traces/hdf5_parts.h"
 #include "traces/seal.h"
 
 namespace lockstep {
 namespace {
 
-// Owns one id; closed as its kind wants.
-class Id {
- public:
-  explicit Id(hid_t id) : id_(id) {}
-  Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
-  ~Id() {
-    if (id_ >= 0) H5Idec_ref(id_);
-  }
-  operator hid_t() const { return id_; }
-  hid_t release() { return std::exchange(id_, -1); }
-
- private:
-  hid_t id_;
-};
-
-// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
-// it would try again for ever.
-void prepare_library() {
-  static const bool once = [] {
-    H5dont_atexit();
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-    H5PLset_loading_state(0);  // a file's filters would load code from HDF5_PLUGIN_PATH
-    return true;
-  }();
-  (void)once;
-}
-
-// The innermost sentence of HDF5's stack of errors: the cause.
-std::string cause() {
-  std::string text = "HDF5 says no more";
-  H5Ewalk2(
-      H5E_DEFAULT, H5E_WALK_UPWARD,
-      [](unsigned depth, const H5E_error2_t* error, void* to) -> herr_t {
-        if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(to) = error->desc;
-        return 0;
-      },
-      &text);
-  return text;
-}
-
-Id text_type() {
-  Id type(H5Tcopy(H5T_C_S1));
-  H5Tset_size(type, H5T_VARIABLE);
-  H5Tset_cset(type, H5T_CSET_UTF8);
-  return type;
-}
-
-// An IEEE-like float of two bytes: sign, exponent, then `mantissa` bits.
-Id half_type(size_t mantissa, size_t bias) {
-  Id type(H5Tcopy(H5T_IEEE_F32LE));
-  H5Tset_fields(type, 15, mantissa, 15 - mantissa, 0, mantissa);
-  H5Tset_size(type, 2);
-  H5Tset_ebias(type, bias);
-  return type;
-}
-
-Id type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return Id(H5Tcopy(H5T_IEEE_F64LE));
-    case DType::f32:
-      return Id(H5Tcopy(H5T_IEEE_F32LE));
-    case DType::f16:
-      return half_type(10, 15);
-    case DType::bf16:
-      return half_type(7, 127);
-    case DType::i64:
-      return Id(H5Tcopy(H5T_STD_I64LE));
-    case DType::i32:
-      return Id(H5Tcopy(H5T_STD_I32LE));
-    case DType::u8:
-      return Id(H5Tcopy(H5T_STD_U8LE));
-  }
-  fail("a tensor of an unknown dtype cannot be stored");
-}
+using Id = Hdf5Id;
 
 template <typename T>
 Id type_of() {
@@ -98,52 +25,12 @@ Id type_of() {
   if constexpr (std::is_same_v<T, uint32_t>) return Id(H5Tcopy(H5T_STD_U32LE));
   if constexpr (std::is_same_v<T, uint64_t>) return Id(H5Tcopy(H5T_STD_U64LE));
   if constexpr (std::is_same_v<T, double>) return Id(H5Tcopy(H5T_IEEE_F64LE));
-  if constexpr (std::is_same_v<T, std::string>) return text_type();
+  if constexpr (std::is_same_v<T, std::string>) return hdf5_text_type();
 }
 
 Id space_of(std::span<const int64_t> dims) {
   const std::vector<hsize_t> extents(dims.begin(), dims.end());
   return Id(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
-}
-
-std::vector<int64_t> dims_of(hid_t dataset) {
-  const Id space(H5Dget_space(dataset));
-  const int rank = H5Sget_simple_extent_ndims(space);
-  std::vector<hsize_t> extents(static_cast<size_t>(std::max(rank, 0)));
-  if (rank > 0) H5Sget_simple_extent_dims(space, extents.data(), nullptr);
-  return {extents.begin(), extents.end()};
-}
-
-// Elements of a dataset; less than none where their number does not fit 63 bits.
-int64_t count_of(hid_t dataset) {
-  const Id space(H5Dget_space(dataset));
-  if (H5Sget_simple_extent_type(space) == H5S_NULL) return 0;
-  int64_t count = 1;
-  for (const int64_t extent : dims_of(dataset))
-    if (extent < 0 || __builtin_mul_overflow(count, extent, &count)) return -1;
-  return count;
-}
-
-// Says why the bytes of a dataset are not simply in the file; empty when they are.
-std::string_view elsewhere(hid_t dataset) {
-  const Id made(H5Dget_create_plist(dataset));
-  const H5D_layout_t layout = H5Pget_layout(made);
-  if (layout == H5D_VIRTUAL) return "is put together from other datasets";
-  if (layout == H5D_CHUNKED) return "is stored in chunks";
-  if (layout != H5D_CONTIGUOUS && layout != H5D_COMPACT) return "is stored in an unknown way";
-  if (H5Pget_external_count(made) != 0) return "is stored in other files";
-  return H5Pget_nfilters(made) != 0 ? "is compressed" : "";
-}
-
-// Whether each name of the path is one of the file's own, which no link stands for.
-bool is_own(hid_t file, const std::string& path) {
-  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-    H5L_info_t link{};
-    const std::string front = path.substr(0, end);
-    if (H5Lget_info(file, front.c_str(), &link, H5P_DEFAULT) < 0) return true;  // it is missing
-    if (link.type != H5L_TYPE_HARD) return false;
-    if (end == path.npos) return true;
-  }
 }
 
 std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
@@ -164,27 +51,16 @@ bool set_attribute(hid_t file, const std::string& object, const char* name, hid_
   return attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
 }
 
-// Reads a text of variable length; false when the attribute is none.
-bool get_text(hid_t attribute, std::string& value) {
-  const Id stored(H5Aget_type(attribute)), space(H5Aget_space(attribute));
-  if (H5Tis_variable_str(stored) <= 0 || H5Sget_simple_extent_npoints(space) != 1) return false;
-  char* text = nullptr;
-  if (H5Aread(attribute, text_type(), &text) < 0) return false;
-  value = text ? text : "";
-  H5free_memory(text);
-  return true;
-}
-
 }  // namespace
 
 void Hdf5File::trouble(const std::string& what) const {
-  const std::string reason = cause();
+  const std::string reason = hdf5_cause();
   if (is_out_of_room(reason)) fail_out_of_room(path_, reason);
   fail("{}: {} ({}): the file is damaged or cannot be reached", path_, what, reason);
 }
 
 Hdf5File Hdf5File::create(const std::string& path) {
-  prepare_library();
+  prepare_hdf5();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   // Closing the file closes what is open in it, or a failed write would keep it open.
@@ -194,20 +70,24 @@ Hdf5File Hdf5File::create(const std::string& path) {
   const Id layout(H5Pcreate(H5P_FILE_CREATE));
   H5Pset_userblock(layout, kSealBytes);
   const hid_t id = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, layout, access);
-  if (id < 0 && is_out_of_room(cause())) fail_out_of_room(path, cause());
+  if (id < 0 && is_out_of_room(hdf5_cause())) fail_out_of_room(path, hdf5_cause());
   check(id >= 0,
         "{}: a new file was wanted there, but it cannot be made ({}): choose another --trace", path,
-        cause());
+        hdf5_cause());
   return Hdf5File(id, path);
 }
 
 Hdf5File Hdf5File::open(const std::string& path) {
-  prepare_library();
+  check_seal(path);
+  return open_unsealed(path);
+}
+
+Hdf5File Hdf5File::open_unsealed(const std::string& path) {
+  prepare_hdf5();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
-  check_seal(path);
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access);
-  check(id >= 0, "{}: cannot be opened ({}): it was cut off or is damaged", path, cause());
+  check(id >= 0, "{}: cannot be opened ({}): it was cut off or is damaged", path, hdf5_cause());
   Hdf5File file(id, path);
   hsize_t size = 0;
   if (H5Fget_filesize(id, &size) < 0) file.trouble("its size is not known");
@@ -244,7 +124,7 @@ void Hdf5File::close() {
 
 void Hdf5File::set(const std::string& object, const char* name, const std::string& value) {
   const char* text = value.c_str();
-  if (!set_attribute(id_, object, name, text_type(), Id(H5Screate(H5S_SCALAR)), &text))
+  if (!set_attribute(id_, object, name, hdf5_text_type(), Id(H5Screate(H5S_SCALAR)), &text))
     trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
 }
 
@@ -256,7 +136,7 @@ void Hdf5File::set(const std::string& object, const char* name, int64_t value) {
 void Hdf5File::set(const std::string& object, const char* name,
                    const std::vector<std::string>& values) {
   const int64_t count = std::ssize(values);
-  if (!set_attribute(id_, object, name, text_type(), space_of({&count, 1}),
+  if (!set_attribute(id_, object, name, hdf5_text_type(), space_of({&count, 1}),
                      pointers_of(values).data()))
     trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
 }
@@ -330,7 +210,9 @@ int64_t Hdf5File::stored_dataset(const std::string& path) const {
   Id dataset(H5Dopen2(id_, path.c_str(), H5P_DEFAULT));
   if (dataset < 0) trouble(path + " is missing");
   const std::string_view where = elsewhere(dataset);
-  check(where.empty(), "{}: {} {}, and a trace is contiguous and uncompressed: write it anew so",
+  check(where.empty(),
+        "{}: {} {}, and a trace is contiguous and uncompressed: write it anew so, in "
+        "h5py without chunks=, compression= and maxshape=",
         path_, path, where);
   const Id type(H5Dget_type(dataset));
   int64_t bytes = 0;
@@ -345,7 +227,7 @@ int64_t Hdf5File::stored_dataset(const std::string& path) const {
 // Each text of a file is in it once, but a forged column can name one text many times.
 std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& path) const {
   constexpr int64_t kAtOnce = 64, kMostTimes = 64;
-  const Id type = text_type(), space(H5Dget_space(dataset));
+  const Id type = hdf5_text_type(), space(H5Dget_space(dataset));
   std::vector<std::string> values;
   int64_t length = 0;
   const int64_t count = count_of(dataset);
@@ -389,7 +271,7 @@ std::vector<T> Hdf5File::read(const std::string& path) const {
 }
 
 void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
-  const Id type = type_of(tensor.dtype);
+  const Id type = hdf5_type_of(tensor.dtype);
   const Id links(H5Pcreate(H5P_LINK_CREATE));
   H5Pset_create_intermediate_group(links, 1);
   const Id dataset(H5Dcreate2(id_, path.c_str(), type, space_of(tensor.shape.extents()), links,
@@ -401,7 +283,7 @@ void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
 
 Tensor Hdf5File::read_tensor(const std::string& path, const Shape& shape, DType dtype) const {
   const Id dataset(stored_dataset(path));
-  const Id type = type_of(dtype), stored(H5Dget_type(dataset));
+  const Id type = hdf5_type_of(dtype), stored(H5Dget_type(dataset));
   check(H5Tequal(type, stored) > 0 && std::ranges::equal(dims_of(dataset), shape.extents()),
         "{}: the tensor {} is not {} {} as the index says: the file is damaged", path_, path,
         name_of(dtype), shape.text());

@@ -95,6 +95,10 @@ std::string in_line(const std::string& line) {
 
 }  // namespace
 
+bool can_keep_result(const std::string& path) {
+  return std::filesystem::is_directory(path) || is_journal(path) || !is_unsealed(path);
+}
+
 void write_kept_result(const std::string& path, const std::string& json) {
   if (std::filesystem::is_directory(path)) return replace_file(file_in(path), json, Durable::yes);
   replace_end(path, rest_of(path).begin, is_journal(path) ? line_of(json) : sealed(json));
@@ -103,6 +107,7 @@ void write_kept_result(const std::string& path, const std::string& json) {
 std::string read_kept_result(const std::string& path) {
   if (std::filesystem::is_directory(path))
     return std::filesystem::exists(file_in(path)) ? read_text(file_in(path), kMostResult) : "";
+  if (!can_keep_result(path)) return "";
   const std::string text = rest_of(path).text;
   return is_journal(path) ? in_line(text) : unsealed(text);
 }

@@ -21,6 +21,8 @@ constexpr bool begins_result(std::string_view rest, std::string_view mark) {
   return rest.substr(0, mark.size()) == mark.substr(0, rest.size());
 }
 
+// Whether a result can be kept in the trace at `path`: a file of another program stays as it is.
+bool can_keep_result(const std::string& path);
 // Keeps a result in the trace at `path`, which has ended, in the place of an earlier one. Throws
 // Error when it cannot be written; the trace is then as whole as it was.
 void write_kept_result(const std::string& path, const std::string& json);

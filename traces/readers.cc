@@ -10,7 +10,9 @@
 
 #include "kernels/base/check.h"
 #include "kernels/files/text.h"
+#include "traces/bare_file.h"
 #include "traces/journal.h"
+#include "traces/seal.h"
 #include "traces/segment.h"
 
 namespace lockstep {
@@ -24,7 +26,7 @@ class SavedTrace final : public TraceReader {
 
   const Manifest& manifest() const override { return manifest_; }
   int passes() const override { return static_cast<int>(sources_.size()); }
-  bool complete() const override { return problems_.empty(); }
+  bool complete() const override { return complete_; }
   const std::vector<std::string>& problems() const override { return problems_; }
 
   Pass read(int i, bool data) override {
@@ -33,7 +35,12 @@ class SavedTrace final : public TraceReader {
     return source.segment ? source.segment->read(source.index, data) : journal_[source.index];
   }
 
-  void problem(std::string sentence) { problems_.push_back(std::move(sentence)); }
+  void problem(std::string sentence) {
+    complete_ = false;
+    problems_.push_back(std::move(sentence));
+  }
+  // A sentence about a trace that may be whole.
+  void remark(std::string sentence) { problems_.push_back(std::move(sentence)); }
 
   // Throws Error on a pass that is here already: which of the two the run computed is not known.
   void add(SegmentReader segment) {
@@ -72,6 +79,7 @@ class SavedTrace final : public TraceReader {
 
   Manifest manifest_;
   std::string path_;
+  bool complete_ = true;
   std::vector<std::string> problems_;
   std::deque<SegmentReader> segments_;  // a deque leaves its elements where they are
   std::vector<Pass> journal_;
@@ -172,8 +180,11 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
 }
 
 std::unique_ptr<TraceReader> open_single_file(const std::string& path) {
-  SegmentReader file(path);
+  const bool sealed = !is_unsealed(path);
+  if (!sealed && !Hdf5File::open_unsealed(path).has("/index")) return open_bare(path);
+  SegmentReader file(sealed ? Hdf5File::open(path) : Hdf5File::open_unsealed(path));
   auto trace = std::make_unique<SavedTrace>(file.manifest(), path);
+  if (!sealed) trace->remark("unsealed: made by another program; hashes are those that it wrote");
   trace->add(std::move(file));
   return trace;
 }

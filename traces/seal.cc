@@ -77,6 +77,11 @@ void check_seal(const std::string& path) {
         "{}: its index is not what was written (its xxh3 differs): the file is damaged", path);
 }
 
+bool is_unsealed(const std::string& path) {
+  constexpr std::string_view kSignature = "\x89HDF\r\n\x1a\n";
+  return InputFile(path).begins_with(kSignature);
+}
+
 int64_t sealed_bytes(const std::string& path) {
   return static_cast<int64_t>(seal_of(InputFile(path), path).size);
 }

@@ -16,6 +16,9 @@ void write_seal(const std::string& path, int64_t begin);
 // Throws Error unless the file has a seal and is what it was when it was sealed. A kept result
 // (kept_result.h) may follow that.
 void check_seal(const std::string& path);
+// Whether the file is HDF5 from its first byte on: another program made it, for a file of ours
+// begins with its seal.
+bool is_unsealed(const std::string& path);
 // Bytes that the file had when it was sealed. Throws Error unless it has a seal.
 int64_t sealed_bytes(const std::string& path);
 

@@ -195,7 +195,10 @@ void SegmentWriter::finish(const Manifest& manifest) {
   file_.close();
 }
 
-SegmentReader::SegmentReader(const std::string& path) : file_(Hdf5File::open(path)) {
+SegmentReader::SegmentReader(const std::string& path) : SegmentReader(Hdf5File::open(path)) {}
+
+SegmentReader::SegmentReader(Hdf5File file) : file_(std::move(file)) {
+  const std::string& path = file_.path();
   const std::string format = file_.text("/", "format");
   check_format(format, file_.text("/", "format_version"), path);
   check(file_.has("/", "complete") && file_.number("/", "complete") == 1,

@@ -36,6 +36,8 @@ class SegmentReader {
  public:
   // Throws Error, naming the file, when it is no complete and sound file of layout 1.0.
   explicit SegmentReader(const std::string& path);
+  // The same of a file that may be without a seal.
+  explicit SegmentReader(Hdf5File file);
 
   Manifest manifest() const;
   std::string run_id() const;

@@ -84,6 +84,7 @@ struct Manifest {
   // The attributes of /provenance by name (6-traces lists them): "model", "model_xxh3", ...
   std::map<std::string, std::string> provenance;
   Graph graph;
+  bool graph_known = true;    // false: it is made of the points that are shown (bare_file.h)
   DType dtype = DType::bf16;  // of weights and activations
   TraceLevel level = TraceLevel::digest;
   std::string selection;                              // Selection::text()
@@ -112,7 +113,7 @@ class TraceReader {
   // file and what is wrong with it, hashes that do not match included.
   virtual Pass read(int i, bool data) = 0;
   // False when the run did not end or a part is missing or damaged; `problems` says so in
-  // sentences.
+  // sentences, and what else is to be known of the file.
   virtual bool complete() const = 0;
   virtual const std::vector<std::string>& problems() const = 0;
 };

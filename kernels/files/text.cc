@@ -53,6 +53,12 @@ InputFile::InputFile(const std::string& path)
 
 InputFile::~InputFile() { ::close(descriptor_); }
 
+bool InputFile::begins_with(std::string_view bytes) const {
+  std::string begin(bytes.size(), '\0');
+  const ssize_t got = ::pread(descriptor_, begin.data(), begin.size(), 0);
+  return got == std::ssize(bytes) && begin == bytes;
+}
+
 std::string InputFile::read(size_t most) const {
   check(size_ <= most, kTooLong, path_, most);
   std::string text;

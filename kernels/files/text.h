@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -19,6 +20,7 @@ class InputFile {
 
   int descriptor() const { return descriptor_; }
   size_t size() const { return size_; }  // in bytes; 0 where the system does not know it
+  bool begins_with(std::string_view bytes) const;
   // Reads to the end. Throws Error for more than `most` bytes, and where reading fails.
   std::string read(size_t most) const;
 

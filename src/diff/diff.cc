@@ -44,7 +44,7 @@ class Comparison {
  public:
   Comparison(TraceReader& a, TraceReader& b, const DiffOptions& options)
       : options_(options),
-        graph_(a.manifest().graph),
+        graph_(a.manifest().graph_known ? a.manifest().graph : b.manifest().graph),
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
         places_(graph_.places()),
         inputs_(inputs_by_number(graph_, places_)),
@@ -154,14 +154,15 @@ DigestComparison::Rows Comparison::passes_of(const DiffSide& side) {
 
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
-  const auto say = [&](std::string text) { result_.structure.push_back(std::move(text)); };
   result_.provenance_a = a.provenance, result_.provenance_b = b.provenance;
   for (const Manifest* manifest : {&a, &b})
     options_.selection.check_layers(manifest->graph.layers());
-  if (a.graph != b.graph)
-    say(fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
+  if (a.graph_known && b.graph_known ? a.graph != b.graph : a.graph.layers() != b.graph.layers())
+    result_.structure.push_back(
+        fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
   for (DiffSide* side : {&a_, &b_})
-    for (const std::string& problem : side->trace().problems()) say(problem);
+    for (const std::string& sentence : side->trace().problems())
+      (side->trace().complete() ? result_.remarks : result_.structure).push_back(sentence);
 }
 
 Comparison::Pairing Comparison::pairing(const Row& row, int pass) const {

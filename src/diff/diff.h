@@ -109,6 +109,7 @@ struct DiffResult {
   std::map<std::string, std::string> provenance_a, provenance_b;
   std::vector<std::string> structure;  // what makes the two no runs of the same thing, in sentences
   std::vector<std::string> renamed;    // requests that have another number in b, in sentences
+  std::vector<std::string> remarks;    // what is to be known of either file, in sentences
   std::vector<DiffJudgement> judged;   // both, when a checkpoint was at hand; else empty
 };
 

@@ -63,7 +63,8 @@ constexpr auto kWords = std::to_array<Word>({
      true},
     {"contract", "", "", "Where an op rounds inside, as its trace or engine declares it.",
      "fused: once, at the store; hf: as the modules of Hugging Face; eager: attention's scores and "
-     "probabilities too. It is no tolerance: the oracle rounds there, and the op is held to one "
+     "probabilities too; --schema and --rounding set it. It is no tolerance: the oracle rounds "
+     "there, and the op is held to one "
      "rounding of that. Where nothing is declared the contract is found by trying. As a statistic: "
      "a place that rounds otherwise than the other layers of its point.",
      true},

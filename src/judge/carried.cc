@@ -37,9 +37,21 @@ double sign_of(int64_t sample, size_t t, int64_t i, int64_t last) {
   return pattern != drawn ? -1 : 1;
 }
 
+// Indices are exact.
+Tensor repeated_rows(const TensorView& value, int64_t times) {
+  std::vector<int64_t> extents(value.shape.extents().begin(), value.shape.extents().end());
+  extents[0] = value.rows() * times;
+  Tensor out{Shape(extents), value.dtype};
+  for (int64_t s = 0; s < times; ++s)
+    std::memcpy(out.as<char>() + s * value.bytes(), value.data,
+                static_cast<size_t>(value.bytes()));
+  return out;
+}
+
 // The rows of an input once for each of `times`, moved by what error(row, time, element) says.
 template <typename Error>
 Tensor stacked(const TensorView& value, int64_t times, Error error) {
+  if (!is_float(value.dtype)) return repeated_rows(value, times);
   std::vector<int64_t> extents(value.shape.extents().begin(), value.shape.extents().end());
   extents[0] = value.rows() * times;
   Tensor out{Shape(extents), DType::f64};

@@ -21,12 +21,18 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
                                                      const RunFacts& facts,
                                                      const JudgeOptions& options) {
   auto contracts = options.contracts.value_or(manifest.contracts);
+  std::set<const Point*> asked;
+  for (const PointRounding& rounding : options.rounding)
+    for (const Point* p : rounding.points) {
+      contracts[std::string(p->name)] = rounding.contract;
+      asked.insert(p);
+    }
   const std::string accumulator = options.accumulator.value_or(facts.accumulator);
   check(accumulator.empty() || accumulator == "fp32" || accumulator == "tf32",
         "'{}' is no accumulator of linear ops: use fp32 or tf32", accumulator);
   for (const Point& p : kPoints) {
     const bool linear = row_of(p.op).has_matrix;
-    if (linear && accumulator == "tf32" && manifest.dtype == DType::f32)
+    if (linear && !asked.contains(&p) && accumulator == "tf32" && manifest.dtype == DType::f32)
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
   return contracts;
@@ -146,6 +152,9 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
         text_of(manifest.graph), text_of(wanted));
+  for (const PointRounding& rounding : options.rounding)
+    check_can_round(rounding, manifest.graph,
+                    [this](const Place& place) { return op_judge.possible(place); });
   check(
       (exact == nullptr) == (rounded == nullptr),
       "the models in fp64 and in the run's dtype are compared with each other: give both or none");
@@ -368,6 +377,14 @@ Judge::~Judge() = default;
 std::vector<NodeId> Judge::judge(const Pass& pass) {
   return state_->judge(narrowed(pass, state_->manifest.dtype));
 }
+
+RoundingContract Judge::contract_at(const Place& place) const {
+  const OpJudge& ops = state_->op_judge;
+  const std::vector<RoundingContract> candidates = ops.candidates(place);
+  return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
+}
+
+const KvHistory& Judge::history() const { return state_->history; }
 
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
   return state_->finish(requests, complete);

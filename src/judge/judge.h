@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "src/judge/budget.h"
+#include "src/judge/kv_history.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
+#include "src/judge/presets.h"
 #include "src/judge/verdict.h"
 #include "traces/trace.h"
 
@@ -23,6 +25,8 @@ struct JudgeOptions {
   Limits limits;
   // By point name, instead of what the trace declares; a point that is missing is tried.
   std::optional<std::map<std::string, RoundingContract>> contracts;
+  std::vector<PointRounding> rounding;  // over those; of two for one point the last one counts
+  std::string asked;                    // the two as a person asked for them; "": for nothing
   // "fp32" or "tf32", instead of what the trace declares of its linear ops.
   std::optional<std::string> accumulator;
   // Whoever feeds the judge stops after the first pass with a finding.
@@ -42,7 +46,7 @@ class Judge {
  public:
   // `oracle`, `exact` (the model in fp64) and `rounded` (the same model in the run's dtype) are
   // borrowed. exact and rounded are both null or both given; without them nothing is `propagated`.
-  // Throws Error when the trace's graph is not the oracle's.
+  // Throws Error when the trace's graph is not the oracle's, and where no op can round as asked.
   Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
         JudgeOptions options);
   ~Judge();
@@ -50,6 +54,11 @@ class Judge {
   // The passes of a run in their order. Returns the places of this pass that were not clean, so
   // that a writer can keep their tensors and those of their producers.
   std::vector<NodeId> judge(const Pass& pass);
+
+  // For who looks into findings as they come: the contract that the place is judged under so far,
+  // and what was written to the caches up to the last pass that was judged.
+  RoundingContract contract_at(const Place& place) const;
+  const KvHistory& history() const;
 
   // After the last pass. `complete` false: the trace is known to lack passes.
   Result finish(const std::vector<RequestInfo>& requests, bool complete);

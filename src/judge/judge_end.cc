@@ -119,15 +119,16 @@ void Judge::State::judge_contracts() {
     const auto fits = [&](const OtherContract& other) { return other.fits == tried.tried; };
     const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
     if (other != tried.others.end())
-      ledger.explain(static_cast<int>(i),
-                     fmt::format("right if it rounds as {} (all {} nodes tried)",
-                                 name_of(other->contract), tried.tried));
+      ledger.explain(
+          static_cast<int>(i),
+          fmt::format("right if it rounds as {0} (all {1} nodes tried): --rounding {2}={0}",
+                      name_of(other->contract), tried.tried, ledger.places()[i].point->name));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)
     ledger.note(fmt::format("linear ops round their operands to tf32, as {}",
                             options.accumulator ? "was asked for" : "the trace declares"));
-  if (options.contracts)
+  if (options.contracts || !options.rounding.empty())
     ledger.note(
         "judged under the rounding contracts that were asked for, whatever the trace "
         "declares");
@@ -155,6 +156,7 @@ Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
               .selection = options.selection.text(),
               .positions = coverage.longest(),
               .requests = coverage.requests(),
+              .asked = options.asked,
               .references_checked = reference_check.checked()};
   for (const auto& [point, contract] : op_judge.contracts().found()) {
     scope.contracts[std::string(point->name)] = name_of(contract);
@@ -272,6 +274,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .flips = logits.flips(info.id),
                                .margins = logits.margins(info.id)});
   result.provenance = manifest.provenance;
+  result.provenance.emplace("compute_dtype", name_of(manifest.dtype));
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = coverage.not_covered();

@@ -181,6 +181,10 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   measured.row = member.meter->measure(
       block.rows[i].position,
       {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried});
+  for (size_t e = 0; e < size && !measured.wrong; ++e)
+    measured.wrong = std::fabs(seen[e] - want[e]) > b.limit[e];
+  if (measured.wrong)
+    measured.order = order_of_row(want, seen, b.limit, without_rows(block.got.shape));
   measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
                         row_of(block.rounded_model, row, of_rounded), block.dtype);
   return measured;
@@ -205,6 +209,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       for (size_t j = i; j < end; ++j) {
         rows.push_back(std::move(all[j].row));
         member.sums.add(all[j].sums);
+        member.orders.add(all[j].wrong, all[j].order);
       }
       member.meter->add(rows, block.threads);
     }

@@ -75,6 +75,10 @@ class OpJudge {
   const std::map<int, Width>& widened_by() const { return widened_by_; }
   // The contracts that nodes of the place are judged under.
   std::vector<RoundingContract> candidates(const Place& place) const;
+  // All contracts that the op of the place can have in this run.
+  std::vector<RoundingContract> possible(const Place& place) const {
+    return contracts_of(place.point->op, traits_of(place));
+  }
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);

@@ -145,7 +145,7 @@ Document document_of(const DiffResult& result) {
   if (result.only_a + result.only_b > 0)
     blocks.push_back(
         Paragraph{fmt::format("rows that only A has {}, only B {}", result.only_a, result.only_b)});
-  for (const auto* sentences : {&result.renamed, &result.structure})
+  for (const auto* sentences : {&result.renamed, &result.remarks, &result.structure})
     for (const std::string& sentence : *sentences) blocks.push_back(Paragraph{sentence, 0, 2});
   add_map(result, blocks);
   add_tokens(result, blocks);

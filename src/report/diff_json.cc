@@ -119,6 +119,7 @@ std::string report_json(const DiffResult& result) {
                      {"logits", of_logits(result.logits)},
                      {"structure", result.structure},
                      {"renamed", result.renamed},
+                     {"remarks", result.remarks},
                      {"judged", list_of(result.judged, of_judgement)},
                      {"a", of_trace(result.trace_a, result.provenance_a)},
                      {"b", of_trace(result.trace_b, result.provenance_b)}};

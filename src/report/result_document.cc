@@ -151,16 +151,33 @@ std::string untested_text(const Result& result) {
                      more ? "; ..." : "");
 }
 
-// Contracts that nobody declared are a part of the verdict.
-std::string contracts_text(const Scope& scope) {
-  std::map<std::string, std::vector<std::string>> found;  // points by contract
-  for (const std::string& point : scope.found)
-    if (const auto at = scope.contracts.find(point); at != scope.contracts.end())
-      found[at->second].push_back(point);
+// The points of the scope that `is_meant`, by contract.
+std::string contracts_of(const Scope& scope, const auto& is_meant) {
+  std::map<std::string, std::vector<std::string>> points;
+  for (const Point& p : kPoints)
+    if (const auto at = scope.contracts.find(std::string(p.name)); at != scope.contracts.end())
+      if (is_meant(*at)) points[at->second].push_back(at->first);
   std::vector<std::string> parts;
-  for (const auto& [contract, points] : found)
-    parts.push_back(fmt::format("{}: {}", contract, fmt::join(points, " ")));
-  return fmt::format("{} (found by trying: none is declared)", fmt::join(parts, "; "));
+  for (const auto& [contract, names] : points)
+    parts.push_back(fmt::format("{}: {}", contract, fmt::join(names, " ")));
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+// Contracts are a part of the verdict, but for one rounding a point that is declared. "": that.
+std::string contracts_text(const Scope& scope) {
+  const auto is_found = [&](const auto& entry) {
+    return std::ranges::count(scope.found, entry.first) > 0;
+  };
+  const std::string declared = contracts_of(
+      scope, [&](const auto& entry) { return entry.second != "fused" && !is_found(entry); });
+  const std::string found = contracts_of(scope, is_found);
+  std::vector<std::string> parts;
+  if (!scope.asked.empty())
+    parts.push_back(fmt::format("{} (asked for, whatever is declared)", scope.asked));
+  else if (!declared.empty())
+    parts.push_back(fmt::format("{} (declared)", declared));
+  if (!found.empty()) parts.push_back(fmt::format("{} (found by trying: none is declared)", found));
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 // The text as one word of a shell.
@@ -234,7 +251,8 @@ void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   if (!result.cache.empty()) more.emplace_back("cache", result.cache);
   if (!result.scope.selection.empty())
     more.emplace_back("scope", result.scope.selection + ": nothing else was judged");
-  if (!result.scope.found.empty()) more.emplace_back("contract", contracts_text(result.scope));
+  if (const std::string contracts = contracts_text(result.scope); !contracts.empty())
+    more.emplace_back("contract", contracts);
   if (steps.kept && !steps.serves)
     more.emplace_back(
         "kept",

@@ -35,6 +35,7 @@ std::string content_of(const std::string& path, size_t most) {
 }  // namespace
 
 bool keep_result(const std::string& trace, const Result& result) {
+  if (!can_keep_result(trace)) return false;
   try {
     write_kept_result(trace, report_json(result));
     return true;

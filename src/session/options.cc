@@ -1,6 +1,8 @@
 #include "src/session/options.h"
 
-#include "traces/manifest.h"
+#include <fmt/format.h>
+
+#include "src/judge/presets.h"
 
 namespace lockstep {
 
@@ -20,10 +22,16 @@ Selection selection_of(const ObserveOptions& options) {
 
 std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema) {
   if (schema.empty()) return {};
-  std::map<std::string, RoundingContract> all;
-  if (schema != "auto")
-    for (const Point& p : kPoints) all[std::string(p.name)] = contract_from(schema);
-  return all;
+  if (schema == "auto") return std::map<std::string, RoundingContract>();
+  return contracts_of_preset(schema);
+}
+
+void ask_for(const RoundingOptions& options, JudgeOptions& judge) {
+  judge.contracts = contracts_of(options.schema);
+  for (const std::string& text : options.rounding) judge.rounding.push_back(rounding_from(text));
+  std::vector<std::string> asked = options.rounding;
+  if (!options.schema.empty()) asked.insert(asked.begin(), options.schema);
+  judge.asked = fmt::format("{}", fmt::join(asked, ", "));
 }
 
 std::optional<std::string> accumulator_of(const std::string& accumulator) {

@@ -10,6 +10,7 @@
 
 #include "probes/selection.h"
 #include "src/engine/engine.h"
+#include "src/judge/judge.h"
 #include "src/judge/limits.h"
 #include "traces/trace.h"
 
@@ -56,7 +57,17 @@ Selection selection_of(const ObserveOptions& options);
 // A file of Limits; "" for theory alone.
 Limits limits_of(const std::string& path);
 
-// A contract for every point, instead of what the trace or the engine declares; "" for that.
+// Where ops round inside, instead of what the trace or the engine declares.
+struct RoundingOptions {
+  std::string schema;                 // an engine of presets(), or "auto"; "": what is declared
+  std::vector<std::string> rounding;  // POINT=CONTRACT, over that
+
+  bool asks_for_nothing() const { return schema.empty() && rounding.empty(); }
+};
+// Into what the judge takes. Throws Error as rounding_from() does.
+void ask_for(const RoundingOptions& options, JudgeOptions& judge);
+
+// A contract for every point, as an engine has it; "": nothing, "auto": none is declared.
 std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema);
 
 // How linear ops sum, instead of what the trace or the engine declares; "" for that.

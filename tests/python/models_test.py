@@ -1,4 +1,4 @@
-"""What needs transformers, in one process, for that takes seconds to load.
+"""What needs torch and transformers, in one process, for they take seconds to load.
 
 python models_test.py LOCKSTEP
 """
@@ -7,12 +7,14 @@ import unittest
 import support
 
 import capture_test
+import check_op_test
 import import_test
 
 
 def load_tests(loader, _tests, _pattern):
-    """The cases of both files."""
-    return unittest.TestSuite(map(loader.loadTestsFromModule, (capture_test, import_test)))
+    """The cases of all files."""
+    return unittest.TestSuite(map(loader.loadTestsFromModule,
+                                  (capture_test, check_op_test, import_test)))
 
 
 if __name__ == "__main__":

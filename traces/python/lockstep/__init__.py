@@ -7,6 +7,7 @@
 
     with lockstep.Writer("x.h5", config) as writer: ...   # any other engine
     trace = lockstep.Trace("x.h5")                        # numpy, pandas, xarray
+    print(lockstep.check_op("rms_norm", function))        # one op, without a model
 """
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ from lockstep.verdict import Finding, Verdict, judge
 from lockstep.writer import Writer
 
 if TYPE_CHECKING:
+    from lockstep.checking import OpCheck, check_op
     from lockstep.huggingface import Capture, capture
     from lockstep.importing import import_dump
 
 __version__ = "0.1.0"
-__all__ = ["Capture", "Finding", "LockstepError", "PassRows", "Request", "Row", "Trace", "Verdict",
-           "Writer", "capture", "import_dump", "judge"]
+__all__ = ["Capture", "Finding", "LockstepError", "OpCheck", "PassRows", "Request", "Row", "Trace",
+           "Verdict", "Writer", "capture", "check_op", "import_dump", "judge"]
 
 _LATE = {"Capture": "lockstep.huggingface", "capture": "lockstep.huggingface",
+         "OpCheck": "lockstep.checking", "check_op": "lockstep.checking",
          "import_dump": "lockstep.importing"}
 
 

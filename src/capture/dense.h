@@ -1,0 +1,16 @@
+// A tensor of DLPack's, as Lockstep has them: dense, in host memory.
+#pragma once
+
+#include <string>
+
+#include "kernels/base/memory.h"
+#include "traces/lockstep_trace.h"
+
+namespace lockstep {
+
+// A copy of the tensor: bf16, fp16 and fp32 as they are, int32 and int64 as int32. stream: that of
+// its device. Throws Error, naming `what`, for another dtype, more than 5 axes, or a device that
+// cannot be read.
+Tensor dense_copy(const DLTensor& tensor, void* stream, const std::string& what);
+
+}  // namespace lockstep

@@ -1,0 +1,114 @@
+"""The least trace, written with h5py alone, is judged, inspected and compared.
+
+python bare_test.py LOCKSTEP. The program is the one of traces/README.md.
+"""
+import subprocess
+import textwrap
+
+import h5py
+import numpy as np
+import torch
+
+import support
+from support import QWEN3, ROOT, InFolder
+
+import lockstep
+from lockstep.verdict import find_command
+
+UNSEALED = "unsealed: made by another program; hashes were computed now"
+
+
+def program():
+    """The code of the page, which writes x.h5 of the model in DIR."""
+    page = (ROOT / "traces/README.md").read_text()
+    begin = page.index("    import h5py, torch, transformers\n")
+    return textwrap.dedent(page[begin:page.index("\n\nA file with", begin)])
+
+
+class Bare(InFolder):
+    def setUp(self):
+        super().setUp()
+        torch.set_num_threads(1)
+        self.path = self.folder / "x.h5"
+
+    def write(self, before=""):
+        """The trace of the page's program, with a line of code before the model runs."""
+        code = program().replace('"x.h5"', repr(str(self.path)))
+        self.assertLessEqual(len([line for line in code.splitlines() if line.strip()]), 18)
+        code = code.replace("tokens = [", before + "\ntokens = [", 1)
+        exec(compile(code, "traces/README.md", "exec"), {"DIR": QWEN3})
+
+    def run_it(self, *words):
+        made = subprocess.run([find_command(), *map(str, words)], capture_output=True,
+                              text=True, check=False)
+        return made.returncode, made.stdout + made.stderr
+
+    def test_the_page_s_program_is_judged(self):
+        self.write()
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertTrue(verdict, verdict)
+        self.assertIn(UNSEALED, verdict.notes)
+        self.assertEqual(verdict.result["scope"]["contracts"]["mlp.norm"], "hf")
+        before = self.path.read_bytes()
+        status, screen = self.run_it("judge", self.path, "--model", QWEN3)
+        self.assertEqual(status, 0, screen)
+        self.assertIn(UNSEALED, screen)
+        self.assertNotIn("warning", screen)
+        self.assertEqual(self.path.read_bytes(), before)
+
+    def test_a_bug_is_named_and_compared(self):
+        self.write()
+        right = self.folder / "right.h5"
+        self.path.rename(right)
+        self.write("model.model.layers[2].post_attention_layernorm.variance_epsilon = 1e3")
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertEqual((verdict.first.layer, verdict.first.point), (2, "mlp.norm"), verdict)
+        status, screen = self.run_it("diff", right, self.path)
+        self.assertEqual(status, 1, screen)
+        self.assertIn("layer 2 mlp.norm", screen)
+        self.assertIn(UNSEALED, screen)
+
+    def test_it_is_inspected(self):
+        self.write()
+        for more in ((), ("--points", "mlp.norm", "--layers", "2"), ("--passes",)):
+            status, screen = self.run_it("inspect", self.path, *more)
+            self.assertEqual(status, 0, screen)
+        self.assertIn(UNSEALED, self.run_it("inspect", self.path)[1])
+
+    def test_other_types_of_the_same_numbers_are_the_same_trace(self):
+        """bf16 as its bits, integers of other widths, a batch of one."""
+        self.write()
+        other = self.folder / "other.h5"
+        with h5py.File(self.path) as old, h5py.File(other, "w") as new:
+            new.attrs.update({"dtype": np.bytes_("bf16"), "schema": "hf"})
+            new["passes/token"] = old["passes/token"][()].astype(np.uint16)
+            new["passes/position"] = old["passes/position"][()].astype(np.int8)
+
+            def copy(name, data):
+                if isinstance(data, h5py.Dataset) and data.dtype.kind != "f":
+                    new["tensors/" + name.replace("pass000000", "pass0")] = data[()]
+                elif isinstance(data, h5py.Dataset):
+                    bits = (data[()].view(np.uint32) >> 16).astype(np.uint16)
+                    new["tensors/" + name.replace("pass000000", "pass0")] = bits[None]
+            old["tensors"].visititems(copy)
+        status, screen = self.run_it("diff", self.path, other)
+        self.assertEqual(status, 0, screen)
+        self.assertTrue(lockstep.judge(other, QWEN3))
+
+    def test_chunks_and_an_unknown_engine_are_sentences(self):
+        self.write()
+        with h5py.File(self.path, "a") as file:
+            file.attrs["schema"] = "vlm"
+        status, sentence = self.run_it("judge", self.path, "--model", QWEN3)
+        self.assertEqual(status, 2)
+        self.assertIn("'vlm' is no set of rounding contracts; did you mean \"vllm\"?", sentence)
+        with h5py.File(self.path, "a") as file:
+            del file["passes/token"]
+            file.create_dataset("passes/token", data=list(range(6)), compression="gzip")
+        status, sentence = self.run_it("inspect", self.path)
+        self.assertEqual(status, 2)
+        self.assertIn("in h5py without chunks=, compression= and maxshape=", sentence)
+
+
+if __name__ == "__main__":
+    support.main()

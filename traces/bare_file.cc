@@ -1,0 +1,223 @@
+#include "traces/bare_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "probes/recorder.h"
+#include "traces/bare_rows.h"
+#include "traces/bare_tensor.h"
+#include "traces/hdf5_file.h"
+#include "traces/manifest.h"
+
+namespace lockstep {
+namespace {
+
+// One tensor of the file.
+struct Stored {
+  std::string path;
+  Place place;
+  int32_t request = -1;  // of attn.kv
+};
+
+// The number that follows `word` to the end of a name; nothing where it is another name.
+std::optional<int32_t> number_after(std::string_view name, std::string_view word) {
+  if (!name.starts_with(word)) return {};
+  name.remove_prefix(word.size());
+  int32_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  const bool all = error == std::errc() && end == name.data() + name.size() && number >= 0;
+  return all ? std::optional(number) : std::nullopt;
+}
+
+// The point of a tensor's name, and of attn.kv the request.
+std::pair<const Point*, int32_t> point_of(const std::string& name) {
+  const Point& cache = point("attn.kv");
+  if (name.starts_with("attn.kv.")) {
+    const auto request = number_after(name, "attn.kv.request");
+    return {request ? &cache : nullptr, request.value_or(-1)};
+  }
+  return {find_point(name), name == cache.name ? 0 : -1};
+}
+
+class BareTrace final : public TraceReader {
+ public:
+  explicit BareTrace(const std::string& path)
+      : file_(Hdf5File::open_unsealed(path)), rows_(bare_rows(file_)) {
+    check(file_.has("/tensors"),
+          "{}: has no group /tensors: a trace has its tensors there, by pass, layer and point "
+          "(traces/README.md, The least trace)",
+          path);
+    for (const std::string& name : file_.names("/tensors")) list_pass(name);
+    make_manifest();
+    for (auto& [pass, tensors] : stored_)
+      std::ranges::sort(tensors, {}, [this](const Stored& tensor) {
+        return std::pair(manifest_.graph.index_of(tensor.place), tensor.request);
+      });
+    known_.resize(rows_.size());
+  }
+
+  const Manifest& manifest() const override { return manifest_; }
+  int passes() const override { return static_cast<int>(rows_.size()); }
+  bool complete() const override { return true; }
+  const std::vector<std::string>& problems() const override { return problems_; }
+
+  Pass read(int i, bool data) override {
+    check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", file_.path(), i, passes());
+    std::optional<Pass>& known = known_[static_cast<size_t>(i)];
+    if (known && !data) return *known;
+    Pass pass = load(rows_[static_cast<size_t>(i)], known ? &*known : nullptr);
+    if (!known) {
+      known = pass;
+      for (RecordedTensor& tensor : known->tensors) tensor.data = {};
+    }
+    return data ? pass : *known;
+  }
+
+ private:
+  void list_pass(const std::string& name) {
+    const std::optional<int32_t> number = number_after(name, "pass");
+    const std::string path = "/tensors/" + name;
+    check(number.has_value(), "{}: {} was wanted to be named as a pass, as pass000000",
+          file_.path(), path);
+    check(std::ranges::count(rows_, *number, &PassInfo::pass) > 0,
+          "{}: there are tensors of pass {}, and no row of it: /passes/pass has a number a row",
+          file_.path(), *number);
+    check(!stored_.contains(*number), "{}: pass {} is there twice under /tensors", file_.path(),
+          *number);
+    std::vector<Stored>& tensors = stored_[*number];
+    for (const std::string& part : file_.names(path)) {
+      const std::optional<int32_t> layer = number_after(part, "layer");
+      check(layer || part == "model",
+            "{}: {}/{} was wanted to be named layer000000 or model, which is of no layer",
+            file_.path(), path, part);
+      check(!layer || *layer < kMostLayers, "{}: {}/{}: a model has at most {} layers",
+            file_.path(), path, part, kMostLayers);
+      for (const std::string& tensor : file_.names(path + "/" + part))
+        list_tensor(path + "/" + part + "/" + tensor, tensor, layer.value_or(-1), tensors);
+    }
+  }
+
+  void list_tensor(const std::string& path, const std::string& name, int layer,
+                   std::vector<Stored>& tensors) {
+    const auto [p, request] = point_of(name);
+    std::vector<std::string_view> names;
+    if (p == nullptr)
+      for (const Point& one : kPoints) names.push_back(one.name);
+    check(p != nullptr, "{}: {} is of no point{} (`lockstep points` lists them)", file_.path(),
+          path, did_you_mean(name, names));
+    check(p->per_layer == (layer >= 0), "{}: {} is of {}: write it under {}", file_.path(), path,
+          p->per_layer ? "a layer" : "no layer", p->per_layer ? "layer000000" : "model");
+    const Stored tensor{path, {p, layer}, request};
+    const auto same = [&](const Stored& other) {
+      return other.place == tensor.place && other.request == tensor.request;
+    };
+    check(std::ranges::none_of(tensors, same), "{}: {} is there twice, under two names",
+          file_.path(), path);
+    bytes_ += file_.stored_bytes(path);
+    check(bytes_ <= file_.bytes(),
+          "{}: its tensors are larger together than the file is: some share their bytes",
+          file_.path());
+    tensors.push_back(tensor);
+  }
+
+  std::string root_text(const char* name) const {
+    return file_.has("/", name) ? file_.text("/", name) : "";
+  }
+
+  void make_manifest() {
+    manifest_.provenance = file_.texts("/");
+    if (file_.has("/provenance"))
+      for (const auto& [name, value] : file_.texts("/provenance"))
+        manifest_.provenance[name] = value;
+    for (const char* name : {"dtype", "selection", "schema_json"}) manifest_.provenance.erase(name);
+    if (const std::string schema = root_text("schema_json"); !schema.empty())
+      manifest_.contracts = contracts_from_json(schema, file_.path());
+    manifest_.selection = root_text("selection");
+    manifest_.level = TraceLevel::full;
+    std::vector<Place> shown;
+    for (const auto& [pass, tensors] : stored_)
+      for (const Stored& tensor : tensors) shown.push_back(tensor.place);
+    manifest_.graph = graph_of_points(shown);
+    manifest_.graph_known = false;
+    const std::string dtype = root_text("dtype");
+    manifest_.dtype =
+        dtype.empty() ? dtype_found() : meaning_of(dtype, file_.path() + ": dtype", dtype_from);
+    check(is_float(manifest_.dtype) && manifest_.dtype != DType::f64,
+          "{}: its dtype was wanted to be bf16, fp16 or fp32, found {}", file_.path(),
+          name_of(manifest_.dtype));
+  }
+
+  // The dtype of the first tensor that has the run's.
+  DType dtype_found() const {
+    for (const auto& [pass, tensors] : stored_)
+      for (const Stored& tensor : tensors)
+        if (tensor.place.point->dtype == PointDType::of_the_run)
+          return bare_tensor(file_, tensor.path, *tensor.place.point, {}).view().dtype;
+    fail(
+        "{}: has no tensor of a model's numbers: a trace shows some (traces/README.md, The least "
+        "trace)",
+        file_.path());
+  }
+
+  // known: the same pass, with digests; null: it has not been read yet.
+  Pass load(const PassInfo& rows, const Pass* known) const {
+    Pass pass{.info = rows};
+    const auto tensors = stored_.find(rows.pass);
+    if (tensors == stored_.end()) return pass;
+    std::vector<Tensor> data;
+    for (const Stored& tensor : tensors->second)
+      data.push_back(bare_tensor(file_, tensor.path, *tensor.place.point, manifest_.dtype));
+    for (size_t i = 0; i < data.size(); ++i)
+      if (tensors->second[i].place.point->rows == RowDomain::logit)
+        put_logit_rows(data[i].view().rows(), file_.path() + ": " + tensors->second[i].path,
+                       pass.info);
+    for (size_t i = 0; i < data.size(); ++i)
+      pass.tensors.push_back(
+          recorded(tensors->second[i], data[i], pass.info, known ? &known->tensors[i] : nullptr));
+    put_top_logits(pass);
+    return pass;
+  }
+
+  RecordedTensor recorded(const Stored& stored, const Tensor& data, const PassInfo& info,
+                          const RecordedTensor* known) const {
+    RecordedTensor tensor{.point = stored.place.point,
+                          .layer = stored.place.layer,
+                          .dtype = data.view().dtype,
+                          .shape = data.view().shape,
+                          .data = data};
+    const std::string where = file_.path() + ": " + stored.path;
+    tensor.rows = tensor.point->is_cache()
+                      ? rows_of_cache(data.view().rows(), stored.request, where)
+                      : rows_of_tensor(data.view().rows(), *tensor.point, info, where);
+    if (known != nullptr) {
+      tensor.digest = known->digest;
+      tensor.row_hashes = known->row_hashes;
+      return tensor;
+    }
+    tensor.row_hashes = row_hashes_of(data);
+    tensor.digest = tensor.point->is_cache()
+                        ? digest_of_rows(tensor.row_hashes, data.view().count())
+                        : digest_of(data);
+    return tensor;
+  }
+
+  Hdf5File file_;
+  std::vector<PassInfo> rows_;                     // by pass, logit rows left out
+  std::map<int32_t, std::vector<Stored>> stored_;  // by number of the pass
+  int64_t bytes_ = 0;                              // of all of them
+  Manifest manifest_;
+  std::vector<std::string> problems_ = {kUnsealed};
+  std::vector<std::optional<Pass>> known_;  // without data
+};
+
+}  // namespace
+
+std::unique_ptr<TraceReader> open_bare(const std::string& path) {
+  return std::make_unique<BareTrace>(path);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,109 @@
+#include "traces/bare_tensor.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/base/check.h"
+#include "traces/manifest.h"
+
+namespace lockstep {
+namespace {
+
+bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+// The first element that is no number of T; its count where all are.
+template <typename T>
+int64_t narrow(const TensorView& from, T* to) {
+  const auto* values = from.as<const float>();
+  for (int64_t i = 0; i < from.count(); ++i) {
+    to[i] = from_float<T>(values[i]);
+    const bool same = std::isnan(values[i]) || std::bit_cast<uint32_t>(to_float(to[i])) ==
+                                                   std::bit_cast<uint32_t>(values[i]);
+    if (!same) return i;
+  }
+  return from.count();
+}
+
+// fp32 numbers as those of a 16-bit dtype. Where they are none, `other` is the first such element.
+Tensor narrowed(const Tensor& from, DType dtype, int64_t& other) {
+  Tensor to(from.view().shape, dtype);
+  other = dtype == DType::bf16 ? narrow(from, to.as<BFloat16>()) : narrow(from, to.as<Float16>());
+  return to;
+}
+
+Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std::string& where) {
+  const auto axes = std::ranges::count(point.shape, ',') + 1;
+  const Shape& shape = tensor.view().shape;
+  const std::span<const int64_t> extents = shape.extents();
+  int64_t first = 0;
+  while (std::ssize(extents) - first > axes && extents[static_cast<size_t>(first)] == 1) ++first;
+  check(std::ssize(extents) - first == axes, "{} has the shape {}, wanted axes of {}", where,
+        shape.text(), point.shape);
+  return first == 0 ? tensor
+                    : tensor.part(0, Shape(extents.subspan(static_cast<size_t>(first))),
+                                  tensor.view().dtype);
+}
+
+Tensor indices(const Tensor& from, const std::string& where) {
+  Tensor to(from.view().shape, DType::i32);
+  const auto* values = from.as<const int64_t>();
+  for (int64_t i = 0; i < from.view().count(); ++i) {
+    check(std::in_range<int32_t>(values[i]), "{} has {}, which is no index", where, values[i]);
+    to.as<int32_t>()[i] = static_cast<int32_t>(values[i]);
+  }
+  return to;
+}
+
+// The bits of 16-bit integers as numbers of a dtype.
+Tensor from_bits(const Tensor& bits, DType dtype) { return bits.part(0, bits.view().shape, dtype); }
+
+Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
+              std::optional<DType> run, const std::string& where) {
+  const ForeignNumbers stored = file.numbers(path, /*whole=*/false);
+  std::optional<DType> said;
+  if (file.has(path, "dtype")) {
+    said = meaning_of(file.text(path, "dtype"), where + ": dtype", dtype_from);
+    check(is_half(*said) || *said == DType::f32,
+          "{}: its dtype was wanted to be bf16, fp16 or "
+          "fp32, found {}",
+          where, name_of(*said));
+  }
+  if (stored.only_bits) {
+    const std::optional<DType> meant = said ? said : run;
+    check(meant && is_half(*meant),
+          "{} is uint16, and nothing says whether it holds bf16 or fp16: give it, or the file, an "
+          "attribute dtype",
+          where);
+    return from_bits(stored.tensor, *meant);
+  }
+  const DType dtype = stored.tensor.view().dtype;
+  check(!said || dtype == *said || dtype == DType::f32, "{} is {}, and its attribute dtype says {}",
+        where, name_of(dtype), name_of(*said));
+  const bool of_run = !said && run && point.dtype == PointDType::of_the_run && is_half(*run);
+  if (dtype != DType::f32 || !(of_run || (said && is_half(*said)))) return stored.tensor;
+  int64_t other = 0;
+  Tensor half = narrowed(stored.tensor, said ? *said : *run, other);
+  const int64_t count = stored.tensor.view().count();
+  check(other == count || !said,
+        "{} says that it is {}, and element {} is {}, which is none: it was not computed so, or "
+        "not written exactly",
+        where, said ? name_of(*said) : "", other,
+        other < count ? stored.tensor.as<const float>()[other] : 0.0F);
+  return other == count ? half : stored.tensor;  // fp32 logits of a 16-bit run
+}
+
+}  // namespace
+
+Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& point,
+                   std::optional<DType> run) {
+  const std::string where = file.path() + ": " + path;
+  const Tensor tensor = point.dtype == PointDType::i32
+                            ? indices(file.numbers(path, /*whole=*/true).tensor, where)
+                            : floats(file, path, point, run, where);
+  return without_leading_ones(tensor, point, where);
+}
+
+}  // namespace lockstep

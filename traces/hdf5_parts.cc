@@ -1,0 +1,137 @@
+#include "traces/hdf5_parts.h"
+
+#include <hdf5.h>
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+// An IEEE-like float of two bytes: sign, exponent, then `mantissa` bits.
+Hdf5Id half_type(size_t mantissa, size_t bias) {
+  Hdf5Id type(H5Tcopy(H5T_IEEE_F32LE));
+  H5Tset_fields(type, 15, mantissa, 15 - mantissa, 0, mantissa);
+  H5Tset_size(type, 2);
+  H5Tset_ebias(type, bias);
+  return type;
+}
+
+// The same of a fixed length, as numpy's bytes are.
+bool get_fixed_text(int64_t attribute, int64_t stored, std::string& value) {
+  constexpr size_t kMost = size_t{1} << 16;  // as HDF5 has room for
+  value.assign(std::min(H5Tget_size(stored), kMost), '\0');
+  if (H5Tget_size(stored) > kMost || H5Aread(attribute, stored, value.data()) < 0) return false;
+  value.resize(std::min(value.find('\0'), value.size()));
+  return true;
+}
+
+}  // namespace
+
+Hdf5Id::~Hdf5Id() {
+  if (id_ >= 0) H5Idec_ref(id_);
+}
+
+// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
+// it would try again for ever.
+void prepare_hdf5() {
+  static const bool once = [] {
+    H5dont_atexit();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    H5PLset_loading_state(0);  // a file's filters would load code from HDF5_PLUGIN_PATH
+    return true;
+  }();
+  (void)once;
+}
+
+std::string hdf5_cause() {
+  std::string text = "HDF5 says no more";
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned depth, const H5E_error2_t* error, void* to) -> herr_t {
+        if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(to) = error->desc;
+        return 0;
+      },
+      &text);
+  return text;
+}
+
+Hdf5Id hdf5_text_type() {
+  Hdf5Id type(H5Tcopy(H5T_C_S1));
+  H5Tset_size(type, H5T_VARIABLE);
+  H5Tset_cset(type, H5T_CSET_UTF8);
+  return type;
+}
+
+Hdf5Id hdf5_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return Hdf5Id(H5Tcopy(H5T_IEEE_F64LE));
+    case DType::f32:
+      return Hdf5Id(H5Tcopy(H5T_IEEE_F32LE));
+    case DType::f16:
+      return half_type(10, 15);
+    case DType::bf16:
+      return half_type(7, 127);
+    case DType::i64:
+      return Hdf5Id(H5Tcopy(H5T_STD_I64LE));
+    case DType::i32:
+      return Hdf5Id(H5Tcopy(H5T_STD_I32LE));
+    case DType::u8:
+      return Hdf5Id(H5Tcopy(H5T_STD_U8LE));
+  }
+  fail("a tensor of an unknown dtype cannot be stored");
+}
+
+std::vector<int64_t> dims_of(int64_t dataset) {
+  const Hdf5Id space(H5Dget_space(dataset));
+  const int rank = H5Sget_simple_extent_ndims(space);
+  std::vector<hsize_t> extents(static_cast<size_t>(std::max(rank, 0)));
+  if (rank > 0) H5Sget_simple_extent_dims(space, extents.data(), nullptr);
+  return {extents.begin(), extents.end()};
+}
+
+int64_t count_of(int64_t dataset) {
+  const Hdf5Id space(H5Dget_space(dataset));
+  if (H5Sget_simple_extent_type(space) == H5S_NULL) return 0;
+  int64_t count = 1;
+  for (const int64_t extent : dims_of(dataset))
+    if (extent < 0 || __builtin_mul_overflow(count, extent, &count)) return -1;
+  return count;
+}
+
+std::string_view elsewhere(int64_t dataset) {
+  const Hdf5Id made(H5Dget_create_plist(dataset));
+  const H5D_layout_t layout = H5Pget_layout(made);
+  if (layout == H5D_VIRTUAL) return "is put together from other datasets";
+  if (layout == H5D_CHUNKED) return "is stored in chunks";
+  if (layout != H5D_CONTIGUOUS && layout != H5D_COMPACT) return "is stored in an unknown way";
+  if (H5Pget_external_count(made) != 0) return "is stored in other files";
+  return H5Pget_nfilters(made) != 0 ? "is compressed" : "";
+}
+
+bool is_own(int64_t file, const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    H5L_info_t link{};
+    const std::string front = path.substr(0, end);
+    if (H5Lget_info(file, front.c_str(), &link, H5P_DEFAULT) < 0) return true;  // it is missing
+    if (link.type != H5L_TYPE_HARD) return false;
+    if (end == path.npos) return true;
+  }
+}
+
+bool get_text(int64_t attribute, std::string& value) {
+  const Hdf5Id stored(H5Aget_type(attribute)), space(H5Aget_space(attribute));
+  if (H5Tget_class(stored) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1) return false;
+  if (H5Tis_variable_str(stored) <= 0) return get_fixed_text(attribute, stored, value);
+  char* text = nullptr;
+  const Hdf5Id as = hdf5_text_type();
+  H5Tset_cset(as, H5Tget_cset(stored));  // ASCII is not converted to UTF-8
+  if (H5Aread(attribute, as, &text) < 0) return false;
+  value = text ? text : "";
+  H5free_memory(text);
+  return true;
+}
+
+}  // namespace lockstep
