@@ -73,6 +73,10 @@ at::Tensor HeldWeights::whole(const std::string& name) const { return widened(st
 
 at::Tensor HeldWeights::norm(const Place& place) const { return whole(name_at(place, ".weight")); }
 
+at::Tensor HeldWeights::weight(const Place& place) const {
+  return whole(name_at(place, ".weight"));
+}
+
 at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
   for (int32_t token : tokens)
     check(token >= 0 && token < config().vocab,

@@ -40,6 +40,8 @@ class HeldWeights {
 
   // The weight of a norm.
   at::Tensor norm(const Place& place) const;
+  // The whole weight of the linear op at `place`: [out, in].
+  at::Tensor weight(const Place& place) const;
   // Rows of the embedding: [tokens, hidden]. Throws Error for an id outside the vocabulary.
   at::Tensor embedding(std::span<const int32_t> tokens) const;
   // By configuration and not by what the file has: a stray tensor is no bias.

@@ -5,6 +5,7 @@
 
 #include "kernels/base/check.h"
 #include "reference/families.h"
+#include "reference/hypotheses/hypotheses.h"
 #include "reference/oracle.h"
 
 namespace lockstep {
@@ -44,6 +45,12 @@ class Library final : public ReferenceLibrary {
           "found {}",
           name_of(compute));
     return family_of(checkpoint.config()).make(checkpoint, options, compute);
+  }
+
+  std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
+                                         const ReferenceOptions& options) override {
+    check_options(options);
+    return make_hypotheses(checkpoint, options);
   }
 
  private:

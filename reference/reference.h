@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "src/judge/hypotheses.h"
 #include "src/judge/oracle.h"
 #include "src/weights/checkpoint.h"
 
@@ -29,6 +30,8 @@ class ReferenceLibrary {
   // first cast to `options.dtype`.
   virtual std::unique_ptr<ReferenceModel> model(const Checkpoint&, const ReferenceOptions&,
                                                 DType compute) = 0;
+  // The ways in which its ops may be computed wrongly, by the oracle's arithmetic.
+  virtual std::unique_ptr<Hypotheses> hypotheses(const Checkpoint&, const ReferenceOptions&) = 0;
 };
 
 // The only symbol looked up in liblockstep_reference.so. The caller owns nothing.

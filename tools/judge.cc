@@ -18,7 +18,7 @@ int judge_command(Args args) {
       "report.\nExit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
   bool fail_fast = false;
-  std::string path, model, limits, accumulator;
+  std::string path, model, limits, accumulator, pairs;
   RoundingOptions rounding;
   ObserveOptions observe;
   ReportOptions report;
@@ -28,6 +28,7 @@ int judge_command(Args args) {
   add_limits_option(app, limits);
   add_rounding_options(app, rounding);
   add_accumulator_option(app, accumulator);
+  add_rope_pairs_option(app, pairs);
   add_fail_fast_option(app, fail_fast);
   add_result_options(app, report);
   if (!parse(app, args,
@@ -42,12 +43,12 @@ int judge_command(Args args) {
                        .fail_fast = fail_fast};
   ask_for(rounding, options);
   const Checkpoint checkpoint = Checkpoint::open(model);
-  const Result result = judge_trace(path, checkpoint, options, report.detail);
+  const Result result = judge_trace(path, checkpoint, options, report.detail, pairs);
   // A verdict on a part of the trace, or under a contract that it does not declare, is none on the
   // trace, and one that could not be given takes the place of none: a run that kept digests alone
   // was judged as it ran.
   const bool whole = options.selection.is_everything() && !options.fail_fast &&
-                     rounding.asks_for_nothing() && accumulator.empty();
+                     rounding.asks_for_nothing() && accumulator.empty() && pairs.empty();
   const bool kept =
       whole && result.verdict != RunVerdict::inconclusive && keep_result(path, result);
   put(document_of(result, {.trace = path, .kept = kept}, report.detail), report);

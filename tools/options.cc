@@ -234,6 +234,13 @@ void add_accumulator_option(CLI::App& app, std::string& accumulator) {
              "(what the trace says)");
 }
 
+void add_rope_pairs_option(CLI::App& app, std::string& pairs) {
+  begin_group(app, "Judge");
+  add_choice(app, "--rope-pairs", pairs, {"half", "interleaved"},
+             "how the trace holds the pairs of Q and K that RoPE turns: half a head apart, or "
+             "beside each other (what the trace says)");
+}
+
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
   begin_group(app, "Judge");
   app.add_option("--fault,--faults", faults, "seed a bug into the engine (see lockstep faults)")
@@ -277,6 +284,7 @@ void add_report_options(CLI::App& app, ReportOptions& options) {
 
 void add_result_options(CLI::App& app, ReportOptions& options) {
   add_report_options(app, options);
+  begin_group(app, "Output");
   app.add_option("--junit", options.junit, "and to this one, as JUnit's XML: a test an op class")
       ->type_name("FILE");
 }

@@ -40,6 +40,9 @@ void add_rounding_options(CLI::App& app, RoundingOptions& options);
 // --accumulator: instead of what the trace or the engine declares; "" for that.
 void add_accumulator_option(CLI::App& app, std::string& accumulator);
 
+// --rope-pairs: instead of what the trace says; "" for that.
+void add_rope_pairs_option(CLI::App& app, std::string& pairs);
+
 // --fail-fast: see JudgeOptions.
 void add_fail_fast_option(CLI::App& app, bool& fail_fast);
 

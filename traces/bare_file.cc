@@ -113,7 +113,7 @@ class BareTrace final : public TraceReader {
           p->per_layer ? "a layer" : "no layer", p->per_layer ? "layer000000" : "model");
     const Stored tensor{path, {p, layer}, request};
     const auto same = [&](const Stored& other) {
-      return other.place == tensor.place && other.request == request;
+      return other.place == tensor.place && other.request == tensor.request;
     };
     check(std::ranges::none_of(tensors, same), "{}: {} is there twice, under two names",
           file_.path(), path);

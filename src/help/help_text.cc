@@ -25,13 +25,30 @@ std::string without_breaks(std::string text) {
   return text;
 }
 
+// A signature that is longer than a line goes on in the next one, after one of its choices.
+std::string broken(const std::string& signature, size_t width) {
+  constexpr size_t kIndent = 8;
+  std::string text, line;
+  for (size_t from = 0; from < signature.size();) {
+    const size_t to = std::min(signature.find('|', from), signature.size() - 1) + 1;
+    if (!line.empty() && line.size() + to - from > width) {
+      text += line + "\n";
+      line.assign(kIndent, ' ');
+    }
+    line += signature.substr(from, to - from);
+    from = to;
+  }
+  return text + line;
+}
+
 std::string options_text(const CommandPage& page, size_t width) {
   std::string text;
   for (const std::string& group : groups_of(page)) {
     text += fmt::format("\n{}:\n", group);
     for (const OptionPage& option : page.options)
       if (option.group == group)
-        text += two_columns(signature_of(option), says_of(option), kColumn, width);
+        text +=
+            two_columns(broken(signature_of(option), width - 2), says_of(option), kColumn, width);
   }
   return text;
 }

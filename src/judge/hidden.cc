@@ -158,7 +158,9 @@ struct HiddenTensors::Inputs {
 
 HiddenTensors::HiddenTensors(Oracle& oracle, const Graph& graph, Options options)
     : oracle_(oracle), graph_(graph), options_(std::move(options)) {
-  if (options_.recorded) mark_covered();
+  if (!options_.recorded) return;
+  mark_covered();
+  find_last_reads();
 }
 
 // Whether the trace has what a judge needs of the place. A cache is kept as hashes of what was
@@ -230,8 +232,28 @@ void HiddenTensors::begin_pass(const PassView& pass) {
     tokens.resize(static_cast<size_t>(r.row.position));
     tokens.push_back(r.token);
   }
-  for (const Place& place : graph_.places())
-    if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
+}
+
+void HiddenTensors::reach(const Place& place) {
+  if (covered_.empty()) return;
+  const int now = graph_.index_of(place);
+  std::erase_if(made_, [&](const auto& made) { return last_read_.at(made.first) < now; });
+  if ((covers(place) && !is_table(place)) || derived_.contains(key_of(place))) make(place);
+}
+
+// The last op that may ask for a tensor: one that reads it, an attention whose cache it is written
+// to, or a norm of a sum that it is added to.
+void HiddenTensors::find_last_reads() {
+  for (int node = 0; node < std::ssize(graph_.places()); ++node) {
+    last_read_[key_of(graph_.places()[static_cast<size_t>(node)])] = node;
+    for (const int input : graph_.inputs(node)) {
+      const Place& read = graph_.places()[static_cast<size_t>(input)];
+      last_read_[key_of(read)] = node;
+      if (read.point->is_cache() || read.point->op == OpKind::add)
+        for (const Place& before : graph_.inputs_of(read))
+          last_read_[key_of(before)] = std::max(last_read_[key_of(before)], node);
+    }
+  }
 }
 
 // The K and V of tokens that another request was fed before are that one's.

@@ -69,10 +69,12 @@ class HiddenTensors {
   // have in common.
   bool rows_alike(const Place& place) const;
 
-  // Makes the hidden tensors of a pass; the passes come in their order. `pass` must live until the
-  // next one.
+  // The passes come in their order. `pass` must live until the next one.
   void begin_pass(const PassView& pass);
-  // The tensor of this pass; null for a place that is not covered.
+  // Makes the tensor of the place, where it is hidden, and forgets those that no place from here on
+  // reads: a model has far too many to be held at once. The places of a pass come in graph order.
+  void reach(const Place& place);
+  // The tensor of this pass; null for a place that is not covered, or not reached.
   const HiddenTensor* find(const Place& place) const;
   // Up to that position, of a hidden attn.kv: as its attn.k_rope and attn.v were, in this and
   // earlier passes.
@@ -89,6 +91,7 @@ class HiddenTensors {
   static Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
   bool is_recorded(const Place& place) const;
   void mark_covered();
+  void find_last_reads();
   void inherit(const Inherited& inherited);
   void make(const Place& place);
   void make_by_oracle(const Place& place, HiddenTensor& made);
@@ -104,6 +107,7 @@ class HiddenTensors {
   Options options_;
   std::map<Key, Place> covered_;
   std::set<Key> derived_;  // caches that a hidden attention reads, recorded or not
+  std::map<Key, int> last_read_;
   const PassView* pass_ = nullptr;
   std::vector<Row> rows_;  // of the pass
   std::vector<int32_t> tokens_;

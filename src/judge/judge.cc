@@ -213,6 +213,7 @@ void Judge::State::remember_cache(const PassView& seen) {
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  op_judge.reach(place);
   const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
   if (ignored || !options.selection.has(*place.point, place.layer)) {
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
@@ -376,6 +377,14 @@ Judge::~Judge() = default;
 std::vector<NodeId> Judge::judge(const Pass& pass) {
   return state_->judge(narrowed(pass, state_->manifest.dtype));
 }
+
+RoundingContract Judge::contract_at(const Place& place) const {
+  const OpJudge& ops = state_->op_judge;
+  const std::vector<RoundingContract> candidates = ops.candidates(place);
+  return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
+}
+
+const KvHistory& Judge::history() const { return state_->history; }
 
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {
   return state_->finish(requests, complete);

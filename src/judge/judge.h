@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/judge/budget.h"
+#include "src/judge/kv_history.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/presets.h"
@@ -53,6 +54,11 @@ class Judge {
   // The passes of a run in their order. Returns the places of this pass that were not clean, so
   // that a writer can keep their tensors and those of their producers.
   std::vector<NodeId> judge(const Pass& pass);
+
+  // For who looks into findings as they come: the contract that the place is judged under so far,
+  // and what was written to the caches up to the last pass that was judged.
+  RoundingContract contract_at(const Place& place) const;
+  const KvHistory& history() const;
 
   // After the last pass. `complete` false: the trace is known to lack passes.
   Result finish(const std::vector<RequestInfo>& requests, bool complete);

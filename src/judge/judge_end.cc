@@ -218,7 +218,10 @@ void Judge::State::note_regions() {
         fmt::join(hidden, " "),
         width == op_judge.widened_by().end()
             ? "they are known bit for bit"
-            : fmt::format("its budget is up to {:.2g} times that of its own op", width->second)));
+            : fmt::format(
+                  "its budget is up to {:.2g} times that of its own op; a wrong element shows "
+                  "from {:.1g} x the size of its row on",
+                  width->second.times, width->second.of_row)));
   }
 }
 
@@ -271,6 +274,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                                .flips = logits.flips(info.id),
                                .margins = logits.margins(info.id)});
   result.provenance = manifest.provenance;
+  result.provenance.emplace("compute_dtype", name_of(manifest.dtype));
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
   result.blind = coverage.not_covered();

@@ -129,14 +129,18 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
 
 bool OpJudge::narrow_enough(const Block& block) {
   const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
-  double narrow = 0, wide = 0, size = 0;
+  double narrow = 0, wide = 0, size = 0, power = 0;
   for (size_t i = 0; i < own.limit.size(); ++i) {
     narrow += own.limit[i];
     wide += own.limit[i] + kCarriedDeviations * std::sqrt(kCarriedVariance * block.carried[i]);
     size += std::fabs(block.exact.want[i]);
+    power += block.exact.want[i] * block.exact.want[i];
   }
-  double& widest = widened_by_[order_of(*block.place.point)];
-  if (narrow > 0) widest = std::max(widest, wide / narrow);
+  Width& widest = widened_by_[order_of(*block.place.point)];
+  if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
+  if (power > 0)
+    widest.of_row =
+        std::max(widest.of_row, wide / std::sqrt(power * static_cast<double>(own.limit.size())));
   return !(wide > size);
 }
 
@@ -177,6 +181,10 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   measured.row = member.meter->measure(
       block.rows[i].position,
       {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried});
+  for (size_t e = 0; e < size && !measured.wrong; ++e)
+    measured.wrong = std::fabs(seen[e] - want[e]) > b.limit[e];
+  if (measured.wrong)
+    measured.order = order_of_row(want, seen, b.limit, without_rows(block.got.shape));
   measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
                         row_of(block.rounded_model, row, of_rounded), block.dtype);
   return measured;
@@ -201,6 +209,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       for (size_t j = i; j < end; ++j) {
         rows.push_back(std::move(all[j].row));
         member.sums.add(all[j].sums);
+        member.orders.add(all[j].wrong, all[j].order);
       }
       member.meter->add(rows, block.threads);
     }

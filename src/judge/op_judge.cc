@@ -26,8 +26,6 @@ constexpr int64_t kMostTried = 16;
 // Nodes of a place that are measured again for where their errors lie, when no element shows it.
 constexpr int64_t kMostShown = 16;
 
-Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
-
 // Whether the op norms a sum, which kernels may fuse with it.
 bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
   return place.point->op == OpKind::norm && inputs.at(0).point->op == OpKind::add;
@@ -333,7 +331,13 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
     if (place.point->node_class != NodeClass::exact) reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));
   }
-  return outcome_of(std::move(measure), without_rows(group.tensor->shape), options_.limit_scale);
+  NodeOutcome outcome =
+      outcome_of(std::move(measure), without_rows(group.tensor->shape), options_.limit_scale);
+  const std::optional<Order> order = group.members[i].orders.of_all();
+  if (outcome.verdict == Verdict::introduced && order)
+    outcome.finding.rule += fmt::format("{}the same numbers in another order: {}",
+                                        outcome.finding.rule.empty() ? "" : "; ", text_of(*order));
+  return outcome;
 }
 
 void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,

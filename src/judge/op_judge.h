@@ -60,14 +60,19 @@ class OpJudge {
   OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options);
 
   void begin_pass(const PassView& pass);
+  // Each place of a pass in graph order, before it is judged.
+  void reach(const Place& place) { hidden_.reach(place); }
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
   DType dtype_at(const Place& place) const;
   // The places that the trace does not have, and what stands in for them.
   const HiddenTensors& hidden() const { return hidden_; }
-  // By how much the budget of one op is widened at the point by what is hidden before it, at most;
-  // none: by nothing.
-  const std::map<int, double>& widened_by() const { return widened_by_; }
+  // The budget at a point whose op reads what is hidden, where it is widest; none: by nothing.
+  struct Width {
+    double times = 1;   // that of its own op
+    double of_row = 0;  // the mean of a block's elements, by the root mean square of its results
+  };
+  const std::map<int, Width>& widened_by() const { return widened_by_; }
   // The contracts that nodes of the place are judged under.
   std::vector<RoundingContract> candidates(const Place& place) const;
   // All contracts that the op of the place can have in this run.
@@ -168,7 +173,7 @@ class OpJudge {
   std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;
   HiddenTensors hidden_;
-  std::map<int, double> widened_by_;   // by order of the point
+  std::map<int, Width> widened_by_;    // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/judge/layouts.h"
 #include "src/judge/op_judge.h"
 
 namespace lockstep {
@@ -14,6 +15,9 @@ inline std::pair<int, int> key_of(const Place& place) {
   return {order_of(*place.point), place.layer};
 }
 
+// The axes after the rows.
+inline Shape without_rows(const Shape& shape) { return Shape(shape.extents().subspan(1)); }
+
 struct OpJudge::Group {
   struct Member {
     Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
@@ -21,6 +25,7 @@ struct OpJudge::Group {
     NodeOutcomes* outcomes;
     std::optional<Meter> meter;  // of the contract that is being tried
     ErrorSums sums;
+    RowOrders orders;  // of its wrong rows, under whatever contract
   };
   std::vector<Member> members;
   std::vector<Row> rows;         // of all members
@@ -56,6 +61,8 @@ struct OpJudge::Block {
 struct OpJudge::Measured {
   Meter::Row row;
   ErrorSums sums;
+  bool wrong = false;  // an element is over its budget
+  std::optional<Order> order;
 };
 
 }  // namespace lockstep

@@ -161,6 +161,15 @@ void split_rule(Finding& f) {
   f.rule.resize(at >= 2 ? at - 2 : 0);  // without the semicolon between the two
 }
 
+std::string text_of(const std::vector<LooksLike>& looks_like) {
+  std::string text;
+  for (const LooksLike& like : looks_like)
+    text +=
+        fmt::format("{}{} (explains {} of {} elements, {} of {} nodes)", text.empty() ? "" : " or ",
+                    like.says, like.elements, like.of_elements, like.nodes, like.of_nodes);
+  return text;
+}
+
 std::string text_of(const Finding& f) {
   std::string text = region_text(f);
   if (!text.empty()) text += "; ";

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "src/judge/verdict.h"
 
@@ -30,6 +31,10 @@ void split_rule(Finding& finding);
 // A number of budgets, in four digits or as "over 1e9": a budget beside an exact zero is as small
 // as the dtype's numbers get, and how many of them a difference is says little more than that.
 std::string budgets_text(double budgets);
+
+// Says what a place looks like: "RMSNorm over blocks of 16 (explains 1920 of 1920 elements, 56 of
+// 56 nodes)"; several with " or " between them; empty where nothing explains it.
+std::string text_of(const std::vector<LooksLike>& looks_like);
 
 // A finding in words: place, request, position, what was wanted and found.
 std::string text_of(const Finding& finding);

@@ -74,6 +74,15 @@ struct Finding {
   std::optional<ShapeRule> shape;
 };
 
+// A way in which an op may be computed wrongly that gives what the engine stored there.
+struct LooksLike {
+  std::string says;  // "RMSNorm over blocks of 16"
+  // Elements that were over their budgets, or where none was of other bits than the exact result
+  // rounded, and how many of them come within it; and the same of nodes. Of those compared.
+  int64_t elements = 0, of_elements = 0;
+  int64_t nodes = 0, of_nodes = 0;
+};
+
 // All nodes of one place, over all passes and requests.
 struct PlaceSummary {
   Place place;
@@ -90,6 +99,8 @@ struct PlaceSummary {
   bool measured = true, compared = true;
   bool has_t2 = true;   // false: of few elements and of bits there is no worst_t2
   ErrorProfile errors;  // of its findings; empty where no element of them is known
+  // Explanations of its findings, each as good as the others; empty: nothing that was tried.
+  std::vector<LooksLike> looks_like = {};
 };
 
 struct Flip {

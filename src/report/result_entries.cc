@@ -181,9 +181,15 @@ std::string place_of(const Result& result, const Finding& f) {
   return fmt::format("{}, {}", request_text(result, f.node.request), where);
 }
 
+std::string cause_of(const Result& result, const Place& place) {
+  const auto summary = std::ranges::find(result.places, place, &PlaceSummary::place);
+  return summary == result.places.end() ? "" : text_of(summary->looks_like);
+}
+
 void add_details(const Result& result, const WrongOp& op, std::vector<Block>& blocks) {
   const Finding& worst = worst_of(op);
-  KeyValues lines{{}, kIndent, 8};
+  const std::string cause = cause_of(result, op.place);
+  KeyValues lines{{}, kIndent, cause.empty() ? 8 : 12};
   if (is_of_all_nodes(worst)) {
     lines.entries.emplace_back("size", size_text(worst));
   } else {
@@ -194,6 +200,7 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
   if (worst.shape)
     lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
   if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
+  if (!cause.empty()) lines.entries.emplace_back("looks like", cause);
   if (!op.also.empty())
     lines.entries.emplace_back(
         "also", fmt::format("in layers {}: {} nodes, worst {} x its budget", ranges_text(op.also),

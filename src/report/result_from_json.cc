@@ -103,6 +103,19 @@ KlPercentiles percentiles_from(const JsonValue& json) {
           .max = measured_from(json["max"])};
 }
 
+// Results of format 1.0 have none.
+std::vector<LooksLike> looks_like_from(const JsonValue& json) {
+  std::vector<LooksLike> all;
+  if (!json) return all;
+  for (const JsonValue& like : json.items())
+    all.push_back({.says = like["says"].text(),
+                   .elements = like["elements"].whole<int64_t>(),
+                   .of_elements = like["of_elements"].whole<int64_t>(),
+                   .nodes = like["nodes"].whole<int64_t>(),
+                   .of_nodes = like["of_nodes"].whole<int64_t>()});
+  return all;
+}
+
 PlaceSummary place_from(const JsonValue& json) {
   const JsonValue worst = json["worst"];
   return {.place = place_of(json),
@@ -123,7 +136,8 @@ PlaceSummary place_from(const JsonValue& json) {
           .measured = !json["introduced_rms"].is_null(),
           .compared = !json["total_rms"].is_null(),
           .has_t2 = !worst["t2"].is_null(),
-          .errors = errors_from(json["errors"])};
+          .errors = errors_from(json["errors"]),
+          .looks_like = looks_like_from(json["looks_like"])};
 }
 
 Flip flip_from(const JsonValue& json) {
@@ -183,7 +197,8 @@ Scope scope_from(const JsonValue& json) {
 
 Result result_from(const JsonValue& json) {
   if (!json["format"].is("lockstep-result")) json["format"].refuse("\"lockstep-result\"");
-  if (!json["format_version"].is("1.0")) json["format_version"].refuse("\"1.0\"");
+  if (!json["format_version"].is("1.0") && !json["format_version"].is("1.1"))
+    json["format_version"].refuse("\"1.0\" or \"1.1\"");
   const JsonValue nodes = json["nodes"];
   Result result{.verdict = run_verdict_from(json["verdict"].text()),
                 .story = json["story"].text(),

@@ -103,6 +103,17 @@ Json of_errors(const Point& point, const ErrorProfile& errors) {
           {"worst", worst}};
 }
 
+Json of_looks_like(const std::vector<LooksLike>& all) {
+  Json list = Json::array();
+  for (const LooksLike& like : all)
+    list.push_back({{"says", like.says},
+                    {"elements", like.elements},
+                    {"of_elements", like.of_elements},
+                    {"nodes", like.nodes},
+                    {"of_nodes", like.of_nodes}});
+  return list;
+}
+
 Json of_place(const PlaceSummary& p) {
   return {{"layer", layer_of(p.place)},
           {"point", p.place.point->name},
@@ -121,7 +132,8 @@ Json of_place(const PlaceSummary& p) {
           {"total_rms", number_if(p.compared, p.total_rms)},
           {"excluded", p.excluded},
           {"ancestor", p.ancestor},
-          {"errors", of_errors(*p.place.point, p.errors)}};
+          {"errors", of_errors(*p.place.point, p.errors)},
+          {"looks_like", of_looks_like(p.looks_like)}};
 }
 
 Json of_scope(const Scope& s) {
@@ -194,7 +206,7 @@ std::string report_json(const Result& result) {
   Json limits = Json::object();
   for (const auto& [name, value] : result.limits) limits[name] = json_number<Json>(value);
   Json json = {{"format", "lockstep-result"},
-               {"format_version", "1.0"},
+               {"format_version", "1.1"},
                {"verdict", name_of(result.verdict)},
                {"story", result.story},
                {"nodes", of_nodes(result)},

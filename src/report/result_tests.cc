@@ -26,6 +26,13 @@ std::string name_of_suite(const Result& result) {
   return fmt::format("{} {}", name, fact_of(result, "compute_dtype"));
 }
 
+// ", looks like ..."; empty where nothing explains what was found there.
+std::string cause_of(const Result& result, const Place& place) {
+  const auto summary = std::ranges::find(result.places, place, &PlaceSummary::place);
+  if (summary == result.places.end() || summary->looks_like.empty()) return "";
+  return "; looks like " + text_of(summary->looks_like);
+}
+
 // A test that findings fail, the first of which is its message.
 template <typename Fails>
 TestCase test_of(const std::string& name, const Result& result, Fails fails) {
@@ -33,8 +40,9 @@ TestCase test_of(const std::string& name, const Result& result, Fails fails) {
   size_t found = 0;
   for (const Finding& finding : result.findings) {
     if (!fails(finding)) continue;
-    const std::string line = fmt::format("{}, pass {}: {}", text_of(finding.node.place),
-                                         finding.node.pass, text_of(finding));
+    const std::string line =
+        fmt::format("{}, pass {}: {}{}", text_of(finding.node.place), finding.node.pass,
+                    text_of(finding), cause_of(result, finding.node.place));
     if (found++ == 0) {
       test.outcome = TestOutcome::failed;
       test.kind = name_of(finding.verdict);

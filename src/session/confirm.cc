@@ -28,6 +28,7 @@ JudgedRun again(const JudgedRun& run, const Result& result) {
   same.trace.clear();
   same.progress = {};
   same.seen = {};
+  same.causes = false;
   for (size_t i = 0; i < same.requests.size() && i < result.requests.size(); ++i) {
     Request& request = same.requests[i];
     const std::vector<int32_t>& tokens = result.requests[i].tokens;

@@ -13,6 +13,7 @@
 #include "probes/only.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
+#include "src/causes/causes.h"
 #include "src/session/device.h"
 #include "src/session/judged_trace.h"
 #include "src/session/run_progress.h"
@@ -126,6 +127,18 @@ void note_stop(const Engine& engine, int64_t total, Result& result) {
   result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
 }
 
+// The models beside the engine, and the ways in which its ops may go wrong.
+struct Models {
+  std::unique_ptr<ReferenceModel> exact, rounded;
+  std::unique_ptr<Hypotheses> hypotheses;
+};
+
+Models models_of(const JudgedRun& run, const ReferenceOptions& options) {
+  return {run.reference.model(run.checkpoint, options, DType::f64),
+          run.reference.model(run.checkpoint, options, run.engine.dtype),
+          run.reference.hypotheses(run.checkpoint, options)};
+}
+
 }  // namespace
 
 Result judge_run(const JudgedRun& run) {
@@ -140,9 +153,7 @@ Result judge_run(const JudgedRun& run) {
   if (run.before) run.before->wrap(seeded.ops);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   const int64_t total = submit_all(engine, run.requests);
-  const auto exact = run.reference.model(run.checkpoint, reference, DType::f64);
-  const auto rounded = run.reference.model(run.checkpoint, reference, run.engine.dtype);
-
+  const Models models = models_of(run, reference);
   const Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
   if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
@@ -151,12 +162,14 @@ Result judge_run(const JudgedRun& run) {
   judging.threads = run.engine.threads;
   RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
-  Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);
+  Causes causes(manifest, judge, *oracle, *models.hypotheses);
   bool found = false;  // a pass had a finding
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<NodeId> flags = judge.judge(pass);
     progress.end_pass();
     found |= !flags.empty();
+    if (run.causes) causes.add(pass, flags);
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.level, flags, manifest.graph);
@@ -181,6 +194,7 @@ Result judge_run(const JudgedRun& run) {
   if (!stopped) check_served(run.requests, requests);
   if (run.before) run.before->finish();
   Result result = judge.finish(requests, true);
+  causes.put_into(result);
   if (run.audit) add_audit(result, auditor);
   if (stopped) note_stop(engine, total, result);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);

@@ -28,8 +28,9 @@ struct JudgedRun {
   RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
   // Called with each pass as it was shown, and what of it is a finding.
   std::function<void(const Pass& pass, const std::vector<NodeId>& flags)> seen = {};
-  bool audit = true;  // of the K/V cache too
-  std::string trace;  // where to keep what was seen; empty: nowhere
+  bool audit = true;   // of the K/V cache too
+  bool causes = true;  // say what findings look like
+  std::string trace;   // where to keep what was seen; empty: nowhere
   TraceLevel level = TraceLevel::flagged;
   std::map<std::string, std::string> provenance;
   // Called with a line that says how far the run is, and where in the model (run_progress.h).

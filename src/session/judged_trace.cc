@@ -7,8 +7,10 @@
 
 #include "kernels/base/check.h"
 #include "src/audit/table_audit.h"
+#include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
+#include "src/session/layouts.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
@@ -66,7 +68,7 @@ void fill_in(Manifest& manifest, const Graph& of_model, const std::string& path)
 }  // namespace
 
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
-                   Detail detail) {
+                   Detail detail, const std::string& rope_pairs) {
   const auto trace = open_trace(path);
   Manifest manifest = trace->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
@@ -82,6 +84,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const auto oracle = open_reference().oracle(checkpoint, reference);
   fill_in(manifest, oracle->graph(), path);
   options.selection.check_layers(manifest.graph.layers());
+  const bool interleaved = has_interleaved_pairs(manifest, rope_pairs);
   TableAudit tables(manifest);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
@@ -91,17 +94,28 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   JudgeOptions judging = options;
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  const auto hypotheses = open_reference().hypotheses(checkpoint, reference);
+  Causes causes(manifest, judge, *oracle, *hypotheses);
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
-    const Pass pass = trace->read(judged++, /*data=*/true);
+    Pass pass = trace->read(judged++, /*data=*/true);
+    if (interleaved) put_pairs_in_halves(pass);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
-    found |= !judge.judge(pass).empty();
+    const std::vector<NodeId> flags = judge.judge(pass);
+    found |= !flags.empty();
+    causes.add(pass, flags);
     tables.add(pass.info);
     progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
+  causes.put_into(result);
   tables.put_into(result);
+  if (interleaved)
+    result.notes.push_back(
+        fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
+                    "halves before they were judged",
+                    rope_pairs.empty() ? "the trace says" : "was asked for"));
   if (judged < trace->passes())
     result.notes.push_back(fmt::format(kStoppedEarly, judged, trace->passes(), "passes"));
   result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());

@@ -15,7 +15,8 @@ inline constexpr char kStoppedEarly[] =
 
 // The verdict on a saved trace, pass by pass. Throws Error when it is no trace, or when its
 // manifest names another model than `checkpoint`.
+// rope_pairs: "half", "interleaved", or what the trace says (layouts.h).
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
-                   Detail detail = Detail::screen);
+                   Detail detail = Detail::screen, const std::string& rope_pairs = "");
 
 }  // namespace lockstep

@@ -13,8 +13,8 @@ MODEL = WEIGHTS | {"kernels", "probes", "src/model"}
 JUDGE = TRACES | {"src/stats", "src/judge"}
 REPORT = JUDGE | {"src/diff", "src/report", "src/screen"}
 SESSION = (REPORT | MODEL | {"kernels/bench", "kernels/faults", "kernels/plugin", "reference",
-                             "src/audit", "src/engine", "src/faults", "src/opinion",
-                             "src/session"})
+                             "src/audit", "src/causes", "src/engine", "src/faults",
+                             "src/opinion", "src/session"})
 
 MAY_INCLUDE = {
     "kernels/base": set(),
@@ -36,6 +36,8 @@ MAY_INCLUDE = {
     "src/stats": BASE | {"probes"},
     "src/judge": TRACES | {"src/stats"},
     "src/audit": JUDGE,
+    # No bug of the engine's arithmetic: what is held against the engine is the oracle's own.
+    "src/causes": JUDGE,
     "src/diff": JUDGE,
     "src/report": JUDGE | {"src/diff", "src/screen"},
     "src/capture": TRACES | WEIGHTS,

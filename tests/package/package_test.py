@@ -4,6 +4,7 @@ package_test.py CMAKE BUILD FLAGS: installs BUILD, moves what was installed, bui
 consumer/ against it by find_package(Lockstep), and runs that program and the installed command.
 FLAGS are the C++ flags of BUILD: a sanitizer's are needed on both sides.
 """
+import os
 import pathlib
 import shutil
 import subprocess
@@ -49,8 +50,23 @@ def check_command(prefix, folder):
         assert "clean: " in said, said
 
 
+def check_c_interface(flags, prefix, folder):
+    """The engine in C, built by pkg-config alone, writes a trace that the command reads."""
+    paths = ":".join(map(str, prefix.glob("lib*/**/pkgconfig")))
+    flags += subprocess.run(["pkg-config", "--cflags", "--libs", "lockstep_trace"], check=True,
+                            env=os.environ | {"PKG_CONFIG_PATH": paths}, capture_output=True,
+                            text=True).stdout.split()
+    engine = folder / "tiny_qwen3"
+    output("cc", HERE.parents[1] / "traces/examples/tiny_qwen3.c", "-o", engine, *flags, "-lm",
+           *[f"-Wl,-rpath,{flag[2:]}" for flag in flags if flag.startswith("-L")])
+    output(engine, HERE.parent / "data/tiny/qwen3-default", folder / "engine.h5", "5", "6", "7")
+    said = output(prefix / "bin" / "lockstep", "inspect", folder / "engine.h5")
+    assert "tiny_qwen3" in said and "3 passes" in said, said
+
+
 def check_files(prefix):
-    for name in ("include/lockstep/kernels/lockstep_ops.h", "share/lockstep/**/result.schema.json",
+    for name in ("include/lockstep/kernels/lockstep_ops.h",
+                 "include/lockstep/traces/lockstep_trace.h", "share/lockstep/**/result.schema.json",
                  "share/lockstep/cpu-limits.json", "share/doc/lockstep/LICENSE"):
         assert list(prefix.glob(name)), f"{name} is not installed"
 
@@ -63,6 +79,7 @@ def main():
         check_files(prefix)
         check_consumer(cmake, flags, prefix, folder)
         check_command(prefix, folder)
+        check_c_interface(flags.split(), prefix, folder)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from bug import Bug
 from cases import Setting, Shown
 from selections import SELECTIONS, Regions, Suspects, suspects
 from trace_file import Place
+from unrounded import Unrounded
 from variant import Variant
 
 RIGHT, LATER, WRONG, MISSED, UNSURE, NO_EFFECT, ALARM, CLEAN, REGION = (
@@ -112,6 +113,8 @@ def outcomes_of(binary: str, path: pathlib.Path, setting: Setting, case: Bug | V
     wrong = cases.wrong_places(setting, runner) if is_bug else set()
     graph = cases.trace_of(setting, runner, None, None, {}).graph
     for selection in selections:
+        if isinstance(case, Unrounded) and not case.fits_selection(selection):
+            continue
         regions = Regions(graph, SELECTIONS[selection])
         of = suspects(regions, wrong)
         shown = None

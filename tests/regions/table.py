@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import torch
 
 import engine
+import unrounded
 from bug import Bug
 from bugs import BUGS
 from cases import Setting
@@ -46,8 +47,8 @@ def cases_of(setting: Setting, options: argparse.Namespace) -> list[Bug | Varian
         found += [bug for bug in BUGS.values() if bug.possible(model, setting.dtype)
                   and (setting.attention == "sdpa" or bug.point in ("attn.out", "attn.kv"))]
     if "right" in options.kinds:
-        found += [variant for variant in VARIANTS.values() if not variant.lacks
-                  and variant.possible(model, setting.dtype)]
+        found += [variant for variant in (VARIANTS | unrounded.VARIANTS).values()
+                  if not variant.lacks and variant.possible(model, setting.dtype)]
     return [case for case in found if chosen(case.name, options)]
 
 

@@ -54,6 +54,7 @@ Result result_of(double x) {
     p.introduced_rms = p.propagated_rms = p.total_rms = x;
     p.measured = p.compared = true;
     for (WorstElement& e : p.errors.worst) e.want = e.got = e.budgets = x;
+    p.looks_like = {{"RMSNorm over blocks of 16", 1920, 1921, 56, 57}, {"another", 1, 2, 3, 4}};
   }
   r.requests[0].margins[0].ulp = x;
   r.logits->kl = {x, x, x, x, x, x};
@@ -61,6 +62,21 @@ Result result_of(double x) {
   LogitsSummary& l = *r.logits;
   l.max_abs = l.kl_mean = l.kl_reference = l.expected_flips = l.least_margin_ulp = x;
   return r;
+}
+
+TEST(ReportText, SaysWhatAWrongOpLooksLike) {
+  Result r = diverged_result();
+  const auto place = std::ranges::find(r.places, r.findings[0].node.place, &PlaceSummary::place);
+  ASSERT_NE(place, r.places.end());
+  EXPECT_EQ(text_of(document_of(r), "table").find("looks like"), std::string::npos);
+  place->looks_like = {{"RMSNorm over blocks of 16", 19, 20, 5, 6}};
+  const std::string says = "RMSNorm over blocks of 16 (explains 19 of 20 elements, 5 of 6 nodes)";
+  EXPECT_EQ(text_of(place->looks_like), says);
+  EXPECT_NE(text_of(document_of(r), "table").find("looks like"), std::string::npos);
+  const TestSuite suite = tests_of(r);
+  EXPECT_TRUE(std::ranges::any_of(suite.cases, [&](const TestCase& test) {
+    return test.message.ends_with("; looks like " + says);
+  }));
 }
 
 TEST(ResultFromJson, GivesBackEveryKindOfResult) {

@@ -230,6 +230,7 @@ void write_wrong_op(Html& html, const Result& result, size_t i, bool drawn) {
               {{"class", "soft"}});
   }
   html.leaf("p", text_of(*finding), {{"class", "rule"}});
+  if (!place.looks_like.empty()) html.leaf("p", "looks like " + text_of(place.looks_like));
   if (const Confirmation* c = confirmation_of(result, place.place)) html.leaf("p", c->says);
   if (place.errors.elements == 0) {
     html.leaf("p", "Where its errors lie was not measured: no element of these findings is known.",

@@ -1,5 +1,5 @@
 /* gate and up clamped as gpt-oss's are, at 1 so that it shows. */
-#include "wrong.h"
+#include "numbers.inc"
 
 static double clamp(double x) { return x > 1 ? 1 : x < -1 ? -1 : x; }
 

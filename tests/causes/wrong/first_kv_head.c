@@ -1,5 +1,5 @@
 /* Every query head reads K/V head 0: a stride of 0 along the heads of K and V. */
-#include "wrong.h"
+#include "numbers.inc"
 
 static int64_t first(int64_t head, int64_t heads, int64_t kv_heads) {
   (void)head, (void)heads, (void)kv_heads;

@@ -1,6 +1,6 @@
 /* The first page is read in the place of every other one: the loop forgets to advance its pointer
  * into the page table. */
-#include "wrong.h"
+#include "numbers.inc"
 
 static int64_t in_first_page(const int32_t* table, int64_t key, int64_t page_size) {
   return table[0] * page_size + key % page_size;

@@ -1,6 +1,6 @@
 /* q's heads taken out of a fused weight in the order (head in group, group) instead of (group, head
  * in group). */
-#include "wrong.h"
+#include "numbers.inc"
 
 static int64_t swapped(int64_t n, int64_t rows) {
   const int64_t heads = 6, groups = 2, dim = rows / heads, head = n / dim;

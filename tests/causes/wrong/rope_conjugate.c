@@ -1,5 +1,5 @@
 /* The halves of a head exchanged before they are turned: x1 sin - x2 cos for the first. */
-#include "wrong.h"
+#include "numbers.inc"
 
 const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                           const DLTensor* cos, const DLTensor* sin, const DLTensor* positions) {

@@ -1,5 +1,5 @@
 /* Positions of q that count from 1, those of k from 0. */
-#include "wrong.h"
+#include "numbers.inc"
 
 const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                           const DLTensor* cos, const DLTensor* sin, const DLTensor* positions) {

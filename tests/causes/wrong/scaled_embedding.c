@@ -1,5 +1,5 @@
 /* The embedding times sqrt(hidden), as Gemma's is. */
-#include "wrong.h"
+#include "numbers.inc"
 
 const char* lockstep_gather_rows(const LockstepCall* call, const DLTensor* out,
                                  const DLTensor* index, const DLTensor* table) {

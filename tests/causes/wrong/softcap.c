@@ -1,5 +1,5 @@
 /* Scores capped as Gemma's are, in a model that has no cap (logits_soft_cap handed on). */
-#include "wrong.h"
+#include "numbers.inc"
 
 static double capped(double score) { return 10 * tanh(score / 10); }
 

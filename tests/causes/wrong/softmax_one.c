@@ -1,5 +1,5 @@
 /* A sink of weight exp(0) in the sum, as gpt-oss has it, in a model that has none. */
-#include "wrong.h"
+#include "numbers.inc"
 
 const char* lockstep_paged_attention(const LockstepCall* call, const DLTensor* out,
                                      const DLTensor* q, const LockstepCache* cache,

@@ -1,5 +1,5 @@
 /* A sliding window of 16 keys in layers that have none (max_window_layers ignored). */
-#include "wrong.h"
+#include "numbers.inc"
 
 static int64_t within(int64_t position) { return position < 16 ? 0 : position - 15; }
 

@@ -101,5 +101,5 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
             request, [tokens[at] for at in range(end) if at in tokens],
             after + ([last] if last is not None else []), after if forced else [],
             [argmaxes[at] for at in range(max(end - 1, 0), length) if at in argmaxes],
-            drawn, f"request {request}")
+            drawn, "")
     return [found[request] for request in sorted(found)]

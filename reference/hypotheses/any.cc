@@ -1,0 +1,131 @@
+// Ways in which any op may go wrong, whatever it computes.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/trunc.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+
+#include "reference/hypotheses/asked.h"
+#include "reference/rounding.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+Tensor zeros(const Asked& a, double) { return at::zeros_like(a.right()); }
+
+// Columns at the end of a row that hold nothing but zeros.
+std::vector<double> tail_of_zeros(const Asked& a) {
+  const Tensor got = a.got().flatten(1), right = a.right().flatten(1);
+  const Tensor empty = (got == 0).all(0).logical_and((right != 0).any(0)).to(at::kCPU).contiguous();
+  const bool* zero = empty.const_data_ptr<bool>();
+  int64_t count = 0;
+  while (count < empty.size(0) && zero[empty.size(0) - 1 - count]) ++count;
+  if (count == 0 || count == empty.size(0)) return {};
+  return {static_cast<double>(count)};
+}
+Tensor tail_zero(const Asked& a, double count) {
+  const Tensor y = a.right().clone().flatten(1);
+  const auto some = static_cast<int64_t>(count);
+  if (some >= y.size(1)) return {};
+  y.narrow(1, y.size(1) - some, some).fill_(0);
+  return y;
+}
+
+std::vector<double> neighbours(const Asked& a) {
+  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
+}
+Tensor of_row(const Asked& a, double by) { return a.right().roll(-static_cast<int64_t>(by), 0); }
+// The last row of each request of several.
+Tensor last_of_row_before(const Asked& a, double) {
+  const auto& rows = a.op().call.rows;
+  const Tensor y = a.right().clone();
+  bool any = false;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const bool last = i + 1 == rows.size() || rows[i + 1].request != rows[i].request;
+    if (!last || rows[i - 1].request != rows[i].request) continue;
+    y.select(0, static_cast<int64_t>(i)).copy_(a.right().select(0, static_cast<int64_t>(i) - 1));
+    any = true;
+  }
+  return any ? y : Tensor();
+}
+Tensor of_row_zero(const Asked& a, double) {
+  return a.rows() < 2 ? Tensor() : a.right().narrow(0, 0, 1).expand_as(a.right());
+}
+Tensor of_head(const Asked& a, double by) {
+  if (a.place().point->head_axis < 0 || a.right().dim() < 3 || a.right().size(1) < 2) return {};
+  return a.right().roll(-static_cast<int64_t>(by), 1);
+}
+std::vector<double> heads(const Asked&) { return {1, -1}; }
+// Some ops say so in words of their own.
+bool has_own_words(const Asked& a) {
+  const OpKind op = a.place().point->op;
+  return op == OpKind::norm || op == OpKind::rope || op == OpKind::add;
+}
+Tensor input_handed_on(const Asked& a, double) {
+  if (has_own_words(a)) return {};
+  return a.inputs() > 0 && a.input(0).numel() == a.got().numel() ? a.input(0) : Tensor();
+}
+Tensor second_handed_on(const Asked& a, double) {
+  if (has_own_words(a)) return {};
+  return a.inputs() > 1 && a.input(1).numel() == a.got().numel() ? a.input(1) : Tensor();
+}
+Tensor negated(const Asked& a, double) { return -a.right(); }
+
+// The factor that the result itself tells.
+std::vector<double> factors(const Asked& a) {
+  const Tensor right = a.right(), got = a.got();
+  const double factor = (right * got).sum().item<double>() / right.square().sum().item<double>();
+  if (!std::isfinite(factor) || factor == 0) return {};
+  const double unit = std::pow(10.0, std::floor(std::log10(std::fabs(factor))) - 2);
+  const double rounded = std::round(factor / unit) * unit;
+  return std::fabs(rounded - 1) < 1e-3 ? std::vector<double>{} : std::vector<double>{rounded};
+}
+Tensor times(const Asked& a, double factor) { return a.right() * factor; }
+
+Tensor through_bf16(const Asked& a, double) {
+  return a.model().run == DType::bf16 ? Tensor() : a.in_dtype(a.right(), DType::bf16);
+}
+Tensor through_fp16(const Asked& a, double) {
+  return a.model().run == DType::f16 ? Tensor() : a.in_dtype(a.right(), DType::f16);
+}
+Tensor clamped_to_fp16(const Asked& a, double) { return a.right().clamp(-65504, 65504); }
+Tensor truncated(const Asked& a, double) {
+  const Tensor right = a.right(), step = spacing(right, grid_of(a.op().got.dtype));
+  return at::trunc(right / step) * step;
+}
+Tensor flushed(const Asked& a, double) {
+  const Tensor right = a.right();
+  const double least = std::ldexp(1.0, grid_of(a.op().got.dtype).least);
+  return at::where(right.abs() < least, at::zeros_like(right), right);
+}
+Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }
+
+constexpr Hypothesis kAny[] = {
+    {"never computed: zeros", zeros},
+    {"its last {:g} columns never written: zeros", tail_zero, tail_of_zeros},
+    {"the result of the row {:+g} in the pass", of_row, neighbours},
+    {"the last row of each request made of the row before it", last_of_row_before},
+    {"the result of the pass's first row in every row", of_row_zero},
+    {"the result of the head {:+g}", of_head, heads},
+    {"its input handed on", input_handed_on},
+    {"its second input handed on", second_handed_on},
+    {"the right result negated", negated},
+    {"the right result times {:g}", times, factors},
+    {"the right result rounded to bf16", through_bf16},
+    {"the right result rounded to fp16", through_fp16},
+    {"the right result clamped to what fp16 holds", clamped_to_fp16},
+    {"the right result truncated instead of rounded", truncated},
+    {"subnormal results flushed to zero", flushed},
+    {"NaN replaced by 0", no_nan},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> any_hypotheses() { return kAny; }
+
+}  // namespace lockstep

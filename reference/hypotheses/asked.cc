@@ -1,0 +1,75 @@
+#include "reference/hypotheses/asked.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+
+#include "reference/bridge.h"
+#include "reference/rounding.h"
+
+namespace lockstep {
+
+struct Asked::Tensors {
+  std::vector<at::Tensor> inputs;
+  at::Tensor got;
+};
+
+Asked::Asked(const OpInPass& op, const HeldModel& model)
+    : op_(op), model_(model), tensors_(std::make_unique<Tensors>()) {
+  tensors_->inputs.resize(op.call.inputs.size());
+}
+Asked::~Asked() = default;
+
+at::Tensor Asked::widened(const TensorView& view) const {
+  return as_dtype(to_torch(view).to(model_.weights.device()), DType::f64);
+}
+
+const at::Tensor& Asked::input(size_t i) const {
+  at::Tensor& kept = tensors_->inputs.at(i);
+  if (!kept.defined()) kept = widened(op_.call.inputs[i]);
+  return kept;
+}
+
+const at::Tensor& Asked::got() const {
+  if (!tensors_->got.defined()) tensors_->got = widened(op_.got);
+  return tensors_->got;
+}
+
+at::Tensor Asked::right() const {
+  const Numbers& right = op_.right;
+  return at::tensor(at::ArrayRef<double>(right.begin(), right.size()), at::kDouble)
+      .to(model_.weights.device())
+      .view_as(got());
+}
+
+at::Tensor Asked::other(const Place& place) const {
+  const TensorView view = op_.other ? op_.other(place) : TensorView{};
+  return view.empty() ? at::Tensor() : widened(view);
+}
+
+at::Tensor Asked::other(std::string_view name) const {
+  const Point* of = find_point(name);
+  return of == nullptr ? at::Tensor() : other({of, of->per_layer ? place().layer : -1});
+}
+
+at::Tensor Asked::tensor(const std::vector<double>& values) const {
+  return at::tensor(values, at::kDouble).to(model_.weights.device());
+}
+
+at::Tensor Asked::kept(const at::Tensor& inner) const {
+  const RoundingContract contract = op_.call.contract;
+  const bool rounds =
+      contract == RoundingContract::hf || contract == RoundingContract::hf_unrounded_sum;
+  return rounds ? rounded(inner, grid_of(model_.run)) : inner;
+}
+
+at::Tensor Asked::in_dtype(const at::Tensor& x, DType dtype) const {
+  return rounded(x, grid_of(dtype));
+}
+
+std::vector<int64_t> Asked::positions() const {
+  std::vector<int64_t> all;
+  for (const Row& row : op_.call.rows) all.push_back(row.position);
+  return all;
+}
+
+}  // namespace lockstep

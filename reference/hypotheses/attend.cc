@@ -1,0 +1,162 @@
+#include "reference/hypotheses/attend.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lockstep {
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+struct AttentionPart::Tensors {
+  at::Tensor q, k, v, positions, keys;  // q [heads, queries, dim]
+};
+
+const at::Tensor& AttentionPart::k() const { return tensors_->k; }
+const at::Tensor& AttentionPart::v() const { return tensors_->v; }
+const at::Tensor& AttentionPart::positions() const { return tensors_->positions; }
+const at::Tensor& AttentionPart::keys() const { return tensors_->keys; }
+
+void AttentionPart::set_cache(const at::Tensor& k, const at::Tensor& v) {
+  tensors_ = std::make_shared<Tensors>(*tensors_);
+  tensors_->k = k;
+  tensors_->v = v;
+}
+
+at::Tensor AttentionPart::in_window() const {
+  return window == 0 ? keys() >= 0 : keys() > positions() - window;
+}
+
+class Attending {
+ public:
+  Attending(const Asked& asked, const Attention& how) : a_(asked), how_(how) {
+    for (size_t i = 0; i < asked.op().call.rows.size(); ++i) {
+      const int32_t request = asked.op().call.rows[i].request;
+      if (requests_.empty() || requests_.back() != request) {
+        requests_.push_back(request);
+        rows_.emplace_back();
+      }
+      rows_.back().push_back(static_cast<int64_t>(i));
+    }
+  }
+
+  at::Tensor run() {
+    if ((how_.cache_of != 0 || how_.length_of != 0) && requests_.size() < 2) return {};
+    std::vector<at::Tensor> parts;
+    for (size_t r = 0; r < requests_.size(); ++r) parts.push_back(one(part_of(r)));
+    return at::cat(parts);
+  }
+
+ private:
+  size_t neighbour(size_t r, int by) const {
+    const auto n = static_cast<int64_t>(requests_.size());
+    return static_cast<size_t>((static_cast<int64_t>(r) + by + n) % n);
+  }
+  int64_t length_of(size_t r) const {
+    return a_.op().call.lengths[static_cast<size_t>(rows_[r].front())];
+  }
+
+  AttentionPart part_of(size_t r) const {
+    AttentionPart part;
+    part.tensors_ = std::make_shared<AttentionPart::Tensors>();
+    const auto first = rows_[r].front(), count = std::ssize(rows_[r]);
+    const int64_t moved =
+        how_.length_of == 0 ? 0 : length_of(neighbour(r, how_.length_of)) - length_of(r);
+    part.length = length_of(r) + moved;
+    const KeysValues& cache = a_.op().caches.at(requests_[neighbour(r, how_.cache_of)]);
+    auto& t = *part.tensors_;
+    t.q = a_.input(0).narrow(0, first, count).transpose(0, 1);
+    t.k = a_.widened(cache.k).transpose(0, 1);
+    t.v = a_.widened(cache.v).transpose(0, 1);
+    std::vector<double> positions;
+    for (const int64_t row : rows_[r])
+      positions.push_back(
+          static_cast<double>(a_.op().call.rows[static_cast<size_t>(row)].position + moved));
+    part.first = static_cast<int64_t>(positions.front());
+    t.positions = a_.tensor(positions).unsqueeze(1);
+    part.window = a_.model().recipe.window.at(static_cast<size_t>(a_.place().layer));
+    return part;
+  }
+
+  // Keys that nobody wrote hold NaN.
+  at::Tensor padded(const at::Tensor& x, int64_t keys) const {
+    if (x.size(1) >= keys) return x.narrow(1, 0, keys);
+    const at::Tensor rest = at::full({x.size(0), keys - x.size(1), x.size(2)},
+                                     std::numeric_limits<double>::quiet_NaN(), x.options());
+    return at::cat({x, rest}, 1);
+  }
+
+  at::Tensor by_head(const at::Tensor& x) const {
+    std::vector<int64_t> map = how_.kv_head;
+    const Recipe& recipe = a_.model().recipe;
+    for (int64_t h = std::ssize(map); h < recipe.heads; ++h)
+      map.push_back(h / (recipe.heads / recipe.kv_heads));
+    return x.index_select(0, at::tensor(map).to(x.device()));
+  }
+
+  at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k) const {
+    const RoundingContract contract = a_.op().call.contract;
+    const double scale = how_.scale >= 0
+                             ? how_.scale
+                             : 1 / std::sqrt(static_cast<double>(a_.model().recipe.head_dim));
+    const DType run = a_.model().run;
+    const bool rounds =
+        contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
+    if (contract == RoundingContract::query_rounded)
+      return at::bmm(a_.in_dtype(q * scale, run), k.transpose(1, 2));
+    const at::Tensor raw = at::bmm(q, k.transpose(1, 2));
+    return rounds ? a_.in_dtype(a_.in_dtype(raw, run) * scale, run) : raw * scale;
+  }
+
+  at::Tensor one(AttentionPart part) const {
+    const int64_t extra = how_.extra ? how_.extra(part) : 0, all = part.length + extra;
+    auto& t = *part.tensors_;
+    t.k = padded(t.k, all);
+    t.v = padded(t.v, all);
+    t.keys = at::arange(all, t.q.options()).unsqueeze(0);
+    if (how_.other) part = how_.other(part);
+    const at::Tensor seen =
+        how_.mask ? how_.mask(part) : (part.keys() <= part.positions()) & part.in_window();
+    const at::Tensor unread =
+        part.k().isnan().any(-1).any(0).logical_or(part.v().isnan().any(-1).any(0));
+    const at::Tensor spoilt = seen.logical_and(unread.unsqueeze(0)).any(1);
+    const at::Tensor k = by_head(part.k().nan_to_num()), v = by_head(part.v().nan_to_num());
+    at::Tensor scores = scores_of(part.tensors_->q, k);
+    if (how_.scores) scores = how_.scores(scores);
+    scores = scores.masked_fill(seen.logical_not().unsqueeze(0), kNever);
+    at::Tensor out;
+    if (how_.mix) {
+      out = how_.mix(scores, v);
+    } else {
+      const at::Tensor p = how_.softmax ? how_.softmax(scores) : at::softmax(scores, -1);
+      const bool eager = a_.op().call.contract == RoundingContract::eager;
+      out = at::bmm(eager ? a_.in_dtype(p, a_.model().run) : p, v);
+    }
+    // A query that sees no key is left at 0.
+    const at::Tensor none = seen.any(1).logical_not().view({1, -1, 1});
+    out = at::where(none, at::zeros_like(out), out);
+    out = out.masked_fill(spoilt.view({1, -1, 1}), std::numeric_limits<double>::quiet_NaN());
+    return out.transpose(0, 1);
+  }
+
+  const Asked& a_;
+  const Attention& how_;
+  std::vector<int32_t> requests_;
+  std::vector<std::vector<int64_t>> rows_;
+};
+
+at::Tensor attend(const Asked& asked, const Attention& how) { return Attending(asked, how).run(); }
+
+}  // namespace lockstep

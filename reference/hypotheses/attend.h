@@ -1,0 +1,52 @@
+// An attention whose parts hypotheses can have otherwise, in fp64 and one request at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+
+// The queries of one request and what they read.
+class AttentionPart {
+ public:
+  int64_t length = 0;  // of the context: keys in the cache, those of this pass included
+  int64_t first = 0;   // position of the first query of the pass
+  int64_t window = 0;  // keys that a query sees; 0: all
+
+  const at::Tensor& k() const;  // [kv heads, keys, dim]
+  const at::Tensor& v() const;
+  void set_cache(const at::Tensor& k, const at::Tensor& v);
+  // Broadcast against each other: [queries, 1] and [1, keys].
+  const at::Tensor& positions() const;
+  const at::Tensor& keys() const;
+  at::Tensor in_window() const;  // [queries, keys]
+
+ private:
+  friend class Attending;
+  struct Tensors;
+  std::shared_ptr<Tensors> tensors_;
+};
+
+// The parts that are otherwise than they should be; empty: as they should be.
+struct Attention {
+  double scale = -1;                                           // of scores; < 0: head_dim^-0.5
+  std::vector<int64_t> kv_head;                                // by query head
+  std::function<at::Tensor(const AttentionPart&)> mask;        // true: seen
+  std::function<int64_t(const AttentionPart&)> extra;          // keys past the context, NaN
+  std::function<AttentionPart(const AttentionPart&)> other;    // with another cache
+  std::function<at::Tensor(const at::Tensor& scores)> scores;  // after they are scaled
+  // Weights [heads, queries, keys] of masked scores, and then the result of weights and V [heads,
+  // keys, dim].
+  std::function<at::Tensor(const at::Tensor& scores)> softmax;
+  std::function<at::Tensor(const at::Tensor& scores, const at::Tensor& v)> mix;
+  // How many requests further on in the pass the cache, or the length, is another's; 0: its own.
+  int cache_of = 0, length_of = 0;
+};
+
+// [rows, heads, dim]; undefined where the pass has no such requests.
+at::Tensor attend(const Asked& asked, const Attention& how);
+
+}  // namespace lockstep

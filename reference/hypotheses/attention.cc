@@ -1,0 +1,317 @@
+// Ways in which attention goes wrong: scores, masks, heads, and what of the cache is read.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "reference/hypotheses/attend.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using Part = AttentionPart;
+
+double right_scale(const Asked& a) {
+  return 1 / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
+}
+Tensor with_scale(const Asked& a, double scale) {
+  Attention how;
+  how.scale = scale;
+  return attend(a, how);
+}
+Tensor unscaled(const Asked& a, double) { return with_scale(a, 1); }
+Tensor scaled_twice(const Asked& a, double) {
+  return with_scale(a, right_scale(a) * right_scale(a));
+}
+Tensor uniform(const Asked& a, double) { return with_scale(a, 0); }
+Tensor by_hidden(const Asked& a, double) {
+  return with_scale(a, 1 / std::sqrt(static_cast<double>(a.model().config.hidden)));
+}
+Tensor by_kv_heads(const Asked& a, double) {
+  return with_scale(a, right_scale(a) / static_cast<double>(a.model().recipe.kv_heads));
+}
+// The usual factors, and the one that fits best, to a hundredth.
+std::vector<double> scales(const Asked& a) {
+  std::vector<double> all = {0.5, 2, std::numbers::sqrt2, 1 / std::numbers::sqrt2, 0.25, 4};
+  const Tensor got = a.got();
+  const auto off = [&](double factor) {
+    return (with_scale(a, factor * right_scale(a)) - got).square().nansum().item<double>();
+  };
+  if (a.got().numel() > (1 << 18)) return all;
+  double low = std::log(0.25), high = std::log(4.0);
+  for (int step = 0; step < 14; ++step) {
+    const double left = low + (high - low) * 0.382, right = low + (high - low) * 0.618;
+    (off(std::exp(left)) < off(std::exp(right)) ? high : low) =
+        off(std::exp(left)) < off(std::exp(right)) ? right : left;
+  }
+  const double found = std::round(std::exp((low + high) / 2) * 100) / 100;
+  if (std::fabs(found - 1) > 0.005 && std::ranges::count(all, found) == 0) all.push_back(found);
+  return all;
+}
+Tensor scaled_by(const Asked& a, double factor) { return with_scale(a, factor * right_scale(a)); }
+
+// Which keys a query sees, as a table of [queries, keys].
+Tensor with_mask(const Asked& a, Tensor (*mask)(const Part& part)) {
+  Attention how;
+  how.mask = [mask](const Part& part) { return mask(part); };
+  return attend(a, how);
+}
+Tensor key_after(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) {
+    return (p.keys() <= p.positions() + 1) & (p.keys() < p.length) & p.in_window();
+  });
+}
+Tensor not_itself(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) {
+    return ((p.keys() < p.positions()) | (p.positions() == 0)) & (p.keys() <= p.positions()) &
+           p.in_window();
+  });
+}
+Tensor top_left(const Asked& a, double) {
+  return with_mask(
+      a, [](const Part& p) { return (p.keys() <= p.positions() - p.first) & p.in_window(); });
+}
+Tensor no_mask(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) { return (p.keys() < p.length) & p.in_window(); });
+}
+Tensor cached_alone(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) {
+    return (p.keys() < std::max<int64_t>(p.first, 1)) & (p.keys() <= p.positions());
+  });
+}
+Tensor this_pass_alone(const Asked& a, double) {
+  return with_mask(
+      a, [](const Part& p) { return (p.keys() <= p.positions()) & (p.keys() >= p.first); });
+}
+Tensor without_first(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) {
+    return (p.keys() <= p.positions()) & ((p.keys() > 0) | (p.positions() == 0)) & p.in_window();
+  });
+}
+Tensor itself_alone(const Asked& a, double) {
+  return with_mask(a, [](const Part& p) { return p.keys() == p.positions(); });
+}
+Tensor past_context(const Asked& a, double) {
+  if (a.op().page_size <= 0) return {};
+  Attention how;
+  how.extra = [&a](const Part& p) {
+    return (a.op().page_size - p.length % a.op().page_size) % a.op().page_size;
+  };
+  how.mask = [](const Part& p) { return (p.keys() <= p.positions()) | (p.keys() >= p.length); };
+  return attend(a, how);
+}
+
+int64_t window_of(const Asked& a) {
+  return a.model().recipe.window.at(static_cast<size_t>(a.place().layer));
+}
+std::vector<double> windows(const Asked& a) {
+  const double own = static_cast<double>(window_of(a));
+  std::vector<double> all;
+  if (own > 0) all = {own + 1, own - 1, own + 2, 2 * own, own / 2};
+  for (const double w : {4., 8., 16., 32., 64., 128., 256., 512., 1024., 2048., 4096.})
+    all.push_back(w);
+  for (const int64_t w : a.model().recipe.window)
+    if (w > 0) all.push_back(static_cast<double>(w));
+  std::erase_if(all, [own](double w) { return w == own || w < 1; });
+  std::ranges::sort(all);
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  return all;
+}
+Tensor with_window(const Asked& a, double window) {
+  Attention how;
+  how.mask = [window](const Part& p) {
+    return (p.keys() <= p.positions()) & (p.keys() > p.positions() - window);
+  };
+  return attend(a, how);
+}
+Tensor without_window(const Asked& a, double) {
+  if (window_of(a) == 0) return {};
+  return with_mask(a, [](const Part& p) { return p.keys() <= p.positions(); });
+}
+std::vector<double> splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
+Tensor last_split_left_out(const Asked& a, double size) {
+  Attention how;
+  how.mask = [size](const Part& p) {
+    const Tensor full = (p.positions() / size).floor() * size;
+    return (p.keys() <= p.positions()) & ((p.keys() < full) | (full == 0)) & p.in_window();
+  };
+  return attend(a, how);
+}
+Tensor first_split_alone(const Asked& a, double size) {
+  Attention how;
+  how.mask = [size](const Part& p) {
+    return (p.keys() <= p.positions()) & (p.keys() < size) & p.in_window();
+  };
+  return attend(a, how);
+}
+
+// The K/V head of each query head.
+Tensor with_heads(const Asked& a, int64_t (*map)(int64_t h, int64_t heads, int64_t kv)) {
+  const Recipe& r = a.model().recipe;
+  Attention how;
+  for (int64_t h = 0; h < r.heads; ++h) how.kv_head.push_back(map(h, r.heads, r.kv_heads));
+  return attend(a, how);
+}
+Tensor modulo(const Asked& a, double) {
+  return with_heads(a, [](int64_t h, int64_t, int64_t kv) { return h % kv; });
+}
+Tensor reversed(const Asked& a, double) {
+  return with_heads(a, [](int64_t h, int64_t n, int64_t kv) { return kv - 1 - h / (n / kv); });
+}
+Tensor head_zero(const Asked& a, double) {
+  return with_heads(a, [](int64_t, int64_t, int64_t) { return int64_t{0}; });
+}
+Tensor next_head(const Asked& a, double) {
+  return with_heads(a, [](int64_t h, int64_t n, int64_t kv) { return (h / (n / kv) + 1) % kv; });
+}
+Tensor clamped_head(const Asked& a, double) {
+  return with_heads(a, [](int64_t h, int64_t, int64_t kv) { return std::min(h, kv - 1); });
+}
+Tensor by_count(const Asked& a, double) {
+  return with_heads(a, [](int64_t h, int64_t, int64_t kv) { return h / kv % kv; });
+}
+
+// Keys and values from elsewhere.
+Tensor with_keys(const Asked& a, std::function<Part(const Part&)> other) {
+  Attention how;
+  how.other = std::move(other);
+  return attend(a, how);
+}
+Tensor k_for_v(const Asked& a, double) {
+  return with_keys(a, [](const Part& p) {
+    Part other = p;
+    other.set_cache(p.k(), p.k());
+    return other;
+  });
+}
+Tensor v_for_k(const Asked& a, double) {
+  return with_keys(a, [](const Part& p) {
+    Part other = p;
+    other.set_cache(p.v(), p.v());
+    return other;
+  });
+}
+Tensor k_and_v_exchanged(const Asked& a, double) {
+  return with_keys(a, [](const Part& p) {
+    Part other = p;
+    other.set_cache(p.v(), p.k());
+    return other;
+  });
+}
+std::vector<double> neighbours(const Asked&) { return {-1, 1}; }
+Tensor cache_of_request(const Asked& a, double by) {
+  Attention how;
+  how.cache_of = static_cast<int>(by);
+  return attend(a, how);
+}
+Tensor length_of_request(const Asked& a, double by) {
+  Attention how;
+  how.length_of = static_cast<int>(by);
+  return attend(a, how);
+}
+// Slots in pages: the key that is read for key i.
+Tensor with_slots(const Asked& a, std::function<int64_t(int64_t key, int64_t length)> from) {
+  if (a.op().page_size <= 0) return {};
+  return with_keys(a, [&](const Part& p) {
+    std::vector<int64_t> index;
+    for (int64_t key = 0; key < p.length; ++key)
+      index.push_back(std::clamp<int64_t>(from(key, p.length), 0, p.length - 1));
+    const Tensor at = at::tensor(index).to(p.k().device());
+    Part other = p;
+    other.set_cache(p.k().index_select(1, at), p.v().index_select(1, at));
+    return other;
+  });
+}
+Tensor first_page_again(const Asked& a, double) {
+  return with_slots(a, [&](int64_t key, int64_t) { return key % a.op().page_size; });
+}
+Tensor page_before(const Asked& a, double by) {
+  return with_slots(a, [&](int64_t key, int64_t) {
+    const int64_t other = key + static_cast<int64_t>(by) * a.op().page_size;
+    return other < 0 ? key : other;
+  });
+}
+Tensor first_pages_swapped(const Asked& a, double) {
+  return with_slots(a, [&](int64_t key, int64_t) {
+    const int64_t size = a.op().page_size;
+    return key < size ? key + size : key < 2 * size ? key - size : key;
+  });
+}
+Tensor key_shifted(const Asked& a, double by) {
+  return with_keys(a, [by](const Part& p) {
+    Part other = p;
+    other.set_cache(p.k().roll(static_cast<int64_t>(-by), 1), p.v());
+    return other;
+  });
+}
+std::vector<double> v_factors(const Asked& a) {
+  const Recipe& r = a.model().recipe;
+  const int64_t group = r.heads / r.kv_heads;
+  const auto last = [&](const Tensor& x) { return x.narrow(1, r.heads - group, group); };
+  const Tensor right = last(a.right()), got = last(a.got());
+  const double factor = (right * got).sum().item<double>() / right.square().sum().item<double>();
+  if (!std::isfinite(factor) || std::fabs(factor - 1) < 0.005) return {};
+  return {std::round(factor * 100) / 100};
+}
+Tensor last_v_scaled(const Asked& a, double factor) {
+  const Recipe& r = a.model().recipe;
+  const int64_t group = r.heads / r.kv_heads;
+  const Tensor y = a.right().clone();
+  if (r.kv_heads < 2) return {};
+  y.narrow(1, r.heads - group, group).mul_(factor);
+  return y;
+}
+
+constexpr Hypothesis kAttention[] = {
+    {"attention with its scores not scaled", unscaled},
+    {"attention with its scores scaled twice", scaled_twice},
+    {"attention with its scores scaled by {:g} times head_dim^-0.5", scaled_by, scales},
+    {"attention with its scores scaled by hidden^-0.5", by_hidden},
+    {"attention with its scores scaled by head_dim^-0.5 / kv heads", by_kv_heads},
+    {"attention with one weight for all keys", uniform},
+    {"its causal mask off by one: each query sees the key after its own", key_after},
+    {"its causal mask off by one: no query sees its own key", not_itself},
+    {"its causal mask aligned top-left: queries counted from 0 in each pass", top_left},
+    {"no causal mask: every query sees all keys of its request", no_mask},
+    {"the keys of this pass not seen", cached_alone},
+    {"the keys of earlier passes not seen", this_pass_alone},
+    {"the first key not seen", without_first},
+    {"each query sees its own key alone", itself_alone},
+    {"unused slots at the end of the last page attended", past_context},
+    {"a sliding window of {:g} keys", with_window, windows},
+    {"attention without its sliding window", without_window},
+    {"query head h reads K/V head h modulo their number", modulo},
+    {"K/V heads in the opposite order", reversed},
+    {"every query head reads K/V head 0", head_zero},
+    {"every query head reads the K/V head after its own", next_head},
+    {"query head h reads K/V head h, and the last one past their number", clamped_head},
+    {"query head h reads K/V head h / kv heads", by_count},
+    {"K read for V", k_for_v},
+    {"V read for K", v_for_k},
+    {"K and V exchanged", k_and_v_exchanged},
+    {"the context length of the request {:+g} in the pass", length_of_request, neighbours},
+    {"the keys and values of the request {:+g} in the pass", cache_of_request, neighbours},
+    {"the first page read for every other one", first_page_again},
+    {"the page {:+g} read for each", page_before, neighbours},
+    {"the first two pages exchanged", first_pages_swapped},
+    {"the K of the key {:+g} read for each", key_shifted, neighbours},
+    {"the last split of {:g} keys left out", last_split_left_out, splits},
+    {"the first split of {:g} keys alone", first_split_alone, splits},
+    {"V of the last K/V head times {:g}", last_v_scaled, v_factors},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> attention_hypotheses() { return kAttention; }
+
+}  // namespace lockstep

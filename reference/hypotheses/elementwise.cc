@@ -1,0 +1,200 @@
+// Ways in which the gated activation, the residual addition and the embedding go wrong.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+Tensor gate(const Asked& a) { return a.input(0); }
+Tensor up(const Asked& a) { return a.input(1); }
+Tensor silu(const Tensor& x) { return x / (1 + (-x).exp()); }
+// The activation of a gate, times up.
+Tensor gated(const Asked& a, const Tensor& activated) { return a.kept(activated) * up(a); }
+
+Tensor exchanged(const Asked& a, double) { return a.kept(silu(up(a))) * gate(a); }
+Tensor gelu(const Asked& a, double) {
+  return gated(a, gate(a) / 2 * (1 + at::erf(gate(a) / std::numbers::sqrt2)));
+}
+Tensor gelu_tanh(const Asked& a, double) {
+  const Tensor g = gate(a);
+  const double c = std::sqrt(2 / std::numbers::pi);
+  return gated(a, g / 2 * (1 + at::tanh(c * (g + 0.044715 * g * g * g))));
+}
+Tensor quick_gelu(const Asked& a, double) {
+  return gated(a, gate(a) * at::sigmoid(1.702 * gate(a)));
+}
+Tensor relu(const Asked& a, double) { return gated(a, gate(a).clamp_min(0)); }
+Tensor relu_squared(const Asked& a, double) { return gated(a, gate(a).clamp_min(0).square()); }
+Tensor sigmoid(const Asked& a, double) { return gated(a, at::sigmoid(gate(a))); }
+Tensor tanh_of(const Asked& a, double) { return gated(a, at::tanh(gate(a))); }
+Tensor no_activation(const Asked& a, double) { return gate(a) * up(a); }
+Tensor without_up(const Asked& a, double) { return silu(gate(a)); }
+Tensor silu_twice(const Asked& a, double) { return gated(a, silu(silu(gate(a)))); }
+Tensor both_silu(const Asked& a, double) { return silu(gate(a)) * silu(up(a)); }
+Tensor of_product(const Asked& a, double) { return silu(gate(a) * up(a)); }
+Tensor up_plus_one(const Asked& a, double) { return silu(gate(a)) * (up(a) + 1); }
+Tensor added(const Asked& a, double) { return silu(gate(a)) + up(a); }
+Tensor gate_times_gate(const Asked& a, double) { return silu(gate(a)) * gate(a); }
+Tensor up_times_up(const Asked& a, double) { return silu(up(a)) * up(a); }
+// Gate and up in one tensor, taken as pairs where they are halves.
+Tensor interleaved(const Asked& a, double) {
+  const Tensor both = at::cat({gate(a), up(a)}, -1);
+  return silu(both.slice(-1, 0, both.size(-1), 2)) * both.slice(-1, 1, both.size(-1), 2);
+}
+std::vector<double> clamps(const Asked&) { return {1, 2, 5, 6, 7, 10, 20}; }
+Tensor clamped(const Asked& a, double at) {
+  return silu(gate(a).clamp(-at, at)) * up(a).clamp(-at, at);
+}
+Tensor clamped_above(const Asked& a, double at) {
+  return silu(gate(a).clamp_max(at)) * up(a).clamp(-at, at);
+}
+std::vector<double> sizes(const Asked&) {
+  std::vector<double> all;
+  for (int e = 0; e <= 20; ++e) all.push_back(std::ldexp(1, e));
+  for (const double size : {10., 100., 1e3, 1e4, 1e5, 1e6}) all.push_back(size);
+  return all;
+}
+Tensor through_fp16(const Asked& a, double size) {
+  return a.in_dtype(a.right() * size, DType::f16) / size;
+}
+Tensor silu_in_bf16(const Asked& a, double) {
+  return a.in_dtype(silu(gate(a)), DType::bf16) * up(a);
+}
+Tensor silu_in_fp16(const Asked& a, double) {
+  return a.in_dtype(silu(gate(a)), DType::f16) * up(a);
+}
+
+constexpr Hypothesis kSilu[] = {
+    {"gate and up exchanged: silu(up) * gate", exchanged},
+    {"GELU for SiLU", gelu},
+    {"GELU by tanh for SiLU", gelu_tanh},
+    {"x sigmoid(1.702 x) (quick GELU) for SiLU", quick_gelu},
+    {"ReLU for SiLU", relu},
+    {"ReLU squared for SiLU", relu_squared},
+    {"sigmoid for SiLU", sigmoid},
+    {"tanh for SiLU", tanh_of},
+    {"no activation: gate * up", no_activation},
+    {"silu(gate) alone, not times up", without_up},
+    {"SiLU applied twice", silu_twice},
+    {"SiLU of both halves", both_silu},
+    {"SiLU of gate * up", of_product},
+    {"silu(gate) * (up + 1)", up_plus_one},
+    {"silu(gate) + up", added},
+    {"silu(gate) * gate: up never read", gate_times_gate},
+    {"silu(up) * up: gate never read", up_times_up},
+    {"gate and up taken as interleaved pairs of one tensor", interleaved},
+    {"gate and up clamped to +-{:g}", clamped, clamps},
+    {"gate clamped above and up both ways at {:g}", clamped_above, clamps},
+    {"silu(gate) rounded to bf16 before up", silu_in_bf16},
+    {"silu(gate) rounded to fp16 before up", silu_in_fp16},
+    {"its result through fp16 at {:g} times its size, where it overflows", through_fp16, sizes},
+};
+
+Tensor stream(const Asked& a) { return a.input(0); }
+Tensor branch(const Asked& a) { return a.input(1); }
+Tensor branch_alone(const Asked& a, double) { return branch(a); }
+Tensor stream_alone(const Asked& a, double) { return stream(a); }
+Tensor stream_twice(const Asked& a, double) { return 2 * stream(a) + branch(a); }
+Tensor branch_twice(const Asked& a, double) { return stream(a) + 2 * branch(a); }
+Tensor subtracted(const Asked& a, double) { return stream(a) - branch(a); }
+Tensor multiplied(const Asked& a, double) { return stream(a) * branch(a); }
+Tensor mean(const Asked& a, double) { return (stream(a) + branch(a)) / 2; }
+Tensor plus(const Asked& a, const Tensor& other) {
+  return other.defined() && other.sizes() == branch(a).sizes() ? other + branch(a) : Tensor();
+}
+Tensor normed_stream(const Asked& a, double) {
+  const bool of_attention = a.place().point->name == "attn.residual";
+  return plus(a, a.other(of_attention ? "attn.norm" : "mlp.norm"));
+}
+Tensor earlier_stream(const Asked& a, double) {
+  if (a.place().point->name != "mlp.residual") return {};
+  const int layer = a.place().layer;
+  return plus(a, layer == 0 ? a.other("embed") : a.other({&point("mlp.residual"), layer - 1}));
+}
+Tensor other_branch(const Asked& a, double) {
+  if (a.place().point->name != "mlp.residual") return {};
+  const Tensor other = a.other("attn.o");
+  return other.defined() ? stream(a) + other : Tensor();
+}
+std::vector<double> factors(const Asked& a) {
+  const Tensor rest = a.got() - stream(a);
+  const double factor =
+      (rest * branch(a)).sum().item<double>() / branch(a).square().sum().item<double>();
+  if (!std::isfinite(factor) || std::fabs(factor - 1) < 1e-2) return {};
+  return {std::round(factor * 100) / 100};
+}
+Tensor branch_times(const Asked& a, double factor) { return stream(a) + factor * branch(a); }
+
+constexpr Hypothesis kAdd[] = {
+    {"the stream dropped: its branch alone", branch_alone},
+    {"the branch dropped: its stream alone", stream_alone},
+    {"the stream added twice", stream_twice},
+    {"the branch added twice", branch_twice},
+    {"the branch subtracted", subtracted},
+    {"the two multiplied", multiplied},
+    {"the mean of the two", mean},
+    {"the normed stream for the stream", normed_stream},
+    {"the stream of before attention for the stream", earlier_stream},
+    {"attention's branch for its own", other_branch},
+    {"the branch times {:g}", branch_times, factors},
+};
+
+Tensor of_ids(const Asked& a, auto change) {
+  std::vector<int32_t> ids;
+  const int64_t vocab = a.model().config.vocab;
+  for (size_t i = 0; i < a.op().call.tokens.size(); ++i) {
+    const int64_t id = change(i, int64_t{a.op().call.tokens[i]});
+    ids.push_back(static_cast<int32_t>((id % vocab + vocab) % vocab));
+  }
+  return a.model().weights.embedding(ids);
+}
+std::vector<double> id_offsets(const Asked&) { return {1, -1, 2, -2}; }
+Tensor other_id(const Asked& a, double by) {
+  return of_ids(a, [by](size_t, int64_t id) { return id + static_cast<int64_t>(by); });
+}
+std::vector<double> id_bits(const Asked&) { return {8, 15, 16}; }
+Tensor id_of_bits(const Asked& a, double bits) {
+  return of_ids(a,
+                [bits](size_t, int64_t id) { return id % (int64_t{1} << static_cast<int>(bits)); });
+}
+Tensor by_position(const Asked& a, double) {
+  return of_ids(a, [&](size_t i, int64_t) { return int64_t{a.op().call.rows[i].position}; });
+}
+Tensor padding_id(const Asked& a, double) {
+  return of_ids(a, [](size_t, int64_t) { return int64_t{0}; });
+}
+Tensor normalised(const Asked& a, double) {
+  return a.right() * std::sqrt(static_cast<double>(a.model().config.hidden));
+}
+Tensor with_position(const Asked& a, double) {
+  const Tensor position = by_position(a, 0);
+  return a.right() + position;
+}
+
+constexpr Hypothesis kGather[] = {
+    {"the embedding of the id {:+g}", other_id, id_offsets},
+    {"the embedding of the id's low {:g} bits", id_of_bits, id_bits},
+    {"the embedding of the position for that of the id", by_position},
+    {"the embedding of the id 0 for every token", padding_id},
+    {"the embedding times sqrt(hidden), as Gemma's", normalised},
+    {"an embedding of the position added", with_position},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> silu_mul_hypotheses() { return kSilu; }
+std::span<const Hypothesis> add_hypotheses() { return kAdd; }
+std::span<const Hypothesis> gather_hypotheses() { return kGather; }
+
+}  // namespace lockstep

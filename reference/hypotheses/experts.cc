@@ -1,0 +1,129 @@
+// Ways in which a mixture of experts goes wrong: weights, their order, and whose expert it is.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+
+#include "reference/bridge.h"
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+// The experts that rows chose, the last input of an op that reads them: [rows, k].
+Tensor chosen_of(const Asked& a) { return a.input(a.inputs() - 1).to(at::kLong); }
+
+Tensor of_all(const Asked& a, double) {
+  return at::softmax(a.input(0), -1).gather(-1, chosen_of(a));
+}
+Tensor of_chosen(const Asked& a, double) {
+  return at::softmax(a.input(0).gather(-1, chosen_of(a)), -1);
+}
+Tensor sigmoids(const Asked& a, double) { return at::sigmoid(a.input(0)).gather(-1, chosen_of(a)); }
+Tensor sigmoids_divided(const Asked& a, double) {
+  const Tensor s = sigmoids(a, 0);
+  return s / s.sum(-1, true);
+}
+Tensor logits_alone(const Asked& a, double) { return a.input(0).gather(-1, chosen_of(a)); }
+Tensor first_columns(const Asked& a, double) {
+  return a.input(0).size(-1) < chosen_of(a).size(-1)
+             ? Tensor()
+             : at::softmax(a.input(0), -1).narrow(-1, 0, chosen_of(a).size(-1));
+}
+Tensor turned_round(const Asked& a, double) { return a.right().flip(1); }
+
+constexpr Hypothesis kWeights[] = {
+    {"weights of all experts' softmax, not divided by the sum of the chosen", of_all},
+    {"weights divided by the sum of the chosen", of_chosen},
+    {"sigmoids for a softmax", sigmoids},
+    {"sigmoids, divided by their sum, for a softmax", sigmoids_divided},
+    {"logits for weights, without a softmax", logits_alone},
+    {"the weights of the first experts for those chosen", first_columns},
+    {"weights in the opposite order", turned_round},
+};
+
+Tensor sum_of(const Tensor& x, const Tensor& weights) { return (x * weights.unsqueeze(-1)).sum(1); }
+Tensor weights_turned_round(const Asked& a, double) {
+  return sum_of(a.input(0), a.input(1).flip(1));
+}
+std::vector<double> turns(const Asked& a) {
+  return a.input(1).size(1) > 2 ? std::vector<double>{1, -1} : std::vector<double>{};
+}
+Tensor weights_turned(const Asked& a, double by) {
+  return sum_of(a.input(0), a.input(1).roll(static_cast<int64_t>(by), 1));
+}
+Tensor unweighted(const Asked& a, double) { return a.input(0).sum(1); }
+Tensor mean(const Asked& a, double) { return a.input(0).mean(1); }
+Tensor first_alone(const Asked& a, double) {
+  return sum_of(a.input(0).narrow(1, 0, 1), a.input(1).narrow(1, 0, 1));
+}
+Tensor last_left_out(const Asked& a, double) {
+  const int64_t k = a.input(1).size(1) - 1;
+  return k < 1 ? Tensor() : sum_of(a.input(0).narrow(1, 0, k), a.input(1).narrow(1, 0, k));
+}
+Tensor weighted_twice(const Asked& a, double) { return sum_of(a.input(0), a.input(1).square()); }
+Tensor weights_divided(const Asked& a, double) {
+  return sum_of(a.input(0), a.input(1) / a.input(1).sum(-1, true));
+}
+Tensor terms_in_bf16(const Asked& a, double) {
+  return a.in_dtype(a.input(0) * a.input(1).unsqueeze(-1), DType::bf16).sum(1);
+}
+
+constexpr Hypothesis kSum[] = {
+    {"the experts' weights in the opposite order", weights_turned_round},
+    {"the experts' weights turned by {:+g}", weights_turned, turns},
+    {"the experts' results added without weights", unweighted},
+    {"the mean of the experts' results", mean},
+    {"the first expert alone", first_alone},
+    {"the last expert left out", last_left_out},
+    {"the experts' weights twice", weighted_twice},
+    {"the experts' weights divided by their sum once more", weights_divided},
+    {"each expert's part rounded to bf16 before they are added", terms_in_bf16},
+};
+
+Tensor of_experts(const Asked& a, const Tensor& x, const Tensor& experts) {
+  return a.model().weights.experts(a.place(), x, experts.to(at::kInt), nullptr, nullptr);
+}
+std::vector<double> neighbours(const Asked&) { return {1, -1}; }
+Tensor next_expert(const Asked& a, double by) {
+  const int64_t count = a.model().config.experts.count;
+  return of_experts(a, a.input(0), (chosen_of(a) + static_cast<int64_t>(by) + count) % count);
+}
+Tensor other_choice(const Asked& a, double) {
+  return of_experts(a, a.input(0), chosen_of(a).flip(1).contiguous());
+}
+Tensor first_choice(const Asked& a, double) {
+  const Tensor chosen = chosen_of(a);
+  return of_experts(a, a.input(0), chosen.narrow(1, 0, 1).expand_as(chosen).contiguous());
+}
+Tensor by_choice_number(const Asked& a, double) {
+  const Tensor chosen = chosen_of(a);
+  return of_experts(a, a.input(0), (at::ones_like(chosen).cumsum(1) - 1).contiguous());
+}
+Tensor of_row_before(const Asked& a, double) {
+  return a.rows() < 2 ? Tensor() : of_experts(a, a.input(0), chosen_of(a).roll(1, 0).contiguous());
+}
+Tensor of_other_input(const Asked& a, double) {
+  return a.input(0).dim() < 3 ? Tensor()
+                              : of_experts(a, a.input(0).flip(1).contiguous(), chosen_of(a));
+}
+
+constexpr Hypothesis kExperts[] = {
+    {"the expert {:+g} for the one that was chosen", next_expert, neighbours},
+    {"the experts of a token in the opposite order", other_choice},
+    {"the first chosen expert for all choices", first_choice},
+    {"the number of the choice for the expert", by_choice_number},
+    {"the experts that the row before chose", of_row_before},
+    {"the rows of a token's experts in the opposite order", of_other_input},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> expert_weight_hypotheses() { return kWeights; }
+std::span<const Hypothesis> weighted_sum_hypotheses() { return kSum; }
+std::span<const Hypothesis> expert_linear_hypotheses() { return kExperts; }
+
+}  // namespace lockstep

@@ -1,0 +1,106 @@
+#include "reference/hypotheses/hypotheses.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+
+#include <array>
+
+#include "reference/bridge.h"
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using Table = std::span<const Hypothesis> (*)();
+
+struct KindTables {
+  OpKind kind;
+  std::array<Table, 2> tables;
+};
+constexpr KindTables kTables[] = {
+    {OpKind::gather, {gather_hypotheses}},
+    {OpKind::norm, {norm_hypotheses}},
+    {OpKind::linear, {linear_hypotheses}},
+    {OpKind::rope, {rope_hypotheses}},
+    {OpKind::attention, {attention_hypotheses, softmax_hypotheses}},
+    {OpKind::silu_mul, {silu_mul_hypotheses}},
+    {OpKind::add, {add_hypotheses}},
+    {OpKind::softmax, {expert_weight_hypotheses}},
+    {OpKind::weighted_sum, {weighted_sum_hypotheses}},
+    {OpKind::expert_linear, {expert_linear_hypotheses}},
+};
+
+class OfOp final : public OpHypotheses {
+ public:
+  OfOp(const OpInPass& op, const HeldModel& model) : asked_(op, model) {
+    for (const KindTables& of_kind : kTables)
+      if (of_kind.kind == op.call.place.point->op)
+        for (const Table table : of_kind.tables) add(table);
+    add(any_hypotheses);
+  }
+
+  std::vector<Guess> guesses() override {
+    std::vector<Guess> all;
+    in_torch([&] {
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        const int number = static_cast<int>(i);
+        if (!rows_[i]->values)
+          all.push_back({number});
+        else
+          for (const double value : rows_[i]->values(asked_)) all.push_back({number, value});
+      }
+    });
+    return all;
+  }
+
+  Numbers evaluate(const Guess& guess) override {
+    Numbers numbers;
+    in_torch([&] {
+      const at::Tensor result =
+          rows_.at(static_cast<size_t>(guess.number))->compute(asked_, guess.value);
+      if (result.defined() && result.numel() == asked_.op().got.count())
+        numbers = to_numbers(result.contiguous());
+    });
+    return numbers;
+  }
+
+  std::string says(const Guess& guess) const override {
+    return fmt::format(fmt::runtime(rows_.at(static_cast<size_t>(guess.number))->says),
+                       guess.value);
+  }
+
+ private:
+  void add(Table table) {
+    if (table == nullptr) return;
+    for (const Hypothesis& row : table()) rows_.push_back(&row);
+  }
+
+  Asked asked_;
+  std::vector<const Hypothesis*> rows_;
+};
+
+class All final : public Hypotheses {
+ public:
+  All(const Checkpoint& checkpoint, const ReferenceOptions& options)
+      : weights_(checkpoint, options, DType::f64),
+        recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
+        model_{checkpoint.config(), weights_, recipe_, options.dtype} {}
+
+  std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
+    return std::make_unique<OfOp>(op, model_);
+  }
+
+ private:
+  HeldWeights weights_;
+  Recipe recipe_;
+  HeldModel model_;
+};
+
+}  // namespace
+
+std::unique_ptr<Hypotheses> make_hypotheses(const Checkpoint& checkpoint,
+                                            const ReferenceOptions& options) {
+  return std::make_unique<All>(checkpoint, options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,292 @@
+// Ways in which projections go wrong, those to logits among them.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+// Weights that are held in fp64 for a hypothesis, and products that are added up one by one.
+constexpr int64_t kMostWeights = 1 << 25;
+constexpr double kMostProducts = 3e7;
+
+Tensor x_of(const Asked& a) { return a.input(0).flatten(1); }
+bool is_small(const Asked& a) {
+  return a.got().flatten(1).size(1) * x_of(a).size(1) <= kMostWeights;
+}
+Tensor weight_of(const Asked& a) {
+  return is_small(a) ? a.model().weights.weight(a.place()) : Tensor();
+}
+bool has_bias(const Asked& a) { return a.model().weights.has_bias(*a.place().point); }
+Tensor bias_of(const Asked& a) { return a.model().weights.bias(a.place()); }
+Tensor with_bias(const Asked& a, const Tensor& y) { return has_bias(a) ? y + bias_of(a) : y; }
+Tensor by(const Asked& a, const Tensor& x, const Tensor& weight) {
+  return weight.defined() ? with_bias(a, at::matmul(x, weight.t())) : Tensor();
+}
+Tensor by(const Asked& a, const Tensor& weight) { return by(a, x_of(a), weight); }
+Tensor of(const Asked& a, const Tensor& x) {
+  return x.defined() && x.flatten(1).sizes() == x_of(a).sizes()
+             ? with_bias(a, a.model().weights.product(a.place(), x.flatten(1), nullptr, nullptr))
+             : Tensor();
+}
+Tensor right_product(const Asked& a) {
+  return a.model().weights.product(a.place(), x_of(a), nullptr, nullptr);
+}
+
+Tensor no_bias(const Asked& a, double) { return has_bias(a) ? right_product(a) : Tensor(); }
+Tensor bias_twice(const Asked& a, double) {
+  return has_bias(a) ? right_product(a) + 2 * bias_of(a) : Tensor();
+}
+Tensor bias_subtracted(const Asked& a, double) {
+  return has_bias(a) ? right_product(a) - bias_of(a) : Tensor();
+}
+Tensor bias_alone(const Asked& a, double) {
+  return has_bias(a) ? bias_of(a).expand({a.rows(), -1}) : Tensor();
+}
+std::vector<double> other_layers(const Asked& a) {
+  std::vector<double> layers;
+  for (int64_t l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
+    if (l != a.place().layer) layers.push_back(static_cast<double>(l));
+  return layers;
+}
+Tensor bias_of_layer(const Asked& a, double layer) {
+  if (!has_bias(a)) return {};
+  return right_product(a) + a.model().weights.bias({a.place().point, static_cast<int>(layer)});
+}
+Tensor weight_of_layer(const Asked& a, double layer) {
+  return with_bias(a, a.model().weights.product({a.place().point, static_cast<int>(layer)}, x_of(a),
+                                                nullptr, nullptr));
+}
+constexpr std::array<std::string_view, 7> kProjections = {"attn.q",   "attn.k", "attn.v",  "attn.o",
+                                                          "mlp.gate", "mlp.up", "mlp.down"};
+// The number of a projection in that list, where its weight is of the same shape.
+Tensor weight_of_other(const Asked& a, std::string_view name) {
+  const Point& other = *find_point(name);
+  if (other == *a.place().point || a.place().layer < 0) return {};
+  const bool has_mlp = !a.model().config.experts.in(a.place().layer);
+  const Tensor own = weight_of(a);
+  if (!own.defined() || (name.starts_with("mlp.") && !has_mlp)) return {};
+  const Tensor weight = a.model().weights.weight({&other, a.place().layer});
+  return weight.sizes() == own.sizes() ? by(a, weight) : Tensor();
+}
+template <size_t I>
+Tensor of_projection(const Asked& a, double) {
+  return weight_of_other(a, kProjections[I]);
+}
+
+Tensor transposed(const Asked& a, double) {
+  const Tensor w = weight_of(a);
+  return w.defined() ? by(a, w.reshape({w.size(1), w.size(0)}).t()) : Tensor();
+}
+std::vector<double> shifts(const Asked&) { return {1, -1}; }
+Tensor rows_shifted(const Asked& a, double by_rows) {
+  const Tensor w = weight_of(a);
+  return w.defined() ? by(a, w.roll(-static_cast<int64_t>(by_rows), 0)) : Tensor();
+}
+
+// The order of the outputs of q, k and v as [a, b] blocks of `size` rows, turned to [b, a].
+Tensor reordered(const Asked& a, int64_t outer, int64_t inner) {
+  const Tensor y = right_product(a);
+  if (outer < 2 || inner < 2 || y.size(1) % (outer * inner) != 0) return {};
+  return with_bias(a, y.view({y.size(0), outer, inner, -1}).transpose(1, 2).reshape(y.sizes()));
+}
+bool is_qkv(const Asked& a) { return a.place().point->head_axis >= 0; }
+Tensor heads_by_group(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return is_qkv(a) ? reordered(a, r.kv_heads, r.heads / r.kv_heads) : Tensor();
+}
+Tensor heads_by_kv(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return is_qkv(a) ? reordered(a, r.heads / r.kv_heads, r.kv_heads) : Tensor();
+}
+Tensor heads_and_dims(const Asked& a, double) {
+  return is_qkv(a) ? reordered(a, a.model().recipe.head_dim, a.got().size(1)) : Tensor();
+}
+// The dims of each head, (2, half) for (half, 2) or the other way.
+Tensor dims_reordered(const Asked& a, int64_t outer, int64_t inner) {
+  if (!is_qkv(a)) return {};
+  const Tensor y = with_bias(a, right_product(a)).view(a.got().sizes());
+  return y.unflatten(-1, {outer, inner}).transpose(-1, -2).flatten(-2);
+}
+Tensor dims_interleaved(const Asked& a, double) {
+  return dims_reordered(a, 2, a.model().recipe.head_dim / 2);
+}
+Tensor dims_taken_apart(const Asked& a, double) {
+  return dims_reordered(a, a.model().recipe.head_dim / 2, 2);
+}
+// The inputs of o: heads in another order.
+Tensor inputs_reordered(const Asked& a, int64_t outer, int64_t inner) {
+  if (a.place().point->name != "attn.o" || outer < 2 || inner < 2) return {};
+  const Tensor x = x_of(a);
+  return of(a, x.view({x.size(0), outer, inner, -1}).transpose(1, 2).reshape(x.sizes()));
+}
+Tensor inputs_by_group(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return inputs_reordered(a, r.kv_heads, r.heads / r.kv_heads);
+}
+Tensor inputs_by_kv(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return inputs_reordered(a, r.heads / r.kv_heads, r.kv_heads);
+}
+Tensor dims_first(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return inputs_reordered(a, r.heads, r.head_dim);
+}
+
+std::vector<double> tails(const Asked& a) {
+  std::vector<double> counts;
+  const int64_t width = x_of(a).size(1);
+  for (const int64_t tile : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048})
+    if (tile < width) counts.push_back(static_cast<double>(tile));
+  for (const int64_t tile : {32, 64, 128, 256, 512, 1024, 2048})
+    if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
+  for (const int64_t parts : {2, 4, 8})
+    if (width % parts == 0) counts.push_back(static_cast<double>(width - width / parts));
+  counts.push_back(static_cast<double>(width) / 2);
+  std::ranges::sort(counts);
+  counts.erase(std::ranges::unique(counts).begin(), counts.end());
+  return counts;
+}
+Tensor with_inputs_scaled(const Asked& a, int64_t first, int64_t count, double by_factor) {
+  const Tensor x = x_of(a).clone();
+  x.narrow(1, first, count).mul_(by_factor);
+  return of(a, x);
+}
+Tensor tail_left_out(const Asked& a, double count) {
+  const auto some = static_cast<int64_t>(count);
+  return with_inputs_scaled(a, x_of(a).size(1) - some, some, 0);
+}
+Tensor head_left_out(const Asked& a, double count) {
+  return with_inputs_scaled(a, 0, static_cast<int64_t>(count), 0);
+}
+Tensor tail_twice(const Asked& a, double count) {
+  const auto some = static_cast<int64_t>(count);
+  return with_inputs_scaled(a, x_of(a).size(1) - some, some, 2);
+}
+
+Tensor x_in_bf16(const Asked& a, double) {
+  return a.model().run == DType::bf16 ? Tensor() : of(a, a.in_dtype(x_of(a), DType::bf16));
+}
+Tensor x_in_fp16(const Asked& a, double) {
+  return a.model().run == DType::f16 ? Tensor() : of(a, a.in_dtype(x_of(a), DType::f16));
+}
+Tensor both_in(const Asked& a, DType dtype) {
+  const Tensor w = weight_of(a);
+  if (!w.defined() || a.model().run != DType::f32) return {};
+  return by(a, a.in_dtype(x_of(a), dtype), a.in_dtype(w, dtype));
+}
+Tensor both_in_bf16(const Asked& a, double) { return both_in(a, DType::bf16); }
+Tensor both_in_fp16(const Asked& a, double) { return both_in(a, DType::f16); }
+
+// Sums that are rounded to `dtype` after every so many products, before the next are added.
+Tensor accumulated(const Asked& a, DType dtype, double every) {
+  const Tensor x = x_of(a);
+  const auto rows = x.size(0), inner = x.size(1), outer = a.got().flatten(1).size(1);
+  const auto step = static_cast<int64_t>(every);
+  if (static_cast<double>(rows * outer) * static_cast<double>(inner) / every > kMostProducts ||
+      step > inner)
+    return {};
+  const Tensor w = weight_of(a);
+  if (!w.defined()) return {};
+  Tensor total;
+  for (int64_t first = 0; first < inner; first += step) {
+    const int64_t count = std::min(step, inner - first);
+    const Tensor part = at::matmul(x.narrow(1, first, count), w.narrow(1, first, count).t());
+    total = total.defined() ? a.in_dtype(total, dtype) + part : part;
+  }
+  return with_bias(a, total);
+}
+std::vector<double> steps(const Asked& a) {
+  std::vector<double> all;
+  for (int64_t step = 1; step <= x_of(a).size(1) / 2; step *= 2)
+    all.push_back(static_cast<double>(step));
+  return all;
+}
+Tensor accumulated_in_bf16(const Asked& a, double every) {
+  return accumulated(a, DType::bf16, every);
+}
+Tensor accumulated_in_fp16(const Asked& a, double every) {
+  return accumulated(a, DType::f16, every);
+}
+
+std::vector<double> tiles(const Asked& a) {
+  std::vector<double> all;
+  for (const double tile : {8., 16., 32., 64., 128., 256.})
+    if (2 * tile <= static_cast<double>(a.got().flatten(1).size(1))) all.push_back(tile);
+  return all;
+}
+Tensor last_outputs_repeat(const Asked& a, double tile) {
+  const auto count = static_cast<int64_t>(tile);
+  const Tensor y = a.right().flatten(1), all = y.clone();
+  all.narrow(1, y.size(1) - count, count).copy_(y.narrow(1, y.size(1) - 2 * count, count));
+  return all;
+}
+Tensor before_its_norm(const Asked& a, double) {
+  const std::string_view name = a.place().point->name;
+  if (is_qkv(a)) {
+    const int layer = a.place().layer;
+    return of(a, layer == 0 ? a.other("embed") : a.other({&point("mlp.residual"), layer - 1}));
+  }
+  if (name == "mlp.gate" || name == "mlp.up") return of(a, a.other("attn.residual"));
+  return {};
+}
+Tensor capped(const Asked& a, double cap) {
+  return a.place().point->name == "logits" ? cap * at::tanh(a.right() / cap) : Tensor();
+}
+std::vector<double> caps(const Asked&) { return {15, 30, 50}; }
+
+constexpr Hypothesis kLinear[] = {
+    {"its bias left out", no_bias},
+    {"its bias added twice", bias_twice},
+    {"its bias subtracted", bias_subtracted},
+    {"its bias alone", bias_alone},
+    {"the bias of layer {:g}", bias_of_layer, other_layers},
+    {"its weight read transposed", transposed},
+    {"its weight {:+g} row further on", rows_shifted, shifts},
+    {"the weight of layer {:g}", weight_of_layer, other_layers},
+    {"the weight of attn.q", of_projection<0>},
+    {"the weight of attn.k", of_projection<1>},
+    {"the weight of attn.v", of_projection<2>},
+    {"the weight of attn.o", of_projection<3>},
+    {"the weight of mlp.gate", of_projection<4>},
+    {"the weight of mlp.up", of_projection<5>},
+    {"the weight of mlp.down", of_projection<6>},
+    {"heads in another order: (head of group, group)", heads_by_group},
+    {"heads in another order: (group, head of group)", heads_by_kv},
+    {"heads and dims exchanged in its rows", heads_and_dims},
+    {"dims of each head in another order: halves interleaved", dims_interleaved},
+    {"dims of each head in another order: pairs taken apart", dims_taken_apart},
+    {"its input's heads in another order: (head of group, group)", inputs_by_group},
+    {"its input's heads in another order: (group, head of group)", inputs_by_kv},
+    {"its input by dims instead of heads", dims_first},
+    {"its last {:g} inputs left out of the sum", tail_left_out, tails},
+    {"its first {:g} inputs left out of the sum", head_left_out, tails},
+    {"its last {:g} inputs added twice", tail_twice, tails},
+    {"its input rounded to bf16", x_in_bf16},
+    {"its input rounded to fp16", x_in_fp16},
+    {"input and weight rounded to bf16", both_in_bf16},
+    {"input and weight rounded to fp16", both_in_fp16},
+    {"its sum rounded to bf16 after every {:g} products", accumulated_in_bf16, steps},
+    {"its sum rounded to fp16 after every {:g} products", accumulated_in_fp16, steps},
+    {"its last {:g} outputs made of the weights of those before them", last_outputs_repeat, tiles},
+    {"the product of what its norm reads, without the norm", before_its_norm},
+    {"its result capped at {:g} by tanh", capped, caps},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> linear_hypotheses() { return kLinear; }
+
+}  // namespace lockstep

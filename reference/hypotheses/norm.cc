@@ -1,0 +1,287 @@
+// Ways in which RMSNorm goes wrong.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/dtype.h"
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+// Its input, of the sum before it is rounded where the contract says so.
+Tensor x_of(const Asked& a) { return a.inputs() == 2 ? a.input(0) + a.input(1) : a.input(0); }
+Tensor gain_of(const Asked& a) { return a.model().weights.norm(a.place()); }
+double eps_of(const Asked& a) { return a.model().recipe.norm_eps; }
+int64_t width_of(const Asked& a) { return a.input(0).size(-1); }
+Tensor mean_square(const Tensor& x) { return x.square().mean(-1, /*keepdim=*/true); }
+
+Tensor normed(const Tensor& x, double eps) { return x / (mean_square(x) + eps).sqrt(); }
+Tensor scaled(const Asked& a, const Tensor& inner, const Tensor& gain) {
+  return a.kept(inner) * gain;
+}
+Tensor with_gain(const Asked& a, const Tensor& gain) {
+  return scaled(a, normed(x_of(a), eps_of(a)), gain);
+}
+Tensor of_input(const Asked& a, const Tensor& x) {
+  return x.defined() && x.sizes() == a.input(0).sizes()
+             ? scaled(a, normed(x, eps_of(a)), gain_of(a))
+             : Tensor();
+}
+Tensor with_mean_square(const Asked& a, const Tensor& mean) {
+  return scaled(a, x_of(a) / (mean + eps_of(a)).sqrt(), gain_of(a));
+}
+
+Tensor left_out(const Asked& a, double) { return x_of(a); }
+Tensor gain_alone(const Asked& a, double) { return x_of(a) * gain_of(a); }
+Tensor without_gain(const Asked& a, double) { return normed(x_of(a), eps_of(a)); }
+Tensor gain_plus_one(const Asked& a, double) { return with_gain(a, gain_of(a) + 1); }
+Tensor gain_minus_one(const Asked& a, double) { return with_gain(a, gain_of(a) - 1); }
+Tensor gain_twice(const Asked& a, double) { return with_gain(a, gain_of(a).square()); }
+Tensor divided_by_gain(const Asked& a, double) { return with_gain(a, gain_of(a).reciprocal()); }
+
+std::vector<double> parts_of(int64_t width) {
+  std::vector<double> parts;
+  for (int64_t part = 4; part < width; ++part)
+    if (width % part == 0 && (part & (part - 1)) == 0) parts.push_back(static_cast<double>(part));
+  if (width % 3 == 0) parts.push_back(static_cast<double>(width) / 3);
+  if (width % 2 == 0 && (width & (width - 1)) != 0) parts.push_back(static_cast<double>(width) / 2);
+  return parts;
+}
+std::vector<double> block_widths(const Asked& a) { return parts_of(width_of(a)); }
+Tensor over_blocks(const Asked& a, double width) {
+  const Tensor x = x_of(a);
+  const Tensor blocks = x.unflatten(-1, {-1, static_cast<int64_t>(width)});
+  return scaled(a, normed(blocks, eps_of(a)).view(x.sizes()), gain_of(a));
+}
+Tensor over_all_heads(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return x.dim() < 3 ? Tensor() : with_mean_square(a, x.square().mean({-2, -1}, true));
+}
+Tensor over_all_rows(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return a.rows() < 2 ? Tensor() : with_mean_square(a, x.square().mean());
+}
+Tensor of_first_head(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return x.dim() < 3 ? Tensor() : with_mean_square(a, mean_square(x).narrow(-2, 0, 1));
+}
+Tensor mean_subtracted(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return of_input(a, x - x.mean(-1, true));
+}
+Tensor variance_for_mean_square(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return with_mean_square(a, (x - x.mean(-1, true)).square().mean(-1, true));
+}
+
+// The usual ones, and the one that the result itself tells.
+std::vector<double> eps_values(const Asked& a) {
+  std::vector<double> values = {0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
+  const Tensor wanted = x_of(a) * gain_of(a),
+               ratio = wanted.square().sum(-1, true) / a.got().square().sum(-1, true);
+  const double eps = (ratio - mean_square(x_of(a))).median().item<double>();
+  if (std::isfinite(eps) && eps > 0) {
+    const double unit = std::pow(10.0, std::floor(std::log10(eps)) - 1);
+    values.push_back(std::round(eps / unit) * unit);
+  }
+  const double own = eps_of(a);
+  values.push_back(2 * own);
+  std::erase_if(values, [own](double v) { return std::fabs(v - own) < own / 100; });
+  return values;
+}
+Tensor other_eps(const Asked& a, double eps) { return scaled(a, normed(x_of(a), eps), gain_of(a)); }
+Tensor eps_outside(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return scaled(a, x / (mean_square(x).sqrt() + eps_of(a)), gain_of(a));
+}
+Tensor no_root(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  return scaled(a, x / (mean_square(x) + eps_of(a)), gain_of(a));
+}
+Tensor sum_for_mean(const Asked& a, double) {
+  return with_mean_square(a, x_of(a).square().sum(-1, true));
+}
+// The number that the sum of squares seems to be divided by.
+std::vector<double> divisors(const Asked& a) {
+  const Tensor wanted = x_of(a) * gain_of(a);
+  const Tensor mean = wanted.square().sum(-1, true) / a.got().square().sum(-1, true) - eps_of(a);
+  const double divisor = (x_of(a).square().sum(-1, true) / mean).median().item<double>();
+  const double width = static_cast<double>(width_of(a));
+  if (!std::isfinite(divisor) || divisor < 1.5 || std::fabs(divisor - width) < 0.5) return {};
+  return {std::round(divisor)};
+}
+Tensor divided_by(const Asked& a, double divisor) {
+  return with_mean_square(a, x_of(a).square().sum(-1, true) / divisor);
+}
+Tensor mean_of_size(const Asked& a, double) {
+  return with_mean_square(a, x_of(a).abs().mean(-1, true).square());
+}
+
+std::vector<double> other_layers(const Asked& a) {
+  std::vector<double> layers;
+  for (int64_t l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
+    if (l != a.place().layer) layers.push_back(static_cast<double>(l));
+  return layers;
+}
+Tensor gain_of_layer(const Asked& a, double layer) {
+  return with_gain(a, a.model().weights.norm({a.place().point, static_cast<int>(layer)}));
+}
+Tensor gain_of_other_norm(const Asked& a, double) {
+  const std::pair<std::string_view, std::string_view> kPairs[] = {{"attn.norm", "mlp.norm"},
+                                                                  {"attn.q_norm", "attn.k_norm"}};
+  for (const auto& [one, two] : kPairs)
+    for (const auto& [own, other] : {std::pair(one, two), std::pair(two, one)})
+      if (a.place().point->name == own)
+        return with_gain(a, a.model().weights.norm({find_point(other), a.place().layer}));
+  return {};
+}
+std::vector<double> shifts(const Asked& a) {
+  const double width = static_cast<double>(width_of(a));
+  return {width / 2, width / 4, 3 * width / 4, 1, width - 1};
+}
+Tensor gain_shifted(const Asked& a, double by) {
+  return with_gain(a, gain_of(a).roll(-static_cast<int64_t>(by)));
+}
+Tensor gain_reversed(const Asked& a, double) { return with_gain(a, gain_of(a).flip(0)); }
+Tensor gain_interleaved(const Asked& a, double) {
+  return with_gain(a, gain_of(a).view({2, -1}).t().flatten());
+}
+Tensor gain_deinterleaved(const Asked& a, double) {
+  return with_gain(a, gain_of(a).view({-1, 2}).t().flatten());
+}
+Tensor first_gain(const Asked& a, double) { return with_gain(a, gain_of(a).narrow(0, 0, 1)); }
+std::vector<double> lanes(const Asked& a) { return parts_of(width_of(a)); }
+Tensor gain_of_lane(const Asked& a, double lanes) {
+  const auto count = static_cast<int64_t>(lanes);
+  return with_gain(a, gain_of(a).narrow(0, 0, count).repeat({width_of(a) / count}));
+}
+
+Tensor through(const Asked& a, DType dtype) {
+  return a.in_dtype(normed(x_of(a), eps_of(a)), dtype) * gain_of(a);
+}
+Tensor through_bf16(const Asked& a, double) { return through(a, DType::bf16); }
+Tensor through_fp16(const Asked& a, double) { return through(a, DType::f16); }
+
+// The sum of squares, one after the other, each step rounded.
+Tensor summed_in(const Asked& a, DType dtype) {
+  const Tensor x = x_of(a).cpu().contiguous(), sums = at::empty_like(mean_square(x));
+  const auto width = x.size(-1);
+  const auto* values = x.const_data_ptr<double>();
+  for (int64_t r = 0; r < sums.numel(); ++r) {
+    double sum = 0;
+    for (int64_t i = r * width; i < (r + 1) * width; ++i)
+      sum = round_to(sum + round_to(values[i] * values[i], dtype), dtype);
+    sums.mutable_data_ptr<double>()[r] = sum / static_cast<double>(width);
+  }
+  return with_mean_square(a, sums.to(x_of(a).device()));
+}
+Tensor summed_in_bf16(const Asked& a, double) { return summed_in(a, DType::bf16); }
+Tensor summed_in_fp16(const Asked& a, double) { return summed_in(a, DType::f16); }
+Tensor square_in_fp16(const Asked& a, double) {
+  return with_mean_square(a, a.in_dtype(x_of(a).square(), DType::f16).mean(-1, true));
+}
+Tensor root_in_bf16(const Asked& a, double) {
+  const Tensor x = x_of(a);
+  const Tensor root = (mean_square(x) + eps_of(a)).rsqrt();
+  return scaled(a, x * a.in_dtype(root, DType::bf16), gain_of(a));
+}
+
+std::vector<double> tails(const Asked& a) {
+  std::vector<double> counts;
+  const int64_t width = width_of(a);
+  for (const int64_t tile : {4, 8, 16, 32, 64, 128, 256, 512, 1024})
+    if (tile < width) counts.push_back(static_cast<double>(tile));
+  for (const int64_t tile : {32, 64, 128, 256, 512, 1024})
+    if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
+  counts.push_back(static_cast<double>(width) / 2);
+  counts.push_back(1);
+  std::ranges::sort(counts);
+  counts.erase(std::ranges::unique(counts).begin(), counts.end());
+  return counts;
+}
+Tensor tail_left_out(const Asked& a, double count) {
+  const int64_t width = width_of(a), some = width - static_cast<int64_t>(count);
+  const Tensor sum = x_of(a).narrow(-1, 0, some).square().sum(-1, true);
+  return with_mean_square(a, sum / static_cast<double>(width));
+}
+Tensor mean_of_first(const Asked& a, double count) {
+  const int64_t some = width_of(a) - static_cast<int64_t>(count);
+  return with_mean_square(a, mean_square(x_of(a).narrow(-1, 0, some)));
+}
+
+Tensor normed_twice(const Asked& a, double) { return of_input(a, with_gain(a, gain_of(a))); }
+// A fused addition that norms one of its terms.
+std::string_view stream_of(const Asked& a) {
+  return a.place().point->name == "mlp.norm" ? "attn.o" : "mlp.down";
+}
+Place branch_of(const Asked& a) {
+  const bool inner = a.place().point->name == "mlp.norm";
+  const int layer = a.place().layer < 0 ? static_cast<int>(a.model().config.layers) - 1
+                                        : a.place().layer - (inner ? 0 : 1);
+  return {find_point(stream_of(a)), layer};
+}
+bool norms_stream(const Asked& a) {
+  return a.place().point->head_axis < 0 && branch_of(a).layer >= 0;
+}
+Tensor of_branch(const Asked& a, double) {
+  return norms_stream(a) ? of_input(a, a.other(branch_of(a))) : Tensor();
+}
+Tensor before_addition(const Asked& a, double) {
+  if (!norms_stream(a)) return {};
+  const Tensor branch = a.other(branch_of(a));
+  return branch.defined() ? of_input(a, x_of(a) - branch) : Tensor();
+}
+
+constexpr Hypothesis kNorm[] = {
+    {"no norm at all: its input is handed on", left_out},
+    {"the gain alone, without RMSNorm", gain_alone},
+    {"RMSNorm without its gain", without_gain},
+    {"RMSNorm with the gain 1 + w", gain_plus_one},
+    {"RMSNorm with the gain w - 1", gain_minus_one},
+    {"RMSNorm over blocks of {:g}", over_blocks, block_widths},
+    {"RMSNorm over all heads together", over_all_heads},
+    {"RMSNorm with the mean square of head 0 for every head", of_first_head},
+    {"RMSNorm over all rows of the pass together", over_all_rows},
+    {"LayerNorm: the mean is subtracted", mean_subtracted},
+    {"RMSNorm by the variance instead of the mean square", variance_for_mean_square},
+    {"RMSNorm with eps {:g}", other_eps, eps_values},
+    {"RMSNorm with eps added outside the root", eps_outside},
+    {"RMSNorm without the square root", no_root},
+    {"RMSNorm by the sum of squares instead of their mean", sum_for_mean},
+    {"RMSNorm by the sum of squares divided by {:g} instead of its width", divided_by, divisors},
+    {"RMSNorm by the mean size instead of the root of the mean square", mean_of_size},
+    {"RMSNorm with the gain twice", gain_twice},
+    {"RMSNorm divided by its gain", divided_by_gain},
+    {"RMSNorm with the gain of layer {:g}", gain_of_layer, other_layers},
+    {"RMSNorm with the gain of the other norm of its layer", gain_of_other_norm},
+    {"RMSNorm with its gain {:g} elements further on", gain_shifted, shifts},
+    {"RMSNorm with gains in another order: reversed", gain_reversed},
+    {"RMSNorm with gains in another order: halves interleaved", gain_interleaved},
+    {"RMSNorm with gains in another order: pairs taken apart", gain_deinterleaved},
+    {"RMSNorm with the first gain for all elements", first_gain},
+    {"RMSNorm with the first {:g} gains again and again", gain_of_lane, lanes},
+    {"RMSNorm rounded to bf16 before the gain", through_bf16},
+    {"RMSNorm rounded to fp16 before the gain", through_fp16},
+    {"RMSNorm with its squares added up in bf16", summed_in_bf16},
+    {"RMSNorm with its squares added up in fp16", summed_in_fp16},
+    {"RMSNorm with each square rounded to fp16", square_in_fp16},
+    {"RMSNorm with 1 / root rounded to bf16", root_in_bf16},
+    {"RMSNorm with the last {:g} elements left out of the sum", tail_left_out, tails},
+    {"RMSNorm by the mean square of all but the last {:g} elements", mean_of_first, tails},
+    {"RMSNorm applied twice", normed_twice},
+    {"RMSNorm of the branch alone, before it is added to the stream", of_branch},
+    {"RMSNorm of the stream before the branch is added", before_addition},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> norm_hypotheses() { return kNorm; }
+
+}  // namespace lockstep

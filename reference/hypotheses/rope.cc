@@ -1,0 +1,357 @@
+// Ways in which rotary embedding goes wrong.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+// cos and sin of each row's pairs: [rows, pairs].
+struct Tables {
+  Tensor cos, sin;
+};
+
+int64_t pairs_of(const Asked& a) { return a.model().recipe.head_dim / 2; }
+const RotaryRecipe& recipe_of(const Asked& a) { return a.model().recipe.rotary; }
+
+int64_t length_of(const Asked& a) { return *std::ranges::max_element(a.op().call.lengths); }
+
+Tables tables_of(const Asked& a, const std::vector<double>& positions,
+                 const std::vector<double>& frequencies, double magnitude) {
+  const Tensor angle = at::outer(a.tensor(positions), a.tensor(frequencies));
+  return {angle.cos() * magnitude, angle.sin() * magnitude};
+}
+Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<double>& positions) {
+  const int64_t dim = a.model().recipe.head_dim;
+  return tables_of(a, positions, frequencies_of(recipe, dim, length_of(a)), magnitude_of(recipe));
+}
+std::vector<double> right_positions(const Asked& a) {
+  std::vector<double> positions;
+  for (const int64_t p : a.positions()) positions.push_back(static_cast<double>(p));
+  return positions;
+}
+// Those that the engine showed, if it did.
+Tables right_tables(const Asked& a) {
+  if (a.inputs() == 3) return {a.input(1), a.input(2)};
+  return by_recipe(a, recipe_of(a), right_positions(a));
+}
+Tables table_in_contract(const Asked& a, const Tables& t) {
+  const RoundingContract contract = a.op().call.contract;
+  const bool rounds = contract == RoundingContract::hf ||
+                      contract == RoundingContract::tables_rounded ||
+                      contract == RoundingContract::hf_unrounded_sum;
+  if (!rounds) return t;
+  return {a.in_dtype(t.cos, a.model().run), a.in_dtype(t.sin, a.model().run)};
+}
+
+// The pairs (j, j + half) turned by tables of [rows, half].
+Tensor turned(const Asked& a, const Tensor& x, const Tables& given) {
+  const Tables t = table_in_contract(a, given);
+  const auto halves = x.chunk(2, -1);
+  const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
+  return at::cat({a.kept(halves[0] * c) - a.kept(halves[1] * s),
+                  a.kept(halves[1] * c) + a.kept(halves[0] * s)},
+                 -1);
+}
+Tensor turned(const Asked& a, const Tables& t) { return turned(a, a.input(0), t); }
+// The pairs (2j, 2j + 1).
+Tensor turned_in_pairs(const Asked& a, const Tensor& x, const Tables& given) {
+  const Tables t = table_in_contract(a, given);
+  const Tensor even = x.slice(-1, 0, x.size(-1), 2), odd = x.slice(-1, 1, x.size(-1), 2);
+  const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
+  return at::stack({a.kept(even * c) - a.kept(odd * s), a.kept(odd * c) + a.kept(even * s)}, -1)
+      .flatten(-2);
+}
+
+Tensor left_out(const Asked& a, double) { return a.input(0); }
+Tensor interleaved(const Asked& a, double) {
+  return turned_in_pairs(a, a.input(0), right_tables(a));
+}
+Tensor negated(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  return turned(a, {t.cos, -t.sin});
+}
+Tensor exchanged(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  return turned(a, {t.sin, t.cos});
+}
+Tensor twice(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  return turned(a, turned(a, t), t);
+}
+Tensor no_minus(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  const auto halves = a.input(0).chunk(2, -1);
+  const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
+  return at::cat({halves[0] * c + halves[1] * s, halves[1] * c + halves[0] * s}, -1);
+}
+Tensor halves_exchanged(const Asked& a, double) {
+  const auto halves = a.input(0).chunk(2, -1);
+  return turned(a, at::cat({halves[1], halves[0]}, -1), right_tables(a));
+}
+// Tables made for pairs (2j, 2j + 1) in a rotation of halves.
+Tensor tables_of_pairs(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  const auto halves = a.input(0).chunk(2, -1);
+  const Tensor other = at::cat({-halves[1], halves[0]}, -1);
+  const auto each = [](const Tensor& x) { return x.repeat_interleave(2, -1).unsqueeze(1); };
+  return a.input(0) * each(t.cos) + other * each(t.sin);
+}
+
+Tensor at_positions(const Asked& a, const std::vector<double>& positions) {
+  return turned(a, by_recipe(a, recipe_of(a), positions));
+}
+std::vector<double> offsets(const Asked&) { return {-1, 1, -2, 2}; }
+Tensor position_off(const Asked& a, double by) {
+  std::vector<double> positions = right_positions(a);
+  for (double& p : positions) p += by;
+  return at_positions(a, positions);
+}
+std::vector<double> starts(const Asked& a) {
+  std::vector<double> starts;
+  std::map<int32_t, double> first;
+  for (size_t i = 0; i < a.op().call.rows.size(); ++i) {
+    const Row& row = a.op().call.rows[i];
+    starts.push_back(first.try_emplace(row.request, row.position).first->second);
+  }
+  return starts;
+}
+Tensor restarted(const Asked& a, double) {
+  std::vector<double> positions = right_positions(a);
+  const std::vector<double> first = starts(a);
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] -= first[i];
+  return at_positions(a, positions);
+}
+Tensor by_row_number(const Asked& a, double) {
+  std::vector<double> positions = right_positions(a);
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<double>(i);
+  return at_positions(a, positions);
+}
+Tensor last_position(const Asked& a, double) {
+  std::vector<double> positions;
+  for (const int64_t length : a.op().call.lengths)
+    positions.push_back(static_cast<double>(length - 1));
+  return at_positions(a, positions);
+}
+Tensor first_position(const Asked& a, double) { return at_positions(a, starts(a)); }
+std::vector<double> neighbours(const Asked&) { return {-1, 1}; }
+Tensor of_other_row(const Asked& a, double by) {
+  std::vector<double> positions = right_positions(a);
+  if (positions.size() < 2) return {};
+  const auto n = std::ssize(positions);
+  std::ranges::rotate(positions, positions.begin() + (n + static_cast<int64_t>(by)) % n);
+  return at_positions(a, positions);
+}
+// Position i of the request before it in the pass, for row i of each.
+Tensor of_other_request(const Asked& a, double by) {
+  std::vector<std::vector<double>> all;
+  std::map<int32_t, size_t> number;
+  for (const Row& row : a.op().call.rows) {
+    const auto [at, is_new] = number.try_emplace(row.request, all.size());
+    if (is_new) all.emplace_back();
+    all[at->second].push_back(row.position);
+  }
+  if (all.size() < 2) return {};
+  std::vector<double> positions;
+  for (size_t r = 0; r < all.size(); ++r) {
+    const auto n = std::ssize(all);
+    const auto other = static_cast<size_t>(
+        (std::ssize(all) + static_cast<int64_t>(r) + static_cast<int64_t>(by)) % n);
+    for (size_t i = 0; i < all[r].size(); ++i)
+      positions.push_back(all[other][0] + static_cast<double>(i));
+  }
+  return at_positions(a, positions);
+}
+std::vector<double> position_bits(const Asked&) { return {4, 5, 6, 7, 8, 9, 10, 11}; }
+Tensor positions_rounded(const Asked& a, double bits) {
+  std::vector<double> positions = right_positions(a);
+  for (double& p : positions) {
+    const int extra =
+        static_cast<int>(std::bit_width(static_cast<uint64_t>(p))) - static_cast<int>(bits);
+    if (extra > 0) p = std::ldexp(std::nearbyint(std::ldexp(p, -extra)), extra);
+  }
+  return at_positions(a, positions);
+}
+
+Tensor with_recipe(const Asked& a, const RotaryRecipe& recipe) {
+  return turned(a, by_recipe(a, recipe, right_positions(a)));
+}
+std::vector<double> bases(const Asked& a) {
+  std::vector<double> all = {1e4, 1e5, 5e5, 1e6, 5e6, 1e7, 2 * recipe_of(a).theta};
+  std::erase(all, recipe_of(a).theta);
+  return all;
+}
+Tensor other_base(const Asked& a, double base) {
+  RotaryRecipe recipe = recipe_of(a);
+  recipe.theta = base;
+  return with_recipe(a, recipe);
+}
+bool is_scaled(const Asked& a) { return recipe_of(a).type != "default"; }
+Tensor scaling_left_out(const Asked& a, double) {
+  return is_scaled(a) ? with_recipe(a, {.theta = recipe_of(a).theta}) : Tensor();
+}
+Tensor with_factor(const Asked& a, double factor, bool own_magnitude) {
+  if (!is_scaled(a) || recipe_of(a).factor == 1) return {};
+  RotaryRecipe recipe = recipe_of(a);
+  recipe.factor = factor;
+  const std::vector<double> f = frequencies_of(recipe, a.model().recipe.head_dim, length_of(a));
+  return turned(
+      a, tables_of(a, right_positions(a), f, magnitude_of(own_magnitude ? recipe_of(a) : recipe)));
+}
+Tensor scaling_twice(const Asked& a, double) {
+  return with_factor(a, recipe_of(a).factor * recipe_of(a).factor, true);
+}
+Tensor scaling_inverted(const Asked& a, double) {
+  return with_factor(a, 1 / recipe_of(a).factor, true);
+}
+Tensor linear_scaling(const Asked& a, double) {
+  if (!is_scaled(a) || recipe_of(a).type == "linear") return {};
+  return with_recipe(
+      a, {.type = "linear", .theta = recipe_of(a).theta, .factor = recipe_of(a).factor});
+}
+Tensor magnitude_left_out(const Asked& a, double) {
+  const double magnitude = magnitude_of(recipe_of(a));
+  const Tables t = right_tables(a);
+  return magnitude == 1 ? Tensor() : turned(a, {t.cos / magnitude, t.sin / magnitude});
+}
+Tensor magnitude_twice(const Asked& a, double) {
+  const double magnitude = magnitude_of(recipe_of(a));
+  const Tables t = right_tables(a);
+  return magnitude == 1 ? Tensor() : turned(a, {t.cos * magnitude, t.sin * magnitude});
+}
+Tensor with_frequencies(const Asked& a, auto change) {
+  std::vector<double> f = frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  for (size_t j = 0; j < f.size(); ++j) f[j] = change(j, f[j]);
+  return turned(a, tables_of(a, right_positions(a), f, magnitude_of(recipe_of(a))));
+}
+Tensor frequencies_in(const Asked& a, DType dtype) {
+  return with_frequencies(a, [dtype](size_t, double f) { return round_to(f, dtype); });
+}
+Tensor frequencies_in_bf16(const Asked& a, double) { return frequencies_in(a, DType::bf16); }
+Tensor frequencies_in_fp16(const Asked& a, double) { return frequencies_in(a, DType::f16); }
+// base^(-j / d) for base^(-2j / d), and the other way round.
+Tensor exponent_halved(const Asked& a, double) {
+  return with_frequencies(a, [](size_t, double f) { return std::sqrt(f); });
+}
+Tensor exponent_doubled(const Asked& a, double) {
+  return with_frequencies(a, [](size_t, double f) { return f * f; });
+}
+Tensor frequencies_reversed(const Asked& a, double) {
+  const std::vector<double> all =
+      frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  return with_frequencies(a, [&](size_t j, double) { return all[all.size() - 1 - j]; });
+}
+std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
+Tensor frequencies_shifted(const Asked& a, double by) {
+  return with_frequencies(a, [&](size_t, double f) {
+    return f * std::pow(recipe_of(a).theta, -by / static_cast<double>(pairs_of(a)));
+  });
+}
+Tensor tables_in(const Asked& a, DType dtype) {
+  const Tables t = right_tables(a);
+  return turned(a, {a.in_dtype(t.cos, dtype), a.in_dtype(t.sin, dtype)});
+}
+Tensor tables_in_bf16(const Asked& a, double) { return tables_in(a, DType::bf16); }
+Tensor tables_in_fp16(const Asked& a, double) { return tables_in(a, DType::f16); }
+
+std::vector<double> fractions(const Asked&) { return {0.5, 0.25, 0.75}; }
+Tensor first_pairs(const Asked& a, double share) {
+  const Tables t = right_tables(a);
+  const Tensor cos = t.cos.clone(), sin = t.sin.clone();
+  const auto pairs = static_cast<int64_t>(share * static_cast<double>(pairs_of(a)));
+  if (pairs < 1 || pairs >= pairs_of(a)) return {};
+  cos.narrow(1, pairs, pairs_of(a) - pairs).fill_(1);
+  sin.narrow(1, pairs, pairs_of(a) - pairs).fill_(0);
+  return turned(a, {cos, sin});
+}
+// Partial rotary: the first dims are a head of their own.
+Tensor first_dims(const Asked& a, double share) {
+  const int64_t dim = a.model().recipe.head_dim;
+  const int64_t some = static_cast<int64_t>(share * static_cast<double>(dim)) / 2 * 2;
+  if (some < 2 || some >= dim) return {};
+  const Tables t =
+      tables_of(a, right_positions(a), frequencies_of(recipe_of(a), some, length_of(a)), 1);
+  const Tensor x = a.input(0);
+  return at::cat({turned(a, x.narrow(-1, 0, some), t), x.narrow(-1, some, dim - some)}, -1);
+}
+Tensor pair_tables_first_dims(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  const Tensor x = a.input(0);
+  const int64_t dim = x.size(-1), half = dim / 2, pairs = half / 2;
+  if (half % 2 != 0) return {};
+  const Tensor front =
+      turned(a, x.narrow(-1, 0, half), {t.cos.narrow(1, 0, pairs), t.sin.narrow(1, 0, pairs)});
+  return at::cat({front, x.narrow(-1, half, half)}, -1);
+}
+Tensor first_head_alone(const Asked& a, double) {
+  const Tensor x = a.input(0), y = turned(a, right_tables(a));
+  if (x.size(1) < 2) return {};
+  return at::cat({y.narrow(1, 0, 1), x.narrow(1, 1, x.size(1) - 1)}, 1);
+}
+Tensor normed_after(const Asked& a, double) {
+  if (!a.model().config.qk_norm) return {};
+  const bool q = a.place().point->name == "attn.q_rope";
+  const Tensor y = turned(a, right_tables(a));
+  const Tensor root = (y.square().mean(-1, true) + a.model().recipe.norm_eps).sqrt();
+  return y / root *
+         a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
+}
+Tensor scaled_query(const Asked& a, double) {
+  return turned(a, right_tables(a)) / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
+}
+
+constexpr Hypothesis kRope[] = {
+    {"no rotation at all: its input is handed on", left_out},
+    {"RoPE of interleaved pairs (2j, 2j + 1) instead of halves", interleaved},
+    {"RoPE at the position {:+g}", position_off, offsets},
+    {"RoPE at positions that start anew in each pass", restarted},
+    {"RoPE at the row's number in the pass for its position", by_row_number},
+    {"RoPE at the last position of the request for every row", last_position},
+    {"RoPE at the pass's first position of the request for every row", first_position},
+    {"RoPE at the position of the row {:+g} in the pass", of_other_row, neighbours},
+    {"RoPE at the positions of the request {:+g} in the pass", of_other_request, neighbours},
+    {"RoPE by the base {:g}", other_base, bases},
+    {"RoPE without its scaling", scaling_left_out},
+    {"RoPE with its scaling factor twice", scaling_twice},
+    {"RoPE with its scaling factor inverted", scaling_inverted},
+    {"RoPE with linear scaling for its own", linear_scaling},
+    {"RoPE without the factor of cos and sin", magnitude_left_out},
+    {"RoPE with the factor of cos and sin twice", magnitude_twice},
+    {"RoPE turned the other way (sin negated)", negated},
+    {"RoPE with cos and sin exchanged", exchanged},
+    {"RoPE applied twice", twice},
+    {"RoPE without the minus of the first half", no_minus},
+    {"RoPE with the halves of a head exchanged", halves_exchanged},
+    {"RoPE of halves by the tables of interleaved pairs", tables_of_pairs},
+    {"RoPE by tables rounded to bf16", tables_in_bf16},
+    {"RoPE by tables rounded to fp16", tables_in_fp16},
+    {"RoPE at positions rounded to {:g} bits", positions_rounded, position_bits},
+    {"RoPE by frequencies rounded to bf16", frequencies_in_bf16},
+    {"RoPE by frequencies rounded to fp16", frequencies_in_fp16},
+    {"RoPE by frequencies base^(-j/d) for base^(-2j/d)", exponent_halved},
+    {"RoPE by frequencies base^(-4j/d) for base^(-2j/d)", exponent_doubled},
+    {"RoPE by frequencies in the opposite order", frequencies_reversed},
+    {"RoPE by the frequency of the pair {:+g}", frequencies_shifted, frequency_shifts},
+    {"RoPE over the first {:g} of the pairs", first_pairs, fractions},
+    {"RoPE over the first {:g} of the dims, as a head of their own", first_dims, fractions},
+    {"RoPE over the first half of the dims by its own frequencies", pair_tables_first_dims},
+    {"RoPE of head 0 alone", first_head_alone},
+    {"normed after RoPE", normed_after},
+    {"RoPE and the softmax's scale on top", scaled_query},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> rope_hypotheses() { return kRope; }
+
+}  // namespace lockstep

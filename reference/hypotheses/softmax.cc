@@ -1,0 +1,194 @@
+// Ways in which the softmax of an attention, and the merging of its splits, go wrong.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "reference/hypotheses/attend.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+Tensor with_scores(const Asked& a, std::function<Tensor(const Tensor&)> change) {
+  Attention how;
+  how.scores = std::move(change);
+  return attend(a, how);
+}
+Tensor with_softmax(const Asked& a, std::function<Tensor(const Tensor&)> softmax) {
+  Attention how;
+  how.softmax = std::move(softmax);
+  return attend(a, how);
+}
+Tensor weights(const Tensor& scores) { return at::softmax(scores, -1); }
+
+Tensor scores_in_bf16(const Asked& a, double) {
+  return with_scores(a, [&](const Tensor& s) { return a.in_dtype(s, DType::bf16); });
+}
+Tensor scores_in_fp16(const Asked& a, double) {
+  return with_scores(a, [&](const Tensor& s) { return a.in_dtype(s, DType::f16); });
+}
+std::vector<double> caps(const Asked&) { return {5, 10, 20, 30, 50}; }
+Tensor capped(const Asked& a, double cap) {
+  return with_scores(a, [cap](const Tensor& s) { return cap * at::tanh(s / cap); });
+}
+Tensor base_two(const Asked& a, double) {
+  return with_scores(a, [](const Tensor& s) { return s * std::numbers::ln2; });
+}
+Tensor log2e_twice(const Asked& a, double) {
+  return with_scores(a, [](const Tensor& s) { return s * std::numbers::log2e; });
+}
+Tensor sink(const Asked& a, double) {
+  return with_softmax(a, [](const Tensor& s) {
+    const Tensor all = at::cat({s, at::zeros_like(s.narrow(-1, 0, 1))}, -1);
+    return weights(all).narrow(-1, 0, s.size(-1));
+  });
+}
+Tensor not_divided(const Asked& a, double) {
+  return with_softmax(a, [](const Tensor& s) { return (s - s.amax(-1, true)).exp(); });
+}
+Tensor not_divided_nor_shifted(const Asked& a, double) {
+  return with_softmax(a, [](const Tensor& s) { return s.exp(); });
+}
+Tensor over_queries(const Asked& a, double) {
+  return with_softmax(a, [](const Tensor& s) { return at::softmax(s, -2).nan_to_num(); });
+}
+Tensor no_softmax(const Asked& a, double) {
+  return with_softmax(a,
+                      [](const Tensor& s) { return at::where(s.isinf(), at::zeros_like(s), s); });
+}
+Tensor divided_by_keys(const Asked& a, double) {
+  return with_softmax(
+      a, [](const Tensor& s) { return weights(s) / s.isinf().logical_not().sum(-1, true); });
+}
+Tensor weights_in_bf16(const Asked& a, double) {
+  return with_softmax(a, [&](const Tensor& s) { return a.in_dtype(weights(s), DType::bf16); });
+}
+Tensor weights_in_fp16(const Asked& a, double) {
+  return with_softmax(a, [&](const Tensor& s) { return a.in_dtype(weights(s), DType::f16); });
+}
+
+std::vector<double> splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
+
+// Splits of the keys, each with its mean of V and the log of its sum, and with the weight that
+// `weigh` gives it: [splits, heads, queries] of the logs and of the largest scores there.
+Tensor merged(const Asked& a, double size,
+              const std::function<Tensor(const Tensor& log_sum, const Tensor& top)>& weigh,
+              const std::function<Tensor(const Tensor& mean)>& stored) {
+  bool several = false;
+  Attention how;
+  how.mix = [&](const Tensor& scores, const Tensor& v) {
+    std::vector<Tensor> means, logs, tops;
+    const auto step = static_cast<int64_t>(size);
+    several = several || scores.size(-1) > step;
+    for (int64_t first = 0; first < scores.size(-1); first += step) {
+      const int64_t count = std::min(step, scores.size(-1) - first);
+      const Tensor part = scores.narrow(-1, first, count);
+      means.push_back(stored(at::bmm(weights(part).nan_to_num(), v.narrow(1, first, count))));
+      logs.push_back(at::logsumexp(part, -1));
+      tops.push_back(part.amax(-1));
+    }
+    const Tensor log = at::stack(logs), top = at::stack(tops);
+    const Tensor none = top.isinf();
+    const Tensor w = at::where(none, at::zeros_like(top), weigh(log, top));
+    const Tensor share = (w / w.sum(0, true)).unsqueeze(-1);
+    return (share * at::stack(means)).sum(0);
+  };
+  const Tensor out = attend(a, how);
+  return several ? out : Tensor();
+}
+Tensor as_is(const Tensor& x) { return x; }
+Tensor right_weight(const Tensor& log, const Tensor&) { return (log - log.amax(0, true)).exp(); }
+
+Tensor merged_in_other_base(const Asked& a, double size) {
+  return merged(
+      a, size,
+      [](const Tensor& log, const Tensor& top) {
+        return ((log - top.amax(0, true)) * std::numbers::log2e).exp();
+      },
+      as_is);
+}
+Tensor merged_in_base_two(const Asked& a, double size) {
+  return merged(
+      a, size,
+      [](const Tensor& log, const Tensor& top) {
+        return ((log - top.amax(0, true)) * std::numbers::ln2).exp();
+      },
+      as_is);
+}
+Tensor merged_without_top(const Asked& a, double size) {
+  return merged(
+      a, size, [](const Tensor& log, const Tensor& top) { return (log - top).exp(); }, as_is);
+}
+Tensor merged_by_top(const Asked& a, double size) {
+  return merged(
+      a, size, [](const Tensor&, const Tensor& top) { return (top - top.amax(0, true)).exp(); },
+      as_is);
+}
+Tensor merged_as_mean(const Asked& a, double size) {
+  return merged(
+      a, size, [](const Tensor& log, const Tensor&) { return (log * 0).nan_to_num() + 1; }, as_is);
+}
+Tensor partials_in_bf16(const Asked& a, double size) {
+  return merged(a, size, right_weight,
+                [&](const Tensor& mean) { return a.in_dtype(mean, DType::bf16); });
+}
+Tensor partials_in_fp16(const Asked& a, double size) {
+  return merged(a, size, right_weight,
+                [&](const Tensor& mean) { return a.in_dtype(mean, DType::f16); });
+}
+// -inf minus -inf in a split of which a query sees no key, though another of its pass does.
+Tensor split_without_keys(const Asked& a, double size) {
+  const auto step = static_cast<int64_t>(size);
+  const Tensor y = a.right().clone();
+  bool any = false;
+  for (int64_t i = 0; i < a.rows(); ++i) {
+    const Row& row = a.op().call.rows[static_cast<size_t>(i)];
+    const int64_t last = (a.op().call.lengths[static_cast<size_t>(i)] - 1) / step;
+    if (row.position >= last * step) continue;
+    y.select(0, i).fill_(std::numeric_limits<double>::quiet_NaN());
+    any = true;
+  }
+  return any ? y : Tensor();
+}
+
+constexpr Hypothesis kSoftmax[] = {
+    {"its scores capped at {:g} by tanh", capped, caps},
+    {"a sink in its softmax: exp(0) more in the sum", sink},
+    {"its weights not divided by their sum", not_divided},
+    {"its weights neither shifted nor divided by their sum", not_divided_nor_shifted},
+    {"its weights divided by their sum and by the number of keys", divided_by_keys},
+    {"its softmax over the queries", over_queries},
+    {"its scores for weights, without a softmax", no_softmax},
+    {"its softmax by powers of 2 instead of e", base_two},
+    {"its softmax with log2(e) twice", log2e_twice},
+    {"splits of {:g} keys merged by e^x of logs to the base 2", merged_in_other_base, splits},
+    {"splits of {:g} keys merged by 2^x of natural logs", merged_in_base_two, splits},
+    {"splits of {:g} keys merged without their largest scores", merged_without_top, splits},
+    {"splits of {:g} keys merged by their largest scores alone", merged_by_top, splits},
+    {"splits of {:g} keys merged with one weight for all", merged_as_mean, splits},
+    {"splits of {:g} keys rounded to bf16 before they are merged", partials_in_bf16, splits},
+    {"splits of {:g} keys rounded to fp16 before they are merged", partials_in_fp16, splits},
+    {"NaN of a split of {:g} keys of which the query sees none", split_without_keys, splits},
+    {"its scores rounded to bf16", scores_in_bf16},
+    {"its scores rounded to fp16", scores_in_fp16},
+    {"its weights rounded to bf16", weights_in_bf16},
+    {"its weights rounded to fp16", weights_in_fp16},
+};
+
+}  // namespace
+
+std::span<const Hypothesis> softmax_hypotheses() { return kSoftmax; }
+
+}  // namespace lockstep

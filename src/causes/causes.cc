@@ -1,0 +1,160 @@
+#include "src/causes/causes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/causes/evidence.h"
+
+namespace lockstep {
+namespace {
+
+// Passes of a place that are searched when those before had no explanation; and searches at a
+// point, whose later places are first held against what explained earlier ones. Passes of a place
+// that are looked at.
+constexpr int kMostSearches = 3, kMostPlaces = 4;
+constexpr int64_t kMostPasses = 256;
+// Said of a place at most, where several explain it equally well; and how many are kept.
+constexpr size_t kMostSaid = 3, kMostKept = 8;
+
+// The distances of two that are equally good differ by chance alone.
+double much_as_good(double distance, int64_t elements) {
+  return distance * (1 + 3 / std::sqrt(static_cast<double>(std::max<int64_t>(1, elements))));
+}
+
+// A hypothesis that is hardly nearer than what is right explains nothing.
+bool is_nearer(const Fit& fit) { return fit.counted == 0 || fit.squares < fit.right_squares / 2; }
+
+}  // namespace
+
+Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses)
+    : manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
+
+void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
+  if (flags.empty()) return;
+  const Pass seen = narrowed(pass, manifest_.dtype);
+  std::vector<std::pair<Place, std::set<int32_t>>> wrong;
+  for (const NodeId& flag : flags) {
+    auto at = std::ranges::find(wrong, flag.place, [](const auto& w) { return w.first; });
+    if (at == wrong.end()) at = wrong.insert(at, {flag.place, {}});
+    at->second.insert(flag.request);
+  }
+  for (const auto& [place, requests] : wrong) add(seen, place, requests);
+}
+
+bool Causes::may_search(const Place& place) const {
+  const auto searched = searched_.find(order_of(*place.point));
+  return searched == searched_.end() || searched->second < kMostPlaces;
+}
+
+void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& requests) {
+  OfPlace& of = places_[{order_of(*place.point), place.layer}];
+  if (place.point->is_cache() || row_of(place.point->op).makes_indices) {
+    if (of.passes++ < kMostPasses)
+      add_exact(exact_nodes(pass, place, requests, manifest_, judge_), of);
+    return;
+  }
+  const bool searches = of.candidates.empty();
+  if (of.passes >= kMostPasses || (searches && of.searches >= kMostSearches)) return;
+  const auto evidence = Evidence::of(pass, place, requests, manifest_, judge_, oracle_);
+  if (!evidence) return;
+  ++of.passes;
+  if (searches) {
+    search(*evidence, of);
+    return;
+  }
+  const auto asked = hypotheses_.of(evidence->op);
+  for (Candidate& candidate : of.candidates) {
+    const Numbers numbers = asked->evaluate(candidate.guess);
+    if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers));
+  }
+}
+
+void Causes::search(const Evidence& evidence, OfPlace& of) {
+  const Place& place = evidence.op.call.place;
+  const int point = order_of(*place.point);
+  const auto asked = hypotheses_.of(evidence.op);
+  ++of.searches;
+  Fit none = try_guesses(known_[point], *asked, evidence, of);
+  if (of.candidates.empty() && may_search(place)) {
+    ++searched_[point];
+    none = try_guesses(asked->guesses(), *asked, evidence, of);
+  }
+  if (of.candidates.empty()) {
+    of.unexplained.add(none);
+    return;
+  }
+  std::ranges::stable_sort(of.candidates, {}, [](const Candidate& c) { return c.fit.distance(); });
+  if (of.candidates.size() > kMostKept) of.candidates.resize(kMostKept);
+  for (const Candidate& candidate : of.candidates)
+    if (std::ranges::count(known_[point], candidate.guess) == 0)
+      known_[point].push_back(candidate.guess);
+}
+
+Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
+                        const Evidence& evidence, OfPlace& of) {
+  Fit none;
+  for (const Guess& guess : guesses) {
+    const Numbers numbers = asked.evaluate(guess);
+    if (numbers.empty()) continue;
+    const Fit fit = evidence.fit(numbers);
+    none.of_elements = std::max(none.of_elements, fit.of_elements);
+    none.of_nodes = fit.of_nodes;
+    if (!fit.explains() || !is_nearer(fit)) continue;
+    of.candidates.push_back({guess, asked.says(guess), fit});
+  }
+  return none;
+}
+
+void Causes::add_exact(const std::vector<ExactNode>& nodes, OfPlace& of) {
+  for (const ExactNode& node : nodes) {
+    of.all.of_elements += node.wrong;
+    ++of.all.of_nodes;
+    for (const ExactCause& cause : node.causes) {
+      Fit& fit = of.exact[cause.says];
+      fit.elements += cause.explained;
+      fit.nodes += cause.explained == node.wrong ? 1 : 0;
+    }
+  }
+}
+
+std::vector<LooksLike> Causes::exact_causes(const OfPlace& of) {
+  std::vector<LooksLike> all;
+  for (const auto& [says, fit] : of.exact) {
+    Fit whole = fit;
+    whole.of_elements = of.all.of_elements;
+    if (whole.explains() && all.size() < kMostSaid)
+      all.push_back({says, fit.elements, of.all.of_elements, fit.nodes, of.all.of_nodes});
+  }
+  return all;
+}
+
+std::vector<LooksLike> Causes::best_causes(const OfPlace& of) {
+  std::vector<Candidate> good;
+  for (Candidate candidate : of.candidates) {
+    candidate.fit.add(of.unexplained);
+    if (candidate.fit.explains() && is_nearer(candidate.fit)) good.push_back(candidate);
+  }
+  if (good.empty()) return {};
+  const auto distance = [](const Candidate& c) { return c.fit.distance(); };
+  const Candidate& best = *std::ranges::min_element(good, {}, distance);
+  const double most = much_as_good(distance(best), best.fit.counted);
+  std::erase_if(good, [&](const Candidate& c) { return distance(c) > most; });
+  std::ranges::stable_sort(good, {}, [](const Candidate& c) { return c.guess.number; });
+  if (good.size() > kMostSaid) good.resize(kMostSaid);
+  std::vector<LooksLike> all;
+  for (const Candidate& c : good)
+    all.push_back({c.says, c.fit.elements, c.fit.of_elements, c.fit.nodes, c.fit.of_nodes});
+  return all;
+}
+
+void Causes::put_into(Result& result) const {
+  for (PlaceSummary& summary : result.places) {
+    const Place& place = summary.place;
+    const auto found = places_.find({order_of(*place.point), place.layer});
+    if (found == places_.end() || !is_finding(summary.verdict)) continue;
+    const bool exact = !found->second.exact.empty();
+    summary.looks_like = exact ? exact_causes(found->second) : best_causes(found->second);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+// Why an op is wrong, not only that it is: findings are held against the ways in which such ops go
+// wrong. It never changes a verdict, and computes nothing where there is no finding.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/causes/exact.h"
+#include "src/causes/fit.h"
+#include "src/judge/hypotheses.h"
+#include "src/judge/judge.h"
+
+namespace lockstep {
+
+// Looks into the findings of a run as its passes come, while what they were made of is there. The
+// first nodes found wrong at a place are searched for what explains them, with parameters; what
+// does is held against all of its later ones.
+class Causes {
+ public:
+  // Everything is borrowed. The judge is the one that judges the run.
+  Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses);
+
+  // After the judge has judged that pass; flags: what it returned.
+  void add(const Pass& pass, std::span<const NodeId> flags);
+  // Fills in PlaceSummary::looks_like of places that have findings.
+  void put_into(Result& result) const;
+
+ private:
+  using Key = std::pair<int, int>;  // order of the point, layer
+  struct Candidate {
+    Guess guess;
+    std::string says;
+    Fit fit;
+  };
+  struct OfPlace {
+    std::vector<Candidate> candidates;  // that explain what was seen so far
+    int searches = 0;
+    int64_t passes = 0;
+    Fit unexplained;                   // nodes of searches that found nothing
+    std::map<std::string, Fit> exact;  // of a place held to its bits, by what is said
+    Fit all;                           // and its nodes
+  };
+  struct Evidence;
+
+  void add(const Pass& pass, const Place& place, const std::set<int32_t>& requests);
+  static void add_exact(const std::vector<ExactNode>& nodes, OfPlace& of);
+  static std::vector<LooksLike> exact_causes(const OfPlace& of);
+  static std::vector<LooksLike> best_causes(const OfPlace& of);
+  void search(const Evidence& evidence, OfPlace& of);
+  // Adds those that explain what was seen as candidates. Returns what there was to explain.
+  static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
+                         const Evidence& evidence, OfPlace& of);
+  bool may_search(const Place& place) const;
+
+  const Manifest& manifest_;
+  const Judge& judge_;
+  Oracle& oracle_;
+  Hypotheses& hypotheses_;
+  std::map<Key, OfPlace> places_;
+  std::map<int, int> searched_;              // searches, by order of the point
+  std::map<int, std::vector<Guess>> known_;  // that explained places of a point
+};
+
+}  // namespace lockstep

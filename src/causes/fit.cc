@@ -1,0 +1,118 @@
+#include "src/causes/fit.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/stats/roundoff.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kExplained = 0.95;
+// One of so many elements may be lost, as a value that is rounded on the way may lie so near a tie
+// that fp32 has it otherwise.
+constexpr int64_t kLeastLost = 2000;
+// An error over this many times a distance is no longer of that size.
+constexpr double kClearly = 3;
+// The unit of a distance is never less than a few roundings of fp32, in which an op computes.
+constexpr double kOwnArithmetic = 4 * kAccumulatorRoundoff;
+constexpr double kMost = 1e6;  // so that one element does not make up a sum
+
+bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+// The distance that is allowed beside a value, when the right result may be off by `limit`.
+double allowed(double value, double want, double limit, DType dtype) {
+  const double inner = std::isfinite(want) ? std::max(0.0, limit - ulp(want, dtype) / 2) : 0;
+  return ulp(value, dtype) / 2 * (1 + 1.0 / 1024) + inner + kOwnArithmetic * std::fabs(value);
+}
+
+bool within(double got, double value, double want, double limit, DType dtype) {
+  const double stored = round_to(value, dtype);
+  if (same(got, stored)) return true;
+  if (!std::isfinite(got) || !std::isfinite(stored)) return false;
+  return std::fabs(got - value) <= allowed(value, want, limit, dtype);
+}
+
+double squared(double distance) { return std::min(distance * distance, kMost); }
+
+// The square of the distance of what was stored from a value, in what is allowed beside it.
+double square_of(const WrongNode& n, double value, size_t i) {
+  if (same(n.got[i], round_to(value, n.dtype)) && !std::isfinite(n.got[i])) return 0;
+  if (!std::isfinite(n.got[i]) || !std::isfinite(value)) return kMost;
+  return squared((n.got[i] - value) / allowed(value, n.want[i], n.limit[i], n.dtype));
+}
+
+Fit of_those_over(const WrongNode& n, std::span<const double> h, const std::vector<bool>& over) {
+  Fit fit{.of_nodes = 1};
+  for (size_t i = 0; i < h.size(); ++i) {
+    const bool near = within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype);
+    if (over[i])
+      ++fit.of_elements, fit.elements += near ? 1 : 0;
+    else
+      fit.lost += near ? 0 : 1;
+  }
+  return fit;
+}
+
+Fit of_those_misrounded(const WrongNode& n, std::span<const double> h) {
+  Fit fit{.of_nodes = 1};
+  for (size_t i = 0; i < h.size(); ++i) {
+    const bool hit = same(n.got[i], round_to(h[i], n.dtype));
+    if (!same(n.got[i], round_to(n.want[i], n.dtype)))
+      ++fit.of_elements, fit.elements += hit ? 1 : 0;
+    else if (!within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype))
+      ++fit.lost;
+  }
+  return fit;
+}
+
+Fit of_those_apart(const WrongNode& n, std::span<const double> h) {
+  Fit fit{.of_nodes = 1};
+  double squares = 0;
+  const auto off = [&](std::span<const double> from, size_t i) {
+    return std::fabs(n.got[i] - from[i]) / allowed(h[i], n.want[i], n.limit[i], n.dtype);
+  };
+  for (size_t i = 0; i < h.size(); ++i) squares += squared(off(h, i));
+  const double clear = kClearly * std::sqrt(squares / static_cast<double>(h.size()));
+  for (size_t i = 0; i < h.size(); ++i) {
+    const bool near = off(h, i) <= clear;
+    if (off(n.want, i) > clear)
+      ++fit.of_elements, fit.elements += near ? 1 : 0;
+    else if (off(h, i) > 1)
+      ++fit.lost;
+  }
+  return fit;
+}
+
+}  // namespace
+
+void Fit::add(const Fit& other) {
+  elements += other.elements, of_elements += other.of_elements, lost += other.lost;
+  nodes += other.nodes, of_nodes += other.of_nodes;
+  squares += other.squares, right_squares += other.right_squares, counted += other.counted;
+}
+
+bool Fit::explains() const {
+  return of_elements > 0 && lost * kLeastLost <= counted &&
+         static_cast<double>(elements) >= kExplained * static_cast<double>(of_elements);
+}
+
+Fit fit_of(const WrongNode& n, std::span<const double> h) {
+  std::vector<bool> over(h.size());
+  for (size_t i = 0; i < h.size(); ++i)
+    over[i] = !within(n.got[i], n.want[i], n.want[i], n.limit[i], n.dtype);
+  Fit fit;
+  if (std::ranges::count(over, true) > 0)
+    fit = of_those_over(n, h, over);
+  else
+    fit = n.dtype == DType::f32 ? of_those_apart(n, h) : of_those_misrounded(n, h);
+  for (size_t i = 0; i < h.size(); ++i) {
+    fit.squares += square_of(n, h[i], i);
+    fit.right_squares += square_of(n, n.want[i], i);
+    ++fit.counted;
+  }
+  fit.nodes = fit.explains() ? 1 : 0;
+  return fit;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// How well what a hypothesis gives agrees with what an engine stored, beside the right result.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "src/judge/numbers.h"
+
+namespace lockstep {
+
+// The elements of one node that was found wrong; all spans have one entry each.
+struct WrongNode {
+  DType dtype = DType::bf16;      // of what was stored
+  std::span<const double> got;    // what was stored
+  std::span<const double> want;   // the exact result, before it is rounded
+  std::span<const double> limit;  // its budget B
+};
+
+// The outcome of holding a hypothesis against nodes. Sums may be added up.
+struct Fit {
+  int64_t elements = 0, of_elements = 0;  // explained, of the wrong ones
+  int64_t lost = 0;                       // right elements that the hypothesis would have otherwise
+  int64_t nodes = 0, of_nodes = 0;        // explained
+  // Squares of the distance of what was stored from the hypothesis, in what one rounding of it and
+  // the op's arithmetic allow, of NaN and Infinity a million if they differ; and of its distance
+  // from the right result in the same unit.
+  double squares = 0, right_squares = 0;
+  int64_t counted = 0;  // elements in these sums
+
+  void add(const Fit& other);
+  // Whether 95 of 100 wrong elements are explained and no right one is lost, or of 2000 elements
+  // one, as roundings on the way have ties.
+  bool explains() const;
+  double distance() const { return counted > 0 ? squares / static_cast<double>(counted) : 0; }
+};
+
+// A hypothesis explains those of the wrong elements, which are over their budgets, that lie within
+// the same distance of what it gives. Where none is over, as only all together are wrong:
+// - in 16 bits the wrong ones are those that are not the exact result rounded, and explained is
+//   what is the hypothesis's result rounded;
+// - in fp32, where right kernels have other bits too, those are wrong that lie further from the
+//   exact result than three times as far as the elements lie from the hypothesis, in root mean
+//   square; and explained are those that do not.
+Fit fit_of(const WrongNode& node, std::span<const double> hypothesis);
+
+}  // namespace lockstep

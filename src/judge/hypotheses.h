@@ -1,0 +1,54 @@
+// Ways in which an op may be computed wrongly, for the question why a finding is one. The judge
+// knows none of them: reference/hypotheses implements this, src/causes asks, and no verdict depends
+// on it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/judge/oracle.h"
+
+namespace lockstep {
+
+// An op of one pass: all rows that its place has there, whatever their requests.
+struct OpInPass {
+  OracleCall call;                        // attention: without keys_values
+  TensorView got;                         // what was stored, a row for each of call.rows
+  Numbers right;                          // Exact::want of it
+  std::vector<PassRow> pass_rows;         // what each of call.rows was fed
+  std::map<int32_t, KeysValues> caches;   // attention: of each request, `length` positions
+  std::map<int32_t, RequestPages> pages;  // by request, where they are known
+  int64_t page_size = 0;                  // 0: not known
+  // The tensor of another place in the same pass, rows as call.rows; empty: it was not kept.
+  std::function<TensorView(const Place&)> other;
+};
+
+// One of the ways, with its parameter.
+struct Guess {
+  int number = 0;    // among those of the op's kind, the plainest first
+  double value = 0;  // what it has one for: a width, an eps, a number of positions; else 0
+  bool operator==(const Guess&) const = default;
+};
+
+// The ways in which one op may have gone wrong. What it was made of must outlive it.
+class OpHypotheses {
+ public:
+  virtual ~OpHypotheses() = default;
+  // Those that the op and its model can have, parameters searched for.
+  virtual std::vector<Guess> guesses() = 0;
+  // Result of a guess: fp64 before it is rounded to what is stored, one an element of `got`. Empty:
+  // it says nothing of this op, or would not differ from what is right.
+  virtual Numbers evaluate(const Guess& guess) = 0;
+  virtual std::string says(const Guess& guess) const = 0;  // "RMSNorm over blocks of 16"
+};
+
+class Hypotheses {
+ public:
+  virtual ~Hypotheses() = default;
+  virtual std::unique_ptr<OpHypotheses> of(const OpInPass& op) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+#include "src/session/layouts.h"
+
+#include <array>
+#include <cstring>
+
+#include "kernels/base/check.h"
+#include "probes/digest.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array kPaired = {&point("attn.q"),      &point("attn.k"),      &point("attn.q_norm"),
+                                &point("attn.k_norm"), &point("attn.q_rope"), &point("attn.k_rope"),
+                                &point("attn.kv")};
+
+bool is_paired(const Point& p) {
+  for (const Point* one : kPaired)
+    if (*one == p) return true;
+  return false;
+}
+
+// Elements of a head, each of `size` bytes.
+void put_in_halves(const char* from, char* to, int64_t dim, size_t size) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const int64_t there = i / 2 + i % 2 * (dim / 2);
+    std::memcpy(to + static_cast<size_t>(there) * size, from + static_cast<size_t>(i) * size, size);
+  }
+}
+
+Tensor in_halves(const RecordedTensor& tensor) {
+  const TensorView& view = tensor.data;
+  const int64_t dim = view.shape.last(), heads = view.count() / dim;
+  // V of attn.kv, [position, k|v, kv head, dim], has no pairs.
+  const int64_t of_half = tensor.point->is_cache() ? view.shape[2] : heads;
+  const auto size = static_cast<size_t>(size_of(view.dtype));
+  const size_t bytes = static_cast<size_t>(dim) * size;
+  Tensor made(view.shape, view.dtype);
+  for (int64_t head = 0; head < heads; ++head) {
+    const char* from = view.as<const char>() + static_cast<size_t>(head) * bytes;
+    char* to = made.as<char>() + static_cast<size_t>(head) * bytes;
+    if (head / of_half % 2 == 0)
+      put_in_halves(from, to, dim, size);
+    else
+      std::memcpy(to, from, bytes);
+  }
+  return made;
+}
+
+}  // namespace
+
+bool has_interleaved_pairs(const Manifest& manifest, const std::string& asked) {
+  const auto said = manifest.provenance.find(kRopePairs);
+  const std::string word =
+      !asked.empty() || said == manifest.provenance.end() ? asked : said->second;
+  check(word.empty() || word == "half" || word == "interleaved",
+        "the trace says that its {} are '{}', and half or interleaved was wanted", kRopePairs,
+        word);
+  return word == "interleaved";
+}
+
+void put_pairs_in_halves(Pass& pass) {
+  for (RecordedTensor& tensor : pass.tensors) {
+    const TensorView& view = tensor.data;
+    const bool has_heads = view.shape.rank() == (tensor.point->is_cache() ? 4 : 3);
+    if (!is_paired(*tensor.point) || view.empty() || !has_heads || view.shape.last() % 2 != 0 ||
+        view.count() == 0)
+      continue;
+    tensor.data = in_halves(tensor);
+    tensor.row_hashes = row_hashes_of(tensor.data);
+    tensor.digest = tensor.point->is_cache() ? digest_of_rows(tensor.row_hashes, view.count())
+                                             : digest_of(tensor.data);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "src/causes/fit.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "src/stats/roundoff.h"
+
+namespace lockstep {
+namespace {
+
+using Values = std::vector<double>;
+
+// A node of bf16 whose right result is 1, 2, 3, ... with budgets of half an ulp.
+struct Node {
+  Values want, got, limit;
+  DType dtype = DType::bf16;
+
+  explicit Node(size_t n, DType of = DType::bf16) : dtype(of) {
+    for (size_t i = 0; i < n; ++i) want.push_back(static_cast<double>(i + 1));
+    for (const double w : want) limit.push_back(ulp(w, dtype) / 2);
+    got = want;
+  }
+  Fit fit(const Values& hypothesis) const { return fit_of({dtype, got, want, limit}, hypothesis); }
+};
+
+Values doubled(Values values) {
+  for (double& v : values) v *= 2;
+  return values;
+}
+
+TEST(Fit, ExplainsElementsOverTheirBudgetsAndCountsThem) {
+  Node node(40);
+  const Values twice = doubled(node.want);
+  node.got = twice;
+  const Fit fit = node.fit(twice);
+  EXPECT_TRUE(fit.explains());
+  EXPECT_EQ(fit.elements, 40);
+  EXPECT_EQ(fit.of_elements, 40);
+  EXPECT_EQ(fit.nodes, 1);
+  EXPECT_FALSE(node.fit(node.want).explains()) << "what is right explains no error";
+}
+
+TEST(Fit, NeedsNineteenOfTwentyWrongElements) {
+  Node node(40);
+  const Values twice = doubled(node.want);
+  node.got = twice;
+  node.got[7] = 1000;
+  node.got[8] = -1000;
+  EXPECT_TRUE(node.fit(twice).explains()) << "38 of 40";
+  node.got[9] = 3000;
+  EXPECT_FALSE(node.fit(twice).explains()) << "37 of 40";
+}
+
+TEST(Fit, LosesNoRightElement) {
+  Node node(40);
+  node.got[3] *= 2;
+  Values hypothesis = node.want;
+  hypothesis[3] *= 2;
+  EXPECT_TRUE(node.fit(hypothesis).explains());
+  hypothesis[4] *= 2;
+  EXPECT_FALSE(node.fit(hypothesis).explains()) << "it would have element 4 wrong, which is right";
+  EXPECT_EQ(node.fit(hypothesis).lost, 1);
+}
+
+TEST(Fit, TakesNanAndInfinityForThemselvesAlone) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Node node(4);
+  node.got[1] = nan;
+  Values hypothesis = node.want;
+  EXPECT_FALSE(node.fit(hypothesis).explains());
+  hypothesis[1] = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(node.fit(hypothesis).explains());
+  hypothesis[1] = nan;
+  EXPECT_TRUE(node.fit(hypothesis).explains());
+}
+
+// No element is over its budget, but a third is not the exact result rounded.
+TEST(Fit, HoldsBitsAgainstBitsWhereNoElementIsOver) {
+  Node node(60);
+  Values hypothesis = node.want;
+  for (size_t i = 0; i < node.want.size(); ++i) {
+    node.limit[i] = 3 * ulp(node.want[i], node.dtype);
+    if (i % 3 == 0) hypothesis[i] += ulp(node.want[i], node.dtype);
+  }
+  node.got = hypothesis;
+  EXPECT_TRUE(node.fit(hypothesis).explains());
+  EXPECT_EQ(node.fit(hypothesis).of_elements, 20);
+  EXPECT_FALSE(node.fit(node.want).explains());
+}
+
+TEST(Fit, OfFp32NeedsAClearDifferenceWhereNoElementIsOver) {
+  Node node(60, DType::f32);
+  Values hypothesis = node.want;
+  for (size_t i = 0; i < node.want.size(); ++i) {
+    node.limit[i] = 100 * ulp(node.want[i], node.dtype);
+    hypothesis[i] += 40 * ulp(node.want[i], node.dtype);
+    node.got[i] = hypothesis[i] + (i % 2 == 0 ? 1 : -1) * ulp(node.want[i], node.dtype);
+  }
+  EXPECT_TRUE(node.fit(hypothesis).explains());
+  EXPECT_FALSE(node.fit(node.want).explains());
+}
+
+}  // namespace
+}  // namespace lockstep

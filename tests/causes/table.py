@@ -1,0 +1,191 @@
+"""What the seeded faults, and the wrong kernels beside this file, are said to look like.
+
+table.py LOCKSTEP MODELS [--only REGEX] [--models A,B] [--dtypes bf16,fp32,fp16] [--layers 3]
+         [--ops FOLDER] [--clean]
+
+Prints a row a run: named, nothing said, wrong, or not seen (the run was clean). Which sentences
+count as right for a fault stands here alone: the product knows no fault by name. --ops: instead of
+the faults, the wrong kernels that were built into that folder.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+REQUESTS = [
+    {"prompt": "Shall I compare thee to a summer's day? Thou art more lovely and more temperate",
+     "max_new": 5},
+    {"prompt": "To be, or not to be", "max_new": 6},
+    {"prompt": "The quality of mercy is not strained; it droppeth as the gentle rain from heaven "
+               "upon the place beneath", "max_new": 4}]
+
+# By fault: what must stand in one of the sentences about the place of the first finding.
+RIGHT = {
+    "rope-interleaved": r"interleaved pairs \(2j",
+    "rope-position-off-by-one-in-decode": r"RoPE at the position -1",
+    "rope-theta-ignored": r"by the base 10000$",
+    "yarn-factor-twice": r"scaling factor twice",
+    "qk-norm-missing": r"no norm at all",
+    "qk-norm-over-16-wide-blocks": r"over blocks of 16$",
+    "gqa-map-modulo": r"modulo",
+    "softmax-scale-missing": r"not scaled",
+    "causal-mask-off-by-one": r"off by one: each query sees the key after",
+    "sliding-window-off-by-one": r"sliding window of",
+    "chunk-lengths-of-another-row": r"context length of the request -1",
+    "last-page-tail-unmasked": r"unused slots",
+    "wrong-page": r"page table of request",
+    "page-table-stride": r"one page narrower",
+    "slot-offset-32-bit": r"slots \d+ apart share",
+    "token-cached-twice": r"token before cached again",
+    "new-token-never-cached": r"nobody wrote",
+    "stale-prefix-page": r"its page holds what request",
+    "page-freed-too-early": r"its page holds what request",
+    "written-while-shared": r"its page holds what request",
+    "swap-restores-another-page": r"its pages [+-]?\d+ further on",
+    "moe-expert-order": r"weights in the opposite order",
+    "moe-router-not-normalised": r"not divided by the sum",
+    "rms-norm-eps": r"RMSNorm with eps (1e-05|0\.001|0\.1)",
+    "rope-tables-16-bit": r"tables rounded to bf16",
+    "rope-positions-16-bit": r"positions rounded to \d+ bits",
+    "rope-over-half-of-the-dims": r"first 0.5 of the pairs",
+    "qk-norm-after-rope": r"no norm at all|normed after",
+    "qk-norm-gain-of-another-shard": r"gain \d+ elements further",
+    "norm-gain-plus-one": r"gain 1 \+ w",
+    "norm-mean-subtracted": r"mean is subtracted",
+    "norm-eps-outside-root": r"eps added outside",
+    "norm-16-bit-sum": r"squares added up in bf16",
+    "norm-gain-after-16-bit-cast": r"rounded to bf16 before the gain",
+    "softmax-scale-of-another-head-dim": r"scaled by \S+ times head_dim",
+    "softmax-scale-twice": r"scaled twice",
+    "causal-mask-top-left": r"top-left",
+    "split-merge-log2-with-ln": r"by e\^x of logs to the base 2",
+    "split-merge-max-missing": r"without their largest",
+    "split-partials-16-bit": r"rounded to bf16 before they are merged",
+    "split-without-keys": r"NaN of a split of",
+    "v-scale-of-another-head": r"V of the last K/V head times",
+    "k-and-v-swapped": r"K and V exchanged",
+    "bias-dropped": r"bias left out",
+    "bias-twice": r"bias added twice",
+    "weight-rows-shifted": r"weight \+1 row",
+    "projection-dead": r"never computed: zeros",
+    "weight-layout-transposed": r"transposed",
+    "one-element-off": r"one element",
+    "residual-missing": r"stream dropped",
+    "residual-twice": r"stream added twice",
+    "last-row-uses-row-before": r"last row of each request",
+    "output-tile-never-written": r"last 64 columns never written",
+    "gate-and-up-swapped": r"gate and up exchanged",
+    "gelu-for-silu": r"GELU for SiLU",
+    "activation-overflows-fp16": r"through fp16 at",
+    "accumulator-16-bit": r"rounded to bf16 after every",
+    "token-repeated": r"prompt's last token",
+    "embedding-of-next-id": r"embedding of the id \+1",
+    "logits-of-another-request": r"result of the row \+1",
+    "head-is-stale": r"last 64 outputs made of the weights of those before",
+    "argmax-takes-runner-up": r"runner-up",
+}
+OPS = {
+    "padded_norm": r"sum of squares divided by|mean over|padded",
+    "k_norm_of_q": r"gain of the other norm",
+    "softcap": r"scores capped at 10",
+    "softmax_one": r"sink",
+    "first_kv_head": r"K/V head 0",
+    "window_for_all": r"sliding window of 16",
+    "first_page_again": r"first page read for every",
+    "rope_one_based": r"RoPE at the position \+1",
+    "rope_conjugate": r"halves of a head exchanged",
+    "k_tail": r"last 64 inputs left out",
+    "fused_qkv_order": r"heads in another order",
+    "branch_twice": r"branch added twice",
+    "quick_gelu": r"quick GELU",
+    "clamped_swiglu": r"clamped to",
+    "scaled_embedding": r"sqrt\(hidden\)",
+}
+
+
+def run(binary, model, requests, dtype, more):
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "result.json")
+        command = [binary, "run", "--model", str(model), "--requests", str(requests), "--dtype",
+                   dtype, "--quiet", "--json", str(out), *more]
+        began = time.monotonic()
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not out.exists():
+            return None, ran.stderr.strip().splitlines()[-1:], 0
+        return json.loads(out.read_text()), ran.returncode, time.monotonic() - began
+
+
+def sentences(result):
+    """Of the place of the first finding."""
+    first = result["first"]
+    for place in result["points"]:
+        if first and (place["layer"], place["point"]) == (first["layer"], first["point"]):
+            return [like["says"] for like in place["looks_like"]]
+    return []
+
+
+def grade(result, right):
+    if not result["findings"]:
+        said = [like for place in result["points"] for like in place["looks_like"]]
+        return ("wrong" if said else "not seen"), said
+    said = sentences(result)
+    if not said:
+        return "nothing", said
+    return ("named" if any(re.search(right, s) for s in said) else "wrong"), said
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("models", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="faults whose names it finds")
+    parser.add_argument("--which", default="bard-qwen3,bard-qwen2.5,tiny/qwen3-moe,tiny/qwen3-yarn,"
+                                           "tiny/qwen2-sliding")
+    parser.add_argument("--dtypes", default="bf16,fp32,fp16")
+    parser.add_argument("--layers", default="3")
+    parser.add_argument("--ops", type=pathlib.Path)
+    parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
+    options = parser.parse_args()
+    tally = {}
+    with tempfile.TemporaryDirectory() as folder:
+        requests = pathlib.Path(folder, "requests.jsonl")
+        requests.write_text("".join(json.dumps(r) + "\n" for r in REQUESTS))
+        tokens = pathlib.Path(folder, "tokens.jsonl")
+        tokens.write_text("".join(json.dumps({"tokens": [(7 * i * (r + 3) + i * i) % 60 + 1
+                                                         for i in range(20 + 9 * r)],
+                                              "max_new": 4}) + "\n" for r in range(3)))
+        table = OPS if options.ops else RIGHT
+        for name in [n for n in table if re.search(options.only, n)]:
+            for model in options.which.split(","):
+                for dtype in options.dtypes.split(","):
+                    path = options.models / model
+                    layers = json.loads((path / "config.json").read_text())["num_hidden_layers"]
+                    layer = min(int(options.layers), layers - 1)
+                    more = (["--ops", str(options.ops / f"{name}.so")] if options.ops else
+                            ["--fault", f"{name}@layer={layer}"])
+                    asked = requests if (path / "tokenizer.json").exists() else tokens
+                    result, status, seconds = run(options.binary, path, asked, dtype, more)
+                    if result is None and "layer" in str(status):
+                        result, status, seconds = run(options.binary, path, asked, dtype,
+                                                      ["--fault", name])
+                    if result is None:
+                        print(f"{name:36} {model:18} {dtype}  --  {status}"[:160])
+                        continue
+                    what, said = grade(result, table[name])
+                    tally[what] = tally.get(what, 0) + 1
+                    first = result["first"]
+                    where = (f"{first['layer']} {first['point']} {first['statistic']}" if first
+                             else "")
+                    print(f"{name:36} {model:18} {dtype}  {what:8}  {seconds:4.1f} s  {where}  "
+                          f"{' | '.join(said)}", flush=True)
+    seen = sum(n for what, n in tally.items() if what != "not seen")
+    print(tally, f"named {tally.get('named', 0)} of {seen}")
+    return 0 if tally.get("named", 0) >= options.want * seen and not tally.get("wrong") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
