@@ -86,7 +86,13 @@ class Digests(unittest.TestCase):
                 elements.elements_of(np.array([0x7FC0, 0xFF80, 0x0001, 0x3F80], np.uint16), "bf16"),
                 elements.elements_of(np.array([6e-8, -6e-5, 65504, np.inf], np.float16)),
                 elements.elements_of(np.arange(-4, 5)),
-                elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32))]
+                elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32)),
+                # Of all patterns of 16 bits, and of one sign alone.
+                elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16), "bf16"),
+                elements.elements_of(random.integers(0, 1 << 16, 70_000).astype(np.uint16)
+                                     .view(np.float16)),
+                elements.elements_of(random.normal(-9, 1, (300, 300)).astype(np.float16)),
+                elements.elements_of(np.full(70_000, 0x7F80, np.uint16), "bf16")]
         for tensor, found in zip(made, digest.digests_of(made)):
             self.assert_as_defined(tensor, found)
 
