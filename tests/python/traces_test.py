@@ -88,7 +88,8 @@ class Digests(unittest.TestCase):
                 elements.elements_of(np.arange(-4, 5)),
                 elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32)),
                 # Of all patterns of 16 bits, and of one sign alone.
-                elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16), "bf16"),
+                elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16),
+                                     "bf16"),
                 elements.elements_of(random.integers(0, 1 << 16, 70_000).astype(np.uint16)
                                      .view(np.float16)),
                 elements.elements_of(random.normal(-9, 1, (300, 300)).astype(np.float16)),
