@@ -1,7 +1,6 @@
 // Ways in which any op may go wrong, whatever it computes.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/trunc.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>

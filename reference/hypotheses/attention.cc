@@ -1,16 +1,10 @@
 // Ways in which attention goes wrong: scores, masks, heads, and what of the cache is read.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "reference/hypotheses/attend.h"

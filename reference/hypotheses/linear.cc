@@ -1,15 +1,11 @@
 // Ways in which projections go wrong, those to logits among them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "reference/hypotheses/asked.h"
 

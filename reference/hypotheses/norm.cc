@@ -1,7 +1,6 @@
 // Ways in which RMSNorm goes wrong.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>

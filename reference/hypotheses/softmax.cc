@@ -10,7 +10,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cmath>
+#include <algorithm>
 #include <limits>
 #include <numbers>
 
