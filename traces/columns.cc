@@ -347,14 +347,16 @@ void Columns::check_sound(const std::string& file, int64_t bytes) const {
     check_edges(file, "passes/inherited_token_edges", inherited_token_edges,
                 inherited_request.size(), inherited_tokens.size());
   }
-  check_edges(file, "index/shape_edges", index.shape_edges, tensors, index.shape.size());
-  check_edges(file, "index/exponent_edges", index.exponent_edges, tensors, index.exponent.size());
-  check_edges(file, "index/exponent_edges", index.exponent_edges, tensors,
+  check_edges(file, "index/parts/shape_edges", index.shape_edges, tensors, index.shape.size());
+  check_edges(file, "index/parts/exponent_edges", index.exponent_edges, tensors,
+              index.exponent.size());
+  check_edges(file, "index/parts/exponent_edges", index.exponent_edges, tensors,
               index.exponent_count.size());
-  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_request.size());
-  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_first.size());
-  check_edges(file, "index/run_edges", index.run_edges, tensors, index.run_count.size());
-  check_edges(file, "index/row_xxh3_edges", index.row_xxh3_edges, tensors, index.row_xxh3.size());
+  check_edges(file, "index/parts/run_edges", index.run_edges, tensors, index.run_request.size());
+  check_edges(file, "index/parts/run_edges", index.run_edges, tensors, index.run_first.size());
+  check_edges(file, "index/parts/run_edges", index.run_edges, tensors, index.run_count.size());
+  check_edges(file, "index/parts/row_xxh3_edges", index.row_xxh3_edges, tensors,
+              index.row_xxh3.size());
   check_edges(file, "logits/edges", logits.edges, passes(), best);
   check_rows(file, *this);
   check_tensors(file, index, RowBudget(bytes));

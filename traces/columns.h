@@ -135,6 +135,10 @@ void visit_inherited(C& c, Visit visit) {
   visit("passes/inherited_tokens", c.inherited_tokens, Per::part);
 }
 
+// Under it are the columns of the index that have not one entry a tensor: a table of /index alone
+// is one that any reader of tables takes. Version 2.0 had them in /index.
+inline constexpr const char* kIndexParts = "index/parts";
+
 template <typename I, typename Visit>
 void visit_index(I& i, Visit visit) {
   visit("index/seq", i.seq, Per::tensor);
@@ -144,8 +148,8 @@ void visit_index(I& i, Visit visit) {
   visit("index/dtype", i.dtype, Per::tensor);
   visit("index/axes", i.axes, Per::tensor);
   visit("index/path", i.path, Per::tensor);
-  visit("index/shape", i.shape, Per::part);
-  visit("index/shape_edges", i.shape_edges, Per::edge);
+  visit("index/parts/shape", i.shape, Per::part);
+  visit("index/parts/shape_edges", i.shape_edges, Per::edge);
   visit("index/xxh3", i.xxh3, Per::tensor);
   visit("index/n", i.n, Per::tensor);
   visit("index/nan", i.nan, Per::tensor);
@@ -162,15 +166,15 @@ void visit_index(I& i, Visit visit) {
   visit("index/rms", i.rms, Per::tensor);
   visit("index/sum_abs", i.sum_abs, Per::tensor);
   visit("index/sum_squares", i.sum_squares, Per::tensor);
-  visit("index/exponent", i.exponent, Per::part);
-  visit("index/exponent_count", i.exponent_count, Per::part);
-  visit("index/exponent_edges", i.exponent_edges, Per::edge);
-  visit("index/run_request", i.run_request, Per::part);
-  visit("index/run_first", i.run_first, Per::part);
-  visit("index/run_count", i.run_count, Per::part);
-  visit("index/run_edges", i.run_edges, Per::edge);
-  visit("index/row_xxh3", i.row_xxh3, Per::part);
-  visit("index/row_xxh3_edges", i.row_xxh3_edges, Per::edge);
+  visit("index/parts/exponent", i.exponent, Per::part);
+  visit("index/parts/exponent_count", i.exponent_count, Per::part);
+  visit("index/parts/exponent_edges", i.exponent_edges, Per::edge);
+  visit("index/parts/run_request", i.run_request, Per::part);
+  visit("index/parts/run_first", i.run_first, Per::part);
+  visit("index/parts/run_count", i.run_count, Per::part);
+  visit("index/parts/run_edges", i.run_edges, Per::edge);
+  visit("index/parts/row_xxh3", i.row_xxh3, Per::part);
+  visit("index/parts/row_xxh3_edges", i.row_xxh3_edges, Per::edge);
 }
 
 template <typename L, typename Visit>

@@ -144,7 +144,7 @@ const char* name_of(RoundingContract contract) { return kContracts[static_cast<s
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
-  check(version == kFormatVersion,
+  check(version == kFormatVersion || version == "2.0",
         "{}: a trace of format version {} was wanted, found {}: read it with the version that "
         "wrote it, or write it anew",
         file, kFormatVersion, version);

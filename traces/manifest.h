@@ -12,7 +12,7 @@
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
-inline constexpr const char* kFormatVersion = "2.0";
+inline constexpr const char* kFormatVersion = "2.1";
 inline constexpr size_t kMostManifest = size_t{1} << 28;  // bytes: long prompts by the thousand
 
 struct SavedManifest {

@@ -102,6 +102,12 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
   return requests;
 }
 
+// Where version 2.0 had a column.
+std::string path_of_2_0(const std::string& path) {
+  const std::string parts = std::string(kIndexParts) + "/";
+  return path.starts_with(parts) ? "index/" + path.substr(parts.size()) : path;
+}
+
 // Columns of one length share the scale seq, so that viewers draw them against each other.
 void write_columns(const Columns& columns, Hdf5File& file) {
   visit_columns(columns, [&](const std::string& path, const auto& column, Per per) {
@@ -157,7 +163,7 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
 SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
     : file_(Hdf5File::create(path)), seq_(seq) {
   for (const char* group :
-       {"/graph", "/provenance", "/requests", "/passes", "/index", "/logits", "/tensors"})
+       {"/graph", "/provenance", "/requests", "/passes", kIndexParts, "/logits", "/tensors"})
     file_.make_group(group);
 }
 
@@ -204,8 +210,9 @@ SegmentReader::SegmentReader(Hdf5File file) : file_(std::move(file)) {
   check(file_.has("/", "complete") && file_.number("/", "complete") == 1,
         "{}: its writing did not end (no attribute complete = 1): use the journal beside it", path);
   columns_.inherited_known = file_.has(kInheritedEdges);
-  visit_columns(columns_, [&]<typename T>(const char* name, std::vector<T>& column, Per) {
-    column = file_.read<T>(name);
+  const bool has_parts = file_.has(kIndexParts);
+  visit_columns(columns_, [&]<typename T>(const std::string& path, std::vector<T>& column, Per) {
+    column = file_.read<T>(has_parts ? path : path_of_2_0(path));
   });
   columns_.check_sound(path, file_.bytes());
 }

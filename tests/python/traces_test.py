@@ -17,7 +17,7 @@ import support
 from support import QWEN3, QWEN25, InFolder
 
 import lockstep
-from lockstep import digest, elements, graph, points
+from lockstep import digest, elements, graph, hdf5, points
 
 sys.path.append(str(support.ROOT / "tests"))
 import qwen_graph  # noqa: E402
@@ -86,7 +86,14 @@ class Digests(unittest.TestCase):
                 elements.elements_of(np.array([0x7FC0, 0xFF80, 0x0001, 0x3F80], np.uint16), "bf16"),
                 elements.elements_of(np.array([6e-8, -6e-5, 65504, np.inf], np.float16)),
                 elements.elements_of(np.arange(-4, 5)),
-                elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32))]
+                elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32)),
+                # Of all patterns of 16 bits, and of one sign alone.
+                elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16),
+                                     "bf16"),
+                elements.elements_of(random.integers(0, 1 << 16, 70_000).astype(np.uint16)
+                                     .view(np.float16)),
+                elements.elements_of(random.normal(-9, 1, (300, 300)).astype(np.float16)),
+                elements.elements_of(np.full(70_000, 0x7F80, np.uint16), "bf16")]
         for tensor, found in zip(made, digest.digests_of(made)):
             self.assert_as_defined(tensor, found)
 
@@ -194,6 +201,46 @@ class Engines(InFolder):
         np.testing.assert_array_equal(row, self.trace["attn.q", 3, 1, 2])
         self.assertEqual(data["logits"].dims, ("logit_row", "vocab"))
         self.assertIn("mlp.up", self.trace.dataset())
+
+    def test_h5py_opens_what_either_writes(self):
+        for path in (self.path, self.written()):
+            with h5py.File(path) as file:
+                index = file["index"]
+                count = len(index["seq"])
+                self.assertEqual({len(column) for column in index.values()
+                                  if isinstance(column, h5py.Dataset)}, {count})
+                edges = index["parts/shape_edges"][()]
+                self.assertEqual((len(edges), edges[-1]), (count + 1, len(index["parts/shape"])))
+
+    @unittest.skipUnless(has("xarray") and has("h5netcdf"), "xarray or h5netcdf is not installed")
+    def test_xarray_opens_the_index_as_a_table(self):
+        import xarray
+        for path in (self.path, self.written()):
+            with xarray.open_dataset(path, group="index", engine="h5netcdf") as index:
+                self.assertEqual(list(index.dims), ["seq"])
+                frame = index.to_dataframe()
+            with lockstep.Trace(path) as trace:
+                self.assertEqual(len(frame), len(trace.tensors))
+                some = frame[(frame.point == "mlp.up") & (frame.layer == 2) & (frame["pass"] == 0)]
+                self.assertEqual(some.absmax.item(),
+                                 np.abs(trace.tensor("mlp.up", 2, number=0)).max())
+
+    def test_version_2_0_is_read(self):
+        old = self.written()
+        with h5py.File(old, "r+") as file:
+            for name in list(file["index/parts"]):
+                file.move(f"index/parts/{name}", f"index/{name}")
+            del file["index/parts"]
+            file.attrs["format_version"] = "2.0"
+        hdf5.seal(old, hdf5.SEAL_BYTES)
+        with lockstep.Trace(old) as trace:
+            np.testing.assert_array_equal(trace["mlp.up", 2], self.trace["mlp.up", 2])
+        self.assertTrue(lockstep.judge(old, QWEN3))
+
+    def written(self):
+        path = self.folder / "written.h5"
+        self.rewrite(path)
+        return path
 
     def test_what_is_written_is_judged(self):
         clean = self.folder / "clean.h5"

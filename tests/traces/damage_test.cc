@@ -216,8 +216,8 @@ TEST(Malformed, AnotherVersionIsRefused) {
   const TempFolder scratch;
   const std::string json = scratch / "x.jsonl";
   write_test_trace(json, 1, TraceLevel::digest);
-  replace(json, "\"format_version\":\"2.0\"", "\"format_version\":\"1.2\"");
-  expect_mention(open_error(json), "format version 2.0 was wanted, found 1.2");
+  replace(json, "\"format_version\":\"2.1\"", "\"format_version\":\"1.2\"");
+  expect_mention(open_error(json), "format version 2.1 was wanted, found 1.2");
   replace(json, "\"format\":\"lockstep\"", "\"format\":\"lockstop\"");
   expect_mention(open_error(json), "says it is 'lockstop'");
 }

@@ -43,7 +43,7 @@ class Trace(unittest.TestCase):
     def test_root_says_what_it_is(self):
         attributes = self.file.attrs
         self.assertEqual(attributes["format"], "lockstep")
-        self.assertEqual(attributes["format_version"], "2.0")
+        self.assertEqual(attributes["format_version"], "2.1")
         self.assertEqual(attributes["complete"], 1)
         self.assertEqual(attributes["default"], "summary")
         self.assertEqual(attributes["NX_class"], "NXroot")
@@ -92,8 +92,8 @@ class Trace(unittest.TestCase):
         self.assertEqual(self.column("index/subnormal")[0], 1)
         self.assertEqual(self.column("index/absmax")[2], 4.0)
         self.assertEqual(self.column("index/mean")[2], 1.5)
-        self.assertEqual(self.column("index/shape"), [2, 4, 2, 4, 1, 4, 1])
-        self.assertEqual(self.column("index/shape_edges"), [0, 2, 4, 6, 7])
+        self.assertEqual(self.column("index/parts/shape"), [2, 4, 2, 4, 1, 4, 1])
+        self.assertEqual(self.column("index/parts/shape_edges"), [0, 2, 4, 6, 7])
         for path in self.column("index/path"):
             self.assertIsInstance(self.file[path], h5py.Dataset)
         self.assertEqual(self.file["index/mean"].dims[0].keys(), ["seq"])

@@ -15,6 +15,7 @@ COUNTS = ("nan", "posinf", "neginf", "zeros", "subnormal", "absmax_at")
 NUMBERS = ("min", "max", "absmax", "mean", "m2", "rms", "sum_abs", "sum_squares")
 BINS = 256
 BLOCK = 1 << 18  # elements that are looked at together, so that they stay in a cache
+PATTERNS = 1 << 16  # of 16 bits: a tensor of more elements is known by how many there are of each
 
 
 @dataclasses.dataclass
@@ -73,13 +74,52 @@ def digest_of_rows(hashes: NDArray[np.uint64], count: int) -> Digest:
 def digests_of(tensors: Sequence[Elements]) -> list[Digest]:
     """The digest of each tensor. Small ones are looked at together: a call costs more than they."""
     digests = [Digest(xxh3(t.bits.data), t.bits.size) for t in tensors]
+    large = {i for i, t in enumerate(tensors) if t.bits.itemsize == 2 and t.bits.size >= PATTERNS}
+    for i in large:
+        _count_patterns(tensors[i], digests[i])
     for dtype in dict.fromkeys(t.dtype for t in tensors):
-        members = [i for i, t in enumerate(tensors) if t.dtype == dtype and t.bits.size]
+        members = [i for i, t in enumerate(tensors)
+                   if t.dtype == dtype and t.bits.size and i not in large]
         for group in _groups(members, tensors):
             flat = [tensors[i].bits.reshape(-1) for i, _ in group]
             parts = [bits[at:at + BLOCK] for bits, (_, at) in zip(flat, group)]
             _add_parts(parts, dtype, [(digests[i], at) for i, at in group])
     return digests
+
+
+def _count_patterns(tensor: Elements, digest: Digest) -> None:
+    """The statistics of a tensor of 16 bits, of how often each of their patterns is there."""
+    raw = tensor.bits.reshape(-1).view(np.uint16)
+    counts = sum(np.bincount(raw[at:at + BLOCK], minlength=PATTERNS)
+                 for at in range(0, len(raw), BLOCK))
+    found = np.flatnonzero(counts)
+    often, patterns = counts[found], found.astype(np.uint16)
+    values = widened(patterns if tensor.dtype == "bf16" else patterns.view(np.float16),
+                     tensor.dtype)
+    bins = (values.view(np.uint32) >> 23) & (BINS - 1)
+    digest.exponents = np.bincount(bins, weights=often, minlength=BINS).astype(np.int64)
+    for name, flags in {"nan": np.isnan(values), "posinf": values == np.inf,
+                        "neginf": values == -np.inf, "zeros": values == 0,
+                        "subnormal": (np.abs(values) < np.float32(TINY[tensor.dtype])) &
+                                     (values != 0)}.items():
+        setattr(digest, name, int(often[flags].sum()))
+    good = np.isfinite(values)
+    digest.finite = int(often[good].sum())
+    if not digest.finite:
+        return
+    wide, often = values[good].astype(np.float64), often[good]
+    digest.mean = float((often * wide).sum() / digest.finite)
+    digest.m2 = float((often * (wide - digest.mean) ** 2).sum())
+    digest.sum_abs = float((often * np.abs(wide)).sum())
+    digest.sum_squares = float((often * wide * wide).sum())
+    digest.min, digest.max, digest.absmax = (
+        float(wide.min()), float(wide.max()), float(np.abs(wide).max()))
+    largest = patterns[good][np.argmax(np.abs(wide))] & 0x7FFF  # with either sign
+    for at in range(0, len(raw), BLOCK):
+        here = (raw[at:at + BLOCK] & 0x7FFF) == largest
+        if here.any():
+            digest.absmax_at = at + int(here.argmax())
+            return
 
 
 def _groups(members: Iterable[int], tensors: Sequence[Elements]) -> Iterable[list[tuple[int, int]]]:

@@ -101,13 +101,17 @@ class Columns:
     def entries(self, name: str) -> list[Any]:
         return self._values[name]
 
-    def write(self, group: h5py.Group) -> None:
+    def write(self, group: h5py.Group, below: h5py.Group | None = None,
+              parts: Sequence[str] = ()) -> None:
+        """below: the group of edges and of these columns, which are in parts."""
+        below = group if below is None else below
         for name, kind in self._types.items():
             values = np.concatenate(self._parts[name]) if name in self._parts else np.array(
                 self._values[name], dtype=object if kind is TEXT else kind)
-            group.create_dataset(name, data=values, dtype=kind)
+            owner = below if name in parts else group
+            owner.create_dataset(name, data=values, dtype=kind)
         for name, ends in self._edges.items():
-            group.create_dataset(name, data=np.array(ends, np.int64))
+            below.create_dataset(name, data=np.array(ends, np.int64))
 
 
 def seal(path: pathlib.Path, begin: int) -> None:

@@ -6,7 +6,8 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,6 +79,20 @@ def _unknown_text(report: Imported) -> str:
     return report.skipped[0] if report.skipped else "it has none"
 
 
+LOGITS: Place = (-1, "logits")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A tensor of a dump before it is read."""
+
+    key: str
+    load: Load
+    rule: Rule
+    all_places: Sequence[Place]  # of its parts
+    places: Sequence[Place]      # that are taken from it
+
+
 class Importer:
     """Takes the passes of a dump into a trace."""
 
@@ -91,25 +106,31 @@ class Importer:
     def take(self, dump: Dump, tokens: Sequence[int]) -> None:
         for number, loads in enumerate(dump.passes):
             ids = self._ids(loads, tokens if number == 0 else ())
-            mapped = self._mapped(loads)
+            wanted = list(self._wanted(loads))
             if ids is None:
                 self.report.skipped += [f"pass {number}: {key}" for key in loads][:1]
                 self.report.notes.append(f"pass {number} says not which tokens it was fed, and is "
                                          "left out: dump input_ids too, or name them (--tokens)")
                 continue
-            self._take_pass(ids, mapped)
+            self._take_pass(ids, wanted)
 
-    def _take_pass(self, ids: PassIds, mapped: dict[Place, Elements]) -> None:
-        logits = mapped.get((-1, "logits"))
+    def _take_pass(self, ids: PassIds, wanted: Sequence[Wanted]) -> None:
+        """A tensor at a time, for all of a pass may be more than the memory; logits come first,
+        because they tell how many rows have some."""
+        found = {place: part for one in wanted if LOGITS in one.places
+                 for place, part in self._parts(one)}
+        logits = found.get(LOGITS)
         wide = self.sizes["V"]
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
         self.report.passes += 1
-        for (layer, point), elements in mapped.items():
-            self._show(layer, point, elements, len(owners), rows)
-        if logits is not None and rows and (-1, "token") not in mapped:
+        for one in wanted:
+            parts = found.items() if LOGITS in one.places else self._parts(one)
+            for (layer, point), elements in parts:
+                self._show(layer, point, elements, len(owners), rows)
+        if logits is not None and rows and not any((-1, "token") in one.places for one in wanted):
             # Dumps have no choices; what was fed and is not the likeliest counts as forced.
             best = logits.values().reshape(count, wide).argmax(-1)
             self.writer.show("token", None, best.astype(np.int32))
@@ -169,9 +190,9 @@ class Importer:
             return None
         return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
 
-    def _mapped(self, loads: dict[str, Load]) -> dict[Place, Elements]:
-        """The tensors of a pass by place, in its order; the first of a place is taken."""
-        mapped: dict[Place, Elements] = {}
+    def _wanted(self, loads: dict[str, Load]) -> Iterator[Wanted]:
+        """The tensors of a pass that are of places, in its order; the first of a place is taken."""
+        taken: set[Place] = set()
         for key, load in loads.items():
             if any(pattern.fullmatch(key) for pattern in self.mapping.rows.values()):
                 continue
@@ -179,14 +200,18 @@ class Importer:
             if rule is None:
                 self._note_unknown(key)
                 continue
-            places = [place for place in rule[1] if place in self.places and place not in mapped]
-            value = self._loaded(key, load) if places else None
-            if value is None:
-                continue
-            for place, part in zip(rule[1], self._split(key, value, rule[0])):
-                if place in places:
-                    mapped[place] = part
-        return mapped
+            places = [place for place in rule[1] if place in self.places and place not in taken]
+            if places:
+                taken.update(places)
+                yield Wanted(key, load, rule[0], rule[1], places)
+
+    def _parts(self, one: Wanted) -> list[tuple[Place, Elements]]:
+        """What is in it, by place."""
+        value = self._loaded(one.key, one.load)
+        if value is None:
+            return []
+        return [(place, part) for place, part in
+                zip(one.all_places, self._split(one.key, value, one.rule)) if place in one.places]
 
     def _loaded(self, key: str, load: Load) -> Elements | None:
         """The tensor as elements; None, and why is noted, where it is none."""

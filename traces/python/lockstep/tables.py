@@ -22,6 +22,9 @@ from lockstep.points import AXES, ORDER
 from lockstep.rows import PassRows, Request, Row, Run, requests_of
 
 KEPT_LOGITS = 8
+# Columns of the index that have not one entry a tensor.
+INDEX_PARTS = ("shape", "exponent", "exponent_count", "run_request", "run_first", "run_count",
+               "row_xxh3")
 
 
 @dataclasses.dataclass
@@ -184,7 +187,7 @@ def _write_root(file: h5py.File, facts: Facts) -> None:
     run_id = provenance.get("run_id") or \
         f"{xxh3(json.dumps([provenance, facts.dtype], sort_keys=True).encode()):016x}"
     file.attrs.update({
-        "format": "lockstep", "format_version": "2.0", "level": "full", "run_id": run_id,
+        "format": "lockstep", "format_version": "2.1", "level": "full", "run_id": run_id,
         "rank": 0, "world_size": 1, "dtype": facts.dtype, "selection": facts.selection,
         "default": "summary", "NX_class": "NXroot"})
     schema = json.dumps(dict(facts.schema))
@@ -254,11 +257,10 @@ def _write_inherited(group: h5py.Group, passes: Sequence[PassRows]) -> None:
 
 
 def _write_index(group: h5py.Group, index: Columns) -> None:
-    index.write(group)
+    index.write(group, group.create_group("parts"), INDEX_PARTS)
     group["seq"].make_scale("seq")
     for name, column in group.items():
-        flat = name.endswith("_edges") or name.startswith(("shape", "exponent", "run_", "row_"))
-        if name != "seq" and not flat:
+        if name not in ("seq", "parts"):
             column.dims[0].attach_scale(group["seq"])
 
 

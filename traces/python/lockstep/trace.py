@@ -225,7 +225,7 @@ def _open(path: pathlib.Path) -> h5py.File:
     check(attributes.get("format") == "lockstep", f"{path} is no trace: its root has no attribute "
           "format = lockstep")
     version = str(attributes.get("format_version"))
-    check(version.startswith("2."), f"{path} is of format version {version}, 2.0 was wanted: write "
+    check(version.startswith("2."), f"{path} is of format version {version}, 2.1 was wanted: write "
           "it anew")
     return file
 
@@ -269,11 +269,12 @@ def _read_passes(group: h5py.Group) -> list[PassRows]:
 
 
 def _read_index(group: h5py.Group) -> Iterator[TensorInfo]:
-    runs = zip(*(_ragged(group, f"run_{name}", "run_edges")
+    below = group["parts"] if "parts" in group else group  # version 2.0 had one group
+    runs = zip(*(_ragged(below, f"run_{name}", "run_edges")
                  for name in ("request", "first", "count")))
     columns = (_column(group, name) for name in ("seq", "pass", "layer", "point", "dtype", "path"))
     for seq, number, layer, point, dtype, path, shape, parts in zip(
-            *columns, _ragged(group, "shape", "shape_edges"), runs):
+            *columns, _ragged(below, "shape", "shape_edges"), runs):
         rows = tuple((request, first + i) for request, first, count in zip(*parts)
                      for i in range(count))
         yield TensorInfo(int(seq), int(number), int(layer), point, dtype, tuple(shape), path, rows)
