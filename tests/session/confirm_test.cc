@@ -133,6 +133,10 @@ class WrongLibrary final : public ReferenceLibrary {
                                  const ReferenceOptions& options) override {
     return std::make_unique<Wrong>(open_reference().oracle(checkpoint, options), place_);
   }
+  std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
+                                         const ReferenceOptions& options) override {
+    return open_reference().hypotheses(checkpoint, options);
+  }
 
  private:
   class Wrong final : public Oracle {
