@@ -102,7 +102,10 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     none.of_elements = std::max(none.of_elements, fit.of_elements);
     none.of_nodes = fit.of_nodes;
     if (!fit.explains() || !is_nearer(fit)) continue;
-    of.candidates.push_back({guess, asked.says(guess), fit});
+    // A parameter that was searched for may be a usual one but for its last bit.
+    const std::string says = asked.says(guess);
+    if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)
+      of.candidates.push_back({guess, says, fit});
   }
   return none;
 }
