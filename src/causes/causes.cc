@@ -13,6 +13,7 @@ namespace {
 // that are looked at.
 constexpr int kMostSearches = 3, kMostPlaces = 4;
 constexpr int64_t kMostPasses = 256;
+constexpr double kNearer = 0.98;
 // Said of a place at most, where several explain it equally well; and how many are kept.
 constexpr size_t kMostSaid = 3, kMostKept = 8;
 
@@ -21,8 +22,9 @@ double much_as_good(double distance, int64_t elements) {
   return distance * (1 + 3 / std::sqrt(static_cast<double>(std::max<int64_t>(1, elements))));
 }
 
-// A hypothesis that is hardly nearer than what is right explains nothing.
-bool is_nearer(const Fit& fit) { return fit.counted == 0 || fit.squares < fit.right_squares / 2; }
+// A hypothesis that is no nearer than what is right explains nothing. Where few elements are over
+// their budgets, the rounding of all others makes up most of both distances.
+bool is_nearer(const Fit& fit) { return fit.squares < kNearer * fit.right_squares; }
 
 }  // namespace
 
@@ -100,7 +102,10 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     none.of_elements = std::max(none.of_elements, fit.of_elements);
     none.of_nodes = fit.of_nodes;
     if (!fit.explains() || !is_nearer(fit)) continue;
-    of.candidates.push_back({guess, asked.says(guess), fit});
+    // A parameter that was searched for may be a usual one but for its last bit.
+    const std::string says = asked.says(guess);
+    if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)
+      of.candidates.push_back({guess, says, fit});
   }
   return none;
 }
