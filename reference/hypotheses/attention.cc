@@ -118,7 +118,7 @@ std::vector<double> windows(const Asked& a) {
     if (w > 0) all.push_back(static_cast<double>(w));
   std::erase_if(all, [own](double w) { return w == own || w < 1; });
   std::ranges::sort(all);
-  all.erase(std::ranges::unique(all).begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
 }
 Tensor with_window(const Asked& a, double window) {

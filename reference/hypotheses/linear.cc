@@ -152,7 +152,7 @@ std::vector<double> tails(const Asked& a) {
     if (width % parts == 0) counts.push_back(static_cast<double>(width - width / parts));
   counts.push_back(static_cast<double>(width) / 2);
   std::ranges::sort(counts);
-  counts.erase(std::ranges::unique(counts).begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   return counts;
 }
 Tensor with_inputs_scaled(const Asked& a, int64_t first, int64_t count, double by_factor) {

@@ -202,7 +202,7 @@ std::vector<double> tails(const Asked& a) {
   counts.push_back(static_cast<double>(width) / 2);
   counts.push_back(1);
   std::ranges::sort(counts);
-  counts.erase(std::ranges::unique(counts).begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   return counts;
 }
 Tensor tail_left_out(const Asked& a, double count) {

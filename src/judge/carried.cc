@@ -43,8 +43,7 @@ Tensor repeated_rows(const TensorView& value, int64_t times) {
   extents[0] = value.rows() * times;
   Tensor out{Shape(extents), value.dtype};
   for (int64_t s = 0; s < times; ++s)
-    std::memcpy(out.as<char>() + s * value.bytes(), value.data,
-                static_cast<size_t>(value.bytes()));
+    std::memcpy(out.as<char>() + s * value.bytes(), value.data, static_cast<size_t>(value.bytes()));
   return out;
 }
 
