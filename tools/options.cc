@@ -79,9 +79,9 @@ void add_computing_options(CLI::App& app, ModelOptions& options) {
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
   app.add_option("--ops", options.ops,
-                 "a shared library of your ops, used in the place of the engine's "
-                 "(kernels/lockstep_ops.h)")
-      ->type_name("LIB.so");
+                 "your ops, used in the place of the engine's: a shared library "
+                 "(kernels/lockstep_ops.h), or functions in a Python file")
+      ->type_name("LIB.so|FILE.py");
   add_choice(app, "--graph", options.graph, {"on", "off"},
              "decode passes are replayed as CUDA graphs (on with --device cuda, unless ops are "
              "changed, as by --fault)");

@@ -39,7 +39,7 @@ constexpr auto kValueKinds = std::to_array<ValueKind>({
     {"DIR", Completion::folders, nullptr},
     {"FILE", Completion::files, nullptr},
     {"FILE.jsonl", Completion::files, nullptr},
-    {"LIB.so", Completion::files, nullptr},
+    {"LIB.so|FILE.py", Completion::files, nullptr},
     {"PATH.trace", Completion::files, nullptr},
     {"TRACE", Completion::files, nullptr},
     {"cpu|cuda[:N]", Completion::words,

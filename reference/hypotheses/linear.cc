@@ -148,8 +148,10 @@ std::vector<double> tails(const Asked& a) {
     if (tile < width) counts.push_back(static_cast<double>(tile));
   for (const int64_t tile : {32, 64, 128, 256, 512, 1024, 2048})
     if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
-  for (const int64_t parts : {2, 4, 8})
-    if (width % parts == 0) counts.push_back(static_cast<double>(width - width / parts));
+  for (const int64_t parts : {2, 4, 8}) {
+    const int64_t part = width / parts;
+    if (width % parts == 0) counts.push_back(static_cast<double>(width - part));
+  }
   counts.push_back(static_cast<double>(width) / 2);
   std::ranges::sort(counts);
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());

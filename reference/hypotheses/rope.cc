@@ -150,7 +150,8 @@ Tensor of_other_row(const Asked& a, double by) {
   std::vector<double> positions = right_positions(a);
   if (positions.size() < 2) return {};
   const auto n = std::ssize(positions);
-  std::ranges::rotate(positions, positions.begin() + (n + static_cast<int64_t>(by)) % n);
+  std::rotate(positions.begin(), positions.begin() + (n + static_cast<int64_t>(by)) % n,
+              positions.end());
   return at_positions(a, positions);
 }
 // Position i of the request before it in the pass, for row i of each.
