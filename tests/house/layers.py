@@ -69,6 +69,7 @@ FOREIGN = [
     (r"torch/|ATen/|c10/", {"reference"}),
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
+    (r"sanitizer/", {"fuzz"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
     (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|spawn|fnmatch|malloc|execinfo)"
      r"\.h", set(MAY_INCLUDE)),

@@ -1,0 +1,45 @@
+// The side of libFuzzer, built with clang and its sanitizers. Beside what those find, more memory
+// at a time than 64 times the input and 64 MB is a finding; hangs are found by -timeout.
+#include <sanitizer/allocator_interface.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tests/fuzz/target.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+constexpr int64_t kFree = 64 << 20, kPerByte = 64;
+int64_t live = 0, most = INT64_MAX;  // bytes; the targets have one thread
+
+void allocated(const volatile void*, size_t bytes) {
+  live += static_cast<int64_t>(bytes);
+  if (live <= most) return;
+  most = INT64_MAX;
+  wrong("more than 64 times the input and 64 MB of memory");
+}
+
+void freed(const volatile void* at) {
+  if (at == nullptr) return;
+  live -= static_cast<int64_t>(__sanitizer_get_allocated_size(const_cast<const void*>(at)));
+}
+
+}  // namespace
+}  // namespace lockstep::fuzz
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  using namespace lockstep::fuzz;
+  __sanitizer_install_malloc_and_free_hooks(allocated, freed);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {
+  using namespace lockstep::fuzz;
+  live = 0;
+  most = kFree + kPerByte * static_cast<int64_t>(count);
+  // What is freed here was allocated here, but for a cache of the target that grew before.
+  attempt({reinterpret_cast<const char*>(bytes), count});
+  most = INT64_MAX;
+  return 0;
+}
