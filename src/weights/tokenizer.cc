@@ -17,11 +17,16 @@ namespace lockstep {
 // Added tokens by their first byte, longest first.
 using AddedTokens = std::array<std::vector<std::pair<std::string, int32_t>>, 256>;
 
+// The bytes of each token by its id. A map, for ids may have gaps, and one token of a large id must
+// take no memory for all below it.
+using TokenBytes = std::unordered_map<int32_t, std::string>;
+
 struct Tokenizer::Tables {
   WordSplitter words;
   std::optional<Bpe> bpe;
-  std::vector<std::optional<std::string>> bytes;  // by id; ids may have gaps
+  TokenBytes bytes;
   AddedTokens added;
+  int64_t size = 0;  // largest id + 1
 };
 
 namespace {
@@ -84,7 +89,7 @@ class Reader {
   void read_vocabulary(const JsonValue& vocabulary);
   void read_added(const JsonValue& list, AddedTokens& by_first);
   Bpe read_merges(const JsonValue& list);
-  std::vector<std::optional<std::string>> take_bytes() { return std::move(bytes_); }
+  TokenBytes take_bytes() { return std::move(bytes_); }
 
  private:
   std::string raw(std::string_view token) const;
@@ -95,7 +100,7 @@ class Reader {
   const std::string& path_;
   std::unordered_map<std::string, char> alphabet_;
   std::unordered_map<std::string, int32_t> ids_;  // by bytes, without added tokens
-  std::vector<std::optional<std::string>> bytes_;
+  TokenBytes bytes_;
 };
 
 // The bytes that a token of the file stands for.
@@ -116,11 +121,9 @@ std::string Reader::raw(std::string_view token) const {
 }
 
 void Reader::put(int32_t id, const std::string& bytes) {
-  const auto i = static_cast<size_t>(id);
-  if (bytes_.size() <= i) bytes_.resize(i + 1);
-  check(!bytes_[i] || bytes_[i] == bytes,
+  const auto [there, is_new] = bytes_.emplace(id, bytes);
+  check(is_new || there->second == bytes,
         "id {} of \"{}\" belongs to two tokens; fetch the file again", id, path_);
-  bytes_[i] = bytes;
 }
 
 void Reader::read_vocabulary(const JsonValue& vocabulary) {
@@ -189,6 +192,8 @@ Tokenizer Tokenizer::open(const std::string& dir) {
   tables->bpe = reader.read_merges(root["model"]["merges"]);
   reader.read_added(root["added_tokens"], tables->added);
   tables->bytes = reader.take_bytes();
+  for (const auto& [id, bytes] : tables->bytes)
+    tables->size = std::max(tables->size, int64_t{id} + 1);
   Tokenizer tokenizer;
   tokenizer.tables_ = tables;
   return tokenizer;
@@ -235,11 +240,11 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {
   check(id >= 0, "an id of a token was wanted, found {}: ids begin with 0", id);
-  if (id >= size() || !tables_->bytes[static_cast<size_t>(id)]) return kReplacement;
-  return *tables_->bytes[static_cast<size_t>(id)];
+  const auto found = tables_->bytes.find(id);
+  return found == tables_->bytes.end() ? kReplacement : std::string_view(found->second);
 }
 
-int64_t Tokenizer::size() const { return std::ssize(tables_->bytes); }
+int64_t Tokenizer::size() const { return tables_->size; }
 
 std::string StreamDecoder::push(int32_t id) {
   pending_ += tokenizer_.bytes_of(id);
