@@ -1,0 +1,41 @@
+// What follows a trace: behind the seal of an HDF5 file, as the last line of a journal, and as a
+// result that was written there and is read again.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/fuzz/target.h"
+#include "traces/hdf5_file.h"
+#include "traces/kept_result.h"
+#include "traces/seal.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+std::string sealed_file() {
+  const std::string path = path_of("sealed.h5");
+  Hdf5File file = Hdf5File::create(path);
+  file.write<int32_t>("/x", {1, 2, 3});
+  file.close();
+  return path;
+}
+
+}  // namespace
+
+void read(std::string_view input) {
+  if (input.starts_with('{')) {
+    read_kept_result(write("x.jsonl", input));
+    return;
+  }
+  static const std::string sealed = sealed_file();
+  const std::string path = path_of("x.h5");
+  std::filesystem::copy_file(sealed, path, std::filesystem::copy_options::overwrite_existing);
+  write_kept_result(path, std::string(input));
+  if (read_kept_result(path) != input) wrong("a result is another when it is read again");
+  std::filesystem::resize_file(path, std::filesystem::file_size(sealed));
+  std::ofstream(path, std::ios::binary | std::ios::app) << input;
+  const std::string kept = read_kept_result(path);
+  if (kept.size() > input.size()) wrong("more was read than there is");
+  check_seal(path);
+}
+
+}  // namespace lockstep::fuzz
