@@ -1,7 +1,7 @@
 // What follows a trace: behind the seal of an HDF5 file, as the last line of a journal, and as a
 // result that was written there and is read again.
-#include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "tests/fuzz/target.h"
 #include "traces/hdf5_file.h"
@@ -11,12 +11,13 @@
 namespace lockstep::fuzz {
 namespace {
 
-std::string sealed_file() {
+std::string sealed_bytes() {
   const std::string path = path_of("sealed.h5");
   Hdf5File file = Hdf5File::create(path);
   file.write<int32_t>("/x", {1, 2, 3});
   file.close();
-  return path;
+  std::ifstream made(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(made), {}};
 }
 
 }  // namespace
@@ -26,13 +27,11 @@ void read(std::string_view input) {
     read_kept_result(write("x.jsonl", input));
     return;
   }
-  static const std::string sealed = sealed_file();
-  const std::string path = path_of("x.h5");
-  std::filesystem::copy_file(sealed, path, std::filesystem::copy_options::overwrite_existing);
+  static const std::string sealed = sealed_bytes();
+  const std::string path = write("x.h5", sealed);
   write_kept_result(path, std::string(input));
   if (read_kept_result(path) != input) wrong("a result is another when it is read again");
-  std::filesystem::resize_file(path, std::filesystem::file_size(sealed));
-  std::ofstream(path, std::ios::binary | std::ios::app) << input;
+  write("x.h5", sealed + std::string(input));
   const std::string kept = read_kept_result(path);
   if (kept.size() > input.size()) wrong("more was read than there is");
   check_seal(path);
