@@ -23,10 +23,12 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
 
 NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
                                    const JudgedPass& pass, const NodeRows& node) {
-  const SelectedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
+  const HiddenTensor* hidden = hidden_.find(inputs.at(0));
+  const SelectedRows values(tensor_of(inputs.at(0), pass, node.request), node.rows);
   const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
-  ChoiceOutcome outcome =
-      judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
+  const SelectedRows deviation(hidden ? &hidden->deviation : nullptr, node.rows);
+  ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, values.view(),
+                                       chosen.view(), deviation.view());
   // An op that reads indices of nothing cannot be computed, and is not judged.
   if (outcome.unknown) misshapen_.insert(key_of(place));
   return std::move(outcome.node);
