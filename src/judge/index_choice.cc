@@ -81,6 +81,13 @@ bool are_alike(const std::vector<double>& row, const std::vector<double>& slack)
   return !slack.empty() && !(most > least);
 }
 
+double width_of(const std::vector<double>& row, const std::vector<double>& slack) {
+  double sum = 0, power = 0;
+  for (const double s : slack) sum += 2 * s;
+  for (const double x : row) power += x * x;
+  return power > 0 ? sum / std::sqrt(power * static_cast<double>(row.size())) : 0;
+}
+
 }  // namespace
 
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
@@ -94,6 +101,7 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
     const std::vector<double> slack = slack_of(deviation, at);
     const WrongIndex wrong = wrong_index(row, row_of(chosen, at), slack);
     alike = alike || are_alike(row, slack);
+    outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
     const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
     // Among NaN nothing is the largest; an index of nothing is wrong all the same.

@@ -16,6 +16,9 @@ namespace lockstep {
 struct ChoiceOutcome {
   NodeOutcome node;
   bool unknown = false;  // an index is that of nothing
+  // By how much the values of two indices must differ for a wrong choice to show, by the root mean
+  // square of their row, where that is most; 0: they are known.
+  double width = 0;
 };
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
                            const TensorView& chosen, const TensorView& deviation = {});

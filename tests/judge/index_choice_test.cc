@@ -10,8 +10,8 @@ namespace lockstep {
 namespace {
 
 // One row of three values of which two were chosen, each with that deviation.
-NodeOutcome judged(const std::vector<double>& values, int32_t first, int32_t second,
-                   double deviation) {
+ChoiceOutcome choice(const std::vector<double>& values, int32_t first, int32_t second,
+                     double deviation) {
   Tensor of_values(Shape{1, 3}, DType::f64), of_deviation(Shape{1, 3}, DType::f64);
   Tensor chosen(Shape{1, 2}, DType::i32);
   std::ranges::copy(values, of_values.as<double>());
@@ -21,8 +21,12 @@ NodeOutcome judged(const std::vector<double>& values, int32_t first, int32_t sec
   NodeRows node;
   node.rows = {{.request = 0, .position = 5}};
   return judge_choice(node, false, of_values, chosen,
-                      deviation > 0 ? of_deviation.view() : TensorView{})
-      .node;
+                      deviation > 0 ? of_deviation.view() : TensorView{});
+}
+
+NodeOutcome judged(const std::vector<double>& values, int32_t first, int32_t second,
+                   double deviation) {
+  return choice(values, first, second, deviation).node;
 }
 
 TEST(IndexChoice, OfKnownValuesIsOfTheLargest) {
@@ -41,6 +45,11 @@ TEST(IndexChoice, OfHiddenValuesIsWrongWhereTheyCannotBeOffSoMuch) {
   EXPECT_EQ(wrong.verdict, Verdict::introduced);
   EXPECT_EQ(wrong.finding.got, 0);
   EXPECT_EQ(judged({1, 9, 2}, 1, 2, 1 / 23.0).verdict, Verdict::bitwise);
+}
+
+TEST(IndexChoice, OfHiddenValuesSaysFromWhatOnItShows) {
+  EXPECT_EQ(choice({4, 4, -4}, 0, 1, 0).width, 0);
+  EXPECT_NEAR(choice({4, 4, -4}, 0, 1, 1 / 22.6274).width, 1 / 4.0, 1e-6);
 }
 
 TEST(IndexChoice, OfHiddenValuesThatMayBeInAnyOrderIsNotJudged) {

@@ -2,6 +2,7 @@
 // is found at the first recorded place after it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "src/judge/judge.h"
@@ -122,6 +123,10 @@ TEST_F(Regions, OfExpertsThatWereChosenByHiddenLogitsAreJudged) {
   const Result right = judge(kExpertsAlone);
   EXPECT_EQ(right.verdict, RunVerdict::clean) << right.story;
   EXPECT_EQ(right.judged, right.expected);
+  EXPECT_TRUE(std::ranges::any_of(right.notes, [](const std::string& note) {
+    return note.starts_with("mlp.experts is judged together with mlp.norm mlp.router") &&
+           note.find("a wrong choice shows where the values differ by 0.") != std::string::npos;
+  }));
   const Result wrong = judge(kExpertsAlone, true, [](Pass& pass) {
     for (RecordedTensor& tensor : pass.tensors)
       for (int64_t i = 0; *tensor.point == point("mlp.experts") && i < tensor.data.view().count();
