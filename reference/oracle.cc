@@ -224,7 +224,7 @@ Exact OpOracle::rope(const OracleCall& call) {
         call.place.point->name, recipe_.head_dim, shape_of(x).text());
   AngleTables tables = tables_of(call, rotary_, pairs, x.device());
   if (call.inputs.size() == 3) {
-    for (size_t i : {1, 2})
+    for (const size_t i : {size_t{1}, size_t{2}})
       check(
           call.inputs[i].shape == Shape({x.size(0), pairs}),
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",

@@ -124,8 +124,8 @@ void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request)
            const Tensor wrong = copy_of(positions);
            for (int64_t t = 0; t < positions.count(); ++t) {
              int32_t& position = wrong.as<int32_t>()[t];
-             const int extra =
-                 std::bit_width(static_cast<uint32_t>(position)) - static_cast<int>(request.size);
+             const auto bits = static_cast<int>(std::bit_width(static_cast<uint32_t>(position)));
+             const int extra = bits - static_cast<int>(request.size);
              // Past the end of the tables is memory that is no angle.
              const auto last = static_cast<double>(cos.rows() - 1);
              if (extra > 0)

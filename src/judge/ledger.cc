@@ -123,7 +123,7 @@ void Ledger::ask_other_rules(const NodeOutcome& outcome) {
 }
 
 const Place& Ledger::named(int place) const {
-  const auto next = is_mutant(Mutant::names_next_op) ? 1 : 0;
+  const size_t next = is_mutant(Mutant::names_next_op) ? 1 : 0;
   return places_[(static_cast<size_t>(place) + next) % places_.size()];
 }
 

@@ -26,7 +26,7 @@ REQUESTS = [
 # By fault: what must stand in one of the sentences about the place of the first finding.
 RIGHT = {
     "rope-interleaved": r"interleaved pairs \(2j",
-    "rope-position-off-by-one-in-decode": r"RoPE at the position -1",
+    "rope-position-off-by-one-in-decode": r"RoPE by positions off by -1",
     "rope-theta-ignored": r"by the base 10000$",
     "yarn-factor-twice": r"scaling factor twice",
     "qk-norm-missing": r"no norm at all",
@@ -96,7 +96,7 @@ OPS = {
     "first_kv_head": r"K/V head 0",
     "window_for_all": r"sliding window of 16",
     "first_page_again": r"first page read for every",
-    "rope_one_based": r"RoPE at the position \+1",
+    "rope_one_based": r"RoPE by positions off by \+1",
     "rope_conjugate": r"halves of a head exchanged",
     "k_tail": r"last 64 inputs left out",
     "fused_qkv_order": r"heads in another order",

@@ -92,12 +92,13 @@ def _load_requests(file: h5py.File) -> list[Request]:
 def _load_tensors(file: h5py.File) -> list[Tensor]:
     index = file["index"]
     texts = {name: index[name].asstr()[:] for name in ("point", "dtype", "axes", "path")}
-    shapes = _parts(index["shape"][:], index["shape_edges"][:])
-    runs = [_parts(index["run_" + name][:], index["run_edges"][:])
+    ragged = index["parts"]
+    shapes = _parts(ragged["shape"][:], ragged["shape_edges"][:])
+    runs = [_parts(ragged["run_" + name][:], ragged["run_edges"][:])
             for name in ("request", "first", "count")]
-    hashes = _parts(index["row_xxh3"][:], index["row_xxh3_edges"][:])
-    bins = _parts(index["exponent"][:], index["exponent_edges"][:])
-    counts = _parts(index["exponent_count"][:], index["exponent_edges"][:])
+    hashes = _parts(ragged["row_xxh3"][:], ragged["row_xxh3_edges"][:])
+    bins = _parts(ragged["exponent"][:], ragged["exponent_edges"][:])
+    counts = _parts(ragged["exponent_count"][:], ragged["exponent_edges"][:])
     digests = list(zip(*(index[name][:].tolist() for name in DIGEST_COLUMNS), strict=True))
     tensors = []
     for i, layer in enumerate(index["layer"][:].tolist()):
@@ -224,13 +225,14 @@ def _save_index(file: h5py.File, trace: Trace, paths: list[str]) -> None:
             for i, ((number, t), path) in enumerate(zip(tensors, paths, strict=True))]])
     _flat(trace, group, {name: DIGEST_TYPES.get(name, np.float64) for name in DIGEST_COLUMNS},
           None, [[tuple(getattr(t.digest, name) for name in DIGEST_COLUMNS) for _, t in tensors]])
-    _flat(trace, group, {"shape": np.int64}, "shape_edges",
+    ragged = group.create_group("parts")
+    _flat(trace, ragged, {"shape": np.int64}, "shape_edges",
           [[(extent,) for extent in t.shape] for _, t in tensors])
-    _flat(trace, group, {"exponent": np.uint8, "exponent_count": np.uint32}, "exponent_edges",
+    _flat(trace, ragged, {"exponent": np.uint8, "exponent_count": np.uint32}, "exponent_edges",
           [list(t.digest.exponents.items()) for _, t in tensors])
-    _flat(trace, group, {"run_request": np.int32, "run_first": np.int32, "run_count": np.int32},
+    _flat(trace, ragged, {"run_request": np.int32, "run_first": np.int32, "run_count": np.int32},
           "run_edges", [_runs(t.rows) for _, t in tensors])
-    _flat(trace, group, {"row_xxh3": np.uint64}, "row_xxh3_edges",
+    _flat(trace, ragged, {"row_xxh3": np.uint64}, "row_xxh3_edges",
           [[(one,) for one in t.row_xxh3] for _, t in tensors])
     group["seq"].make_scale("seq")
     for name in ("pass", "layer", "point", "dtype", "axes", "path", *DIGEST_COLUMNS):
