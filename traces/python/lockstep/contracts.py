@@ -1,4 +1,4 @@
-"""Where the points of a model round inside, by engine; a contract is a name of src/judge/contracts.h.
+"""Where the points of a model round inside, by engine, in the words of src/judge/contracts.h.
 
 roundings.json has the points that do not round once, at their store. A test of the judge holds it
 to the table of src/judge/presets.cc, which says where each line was read.
