@@ -62,8 +62,8 @@ def load_array(path: pathlib.Path) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, Elements)) or type(value).__module__.partition(".")[0] == "torch" \
-        and hasattr(value, "detach")
+    of_torch = type(value).__module__.partition(".")[0] == "torch"
+    return isinstance(value, (np.ndarray, Elements)) or of_torch and hasattr(value, "detach")
 
 
 def tensors_in(value: Any, key: str) -> Iterator[tuple[str, Any]]:
