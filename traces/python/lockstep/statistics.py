@@ -136,8 +136,8 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str],
             found.elements += one.size
             if one.size > widest:
                 widest = one.size
-                found.blind = (f"or one is wrong by less than {_sum_limit(one, other, tolerance):.3g}"
-                               f" (in {name}, the largest)")
+                limit = _sum_limit(one, other, tolerance)
+                found.blind = (f"or one is wrong by less than {limit:.3g} (in {name}, the largest)")
     found.different = [text for _, text in sorted(different)]
     return found
 
@@ -197,8 +197,8 @@ def _slice_text(one: Statistics, other: Statistics, tolerance: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0: nothing is seen to differ; 1: something does; 2: nothing was compared."""
     parser = argparse.ArgumentParser(
-        prog="python -m lockstep stats", description="Compares two files of JSON lines {tag, shape, "
-        "mean, sum, head_values}, and says what they cannot tell.")
+        prog="python -m lockstep stats", description="Compares two files of JSON lines {tag, "
+        "shape, mean, sum, head_values}, and says what they cannot tell.")
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE,
