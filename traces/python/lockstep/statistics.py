@@ -65,7 +65,8 @@ def _parsed(line: str, number: int, where: str) -> Statistics:
     try:
         entry = json.loads(line)
         one = Statistics(number, entry["tag"], tuple(map(int, entry["shape"])),
-                         float(entry["mean"]), float(entry["sum"]), np.array(entry["head_values"], np.float64))
+                         float(entry["mean"]), float(entry["sum"]),
+                         np.array(entry["head_values"], np.float64))
         fits = isinstance(one.tag, str) and one.head.ndim == 1 and \
             0 < len(one.head) <= one.size and all(extent > 0 for extent in one.shape)
     except (ValueError, KeyError, TypeError) as error:
