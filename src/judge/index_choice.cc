@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/judge/budget.h"
+
 namespace lockstep {
 namespace {
 
@@ -14,7 +16,9 @@ struct WrongIndex {
   double want = 0, got = 0;
 };
 
-WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>& indices) {
+// slack: the most that each value may be off; empty: nothing.
+WrongIndex wrong_index(std::vector<double> row, const std::vector<double>& indices,
+                       const std::vector<double>& slack) {
   std::vector<bool> taken(row.size(), false);
   WrongIndex wrong;
   for (const double index : indices) {
@@ -26,6 +30,7 @@ WrongIndex wrong_index(const std::vector<double>& row, const std::vector<double>
   }
   // The largest of those left out must not be above the smallest of those taken.
   const auto out = [&](size_t i) { return !taken[i]; };
+  for (size_t i = 0; i < slack.size(); ++i) row[i] += out(i) ? -slack[i] : slack[i];
   size_t best = row.size(), least = row.size();
   for (size_t i = 0; i < row.size(); ++i) {
     size_t& at = out(i) ? best : least;
@@ -58,16 +63,45 @@ std::vector<double> row_of(const TensorView& tensor, int64_t row) {
   return values;
 }
 
+// The most that the values of a row may be off.
+std::vector<double> slack_of(const TensorView& deviation, int64_t row) {
+  if (deviation.empty()) return {};
+  std::vector<double> slack = row_of(deviation, row);
+  for (double& s : slack) s *= kCarriedDeviations * std::sqrt(kCarriedVariance);
+  return slack;
+}
+
+// Whether any of the values may be the largest and any the smallest.
+bool are_alike(const std::vector<double>& row, const std::vector<double>& slack) {
+  double most = -std::numeric_limits<double>::infinity(), least = -most;
+  for (size_t i = 0; i < slack.size(); ++i) {
+    most = std::max(most, row[i] - slack[i]);
+    least = std::min(least, row[i] + slack[i]);
+  }
+  return !slack.empty() && !(most > least);
+}
+
+double width_of(const std::vector<double>& row, const std::vector<double>& slack) {
+  double sum = 0, power = 0;
+  for (const double s : slack) sum += 2 * s;
+  for (const double x : row) power += x * x;
+  return power > 0 ? sum / std::sqrt(power * static_cast<double>(row.size())) : 0;
+}
+
 }  // namespace
 
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
-                           const TensorView& chosen) {
+                           const TensorView& chosen, const TensorView& deviation) {
   ChoiceOutcome outcome;
   int64_t nan_rows = 0;
+  bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
     const auto at = static_cast<int64_t>(i);
     const std::vector<double> row = row_of(values, at);
-    const WrongIndex wrong = wrong_index(row, row_of(chosen, at));
+    const std::vector<double> slack = slack_of(deviation, at);
+    const WrongIndex wrong = wrong_index(row, row_of(chosen, at), slack);
+    alike = alike || are_alike(row, slack);
+    outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
     const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
     // Among NaN nothing is the largest; an index of nothing is wrong all the same.
@@ -77,6 +111,10 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
     if (outcome.node.verdict == Verdict::bitwise)
       show(outcome.node, wrong, node.rows[i].position, one);
   }
+  if (alike && nan_rows == 0 && outcome.node.verdict == Verdict::bitwise)
+    outcome.node = inconclusive(
+        "the values that they choose among were not recorded, and may be off by more than they "
+        "differ");
   outcome.node.excluded = nan_rows;
   if (nan_rows == 0 || outcome.node.verdict != Verdict::bitwise) return outcome;
   outcome.node.verdict = Verdict::nonfinite;

@@ -8,11 +8,19 @@ namespace lockstep {
 // Whether the indices that an op chose (argmax, top_k), `chosen` [rows, k] or [rows], are those of
 // the largest of `values` [rows, n]. By value: which of several equal values are taken is not a
 // matter of right or wrong, nor is their order.
+// `deviation`, fp64 and of the shape of `values`, is one standard deviation of values that were not
+// recorded; empty: they are known. An index is wrong then where it is by all that two values may be
+// off, each by kCarriedDeviations sqrt(kCarriedVariance) of its own (budget.h), added up, as what
+// they are off by may be alike or not. Rows of which no choice could be shown to be wrong are
+// inconclusive.
 struct ChoiceOutcome {
   NodeOutcome node;
   bool unknown = false;  // an index is that of nothing
+  // By how much the values of two indices must differ for a wrong choice to show, by the root mean
+  // square of their row, where that is most; 0: they are known.
+  double width = 0;
 };
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
-                           const TensorView& chosen);
+                           const TensorView& chosen, const TensorView& deviation = {});
 
 }  // namespace lockstep

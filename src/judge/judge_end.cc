@@ -12,6 +12,21 @@
 #include "traces/manifest.h"
 
 namespace lockstep {
+namespace {
+
+// The text of how large a bug must be to show in a region of that point.
+std::string shown_from(const Point& p, const OpJudge::Width& width) {
+  if (row_of(p.op).makes_indices)
+    return fmt::format(
+        "a wrong choice shows where the values differ by {:.1g} x the size of their row",
+        width.of_row);
+  return fmt::format(
+      "its budget is up to {:.2g} times that of its own op; a wrong element shows "
+      "from {:.1g} x the size of its row on",
+      width.times, width.of_row);
+}
+
+}  // namespace
 
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
 // not every op was judged, or an overflow is due, perhaps from that.
@@ -213,15 +228,10 @@ void Judge::State::note_regions() {
         for (const Place& h : op_judge.hidden().region_of(place)) hidden.insert(h.point->name);
     if (hidden.empty()) continue;
     const auto width = op_judge.widened_by().find(order_of(p));
-    ledger.note(fmt::format(
-        "{} is judged together with {}, which the trace does not have: {}", p.name,
-        fmt::join(hidden, " "),
-        width == op_judge.widened_by().end()
-            ? "they are known bit for bit"
-            : fmt::format(
-                  "its budget is up to {:.2g} times that of its own op; a wrong element shows "
-                  "from {:.1g} x the size of its row on",
-                  width->second.times, width->second.of_row)));
+    ledger.note(fmt::format("{} is judged together with {}, which the trace does not have: {}",
+                            p.name, fmt::join(hidden, " "),
+                            width == op_judge.widened_by().end() ? "they are known bit for bit"
+                                                                 : shown_from(p, width->second)));
   }
 }
 

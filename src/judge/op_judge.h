@@ -69,8 +69,10 @@ class OpJudge {
   const HiddenTensors& hidden() const { return hidden_; }
   // The budget at a point whose op reads what is hidden, where it is widest; none: by nothing.
   struct Width {
-    double times = 1;   // that of its own op
-    double of_row = 0;  // the mean of a block's elements, by the root mean square of its results
+    double times = 1;  // that of its own op
+    // The mean of a block's elements, by the root mean square of its results; of an op that chooses
+    // indices, of the values of two that it chooses among.
+    double of_row = 0;
   };
   const std::map<int, Width>& widened_by() const { return widened_by_; }
   // The contracts that nodes of the place are judged under.

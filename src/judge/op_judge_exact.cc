@@ -1,6 +1,8 @@
 // The ops that no number decides about: what was read from a cache, and which indices were chosen.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "src/judge/cache_read.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/op_judge_parts.h"
@@ -23,10 +25,16 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
 
 NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>& inputs,
                                    const JudgedPass& pass, const NodeRows& node) {
-  const SelectedRows values(pass.seen.tensor(inputs.at(0), node.request), node.rows);
+  const HiddenTensor* hidden = hidden_.find(inputs.at(0));
+  const SelectedRows values(tensor_of(inputs.at(0), pass, node.request), node.rows);
   const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
-  ChoiceOutcome outcome =
-      judge_choice(node, place.point->op == OpKind::argmax, values.view(), chosen.view());
+  const SelectedRows deviation(hidden ? &hidden->deviation : nullptr, node.rows);
+  ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, values.view(),
+                                       chosen.view(), deviation.view());
+  if (outcome.width > 0) {
+    double& widest = widened_by_[order_of(*place.point)].of_row;
+    widest = std::max(widest, outcome.width);
+  }
   // An op that reads indices of nothing cannot be computed, and is not judged.
   if (outcome.unknown) misshapen_.insert(key_of(place));
   return std::move(outcome.node);

@@ -4,11 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 
 #include "src/judge/contracts.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/helpers.h"
+#include "tests/places.h"
+#include "traces/manifest.h"
 
 namespace lockstep {
 namespace {
@@ -106,6 +112,21 @@ TEST(Rounding, RefusesWhatItDoesNotKnow) {
       "--rounding attn.norm=tables_rounded: no op there rounds so; attn.norm can be fused, "
       "hf, unrounded_sum, hf_unrounded_sum",
       [] { rounding_from("attn.norm=tables_rounded"); });
+}
+
+TEST(Presets, AreThoseOfThePythonPackage) {
+  std::ifstream file(source_path("traces/python/lockstep/roundings.json"));
+  const auto engines = nlohmann::json::parse(file);
+  EXPECT_EQ(engines.size(), presets().size());
+  for (const Preset& preset : presets()) {
+    ASSERT_TRUE(engines.contains(preset.name)) << preset.name;
+    std::map<std::string, std::string> several;  // the points that do not round once
+    for (const auto& [point, contract] : contracts_of_preset(preset.name))
+      if (contract != fused) several.emplace(point, name_of(contract));
+    EXPECT_EQ((engines[std::string(preset.name)].get<std::map<std::string, std::string>>()),
+              several)
+        << preset.name;
+  }
 }
 
 TEST(Rounding, RefusesWhatNoOpOfTheRunHas) {

@@ -137,6 +137,24 @@ class Wrong(Captured):
         self.assertEqual(lockstep.judge(path, QWEN25).first.place, "layer 1 mlp.act")
 
 
+    def test_a_square_weight_that_was_read_transposed_is_said_to_be(self):
+        """x W^T has the shape of x W where W is square: no engine notices, and the finding says."""
+        model = load(SLIDING)
+        for layer, name, place in ((1, "q_proj", "layer 1 attn.q"),
+                                   (0, "o_proj", "layer 0 attn.o")):
+            weight = getattr(model.model.layers[layer].self_attn, name).weight
+            self.assertEqual(weight.shape[0], weight.shape[1])
+            kept = weight.data
+            weight.data = kept.t().contiguous()
+            try:
+                path = self.captured(model, generated(tokens(24, 1, 320), 2))
+            finally:
+                weight.data = kept
+            first = lockstep.judge(path, SLIDING).first
+            self.assertEqual((first.place, first.looks_like),
+                             (place, ("its weight read transposed",)))
+
+
 class PutBack(Captured):
     def parts(self, model):
         modeling = modeling_of(model.model)

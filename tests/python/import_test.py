@@ -5,8 +5,11 @@ python import_test.py LOCKSTEP. Files are the tool's own where it can be run her
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import pickle
+import subprocess
+import sys
 import unittest
 
 import numpy as np
@@ -116,6 +119,45 @@ class Imports(InFolder):
                      "are fp32 where the run is bf16, the first: attn.norm of layer 0"):
             self.assertTrue(any(part in what for what in report.skipped + [said]), (part, report))
         self.assertEqual(list(report.unknown), ["names"])
+
+    def test_the_first_of_a_place_that_can_be_read_and_fits_is_taken(self):
+        arrays = {"tokens": np.arange(3), "layers.0.mlp.norm": np.array([None]),
+                  "layers.0.mlp.norm#1": np.ones((2, 192), "f4"),
+                  "layers.0.mlp.norm#2": np.full((3, 192), 2, "f4"),
+                  "layers.0.mlp.norm#3": np.full((3, 192), 3, "f4")}
+        np.savez(self.folder / "x.npz", **arrays)
+        (self.folder / "m.json").write_text(json.dumps({
+            "like": "points", "points": [{"match": r"layers\.(\d+)\.mlp\.norm(#\d)?",
+                                          "to": "mlp.norm"}]}))
+        report, out = self.imported(str(self.folder / "m.json"), self.folder / "x.npz")
+        with lockstep.Trace(out) as trace:
+            self.assertEqual(len(trace.tensors), 1)
+            np.testing.assert_array_equal(trace["mlp.norm", 0], np.full((3, 192), 2))
+        self.assertEqual(len(report.skipped), 2, report.skipped)
+        self.assertIn("objects that are no numbers", report.skipped[0])
+
+    def test_files_without_pickles_need_no_torch(self):
+        np.savez(self.folder / "x.npz", tokens=np.arange(3), embed=np.ones((3, 192), "f4"))
+        made = subprocess.run([sys.executable, "-c", (
+            "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
+            "from lockstep import command\n"
+            "for source, names in ((sys.argv[1], 'points'), (sys.argv[2], 'huggingface')):\n"
+            "    status = command.main([source, sys.argv[3], '--map', names, '--model',\n"
+            "                           sys.argv[4], '--tokens', '1,2,3'])\n"
+            "    assert status == 0\n"), self.folder / "x.npz", self.saved(), self.folder / "o.h5",
+            QWEN3], env=os.environ | {"PYTHONPATH": str(support.PACKAGE)}, capture_output=True,
+            text=True, check=False)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        with lockstep.Trace(self.folder / "o.h5") as trace:
+            self.assertEqual(trace.tensors[0].dtype, "bf16")
+            np.testing.assert_array_equal(trace["mlp.down", 0], np.full((3, 192), 1.5))
+
+    def saved(self):
+        from safetensors.torch import save_file
+        path = self.folder / "x.safetensors"
+        save_file({"model.layers.0.mlp.down_proj": torch.full((3, 192), 1.5).bfloat16(),
+                   "model.layers.1.mlp.down_proj": torch.full((3, 192), 1.5).double()}, path)
+        return path
 
     def test_the_old_layout_and_what_is_no_tensor(self):
         self.made("sglang_dumper", True)
@@ -254,6 +296,12 @@ class Refused(InFolder):
         self.refused("no npz", self.import_, "points", self.folder / "x.npz")
         (self.folder / "x.safetensors").write_bytes(pickle.dumps(self.trap))
         self.refused("no safetensors", self.import_, "points", self.folder / "x.safetensors")
+        for entry in ({"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}, [], {},
+                      {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}):
+            header = json.dumps({"embed": entry}).encode()
+            (self.folder / "x.safetensors").write_bytes(
+                len(header).to_bytes(8, "little") + header + bytes(8))
+            self.refused("no safetensors", self.import_, "points", self.folder / "x.safetensors")
         (self.folder / "r.json").write_text('{"lst": [], "polygraphy_class": "RunResults"}')
         self.refused("results of 0 runners", self.import_, "onnx", self.folder / "r.json")
 

@@ -17,7 +17,7 @@ import support
 from support import QWEN3, QWEN25, InFolder
 
 import lockstep
-from lockstep import digest, elements, graph, hdf5, points
+from lockstep import contracts, digest, elements, graph, hdf5, points
 
 sys.path.append(str(support.ROOT / "tests"))
 import qwen_graph  # noqa: E402
@@ -40,6 +40,14 @@ class Tables(unittest.TestCase):
         self.assertEqual({p["point"]: p["axes"] for p in listed}, points.AXES)
         self.assertEqual([p["point"] for p in listed], list(points.AXES))
         self.assertEqual({p["point"] for p in listed if p["of"] == "model"}, points.MODEL_POINTS)
+
+    def test_an_engine_by_name_says_where_each_point_rounds(self):
+        self.assertEqual(set(contracts.rounding("fused").values()), {"fused"})
+        vllm = contracts.rounding("vllm")
+        self.assertEqual(list(vllm), list(points.AXES))
+        self.assertEqual((vllm["attn.q_rope"], vllm["attn.q"]), ("tables_rounded", "fused"))
+        self.assertRaisesRegex(lockstep.LockstepError, "'vlm' .* vllm is the nearest",
+                               contracts.rounding, "vlm")
 
     def test_graphs_are_those_of_another_hand(self):
         for config, other in (

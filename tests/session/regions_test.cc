@@ -2,6 +2,7 @@
 // is found at the first recorded place after it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "src/judge/judge.h"
@@ -43,8 +44,9 @@ class Regions : public testing::Test {
             .level = TraceLevel::full});
   }
 
-  // Judges what is left of that trace when it holds these points alone.
-  Result judge(const Points& points, bool declared = true) {
+  // Judges what is left of that trace when it holds these points alone; `change` may spoil it.
+  Result judge(
+      const Points& points, bool declared = true, void (*change)(Pass&) = [](Pass&) {}) {
     const auto trace = open_trace(scratch_ / "x.h5");
     Manifest manifest = trace->manifest();
     if (!declared) manifest.contracts.clear();
@@ -59,6 +61,7 @@ class Regions : public testing::Test {
       std::erase_if(pass.tensors, [&](const RecordedTensor& t) {
         return !has({t.point, t.layer});
       });
+      change(pass);
       judge.judge(pass);
     }
     return judge.finish(manifest.requests, trace->complete());
@@ -108,6 +111,39 @@ TEST_F(Regions, NameTheFirstRecordedPlaceAfterABug) {
           << bug.fault << " with " << points.size() << " points: " << result.story;
     }
   }
+}
+
+const Points kExpertsAlone = {"embed",       "attn.out",    "attn.residual",
+                              "mlp.experts", "mlp.weights", "mlp.residual",
+                              "final.norm",  "logits",      "token"};
+
+// The router's logits, which the experts were chosen by, are known but for what they may be off.
+TEST_F(Regions, OfExpertsThatWereChosenByHiddenLogitsAreJudged) {
+  serve("tiny/qwen3-moe", DType::bf16);
+  const Result right = judge(kExpertsAlone);
+  EXPECT_EQ(right.verdict, RunVerdict::clean) << right.story;
+  EXPECT_EQ(right.judged, right.expected);
+  EXPECT_TRUE(std::ranges::any_of(right.notes, [](const std::string& note) {
+    return note.starts_with("mlp.experts is judged together with mlp.norm mlp.router") &&
+           note.find("a wrong choice shows where the values differ by 0.") != std::string::npos;
+  }));
+  const Result wrong = judge(kExpertsAlone, true, [](Pass& pass) {
+    for (RecordedTensor& tensor : pass.tensors)
+      for (int64_t i = 0; *tensor.point == point("mlp.experts") && i < tensor.data.view().count();
+           ++i)
+        tensor.data.as<int32_t>()[i] = (tensor.data.as<int32_t>()[i] + 1) % 8;
+  });
+  ASSERT_TRUE(wrong.first) << wrong.story;
+  EXPECT_EQ(wrong.first->node.place.point->name, "mlp.experts");
+}
+
+TEST_F(Regions, OfExpertsThatNobodyKnowsAreNotJudged) {
+  serve("tiny/qwen3-moe", DType::bf16);
+  Points points = kExpertsAlone;
+  points.erase("mlp.experts");
+  const Result result = judge(points);
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+  EXPECT_NE(result.story.find("mlp.experts was not recorded"), std::string::npos) << result.story;
 }
 
 // Where nothing that is recorded reads a hidden tensor, nobody can say that it is right.

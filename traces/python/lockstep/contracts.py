@@ -1,19 +1,29 @@
-"""Where the points of a model round inside, as transformers' modules compute them."""
+"""Where the points of a model round inside, by engine, in the words of src/judge/contracts.h.
+
+roundings.json has the points that do not round once, at their store. A test of the judge holds it
+to the table of src/judge/presets.cc, which says where each line was read.
+"""
 from __future__ import annotations
 
-from lockstep.errors import LockstepError
-from lockstep.points import AXES
+import functools
+import importlib.resources
+import json
 
-# These round more than once; every other point once, when it is stored.
-SEVERAL_ROUNDINGS = frozenset({
-    "attn.norm", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "attn.out",
-    "mlp.norm", "mlp.act", "mlp.expert_act", "mlp.combine", "final.norm"})
+from lockstep.errors import check
+from lockstep.points import AXES, nearest
+
+
+@functools.cache
+def _engines() -> dict[str, dict[str, str]]:
+    return json.loads((importlib.resources.files("lockstep") / "roundings.json").read_text())
 
 
 def rounding(name: str) -> dict[str, str]:
-    """The contract of each point: of `hf`, with attention by sdpa or flash, or of `eager`."""
-    if name not in ("hf", "eager"):
-        raise LockstepError(f"'{name}' is no set of rounding contracts: hf or eager was wanted, or "
-                            "an object of contracts by point")
-    contracts = {point: "hf" if point in SEVERAL_ROUNDINGS else "fused" for point in AXES}
-    return contracts | {"attn.out": name}
+    """The contract of each point, as an engine of `lockstep judge --schema` has it: fused, hf,
+    hf-eager, vllm, sglang, trt-llm, llama.cpp or llama.cpp-f16."""
+    engines = _engines()
+    near = nearest(name, engines)
+    hint = f": {near} is the nearest" if near else ""
+    check(name in engines, f"'{name}' is no set of rounding contracts{hint} ({', '.join(engines)}, "
+          "or an object of contracts by point)")
+    return dict.fromkeys(AXES, "fused") | engines[name]

@@ -15,6 +15,8 @@ COUNTS = ("nan", "posinf", "neginf", "zeros", "subnormal", "absmax_at")
 NUMBERS = ("min", "max", "absmax", "mean", "m2", "rms", "sum_abs", "sum_squares")
 BINS = 256
 BLOCK = 1 << 18  # elements that are looked at together, so that they stay in a cache
+NO_EXPONENTS: NDArray[np.int64] = np.zeros(BINS, np.int64)
+NO_EXPONENTS.flags.writeable = False
 PATTERNS = 1 << 16  # of 16 bits: a tensor of more elements is known by how many there are of each
 
 
@@ -38,7 +40,7 @@ class Digest:
     sum_abs: float = 0.0
     sum_squares: float = 0.0
     exponents: NDArray[np.int64] = dataclasses.field(
-        default_factory=lambda: np.zeros(BINS, np.int64))
+        default_factory=lambda: NO_EXPONENTS)
     finite: int = 0  # how many elements the numbers are of
 
     @property

@@ -48,25 +48,32 @@ def bf16_bits(values: NDArray[Any]) -> NDArray[np.uint16]:
     return (raw >> 16).astype(np.uint16)
 
 
-_TORCH_NAMES: dict[Any, str] = {}  # by torch dtype; filled when torch is there
+# By torch dtype: its name, and the integers of torch that hold its bits where numpy has none.
+_TORCH_TYPES: dict[Any, tuple[str, Any]] = {}  # filled when torch is there
+
+
+def _torch_type(dtype: Any) -> tuple[str, Any]:
+    import torch
+    if not _TORCH_TYPES:
+        _TORCH_TYPES.update({
+            torch.bfloat16: ("bf16", torch.uint16), torch.float32: ("fp32", None),
+            torch.float16: ("fp16", None), **dict.fromkeys(
+                (torch.int32, torch.int64, torch.int16, torch.uint8), ("int32", None))})
+    if dtype not in _TORCH_TYPES:
+        raise LockstepError(f"a tensor of {dtype} has no place in a trace: fp32, bf16, fp16 or "
+                            "integers were wanted")
+    return _TORCH_TYPES[dtype]
 
 
 def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
     """The bits of a torch tensor, in its own memory and layout where that is the host's."""
-    import torch
-    if not _TORCH_NAMES:
-        _TORCH_NAMES.update({torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16",
-                             torch.int32: "int32", torch.int64: "int32", torch.int16: "int32",
-                             torch.uint8: "int32"})
-    name = _TORCH_NAMES.get(tensor.dtype)
-    if name is None:
-        raise LockstepError(f"a tensor of {tensor.dtype} has no place in a trace: fp32, bf16, fp16 "
-                            "or integers were wanted")
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
+    name, integers = _TORCH_TYPES.get(tensor.dtype) or _torch_type(tensor.dtype)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_cpu:
         tensor = tensor.cpu()
-    if name == "bf16":
-        return tensor.view(torch.uint16).numpy(), name
+    if integers is not None:
+        return tensor.view(integers).numpy(), name
     return tensor.numpy().astype(STORAGE[name], copy=False), name
 
 

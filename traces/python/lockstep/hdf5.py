@@ -1,6 +1,8 @@
 """What of HDF5 a trace needs beyond h5py's own: bf16, quick tensors, columns, the seal."""
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -55,6 +57,11 @@ def write_tensor(file: h5py.File, path: str, tensor: Elements) -> None:
         data.write(h5s.ALL, h5s.ALL, tensor.bits, mtype=kind)
 
 
+@functools.lru_cache(64)
+def _text(text: str) -> NDArray[Any]:
+    return np.array(text, dtype=TEXT)
+
+
 def write_attributes(file: h5py.File, path: str, seq: int, texts: Mapping[str, str]) -> None:
     """The attributes of a tensor, which the seal is to cover and so come late."""
     owner = h5d.open(file.id, path.encode())
@@ -62,7 +69,7 @@ def write_attributes(file: h5py.File, path: str, seq: int, texts: Mapping[str, s
     number.write(np.array(seq, np.int64))
     for name, text in texts.items():
         attribute = h5a.create(owner, name.encode(), _TEXT_TYPE, _SCALAR)
-        attribute.write(np.array(text, dtype=TEXT))
+        attribute.write(_text(text))
 
 
 def read_tensor(file: h5py.File, path: str, dtype: str,
@@ -83,7 +90,7 @@ class Columns:
     def __init__(self, types: Mapping[str, Any], edges: Sequence[str] = ()) -> None:
         self._types = types
         self._values: dict[str, list[Any]] = {name: [] for name in types}
-        self._parts: dict[str, list[NDArray[Any]]] = {}
+        self._parts: dict[str, list[Sequence[Any] | NDArray[Any]]] = {}
         self._edges: dict[str, list[int]] = {name: [0] for name in edges}
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -91,12 +98,16 @@ class Columns:
         for name, value in values.items():
             self._values[name].append(value)
 
+    def fill(self, name: str, values: list[Any]) -> None:
+        """All entries of a column at once."""
+        self._values[name] = values
+
     def add_parts(self, edges: str, values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
         """Entries of one part, as many of each column, whose edges are so named."""
         ends = self._edges[edges]
         for name, part in values.items():
-            self._parts.setdefault(name, []).append(np.asarray(part, self._types[name]))
-        ends.append(ends[-1] + len(next(iter(values.values()))))
+            self._parts.setdefault(name, []).append(part)
+        ends.append(ends[-1] + len(part))
 
     def entries(self, name: str) -> list[Any]:
         return self._values[name]
@@ -106,12 +117,19 @@ class Columns:
         """below: the group of edges and of these columns, which are in parts."""
         below = group if below is None else below
         for name, kind in self._types.items():
-            values = np.concatenate(self._parts[name]) if name in self._parts else np.array(
+            values = _joined(self._parts[name], kind) if name in self._parts else np.array(
                 self._values[name], dtype=object if kind is TEXT else kind)
             owner = below if name in parts else group
             owner.create_dataset(name, data=values, dtype=kind)
         for name, ends in self._edges.items():
             below.create_dataset(name, data=np.array(ends, np.int64))
+
+
+def _joined(parts: Sequence[Sequence[Any] | NDArray[Any]], kind: Any) -> NDArray[Any]:
+    """All entries of a column whose parts are all arrays, or all lists."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts).astype(kind, copy=False)
+    return np.fromiter(itertools.chain.from_iterable(parts), kind)
 
 
 def seal(path: pathlib.Path, begin: int) -> None:

@@ -85,6 +85,8 @@ class Capture:
         sizes = dimensions(config)
         self.heads, self.kv_heads, self.dim = sizes["H"], sizes["K"], sizes["D"]
         self.points, self.layers = frozenset(points), frozenset(layers)
+        self._everything = not self.points and not self.layers
+        self._signature = inspect.signature(self.base.forward)
         self.writer = Writer(path, config, dtype=NAMES[dtype], schema=rounding_of(model),
                              provenance=_facts_of(model) | dict(provenance),
                              selection=_selection(self.points, self.layers))
@@ -100,9 +102,9 @@ class Capture:
 
     # Passes.
 
-    def begin_pass(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_pass(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the model computes: which rows these are."""
-        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        bound = self._signature.bind_partial(*args, **kwargs).arguments
         ids = bound.get("input_ids")
         if ids is None:
             raise LockstepError("the model was called with embeddings and without input_ids, so "
@@ -185,11 +187,8 @@ class Capture:
         bits, name = view_of_torch(tensor)
         whole = bits.reshape(self._keep.size, *(shape or bits.shape[2:]))
         # A copy: the model may put something else into its memory.
-        rows = whole.copy() if self._all else whole[self._keep]
-        return self._show_rows(layer, point, Elements(rows, name))
-
-    def _show_rows(self, layer: int, point: str, elements: Elements) -> Elements:
-        if self._wants(layer, point):
+        elements = Elements(whole.copy() if self._all else whole[self._keep], name)
+        if self._everything or self._wants(layer, point):
             self.writer.show_elements(point, layer, elements)
         return elements
 
@@ -256,7 +255,8 @@ class Capture:
         rows = result.detach().reshape(batch * count, width)[at]
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
-        self._show_rows(-1, "logits", from_torch(rows))
+        if self._wants(-1, "logits"):
+            self.writer.show_elements("logits", -1, from_torch(rows))
 
     # Hooks.
 
@@ -315,13 +315,15 @@ class Capture:
 
     def _after(self, module: nn.Module, layer: int, point: str, *shape: int) -> Any:
         """Records what the module returns."""
-        return module.register_forward_hook(
-            lambda _module, _args, made: _ignored(self.show(layer, point, made, *shape)))
+        def look(_module: nn.Module, _args: Any, made: Tensor) -> None:
+            self.show(layer, point, made, *shape)
+        return module.register_forward_hook(look)
 
     def _before(self, module: nn.Module, layer: int, point: str) -> Any:
         """Records what the module is given."""
-        return module.register_forward_pre_hook(
-            lambda _module, args: _ignored(self.show(layer, point, args[0])))
+        def look(_module: nn.Module, args: Any) -> None:
+            self.show(layer, point, args[0])
+        return module.register_forward_pre_hook(look)
 
     def _expert_hooks(self, i: int, mlp: nn.Module) -> Iterator[Any]:
         stack, watched = contextlib.ExitStack(), []
@@ -346,10 +348,6 @@ class Capture:
         yield mlp.gate.register_forward_hook(routed)
         yield mlp.experts.register_forward_pre_hook(begin)
         yield mlp.experts.register_forward_hook(end)
-
-
-def _ignored(_value: object) -> None:
-    """A hook that returns something would put it in the place of what was computed."""
 
 
 def _selection(points: Collection[str], layers: Collection[int]) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.dumps import read_dump
-from lockstep.dumps.dump import Dump, Load, is_tensor
+from lockstep.dumps.dump import Dump, is_tensor
+from lockstep.dumps.loads import Load
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.graph import dimensions, read_config
@@ -117,8 +118,10 @@ class Importer:
     def _take_pass(self, ids: PassIds, wanted: Sequence[Wanted]) -> None:
         """A tensor at a time, for all of a pass may be more than the memory; logits come first,
         because they tell how many rows have some."""
-        found = {place: part for one in wanted if LOGITS in one.places
-                 for place, part in self._parts(one)}
+        found: dict[Place, Elements] = {}
+        for one in wanted:
+            if LOGITS in one.places and LOGITS not in found:
+                found.update(self._parts(one))
         logits = found.get(LOGITS)
         wide = self.sizes["V"]
         count = 0 if logits is None else logits.bits.size // wide
@@ -126,11 +129,15 @@ class Importer:
         rows = self._logit_rows(owners, count)
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
         self.report.passes += 1
+        taken: set[Place] = set()  # the first of a place that can be read and fits
         for one in wanted:
-            parts = found.items() if LOGITS in one.places else self._parts(one)
-            for (layer, point), elements in parts:
-                self._show(layer, point, elements, len(owners), rows)
-        if logits is not None and rows and not any((-1, "token") in one.places for one in wanted):
+            if taken.issuperset(one.places):
+                continue
+            parts = list(found.items()) if LOGITS in one.places else self._parts(one)
+            for place, elements in parts:
+                if place not in taken and self._show(*place, elements, len(owners), rows):
+                    taken.add(place)
+        if logits is not None and rows and (-1, "token") not in taken:
             # Dumps have no choices; what was fed and is not the likeliest counts as forced.
             best = logits.values().reshape(count, wide).argmax(-1)
             self.writer.show("token", None, best.astype(np.int32))
@@ -142,8 +149,9 @@ class Importer:
         return last if count == len(last) else []
 
     def _show(self, layer: int, point: str, elements: Elements, rows: int,
-              logit_rows: Sequence[int]) -> None:
-        """A tensor of all rows, or of those with logits, whatever its axes were."""
+              logit_rows: Sequence[int]) -> bool:
+        """A tensor of all rows, or of those with logits, whatever its axes were; False: it fits
+        neither."""
         shape = self._row_shape(point)
         size = math.prod(shape)
         count, rest = divmod(elements.bits.size, size)
@@ -152,7 +160,7 @@ class Importer:
             self.report.skipped.append(
                 f"{point} of layer {layer} is {list(elements.bits.shape)}, which is not {rows} "
                 f"rows of {list(shape)}")
-            return
+            return False
         if elements.dtype not in (self.dtype, "int32"):
             self._note_dtype(f"{point} of layer {layer}", elements.dtype)
         shaped = Elements(elements.bits.reshape(count, *shape), elements.dtype)
@@ -161,6 +169,7 @@ class Importer:
         else:
             self.writer.show_elements(point, layer, shaped)
         self.report.tensors += 1
+        return True
 
     def _note_dtype(self, where: str, dtype: str) -> None:
         note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
@@ -191,8 +200,7 @@ class Importer:
         return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
 
     def _wanted(self, loads: dict[str, Load]) -> Iterator[Wanted]:
-        """The tensors of a pass that are of places, in its order; the first of a place is taken."""
-        taken: set[Place] = set()
+        """The tensors of a pass that are of places, in its order."""
         for key, load in loads.items():
             if any(pattern.fullmatch(key) for pattern in self.mapping.rows.values()):
                 continue
@@ -200,9 +208,8 @@ class Importer:
             if rule is None:
                 self._note_unknown(key)
                 continue
-            places = [place for place in rule[1] if place in self.places and place not in taken]
+            places = [place for place in rule[1] if place in self.places]
             if places:
-                taken.update(places)
                 yield Wanted(key, load, rule[0], rule[1], places)
 
     def _parts(self, one: Wanted) -> list[tuple[Place, Elements]]:
@@ -218,7 +225,7 @@ class Importer:
         try:
             value = load()
             if is_tensor(value):
-                return elements_of(value)
+                return value if isinstance(value, Elements) else elements_of(value)
             self.report.skipped.append(f"{key} is no tensor")
         except LockstepError as error:
             self.report.skipped.append(str(error))

@@ -22,6 +22,7 @@ from lockstep.points import AXES, ORDER
 from lockstep.rows import PassRows, Request, Row, Run, requests_of
 
 KEPT_LOGITS = 8
+NO_HASHES: NDArray[np.uint64] = np.zeros(0, np.uint64)
 # Columns of the index that have not one entry a tensor.
 INDEX_PARTS = ("shape", "exponent", "exponent_count", "run_request", "run_first", "run_count",
                "row_xxh3")
@@ -36,7 +37,7 @@ class Entry:
     point: str
     tensor: Elements | None
     runs: list[Run]
-    hashes: NDArray[np.uint64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint64))
+    hashes: NDArray[np.uint64] = dataclasses.field(default_factory=lambda: NO_HASHES)
     cache_shape: tuple[int, ...] = ()
     cache_dtype: str = ""
 
@@ -85,7 +86,7 @@ class Output:
         self._index = Columns(_index_types(), [f"{name}_edges" for name in
                                                 ("shape", "exponent", "run", "row_xxh3")])
         self._cells: list[tuple[int, int, int, Digest]] = []
-        self._paths: list[tuple[str, str, str]] = []  # by seq: path, dtype, axes
+        self._paths: list[tuple[str, str, str]] = []  # by seq: path, dtype, point
         self._tensors: list[int] = []  # by pass
         self._top: list[dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = []
         self._chosen: list[dict[Row, int]] = []
@@ -108,8 +109,8 @@ class Output:
             if entry.point == "token":
                 self._chosen[entry.number] = dict(zip(rows.with_logits(),
                                                       entry.tensor.bits.tolist()))
-        _add_index(self._index, len(self._paths), entry, digest)
-        self._paths.append((entry.path, entry.dtype, AXES[entry.point]))
+        _add_index_parts(self._index, entry, digest)
+        self._paths.append((entry.path, entry.dtype, entry.point))
         self._cells.append((entry.number, entry.layer + 1, ORDER[entry.point], digest))
 
     def finish(self, facts: Facts) -> None:
@@ -117,9 +118,10 @@ class Output:
         self._file.close()
         begin = self._path.stat().st_size  # tensors have hashes of their own
         with hdf5.reopen(self._path) as self._file:
-            for seq, (path, dtype, axes) in enumerate(self._paths):
+            for seq, (path, dtype, point) in enumerate(self._paths):
                 if path:
-                    hdf5.write_attributes(self._file, path, seq, {"dtype": dtype, "axes": axes})
+                    hdf5.write_attributes(self._file, path, seq,
+                                          {"dtype": dtype, "axes": AXES[point]})
             self._write_tables(facts)
             self._file.attrs["complete"] = 1
         hdf5.seal(self._path, begin)
@@ -141,6 +143,7 @@ class Output:
         _write_graph(file.create_group("graph"), facts.graph)
         _write_requests(file.create_group("requests"), requests)
         _write_passes(file.create_group("passes"), passes, self._tensors)
+        _fill_index(self._index, self._cells, self._paths)
         _write_index(file.create_group("index"), self._index)
         _write_logits(file.create_group("logits"), passes, self._top, self._chosen)
         _write_summary(file.create_group("summary"), self._cells, len(passes), facts.graph)
@@ -155,14 +158,24 @@ def _index_types() -> dict[str, Any]:
             "row_xxh3": "u8"}
 
 
-def _add_index(index: Columns, seq: int, entry: Entry, digest: Digest) -> None:
-    index.add({name: getattr(digest, name) for name in ("xxh3", "n", *COUNTS, *NUMBERS)})
-    index.add({"seq": seq, "pass": entry.number, "layer": entry.layer, "point": entry.point,
-               "dtype": entry.dtype, "axes": AXES[entry.point], "path": entry.path})
+def _fill_index(index: Columns, cells: Sequence[tuple[int, int, int, Digest]],
+                paths: Sequence[tuple[str, str, str]]) -> None:
+    """The columns with one entry a tensor."""
+    for name in ("xxh3", "n", *COUNTS, *NUMBERS):
+        index.fill(name, [getattr(digest, name) for *_, digest in cells])
+    index.fill("seq", list(range(len(cells))))
+    index.fill("pass", [number for number, *_ in cells])
+    index.fill("layer", [layer - 1 for _, layer, *_ in cells])
+    for i, name in enumerate(("path", "dtype", "point")):
+        index.fill(name, [texts[i] for texts in paths])
+    index.fill("axes", [AXES[point] for *_, point in paths])
+
+
+def _add_index_parts(index: Columns, entry: Entry, digest: Digest) -> None:
     index.add_parts("shape_edges", {"shape": entry.shape})
     bins = np.flatnonzero(digest.exponents)
-    index.add_parts("exponent_edges", {"exponent": bins.tolist(),
-                                       "exponent_count": digest.exponents[bins].tolist()})
+    index.add_parts("exponent_edges", {"exponent": bins,
+                                       "exponent_count": digest.exponents[bins]})
     requests, firsts, counts = zip(*entry.runs)
     index.add_parts("run_edges", {"run_request": requests, "run_first": firsts,
                                   "run_count": counts})

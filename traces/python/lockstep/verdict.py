@@ -30,6 +30,7 @@ class Finding:
     want: float | None
     got: float | None
     rule: str
+    looks_like: tuple[str, ...] = ()  # what computes what it has, at its point: the best first
 
     @property
     def place(self) -> str:
@@ -101,11 +102,20 @@ def _candidates() -> Iterator[str | None]:
         yield str(folder / "build" / "lockstep")
 
 
-def _finding_of(found: Mapping[str, Any]) -> Finding:
+Causes = Mapping[tuple[str, Any], tuple[str, ...]]  # by point and layer
+
+
+def _causes_of(result: Mapping[str, Any]) -> Causes:
+    return {(point["point"], point["layer"]): tuple(cause["says"] for cause in point["looks_like"])
+            for point in result.get("points", ()) if point.get("looks_like")}
+
+
+def _finding_of(found: Mapping[str, Any], causes: Causes) -> Finding:
     return Finding(found["point"], found["layer"], found["request"], found["position"],
                    found["pass"], found["verdict"], found["statistic"],
                    _number(found["value"]), _number(found["limit"]), tuple(found["index"]),
-                   _number(found["want"]), _number(found["got"]), found["rule"])
+                   _number(found["want"]), _number(found["got"]), found["rule"],
+                   causes.get((found["point"], found["layer"]), ()))
 
 
 def _number(value: float | str | None) -> float | None:
@@ -114,8 +124,8 @@ def _number(value: float | str | None) -> float | None:
 
 
 def _verdict_of(result: Mapping[str, Any], status: int) -> Verdict:
-    first = result["first"]
+    first, causes = result["first"], _causes_of(result)
     return Verdict(result["verdict"], result["story"], result["nodes"]["expected"],
-                   result["nodes"]["judged"], first and _finding_of(first),
-                   tuple(_finding_of(found) for found in result["findings"]),
+                   result["nodes"]["judged"], first and _finding_of(first, causes),
+                   tuple(_finding_of(found, causes) for found in result["findings"]),
                    tuple(result["notes"]), tuple(result["blind"]), status, result)

@@ -4,14 +4,15 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from lockstep.dumps.loads import Load
+from lockstep.dumps.safetensors_file import read_safetensors
+from lockstep.elements import Elements
 from lockstep.errors import LockstepError
-
-Load = Callable[[], Any]  # a torch tensor or a numpy array; None: it is none
 
 
 @dataclasses.dataclass
@@ -61,8 +62,8 @@ def load_array(path: pathlib.Path) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "torch" \
-        and hasattr(value, "detach")
+    of_torch = type(value).__module__.partition(".")[0] == "torch"
+    return isinstance(value, (np.ndarray, Elements)) or of_torch and hasattr(value, "detach")
 
 
 def tensors_in(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -90,25 +91,3 @@ def one_tensor(path: pathlib.Path) -> Any:
         value = value["value"]
     found = list(tensors_in(value, ""))
     return found[0][1] if len(found) == 1 else None
-
-
-def read_safetensors(path: pathlib.Path) -> dict[str, Load]:
-    """The tensors of a file, each read when it is wanted."""
-    try:
-        from safetensors import SafetensorError, safe_open
-        import torch  # noqa: F401  numpy has no bf16
-    except ImportError as error:
-        raise LockstepError("safetensors and torch are needed to read .safetensors: pip install "
-                            "safetensors torch") from error
-
-    def load(name: str) -> Load:
-        def get() -> Any:
-            with safe_open(path, "pt") as file:
-                return file.get_tensor(name)
-        return get
-
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: load(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
-        raise LockstepError(f"{path} is no safetensors file that can be read ({error})") from error

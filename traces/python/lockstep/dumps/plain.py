@@ -7,7 +7,9 @@ import zipfile
 
 import numpy as np
 
-from lockstep.dumps.dump import Dump, Load, load_array, read_safetensors
+from lockstep.dumps.dump import Dump, load_array
+from lockstep.dumps.loads import Load
+from lockstep.dumps.safetensors_file import read_safetensors
 from lockstep.errors import LockstepError, check
 
 SUFFIXES = (".npz", ".npy", ".safetensors")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.dumps.dump import Dump, Load
+from lockstep.dumps.dump import Dump
+from lockstep.dumps.loads import Load
 from lockstep.errors import LockstepError, check
 
 

@@ -5,7 +5,8 @@ import pathlib
 import re
 from typing import Any
 
-from lockstep.dumps.dump import Dump, Load, load_pickle, one_tensor, tensors_in
+from lockstep.dumps.dump import Dump, load_pickle, one_tensor, tensors_in
+from lockstep.dumps.loads import Load
 from lockstep.errors import check
 
 # The file of a pass is written by the hook of the module `model`, before that hook adds what the

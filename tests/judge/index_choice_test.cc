@@ -1,0 +1,63 @@
+// Which indices are wrong among values that are known, or known but for an error.
+#include "src/judge/index_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+// One row of three values of which two were chosen, each with that deviation.
+ChoiceOutcome choice(const std::vector<double>& values, int32_t first, int32_t second,
+                     double deviation) {
+  Tensor of_values(Shape{1, 3}, DType::f64), of_deviation(Shape{1, 3}, DType::f64);
+  Tensor chosen(Shape{1, 2}, DType::i32);
+  std::ranges::copy(values, of_values.as<double>());
+  std::fill_n(of_deviation.as<double>(), 3, deviation);
+  chosen.as<int32_t>()[0] = first;
+  chosen.as<int32_t>()[1] = second;
+  NodeRows node;
+  node.rows = {{.request = 0, .position = 5}};
+  return judge_choice(node, false, of_values, chosen,
+                      deviation > 0 ? of_deviation.view() : TensorView{});
+}
+
+NodeOutcome judged(const std::vector<double>& values, int32_t first, int32_t second,
+                   double deviation) {
+  return choice(values, first, second, deviation).node;
+}
+
+TEST(IndexChoice, OfKnownValuesIsOfTheLargest) {
+  EXPECT_EQ(judged({1, 3, 2}, 2, 1, 0).verdict, Verdict::bitwise);
+  const NodeOutcome wrong = judged({1, 3, 2}, 1, 0, 0);
+  EXPECT_EQ(wrong.verdict, Verdict::introduced);
+  EXPECT_EQ(wrong.finding.want, 2);
+  EXPECT_EQ(wrong.finding.got, 0);
+  EXPECT_EQ(wrong.position, 5);
+}
+
+// Two values may be off by 8 sqrt(2) of their deviations each, 22.6 in all.
+TEST(IndexChoice, OfHiddenValuesIsWrongWhereTheyCannotBeOffSoMuch) {
+  EXPECT_EQ(judged({1, 9, 2}, 1, 0, 1 / 22.0).verdict, Verdict::bitwise);
+  const NodeOutcome wrong = judged({1, 9, 2}, 1, 0, 1 / 23.0);
+  EXPECT_EQ(wrong.verdict, Verdict::introduced);
+  EXPECT_EQ(wrong.finding.got, 0);
+  EXPECT_EQ(judged({1, 9, 2}, 1, 2, 1 / 23.0).verdict, Verdict::bitwise);
+}
+
+TEST(IndexChoice, OfHiddenValuesSaysFromWhatOnItShows) {
+  EXPECT_EQ(choice({4, 4, -4}, 0, 1, 0).width, 0);
+  EXPECT_NEAR(choice({4, 4, -4}, 0, 1, 1 / 22.6274).width, 1 / 4.0, 1e-6);
+}
+
+TEST(IndexChoice, OfHiddenValuesThatMayBeInAnyOrderIsNotJudged) {
+  const NodeOutcome unknown = judged({1, 3, 2}, 0, 2, 0.1);
+  EXPECT_EQ(unknown.verdict, Verdict::inconclusive);
+  EXPECT_FALSE(unknown.reason.empty());
+  EXPECT_EQ(judged({1, 3, 2}, 1, 1, 0.1).verdict, Verdict::introduced) << "twice the same";
+}
+
+}  // namespace
+}  // namespace lockstep
