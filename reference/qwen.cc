@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
@@ -191,8 +192,11 @@ at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
 
 at::Tensor Qwen::route(const at::Tensor& logits) const {
   const TensorView chosen = routes_ ? routes_(layer_) : TensorView{};
-  if (!chosen.empty() && chosen.shape == Shape({logits.size(0), config_.experts.chosen}))
-    return to_torch(chosen).to(logits.device());
+  if (!chosen.empty() && chosen.shape == Shape({logits.size(0), config_.experts.chosen})) {
+    const std::span indices(chosen.as<const int32_t>(), static_cast<size_t>(chosen.count()));
+    const auto exists = [&](int32_t expert) { return expert >= 0 && expert < logits.size(1); };
+    if (std::ranges::all_of(indices, exists)) return to_torch(chosen).to(logits.device());
+  }
   return std::get<1>(at::topk(wide(logits), config_.experts.chosen)).to(at::kInt);
 }
 

@@ -104,15 +104,17 @@ bool makes_nan(const NodeOutcome& outcome) {
 
 // Row by row, the experts that the engine chose at a layer, where that is what its own logits say:
 // both models follow it there, for which of two nearly equal experts is taken is no error. Empty
-// where it is not known, or wrong.
+// where it is not known, or wrong. Where the logits were not recorded they follow it too: whether
+// it is wrong is for mlp.experts to say, and no token is to be an error because of it.
 TensorView experts_of(const PassView& seen, int layer) {
   const RecordedTensor* chosen = seen.tensor({&point("mlp.experts"), layer}, -1);
   const RecordedTensor* logits = seen.tensor({&point("mlp.router"), layer}, -1);
-  if (!chosen || !logits || chosen->dtype != DType::i32) return {};
-  if (chosen->data.view().empty() || logits->data.view().empty()) return {};
+  if (!chosen || chosen->dtype != DType::i32 || chosen->data.view().empty()) return {};
+  if (logits && logits->data.view().empty()) return {};
   NodeRows all;
   for (const PassRow& r : seen.info().rows) all.rows.push_back(r.row);
-  if (chosen->rows != all.rows || logits->rows != all.rows) return {};
+  if (chosen->rows != all.rows || (logits && logits->rows != all.rows)) return {};
+  if (!logits) return chosen->data.view();
   const ChoiceOutcome outcome = judge_choice(all, false, logits->data, chosen->data);
   return outcome.node.verdict == Verdict::bitwise ? chosen->data.view() : TensorView{};
 }

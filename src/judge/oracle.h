@@ -103,7 +103,7 @@ class ReferenceModel {
   // pass or its inherited tokens end, or start again earlier, which forgets what came after.
   virtual void run(const PassInfo& pass, Probe& probe) = 0;
   // Which experts the rows of the next passes go to, by layer: [rows, k] int32 in host memory, as
-  // in mlp.experts. Where it is empty, and before it is set, the model chooses itself.
+  // in mlp.experts. Where it is empty, not set, or of no such expert, the model chooses itself.
   using Routes = std::function<TensorView(int layer)>;
   virtual void follow(Routes routes) = 0;
 };
