@@ -277,6 +277,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CLASSES))
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(given.data.resolve().parents[1] / "traces/python")
     totals, bad = Counter(), 0
     with tempfile.TemporaryDirectory() as name:
         place = Place(given.lockstep.resolve(), given.data.resolve(), given.library.resolve(),

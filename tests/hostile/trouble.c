@@ -1,18 +1,27 @@
 /* Loaded before the C library (LD_PRELOAD): the calls of a process that a full disk, a signal or a
  * lack of memory would fail, fail here by their number. What to do is said by variables:
- *   TROUBLE_CALL=N    the N-th call that writes fails (from 1; 0: none), TROUBLE_ERRNO says with
- * what TROUBLE_STAYS=1   and so do all after it, as on a full disk TROUBLE_SHORT=1   each write and
- * read takes half of what it is given TROUBLE_READ=N    the N-th read fails with TROUBLE_ERRNO
- *   TROUBLE_OPEN=N    the N-th open fails with TROUBLE_ERRNO
- *   TROUBLE_ALLOC=N   the N-th allocation fails, TROUBLE_STAYS: and all after it
+ *
+ *   TROUBLE_CALL=N    the N-th call that writes fails with TROUBLE_ERRNO (from 1; 0: none)
+ *
+ *   TROUBLE_STAYS=1   and so do all after it, as on a full disk
+ *
+ *   TROUBLE_SHORT=1   each write and read takes half of what it is given
+ *
+ *   TROUBLE_READ=N, TROUBLE_OPEN=N    the N-th read or open fails with TROUBLE_ERRNO
+ *
+ *   TROUBLE_ALLOC=N   the N-th allocation fails, with TROUBLE_STAYS all after it
+ *
  *   TROUBLE_CLOCK=1   each clock goes a second back whenever it is asked
+ *
  *   TROUBLE_COUNT=F   at its end the process writes how many such calls there were into the file F
- * Calls on descriptors 0 to 2 are left alone, and so are those of other programs than TROUBLE_OF.
- */
+ *
+ * Left alone are calls on descriptors 0 to 2, on what the system says of itself (/proc, /sys), and
+ * those of other programs than TROUBLE_OF. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,6 +29,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,7 +98,13 @@ static int fails(enum Kind kind) {
 
 static int is_file(int descriptor) {
   struct stat status;
-  return descriptor > 2 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+  struct statfs on;
+  if (descriptor <= 2 || fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) return 0;
+  return fstatfs(descriptor, &on) == 0 && on.f_type != PROC_SUPER_MAGIC && on.f_type != SYSFS_MAGIC;
+}
+
+static int is_of_the_system(const char* path) {
+  return strncmp(path, "/proc/", 6) == 0 || strncmp(path, "/sys/", 5) == 0;
 }
 
 static size_t part_of(size_t count) {
@@ -170,7 +186,7 @@ int open(const char* path, int flags, ...) {
   va_start(more, flags);
   const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
   va_end(more);
-  return fails(OPENS) ? -1 : next(path, flags, mode);
+  return !is_of_the_system(path) && fails(OPENS) ? -1 : next(path, flags, mode);
 }
 int open64(const char* path, int flags, ...) {
   va_list more;

@@ -66,7 +66,9 @@ def call(command: list[str], env: dict[str, str] | None = None, **options) -> En
 
 def not_a_sentence(err: str) -> str:
     """What is wrong with what a command said in its trouble; nothing if it is one sentence."""
-    lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    # LibTorch has a line of its own where it may not open /proc/cpuinfo.
+    lines = [line for line in err.splitlines()
+             if not line.startswith(("warning: ", "Error in cpuinfo: "))]
     if len(lines) != 1 or not lines[0].startswith("error: "):
         return f"not one sentence: {err[:300]!r}"
     if any(word in err for word in FOREIGN):
@@ -189,15 +191,15 @@ def _import() -> Work:
     def prepare(place: Place, folder: Path) -> None:
         import numpy as np
         rng = np.random.default_rng(1)
-        tensors = {f"layer000000.{name}": rng.standard_normal((3, 64)).astype(np.float32)
+        tensors = {f"layer0.{name}": rng.standard_normal((3, 64)).astype(np.float32)
                    for name in ("attn.norm", "mlp.norm")}
         np.savez(folder / "pass_0.npz", **tensors)
         del place
 
     def arguments(place: Place, folder: Path) -> list[str]:
-        return [sys.executable, "-m", "lockstep", "import", str(folder / "pass_0.npz"), "--map",
-                "points", "--model", place.model, "--tokens", "1,2,3", "--out",
-                str(folder / "x.h5")]
+        return [sys.executable, "-B", "-m", "lockstep", "import", str(folder / "pass_0.npz"),
+                str(folder / "x.h5"), "--map", "points", "--model", place.model, "--tokens",
+                "1,2,3"]
 
     def trouble(place: Place, folder: Path, ended: Ended) -> str:
         return trouble_of_trace(place, folder / "x.h5", ended.status == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 # What a damaged file has the readers of Python's libraries raise.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, MemoryError,
           RuntimeError, ArithmeticError, AssertionError, struct.error, zlib.error,
-          zipfile.BadZipFile, pickle.UnpicklingError)
+          zipfile.BadZipFile, pickle.UnpicklingError, tokenize.TokenError, SyntaxError)
 
 
 class LockstepError(Exception):
