@@ -30,12 +30,13 @@ class DiffTokens {
   // Other experts were chosen for the row. tie: each of the best of its own scores; nothing: these
   // were not kept.
   void chose_experts(const Row& row, int layer, std::optional<bool> tie);
-  // The last token of a request is fed to no pass, and of the point `token` the most likely is
-  // shown, not what was drawn.
-  void compare_last_drawn();
-  // After all else: what the traces say that their requests got, where the rows do not tell them
-  // apart. Then one of the traces contradicts itself.
-  void compare_named();
+  // After all rows. The last token of a request is fed to no pass, and of the point `token` the
+  // most likely is shown, not what was drawn. And what the traces say that their requests got may
+  // differ where the rows do not: then one of the traces contradicts itself.
+  void compare_last() {
+    compare_last_drawn();
+    compare_named();
+  }
 
   // Whether the indices that each shows there are of the largest of its own op's inputs, which it
   // shows at place `input`; nothing: these were not kept.
@@ -47,6 +48,8 @@ class DiffTokens {
   std::optional<bool> is_tie(const Row& row, int32_t token_a, int32_t token_b) const;
 
  private:
+  void compare_last_drawn();
+  void compare_named();
   // Why the token after the row, `position` - 1 of its request, is another one.
   DiffFlip flip_of(const Row& row, int32_t token_a, int32_t token_b) const;
   DiffFlip::Cause cause_of(const Row& chosen_at, const DiffFlip& flip) const;
