@@ -47,7 +47,25 @@ struct Cache {
   std::vector<at::Tensor> k, v;
   std::vector<int32_t> tokens;
   std::vector<int32_t> pages;  // of the engine, when the request was last in a pass
+  int64_t used = 0;            // the last pass of this model that it was in
+
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const std::vector<at::Tensor>* half : {&k, &v})
+      for (const at::Tensor& tensor : *half) sum += tensor.defined() ? tensor.nbytes() : 0;
+    return sum;
+  }
+  // Its tokens are left, by which it can be computed again.
+  void forget() {
+    k.clear();
+    v.clear();
+  }
+  bool is_forgotten() const { return length > 0 && k.empty(); }
 };
+
+// The bytes that requests in no pass may take together, or else twice what those in the pass
+// do: they may have ended, which nobody says here.
+constexpr size_t kMostIdle = size_t{64} << 20;
 
 // How many pages, from the first, are the same.
 int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -68,14 +86,20 @@ class Qwen final : public ReferenceModel {
 
   void run(const PassInfo& pass, Probe& probe) override {
     in_torch([&] {
+      ++passes_;
       for (const Inherited& inherited : pass.inherited) inherit(inherited, pass);
+      remember(pass);
       run_in_torch(pass, probe);
+      forget_idle();
     });
   }
 
  private:
   const Cache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
   void inherit(const Inherited& inherited, const PassInfo& pass);
+  void compute_unseen(int32_t request, std::span<const int32_t> tokens);
+  void remember(const PassInfo& pass);
+  void forget_idle();
   void run_in_torch(const PassInfo& pass, Probe& probe);
   void prepare(const PassInfo& pass);
   void forward(const PassInfo& pass);
@@ -117,6 +141,7 @@ class Qwen final : public ReferenceModel {
   Recipe recipe_;
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
+  int64_t passes_ = 0;
   Routes routes_;  // of experts, from outside
 
   // These belong to the pass that runs.
@@ -346,7 +371,7 @@ const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) co
   const Cache* donor = nullptr;
   for (const auto& [request, cache] : caches_) {
     const bool has_them =
-        cache.length >= std::ssize(inherited.tokens) &&
+        !cache.is_forgotten() && cache.length >= std::ssize(inherited.tokens) &&
         std::ranges::mismatch(inherited.tokens, cache.tokens).in1 == inherited.tokens.end();
     if (has_them &&
         (!donor || common_pages(cache.pages, pages) > common_pages(donor->pages, pages)))
@@ -364,13 +389,50 @@ void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
     caches_[inherited.request] = std::move(own);
     return;
   }
+  compute_unseen(inherited.request, inherited.tokens);
+}
+
+void Qwen::compute_unseen(int32_t request, std::span<const int32_t> tokens) {
   PassInfo pass;
-  for (const int32_t token : inherited.tokens) {
+  for (const int32_t token : tokens) {
     const auto position = static_cast<int32_t>(pass.rows.size());
-    pass.rows.push_back({{inherited.request, position}, token});
+    pass.rows.push_back({{request, position}, token});
   }
   Probe unseen;
   if (!pass.rows.empty()) run_in_torch(pass, unseen);
+}
+
+// Where a request goes on that was forgotten, as one that was swapped out for long.
+void Qwen::remember(const PassInfo& pass) {
+  std::map<int32_t, int32_t> starts;
+  for (const PassRow& row : pass.rows) starts.try_emplace(row.row.request, row.row.position);
+  for (const auto& [request, start] : starts) {
+    const auto found = caches_.find(request);
+    if (found == caches_.end() || !found->second.is_forgotten()) continue;
+    const std::vector<int32_t> tokens = found->second.tokens;
+    const auto count = std::clamp<int64_t>(start, 0, std::ssize(tokens));
+    found->second.length = 0;
+    compute_unseen(request, std::span(tokens).first(static_cast<size_t>(count)));
+  }
+}
+
+// Where RoPE depends on the length, keys depend on the chunks too, and where there are experts, on
+// who chose them: such caches are not computed again.
+void Qwen::forget_idle() {
+  const RopeType rope = config_.rope.type;
+  if (config_.experts.count > 0 || rope == RopeType::dynamic || rope == RopeType::longrope) return;
+  size_t in_pass = 0, idle = 0;
+  std::vector<Cache*> others;
+  for (auto& [request, cache] : caches_) {
+    (cache.used == passes_ ? in_pass : idle) += cache.bytes();
+    if (cache.used != passes_ && !cache.k.empty()) others.push_back(&cache);
+  }
+  std::ranges::sort(others, {}, &Cache::used);
+  for (Cache* cache : others) {
+    if (idle <= std::max(kMostIdle, 2 * in_pass)) return;
+    idle -= cache->bytes();
+    cache->forget();
+  }
 }
 
 void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
@@ -391,6 +453,7 @@ void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
     const auto first = tokens.begin() + span.first;
     cache.tokens.insert(cache.tokens.end(), first, first + span.count);
     cache.pages = pages_of(span.request, pass);
+    cache.used = passes_;
     cache.length += span.count;
   }
 }
