@@ -164,8 +164,10 @@ class Faults:
                                    {f"TROUBLE_{KINDS[kind]}": str(n), "TROUBLE_ERRNO": str(what)})
 
     def allocations(self) -> Iterator[Tried]:
-        """The n-th allocation fails, and then all or none of those after it."""
-        for task in GENERATE[:1] if not self.whole else [GENERATE[0], GENERATE[2], CHECK]:
+        """The n-th allocation fails, and then all or none of those after it.
+
+        Without a trace of HDF5, whose library crashes where its own allocations fail."""
+        for task in [GENERATE[2], CHECK] if self.whole else GENERATE[2:]:
             numbers = list(range(1, self.counts(task)[3] + 1))
             for stays in (0, 1):
                 for n in self.some(numbers, 3, 150 if task in GENERATE else 30):
