@@ -62,7 +62,7 @@ void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool 
 }
 
 std::vector<double> row_of(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
+  std::vector<double> values(tensor.row_size());
   widen(tensor, row * tensor.row_size(), values);
   return values;
 }
@@ -100,7 +100,7 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
   int64_t nan_rows = 0;
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
+    const int64_t at = i;
     const std::vector<double> row = row_of(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
     const WrongIndex wrong = wrong_index(row, row_of(chosen, at), slack);

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <limits>
 
+#include "src/stats/moments.h"
+
 namespace lockstep {
 namespace {
 
 std::vector<double> row_of(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
+  std::vector<double> values(tensor.row_size());
   widen(tensor, row * tensor.row_size(), values);
   return values;
 }
@@ -49,7 +51,7 @@ void RoutingComparison::add_row(std::span<const double> chosen, std::span<const 
   if (!(margin > 0)) return;
   ++differ_;
   margin_ = std::max(margin_, margin / ulp(left_out, dtype_));
-  noise = std::sqrt(noise / static_cast<double>(exact.size()));
+  noise = root_mean(noise, std::ssize(exact));
   over_noise_ = std::max(over_noise_, margin / noise);
 }
 
