@@ -28,7 +28,7 @@ std::string content_of(const std::string& path, size_t most) {
   check(file.good(), "{} cannot be read; name a result (--json of lockstep run) or a trace", path);
   std::string text(most, '\0');
   file.read(text.data(), static_cast<std::streamsize>(most));
-  text.resize(static_cast<size_t>(file.gcount()));
+  text.resize(file.gcount());
   return text;
 }
 
