@@ -34,12 +34,11 @@ double seconds_of(const auto& work) {
 }
 
 std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
-  std::vector<Request> requests(static_cast<size_t>(count));
+  std::vector<Request> requests(count);
   for (size_t r = 0; r < requests.size(); ++r) {
     requests[r].max_new = choices;
     for (int64_t i = 0; i < prompt; ++i)
-      requests[r].prompt.push_back(
-          static_cast<int32_t>((i * 7919 + 13 + static_cast<int64_t>(r) * 104729) % vocab));
+      requests[r].prompt.push_back(static_cast<int32_t>((i * 7919 + 13 + r * 104729) % vocab));
   }
   return requests;
 }
@@ -129,10 +128,10 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   const Caches caches(config, device);
   const Tensor out(caches.q.view().shape, DType::bf16, device);
   const Tensor poison({out.view().bytes()}, DType::u8);
-  std::memset(poison.as<char>(), 0xff, static_cast<size_t>(poison.view().bytes()));
+  std::memset(poison.as<char>(), 0xff, poison.view().bytes());
   const Tensor nan = copy_on(device, poison);
   const Ops ops = ops_of(device);
-  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
+  const auto scale = static_cast<float>(1 / std::sqrt(config.head_dim));
   const OpContext context{.stream = stream_of(device)};
   Figure figure{
       shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
@@ -164,7 +163,7 @@ Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t t
   Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
-  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = i;
   const Timed timed = serve(device, checkpoint, requests, false);
   figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
   return figure;

@@ -80,7 +80,7 @@ DeviceRoofs::DeviceRoofs(Device device) : buffer_({kBytes}, DType::u8, device) {
   const Tensor piece({kPiece}, DType::u8);
   const std::span words(piece.as<uint32_t>(), kPiece / sizeof(uint32_t));
   std::mt19937 random(1);
-  std::ranges::generate(words, [&] { return static_cast<uint32_t>(random()); });
+  std::ranges::generate(words, [&] { return random(); });
   for (int64_t at = 0; at < kBytes; at += kPiece) {
     for (uint32_t& word : words) truth_ += word = word * 1664525 + 1013904223;
     copy(buffer_.part(at, {kPiece}, DType::u8), piece);

@@ -48,7 +48,7 @@ Screen screen_of(int descriptor) {
 
 size_t prose_width(const Screen& screen) {
   constexpr int kNarrowest = 40, kWidest = 120;
-  return static_cast<size_t>(std::clamp(screen.width, kNarrowest, kWidest));
+  return std::clamp(screen.width, kNarrowest, kWidest);
 }
 
 }  // namespace lockstep
