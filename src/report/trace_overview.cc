@@ -177,7 +177,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   Table table{.columns = {{"rms", Align::right, 5}}, .gap = 1};
   for (const Point* column : columns)
     table.columns.push_back(
-        {std::string(column_name_of(*column)), Align::right, columns.size() > 18 ? 1 : 3});
+        {std::string(column->column), Align::right, columns.size() > 18 ? 1 : 3});
   std::map<int, std::vector<Cell>> rows;
   std::string others;
   for (const PlaceTotal& total : totals.places) {
@@ -190,7 +190,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
     row[0] = std::to_string(total.place.layer);
     const auto at =
         std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
-    row[static_cast<size_t>(at - columns.begin()) + 1] = size_of_numbers(total);
+    row[(at - columns.begin()) + 1] = size_of_numbers(total);
   }
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
   if (!table.rows.empty()) blocks.push_back(std::move(table));
@@ -272,7 +272,7 @@ Table passes_of(TraceReader& trace) {
         ++end;
       const PassRow &first = info.rows[r], &last = info.rows[end - 1];
       const auto pages = std::ranges::find(info.pages, first.row.request, &RequestPages::request);
-      const auto rows = static_cast<int64_t>(end - r);
+      const int64_t rows = end - r;
       table.rows.push_back(
           {int64_t{info.pass}, int64_t{first.row.request},
            rows == 1 ? std::to_string(first.row.position)
