@@ -48,9 +48,7 @@ const char* colour_of_glyph(const std::string& glyph) {
 class TextRenderer {
  public:
   explicit TextRenderer(const Screen& screen)
-      : width_(static_cast<size_t>(std::max(screen.width, 1))),
-        colour_(screen.colour),
-        terminal_(screen.terminal) {}
+      : width_(std::max(screen.width, 1)), colour_(screen.colour), terminal_(screen.terminal) {}
 
   std::string operator()(const Heading& heading) const {
     std::string out = "\n";
@@ -59,7 +57,7 @@ class TextRenderer {
   }
 
   std::string operator()(const Paragraph& p) const {
-    return prose(p.text, static_cast<size_t>(p.indent), static_cast<size_t>(p.hang), p.strong);
+    return prose(p.text, p.indent, p.hang, p.strong);
   }
 
   std::string operator()(const List& list) const {
@@ -70,8 +68,8 @@ class TextRenderer {
 
   std::string operator()(const KeyValues& pairs) const {
     std::string out;
-    const auto indent = static_cast<size_t>(pairs.indent);
-    const auto key_width = static_cast<size_t>(pairs.key_width);
+    const size_t indent = pairs.indent;
+    const size_t key_width = pairs.key_width;
     // On a screen with no room beside the names, values stand below them.
     const bool below = indent + key_width + kLeastText > width_;
     for (const auto& [key, value] : pairs.entries) {
@@ -163,8 +161,7 @@ class TextRenderer {
 
   static std::vector<size_t> widths_of(const Table& table, const Lines& lines) {
     std::vector<size_t> widths;
-    for (const Column& column : table.columns)
-      widths.push_back(static_cast<size_t>(column.least_width));
+    for (const Column& column : table.columns) widths.push_back(column.least_width);
     for (const auto& line : lines)
       for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], columns_of(line[i]));
     return widths;
@@ -172,7 +169,7 @@ class TextRenderer {
 
   // Blanks between columns: one where the table is too wide by the others alone.
   size_t gap_of(const Table& table, const std::vector<size_t>& widths) const {
-    const auto gap = static_cast<size_t>(table.gap);
+    const size_t gap = table.gap;
     size_t columns = 0;
     for (const size_t width : widths) columns += width;
     const size_t gaps = widths.size() - 1;

@@ -215,8 +215,7 @@ Result result_from(const JsonValue& json) {
                 .blind = json["blind"].texts(),
                 .notes = json["notes"].texts()};
   for (int i = 0; i < kVerdicts; ++i)
-    result.counts[static_cast<size_t>(i)] =
-        nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
+    result.counts[i] = nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
   if (const JsonValue first = json["first"]; !first.is_null()) result.first = finding_from(first);
   for (const JsonValue& f : json["findings"].items()) result.findings.push_back(finding_from(f));
   for (const JsonValue& c : json["confirmations"].items())

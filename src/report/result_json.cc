@@ -60,7 +60,7 @@ Json of_bucket(double largest) { return number_if(!std::isnan(largest), largest)
 Json of_buckets(const std::string& axis, const Buckets& buckets, int64_t extent) {
   Json all = Json::array();
   for (size_t i = 0; i < buckets.largest.size(); ++i) {
-    const int64_t first = static_cast<int64_t>(i) * buckets.width;
+    const int64_t first = i * buckets.width;
     const int64_t last = first + buckets.width - 1;
     all.push_back({{"first", first},
                    {"last", extent > 0 ? std::min(last, extent - 1) : last},
@@ -189,8 +189,7 @@ Json of_nodes(const Result& result) {
                 {"judged", result.judged},
                 {"hidden", result.hidden},
                 {"excluded_elements", result.excluded}};
-  for (int i = 0; i < kVerdicts; ++i)
-    nodes[name_of(static_cast<Verdict>(i))] = result.counts[static_cast<size_t>(i)];
+  for (int i = 0; i < kVerdicts; ++i) nodes[name_of(static_cast<Verdict>(i))] = result.counts[i];
   return nodes;
 }
 

@@ -10,6 +10,7 @@
 #include "src/judge/ledger.h"
 #include "src/report/element_filter.h"
 #include "src/report/trace_selection.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -47,8 +48,7 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
         if (!selection.has(row) || !filter.has(row)) continue;
         SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
         for (const int64_t offset : offsets)
-          selected.numbers.push_back(
-              value_at(data, static_cast<int64_t>(r) * data.row_size() + offset));
+          selected.numbers.push_back(value_at(data, r * data.row_size() + offset));
         RowKey key{order_of(*t.point), t.layer, row.request, row.position, 0};
         while (rows.contains(key)) ++std::get<4>(key);
         rows.emplace(key, std::move(selected));
@@ -111,12 +111,9 @@ Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
                "not finite"},
               {}};
   for (const auto& [place, sum] : places)
-    table.rows.push_back(
-        {place.second < 0 ? Cell(std::string("-")) : Cell(int64_t{place.second}),
-         std::string(kPoints[static_cast<size_t>(place.first)].name), sum.rows, sum.equal,
-         sum.alone, sum.largest,
-         sum.elements > 0 ? std::sqrt(sum.squares / static_cast<double>(sum.elements)) : 0,
-         sum.nonfinite});
+    table.rows.push_back({place.second < 0 ? Cell(std::string("-")) : Cell(int64_t{place.second}),
+                          std::string(kPoints[place.first].name), sum.rows, sum.equal, sum.alone,
+                          sum.largest, root_mean(sum.squares, sum.elements), sum.nonfinite});
   return table;
 }
 
@@ -151,9 +148,8 @@ std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
   for (const Difference& d : largest) {
     const auto& [point, layer, request, position, nth] = d.key;
     table.rows.push_back({layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}),
-                          std::string(kPoints[static_cast<size_t>(point)].name), int64_t{request},
-                          int64_t{position}, index_text(a.at(d.key).shape, d.offset), d.a, d.b,
-                          std::fabs(d.a - d.b)});
+                          std::string(kPoints[point].name), int64_t{request}, int64_t{position},
+                          index_text(a.at(d.key).shape, d.offset), d.a, d.b, std::fabs(d.a - d.b)});
   }
   blocks.push_back(std::move(table));
   return blocks;

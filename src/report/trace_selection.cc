@@ -63,7 +63,7 @@ void keep_if_large(std::vector<LargeElement>& largest, double value, const auto&
 // The bin of a number as Digest counts it.
 size_t exponent_bin(double value) {
   if (value == 0) return 0;
-  return static_cast<size_t>(std::clamp(std::ilogb(value) + 127, 0, 255));
+  return std::clamp(std::ilogb(value) + 127, 0, 255);
 }
 
 // Gathers what the options select of one tensor after another.
@@ -80,7 +80,7 @@ class Gatherer {
       if (!selection.has(t.rows[r]) || !filter_.has(t.rows[r])) continue;
       ++out_.rows;
       for (const int64_t i : offsets) {
-        const double value = value_at(data, static_cast<int64_t>(r) * data.row_size() + i);
+        const double value = value_at(data, r * data.row_size() + i);
         count(t, t.rows[r], i, value);
         keep(pass, t, t.rows[r], i, value);
       }
@@ -98,7 +98,7 @@ class Gatherer {
     int64_t inner = 1;
     for (int a = t.shape.rank() - 1; a > axis && axis > 0; --a) inner *= t.shape[a];
     auto& sums = out_.heads[{row.request, row.position}];
-    const auto head = static_cast<size_t>(axis > 0 ? i / inner % t.shape[axis] : 0);
+    const size_t head = axis > 0 ? i / inner % t.shape[axis] : 0;
     if (sums.size() <= head) sums.resize(head + 1);
     HeadSum& sum = sums[head];
     ++sum.elements;
