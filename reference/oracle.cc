@@ -279,7 +279,7 @@ Exact OpOracle::attention(const OracleCall& call) const {
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
   std::vector<KeyRange> seen;
-  const int64_t window = recipe_.window.at(static_cast<size_t>(call.place.layer));
+  const int64_t window = recipe_.window.at(call.place.layer);
   for (const Row& row : call.rows) {
     const int64_t end = row.position + 1;
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});

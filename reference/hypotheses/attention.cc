@@ -15,9 +15,7 @@ namespace {
 using at::Tensor;
 using Part = AttentionPart;
 
-double right_scale(const Asked& a) {
-  return 1 / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
-}
+double right_scale(const Asked& a) { return 1 / std::sqrt(a.model().recipe.head_dim); }
 Tensor with_scale(const Asked& a, double scale) {
   Attention how;
   how.scale = scale;
@@ -29,7 +27,7 @@ Tensor scaled_twice(const Asked& a, double) {
 }
 Tensor uniform(const Asked& a, double) { return with_scale(a, 0); }
 Tensor by_hidden(const Asked& a, double) {
-  return with_scale(a, 1 / std::sqrt(static_cast<double>(a.model().config.hidden)));
+  return with_scale(a, 1 / std::sqrt(a.model().config.hidden));
 }
 Tensor by_kv_heads(const Asked& a, double) {
   return with_scale(a, right_scale(a) / static_cast<double>(a.model().recipe.kv_heads));
@@ -105,9 +103,7 @@ Tensor past_context(const Asked& a, double) {
   return attend(a, how);
 }
 
-int64_t window_of(const Asked& a) {
-  return a.model().recipe.window.at(static_cast<size_t>(a.place().layer));
-}
+int64_t window_of(const Asked& a) { return a.model().recipe.window.at(a.place().layer); }
 std::vector<double> windows(const Asked& a) {
   const double own = static_cast<double>(window_of(a));
   std::vector<double> all;

@@ -174,9 +174,7 @@ Tensor by_position(const Asked& a, double) {
 Tensor padding_id(const Asked& a, double) {
   return of_ids(a, [](size_t, int64_t) { return int64_t{0}; });
 }
-Tensor normalised(const Asked& a, double) {
-  return a.right() * std::sqrt(static_cast<double>(a.model().config.hidden));
-}
+Tensor normalised(const Asked& a, double) { return a.right() * std::sqrt(a.model().config.hidden); }
 Tensor with_position(const Asked& a, double) {
   const Tensor position = by_position(a, 0);
   return a.right() + position;

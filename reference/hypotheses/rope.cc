@@ -309,7 +309,7 @@ Tensor normed_after(const Asked& a, double) {
          a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
 }
 Tensor scaled_query(const Asked& a, double) {
-  return turned(a, right_tables(a)) / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
+  return turned(a, right_tables(a)) / std::sqrt(a.model().recipe.head_dim);
 }
 
 constexpr Hypothesis kRope[] = {
