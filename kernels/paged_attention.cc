@@ -1,3 +1,16 @@
+// paged_attention on the CPU: online softmax (Milakov and Gimelshein 2018) over blocks of 32 key
+// positions, in fp32.
+//
+//     a task: up to 16 consecutive queries of a request, with all heads of one K/V head
+//       for each block of keys       K and V of the block, widened to fp32 once for the task
+//         scores                     q k, 16 sums in flight, times the scale
+//         exp_scores                 p = exp(score - row_max); what was summed so far is rescaled
+//         accumulate_pv              o += p v
+//       out = o * (1 / row_sum)      rounded once, at the store
+//
+// Blocks begin at multiples of 32 positions of the request, whatever the page size, the pass or the
+// other queries: so a row's bits depend on its own inputs alone. Tasks times K/V heads are what
+// threads share.
 #include "kernels/paged_attention.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// x is widened to fp32 once, up to 64 tokens at a time, and each thread takes some rows of the
+// weight through all of them. A tile is 4 rows by 4 tokens of sums, each of which runs over k in
+// the same order whatever the tile's size, so that no bit depends on how many tokens there are. A
+// single token takes its rows one by one: then the time is that of reading the weight, and one long
+// stream is read faster than four.
 #include "kernels/cpu/matmul_rows.h"
 
 #include <algorithm>

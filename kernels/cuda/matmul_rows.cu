@@ -1,3 +1,8 @@
+// Products of few tokens, whose time is that of reading the weights. A warp takes a bundle of
+// weight rows through up to kTokens tokens, and lanes take the elements of k in turns, 16 bytes
+// each. Several matrices with the same x are one launch (q, k and v; gate and up), and a block may
+// make x itself, by the arithmetic of add_rms_norm, while the first weights are on their way. The
+// order of a sum depends on k and the width of a load alone.
 #include "kernels/cuda/matmul_rows.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/silu_mul.cuh"

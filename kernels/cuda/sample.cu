@@ -1,3 +1,9 @@
+// A block of 1024 threads draws one token, with the filters of Hugging Face's logits processors and
+// without sorting the vocabulary. A cut (top-k, top-p) is the largest number down to which the
+// weights add up to what is wanted: it is found digit by digit, two bits of a number's ordered 64
+// bits in each of 32 rounds over the row. Probabilities relative to the largest are counted in
+// whole units of 2^-44, so that their sums are exact in whatever order threads add them, and a draw
+// is the same on every run.
 #include <vector>
 
 #include "kernels/base/memory.h"

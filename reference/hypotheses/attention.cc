@@ -1,4 +1,8 @@
 // Ways in which attention goes wrong: scores, masks, heads, and what of the cache is read.
+//
+// They are asked through attend(): a mask, a scale, a map of heads, a context length or another
+// part of the cache in the place of the right one. The cache is that which was recorded for the
+// request, and those of the other requests of the pass.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>

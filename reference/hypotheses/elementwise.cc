@@ -1,4 +1,8 @@
 // Ways in which the gated activation, the residual addition and the embedding go wrong.
+//
+// They compute from the recorded gate and up, stream and branch, or token ids; activations are the
+// usual ones that are mistaken for SiLU (GELU, its approximations, ReLU, sigmoid), and places where
+// a 16-bit dtype comes in between.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>

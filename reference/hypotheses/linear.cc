@@ -1,4 +1,9 @@
 // Ways in which projections go wrong, those to logits among them.
+//
+// A hypothesis that needs a whole weight in fp64, or products added one by one, is asked only of
+// ops that are small enough (kMostWeights, kMostProducts); the others answer nothing. Biases and
+// weights of other layers and other places come from the checkpoint, as a mistaken pointer would
+// have them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>

@@ -1,4 +1,8 @@
 // Ways in which RMSNorm goes wrong.
+//
+// They vary one thing of y = x / sqrt(mean(x^2) + eps) w at a time: what is averaged (blocks, all
+// heads, all rows), by what it is divided, where eps stands, which gain, and which parts are
+// rounded to 16 bits on the way.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>

@@ -1,4 +1,8 @@
 // Ways in which rotary embedding goes wrong.
+//
+// They vary the pairs that are turned, the positions, or the frequencies. Angles are made anew in
+// fp64 by the reference's own recipe with one number of it changed, so that a wrong base or scaling
+// is found with its value.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>

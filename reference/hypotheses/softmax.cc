@@ -1,4 +1,7 @@
 // Ways in which the softmax of an attention, and the merging of its splits, go wrong.
+//
+// They change the function between scores and weights, or cut the keys in splits of a size that is
+// tried and merge the partial results wrongly, as kernels do that share long contexts among blocks.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bmm.h>

@@ -1,3 +1,6 @@
+// Bugs of attention's scores, masks and heads. A mask or a softmax that is wrong is a function of
+// attend.h; a wrong scale, window or map of heads changes an argument or the result of the op that
+// was there.
 #include <algorithm>
 
 #include "kernels/base/check.h"

@@ -1,3 +1,5 @@
+// Bugs of what is written to the K/V cache and read from it. A misread page table is given to
+// attention and to kv_gather alike, so that attn.kv shows what attention has read.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

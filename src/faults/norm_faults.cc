@@ -1,3 +1,5 @@
+// Bugs of RMSNorm. Most replace the formula of one row (NormRow) and leave the loop over rows as it
+// is; those of QK-norm are told by the point that the op's output is shown at.
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -1,3 +1,7 @@
+// Findings become entries: those of one place are one, and where places are many those of one point
+// are one too, so that a bug in a kernel of all layers reads as one bug. An entry says the worst
+// element, where the wrong ones lie (shape_rule.h), what they look like (src/causes), and in how
+// many nodes.
 #include "src/report/result_entries.h"
 
 #include <fmt/format.h>

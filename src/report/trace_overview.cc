@@ -1,3 +1,6 @@
+// The overview reads digests and no tensor, so that it is quick for a trace of any size: how many
+// passes, requests and tokens there are, which places are held and how, the ranges and counts of
+// each place over all passes, and the verdict that the trace keeps.
 #include "src/report/trace_overview.h"
 
 #include <fmt/format.h>

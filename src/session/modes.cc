@@ -1,3 +1,8 @@
+// The same requests are served whole, in one batch, and then in each of the table's ways by an
+// engine of its own. The base's choices are forced on all modes, so that a mode that flips a token
+// can be compared past it. A ModeComparer lines each tensor up with the base's by request and
+// position, and an Auditor watches the pages of each engine. Modes that need room (strangers in the
+// batch, smaller pages) make their own pools.
 #include "src/session/modes.h"
 
 #include <fmt/format.h>
