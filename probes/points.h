@@ -56,6 +56,7 @@ struct Point {
   bool optional = false;  // an engine need not show it
 
   bool is_cache() const { return rows == RowDomain::cache; }
+  bool is_of_logits() const { return rows == RowDomain::logit; }
   bool operator==(const Point& other) const { return name == other.name; }
 };
 

@@ -43,6 +43,8 @@ void on_best_isa(Kernel kernel) {
 
 namespace simd {
 
+inline constexpr int64_t kWidest = 16;  // lanes of the widest instance
+
 template <int N>
 struct Types {
   typedef float F __attribute__((vector_size(N * 4)));
