@@ -14,6 +14,7 @@
 #include "traces/journal.h"
 #include "traces/seal.h"
 #include "traces/segment.h"
+#include "traces/trial.h"
 
 namespace lockstep {
 namespace {
@@ -118,6 +119,7 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
   for (const auto& [number, path] : paths) {
     std::optional<SegmentReader> segment;
     try {
+      try_reading(path, [&] { SegmentReader(path).open_tensors(); });
       segment.emplace(path);
       check(segment->run_id() == run_id_of(trace.manifest()),
             "{}: it belongs to another run than its folder's manifest", path);
@@ -158,6 +160,25 @@ void check_whole(const SavedManifest& saved, const std::string& path, SavedTrace
                               saved.passes - trace.passes(), saved.passes));
 }
 
+bool is_bare(const std::string& path, bool sealed) {
+  return !sealed && !Hdf5File::open_unsealed(path).has("/index");
+}
+
+SegmentReader segment_at(const std::string& path, bool sealed) {
+  return SegmentReader(sealed ? Hdf5File::open(path) : Hdf5File::open_unsealed(path));
+}
+
+// Reads all of the file that HDF5 does not keep as plain numbers.
+void try_single_file(const std::string& path, bool sealed) {
+  if (is_bare(path, sealed)) {
+    open_bare(path);
+    return;
+  }
+  const SegmentReader file = segment_at(path, sealed);
+  file.manifest();
+  file.open_tensors();
+}
+
 }  // namespace
 
 std::unique_ptr<TraceReader> open_folder(const std::string& path) {
@@ -181,8 +202,9 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
 
 std::unique_ptr<TraceReader> open_single_file(const std::string& path) {
   const bool sealed = !is_unsealed(path);
-  if (!sealed && !Hdf5File::open_unsealed(path).has("/index")) return open_bare(path);
-  SegmentReader file(sealed ? Hdf5File::open(path) : Hdf5File::open_unsealed(path));
+  try_reading(path, [&] { try_single_file(path, sealed); });
+  if (is_bare(path, sealed)) return open_bare(path);
+  SegmentReader file = segment_at(path, sealed);
   auto trace = std::make_unique<SavedTrace>(file.manifest(), path);
   if (!sealed) trace->remark("unsealed: made by another program; hashes are those that it wrote");
   trace->add(std::move(file));
