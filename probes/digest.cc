@@ -1,3 +1,7 @@
+// A digest is made in one pass over the elements. Mean and m2 are made block by block and merged by
+// Chan's formula, so that they do not cancel; the hash is XXH3 of the bytes. contradiction() holds
+// the parts of a digest to each other, and to the numbers where they are there: counts and extremes
+// exactly, sums to within what fp64 may lose.
 #include "probes/digest.h"
 
 #include <xxhash.h>

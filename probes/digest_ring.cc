@@ -1,3 +1,8 @@
+// Three parties share a slot of the ring: the engine queues a pass and pushes its layout; copies to
+// the host run on a stream of their own that waits for the pass, so that the next pass is computed
+// meanwhile; the ring's thread waits for them, makes a Pass and hands it to the taker. A slot is
+// free again when the taker returns. The engine waits only where all slots, or the bytes that may
+// be on their way, are taken.
 #include "probes/digest_ring.h"
 
 #include <algorithm>

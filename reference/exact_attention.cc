@@ -1,3 +1,8 @@
+// Queries are taken in blocks, on a device so large that a tensor of scores stays under a bound.
+// Beside the output each query and head has the sums that its budget needs (sum p|v|, p|v - o|,
+// squares of both, the largest score), and under contracts that round scores or weights what a
+// rounding the other way may do: of each key a chance and an effect, summed up, since no single
+// element has them.
 #include "reference/exact_attention.h"
 
 #include <ATen/Parallel.h>

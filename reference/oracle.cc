@@ -1,3 +1,9 @@
+// Each op has a function that computes its exact result in fp64 with LibTorch, straight from the
+// paper's formula, and beside it the magnitudes that the judge's budget needs (Exact, in
+// src/judge/oracle.h). Roundings on the way happen where the contract has them, as steps whose
+// values before the rounding are handed out too. Inputs come in the dtype that was recorded, are
+// widened exactly, and are moved to the device that holds the weights. A question that cannot be
+// answered (a wrong count, a wrong shape) is an Error before anything is computed.
 #include "reference/oracle.h"
 
 #include <ATen/TensorOperators.h>

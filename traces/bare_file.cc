@@ -1,3 +1,7 @@
+// A trace of another program has tensors, tokens and rows, and nothing else that ours have. The
+// missing parts are made when it is read: digests from the tensors, the graph from the points that
+// are there, the manifest from the attributes. The first reading of a pass reads its tensors; what
+// was made of it is kept without them.
 #include "traces/bare_file.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// A pass becomes entries of flat columns and comes back from them. A part of variable length is a
+// range of a flat column between two edges, so that a column has one type and no pointers.
+// check_sound() comes before anything is read by an index: each column's length, each list of
+// edges, each name, shape and count, and what the digests say of each other.
 #include "traces/columns.h"
 
 #include <algorithm>

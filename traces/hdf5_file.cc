@@ -1,3 +1,6 @@
+// HDF5's errors come as negative numbers and a stack of its own; each call here is checked where it
+// stands and becomes an Error with the file's path. HDF5 prints nothing of its own; ids other than
+// the file's belong to a Hdf5Id, which closes them.
 #include "traces/hdf5_file.h"
 
 #include <hdf5.h>

@@ -1,3 +1,7 @@
+// The order in which a segment is written is what makes it safe: tensors go out as they come, each
+// under its own checksum in the index; then the seal begins, and everything that is small and
+// structural (attributes, columns, summary, manifest) lies behind it and is checked as a whole
+// before HDF5 parses it.
 #include "traces/segment.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// One loop at a time is cut into about four pieces a thread, which all threads take in turn, the
+// caller among them. A worker that finds nothing spins for as long as the ops of one token are
+// apart and then sleeps on a condition. Which thread takes which piece is chance, so a body gives
+// the same result however its range is split.
 #include "kernels/base/thread_pool.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// The auditor remembers by hash what was written for which tokens (KvHistory), and for each slot
+// who was told last to write there. Before a pass is computed its page tables, slots and counts of
+// holders are held against each other; what attention reads is looked up when it is shown.
 #include "src/audit/audit.h"
 
 #include <fmt/format.h>

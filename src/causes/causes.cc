@@ -1,3 +1,7 @@
+// Searching is dear, as dozens of hypotheses are computed in fp64 and some in several sizes, so it
+// is rationed: a place is searched at its first findings, a point a few times in all, and a
+// hypothesis that explained one layer is tried first in the next. Candidates are then held against
+// the later wrong nodes of their place, and the sums over all of them decide.
 #include "src/causes/causes.h"
 
 #include <algorithm>

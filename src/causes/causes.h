@@ -1,5 +1,15 @@
 // Why an op is wrong, not only that it is: findings are held against the ways in which such ops go
 // wrong. It never changes a verdict, and computes nothing where there is no finding.
+//
+// The path of a finding:
+//
+//     flags of a pass -> Evidence       the op's inputs, what it stored, exact results and budgets
+//                     -> hypotheses     the op computed wrongly in each known way (reference)
+//                     -> Fit            how many wrong elements lie where the hypothesis has them
+//                     -> candidates     of a place, tried again on all its later wrong nodes
+//                     -> LooksLike      at the end: what explains them all, best first
+//
+// Ops that must be exact (caches, choices) are explained without arithmetic (exact.h).
 #pragma once
 
 #include <map>

@@ -1,3 +1,7 @@
+// A cache row is explained by who wrote what was read instead: another layer, another request,
+// pages in other places, the halves exchanged, or nobody. Each way in which page tables are misread
+// is tried for all wrong rows of a node, and how many rows it explains is counted. A choice is
+// explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be right.
 #include "src/causes/exact.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// Failures are asked for in turn: findings, under the limits that the baseline has; places, nodes
+// and positions that are no longer looked at; more numbers that are not finite; and what the
+// baseline's run tested and this one did not. A text that was drawn and took another way is left
+// out from there on, since other tokens were fed.
 #include "src/check/compare.h"
 
 #include <fmt/format.h>

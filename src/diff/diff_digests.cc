@@ -1,3 +1,8 @@
+// Digests have sums over whole tensors, and a tensor has all rows of a pass. Passes of a and b that
+// share rows are joined into groups until both sides of a group are of the same rows; the sums of a
+// group can then be compared, whatever the chunking. Two sums that differ bound the distance from
+// below (the triangle inequality), and say what it likely is when the differences of elements are
+// independent.
 #include "src/diff/diff_digests.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Two right ops of the same inputs differ in an element only when the arithmetic of one of them
+// carries it over the border between two numbers of the dtype. How many may do so follows from the
+// op's arithmetic in units of an ulp (share_of), and a right pair exceeds the limit once in 1e9
+// nodes. It is asked of each node, and of all nodes of a place so far.
 #include "src/diff/same_inputs.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// A graph is captured after its kind of pass was computed op by op once, so that everything that is
+// allocated at the first call is there. It is captured anew when the rotary tables were moved or
+// grown, or another ring of digests listens. Room that a pass does not fill is padded with requests
+// that have no context.
 #include "src/engine/decode_graphs.h"
 
 #include <algorithm>

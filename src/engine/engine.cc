@@ -1,3 +1,7 @@
+// A pass on a device that only decodes is computed in room that is padded to a power of two, with
+// graphs or without, so that the same bits come either way: kernels may choose their splits by the
+// shapes of their arguments. The cache is prepared in the order that Plan has: pages that are
+// swapped out are copied before anybody else writes to them.
 #include "src/engine/engine.h"
 
 #include <algorithm>

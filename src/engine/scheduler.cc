@@ -1,3 +1,8 @@
+// Two queues, both in the order in which requests came: those that run and those that wait. A step
+// first serves the running ones from the oldest on, and takes pages from the newest when there are
+// none; only a step that took none admits waiting ones. With a seed, chance shortens chunks, skips
+// requests, preempts and delays: orders that a server has now and then, on purpose and again the
+// same.
 #include "src/engine/scheduler.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// The scores of a query against all keys that `visible` leaves come first; then `mix` makes the row
+// of them and of the values. A fault replaces one of the two. Keys are offered to `visible` up to
+// the end of the last page, because a fault may read past the context.
 #include "src/faults/attend.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// A budget has three parts, added element by element: what the op's own fp32 arithmetic may be off
+// (InnerError, from src/judge/ops); what a rounding on the way adds where its value lies so near
+// the border of two numbers that fp32 cannot tell (near_tie); and half a spacing for the last
+// rounding, taken at the magnitude that the first two may lead to. The variance adds the squares of
+// the same parts, each by its chance.
 #include "src/judge/budget.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// A read of the cache is right when each row's hash is one that was written for its layer and
+// tokens. When a row is not, this says whether K, V or both are other bytes, and who wrote those:
+// that names a wrong page table, a wrong layer or a row that was never written.
 #include "src/judge/cache_read.h"
 
 #include <fmt/format.h>

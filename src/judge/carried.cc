@@ -1,3 +1,16 @@
+// Errors of an op's inputs are sent through the op itself: the oracle runs on inputs that are moved
+// by each of 16 samples, and the results are compared with those of inputs that are not. No op
+// needs a formula for it, and errors that elements have in common meet again where an op adds them
+// up.
+//
+//     rows that stand for themselves   stacked: each row once a sample, some 1000 rows a call
+//     attention                        a call a sample, since K and V move as well
+//
+// A contract that rounds on the way is replaced by one that does not, whose result shows errors
+// that are smaller than a spacing. A variance from 16 samples is rough. Ops that sum over many
+// elements have it smoothed, over rows and columns of a head; others have at least the variance of
+// independent errors, by four patterns of signs (Hadamard's), which separate two errors that meet
+// in one element.
 #include "src/judge/carried.h"
 
 #include <algorithm>

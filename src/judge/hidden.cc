@@ -1,3 +1,13 @@
+// The chain of a region is computed in graph order, some rows at a time, and never held for longer
+// than an op may read it. Each hidden element has a value in fp64, a deviation and 16 samples of
+// its error:
+//
+//     deviation^2 = what its own op may be off before the store
+//                 + what the store changes, or that it is not made (a fused kernel needs none)
+//                 + what the errors of its inputs bring (carried.h)
+//
+// Where the inputs are exact and the op copies or adds, the stored number itself is known and
+// nothing is added.
 #include "src/judge/hidden.h"
 
 #include <fmt/format.h>

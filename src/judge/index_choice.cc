@@ -1,3 +1,7 @@
+// A choice of k indices is right when no value that was left out is above one that was taken; ties
+// go either way. Where the values are known but for an error, each may be off by its slack, and the
+// choice is wrong only when it is so for all values within. NaN among the values has no largest;
+// then only an index of nothing is wrong.
 #include "src/judge/index_choice.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// The passes of a judged run, one after another. A pass goes through the parts in a fixed order:
+// what it was fed (coverage, token flow, draws, history), the two models, what it wrote to the
+// caches, and then all places in graph order, so that the origin of an op's inputs is known before
+// its result is graded. From the first node that had outcomes under several contracts on, passes
+// wait: whether such a node is a finding is known when the run has ended and the contracts are
+// decided (judge_end.cc).
 #include <fmt/format.h>
 
 #include <algorithm>

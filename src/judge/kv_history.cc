@@ -1,3 +1,9 @@
+// Two keys make the comparison cheap and fair. The content of a row, K beside V, is known by the
+// hash of its bytes. The place where it is right is known by the layer and the chain of tokens up
+// to it: chain(p) = hash(chain(p - 1), token(p)). So a request may read what another one wrote
+// behind the same tokens, as prefix caches do, and no row behind other tokens. A row has several
+// right contents where a position was computed more than once. `own_` is the short way: what the
+// request itself wrote there last.
 #include "src/judge/kv_history.h"
 
 #include <algorithm>

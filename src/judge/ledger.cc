@@ -1,3 +1,6 @@
+// Entries come in the order in which passes are settled; result() sorts the findings by pass, place
+// and request, so that the first one is where the run first diverges. A verdict can become graver
+// afterwards, when all nodes of a place are judged together (regrade_all), and never milder.
 #include "src/judge/ledger.h"
 
 #include <fmt/format.h>

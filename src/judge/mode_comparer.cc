@@ -1,3 +1,7 @@
+// A row is found in the base by (place, request, position), compared, and overwritten by the base's
+// bytes before the next op reads it. So each op of the mode starts from the base's inputs, and a
+// difference is the op's own. The exception is a wrong read of the cache, which an attention cannot
+// be relieved of: what it then makes is propagated.
 #include "src/judge/mode_comparer.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,8 @@
 // Blocks of rows: what the oracle makes of them, their budgets, and how far the engine's are.
+//
+// A block is as many rows as the oracle's fp64 tensors of them are small, about 100 bytes an
+// element: its memory does not grow with the pass. Its budget is made row by row, next to the
+// measurement that reads it.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Contracts and groups of an OpJudge; op_blocks.cc measures, op_judge_exact.cc compares what must
+// be exact. The order of the questions saves time: a contract that failed in most layers is asked
+// last, and only of nodes that fit no other; a finding under a declared contract is judged again
+// under the others, a few nodes a place, so that the report can say which rounding would make it
+// right.
 #include "src/judge/op_judge.h"
 
 #include <fmt/format.h>

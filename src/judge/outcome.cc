@@ -1,3 +1,7 @@
+// The order in which a measured node is asked decides its verdict: a number that is not finite
+// where the exact result is; a statistic over its limit; an overflow that the exact result has too;
+// what an input of the op passes on; and at last whether the bits are those of the exact result
+// rounded.
 #include <fmt/format.h>
 
 #include <algorithm>

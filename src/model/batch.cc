@@ -1,3 +1,7 @@
+// The arguments of a pass, made from its rows on the host: tokens, slots of the pool, one row of
+// the page table a request, and where each request's rows begin. Rows of cos and sin are kept from
+// pass to pass and grow with the largest position; where RoPE depends on the length of a request,
+// each token has rows of its own, for the length that its request has in this pass.
 #include "src/model/batch.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Fused ops compute several of the paper's steps at once and still show each of them: what lies
+// inside comes out through taps, pointers to memory that the kernel writes to when somebody looks.
+// A sum and its norm may be left to the matmul that reads them; both are shown once it has computed
+// them.
 #include "src/model/fused_executor.h"
 
 #include <utility>

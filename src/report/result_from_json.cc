@@ -1,3 +1,6 @@
+// The result comes back from its JSON as it was, number for number (NaN and the infinities as
+// texts), so that a judgement that a trace keeps can be shown in any form later. The reader checks
+// every field: a file may come from another version or another hand.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,3 +1,6 @@
+// The engine runs once. Its recorded passes are then judged again and again, with one error put
+// into what it showed at one point, of sizes that are powers of two, so that each question costs a
+// judgement and no forward pass.
 #include "src/selftest/detection.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// A run with one fault is measured while it is judged: an EffectMeter around the broken op says how
+// far its results are from the right op's on the same inputs. A fault whose op does nothing wrong
+// may have had no occasion in this run; then two fingerprints of everything that the engine showed,
+// with the fault and without, are equal and the size is 0.
 #include "src/selftest/selftest_run.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// The exact result of a watched op is asked of the oracle when the op is called, from the tensors
+// that the engine showed before: the watch is also a sink and keeps those of the places that its
+// own ones read. The order of rows differs between the two, as a tensor's rows may be of several
+// requests, so each request is asked alone and its rows are put where the op has them.
 #include "src/session/op_watch.h"
 
 #include <algorithm>

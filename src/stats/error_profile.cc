@@ -1,3 +1,7 @@
+// A bucket holds the largest error of neighbouring positions, or of neighbours on a row's first
+// axis, in budgets. When positions outgrow their buckets each two neighbours become one, so that a
+// profile has a bounded size whatever the length of a request; widths are powers of two, so that
+// profiles of two requests can be joined.
 #include "src/stats/error_profile.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,10 @@
+// A greedy search by description length. Each axis (rows; head, dim, channel) has features, whole
+// numbers that its units have: the index itself, the index modulo a tile, the page, prefill or
+// decode. A predicate says of a feature that it is among some values, or at least, or at most one.
+// The search adds the predicate that saves the most bits, up to four, and keeps the rule when it
+// saves ten bits more than no rule does: by chance that happens once in a thousand masks. Rules of
+// what only a kernel knows (tiles, token ids, experts) cost more bits, so that of two rules that
+// say the same the plainer one is said.
 #include "src/stats/shape_rule.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// An element is looked at once: measure() makes of a row all that the sums need, and add() merges
+// rows in their order, so that sums in floating point do not depend on the number of threads. Rows
+// that are equal in all their numbers are one observation: a prompt of one token repeated a hundred
+// times has one rounding, not a hundred.
 #include "src/stats/statistics.h"
 
 #include <fmt/format.h>

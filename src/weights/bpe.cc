@@ -1,3 +1,5 @@
+// The word is a linked list of parts, and a heap holds the merges of neighbours by rank and place.
+// A merge that is popped may be of parts that were merged meanwhile; it is recognised and dropped.
 #include "src/weights/bpe.h"
 
 #include <queue>

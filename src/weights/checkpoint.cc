@@ -1,3 +1,6 @@
+// The tensors that a configuration needs are listed first, from config.json alone; the files are
+// then held to that list in both directions. A tensor that is missing, has another shape, or that
+// nobody would read is an Error here, and not a wrong number later.
 #include "src/weights/checkpoint.h"
 
 #include <fmt/format.h>

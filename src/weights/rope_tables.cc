@@ -1,3 +1,5 @@
+// Each kind of scaling follows the formulas of Hugging Face's modeling_rope_utils, in fp32 where
+// those are: a model was trained on these numbers, and not on better ones.
 #include "src/weights/rope_tables.h"
 
 #include <algorithm>

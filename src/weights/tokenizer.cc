@@ -1,3 +1,6 @@
+// Text becomes tokens in four steps: added tokens are sought in the text as it is; what lies
+// between them is brought into NFC; words.h cuts that into words; bpe.h merges the bytes of each
+// word.
 #include "src/weights/tokenizer.h"
 
 #include <algorithm>
