@@ -30,11 +30,10 @@ std::string file_in(const std::string& folder) { return folder + "/result.json";
 std::string part_of(const InputFile& file, const std::string& path, size_t begin, size_t end) {
   std::string text(end - begin, '\0');
   for (size_t at = 0; at < text.size();) {
-    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at,
-                                static_cast<off_t>(begin + at));
+    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at, begin + at);
     if (got < 0 && errno == EINTR) continue;
     check(got > 0, "{}: cannot be read to its end", path);
-    at += static_cast<size_t>(got);
+    at += got;
   }
   return text;
 }
@@ -59,7 +58,7 @@ struct Rest {
 Rest rest_of(const std::string& path) {
   const InputFile file(path);
   if (!is_journal(path)) {
-    const auto begin = static_cast<size_t>(sealed_bytes(path));
+    const size_t begin = sealed_bytes(path);
     check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
           path);
     return {begin, part_of(file, path, begin, file.size())};

@@ -244,7 +244,7 @@ void SegmentReader::open_tensors() const {
 Pass SegmentReader::read(size_t i, bool data) const {
   Pass pass = columns_.pass_at(i);
   if (!data) return pass;
-  auto at = static_cast<size_t>(columns_.tensor_edges[i]);
+  size_t at = columns_.tensor_edges[i];
   for (RecordedTensor& tensor : pass.tensors) {
     const std::string& path = columns_.index.path[at++];
     if (path.empty()) continue;

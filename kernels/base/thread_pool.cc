@@ -145,6 +145,8 @@ void ThreadPool::run(int64_t count, int64_t grain,
   if (s.trouble) std::rethrow_exception(std::exchange(s.trouble, nullptr));
 }
 
+int machine_threads() { return std::max<int>(1, std::thread::hardware_concurrency()); }
+
 void parallel_for(ThreadPool* pool, int64_t count, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body) {
   if (pool != nullptr)

@@ -102,7 +102,7 @@ void matmul_rows(const OpContext& context, TensorView out, TensorView x, TensorV
   const int64_t n = weight.rows(), k = weight.shape[1];
   const int64_t stride = (k + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
   const int64_t grain = (kGrainBytes / (weight.row_size() * size_of(x.dtype) + 1) / 8 + 1) * 8;
-  std::vector<float> wide(static_cast<size_t>(std::min(kTokens, x.rows()) * stride));
+  std::vector<float> wide(std::min(kTokens, x.rows()) * stride);
   dispatch("matmul", x.dtype, [&]<typename T>(T*) {
     for (int64_t first = 0; first < x.rows(); first += kTokens) {
       const int64_t tokens = std::min(kTokens, x.rows() - first);

@@ -159,7 +159,7 @@ void drop_missing(std::vector<Statistic>& statistics) {
 }
 
 double Moments::offset_deviations() const {
-  return elements > 0 ? offset / std::sqrt(static_cast<double>(elements)) : 0;
+  return elements > 0 ? offset / std::sqrt(elements) : 0;
 }
 
 template <typename Value, typename Limit>
