@@ -108,6 +108,20 @@ std::string ranges_text(const std::vector<int32_t>& numbers) {
   return text;
 }
 
+// Says which segments are missing before the last.
+void name_missing(const std::string& folder, const std::map<int, std::string>& paths,
+                  SavedTrace& trace) {
+  int next = 0;
+  for (const auto& [number, path] : paths) {
+    if (number == next + 1)
+      trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, next));
+    else if (number > next)
+      trace.problem(fmt::format("{}/seg-{:06}.h5 to seg-{:06}.h5 are missing, {} segments", folder,
+                                next, number - 1, number - next));
+    next = number + 1;
+  }
+}
+
 // Opens every segment of the folder; says which are damaged, missing or of another run.
 void add_segments(const std::string& folder, SavedTrace& trace) {
   const std::regex name("seg-(\\d{6})\\.h5");
@@ -117,8 +131,7 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
     std::smatch match;
     if (std::regex_match(file, match, name)) paths[std::stoi(match[1])] = entry.path();
   }
-  for (int i = 0; i < (paths.empty() ? 0 : paths.rbegin()->first); ++i)
-    if (!paths.contains(i)) trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, i));
+  name_missing(folder, paths, trace);
   for (const auto& [number, path] : paths) {
     std::optional<SegmentReader> segment;
     try {
