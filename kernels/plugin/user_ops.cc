@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <span>
@@ -110,6 +111,8 @@ template <typename... In>
 using FunctionOf = typename Joined<decltype(std::tuple_cat(
     std::declval<Arguments>().in_c(std::declval<std::decay_t<In>>())...))>::Function;
 
+thread_local double seconds_taken = 0;
+
 // An op of the library, and how its errors begin.
 struct UserOp {
   std::string_view name;
@@ -133,12 +136,15 @@ struct UserOp {
     if (on_device)
       wait_for(arguments.device());  // so that other ops' trouble is not taken for its own
     const FloatControlGuard control;
+    const auto begin = std::chrono::steady_clock::now();
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
     check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
     if (on_device) wait_for_kernels_of(who, arguments.device());
+    seconds_taken +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const std::string_view changed = control.changed();
     check(
         changed.empty(),
@@ -279,6 +285,9 @@ ReplacedOps replace_ops(Ops ops, const std::string& path, Device device) {
   return replaced_by(
       std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
 }
+
+double user_op_seconds() { return seconds_taken; }
+void forget_user_op_seconds() { seconds_taken = 0; }
 
 Ops with_user_ops(Ops ops, const std::string& path) {
   return replace_ops(std::move(ops), path, Device::cpu).ops;
