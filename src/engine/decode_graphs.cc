@@ -32,7 +32,6 @@ class Taps final : public Sink {
   std::vector<Tap>& taps_;
 };
 
-
 int64_t up_to_power_of_two(int64_t n) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
 }
