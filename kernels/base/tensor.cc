@@ -83,7 +83,7 @@ double value_at(const TensorView& tensor, int64_t i) {
 }
 
 std::vector<double> widened_row(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
+  std::vector<double> values(tensor.row_size());
   widen(tensor, row * tensor.row_size(), values);
   return values;
 }

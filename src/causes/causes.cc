@@ -23,7 +23,7 @@ constexpr size_t kMostSaid = 3, kMostKept = 8;
 
 // The distances of two that are equally good differ by chance alone.
 double much_as_good(double distance, int64_t elements) {
-  return distance * (1 + 3 / std::sqrt(static_cast<double>(std::max<int64_t>(1, elements))));
+  return distance * (1 + 3 / std::sqrt(std::max<int64_t>(1, elements)));
 }
 
 // A hypothesis that is no nearer than what is right explains nothing. Where few elements are over

@@ -62,8 +62,7 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
     shape[0] = std::ssize(rows);
     const Tensor& copy = copies.emplace_back(Shape(shape), input.dtype);
     for (size_t i = 0; i < rows.size(); ++i)
-      std::copy_n(input.as<char>() + static_cast<int64_t>(rows[i]) * bytes, bytes,
-                  copy.as<char>() + static_cast<int64_t>(i) * bytes);
+      std::copy_n(input.as<char>() + rows[i] * bytes, bytes, copy.as<char>() + i * bytes);
     input = copy;
   }
   if (op.call.place.point->op == OpKind::attention)
@@ -98,7 +97,7 @@ void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
       if (rows_[r].request != request) continue;
       node.rows.push_back(r);
       for (size_t i = r * row_size_; i < (r + 1) * row_size_; ++i) {
-        node.got.push_back(value_at(op.got, static_cast<int64_t>(i)));
+        node.got.push_back(value_at(op.got, i));
         node.want.push_back(op.right[i]);
         node.limit.push_back(limit_[i]);
       }
@@ -120,7 +119,7 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   evidence->rows_ = got->rows;
   op.call = {.place = place, .dtype = manifest.dtype, .contract = judge.contract_at(place)};
   op.got = got->data.view();
-  evidence->row_size_ = static_cast<size_t>(op.got.row_size());
+  evidence->row_size_ = op.got.row_size();
   op.page_size = run_facts_of(manifest).page_size;
   for (const Row& row : got->rows) {
     int64_t length = 0;

@@ -54,11 +54,11 @@ class CacheNode {
     const auto pages = std::ranges::find(pass.info.pages, request, &RequestPages::request);
     for (const int64_t i : history.compare(layer_, kv.rows, hashes).wrong) {
       WrongRead read;
-      read.row = kv.rows[static_cast<size_t>(i)];
-      read.hash = hashes[static_cast<size_t>(i)];
+      read.row = kv.rows[i];
+      read.hash = hashes[i];
       read.expected = history.latest(layer_, read.row);
       read.writer = history.writer_of(read.hash);
-      read.repeats = i > 0 && hashes[static_cast<size_t>(i) - 1] == read.hash;
+      read.repeats = i > 0 && hashes[i - 1] == read.hash;
       if (pages != pass.info.pages.end()) read.slot = slot_in(pages->pages, read.row.position);
       if (is_blank(kv, i)) read.writer = nullptr;
       read.k = half_of(kv, i, 0);
@@ -74,7 +74,7 @@ class CacheNode {
   }
 
   int64_t slot_in(const std::vector<int32_t>& pages, int64_t position) const {
-    const auto page = static_cast<size_t>(page_size_ > 0 ? position / page_size_ : 0);
+    const size_t page = page_size_ > 0 ? position / page_size_ : 0;
     if (page_size_ <= 0 || page >= pages.size() || pages[page] < 0) return -1;
     return pages[page] * page_size_ + position % page_size_;
   }
@@ -157,7 +157,7 @@ class CacheNode {
       return i % width < pages.size() ? std::max(pages[i % width], 0) : 0;
     };
     const auto narrower = [&](int64_t position) {
-      const auto page = static_cast<size_t>(position / page_size_);
+      const size_t page = position / page_size_;
       const int64_t at = width < 1 ? -1 : page_at(own * (width - 1) + page);
       return at < 0 ? -1 : at * page_size_ + position % page_size_;
     };
@@ -209,17 +209,17 @@ ExactNode choice_node(const RecordedTensor& got, const TensorView& values, int32
   const int64_t k = chosen.row_size(), width = values.row_size();
   for (size_t r = 0; r < got.rows.size(); ++r) {
     if (got.rows[r].request != request) continue;
-    const auto row = static_cast<int64_t>(r);
+    const int64_t row = r;
     std::vector<int64_t> ranks;
     for (int64_t c = 0; c < k; ++c)
       ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
     bool right = true;
-    for (int64_t c = 0; c < k; ++c) right = right && ranks[static_cast<size_t>(c)] == c;
+    for (int64_t c = 0; c < k; ++c) right = right && ranks[c] == c;
     if (right) continue;
     ++node.wrong;
     const auto each = [&](auto of) {
       for (int64_t c = 0; c < k; ++c)
-        if (ranks[static_cast<size_t>(c)] != of(c)) return false;
+        if (ranks[c] != of(c)) return false;
       return true;
     };
     if (each([](int64_t c) { return c + 1; }))

@@ -36,7 +36,7 @@ std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
   std::vector<std::vector<size_t>> inputs(places.size());
   for (size_t i = 0; i < places.size(); ++i)
     for (const Place& input : graph.inputs_of(places[i]))
-      inputs[i].push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+      inputs[i].push_back(std::ranges::find(places, input) - places.begin());
   return inputs;
 }
 
@@ -168,7 +168,7 @@ void Comparison::compare_manifests() {
 Comparison::Pairing Comparison::pairing(const Row& row, int pass) const {
   const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
   const auto now = std::ranges::find(mine, pass, &Computed::pass);
-  const auto at = static_cast<size_t>(now - mine.begin());
+  const size_t at = now - mine.begin();
   const size_t first = std::min(at, theirs.size() - 1);
   return {at, first, at + 1 == mine.size() ? theirs.size() - 1 : first};
 }

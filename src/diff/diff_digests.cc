@@ -20,11 +20,11 @@ class Groups {
  public:
   explicit Groups(size_t passes) : parent_(passes) { std::iota(parent_.begin(), parent_.end(), 0); }
   int of(int pass) {
-    int& parent = parent_[static_cast<size_t>(pass)];
+    int& parent = parent_[pass];
     if (parent != pass) parent = of(parent);
     return parent;
   }
-  void join(int a, int b) { parent_[static_cast<size_t>(of(a))] = of(b); }
+  void join(int a, int b) { parent_[of(a)] = of(b); }
 
  private:
   std::vector<int> parent_;
@@ -92,7 +92,7 @@ DigestDistance distance_of(const DigestSums& a, const DigestSums& b) {
 DigestComparison::DigestComparison(const Rows& rows_a, const Rows& rows_b, const Sums& a,
                                    const Sums& b) {
   const int passes_a = passes_of(rows_a);
-  Groups groups(static_cast<size_t>(passes_a + passes_of(rows_b)));
+  Groups groups(passes_a + passes_of(rows_b));
   for (const auto& [row, in_a] : rows_a) {
     const auto other = rows_b.find(row);
     for (const int pass : in_a) groups.join(pass, in_a.front());

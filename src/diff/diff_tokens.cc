@@ -13,7 +13,7 @@ namespace {
 std::optional<double> logit_of(const TopLogits& top, int32_t token) {
   const auto found = std::ranges::find(top.ids, token);
   if (found == top.ids.end()) return {};
-  return top.values[static_cast<size_t>(found - top.ids.begin())];
+  return top.values[found - top.ids.begin()];
 }
 
 // How much larger the logit of one token is than that of another.

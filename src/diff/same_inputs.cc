@@ -112,7 +112,7 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
     largest = std::max({largest, std::fabs(a[i]), std::fabs(b[i])});
     squares += a[i] * a[i];
   }
-  const double rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(a.size(), 1)));
+  const double rms = root_mean(squares, std::ssize(a));
   const double of_arithmetic = 2 * kLambda * arithmetic(op, rows.terms) * kAccumulatorRoundoff;
   rows.counts.elements += std::ssize(a);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -132,7 +132,7 @@ std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCoun
                          double share) -> std::optional<DiffShare> {
     if (of == 0) return {};
     const double limit = share_limit(of, share, kTail);
-    if (within(static_cast<double>(different) / static_cast<double>(of), limit)) return {};
+    if (within(fraction(different, of), limit)) return {};
     return DiffShare{of_rows, different, of, limit};
   };
   const double share = share_of(places_[place].point->op, terms, dtype_);

@@ -115,7 +115,7 @@ void DecodeGraphs::show(const Captured& captured, Probe& probe) const {
   probe.begin(batch.info);
   for (const Tap& tap : captured.taps) {
     if (tap.tensor.empty())
-      show_cache(model_, batch, caches_[static_cast<size_t>(tap.layer)], tap.layer, probe);
+      show_cache(model_, batch, caches_[tap.layer], tap.layer, probe);
     else if (tap.point->is_of_logits())
       probe.logits(*tap.point, tap.tensor);
     else

@@ -41,7 +41,7 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
                              .digest = head,
                              .hashes = cache ? layout_->caches++ : hashes,
                              .keeps = ring_->keeps(p, place.layer)});
-    head += cache ? requests * kCount : static_cast<int64_t>(sizeof(Digest));
+    head += cache ? requests * kCount : sizeof(Digest);
     if (!cache) hashes += kHash * (p.is_of_logits() ? logit_rows : tokens);
   }
   for (DigestLayout::Tap& tap : layout_->taps)
@@ -80,7 +80,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
   const Shape& pool = tap.tensor.shape;
   const int64_t width = arguments_.page_table.view().shape[1];
   return {.k = tap.tensor.data,
-          .v = caches_[static_cast<size_t>(tap.layer)].v.data,
+          .v = caches_[tap.layer].v.data,
           .row_bytes = pool[2] * pool[3] * size_of(tap.tensor.dtype),
           .rows = arguments_.context_length.as<int32_t>(),
           .requests = arguments_.context_length.view().count(),
@@ -97,7 +97,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
 void DeviceDigests::record(const Record& record) {
   DigestLayout::Tap& tap = tap_of(record);
   if (is_cache(*tap.point)) {
-    tap.tensor = caches_[static_cast<size_t>(tap.layer)].k;
+    tap.tensor = caches_[tap.layer].k;
     cache_jobs_.push_back(cache_job_of(tap));
     if (lifetime_ == Lifetime::layer)
       flush_caches(ops_stream_);

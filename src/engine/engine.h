@@ -61,7 +61,7 @@ class Engine {
 
   const Model& model() const { return model_; }
   const PagePool& pool() const { return pool_; }
-  const Sequence& sequence(int32_t id) const { return sequences_[static_cast<size_t>(id)]; }
+  const Sequence& sequence(int32_t id) const { return sequences_[id]; }
   int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
 
  private:

@@ -137,7 +137,7 @@ Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   for (const Step& step : e.steps)
     add(ulp(step.value[i], dtype) * (step.slope.empty() ? 1 : std::fabs(step.slope[i])));
   if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
-    const double score = e.score[i / static_cast<size_t>(e.shape.last())];
+    const double score = e.score[i / e.shape.last()];
     const double of_scores = squared(ulp(score, dtype)) / 6 * e.spread_squares[i];
     const double of_weights =
         squared(2 * unit_roundoff(dtype)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);

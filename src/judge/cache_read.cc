@@ -37,7 +37,7 @@ WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
   wrong.want = {history.k(written), history.v(written)};
   wrong.got = {history.k(hash), history.v(hash)};
   if (const TensorView data = kv.data; !data.empty()) {
-    const auto half = static_cast<size_t>(data.row_size() * size_of(data.dtype)) / 2;
+    const size_t half = (data.row_size() * size_of(data.dtype)) / 2;
     const char* row = data.as<const char>() + 2 * i * half;
     wrong.got = {std::span(row, half), std::span(row + half, half)};
   }
@@ -90,7 +90,7 @@ std::string counts_of(const std::vector<WrongKv>& wrong, size_t positions) {
 // Which elements of a row have other bits: [2, kv_heads, head_dim], where that is known.
 std::vector<bool> wrong_elements(const WrongKv& wrong, DType dtype) {
   if (!wrong.known()) return {true};
-  const auto bytes = static_cast<size_t>(size_of(dtype));
+  const size_t bytes = size_of(dtype);
   std::vector<bool> elements;
   for (size_t half = 0; half < 2; ++half)
     for (size_t at = 0; at < wrong.got[half].size(); at += bytes)
@@ -106,9 +106,9 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
   const int64_t count = std::ssize(elements) / 2, dim = kv.shape.last();
   double furthest = -1;
   for (int64_t i = 0; i < 2 * count; ++i) {
-    if (!elements[static_cast<size_t>(i)]) continue;
+    if (!elements[i]) continue;
     const auto value_in = [&](const std::array<std::span<const char>, 2>& row) {
-      const std::span<const char> bytes = row[static_cast<size_t>(i / count)];
+      const std::span<const char> bytes = row[i / count];
       return value_at({const_cast<char*>(bytes.data()), kv.dtype, Device::cpu, {count}}, i % count);
     };
     const double want = value_in(wrong.want), got = value_in(wrong.got);
@@ -138,7 +138,7 @@ NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& 
   if (!found.wrong.empty()) {
     std::vector<WrongKv> wrong;
     for (const int64_t row : found.wrong) {
-      const auto i = static_cast<size_t>(row);
+      const size_t i = row;
       wrong.push_back(wrong_kv(kv, i, hashes[i], layer, history));
       outcome.wrong.push_back({row, wrong_elements(wrong.back(), kv.dtype)});
     }
@@ -167,7 +167,7 @@ CacheRead::CacheRead(const RecordedTensor* kv, const KvHistory& history) {
   const Shape one{kv->shape[0], kv->shape[2], kv->shape[3]};
   k_ = Tensor(one, kv->dtype);
   v_ = Tensor(one, kv->dtype);
-  const auto bytes = static_cast<size_t>(one[1] * one[2] * size_of(kv->dtype));
+  const size_t bytes = one[1] * one[2] * size_of(kv->dtype);
   const auto put = [bytes](const Tensor& to, size_t i, const char* from) {
     std::memcpy(to.as<char>() + i * bytes, from, bytes);
   };

@@ -109,7 +109,7 @@ void Contracts::decide() {
         votes[c].first += fits.fits(c) ? 1 : 0;
         votes[c].second += fits.fitting[c];
       }
-    of.chosen = static_cast<size_t>(std::ranges::max_element(votes) - votes.begin());
+    of.chosen = std::ranges::max_element(votes) - votes.begin();
   }
 }
 

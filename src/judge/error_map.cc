@@ -98,15 +98,15 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
   const auto experts = pass.experts.find(place.layer);
   auto next = placed.begin();
   for (size_t i = 0; i < (logits ? pass.logit_rows.size() : pass.rows.size()); ++i) {
-    const size_t at = logits ? static_cast<size_t>(pass.logit_rows[i]) : i;
+    const size_t at = logits ? pass.logit_rows[i] : i;
     if (next == placed.end() || !(pass.rows[at].row == next->row)) continue;
-    next->of_pass = static_cast<int64_t>(i);
+    next->of_pass = i;
     next->pass_rows = std::ssize(pass.rows);
     if (logits) next->pass_rows = std::ssize(pass.logit_rows);
     next->token = pass.rows[at].token;
     if (experts != pass.experts.end()) {
       const auto& [chosen, ids] = experts->second;
-      const auto first = ids.begin() + static_cast<int64_t>(at) * chosen;
+      const auto first = ids.begin() + at * chosen;
       next->experts.assign(first, first + chosen);
     }
     ++next;
@@ -122,7 +122,7 @@ void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t 
     for (int32_t c = 0; c < choices; ++c) {
       PlacedRow& one = split.emplace_back(row);
       one.choice = c;
-      if (known) one.expert = row.experts.at(static_cast<size_t>(c));
+      if (known) one.expert = row.experts.at(c);
       one.experts.clear();
     }
   std::vector<WrongRow> parts;
@@ -142,7 +142,7 @@ std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) 
   std::vector<Axis> axes;
   const std::vector<std::string> names = axis_names(point);
   for (int i = 0; i < row_shape.rank(); ++i) {
-    const auto at = static_cast<size_t>(i);
+    const size_t at = i;
     axes.push_back({at < names.size() ? names[at] : "element", row_shape[i]});
     if (point.op == OpKind::attention && axes.back().name == "head")
       axes.back().kv_heads = kv_heads_;

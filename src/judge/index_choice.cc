@@ -94,7 +94,7 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
   int64_t nan_rows = 0;
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
+    const int64_t at = i;
     const std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
     const WrongIndex wrong = wrong_index(row, widened_row(chosen, at), slack);

@@ -82,7 +82,7 @@ OtherContracts OpJudge::other_contracts(const Place& place) const {
 std::map<OpKind, Reached> OpJudge::reached() const {
   std::map<OpKind, Reached> reached = reached_;
   for (const auto& [key, pool] : pools_) {
-    const Point& p = kPoints[static_cast<size_t>(key.first.first)];
+    const Point& p = kPoints[key.first.first];
     const Moments& m = pool.sum();
     // Shares and gains of few elements are chance.
     if (key.second != RoundingContract::fused || !reached.contains(p.op) || m.elements < kMany)
@@ -318,8 +318,7 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
   };
-  const auto block =
-      static_cast<size_t>(std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes)));
+  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
   for (size_t first = 0; first < group.rows.size(); first += block)
     if (!judge_block(contract, place, inputs, pass, group, first,
                      std::min(block, group.rows.size() - first)))

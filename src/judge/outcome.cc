@@ -14,10 +14,10 @@ namespace lockstep {
 namespace {
 
 std::vector<int64_t> index_of(const Element& element, const Shape& row_shape) {
-  std::vector<int64_t> index(static_cast<size_t>(row_shape.rank()) + 1);
+  std::vector<int64_t> index(row_shape.rank() + 1);
   int64_t rest = element.offset;
   for (int axis = row_shape.rank() - 1; axis >= 0; --axis) {
-    index[static_cast<size_t>(axis) + 1] = rest % row_shape[axis];
+    index[axis + 1] = rest % row_shape[axis];
     rest /= row_shape[axis];
   }
   index[0] = element.position;

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/stats/moments.h"
+
 namespace lockstep {
 namespace {
 
@@ -44,7 +46,7 @@ void RoutingComparison::add_row(std::span<const double> chosen, std::span<const 
   if (!(margin > 0)) return;
   ++differ_;
   margin_ = std::max(margin_, margin / ulp(left_out, dtype_));
-  noise = std::sqrt(noise / static_cast<double>(exact.size()));
+  noise = root_mean(noise, std::ssize(exact));
   over_noise_ = std::max(over_noise_, margin / noise);
 }
 

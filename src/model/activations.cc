@@ -63,14 +63,13 @@ TensorView Activations::next_half() {
     if (held.buffer.halves == 0) continue;
     if (lifetime_ == Lifetime::layer) {
       // The tensors of a half take the place of those of the last one.
-      this->*held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
+      this->*held.buffer.view = held.copies[(half_ + 1) % held.copies.size()];
       continue;
     }
     // Each half has memory of its own; the first stream is embed's.
     const int64_t at =
         (half_ + (held.buffer.view == &Activations::stream ? 1 : 0)) / held.buffer.halves;
-    if (at < std::ssize(held.copies))
-      this->*held.buffer.view = held.copies[static_cast<size_t>(at)];
+    if (at < std::ssize(held.copies)) this->*held.buffer.view = held.copies[at];
   }
   ++half_;
   return before;

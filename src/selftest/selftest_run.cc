@@ -139,8 +139,7 @@ class Fingerprint final : public Sink {
   bool wants(const Point&, int) const override { return true; }
   void begin(const PassInfo&) override {}
   void record(const Record& record) override {
-    const uint64_t link[] = {
-        hash_, hash_of(record.tensor.data, static_cast<size_t>(record.tensor.bytes()))};
+    const uint64_t link[] = {hash_, hash_of(record.tensor.data, record.tensor.bytes())};
     hash_ = hash_of(link, sizeof(link));
   }
   void end() override {}
@@ -199,8 +198,7 @@ class Runner {
  private:
   int threads() const {
     if (run_.plan.device != Device::cpu) return 1;  // a device has one stream, and one user
-    return run_.threads > 0 ? run_.threads
-                            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return run_.threads > 0 ? run_.threads : machine_threads();
   }
 
   SelftestOutcome known_or_new(const SelftestCase& c) {

@@ -51,7 +51,7 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
   Request request{.max_new = max_new};
   const std::vector<int32_t>& from = base.requests.back().prompt;
   for (int64_t i = 0; i < tokens; ++i)
-    request.prompt.push_back(from[from.size() - 1 - static_cast<size_t>(i) % from.size()]);
+    request.prompt.push_back(from[from.size() - 1 - i % from.size()]);
   return request;
 }
 
@@ -186,7 +186,7 @@ std::string summary(std::string_view mode, const Result& before, const Result& a
   std::string text =
       fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
   for (int i = 0; i < kVerdicts; ++i) {
-    const auto v = static_cast<size_t>(i);
+    const size_t v = i;
     if (const int64_t n = after.counts[v] - before.counts[v]; n > 0)
       text += fmt::format(", {} {}", n, name_of(static_cast<Verdict>(i)));
   }

@@ -141,9 +141,9 @@ template <typename T>
 void convert(const TensorView& from, T* to) {
   std::array<double, 4096> buffer;
   for (int64_t first = 0; first < from.count(); first += std::ssize(buffer)) {
-    const auto n = static_cast<size_t>(std::min<int64_t>(std::ssize(buffer), from.count() - first));
+    const size_t n = std::min<int64_t>(std::ssize(buffer), from.count() - first);
     widen(from, first, std::span(buffer).first(n));
-    for (size_t i = 0; i < n; ++i) to[first + static_cast<int64_t>(i)] = T(buffer[i]);
+    for (size_t i = 0; i < n; ++i) to[first + i] = T(buffer[i]);
   }
 }
 

@@ -64,9 +64,9 @@ Shape shape_of(const JsonValue& list) {
 
 // Checked step by step: a product that wraps around could fit the file by accident.
 uint64_t bytes_of(const JsonValue& entry, const Shape& shape, DType dtype) {
-  uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
+  uint64_t bytes = size_of(dtype);
   for (const int64_t extent : shape.extents())
-    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes))
+    if (__builtin_mul_overflow(bytes, extent, &bytes))
       fail("{} has the shape {}, more than 2^64 bytes; the header is damaged", entry.where(),
            shape.text());
   return bytes;
