@@ -34,7 +34,6 @@ namespace {
 constexpr int64_t kBlock = 32;
 constexpr int64_t kQueries = 16;  // of one request, which read K and V together
 constexpr int64_t kFewRows = 4;   // up to here K and V are read where they lie, not widened first
-constexpr int64_t kWidest = 16;   // lanes of the widest instance
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Up to kQueries consecutive queries of a request.
@@ -60,7 +59,9 @@ struct Problem {
   int64_t head_dim() const { return q.shape[2]; }
   int64_t kv_heads() const { return cache.k.shape[2]; }
   int64_t group() const { return heads() / kv_heads(); }
-  int64_t stride() const { return (head_dim() + kWidest - 1) / kWidest * kWidest; }
+  int64_t stride() const {
+    return (head_dim() + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
+  }
   Keys seen_from(int64_t position) const {
     const int64_t begin = window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
     return {begin, std::max(position + 1, begin)};
@@ -238,11 +239,11 @@ struct AttentionKernel {
   template <int N, int Rows, typename E>
   [[gnu::always_inline]] void score(int64_t row, int64_t from, int64_t to, const E* const* k,
                                     int64_t stride) const {
-    constexpr int kKeys = kWidest / Rows;
+    constexpr int kKeys = simd::kWidest / Rows;
     const float* q = &scratch.q[row * stride];
     float* p = &scratch.p[row * kBlock];
     for (int64_t j = from / kKeys * kKeys; j < to; j += kKeys) {
-      simd::F<N> sums[kWidest];
+      simd::F<N> sums[simd::kWidest];
       for (simd::F<N>& sum : sums) sum = simd::F<N>{};
       for (int64_t i = 0; i < stride; i += N) {
         simd::F<N> keys[kKeys];
@@ -255,8 +256,8 @@ struct AttentionKernel {
       // Between the sums, because a burst of requests fills the queue to memory and waits.
       if constexpr (!std::is_same_v<E, float>)
         for (int c = 0; c < kKeys; ++c) blocks.prefetch(problem.cache.k, j + c);
-      float scores[kWidest];
-      for (int i = 0; i < kWidest; i += N)
+      float scores[simd::kWidest];
+      for (int i = 0; i < simd::kWidest; i += N)
         simd::store<N>(scores + i, simd::sum_each<N>(sums + i) * problem.scale);
       for (int r = 0; r < Rows; ++r)
         std::memcpy(p + r * kBlock + j, scores + r * kKeys, sizeof(float) * kKeys);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/sentence.h"
 
 namespace lockstep {
 namespace {
@@ -326,7 +327,7 @@ void DigestRing::serve() {
       changed_.notify_all();
       if (wanted) taker_.take(std::move(arrived));
     } catch (const std::exception& error) {
-      failure = error.what();
+      failure = sentence_of(error);
     }
     lock.lock();
     busy_ = false;

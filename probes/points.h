@@ -57,6 +57,7 @@ struct Point {
   std::string_view column = "";  // its name above a column of a map: "qr" of attn.q_rope
 
   bool is_cache() const { return rows == RowDomain::cache; }
+  bool is_of_logits() const { return rows == RowDomain::logit; }
   bool operator==(const Point& other) const { return name == other.name; }
 };
 

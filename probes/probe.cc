@@ -2,26 +2,45 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+
+#include "kernels/base/check.h"
+#include "kernels/base/sentence.h"
 
 namespace lockstep {
+namespace {
+
+// A lack of memory in the words of this project.
+template <typename Call>
+auto with_sentence(Call call) {
+  return [call] {
+    try {
+      call();
+    } catch (const std::bad_alloc& error) {
+      throw Error(sentence_of(error));
+    }
+  };
+}
+
+}  // namespace
 
 void Probe::begin(const PassInfo& pass) {
-  guarded([&] {
+  guarded(with_sentence([&] {
     rows_.clear();
     logit_rows_.clear();
     for (const PassRow& row : pass.rows) rows_.push_back(row.row);
     for (int32_t index : pass.logit_rows) logit_rows_.push_back(rows_[index]);
     sink_->begin(pass);
-  });
+  }));
 }
 
 void Probe::end() {
-  guarded([&] { sink_->end(); });
+  guarded(with_sentence([&] { sink_->end(); }));
 }
 
 void Probe::emit(const Point& point, int layer, std::span<const Row> rows, const TensorView& tensor,
                  const std::optional<Shard>& shard) {
-  guarded([&] {
+  guarded(with_sentence([&] {
     if (!sink_->wants(point, layer)) return;
     if (tensor.device == Device::cpu || sink_->on_device())
       return sink_->record({&point, layer, rows, tensor, shard});
@@ -37,7 +56,7 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows, const
     if (bytes == 0 || std::memcmp(seen.view().data, before.view().data, bytes) == 0) return;
     copy(shown, seen);
     wait_for(tensor.device);  // reads what the next tensor is copied to
-  });
+  }));
 }
 
 }  // namespace lockstep

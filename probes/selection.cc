@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 
 namespace lockstep {
 namespace {
@@ -51,7 +52,7 @@ Selection::Selection(const std::string& points, const std::string& layers,
     if (!found)
       for (const Point& p : kPoints) names.push_back(p.name);
     // Several options take points; the glob tells which one is meant.
-    check(found, "no point matches '{}'{} (`lockstep points` lists them)", glob,
+    check(found, "no point matches '{}'{} (`lockstep points` lists them)", shown(glob),
           found ? "" : did_you_mean(glob, names));
   }
   const auto add = [&](const char* option, const std::string& value) {

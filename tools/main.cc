@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <string>
 #include <string_view>
@@ -15,10 +16,12 @@
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
+#include "kernels/base/sentence.h"
 #include "src/help/help_text.h"
 #include "src/report/output.h"
 #include "src/screen/screen.h"
 #include "src/session/build_info.h"
+#include "src/weights/mapped_watch.h"
 #include "tools/commands.h"
 
 namespace lockstep {
@@ -35,6 +38,9 @@ constexpr auto kCommands = std::to_array<Command>({
      "compare two traces and name the first place where they differ", diff_command},
     {"inspect", "What changed, and what was computed?",
      "show what is in a trace: provenance, digests, numbers", inspect_command},
+    {"replay", "What changed, and what was computed?",
+     "compute one op again on what a trace kept: yours, Lockstep's, the exact result",
+     replay_command},
     {"report", "What changed, and what was computed?",
      "draw a page for people of a result or a trace", report_command},
     {"generate", "What changed, and what was computed?", "run the engine alone and print the text",
@@ -124,6 +130,21 @@ int trouble(const std::string& sentence) {
   return 2;
 }
 
+// A lack of memory where no exception may leave, as in a destructor, is told as any other; what
+// else ends the process so is a defect, and its core is wanted.
+[[noreturn]] void end_at_once() {
+  try {
+    if (std::current_exception()) std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view kLine = "error: there is not enough memory for this\n";
+    const ssize_t written = write(STDERR_FILENO, kLine.data(), kLine.size());
+    (void)written;
+    _exit(2);
+  } catch (...) {
+  }
+  std::abort();
+}
+
 }  // namespace
 
 std::span<const Command> commands() { return kCommands; }
@@ -133,12 +154,10 @@ std::span<const Command> commands() { return kCommands; }
 int main(int argc, char** argv) try {
   lockstep::open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a write that fails, with its sentence
+  lockstep::watch_mapped_files();
+  std::set_terminate(lockstep::end_at_once);
   lockstep::start_again_prepared(argv);
   return lockstep::dispatch({std::span(argv, static_cast<size_t>(argc)).subspan(1)});
-} catch (const std::bad_alloc&) {
-  return lockstep::trouble(
-      "there is not enough memory for this; ask for fewer --pages, shorter prompts or fewer "
-      "requests");
 } catch (const std::exception& error) {
-  return lockstep::trouble(error.what());
+  return lockstep::trouble(lockstep::sentence_of(error));
 }

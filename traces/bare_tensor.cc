@@ -79,7 +79,7 @@ Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
   }
   const DType dtype = stored.tensor.view().dtype;
   check(!said || dtype == *said || dtype == DType::f32, "{} is {}, and its attribute dtype says {}",
-        where, name_of(dtype), name_of(*said));
+        where, name_of(dtype), name_of(said.value_or(dtype)));
   const bool of_run = !said && run && point.dtype == PointDType::of_the_run && is_half(*run);
   if (dtype != DType::f32 || !(of_run || (said && is_half(*said)))) return stored.tensor;
   int64_t other = 0;

@@ -14,8 +14,10 @@ namespace {
 
 constexpr std::array kFloats = {DType::f32, DType::bf16, DType::f16};
 
+// Integers of all bits of their bytes: others are nobody's, and the library would convert them.
 bool is_integer(int64_t type) {
-  return H5Tget_class(type) == H5T_INTEGER && H5Tget_size(type) <= 8;
+  const size_t bytes = H5Tget_size(type);
+  return H5Tget_class(type) == H5T_INTEGER && bytes <= 8 && H5Tget_precision(type) == 8 * bytes;
 }
 bool is_bits(int64_t type) { return H5Tequal(type, H5T_STD_U16LE) > 0; }
 

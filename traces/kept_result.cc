@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kMostResult = size_t{1} << 30;  // bytes
 // Fixed widths, so that sscanf has nothing to guess.
 constexpr const char* kHead = "lockstep result: {:016x} bytes, xxh3 {:016x}\n";
-constexpr const char* kScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
+constexpr const char* kResultScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
 
 bool is_journal(const std::string& path) { return path.ends_with(".jsonl"); }
 
@@ -78,7 +78,8 @@ std::string sealed(const std::string& json) {
 std::string unsealed(const std::string& text) {
   uint64_t size = 0, hash = 0;
   const size_t line = text.find('\n');
-  if (line == std::string::npos || std::sscanf(text.c_str(), kScan, &size, &hash) != 2) return "";
+  if (line == std::string::npos || std::sscanf(text.c_str(), kResultScan, &size, &hash) != 2)
+    return "";
   std::string json = text.substr(line + 1);
   return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
 }

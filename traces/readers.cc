@@ -17,6 +17,7 @@
 #include "traces/journal.h"
 #include "traces/seal.h"
 #include "traces/segment.h"
+#include "traces/trial.h"
 
 namespace lockstep {
 namespace {
@@ -107,6 +108,20 @@ std::string ranges_text(const std::vector<int32_t>& numbers) {
   return text;
 }
 
+// Says which segments are missing before the last.
+void name_missing(const std::string& folder, const std::map<int, std::string>& paths,
+                  SavedTrace& trace) {
+  int next = 0;
+  for (const auto& [number, path] : paths) {
+    if (number == next + 1)
+      trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, next));
+    else if (number > next)
+      trace.problem(fmt::format("{}/seg-{:06}.h5 to seg-{:06}.h5 are missing, {} segments", folder,
+                                next, number - 1, number - next));
+    next = number + 1;
+  }
+}
+
 // Opens every segment of the folder; says which are damaged, missing or of another run.
 void add_segments(const std::string& folder, SavedTrace& trace) {
   const std::regex name("seg-(\\d{6})\\.h5");
@@ -116,11 +131,11 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
     std::smatch match;
     if (std::regex_match(file, match, name)) paths[std::stoi(match[1])] = entry.path();
   }
-  for (int i = 0; i < (paths.empty() ? 0 : paths.rbegin()->first); ++i)
-    if (!paths.contains(i)) trace.problem(fmt::format("{}/seg-{:06}.h5 is missing", folder, i));
+  name_missing(folder, paths, trace);
   for (const auto& [number, path] : paths) {
     std::optional<SegmentReader> segment;
     try {
+      try_reading(path, [&] { SegmentReader(path).open_tensors(); });
       segment.emplace(path);
       check(segment->run_id() == run_id_of(trace.manifest()),
             "{}: it belongs to another run than its folder's manifest", path);
@@ -161,6 +176,25 @@ void check_whole(const SavedManifest& saved, const std::string& path, SavedTrace
                               saved.passes - trace.passes(), saved.passes));
 }
 
+bool is_bare(const std::string& path, bool sealed) {
+  return !sealed && !Hdf5File::open_unsealed(path).has("/index");
+}
+
+SegmentReader segment_at(const std::string& path, bool sealed) {
+  return SegmentReader(sealed ? Hdf5File::open(path) : Hdf5File::open_unsealed(path));
+}
+
+// Reads all of the file that HDF5 does not keep as plain numbers.
+void try_single_file(const std::string& path, bool sealed) {
+  if (is_bare(path, sealed)) {
+    open_bare(path);
+    return;
+  }
+  const SegmentReader file = segment_at(path, sealed);
+  file.manifest();
+  file.open_tensors();
+}
+
 }  // namespace
 
 std::unique_ptr<TraceReader> open_folder(const std::string& path) {
@@ -184,8 +218,9 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
 
 std::unique_ptr<TraceReader> open_single_file(const std::string& path) {
   const bool sealed = !is_unsealed(path);
-  if (!sealed && !Hdf5File::open_unsealed(path).has("/index")) return open_bare(path);
-  SegmentReader file(sealed ? Hdf5File::open(path) : Hdf5File::open_unsealed(path));
+  try_reading(path, [&] { try_single_file(path, sealed); });
+  if (is_bare(path, sealed)) return open_bare(path);
+  SegmentReader file = segment_at(path, sealed);
   auto trace = std::make_unique<SavedTrace>(file.manifest(), path);
   if (!sealed) trace->remark("unsealed: made by another program; hashes are those that it wrote");
   trace->add(std::move(file));

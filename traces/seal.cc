@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -52,6 +53,17 @@ bool only_a_result_follows(const InputFile& file, const Seal& seal) {
   return got >= 0 && begins_result(std::string_view(rest).substr(0, got), kResultInFile);
 }
 
+// Writes it to the front of a file.
+bool write_at_front(int file, std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t written =
+        ::pwrite(file, text.data() + at, text.size() - at, static_cast<off_t>(at));
+    if (written < 0 && errno != EINTR) return false;
+    at += static_cast<size_t>(std::max<ssize_t>(written, 0));
+  }
+  return true;
+}
+
 }  // namespace
 
 void write_seal(const std::string& path, int64_t begin) {
@@ -60,9 +72,11 @@ void write_seal(const std::string& path, int64_t begin) {
   const std::string line = fmt::format(kLine, size, from, hash_from(path, from, size));
   const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (file < 0) fail_writing(path);
-  const ssize_t written = ::pwrite(file, line.data(), line.size(), 0);
+  const bool whole = write_at_front(file, line);
+  const int reason = errno;
   ::close(file);
-  if (written != std::ssize(line)) fail_writing(path);
+  errno = reason;
+  if (!whole) fail_writing(path);
 }
 
 void check_seal(const std::string& path) {

@@ -236,6 +236,11 @@ Manifest SegmentReader::manifest() const {
 
 std::string SegmentReader::run_id() const { return file_.text("/", "run_id"); }
 
+void SegmentReader::open_tensors() const {
+  for (const std::string& path : columns_.index.path)
+    if (!path.empty()) file_.stored_bytes(path);
+}
+
 Pass SegmentReader::read(size_t i, bool data) const {
   Pass pass = columns_.pass_at(i);
   if (!data) return pass;

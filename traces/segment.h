@@ -42,6 +42,9 @@ class SegmentReader {
   Manifest manifest() const;
   std::string run_id() const;
   const Columns& columns() const { return columns_; }
+  // Opens every tensor that is there, and reads none. Throws Error where one is not stored as
+  // tensors of a trace are.
+  void open_tensors() const;
   // Pass i of this file; with `data`, each tensor is checked against its xxh3.
   Pass read(size_t i, bool data) const;
 

@@ -82,6 +82,12 @@ double value_at(const TensorView& tensor, int64_t i) {
   return value;
 }
 
+std::vector<double> widened_row(const TensorView& tensor, int64_t row) {
+  std::vector<double> values(tensor.row_size());
+  widen(tensor, row * tensor.row_size(), values);
+  return values;
+}
+
 void widen(const TensorView& tensor, int64_t first, std::span<double> out) {
   const auto copy = [&]<typename T>(const T* from) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(from[i]);

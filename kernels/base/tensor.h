@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/base/dtype.h"
 
@@ -98,5 +99,6 @@ const TensorView& plain_codes(std::string_view reader, const WeightView& weight)
 double value_at(const TensorView& tensor, int64_t i);
 // Elements [first, first + out.size()) of a CPU tensor, widened exactly.
 void widen(const TensorView& tensor, int64_t first, std::span<double> out);
+std::vector<double> widened_row(const TensorView& tensor, int64_t row);
 
 }  // namespace lockstep

@@ -16,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kTokens = 64;           // whose fp32 rows stay in cache while the weights pass by
-constexpr int64_t kWidest = 16;           // lanes of the widest instance
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights: less is not worth waking a thread
 constexpr int64_t kAheadBytes = 8192;     // from a product to the weight that is asked for
 
@@ -106,7 +105,7 @@ struct WidenKernel {
 void matmul_rows(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                  TensorView bias) {
   const int64_t n = weight.rows(), k = weight.shape[1];
-  const int64_t stride = (k + kWidest - 1) / kWidest * kWidest;
+  const int64_t stride = (k + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
   const int64_t grain = (kGrainBytes / (weight.row_size() * size_of(x.dtype) + 1) / 8 + 1) * 8;
   std::vector<float> wide(std::min(kTokens, x.rows()) * stride);
   dispatch("matmul", x.dtype, [&]<typename T>(T*) {

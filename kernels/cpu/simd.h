@@ -22,7 +22,11 @@ Isa best_isa();  // the most this CPU has, within the limit
 void limit_isa(Isa most);
 
 template <typename Kernel>
+#ifdef __clang__  // which ignores the whole of an attribute that has a word it does not know
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] void
+#else
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")]] void
+#endif
 on_avx512(Kernel kernel) {
   kernel.template operator()<16>();
 }
@@ -42,6 +46,8 @@ void on_best_isa(Kernel kernel) {
 }
 
 namespace simd {
+
+inline constexpr int64_t kWidest = 16;  // lanes of the widest instance
 
 template <int N>
 struct Types {

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -21,6 +23,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/memory.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 #include "kernels/lockstep_ops.h"
 #include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/exports.h"
@@ -116,6 +119,8 @@ template <typename... In>
 using FunctionOf = typename Joined<decltype(std::tuple_cat(
     std::declval<Arguments>().in_c(std::declval<std::decay_t<In>>())...))>::Function;
 
+thread_local double seconds_taken = 0;
+
 // An op of the library, and how its errors begin.
 struct UserOp {
   std::string_view name;
@@ -139,12 +144,15 @@ struct UserOp {
     if (on_device)
       wait_for(arguments.device());  // so that other ops' trouble is not taken for its own
     const FloatControlGuard control;
+    const auto begin = std::chrono::steady_clock::now();
     const char* trouble = [&] {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
     check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
     if (on_device) wait_for_kernels_of(who, arguments.device());
+    seconds_taken +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const std::string_view changed = control.changed();
     check(
         changed.empty(),
@@ -226,11 +234,14 @@ std::vector<std::string_view> names_of(std::span<const std::string_view> inputs)
 
 // The library of that path, which stays open until the process ends.
 void* opened(const std::string& path) {
-  // With a slash, or else the loader looks elsewhere than in this folder.
-  void* library =
-      dlopen((path.find('/') == path.npos ? "./" + path : path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  // The loader looks for a name without one in folders of its own.
+  check(path.find('/') != path.npos,
+        "--ops wants the path of a shared library, found {0} without a slash, which is looked for "
+        "nowhere: write ./{0} for that of this folder",
+        shown(path));
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   check(library != nullptr,
-        "--ops wants a shared library of ops, found {} which cannot be opened: {}", path,
+        "--ops wants a shared library of ops, found {} which cannot be opened: {}", shown(path),
         library == nullptr ? dlerror() : "");
   const auto abi =
       reinterpret_cast<decltype(lockstep_ops_abi)*>(dlsym(library, "lockstep_ops_abi"));
@@ -279,12 +290,21 @@ ReplacedOps replaced_by(Ops ops, const std::function<void*(const char*)>& find,
 }  // namespace
 
 ReplacedOps replace_ops(Ops ops, const std::string& path, Device device) {
+  std::error_code ignored;  // what cannot be looked at is not there either
+  const auto kind = std::filesystem::status(path, ignored).type();
+  check(
+      kind == std::filesystem::file_type::regular || kind == std::filesystem::file_type::not_found,
+      "--ops wants a shared library or a Python file of ops, found {}, which is no regular file",
+      shown(path));
   if (path.ends_with(".py")) return with_python_ops(std::move(ops), path, device);
   void* library = opened(path);
   check_exports(library, path);
   return replaced_by(
       std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
 }
+
+double user_op_seconds() { return seconds_taken; }
+void forget_user_op_seconds() { seconds_taken = 0; }
 
 Ops with_user_ops(Ops ops, const std::string& path) {
   return replace_ops(std::move(ops), path, Device::cpu).ops;

@@ -32,8 +32,6 @@ class Taps final : public Sink {
   std::vector<Tap>& taps_;
 };
 
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 int64_t up_to_power_of_two(int64_t n) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
 }
@@ -118,7 +116,7 @@ void DecodeGraphs::show(const Captured& captured, Probe& probe) const {
   for (const Tap& tap : captured.taps) {
     if (tap.tensor.empty())
       show_cache(model_, batch, caches_[tap.layer], tap.layer, probe);
-    else if (of_logits(*tap.point))
+    else if (tap.point->is_of_logits())
       probe.logits(*tap.point, tap.tensor);
     else
       probe(*tap.point, tap.layer, tap.tensor);

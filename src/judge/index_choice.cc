@@ -61,16 +61,10 @@ void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool 
   finding.value = 1;
 }
 
-std::vector<double> row_of(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(tensor.row_size());
-  widen(tensor, row * tensor.row_size(), values);
-  return values;
-}
-
 // The most that the values of a row may be off.
 std::vector<double> slack_of(const TensorView& deviation, int64_t row) {
   if (deviation.empty()) return {};
-  std::vector<double> slack = row_of(deviation, row);
+  std::vector<double> slack = widened_row(deviation, row);
   for (double& s : slack) s *= kCarriedDeviations * std::sqrt(kCarriedVariance);
   return slack;
 }
@@ -101,9 +95,9 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
     const int64_t at = i;
-    const std::vector<double> row = row_of(values, at);
+    const std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
-    const WrongIndex wrong = wrong_index(row, row_of(chosen, at), slack);
+    const WrongIndex wrong = wrong_index(row, widened_row(chosen, at), slack);
     alike = alike || are_alike(row, slack);
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;

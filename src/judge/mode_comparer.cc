@@ -27,8 +27,6 @@ size_t index_of(const std::vector<Place>& places, const Place& place) {
   return std::ranges::find(places, place) - places.begin();
 }
 
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 bool sums_in_any_order(const Point& p) { return row_of(p.op).has_matrix; }
 
 // [position, axes of the row ...] of element i of a row [1, axes ...].
@@ -228,7 +226,7 @@ void ModeComparer::end() {
   for (const PassRow& r : pass_.rows) all.push_back(r.row);
   for (int32_t i : pass_.logit_rows) with_logits.push_back(all[i]);
   for (size_t place = 0; place < ledger_.places().size(); ++place) {
-    const bool logits = of_logits(*ledger_.places()[place].point);
+    const bool logits = ledger_.places()[place].point->is_of_logits();
     for (const Group& group : groups_of(logits ? with_logits : all)) {
       if (entered_.contains({place, group.request})) continue;
       NodeOutcome outcome;

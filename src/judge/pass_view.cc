@@ -10,8 +10,6 @@
 namespace lockstep {
 namespace {
 
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection& selection) {
   std::vector<NodeRows> nodes;
   for (const PassRow& r : rows) {
@@ -67,7 +65,7 @@ PassView::PassView(const Pass& pass, const Selection& selection)
 }
 
 const std::vector<NodeRows>& PassView::nodes_of(const Point& point) const {
-  return of_logits(point) ? logit_nodes_ : token_nodes_;
+  return point.is_of_logits() ? logit_nodes_ : token_nodes_;
 }
 
 bool PassView::shows(const Point& point) const {

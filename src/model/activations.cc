@@ -3,8 +3,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes, to a multiple of which every copy of a buffer is aligned
-
 Shape with_rows(int64_t rows, const Shape& row) {
   return row.rank() == 2   ? Shape{rows, row[0], row[1]}
          : row.rank() == 1 ? Shape{rows, row[0]}
@@ -13,7 +11,7 @@ Shape with_rows(int64_t rows, const Shape& row) {
 
 // The bytes of a copy of a buffer.
 int64_t bytes_of(const Shape& row, DType dtype, int64_t rows) {
-  return (rows * row.count() * size_of(dtype) + kLine - 1) / kLine * kLine;
+  return aligned(rows * row.count() * size_of(dtype));
 }
 
 }  // namespace

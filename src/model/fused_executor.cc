@@ -7,14 +7,6 @@
 #include <utility>
 
 namespace lockstep {
-namespace {
-
-TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
-  return heads.reshaped({heads.rows(), heads.row_size()});
-}
-
-}  // namespace
-
 // Whether the matmul that reads that norm can compute it, and the sum before it, itself.
 bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
   if (norm == point("attn.norm")) return fused_.qkv_matmul != nullptr;

@@ -7,14 +7,6 @@
 #include "src/model/show_cache.h"
 
 namespace lockstep {
-namespace {
-
-TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
-  return heads.reshaped({heads.rows(), heads.row_size()});
-}
-
-}  // namespace
-
 // clang-format off
 void PieceExecutor::embed(const TensorView& table) {
   ops_.gather_rows(at("embed"), a_.stream, batch_.tokens, table);     show("embed", a_.stream);

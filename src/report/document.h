@@ -45,6 +45,9 @@ struct Table {
   bool marks = false;                    // its texts are glyphs of a map, "=" ".", "~" and the like
 };
 
+// Whether a column stands at its right edge.
+bool is_right_aligned(const Table& table, size_t column);
+
 // Begins a part of the document. One without text only separates what follows from what precedes.
 struct Heading {
   std::string text;

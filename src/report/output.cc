@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -135,6 +136,12 @@ Document last_word_of(Document document) {
   return document;
 }
 
+// Whether a line that stands there can be erased: a terminal that knows escape sequences, whatever
+// it is told of colour.
+bool erases(int descriptor) {
+  return screen_from(isatty(descriptor) == 1, 0, nullptr, nullptr, std::getenv("TERM")).colour;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -226,7 +233,7 @@ std::string text_of(const Table& table, const std::string& format) {
   return text_of(Document{.blocks = {table}}, format);
 }
 
-Progress::Progress(Detail detail) : on_(detail != Detail::verdict && isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(Detail detail) : on_(detail != Detail::verdict && erases(STDERR_FILENO)) {}
 
 Progress::~Progress() { show(""); }
 

@@ -31,14 +31,6 @@ std::string shown(const Cell& cell, const char* number_format) {
   return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
 }
 
-bool is_right(const Table& table, size_t column) {
-  if (table.columns[column].align != Align::by_content)
-    return table.columns[column].align == Align::right;
-  return std::ranges::any_of(table.rows, [column](const auto& row) {
-    return !std::holds_alternative<std::string>(row[column]);
-  });
-}
-
 const char* colour_of_glyph(const std::string& glyph) {
   if (glyph == "X" || glyph == "N" || glyph == "!") return kBad;
   return glyph == "~" || glyph == "^" || glyph == "#" ? kUnsure : nullptr;
@@ -182,7 +174,7 @@ class TextRenderer {
     std::optional<size_t> widest;
     for (size_t i = 0; i < widths.size(); ++i) {
       all += widths[i] + (i > 0 ? gap : 0);
-      const bool text = !is_right(table, i) && !table.marks;
+      const bool text = !is_right_aligned(table, i) && !table.marks;
       if (text && (!widest || widths[i] >= widths[*widest])) widest = i;
     }
     if (all <= width_ || !widest) return;
@@ -210,7 +202,7 @@ class TextRenderer {
           const std::string blanks = pad(widths[i] - std::min(widths[i], columns_of(cell)));
           const bool glyph = table.marks && &line != lines.data();
           const std::string drawn = coloured(cell, glyph ? colour_of_glyph(cell) : nullptr);
-          text += (is_right(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
+          text += (is_right_aligned(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
         }
         out += without_end_blanks(text) + "\n";
       }

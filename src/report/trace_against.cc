@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kLargest = 10;
+constexpr size_t kLargestDifferences = 10;
 
 // The numbers of a row by place and by which computation of it that is: a position may be computed
 // again.
@@ -89,21 +89,12 @@ void compare(const RowKey& key, const SelectedRow& a, const SelectedRow& b, Plac
       ++sum.nonfinite;
     }
     const double rank = std::isfinite(size) ? size : HUGE_VAL;
-    if (largest.size() == kLargest && rank <= largest.back().size) continue;
+    if (largest.size() == kLargestDifferences && rank <= largest.back().size) continue;
     const auto at = std::ranges::upper_bound(largest, rank, std::greater{}, &Difference::size);
     largest.insert(at, {rank, key, a.offsets[i], a.numbers[i], b.numbers[i]});
-    if (largest.size() > kLargest) largest.pop_back();
+    if (largest.size() > kLargestDifferences) largest.pop_back();
   }
   sum.elements += std::ssize(a.numbers);
-}
-
-std::string index_text(const Shape& shape, int64_t in_row) {
-  std::string text;
-  for (int axis = shape.rank() - 1; axis > 0; --axis) {
-    text = fmt::format("{}{}{}", in_row % shape[axis], text.empty() ? "" : ", ", text);
-    in_row /= shape[axis];
-  }
-  return fmt::format("[{}]", text);
 }
 
 Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {

@@ -23,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kRequests = 12;  // of those that are named
+constexpr size_t kNamedRequests = 12;  // of those that are named
 
 // The slots of rows, runs joined: "0-15 64-70".
 std::string slots_text(std::span<const PassRow> rows) {
@@ -126,14 +126,14 @@ std::string origin_text(const Manifest& m) {
 std::string requests_text(const TraceReader& trace) {
   const std::vector<RequestInfo>& requests = trace.manifest().requests;
   std::string text = fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
-  for (size_t i = 0; i < std::min(kRequests, requests.size()); ++i) {
+  for (size_t i = 0; i < std::min(kNamedRequests, requests.size()); ++i) {
     const RequestInfo& r = requests[i];
     const std::string name = r.name.empty() ? "" : fmt::format(" ({})", screen_text(r.name));
     text += fmt::format(" {}{} {}+{}{} ", r.id, name, r.prompt.size(), r.tokens.size(),
                         r.forced.empty() ? "" : " forced");
   }
-  if (requests.size() > kRequests)
-    text += fmt::format(" and {} more ", requests.size() - kRequests);
+  if (requests.size() > kNamedRequests)
+    text += fmt::format(" and {} more ", requests.size() - kNamedRequests);
   return text + fmt::format("  {} pass{}", trace.passes(), trace.passes() == 1 ? "" : "es");
 }
 
@@ -170,7 +170,7 @@ std::string size_of_numbers(const PlaceTotal& total) {
   if (total.hashes_alone) return "#";
   const Digest& d = total.digest;
   if (d.nan > 0) return "NaN";
-  return d.pos_inf + d.neg_inf > 0 ? "Inf" : short_number(d.rms());
+  return d.pos_inf + d.neg_inf > 0 ? "Inf" : number_in_four(d.rms());
 }
 
 void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
@@ -204,7 +204,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
 
 }  // namespace
 
-std::string short_number(double value) {
+std::string number_in_four(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
   const double size = std::fabs(value);

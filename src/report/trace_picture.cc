@@ -58,7 +58,7 @@ void add_strip(const Selected& selected, int32_t request, int32_t most,
                std::vector<Block>& blocks) {
   const Strip strip = strip_of(selected, request, most);
   const std::string height = strip.largest > 0
-                                 ? fmt::format("full height is {}", short_number(strip.largest))
+                                 ? fmt::format("full height is {}", number_in_four(strip.largest))
                                  : std::string("all is 0 or not finite");
   blocks.push_back(Heading{
       fmt::format("request {}: rms by {} and position, from {} on, {} a column; {}", request,

@@ -39,15 +39,6 @@ std::string rows_text(const std::vector<Row>& rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-std::string index_text(const Shape& shape, int64_t in_row) {
-  std::vector<int64_t> index;
-  for (int axis = shape.rank() - 1; axis > 0; --axis) {
-    index.insert(index.begin(), in_row % shape[axis]);
-    in_row /= shape[axis];
-  }
-  return fmt::format("[{}]", fmt::join(index, ", "));
-}
-
 void keep_if_large(std::vector<LargeElement>& largest, double value, const auto& cells) {
   const auto magnitude = [](double x) {
     return std::isnan(x) ? std::numeric_limits<double>::infinity() : std::fabs(x);
@@ -156,6 +147,15 @@ void add_largest(const Selected& selected, std::vector<Block>& blocks) {
 }
 
 }  // namespace
+
+std::string index_text(const Shape& shape, int64_t in_row) {
+  std::vector<int64_t> index;
+  for (int axis = shape.rank() - 1; axis > 0; --axis) {
+    index.insert(index.begin(), in_row % shape[axis]);
+    in_row /= shape[axis];
+  }
+  return fmt::format("[{}]", fmt::join(index, ", "));
+}
 
 Table with_digest_columns(std::vector<Column> columns) {
   for (const char* name : {"rms", "min", "max", "nan", "inf", "zeros"}) columns.push_back(name);

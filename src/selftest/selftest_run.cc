@@ -37,7 +37,7 @@ using Json = nlohmann::ordered_json;
 // confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
 constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
-Json json_of(const SelftestOutcome& outcome) {
+Json record_of(const SelftestOutcome& outcome) {
   Json json = {{"name", outcome.name},
                {"verdict", name_of(outcome.verdict)},
                {"story", outcome.story},
@@ -90,7 +90,7 @@ class Journal {
   }
   void add(const SelftestOutcome& outcome) {
     if (!out_) return;
-    const std::string line = json_of(outcome).dump() + "\n";
+    const std::string line = record_of(outcome).dump() + "\n";
     out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
 

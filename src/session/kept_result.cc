@@ -1,9 +1,9 @@
 #include "src/session/kept_result.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "kernels/base/check.h"
 #include "kernels/files/text.h"
@@ -24,11 +24,11 @@ constexpr size_t kBeginning = 200;
 constexpr size_t kMostReport = size_t{1} << 30;  // bytes
 
 std::string content_of(const std::string& path, size_t most) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), "{} cannot be read; name a result (--json of lockstep run) or a trace", path);
+  const InputFile file(path);
   std::string text(most, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(most));
-  text.resize(file.gcount());
+  const ssize_t got = ::pread(file.descriptor(), text.data(), most, 0);
+  check(got >= 0, "{} cannot be read; name a result (--json of lockstep run) or a trace", path);
+  text.resize(got);
   return text;
 }
 

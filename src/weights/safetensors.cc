@@ -48,7 +48,7 @@ std::span<const uint8_t> header_of(std::span<const uint8_t> file, const std::str
   return file.subspan(kLengthBytes, length);
 }
 
-DType dtype_of(const JsonValue& value) {
+DType dtype_named(const JsonValue& value) {
   const std::string& wanted = value.text();
   const auto* found =
       std::find_if(kDTypes.begin(), kDTypes.end(), [&](auto& row) { return row.first == wanted; });
@@ -124,7 +124,7 @@ SafeTensors::SafeTensors(const std::string& path)
       metadata_ = entry.text_fields();
       continue;
     }
-    const DType dtype = dtype_of(entry["dtype"]);
+    const DType dtype = dtype_named(entry["dtype"]);
     const Shape shape = shape_of(entry["shape"]);
     const Extent extent = extent_of(entry, name, data_.size());
     const uint64_t bytes = bytes_of(entry, shape, dtype);

@@ -1,6 +1,8 @@
 // The side of libFuzzer, built with clang and its sanitizers. Beside what those find, more memory
 // at a time than 64 times the input and 64 MB is a finding; hangs are found by -timeout.
+#include <pthread.h>
 #include <sanitizer/allocator_interface.h>
+#include <sanitizer/common_interface_defs.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +33,8 @@ void freed(const volatile void* at) {
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   using namespace lockstep::fuzz;
   __sanitizer_install_malloc_and_free_hooks(allocated, freed);
+  // A crash of a process that a target starts is no finding.
+  pthread_atfork(nullptr, nullptr, [] { __sanitizer_set_death_callback(nullptr); });
   return 0;
 }
 

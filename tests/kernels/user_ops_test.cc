@@ -8,6 +8,7 @@
 #include <cfenv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <thread>
 #include <tuple>
@@ -62,8 +63,9 @@ TEST(UserOps, WorkWhereTheOutputIsAnInput) {
 }
 
 TEST(UserOps, LibrariesThatAreNoneAreRefused) {
-  EXPECT_NE(refusal("none.so").find("--ops wants a shared library of ops, found none.so"),
+  EXPECT_NE(refusal("./none.so").find("--ops wants a shared library of ops, found ./none.so"),
             std::string::npos);
+  EXPECT_NE(refusal(".").find("found ., which is no regular file"), std::string::npos);
   EXPECT_NE(refusal(plugin("no_interface")).find("exports lockstep_ops_abi"), std::string::npos);
   EXPECT_NE(refusal(plugin("other_interface")).find("interface 1, found 42"), std::string::npos);
   const std::string misspelt = refusal(plugin("no_op"));
@@ -75,6 +77,18 @@ TEST(UserOps, LibrariesThatAreNoneAreRefused) {
                   cpu_ops(), [](const char*) -> void* { return nullptr; }, "it");
             }).find("exports an op"),
             std::string::npos);
+}
+
+// A file of that name may lie in the folder of whoever was told to trust another.
+TEST(UserOps, ANameWithoutASlashIsLookedForNowhere) {
+  std::filesystem::copy_file(plugin("right_rms_norm"), "rms_norm_of_this_folder.so",
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_NE(refusal("rms_norm_of_this_folder.so")
+                .find("without a slash, which is looked for nowhere: write "
+                      "./rms_norm_of_this_folder.so for that of this folder"),
+            std::string::npos);
+  EXPECT_NO_THROW(with_user_ops(cpu_ops(), "./rms_norm_of_this_folder.so"));
+  std::filesystem::remove("rms_norm_of_this_folder.so");
 }
 
 class BrokenOp : public testing::Test {

@@ -84,6 +84,16 @@ TEST_F(Damage, AHoleAmongTheSegmentsIsNamed) {
   expect_digests_of(folder, 0, 7);
 }
 
+// A number that is far off is not counted up to.
+TEST_F(Damage, ManyMissingSegmentsAreOneSentence) {
+  fs::rename(folder + "/seg-000002.h5", folder + "/seg-999999.h5");
+  const auto trace = open_trace(folder);
+  EXPECT_TRUE(
+      mentions(trace->problems(), "seg-000002.h5 to seg-999998.h5 are missing, 999997 segments"));
+  EXPECT_LT(trace->problems().size(), 5u);
+  EXPECT_EQ(trace->passes(), 20);
+}
+
 TEST_F(Damage, ASegmentOfAnotherRunIsNotMixedIn) {
   write_test_trace(scratch / "y.trace", 20);
   fs::copy_file(scratch / "y.trace/seg-000001.h5", folder + "/seg-000001.h5",

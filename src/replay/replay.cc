@@ -1,0 +1,226 @@
+#include "src/replay/replay.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "kernels/plugin/user_ops.h"
+#include "src/judge/presets.h"
+#include "src/report/output.h"
+#include "src/session/device.h"
+#include "src/session/judged_trace.h"
+#include "src/session/reference_library.h"
+#include "traces/run_facts.h"
+
+namespace lockstep {
+namespace {
+
+Place place_of(const ReplayOptions& options, const Graph& graph) {
+  std::vector<std::string_view> names;
+  for (const Point& p : kPoints) names.push_back(p.name);
+  const Point* p = find_point(options.point);
+  check(p != nullptr, "--point wants a point, found '{}'{} (`lockstep points` lists them)",
+        options.point, did_you_mean(options.point, names));
+  check(p->op != OpKind::angles,
+        "{} is no op of its own but a table that RoPE reads: replay attn.q_rope, which reads it",
+        p->name);
+  check(!p->per_layer || options.layer >= 0,
+        "{} is a point of every layer: say with --layer which one is wanted", p->name);
+  check(p->per_layer || options.layer < 0, "{} is of no layer: leave out --layer", p->name);
+  const Place place{p, options.layer};
+  check(!p->per_layer || place.layer < graph.layers(),
+        "--layer {} was asked for of a model with layers 0 to {}", place.layer, graph.layers() - 1);
+  check(graph.has(place), "the model has no {} ({})", text_of(place), text_of(graph));
+  return place;
+}
+
+Selection here_of(const ReplayOptions& options, const Place& place) {
+  return {std::string(place.point->name), place.layer < 0 ? "" : fmt::format("{}", place.layer),
+          options.positions, options.requests};
+}
+
+// The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
+// cache that it reads.
+std::vector<Place> needed_by(const Place& place, const Graph& graph) {
+  std::vector<Place> needed = {place};
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (i > 0 && !needed[i].point->is_cache()) continue;
+    for (const Place& input : graph.inputs_of(Place(needed[i])))
+      if (std::ranges::count(needed, input) == 0) needed.push_back(input);
+  }
+  return needed;
+}
+
+Pass only(const Pass& pass, const std::vector<Place>& places) {
+  Pass some{.info = pass.info, .logits = pass.logits};
+  for (const RecordedTensor& tensor : pass.tensors)
+    if (std::ranges::count(places, Place{tensor.point, tensor.layer}) > 0)
+      some.tensors.push_back(tensor);
+  return some;
+}
+
+Pass with(const Pass& pass, const Place& place, std::vector<RecordedTensor> made) {
+  Pass other{.info = pass.info};
+  for (const RecordedTensor& tensor : pass.tensors)
+    if (!(Place{tensor.point, tensor.layer} == place)) other.tensors.push_back(tensor);
+  for (RecordedTensor& tensor : made) other.tensors.push_back(std::move(tensor));
+  const RecordedTensor* logits = other.find(point("logits"), -1);
+  if (logits != nullptr && !logits->data.view().empty()) put_top_logits(other);
+  return other;
+}
+
+bool has_wanted_row(const Pass& pass, const Selection& selection) {
+  return std::ranges::any_of(pass.info.rows,
+                             [&](const PassRow& row) { return selection.has(row.row); });
+}
+
+std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,
+                                               const Place& place) {
+  std::vector<Implementation> all = {{"lockstep", ops_of(device)}};
+  if (options.ops.empty()) return all;
+  ReplacedOps replaced = replace_ops(ops_of(device), options.ops, device);
+  const auto computes = [&](std::string_view name) {
+    return std::ranges::count(replaced.names, name) > 0;
+  };
+  const std::vector<std::string_view> wanted = functions_of(place.point->op);
+  check(std::ranges::any_of(wanted, computes),
+        "{} has no op that computes {}: it is {}'s, and the library has {}", options.ops,
+        text_of(place), fmt::join(wanted, " and "), fmt::join(replaced.names, ", "));
+  all.push_back({options.ops, std::move(replaced.ops)});
+  return all;
+}
+
+// What decides an implementation's verdict.
+JudgeOptions judging(const Selection& selection, int threads, bool rounds_once) {
+  JudgeOptions options{.selection = selection, .threads = threads};
+  if (rounds_once) options.contracts = contracts_of_preset("fused");
+  return options;
+}
+
+class Replay {
+ public:
+  Replay(const ReplayOptions& options, Detail detail)
+      : options_(options),
+        checkpoint_(Checkpoint::open(options.model)),
+        opened_(open_to_judge(options.trace, checkpoint_, options.rope_pairs)),
+        device_(open_device(options.device)),
+        reference_{.dtype = opened_.manifest.dtype, .threads = options.threads},
+        oracle_(open_reference().oracle(checkpoint_, reference_)),
+        hypotheses_(open_reference().hypotheses(checkpoint_, reference_)),
+        shared_(*oracle_),
+        progress_(detail) {
+    opened_.fill_in(oracle_->graph(), options.trace);
+    place_ = place_of(options, opened_.manifest.graph);
+    selection_ = here_of(options_, place_);
+    std::vector<Implementation> all = implementations_of(options, device_, place_);
+    add_trials(all);
+    runner_ = std::make_unique<OpRunner>(
+        checkpoint_, place_, std::move(all),
+        OpRunnerOptions{opened_.manifest.dtype, device_, options.threads});
+  }
+
+  ReplayResult result();
+
+ private:
+  void add_trials(const std::vector<Implementation>& all);
+  void add(const Pass& pass, ReplayResult& result);
+
+  const ReplayOptions& options_;
+  Checkpoint checkpoint_;
+  OpenedTrace opened_;
+  Device device_;
+  ReferenceOptions reference_;
+  std::unique_ptr<Oracle> oracle_;
+  std::unique_ptr<Hypotheses> hypotheses_;
+  SharedOracle shared_;
+  Progress progress_;
+  Place place_;
+  Selection selection_;
+  std::unique_ptr<OpRunner> runner_;
+  std::vector<std::unique_ptr<Trial>> trials_;  // of the trace, then of the runner's
+};
+
+void Replay::add_trials(const std::vector<Implementation>& all) {
+  const auto add = [&](const std::string& name, JudgeOptions options) {
+    trials_.push_back(std::make_unique<Trial>(name, opened_.manifest, place_, shared_, *hypotheses_,
+                                              std::move(options)));
+  };
+  const bool of_user = all.size() > 1;
+  JudgeOptions of_trace = judging(selection_, options_.threads, false);
+  if (!of_user) ask_for(options_.rounding, of_trace);
+  add("the trace", std::move(of_trace));
+  for (size_t i = 0; i < all.size(); ++i) {
+    JudgeOptions own = judging(selection_, options_.threads, true);
+    if (i > 0) ask_for(options_.rounding, own);
+    add(all[i].name, std::move(own));
+  }
+}
+
+void Replay::add(const Pass& pass, ReplayResult& result) {
+  shared_.forget();
+  trials_[0]->add(pass, nullptr);
+  if (!has_wanted_row(pass, selection_)) {
+    for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(pass, nullptr);
+    return;
+  }
+  ++result.of_passes;
+  const OpInputs inputs(pass, place_, opened_.manifest.graph, trials_[0]->history(),
+                        run_facts_of(opened_.manifest).page_size);
+  if (!inputs.lacking().empty()) {
+    result.lacking = inputs.lacking();
+    for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(with(pass, place_, {}), nullptr);
+    return;
+  }
+  ++result.passes;
+  result.rows += std::ssize(inputs.rows());
+  for (size_t i = 1; i < trials_.size(); ++i) {
+    OpRunner::Made made = runner_->run(i - 1, inputs);
+    trials_[i]->took(made.seconds);
+    trials_[i]->add(with(pass, place_, std::move(made.tensors)), &pass);
+  }
+}
+
+ReplayResult Replay::result() {
+  ReplayResult result{.source = options_.trace,
+                      .place = place_,
+                      .dtype = opened_.manifest.dtype,
+                      .device = device_.text(),
+                      .model = options_.model};
+  const std::vector<Place> needed = needed_by(place_, opened_.manifest.graph);
+  const int passes = opened_.reader->passes();
+  for (int i = 0; i < passes; ++i) {
+    progress_.show(fmt::format("pass {} of {}", i + 1, passes));
+    add(only(opened_.read(i), needed), result);
+  }
+  check(result.of_passes > 0,
+        "{} has no row of those that were asked for: `lockstep inspect` lists "
+        "its requests",
+        options_.trace);
+  check(result.passes > 0, "{} cannot be computed again from {}: {}; run again with --keep full",
+        text_of(place_), options_.trace, result.lacking);
+  for (const auto& trial : trials_) result.trials.push_back(trial->finish());
+  return result;
+}
+
+}  // namespace
+
+ReplayResult replay(const ReplayOptions& options, Detail detail) {
+  return Replay(options, detail).result();
+}
+
+int exit_status(const ReplayResult& result) {
+  int64_t judged = 0;
+  for (const TrialResult& trial : result.trials) {
+    if (trial.wrong > 0) return 1;
+    judged += trial.judged;
+  }
+  const bool all = std::ranges::all_of(result.trials,
+                                       [](const TrialResult& t) { return t.judged == t.expected; });
+  return judged > 0 && all ? 0 : 2;
+}
+
+}  // namespace lockstep
