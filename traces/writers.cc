@@ -98,7 +98,7 @@ class FolderWriter final : public TraceWriter {
   ~FolderWriter() override {
     try {
       if (segment_) close_segment();
-    } catch (const Error&) {
+    } catch (const std::exception&) {  // a lack of memory too: a destructor has nobody to tell
       drop_segment();
     }
   }

@@ -480,6 +480,7 @@ DiffResult Comparison::run() {
   compare_manifests();
   for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
   tokens_.compare_last_drawn();
+  tokens_.compare_named();
   count_rows_of_b_alone();
   sum_up_places();
   result_.logits = logits_.of_all();

@@ -129,4 +129,20 @@ void DiffTokens::compare_last_drawn() {
   }
 }
 
+void DiffTokens::compare_named() {
+  for (const RequestInfo& x : a_.trace().manifest().requests) {
+    const RequestInfo* y = b_.request(x.id);
+    if (y == nullptr || x.prompt != y->prompt) continue;
+    const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y->tokens);
+    if (of_x == x.tokens.end() || of_y == y->tokens.end()) continue;
+    const Row row{x.id, static_cast<int32_t>(std::ssize(x.prompt) + (of_x - x.tokens.begin()))};
+    // What was fed there is known, and was compared.
+    if (!wanted(row) || a_.computed(row).empty() || b_.computed(row).empty()) continue;
+    result_.structure.push_back(fmt::format(
+        "request {} is said to have got token {} and {} at position {}, which its rows do not "
+        "show: one of the traces contradicts itself",
+        row.request, *of_x, *of_y, row.position));
+  }
+}
+
 }  // namespace lockstep

@@ -33,6 +33,9 @@ class DiffTokens {
   // The last token of a request is fed to no pass, and of the point `token` the most likely is
   // shown, not what was drawn.
   void compare_last_drawn();
+  // After all else: what the traces say that their requests got, where the rows do not tell them
+  // apart. Then one of the traces contradicts itself.
+  void compare_named();
 
   // Whether the indices that each shows there are of the largest of its own op's inputs, which it
   // shows at place `input`; nothing: these were not kept.

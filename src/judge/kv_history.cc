@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 #include "probes/digest.h"
 
@@ -68,12 +69,45 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
     keep(hash, {layer, rows[i], pass_, slot}, both);
+    put_into_slot(hash, layer, slot);
   }
+  forget_gone();
 }
 
 void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> bytes) {
   const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, {}});
   if (fresh && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
+}
+
+void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
+  if (!keep_bytes_) return;
+  Content& content = contents_.at(hash);
+  if (slot < 0) content.slots = -1;
+  if (slot < 0) return;
+  uint64_t& held = slots_[layer][slot];
+  const uint64_t before = std::exchange(held, hash);
+  if (before == hash) return;
+  if (content.slots >= 0) ++content.slots;
+  const auto old = contents_.find(before);
+  if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
+  gone_.emplace_back(before, std::ssize(old->second.bytes));
+  gone_bytes_ += gone_.back().second;
+}
+
+void KvHistory::forget_gone() {
+  for (size_t looked = gone_.size(); looked > 0 && gone_bytes_ > most_gone_; --looked) {
+    const auto [hash, bytes] = gone_.front();
+    gone_.pop_front();
+    gone_bytes_ -= bytes;
+    const auto found = contents_.find(hash);
+    if (found == contents_.end() || found->second.slots != 0) continue;  // it was written again
+    if (found->second.read_in < pass_ - 1) {
+      contents_.erase(found);
+    } else {  // a copy of its page is in use
+      gone_.emplace_back(hash, bytes);
+      gone_bytes_ += bytes;
+    }
+  }
 }
 
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
@@ -133,18 +167,21 @@ uint64_t KvHistory::prefix(const Row& row) const {
   return found == prefixes_.end() || position >= found->second.size() ? 0 : found->second[position];
 }
 
-std::span<const char> KvHistory::k(uint64_t hash) const {
+const std::vector<char>* KvHistory::bytes_of(uint64_t hash) const {
   const auto found = contents_.find(hash);
-  if (found == contents_.end()) return {};
-  const std::vector<char>& bytes = found->second.bytes;
-  return {bytes.data(), bytes.size() / 2};
+  if (found == contents_.end()) return nullptr;
+  found->second.read_in = pass_;
+  return &found->second.bytes;
+}
+
+std::span<const char> KvHistory::k(uint64_t hash) const {
+  const std::vector<char>* bytes = bytes_of(hash);
+  return bytes == nullptr ? std::span<const char>() : std::span(*bytes).first(bytes->size() / 2);
 }
 
 std::span<const char> KvHistory::v(uint64_t hash) const {
-  const auto found = contents_.find(hash);
-  if (found == contents_.end()) return {};
-  const std::vector<char>& bytes = found->second.bytes;
-  return {bytes.data() + bytes.size() / 2, bytes.size() / 2};
+  const std::vector<char>* bytes = bytes_of(hash);
+  return bytes == nullptr ? std::span<const char>() : std::span(*bytes).last(bytes->size() / 2);
 }
 
 WrongRows KvHistory::compare(int layer, std::span<const Row> rows,

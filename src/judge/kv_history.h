@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -40,9 +41,12 @@ class KvHistory {
     bool of_v = false;
   };
 
-  // keep_bytes: k(), v() and written_as() can be asked, at the price of a copy of all that was
-  // written.
-  explicit KvHistory(bool keep_bytes) : keep_bytes_(keep_bytes) {}
+  // keep_bytes: k(), v() and written_as() can be asked, at the price of a copy of what was written:
+  // of all that a slot of the cache holds, and of at most `most_gone` bytes that were overwritten
+  // in each slot that they were written to. Beyond that, what was overwritten first is forgotten,
+  // with its writer, unless it was read in this pass or the one before.
+  explicit KvHistory(bool keep_bytes, int64_t most_gone = int64_t{256} << 20)
+      : keep_bytes_(keep_bytes), most_gone_(most_gone) {}
 
   // Before the writes of each pass: which tokens its rows stand for.
   void begin(const PassInfo& pass);
@@ -77,17 +81,27 @@ class KvHistory {
  private:
   struct Content {
     Writer writer;
-    std::vector<char> bytes;  // K, then V
+    std::vector<char> bytes;       // K, then V
+    int slots = 0;                 // that hold it; -1: it is not known which
+    mutable int32_t read_in = -2;  // the last pass that asked for its bytes
   };
   // All that is legal there; the last one was written last. Null: nothing was written.
   const std::vector<uint64_t>* versions(int layer, const Row& row) const;
   void put_token(int32_t request, size_t position, int32_t token);
   void keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
+  // The content is in that slot of the layer now, and what was there is not.
+  void put_into_slot(uint64_t hash, int layer, int64_t slot);
+  void forget_gone();
+  const std::vector<char>* bytes_of(uint64_t hash) const;
 
   bool keep_bytes_;
-  std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
-  std::vector<PassRow> rows_;                          // of the pass
-  std::map<int32_t, size_t> inherited_;                // tokens, by request
+  int64_t most_gone_, gone_bytes_ = 0;
+  // Hashes and bytes of what no slot held any more when it was put here, in that order.
+  std::deque<std::pair<uint64_t, int64_t>> gone_;
+  std::map<int, std::unordered_map<int64_t, uint64_t>> slots_;  // hash by layer and slot
+  std::map<int32_t, std::vector<uint64_t>> prefixes_;           // by request, by position
+  std::vector<PassRow> rows_;                                   // of the pass
+  std::map<int32_t, size_t> inherited_;                         // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
   std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)

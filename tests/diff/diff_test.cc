@@ -169,6 +169,15 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
+TEST(Diff, TokensThatAreOnlySaidToDifferAreNotIdentical) {
+  FakeRun a = run_of(), b = run_of();
+  b.manifest.requests[1].tokens.front() += 1;
+  const DiffResult r = diff_of(a, b);
+  EXPECT_NE(r.verdict, DiffVerdict::identical) << r.story;
+  ASSERT_EQ(r.structure.size(), 1u);
+  EXPECT_EQ(r.structure[0].find("request 1 is said to have got token"), 0u) << r.structure[0];
+}
+
 TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   FakeRun a = run_of();
   FakeRun b = run_of(DType::bf16, [](const Place& p, const PassInfo&, std::vector<double>& v) {

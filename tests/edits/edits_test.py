@@ -2,9 +2,10 @@
 
 python edits_test.py --lockstep BIN --data tests/data [--quick] [--only GLOB] [--json FILE]
 
-Exit status 1 when something wrong came out clean, something right did not, or the judge crashed or
-ended in trouble without one sentence that says why. Where a wrong trace ends otherwise or elsewhere
-than expected, the table has a remark.
+Exit status 1 when something wrong came out clean, something right did not, a trace in which numbers
+were changed is identical by `diff` to the one it was made of, or either crashed or ended in trouble
+without one sentence that says why. Where a wrong trace ends otherwise or elsewhere than expected,
+the table has a remark.
 """
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ SECONDS = 120  # that a judgement may take
 MEMORY = 12 << 30  # bytes of address space that it may ask for
 VERDICTS = {0: "clean", 1: "diverged", 2: "doubt"}
 FAILURES = {"CLEAN": "clean though it must not be", "ALARM": "not clean though it must be",
-            "CRASH": "crashed, or gave no single sentence", "UNFIT": "the edit did not fit"}
+            "CRASH": "crashed, or gave no single sentence",
+            "SAME": "has other numbers or tokens, and is identical by diff", "UNFIT": "the edit did not fit"}
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Outcome:
     remark: str  # a key of FAILURES, a word on what is otherwise, or nothing
     story: str
     why: str
+    diffed: str  # what diff calls it and the trace that it was made of
     seconds: float
 
 
@@ -75,6 +78,29 @@ def judge(lockstep: Path, trace: Path, model: Path, result: Path) -> Judgement:
     return Judgement(2, None, said)
 
 
+def compare(lockstep: Path, source: Path, target: Path, result: Path) -> str:
+    """What diff calls the two: a verdict, trouble, or crash."""
+    result.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(["prlimit", f"--as={MEMORY}", lockstep, "diff", source, target,
+                               "--json", result], capture_output=True, text=True,
+                              timeout=SECONDS, check=False, errors="replace")
+    except subprocess.TimeoutExpired:
+        return f"crash: over {SECONDS} s"
+    if result.exists() and done.returncode in VERDICTS:
+        return json.loads(result.read_text())["verdict"]
+    said = done.stderr.strip()
+    sound = done.returncode == 2 and said and "\n" not in said
+    return "trouble" if sound else f"crash: status {done.returncode}: {said[-300:]!r}"
+
+
+def remark_with(remark: str, edit: Edit, diffed: str) -> str:
+    if diffed.startswith("crash"):
+        return "CRASH"
+    numbers = edit.change_of_numbers and edit.expect == DIVERGED
+    return "SAME" if not remark and numbers and diffed == "identical" else remark
+
+
 def remark_of(edit: Edit, wanted: Place | None, judged: Judgement) -> str:
     if judged.status is None:
         return "CRASH"
@@ -98,14 +124,17 @@ def tried(edit: Edit, bases: BaseTraces, folder: Path) -> Outcome:
     try:
         wanted = edit.write(source, target)
     except DoesNotFit as error:
-        return Outcome(edit.name, edit.base, expected, "", "", "", "UNFIT", str(error), edit.why,
+        return Outcome(edit.name, edit.base, expected, "", "", "", "UNFIT", str(error), edit.why, "",
                        time.monotonic() - begin)
     judged = judge(bases.lockstep, target, bases.model(edit.base), target.with_suffix(".json"))
+    diffed = compare(bases.lockstep, source, target, target.with_suffix(".json"))
     if target.is_file():
         target.unlink()
     got = "crash" if judged.status is None else VERDICTS[judged.status]
     return Outcome(edit.name, edit.base, expected, got, str(wanted or ""), str(judged.place or ""),
-                   remark_of(edit, wanted, judged), judged.story, edit.why,
+                   remark_with(remark_of(edit, wanted, judged), edit, diffed),
+                   f"{judged.story}{diffed.removeprefix('crash') if 'crash' in diffed else ''}",
+                   edit.why, diffed,
                    time.monotonic() - begin)
 
 
@@ -113,7 +142,7 @@ def row_of(outcome: Outcome) -> str:
     where = outcome.place if outcome.remark != "elsewhere" else \
         f"{outcome.place} instead of {outcome.expected_place}"
     return (f"{outcome.base:9} {outcome.edit:42} {outcome.expected:8} {outcome.got:8} "
-            f"{outcome.remark:10} {where:32} {' '.join(outcome.story.split())[:150]}")
+            f"{outcome.diffed.split(':')[0]:10} {outcome.remark:10} {where:32} {' '.join(outcome.story.split())[:150]}")
 
 
 def summary_of(outcomes: list[Outcome], seconds: float) -> str:
@@ -126,7 +155,9 @@ def summary_of(outcomes: list[Outcome], seconds: float) -> str:
                       for one in found]
     counted = Counter(one.expected for one in outcomes)
     remarks = Counter(one.remark or "as expected" for one in outcomes)
-    lines.append(f"\n{len(outcomes)} edits in {seconds:.0f} s, expected: {dict(counted)}; "
+    compared = Counter(one.diffed.split(":")[0] for one in outcomes)
+    lines.append(f"\ndiff with the trace that was edited: {dict(compared)}")
+    lines.append(f"{len(outcomes)} edits in {seconds:.0f} s, expected: {dict(counted)}; "
                  f"outcome: {dict(remarks)}")
     return "\n".join(lines)
 

@@ -44,6 +44,11 @@ class Edit:
     write: Write
     quick: bool
 
+    @property
+    def change_of_numbers(self) -> bool:
+        """By the module that made it; diff pairs rows and looks neither at pages nor at papers."""
+        return getattr(self.write, "__module__", "") in ("wrong_values", "wrong_ops")
+
 
 EDITS: list[Edit] = []
 loaded = functools.cache(trace_file.load)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import unittest
@@ -304,6 +305,32 @@ class Refused(InFolder):
             self.refused("no safetensors", self.import_, "points", self.folder / "x.safetensors")
         (self.folder / "r.json").write_text('{"lst": [], "polygraphy_class": "RunResults"}')
         self.refused("results of 0 runners", self.import_, "onnx", self.folder / "r.json")
+
+    def test_files_that_are_damaged_anywhere(self):
+        """Bytes that are others, cut files, and headers that are nested."""
+        rows = {f"layer0.{name}": np.ones((3, 128), np.float32)
+                for name in ("attn.norm", "mlp.norm")}
+        np.savez(self.folder / "x.npz", **rows)
+        np.save(self.folder / "layer0.attn.norm.npy", rows["layer0.attn.norm"])
+        torch.save({key: torch.ones(3, 128) for key in rows}, self.folder / "dump/Pass00000.pt")
+        deep = b'{"embed":' + b"[" * 100_000
+        (self.folder / "x.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+        self.refused("", self.import_, "points", self.folder / "x.safetensors")
+        (self.folder / "r.json").write_text(
+            '{"polygraphy_class": "RunResults", "lst": [["a", [' + "[" * 100_000)
+        self.refused("", self.import_, "onnx", self.folder / "r.json")
+        choose = random.Random(1)
+        for path in (self.folder / "x.npz", self.folder / "layer0.attn.norm.npy",
+                     self.folder / "dump/Pass00000.pt"):
+            sound = path.read_bytes()
+            for _ in range(25):
+                bytes_ = bytearray(sound)
+                for _ in range(3):
+                    bytes_[choose.randrange(len(bytes_))] ^= 1 << choose.randrange(8)
+                path.write_bytes(bytes_[:choose.choice((len(bytes_), choose.randrange(4000)))])
+                with contextlib.suppress(lockstep.LockstepError):
+                    self.import_("points", path if path.suffix != ".pt" else None)
+                (self.folder / "out.h5").unlink(missing_ok=True)
 
     def test_maps(self):
         np.savez(self.folder / "x.npz", tokens=np.arange(3), positions=np.arange(3))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lockstep import mapping
 from lockstep.dumps import FORMATS
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, one_line
 from lockstep.importing import import_dump
 
 
@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                           kind=options.format, dtype=options.dtype, tokens=tokens))
     except (LockstepError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, MemoryError) as error:
+        print(f"error: {options.out} cannot be written: {one_line(error)}; make room, or name "
+              "another file", file=sys.stderr)
         return 2
     return 0
 

@@ -1,5 +1,18 @@
-"""The one exception of this package."""
+"""The one exception of this package, and what becomes of those of libraries."""
 from __future__ import annotations
+
+import contextlib
+import pickle
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+
+# What a damaged file has the readers of Python's libraries raise.
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, MemoryError,
+          RuntimeError, ArithmeticError, AssertionError, struct.error, zlib.error,
+          zipfile.BadZipFile, pickle.UnpicklingError, tokenize.TokenError, SyntaxError)
 
 
 class LockstepError(Exception):
@@ -10,3 +23,19 @@ def check(ok: object, sentence: str) -> None:
     """Raises LockstepError with that sentence unless `ok`."""
     if not ok:
         raise LockstepError(sentence)
+
+
+def one_line(error: BaseException) -> str:
+    """What a library said, as far as a sentence has room for it."""
+    said = " ".join(str(error).split())
+    return said[:200] if said else type(error).__name__
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Has what a library raises on a damaged file say so of `what`, as a LockstepError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise LockstepError(f"{what} cannot be read: it is damaged, or of another kind "
+                            f"({one_line(error)})") from error

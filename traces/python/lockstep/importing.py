@@ -15,7 +15,7 @@ from lockstep.dumps import read_dump
 from lockstep.dumps.dump import Dump, is_tensor
 from lockstep.dumps.loads import Load
 from lockstep.elements import Elements, elements_of
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, reading
 from lockstep.graph import dimensions, read_config
 from lockstep.mapping import Map, Rule, read_map
 from lockstep.points import LOGIT_POINTS, Place, nearest
@@ -64,7 +64,8 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     run = dtype or DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
     check(run in DTYPES.values(), f"'{dtype}' is no dtype of a run: {', '.join(DTYPES.values())}")
     mapping = read_map(names if isinstance(names, str) else pathlib.Path(names))
-    found_kind, dump = read_dump(pathlib.Path(source), kind)
+    with reading(str(source)):
+        found_kind, dump = read_dump(pathlib.Path(source), kind)
     report = Imported(found_kind, skipped=list(dump.skipped))
     facts = {"engine": f"imported from {found_kind}", "source": str(source), "map": str(names)}
     with Writer(out, config, dtype=run, schema=mapping.schema, provenance=facts) as writer:
@@ -223,7 +224,8 @@ class Importer:
     def _loaded(self, key: str, load: Load) -> Elements | None:
         """The tensor as elements; None, and why is noted, where it is none."""
         try:
-            value = load()
+            with reading(key):
+                value = load()
             if is_tensor(value):
                 return value if isinstance(value, Elements) else elements_of(value)
             self.report.skipped.append(f"{key} is no tensor")

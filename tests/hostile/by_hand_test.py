@@ -1,0 +1,152 @@
+"""What was tried by hand and did not end well once: by_hand_test.py LOCKSTEP DATA."""
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import work
+
+LOCKSTEP, DATA = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
+TINY, BARD = DATA + "/tiny/qwen3-default", DATA + "/bard-qwen3"
+GENERATE = [LOCKSTEP, "generate", "-m", TINY, "--format", "json", "--tokens", "1", "-n", "1"]
+
+
+class ByHand(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def refused(self, arguments: list[str], part: str, **options) -> None:
+        ended = work.call(arguments, **options)
+        self.assertEqual(work.trouble_of_ended(ended, ()), "", arguments)
+        self.assertIn(part, ended.err)
+
+    def model(self, of: str = TINY) -> Path:
+        return Path(shutil.copytree(of, self.folder / "model"))
+
+    def file(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def test_a_pipe_is_refused_wherever_a_file_is_wanted(self) -> None:
+        pipe = str(self.folder / "pipe.jsonl")
+        os.mkfifo(pipe)
+        for arguments in ([LOCKSTEP, "report", pipe, "--html", str(self.folder / "x.html")],
+                          [*GENERATE, "--ops", pipe], [*GENERATE, "--requests", pipe],
+                          [LOCKSTEP, "inspect", pipe]):
+            self.refused(arguments, pipe)
+
+    def test_a_value_is_shown_to_80_characters(self) -> None:
+        for arguments in (["--points", "q" * 5000], ["--fault", "q" * 5000],
+                          ["--ops", "q" * 5000]):
+            ended = work.call([*GENERATE, *arguments])
+            self.assertEqual(work.trouble_of_ended(ended, ()), "", arguments[0])
+            self.assertNotIn("q" * 81, ended.err, arguments[0])
+
+    def test_nested_json_is_refused(self) -> None:
+        deep = "[" * 100_000
+        for name in ("config.json", "generation_config.json"):
+            model = self.model()
+            (model / name).write_text('{"a":' + deep)
+            self.refused([LOCKSTEP, "generate", "-m", str(model), "--tokens", "1"], name)
+            shutil.rmtree(model)
+        model = self.model()
+        header = b'{"t":{"dtype":"F32","shape":' + deep.encode()
+        (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+        self.refused([LOCKSTEP, "model", str(model)], "model.safetensors")
+        self.refused([*GENERATE, "--requests", self.file("x.jsonl", deep)], "x.jsonl")
+
+    def test_what_has_no_end_is_refused(self) -> None:
+        for name in ("/dev/full", "/dev/zero", "/proc/self/mem"):
+            self.refused([*GENERATE, "--requests", name], name)
+
+    def test_a_checkpoint_that_is_cut_while_it_is_read_is_a_sentence(self) -> None:
+        model = self.model(BARD)
+
+        def cut(running: subprocess.Popen) -> None:
+            running.stdout.readline()  # it generates, so that all is open
+            os.truncate(model / "model.safetensors", 4096)
+        requests = self.file("x.jsonl", "".join(
+            json.dumps({"tokens": [1, 2, 3 + i], "max_new": 200}) + "\n" for i in range(3)))
+        running = subprocess.Popen(
+            [LOCKSTEP, "generate", "-m", str(model), "--requests", requests, "--format", "json",
+             "--ignore-eos", "--max-batch", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, **work.PREPARED})
+        cut(running)
+        _, err = running.communicate(timeout=work.SECONDS)
+        self.assertEqual(running.returncode, 2, err)
+        self.assertEqual(work.not_a_sentence(err), "")
+        self.assertIn("was cut by another process while it was read", err)
+
+    def test_a_dumb_terminal_gets_no_escape(self) -> None:
+        for term, has in (("dumb", False), ("xterm", True)):
+            ours, theirs = pty.openpty()
+            seen = bytearray()
+
+            def read(descriptor: int = ours, into: bytearray = seen) -> None:
+                try:
+                    while part := os.read(descriptor, 4096):
+                        into += part
+                except OSError:
+                    pass  # the other end is closed
+            reader = threading.Thread(target=read)
+            reader.start()
+            subprocess.run([LOCKSTEP, "run", "-m", TINY, "--tokens", "1,2", "-n", "1"],
+                           stdout=theirs, stderr=theirs, check=True,
+                           env={**os.environ, **work.PREPARED, "TERM": term})
+            os.close(theirs)
+            reader.join()
+            os.close(ours)
+            self.assertIn(b"clean", bytes(seen))
+            self.assertEqual(b"\x1b" in seen, has, term)
+
+    def test_nobody_else_s_file_is_lost(self) -> None:
+        (self.folder / "r.json.part").write_text("precious")
+        (self.folder / "target").write_text("precious")
+        (self.folder / "link.json").symlink_to(self.folder / "target")
+        wrong = [LOCKSTEP, "run", "-m", TINY, "--tokens", "999999999"]
+        for name in ("r.json", "link.json"):
+            self.refused([*wrong, "--json", str(self.folder / name)], "999999999")
+        self.assertEqual((self.folder / "r.json.part").read_text(), "precious")
+        self.assertEqual((self.folder / "target").read_text(), "precious")
+        model = self.model()
+        before = (model / "config.json").read_bytes()
+        for option in ("--json", "--markdown", "--html", "--junit"):
+            self.refused([LOCKSTEP, "run", "-m", str(model), "--tokens", "1", option,
+                          str(model / "config.json")], "config.json")
+        self.assertEqual((model / "config.json").read_bytes(), before)
+
+    def test_files_that_are_written_are_nobody_else_s_until_they_are_whole(self) -> None:
+        trace = self.folder / "x.trace"
+        running = subprocess.Popen(
+            [LOCKSTEP, "generate", "-m", TINY, "--format", "json", "--tokens", "1,2,3", "-n",
+             "200", "--ignore-eos", "--keep", "full", "--trace", str(trace)],
+            stdout=subprocess.DEVNULL, env={**os.environ, **work.PREPARED})
+        modes = set()
+        while running.poll() is None:
+            for part in trace.glob("*.part"):
+                try:
+                    modes.add(part.stat().st_mode & 0o777)
+                except FileNotFoundError:
+                    pass  # it got its name
+            time.sleep(0.001)
+        self.assertEqual(running.returncode, 0)
+        usual = 0o666 & ~os.umask(0o022)
+        os.umask(0o666 & ~usual)
+        self.assertEqual(modes - {usual}, {0o600}, "whole, it gets what the umask leaves")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,300 @@
+"""Fails the calls of a command, kills it, takes memory, files and streams from it.
+
+python faults.py --lockstep BIN --data tests/data --library LIBRARY [--whole] [--only CLASS,...]
+
+A command in trouble ends with status 2 and one sentence, or does its work; what it says was written
+reads, and nothing half stands under a final name. Without --whole some of each class are tried.
+"""
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import work
+from work import CHECK, GENERATE, IMPORT, JOURNAL, RUN, Ended, Place, Work, call
+
+KINDS = ("CALL", "READ", "OPEN", "ALLOC")  # as the library counts them
+
+
+@dataclass
+class Tried:
+    name: str
+    trouble: str
+
+
+class Faults:
+    """Each class is a method that yields what it tried."""
+
+    def __init__(self, place: Place, whole: bool, seed: int) -> None:
+        self.place, self.whole, self.random = place, whole, random.Random(seed)
+        self.made = 0
+
+    def folder(self) -> Path:
+        self.made += 1
+        folder = self.place.folder / str(self.made)
+        folder.mkdir()
+        return folder
+
+    def some(self, numbers: list[int], thin: int, whole: int = 1 << 30) -> list[int]:
+        """All of them, or that many with the first and the last."""
+        most = whole if self.whole else thin
+        if len(numbers) <= most:
+            return numbers
+        return sorted({numbers[0], numbers[-1], *self.random.sample(numbers, most - 2)})
+
+    def with_library(self, task: Work, env: dict[str, str], folder: Path) -> Ended:
+        env = {"LD_PRELOAD": str(self.place.library), **env}
+        if task is not IMPORT:
+            env["TROUBLE_OF"] = str(self.place.lockstep)
+        return call(task.command(self.place, folder), env)
+
+    def counts(self, task: Work) -> list[int]:
+        folder = self.folder()
+        task.prepare(self.place, folder)
+        ended = self.with_library(task, {"TROUBLE_COUNT": str(folder / "counts")}, folder)
+        assert ended.status == 0, (task.name, ended)
+        counts = [int(word) for word in (folder / "counts").read_text().split()]
+        shutil.rmtree(folder)
+        return counts
+
+    def ended_at_once(self, tried: Tried, stays: int) -> Tried:
+        """Where no memory is left to be cleared up with, a file of a name of its own may stay."""
+        if stays and tried.trouble.startswith("left behind: ") and ".part'" in tried.trouble:
+            tried.trouble = ""
+        return tried
+
+    def judged(self, name: str, task: Work, folder: Path, ended: Ended, accepted=(0,)) -> Tried:
+        trouble = (work.trouble_of_ended(ended, accepted)
+                   or task.trouble(self.place, folder, ended))
+        shutil.rmtree(folder, ignore_errors=True)
+        return Tried(f"{task.name}: {name}", trouble)
+
+    def one(self, name: str, task: Work, env: dict[str, str]) -> Tried:
+        folder = self.folder()
+        task.prepare(self.place, folder)
+        return self.judged(name, task, folder, self.with_library(task, env, folder))
+
+    def kills(self) -> Iterator[Tried]:
+        """-9, -TERM and -INT at random moments."""
+        times = {**{task: (56, 2) for task in GENERATE}, **{task: (12, 0) for task in RUN},
+                 CHECK: (12, 0), JOURNAL: (8, 0), IMPORT: (12, 0)}
+        signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+        for task, (whole, thin) in times.items():
+            count = whole if self.whole else thin
+            if count == 0:
+                continue
+            seconds = self.seconds_of(task)
+            for i in range(count):
+                yield self.killed(task, signals[i % 3], self.random.uniform(0, 1.1 * seconds))
+
+    def seconds_of(self, task: Work) -> float:
+        folder = self.folder()
+        task.prepare(self.place, folder)
+        begin = time.monotonic()
+        if task is JOURNAL:
+            return 40
+        ended = call(task.command(self.place, folder))
+        assert ended.status == 0, (task.name, ended)
+        shutil.rmtree(folder)
+        return time.monotonic() - begin
+
+    def killed(self, task: Work, by: signal.Signals, after: float) -> Tried:
+        folder = self.folder()
+        task.prepare(self.place, folder)
+        process = subprocess.Popen(task.command(self.place, folder), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                                   env={**os.environ, **work.PREPARED})
+        timer = threading.Timer(after, lambda: process.send_signal(by))
+        timer.start()
+        _, err = process.communicate()
+        timer.cancel()
+        ended = Ended(process.returncode, "", err.decode(errors="replace"))
+        accepted = (0, -by) if task is not IMPORT else (0, -by, 1, 130)
+        return self.judged(f"{by.name} after {after:.3f} s", task, folder, ended, accepted)
+
+    def writes(self) -> Iterator[Tried]:
+        """Each call that writes fails: the disk is full from there on, or an error comes once."""
+        for task in [*GENERATE, RUN[0], CHECK, IMPORT]:
+            slow = task not in GENERATE
+            if slow and not self.whole:
+                continue
+            numbers = list(range(1, self.counts(task)[0] + 1))
+            most = 40 if slow else 1000
+            for what, stays in ((errno.ENOSPC, 1), (errno.EIO, 0)):
+                for n in self.some(numbers, 2, most if stays else most // 4):
+                    yield self.one(f"write {n} fails with {errno.errorcode[what]}", task,
+                                   {"TROUBLE_CALL": str(n), "TROUBLE_ERRNO": str(what),
+                                    "TROUBLE_STAYS": str(stays)})
+            for n in self.some(numbers, 2, 20):
+                yield self.one(f"write {n} is interrupted", task,
+                               {"TROUBLE_CALL": str(n), "TROUBLE_ERRNO": str(errno.EINTR)})
+
+    def short(self) -> Iterator[Tried]:
+        """Writes and reads take half of what they are given: nothing is lost by that."""
+        for task in [*GENERATE, *([RUN[0], CHECK] if self.whole else [])]:
+            tried = self.one("short writes", task, {"TROUBLE_SHORT": "1"})
+            folder = self.folder()
+            task.prepare(self.place, folder)
+            ended = self.with_library(task, {"TROUBLE_SHORT": "1"}, folder)
+            if not tried.trouble and ended.status != 0:
+                tried.trouble = f"status {ended.status}: {ended.err[:200]!r}"
+            shutil.rmtree(folder)
+            yield tried
+
+    def reads(self) -> Iterator[Tried]:
+        for task in GENERATE[:1] if not self.whole else [*GENERATE[:1], CHECK]:
+            counts = self.counts(task)
+            for kind, what, most in ((1, errno.EIO, 60), (2, errno.EMFILE, 40)):
+                for n in self.some(list(range(1, counts[kind] + 1)), 2, most):
+                    yield self.one(f"{KINDS[kind]} {n} fails", task,
+                                   {f"TROUBLE_{KINDS[kind]}": str(n), "TROUBLE_ERRNO": str(what)})
+
+    def allocations(self) -> Iterator[Tried]:
+        """The n-th allocation fails, and then all or none of those after it."""
+        for task in GENERATE[:1] if not self.whole else [GENERATE[0], GENERATE[2], CHECK]:
+            numbers = list(range(1, self.counts(task)[3] + 1))
+            for stays in (0, 1):
+                for n in self.some(numbers, 3, 150 if task in GENERATE else 30):
+                    tried = self.one(f"allocation {n} fails{' and all after it' * stays}", task,
+                                     {"TROUBLE_ALLOC": str(n), "TROUBLE_STAYS": str(stays)})
+                    yield self.ended_at_once(tried, stays)
+
+    def limits(self) -> Iterator[Tried]:
+        """Limits of memory, files and their sizes."""
+        tasks = [*GENERATE, RUN[0], CHECK] if self.whole else GENERATE[:1]
+        memory = [1 << n for n in range(24, 34)] if self.whole else [1 << 27, 1 << 30]
+        files = list(range(3, 24)) if self.whole else [4, 9]
+        sizes = [0, 1, 511, 4096, 10_000, 30_000, 100_000] if self.whole else [0, 10_000]
+        for task in tasks:
+            for what, name, values in ((resource.RLIMIT_AS, "memory", memory),
+                                       (resource.RLIMIT_NOFILE, "files", files),
+                                       (resource.RLIMIT_FSIZE, "size", sizes)):
+                for value in values if self.whole else values[:2]:
+                    yield self.limited(task, what, name, value)
+
+    def limited(self, task: Work, what: int, name: str, value: int) -> Tried:
+        folder = self.folder()
+        task.prepare(self.place, folder)
+        ended = call(task.command(self.place, folder),
+                     preexec_fn=lambda: resource.setrlimit(what, (value, value)))
+        loads = ended.status == 127 and "shared libraries" in ended.err  # the loader's own words
+        return self.judged(f"{name} {value}", task, folder, ended, (0, 127) if loads else (0,))
+
+    def streams(self) -> Iterator[Tried]:
+        """stdin, stdout and stderr full, closed, or gone."""
+        ways = ["</dev/null >/dev/full", ">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-",
+                "2>/dev/full", "| true", "| head -c 1 >/dev/null"]
+        commands = [["points"], ["model", self.place.model], ["--help"], ["man"],
+                    *([["run", "-m", self.place.model, "--tokens", "1,2", "-n", "1"]]
+                      if self.whole else [])]
+        for way in ways:
+            for task in [*GENERATE] if self.whole else GENERATE[:1]:
+                folder = self.folder()
+                line = " ".join(task.command(self.place, folder))
+                yield self.judged(way, task, folder, self.shell(line, way), (0, 2, -13, 141))
+            for command in commands if self.whole else commands[:1]:
+                ended = self.shell(" ".join([str(self.place.lockstep), *command]), way)
+                trouble = "" if ended.status in (0, 2, 141) else f"status {ended.status}"
+                if "full" in way and ended.status == 0 and not way.startswith("2"):
+                    trouble = "what was printed is lost, and the command says that all is well"
+                yield Tried(f"{command[0]}: {way}", trouble)
+
+    def shell(self, line: str, way: str) -> Ended:
+        return call(["bash", "-c", f"set -o pipefail; {line} {way}"])
+
+    def writers(self) -> Iterator[Tried]:
+        """Several writers on one path, and a reader while it is written."""
+        for task in GENERATE if self.whole else GENERATE[:1]:
+            for _ in range(4 if self.whole else 1):
+                folder = self.folder()
+                started = [subprocess.Popen(task.command(self.place, folder),
+                                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                           for _ in range(3)]
+                readers = []
+                while any(one.poll() is None for one in started):
+                    for path in folder.iterdir():
+                        seen = work.inspect(self.place, path)
+                        if seen.status not in (0, 2):
+                            readers.append(f"reader: status {seen.status} {seen.err[:200]!r}")
+                ends = [Ended(one.wait(), "", one.stderr.read().decode()) for one in started]
+                whole = [end for end in ends if end.status == 0]
+                tried = self.judged("three writers", task, folder,
+                                    whole[0] if whole else ends[0])
+                for end in ends:
+                    tried.trouble = tried.trouble or work.trouble_of_ended(end)
+                if len(whole) != 1:
+                    tried.trouble = tried.trouble or f"{len(whole)} of 3 wrote it"
+                tried.trouble = tried.trouble or "".join(readers[:1])
+                yield tried
+
+    def surroundings(self) -> Iterator[Tried]:
+        """Clocks, folders and locales that are not as they should be."""
+        ways = {"a clock that goes back": {"TROUBLE_CLOCK": "1"}, "no TMPDIR": {"TMPDIR": "/none"},
+                "locale C": {"LC_ALL": "C", "LANG": "C"}, "width 20": {"COLUMNS": "20"},
+                "no HOME": {"HOME": "/none"}, "TERM of nobody": {"TERM": "\x1b[31m"}}
+        for task in [*GENERATE, *RUN, CHECK] if self.whole else GENERATE[:1]:
+            for name, env in ways.items():
+                tried = self.one(name, task, env)
+                yield tried
+        for task in GENERATE if self.whole else GENERATE[:1]:
+            yield self.read_only(task)
+
+    def read_only(self, task: Work) -> Tried:
+        """A folder that may not be written: to root all may be, so that a mount is made of it."""
+        folder = self.folder()
+        command = " ".join(task.command(self.place, folder))
+        ended = call(["unshare", "-m", "bash", "-c",
+                      f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} "
+                      f"&& exec {command}"])
+        if "unshare" in ended.err or "mount:" in ended.err:
+            return Tried(f"{task.name}: read-only (not tried: no mount)", "")
+        return self.judged("read-only", task, folder, ended, ())
+
+
+CLASSES = ("kills", "writes", "short", "reads", "allocations", "limits", "streams", "writers",
+           "surroundings")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("--lockstep", "--data", "--library"):
+        parser.add_argument(option, type=Path, required=True)
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--only", default=",".join(CLASSES))
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(given.data.resolve().parents[1] / "traces/python")
+    totals, bad = Counter(), 0
+    with tempfile.TemporaryDirectory() as name:
+        place = Place(given.lockstep.resolve(), given.data.resolve(), given.library.resolve(),
+                      Path(name))
+        faults = Faults(place, given.whole, given.seed)
+        for kind in given.only.split(","):
+            begin, failed = time.monotonic(), 0
+            for tried in getattr(faults, kind)():
+                totals[kind] += 1
+                failed += bool(tried.trouble)
+                if tried.trouble:
+                    print(f"{kind}: {tried.name}: {tried.trouble}", flush=True)
+            print(f"{kind:14} tried {totals[kind]:5}  ended well {totals[kind] - failed:5}  "
+                  f"{time.monotonic() - begin:.1f} s", flush=True)
+            bad += failed
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+// What is kept of K and V that were written, and for how long.
+#include "src/judge/kv_history.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "kernels/base/memory.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kRowBytes = 2 * 4 * sizeof(float);  // K, then V, of four numbers
+
+// One row of one request, at `slot`, whose K and V are all `value`.
+void write(KvHistory& history, int32_t pass, int32_t request, int64_t slot, float value) {
+  const Row row{request, 0};
+  history.begin({.pass = pass, .rows = {{row, 100 + request, slot, Phase::prefill}}});
+  Tensor kv({1, 1, 4}, DType::f32);
+  std::fill_n(kv.as<float>(), 4, value);
+  history.write(0, {&row, 1}, kv, kv);
+}
+
+uint64_t hash_of_request(const KvHistory& history, int32_t request) {
+  return history.latest(0, {request, 0});
+}
+
+bool is_kept(const KvHistory& history, int32_t request) {
+  return !history.k(hash_of_request(history, request)).empty();
+}
+
+TEST(KvHistory, KeepsWhatASlotHolds) {
+  KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
+  for (int32_t request = 0; request < 5; ++request)
+    write(history, 10 * request, request, request, static_cast<float>(request));
+  for (int32_t request = 0; request < 5; ++request) EXPECT_TRUE(is_kept(history, request));
+}
+
+TEST(KvHistory, ForgetsWhatWasOverwrittenFirst) {
+  KvHistory history(/*keep_bytes=*/true, 2 * kRowBytes);
+  for (int32_t request = 0; request < 6; ++request)
+    write(history, 10 * request, request, 7, static_cast<float>(request));
+  for (int32_t request = 0; request < 6; ++request)
+    EXPECT_EQ(history.writer_of(hash_of_request(history, request)) != nullptr, request >= 3)
+        << request;
+  const Row first{0, 0};
+  const uint64_t hash = hash_of_request(history, 0);
+  EXPECT_NE(hash, 0U);
+  EXPECT_TRUE(history.compare(0, {&first, 1}, {&hash, 1}).wrong.empty())
+      << "what it may read is known all the same";
+}
+
+TEST(KvHistory, KeepsWhatIsReadOrWrittenAgain) {
+  KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
+  write(history, 0, 0, 7, 1);
+  for (int32_t pass = 1; pass < 6; ++pass) {
+    EXPECT_TRUE(is_kept(history, 0)) << "a copy of its page is read in each pass";
+    write(history, pass, pass, 7, static_cast<float>(pass + 1));
+  }
+  write(history, 20, 20, 8, 1);  // the same numbers at another slot
+  for (int32_t pass = 30; pass < 60; pass += 10)
+    write(history, pass, pass, 7, static_cast<float>(pass));
+  EXPECT_TRUE(is_kept(history, 0));
+}
+
+TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {
+  KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
+  for (int32_t request = 0; request < 5; ++request)
+    write(history, 10 * request, request, -1, static_cast<float>(request));
+  for (int32_t request = 0; request < 5; ++request) EXPECT_TRUE(is_kept(history, request));
+}
+
+}  // namespace
+}  // namespace lockstep
