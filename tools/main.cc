@@ -41,6 +41,8 @@ constexpr auto kCommands = std::to_array<Command>({
     {"replay", "What changed, and what was computed?",
      "compute one op again on what a trace kept: yours, Lockstep's, the exact result",
      replay_command},
+    {"repro", "What changed, and what was computed?",
+     "write a folder that shows one wrong op without Lockstep", repro_command},
     {"report", "What changed, and what was computed?",
      "draw a page for people of a result or a trace", report_command},
     {"generate", "What changed, and what was computed?", "run the engine alone and print the text",

@@ -70,11 +70,11 @@ void add_ops_option(CLI::App& app, std::string& ops) {
       ->type_name("LIB.so|FILE.py");
 }
 
-void add_place_options(CLI::App& app, std::string& point, int& layer) {
+void add_place_options(CLI::App& app, std::string& point, int& layer, bool required) {
   begin_group(app, "Place");
   app.add_option("--point,--points", point, "the op, by the point that shows its result")
       ->type_name("POINT")
-      ->required();
+      ->required(required);
   add_count(app, "--layer,--layers", layer, 0, "of that layer, for points of layers");
 }
 

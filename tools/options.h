@@ -22,7 +22,7 @@ void add_threads_option(CLI::App& app, int& threads);        // --threads
 void add_device_option(CLI::App& app, std::string& device);  // --device, a text for open_device
 void add_ops_option(CLI::App& app, std::string& ops);        // --ops
 // --point and --layer, of one op; the layer stays what it is where none is given.
-void add_place_options(CLI::App& app, std::string& point, int& layer);
+void add_place_options(CLI::App& app, std::string& point, int& layer, bool required = true);
 
 void add_model_folder(CLI::App& app, std::string& model);  // --model alone
 void add_model_options(CLI::App& app, ModelOptions& options);

@@ -93,7 +93,7 @@ void put_exact(const CaseJudge& judge, const Pass& op_case, DType dtype, CaseEle
   }
 }
 
-// Of what is chosen from logits, in the order of kernels/routing.h and kernels/argmax.h.
+// Chosen indices are exact: largest first, of equal ones the first (kernels/routing.h, argmax.h).
 void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elements) {
   const Place& input = judge.manifest.graph.inputs_of(judge.place).at(0);
   const SelectedRows picked(op_case.find(*input.point, input.layer), elements.rows);

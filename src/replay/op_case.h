@@ -38,7 +38,7 @@ struct CaseJudge {
 Pass case_of(const Pass& pass, const Place& place, const Graph& graph, const KvHistory& history,
              std::string& lacking);
 
-// What the exact result of the case is, and what came of it: by the judge's implementation, or as
+// The exact result of the case beside what came of it: by the judge's implementation, or as
 // the case has it where `stored`.
 CaseElements judged_case(const CaseJudge& judge, const Pass& op_case, bool stored);
 

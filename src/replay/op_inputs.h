@@ -19,7 +19,7 @@ bool uses_cache(const Point& point);
 
 class OpInputs {
  public:
-  // Of the rows of the pass that have all that the op reads, with numbers; of a cache hashes do,
+  // Takes the rows of the pass that have all that the op reads, with numbers; of a cache hashes do,
   // where `history` has what was written under them. The pass is borrowed.
   OpInputs(const Pass& kept, const Place& place, const Graph& graph, const KvHistory& history,
            int64_t page_size);
