@@ -136,7 +136,7 @@ void DiffTokens::compare_named() {
     const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y->tokens);
     if (of_x == x.tokens.end() || of_y == y->tokens.end()) continue;
     const Row row{x.id, static_cast<int32_t>(std::ssize(x.prompt) + (of_x - x.tokens.begin()))};
-    // What was fed there is known, and was compared.
+    // The tokens that were fed there are known, and were compared.
     if (!wanted(row) || a_.computed(row).empty() || b_.computed(row).empty()) continue;
     result_.structure.push_back(fmt::format(
         "request {} is said to have got token {} and {} at position {}, which its rows do not "
