@@ -78,11 +78,11 @@ void add_place_options(CLI::App& app, std::string& point, int& layer, bool requi
   add_count(app, "--layer,--layers", layer, 0, "of that layer, for points of layers");
 }
 
-void add_model_folder(CLI::App& app, std::string& model) {
+void add_model_folder(CLI::App& app, std::string& model, bool required) {
   begin_group(app, "Model");
   app.add_option("-m,--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
       ->type_name("DIR")
-      ->required();
+      ->required(required);
 }
 
 namespace {

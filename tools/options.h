@@ -24,7 +24,8 @@ void add_ops_option(CLI::App& app, std::string& ops);        // --ops
 // --point and --layer, of one op; the layer stays what it is where none is given.
 void add_place_options(CLI::App& app, std::string& point, int& layer, bool required = true);
 
-void add_model_folder(CLI::App& app, std::string& model);  // --model alone
+// --model alone.
+void add_model_folder(CLI::App& app, std::string& model, bool required = true);
 void add_model_options(CLI::App& app, ModelOptions& options);
 void add_logprobs_option(CLI::App& app, ModelOptions& options);
 

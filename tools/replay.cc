@@ -13,20 +13,24 @@ int replay_command(Args args) {
       "by Lockstep's own kernel and by yours (--ops), each held to the exact result on the same\n"
       "inputs. Says whose rows have the bits of the trace's, how far the worst element is off in\n"
       "ulp and in budgets, what a wrong one looks like, and how long each took, all passes\n"
-      "together. Needs the tensors of the op's inputs (--keep full). Exit status: 0 all are "
-      "right,\n"
-      "1 one is wrong, 2 trouble or inconclusive.",
+      "together. Needs the tensors of the op's inputs (--keep full). A bundle is one call of "
+      "paged\n"
+      "attention as FlashAttention takes it, by whatever engine, and needs no model. Exit status:\n"
+      "0 all are right, 1 one is wrong, 2 trouble or inconclusive.",
       "lockstep replay"};
   ReplayOptions options;
   ReportOptions report;
-  app.add_option("TRACE", options.trace, "a trace: X.trace or X.h5")
+  app.add_option(
+         "TRACE", options.trace,
+         "a trace (X.trace, X.h5), or a bundle: a folder of .npy, an .npz or a .safetensors "
+         "with q, k, v, cu_seqlens, block_tables, slot_mapping, out")
       ->type_name("TRACE")
       ->required();
-  add_model_folder(app, options.model);
+  add_model_folder(app, options.model, /*required=*/false);
   add_device_option(app, options.device);
   add_ops_option(app, options.ops);
   add_threads_option(app, options.threads);
-  add_place_options(app, options.point, options.layer);
+  add_place_options(app, options.point, options.layer, /*required=*/false);
   app.add_option("--requests,--request", options.requests, "these requests only (all)")
       ->type_name("0,3-5");
   app.add_option("--positions,--position", options.positions, "these positions only (all)")
@@ -39,7 +43,8 @@ int replay_command(Args args) {
              "  lockstep replay x.trace --model Qwen3-0.6B --point attn.out --layer 3 --ops "
              "./mine.so --requests 0\n"
              "  lockstep replay theirs.h5 --model Qwen3-0.6B --point mlp.norm --layer 0 --device "
-             "cuda\n"))
+             "cuda\n"
+             "  lockstep replay call.npz --ops ./mine.so\n"))
     return 0;
   check_outputs(report, {{"TRACE", options.trace}, {"--model", options.model}});
   const ReplayResult result = replay(options, report.detail);
