@@ -70,11 +70,10 @@ void add_ops_option(CLI::App& app, std::string& ops) {
       ->type_name("LIB.so|FILE.py");
 }
 
-void add_place_options(CLI::App& app, ReplayOptions& options, bool required) {
+void add_place_options(CLI::App& app, ReplayOptions& options) {
   begin_group(app, "Place");
   app.add_option("--point,--points", options.point, "the op, by the point that shows its result")
-      ->type_name("POINT")
-      ->required(required);
+      ->type_name("POINT");
   add_count(app, "--layer,--layers", options.layer, 0, "of that layer, for points of layers");
   app.add_option("--requests,--request", options.requests, "these requests only (all)")
       ->type_name("0,3-5");
@@ -82,11 +81,11 @@ void add_place_options(CLI::App& app, ReplayOptions& options, bool required) {
       ->type_name("0-31");
 }
 
-void add_model_folder(CLI::App& app, std::string& model) {
+void add_model_folder(CLI::App& app, std::string& model, bool required) {
   begin_group(app, "Model");
   app.add_option("-m,--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
       ->type_name("DIR")
-      ->required();
+      ->required(required);
 }
 
 namespace {

@@ -31,7 +31,7 @@ int repro_command(Args args) {
   add_device_option(app, options.of.device);
   add_ops_option(app, options.of.ops);
   add_threads_option(app, options.of.threads);
-  add_place_options(app, options.of, /*required=*/false);
+  add_place_options(app, options.of);
   app.add_flag("--first", first, "of the trace's first finding (so it is without --point)");
   add_rounding_options(app, options.of.rounding);
   add_rope_pairs_option(app, options.of.rope_pairs);
