@@ -27,7 +27,7 @@ namespace lockstep {
 
 // Looks into the findings of a run as its passes come, while what they were made of is there. The
 // first nodes found wrong at a place are searched for what explains them, with parameters; what
-// does is held against all of its later ones.
+// does is held against all of its later ones, and against nodes that are right.
 class Causes {
  public:
   // Everything is borrowed. The judge is the one that judges the run.
@@ -48,7 +48,8 @@ class Causes {
   struct OfPlace {
     std::vector<Candidate> candidates;  // that explain what was seen so far
     int searches = 0;
-    int64_t passes = 0;
+    int64_t passes = 0, right_passes = 0;
+    std::set<bool> kinds;              // of its wrong nodes: whether they decode
     Fit unexplained;                   // nodes of searches that found nothing
     std::map<std::string, Fit> exact;  // of a place held to its bits, by what is said
     Fit all;                           // and its nodes

@@ -91,8 +91,10 @@ bool Causes::Evidence::judge(Oracle& oracle) {
 }
 
 void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
-  for (const int32_t request : requests) {
-    Node node;
+  std::set<int32_t> all;
+  for (const Row& row : rows_) all.insert(row.request);
+  for (const int32_t request : all) {
+    Node node{.is_wrong = requests.contains(request)};
     for (size_t r = 0; r < rows_.size(); ++r) {
       if (rows_[r].request != request) continue;
       node.rows.push_back(r);
@@ -146,14 +148,23 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   return evidence;
 }
 
-Fit Causes::Evidence::fit(const Numbers& hypothesis) const {
+std::set<bool> Causes::Evidence::wrong_kinds() const {
+  std::set<bool> kinds;
+  for (const Node& node : nodes_)
+    if (node.is_wrong) kinds.insert(node.rows.size() == 1);
+  return kinds;
+}
+
+Fit Causes::Evidence::fit(const Numbers& hypothesis, const std::set<bool>& kinds) const {
   Fit fit;
   for (const Node& node : nodes_) {
+    if (!node.is_wrong && !kinds.contains(node.rows.size() == 1)) continue;
     std::vector<double> of_node;
     for (const size_t r : node.rows)
       of_node.insert(of_node.end(), hypothesis.begin() + r * row_size_,
                      hypothesis.begin() + (r + 1) * row_size_);
-    fit.add(fit_of({op.got.dtype, node.got, node.want, node.limit}, of_node));
+    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
+    fit.add(node.is_wrong ? fit_of(held, of_node) : fit_of_right(held, of_node));
   }
   return fit;
 }

@@ -27,6 +27,7 @@ struct WrongRead {
   const KvHistory::Writer* writer = nullptr;  // of what was read; null: nobody wrote it
   int64_t slot = -1;                          // where the row's own table puts it; -1: not known
   bool repeats = false;                       // the position before holds the same
+  bool blank = false;                         // it holds no number
   std::vector<char> k, v;                     // what was read, where it was kept
 };
 
@@ -60,7 +61,8 @@ class CacheNode {
       read.writer = history.writer_of(read.hash);
       read.repeats = i > 0 && hashes[i - 1] == read.hash;
       if (pages != pass.info.pages.end()) read.slot = slot_in(pages->pages, read.row.position);
-      if (is_blank(kv, i)) read.writer = nullptr;
+      read.blank = is_blank(kv, i);
+      if (read.blank) read.writer = nullptr;
       read.k = half_of(kv, i, 0);
       read.v = half_of(kv, i, 1);
       wrong_.push_back(std::move(read));
@@ -105,7 +107,14 @@ class CacheNode {
       return;
     }
     if (read.writer == nullptr) {
-      ++tally["never cached: the slots hold what nobody wrote"];
+      const std::span<const char> k = history_.k(read.expected), v = history_.v(read.expected);
+      if (same(read.k, k) && same(read.v, k)) {
+        ++tally["K in the place of V"];
+      } else if (same(read.k, v) && same(read.v, v)) {
+        ++tally["V in the place of K"];
+      } else if (read.blank || read.k.empty()) {
+        ++tally["never cached: the slots hold what nobody wrote"];
+      }
       return;
     }
     const KvHistory::Writer& by = *read.writer;

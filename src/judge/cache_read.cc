@@ -21,7 +21,8 @@ namespace {
 // A row of attn.kv that is not what was written there, K and V apart.
 struct WrongKv {
   size_t row = 0;
-  uint64_t hash = 0;  // of what was read
+  uint64_t hash = 0;   // of what was read
+  bool blank = false;  // it begins with NaN, as slots do that nobody wrote
   // Bytes of K and of V; empty where they are not known.
   std::array<std::span<const char>, 2> want, got;
 
@@ -38,6 +39,7 @@ WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
   wrong.got = {history.k(hash), history.v(hash)};
   if (const TensorView data = kv.data; !data.empty()) {
     const size_t half = (data.row_size() * size_of(data.dtype)) / 2;
+    wrong.blank = is_float(data.dtype) && std::isnan(value_at(data, i * data.row_size()));
     const char* row = data.as<const char>() + 2 * i * half;
     wrong.got = {std::span(row, half), std::span(row + half, half)};
   }
@@ -52,7 +54,7 @@ std::string written_by(const KvHistory::Writer& writer, int layer) {
 
 std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHistory& history) {
   const auto of = history.written_as(wrong.got[half], half == 1);
-  if (!of) return "nobody wrote";
+  if (!of || wrong.blank) return "nobody wrote";
   const bool other = of->of_v != (half == 1);
   return written_by(of->writer, layer) + (other ? of->of_v ? " as V" : " as K" : "");
 }
@@ -61,7 +63,8 @@ std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHist
 std::string provenance(const WrongKv& wrong, const Row& row, int layer, const KvHistory& history) {
   const std::string reads =
       fmt::format("position {} of request {} reads ", row.position, row.request);
-  const KvHistory::Writer* writer = history.writer_of(wrong.hash);
+  // Rows that hold no number are alike, whoever wrote one of them.
+  const KvHistory::Writer* writer = wrong.blank ? nullptr : history.writer_of(wrong.hash);
   // By one hash of both, which of them is wrong cannot be told.
   if (!wrong.known())
     return reads + "K or V that " + (writer ? written_by(*writer, layer) : "nobody wrote");

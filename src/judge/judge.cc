@@ -139,6 +139,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 .threads = options.threads,
                 // Also the inputs of one op, kept before it ran.
                 .partial = !manifest_.selection.empty() || facts.one_op,
+                .full = manifest_.level == TraceLevel::full,
                 .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),

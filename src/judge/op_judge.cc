@@ -151,7 +151,9 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     outcome = structural(trouble.text, node.rows.front().position);
   } else if (!place.point->is_cache() &&
              pass.seen.tensor(place, node.request)->data.view().empty()) {
-    outcome = inconclusive("their tensors were kept as digests only");
+    outcome =
+        inconclusive(options_.full ? "their numbers are missing from the trace, which is damaged"
+                                   : "their tensors were kept as digests only");
   } else {
     for (const Place& input : inputs) {
       if (!reads(input) || place.point->is_cache()) continue;

@@ -37,8 +37,8 @@ std::string requests_text(const Result& result) {
   int64_t in = 0, out = 0;
   for (const RequestResult& r : result.requests)
     in += std::ssize(r.prompt), out += std::ssize(r.tokens);
-  return fmt::format("{} request{}, {} tokens in, {} out", result.requests.size(),
-                     result.requests.size() == 1 ? "" : "s", in, out);
+  return fmt::format("{} request{}, {} token{} in, {} out", result.requests.size(),
+                     result.requests.size() == 1 ? "" : "s", in, in == 1 ? "" : "s", out);
 }
 
 std::string joined(const char* between, const std::string& a, const std::string& b) {
@@ -272,7 +272,7 @@ std::string conclusion_of(const Result& result) {
                                  ? "is the first to make NaN or Inf"
                                  : "is the first that is not as the model has it";
     return fmt::format("{} {} ({} op{} wrong of {})", text_of(first.node.place), what, wrong,
-                       wrong == 1 ? "" : "s", result.places.size());
+                       wrong == 1 ? "" : "s", count_judged_ops(result));
   }
   if (result.verdict != RunVerdict::clean) return result.story;
   std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,
