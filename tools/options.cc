@@ -70,19 +70,22 @@ void add_ops_option(CLI::App& app, std::string& ops) {
       ->type_name("LIB.so|FILE.py");
 }
 
-void add_place_options(CLI::App& app, std::string& point, int& layer, bool required) {
+void add_place_options(CLI::App& app, ReplayOptions& options) {
   begin_group(app, "Place");
-  app.add_option("--point,--points", point, "the op, by the point that shows its result")
-      ->type_name("POINT")
-      ->required(required);
-  add_count(app, "--layer,--layers", layer, 0, "of that layer, for points of layers");
+  app.add_option("--point,--points", options.point, "the op, by the point that shows its result")
+      ->type_name("POINT");
+  add_count(app, "--layer,--layers", options.layer, 0, "of that layer, for points of layers");
+  app.add_option("--requests,--request", options.requests, "these requests only (all)")
+      ->type_name("0,3-5");
+  app.add_option("--positions,--position", options.positions, "these positions only (all)")
+      ->type_name("0-31");
 }
 
-void add_model_folder(CLI::App& app, std::string& model) {
+void add_model_folder(CLI::App& app, std::string& model, bool required) {
   begin_group(app, "Model");
   app.add_option("-m,--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
       ->type_name("DIR")
-      ->required();
+      ->required(required);
 }
 
 namespace {

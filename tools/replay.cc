@@ -7,39 +7,37 @@
 #include "tools/options.h"
 
 namespace lockstep {
+
 int replay_command(Args args) {
   CLI::App app{
       "Compute one op again, on the inputs that a trace kept for it: in the passes as they were,\n"
       "by Lockstep's own kernel and by yours (--ops), each held to the exact result on the same\n"
       "inputs. Says whose rows have the bits of the trace's, how far the worst element is off in\n"
       "ulp and in budgets, what a wrong one looks like, and how long each took, all passes\n"
-      "together. Needs the tensors of the op's inputs (--keep full). Exit status: 0 all are "
-      "right,\n"
-      "1 one is wrong, 2 trouble or inconclusive.",
+      "together. Needs the tensors of the op's inputs (--keep full). A bundle is one call of\n"
+      "paged attention as FlashAttention takes it, by any engine, and needs no model. Exit\n"
+      "status: 0 all are right, 1 one is wrong, 2 trouble or inconclusive.",
       "lockstep replay"};
   ReplayOptions options;
   ReportOptions report;
-  app.add_option("TRACE", options.trace, "a trace: X.trace or X.h5")
+  app.add_option(
+         "TRACE", options.trace,
+         "a trace (X.trace, X.h5), or a bundle: a folder of .npy, an .npz or a .safetensors "
+         "with q, k, v, cu_seqlens, block_tables, slot_mapping, out")
       ->type_name("TRACE")
       ->required();
-  add_model_folder(app, options.model);
+  add_model_folder(app, options.model, /*required=*/false);
   add_device_option(app, options.device);
   add_ops_option(app, options.ops);
   add_threads_option(app, options.threads);
-  add_place_options(app, options.point, options.layer);
-  app.add_option("--requests,--request", options.requests, "these requests only (all)")
-      ->type_name("0,3-5");
-  app.add_option("--positions,--position", options.positions, "these positions only (all)")
-      ->type_name("0-31");
+  add_place_options(app, options);
   add_rounding_options(app, options.rounding);
   add_rope_pairs_option(app, options.rope_pairs);
   add_report_options(app, report);
   if (!parse(app, args,
              "  lockstep replay x.trace --model Qwen3-0.6B --point attn.out --layer 3\n"
-             "  lockstep replay x.trace --model Qwen3-0.6B --point attn.out --layer 3 --ops "
-             "./mine.so --requests 0\n"
-             "  lockstep replay theirs.h5 --model Qwen3-0.6B --point mlp.norm --layer 0 --device "
-             "cuda\n"))
+             "  lockstep replay x.trace --model Qwen3-0.6B --point logits --ops ./mine.so\n"
+             "  lockstep replay call.npz --ops ./mine.so\n"))
     return 0;
   check_outputs(report, {{"TRACE", options.trace}, {"--model", options.model}});
   const ReplayResult result = replay(options, report.detail);

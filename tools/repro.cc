@@ -14,9 +14,8 @@ int repro_command(Args args) {
       "Write a folder that shows one wrong op of a trace without Lockstep: its inputs, the exact\n"
       "result and the budgets of its elements, a program in C and one in Python (with numpy) that\n"
       "call it and print the worst element. The case is made small first: rows, keys and numbers\n"
-      "are left out as long as the op of --ops stays wrong. Without --ops the folder shows what "
-      "the\n"
-      "trace has, and is reduced to rows of it. Without --point it is the trace's first finding.\n"
+      "are left out as long as the op of --ops stays wrong. Without --ops the folder shows what\n"
+      "the trace has, reduced to rows of it. Without --point it is the trace's first finding.\n"
       "Exit status: 0 written, 2 trouble, such as that nothing is wrong.",
       "lockstep repro"};
   ReproOptions options;
@@ -32,19 +31,14 @@ int repro_command(Args args) {
   add_device_option(app, options.of.device);
   add_ops_option(app, options.of.ops);
   add_threads_option(app, options.of.threads);
-  add_place_options(app, options.of.point, options.of.layer, /*required=*/false);
+  add_place_options(app, options.of);
   app.add_flag("--first", first, "of the trace's first finding (so it is without --point)");
-  app.add_option("--requests,--request", options.of.requests, "these requests only (all)")
-      ->type_name("0,3-5");
-  app.add_option("--positions,--position", options.of.positions, "these positions only (all)")
-      ->type_name("0-31");
   add_rounding_options(app, options.of.rounding);
   add_rope_pairs_option(app, options.of.rope_pairs);
   add_report_options(app, report);
   if (!parse(app, args,
              "  lockstep repro x.trace --first --model Qwen3-0.6B --ops ./mine.so --out bug\n"
-             "  lockstep repro x.trace --model Qwen3-0.6B --point attn.out --layer 3 --ops "
-             "./mine.so --out bug\n"))
+             "  lockstep repro x.trace --model Qwen3-0.6B --point logits --out bug\n"))
     return 0;
   check(!first || options.of.point.empty(),
         "--first and --point {} were given: the one or the other says which op it is",

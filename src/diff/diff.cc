@@ -459,9 +459,8 @@ void Comparison::sum_up_places() {
     result_.equal += place.equal;
     result_.by_digest += place.by_digest;
     if (place.measured == 0) continue;
-    const auto n = static_cast<double>(place.measured);
-    place.difference_rms = std::sqrt(place.difference_rms / n);
-    place.rms = std::sqrt(place.rms / n);
+    place.difference_rms = root_mean(place.difference_rms, place.measured);
+    place.rms = root_mean(place.rms, place.measured);
     place.ulps = place.difference_rms / ulp(place.rms, noise_dtype_);
   }
 }

@@ -7,6 +7,8 @@
 
 #include "kernels/base/check.h"
 #include "src/judge/presets.h"
+#include "src/replay/bundle.h"
+#include "src/replay/bundle_arrays.h"
 #include "src/replay/replay_source.h"
 #include "src/report/output.h"
 #include "src/session/device.h"
@@ -44,12 +46,44 @@ JudgeOptions judging(const Selection& selection, int threads, bool rounds_once) 
   return options;
 }
 
+// The inputs of a replay, and the model that they are of.
+struct Source {
+  Checkpoint checkpoint;
+  OpenedTrace opened;
+  bool is_bundle = false;
+};
+
+Source source_of(const ReplayOptions& options) {
+  if (!is_bundle(options.trace)) {
+    check(!options.model.empty(), "--model wants the checkpoint that {} was made with, found none",
+          options.trace);
+    check(!options.point.empty(), "--point wants the op, by the point that shows its result");
+    Checkpoint checkpoint = Checkpoint::open(options.model);
+    OpenedTrace opened = open_to_judge(options.trace, checkpoint, options.rope_pairs);
+    return {std::move(checkpoint), std::move(opened)};
+  }
+  check(options.model.empty() && options.layer < 0 &&
+            (options.point.empty() || options.point == "attn.out"),
+        "{} holds one attention of no model: leave out --model, --layer and --point",
+        options.trace);
+  Bundle bundle = open_bundle(options.trace);
+  Manifest manifest = bundle.reader->manifest();
+  return {std::move(bundle.checkpoint), {std::move(bundle.reader), std::move(manifest)}, true};
+}
+
+ReplayOptions of_bundle(ReplayOptions options) {
+  options.point = "attn.out";
+  options.layer = 0;
+  return options;
+}
+
 class Replay {
  public:
-  Replay(const ReplayOptions& options, Detail detail)
-      : options_(options),
-        checkpoint_(Checkpoint::open(options.model)),
-        opened_(open_to_judge(options.trace, checkpoint_, options.rope_pairs)),
+  Replay(const ReplayOptions& options, Source source, Detail detail)
+      : options_(source.is_bundle ? of_bundle(options) : options),
+        is_bundle_(source.is_bundle),
+        checkpoint_(std::move(source.checkpoint)),
+        opened_(std::move(source.opened)),
         device_(open_device(options.device)),
         reference_{.dtype = opened_.manifest.dtype, .threads = options.threads},
         oracle_(open_reference().oracle(checkpoint_, reference_)),
@@ -57,9 +91,9 @@ class Replay {
         shared_(*oracle_),
         progress_(detail) {
     opened_.fill_in(oracle_->graph(), options.trace);
-    place_ = place_of(options, opened_.manifest.graph);
+    place_ = place_of(options_, opened_.manifest.graph);
     selection_ = here_of(options_, place_);
-    std::vector<Implementation> all = implementations_of(options, device_, place_);
+    std::vector<Implementation> all = implementations_of(options_, device_, place_);
     add_trials(all);
     runner_ = std::make_unique<OpRunner>(
         checkpoint_, place_, std::move(all),
@@ -72,7 +106,9 @@ class Replay {
   void add_trials(const std::vector<Implementation>& all);
   void add(const Pass& pass, ReplayResult& result);
 
-  const ReplayOptions& options_;
+  ReplayOptions options_;
+  bool is_bundle_;
+  bool stored_ = false;  // there is a result that was kept
   Checkpoint checkpoint_;
   OpenedTrace opened_;
   Device device_;
@@ -95,7 +131,7 @@ void Replay::add_trials(const std::vector<Implementation>& all) {
   const bool of_user = all.size() > 1;
   JudgeOptions of_trace = judging(selection_, options_.threads, false);
   if (!of_user) ask_for(options_.rounding, of_trace);
-  add("the trace", std::move(of_trace));
+  add(is_bundle_ ? "the bundle" : "the trace", std::move(of_trace));
   for (size_t i = 0; i < all.size(); ++i) {
     JudgeOptions own = judging(selection_, options_.threads, true);
     if (i > 0) ask_for(options_.rounding, own);
@@ -105,6 +141,8 @@ void Replay::add_trials(const std::vector<Implementation>& all) {
 
 void Replay::add(const Pass& pass, ReplayResult& result) {
   shared_.forget();
+  for (const RecordedTensor& tensor : pass.tensors)
+    stored_ = stored_ || Place{tensor.point, tensor.layer} == place_;
   trials_[0]->add(pass, nullptr);
   if (!has_wanted_row(pass, selection_)) {
     for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(pass, nullptr);
@@ -145,14 +183,15 @@ ReplayResult Replay::result() {
         options_.trace);
   check(result.passes > 0, "{} cannot be computed again from {}: {}; run again with --keep full",
         text_of(place_), options_.trace, result.lacking);
-  for (const auto& trial : trials_) result.trials.push_back(trial->finish());
+  for (size_t i = is_bundle_ && !stored_ ? 1 : 0; i < trials_.size(); ++i)
+    result.trials.push_back(trials_[i]->finish());
   return result;
 }
 
 }  // namespace
 
 ReplayResult replay(const ReplayOptions& options, Detail detail) {
-  return Replay(options, detail).result();
+  return Replay(options, source_of(options), detail).result();
 }
 
 int exit_status(const ReplayResult& result) {

@@ -31,7 +31,8 @@ MEMORY = 12 << 30  # bytes of address space that it may ask for
 VERDICTS = {0: "clean", 1: "diverged", 2: "doubt"}
 FAILURES = {"CLEAN": "clean though it must not be", "ALARM": "not clean though it must be",
             "CRASH": "crashed, or gave no single sentence",
-            "SAME": "has other numbers or tokens, and is identical by diff", "UNFIT": "the edit did not fit"}
+            "SAME": "has other numbers or tokens, and is identical by diff",
+            "UNFIT": "the edit did not fit"}
 
 
 @dataclass
@@ -124,8 +125,8 @@ def tried(edit: Edit, bases: BaseTraces, folder: Path) -> Outcome:
     try:
         wanted = edit.write(source, target)
     except DoesNotFit as error:
-        return Outcome(edit.name, edit.base, expected, "", "", "", "UNFIT", str(error), edit.why, "",
-                       time.monotonic() - begin)
+        return Outcome(edit.name, edit.base, expected, "", "", "", "UNFIT", str(error), edit.why,
+                       "", time.monotonic() - begin)
     judged = judge(bases.lockstep, target, bases.model(edit.base), target.with_suffix(".json"))
     diffed = compare(bases.lockstep, source, target, target.with_suffix(".json"))
     if target.is_file():
@@ -141,8 +142,9 @@ def tried(edit: Edit, bases: BaseTraces, folder: Path) -> Outcome:
 def row_of(outcome: Outcome) -> str:
     where = outcome.place if outcome.remark != "elsewhere" else \
         f"{outcome.place} instead of {outcome.expected_place}"
+    story = " ".join(outcome.story.split())[:150]
     return (f"{outcome.base:9} {outcome.edit:42} {outcome.expected:8} {outcome.got:8} "
-            f"{outcome.diffed.split(':')[0]:10} {outcome.remark:10} {where:32} {' '.join(outcome.story.split())[:150]}")
+            f"{outcome.diffed.split(':')[0]:10} {outcome.remark:10} {where:32} {story}")
 
 
 def summary_of(outcomes: list[Outcome], seconds: float) -> str:
