@@ -13,17 +13,14 @@ int replay_command(Args args) {
       "Compute one op again, on the inputs that a trace kept for it: in the passes as they were,\n"
       "by Lockstep's own kernel and by yours (--ops), each held to the exact result on the same\n"
       "inputs. Says whose rows have the bits of the trace's, how far the worst element is off in\n"
-      "ulp and in budgets, what a wrong one looks like, and how long each took, all passes\n"
-      "together. Needs the tensors of the op's inputs (--keep full). A bundle is one call of\n"
-      "paged attention as FlashAttention takes it, by any engine, and needs no model. Exit\n"
-      "status: 0 all are right, 1 one is wrong, 2 trouble or inconclusive.",
+      "ulp and in budgets, what a wrong one looks like, and how long each took. Needs the\n"
+      "tensors of the op's inputs (--keep full). A bundle is one call of paged attention as\n"
+      "FlashAttention takes it (q, k, v, cu_seqlens, block_tables, slot_mapping, out), without\n"
+      "a model. Exit status: 0 all are right, 1 one is wrong, 2 trouble or inconclusive.",
       "lockstep replay"};
   ReplayOptions options;
   ReportOptions report;
-  app.add_option(
-         "TRACE", options.trace,
-         "a trace (X.trace, X.h5), or a bundle: a folder of .npy, an .npz or a .safetensors "
-         "with q, k, v, cu_seqlens, block_tables, slot_mapping, out")
+  app.add_option("TRACE", options.trace, "a trace, or a bundle: a folder, .npz or .safetensors")
       ->type_name("TRACE")
       ->required();
   add_model_folder(app, options.model, /*required=*/false);
@@ -35,7 +32,6 @@ int replay_command(Args args) {
   add_rope_pairs_option(app, options.rope_pairs);
   add_report_options(app, report);
   if (!parse(app, args,
-             "  lockstep replay x.trace --model Qwen3-0.6B --point attn.out --layer 3\n"
              "  lockstep replay x.trace --model Qwen3-0.6B --point logits --ops ./mine.so\n"
              "  lockstep replay call.npz --ops ./mine.so\n"))
     return 0;
