@@ -1,8 +1,3 @@
-// The room of commands: one file each, which reads its arguments, asks rooms of src to do the work,
-// and prints. main.cc has the table of commands, the only catch and the only exit:
-//
-//     argv -> main.cc -> X_command(args) -> src/session, src/selftest, ... -> document -> output
-//                           exit status: 0 alike or clean, 1 different, 2 trouble or inconclusive
 #pragma once
 
 #include <span>

@@ -168,8 +168,7 @@ void Comparison::compare_manifests() {
 Comparison::Pairing Comparison::pairing(const Row& row, int pass) const {
   const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
   const auto now = std::ranges::find(mine, pass, &Computed::pass);
-  const size_t at = now - mine.begin();
-  const size_t first = std::min(at, theirs.size() - 1);
+  const size_t at = now - mine.begin(), first = std::min(at, theirs.size() - 1);
   return {at, first, at + 1 == mine.size() ? theirs.size() - 1 : first};
 }
 
