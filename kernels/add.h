@@ -9,6 +9,9 @@ namespace lockstep {
 // `b`. One rounding of an exact sum: class exact. Batch-invariant.
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(add) add_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 void check_add(TensorView out, TensorView a, TensorView b, DeviceKind device);
 

@@ -12,6 +12,9 @@ namespace lockstep {
 // Batch-invariant.
 void argmax(const OpContext& context, TensorView out, TensorView logits);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(argmax) argmax_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 void check_argmax(TensorView out, TensorView logits, DeviceKind device);
 

@@ -14,11 +14,11 @@ namespace {
 
 // The rows of `out` that each expert makes.
 std::vector<std::vector<int64_t>> rows_by_expert(const TensorView& index, int64_t experts) {
-  std::vector<std::vector<int64_t>> rows(static_cast<size_t>(experts));
+  std::vector<std::vector<int64_t>> rows(experts);
   for (int64_t i = 0; i < index.count(); ++i) {
     const int32_t expert = index.as<const int32_t>()[i];
     if (expert < 0 || expert >= experts) refuse({BadIndex::Of::used_expert, experts, expert, i});
-    rows[static_cast<size_t>(expert)].push_back(i);
+    rows[expert].push_back(i);
   }
   return rows;
 }
@@ -61,12 +61,11 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
     const Tensor from({count, in}, x.dtype), to({count, n}, x.dtype);
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(from.as<char>() + i * in * item,
-                  x.as<const char>() + rows[static_cast<size_t>(i)] / shared * in * item,
-                  static_cast<size_t>(in * item));
+                  x.as<const char>() + rows[i] / shared * in * item, in * item);
     matmul(context, to, from, weights[e], {});
     for (int64_t i = 0; i < count; ++i)
-      std::memcpy(out.as<char>() + rows[static_cast<size_t>(i)] * n * item,
-                  to.as<const char>() + i * n * item, static_cast<size_t>(n * item));
+      std::memcpy(out.as<char>() + rows[i] * n * item, to.as<const char>() + i * n * item,
+                  n * item);
   }
 }
 

@@ -43,7 +43,7 @@ __global__ void sort_by_expert(Sorted to, const int32_t* index, int64_t rows, in
   __syncthreads();
   // In no certain order within an expert: no row's result depends on the others.
   for (int64_t row = threadIdx.x; row < rows; row += blockDim.x)
-    to.order[atomicAdd(&next[expert_of(row)], 1)] = static_cast<int32_t>(row);
+    to.order[atomicAdd(&next[expert_of(row)], 1)] = row;
 }
 
 template <typename T>
@@ -61,8 +61,8 @@ struct ExpertArguments {
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kWarps* kWarp)
     multiply(const __grid_constant__ ExpertArguments<T> a) {
-  const int lane = threadIdx.x % kWarp, expert = static_cast<int>(blockIdx.y);
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp, expert = blockIdx.y;
+  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (row >= a.n) return;
   const int end = a.sorted.start[expert + 1];
   for (int first = a.sorted.start[expert]; first < end; first += kRows) {
@@ -86,9 +86,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 template <typename T>
 __global__ void weigh(T* out, const T* x, const T* weights, int64_t elements, int64_t k,
                       int64_t width) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements;
-       i += stride) {
+  const int64_t stride = item_stride();
+  for (int64_t i = first_item(); i < elements; i += stride) {
     const int64_t token = i / width;
     float sum = 0;
     for (int64_t c = token * k; c < (token + 1) * k; ++c)
@@ -102,7 +101,7 @@ __global__ void weigh(T* out, const T* x, const T* weights, int64_t elements, in
 void expert_matmul_cuda(const OpContext& context, TensorView out, TensorView x, TensorView index,
                         const std::vector<TensorView>& weights) {
   check_expert_matmul(out, x, index, weights, DeviceKind::cuda);
-  const auto experts = static_cast<int>(weights.size());
+  const int experts = weights.size();
   check(experts <= kMostExperts,
         "expert_matmul on the CUDA device wants at most {} experts, found {}: use --device cpu",
         kMostExperts, experts);
@@ -123,11 +122,10 @@ void expert_matmul_cuda(const OpContext& context, TensorView out, TensorView x, 
         experts};
     bool wide = aligned_16(k * size_of(x.dtype), x.data);
     for (int e = 0; e < experts; ++e) {
-      a.weights[e] = weights[static_cast<size_t>(e)].as<const T>();
+      a.weights[e] = weights[e].as<const T>();
       wide = wide && aligned_16(0, a.weights[e]);
     }
-    const dim3 blocks(static_cast<unsigned>((n + kWarps - 1) / kWarps),
-                      static_cast<unsigned>(experts + 1));
+    const dim3 blocks((n + kWarps - 1) / kWarps, experts + 1);
     const auto kernel = wide ? multiply<T, Vector<T>::kSize> : multiply<T, 1>;
     kernel<<<blocks, kWarps * kWarp, 0, context.stream>>>(a);
   });

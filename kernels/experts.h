@@ -26,6 +26,10 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
 // Batch-invariant.
 void weighted_sum(const OpContext& context, TensorView out, TensorView x, TensorView weights);
 
+// Their CUDA twins (cuda/cuda_ops.h).
+decltype(expert_matmul) expert_matmul_cuda;
+decltype(weighted_sum) weighted_sum_cuda;
+
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 void check_expert_matmul(TensorView out, TensorView x, TensorView index,
                          const std::vector<TensorView>& weights, DeviceKind device);

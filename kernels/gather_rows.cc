@@ -26,12 +26,11 @@ void gather_rows(const OpContext& context, TensorView out, TensorView index, Ten
     if (which[i] < 0 || which[i] >= entries)
       refuse({BadIndex::Of::table_row, entries, which[i], i});
   const int64_t bytes = width * size_of(table.dtype);
-  parallel_for(context.threads, rows, (int64_t{1} << 16) / (bytes + 1) + 1,
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i)
-                   std::memcpy(out.as<char>() + i * bytes, table.as<char>() + which[i] * bytes,
-                               static_cast<size_t>(bytes));
-               });
+  parallel_for(
+      context.threads, rows, (int64_t{1} << 16) / (bytes + 1) + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          std::memcpy(out.as<char>() + i * bytes, table.as<char>() + which[i] * bytes, bytes);
+      });
 }
 
 }  // namespace lockstep

@@ -26,9 +26,9 @@ void gather_rows_cuda(const OpContext& context, TensorView out, TensorView index
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        launch_pdl("gather_rows", context.stream, static_cast<unsigned>(index.rows()), kCopyThreads,
-                   gather<Unit>, out.as<Unit>(), index.as<const int32_t>(), table.as<const Unit>(),
-                   table.rows(), bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+        launch_pdl("gather_rows", context.stream, index.rows(), kCopyThreads, gather<Unit>,
+                   out.as<Unit>(), index.as<const int32_t>(), table.as<const Unit>(), table.rows(),
+                   bytes / int64_t{sizeof(Unit)}, bad_index_report());
       },
       out.data, table.data);
 }

@@ -13,6 +13,9 @@ namespace lockstep {
 // Batch-invariant. Throws Error when an index is outside the table.
 void gather_rows(const OpContext& context, TensorView out, TensorView index, TensorView table);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(gather_rows) gather_rows_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 void check_gather_rows(TensorView out, TensorView index, TensorView table, DeviceKind device);
 

@@ -53,7 +53,7 @@ void kv_write(const OpContext&, KvCache cache, TensorView k, TensorView v, Tenso
   // On one thread: it is little work, and a slot named twice then holds the later row.
   for (int64_t t = 0; t < tokens; ++t) {
     if (slot[t] < 0) continue;
-    const auto n = static_cast<size_t>(bytes);
+    const size_t n = bytes;
     std::memcpy(cache.k.as<char>() + slot[t] * bytes, k.as<char>() + t * bytes, n);
     std::memcpy(cache.v.as<char>() + slot[t] * bytes, v.as<char>() + t * bytes, n);
   }
@@ -72,8 +72,8 @@ void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorVi
                  for (int64_t p = begin; p < end; ++p) {
                    const int64_t from = (page[p / size] * size + p % size) * bytes;
                    char* to = out.as<char>() + 2 * p * bytes;
-                   std::memcpy(to, cache.k.as<char>() + from, static_cast<size_t>(bytes));
-                   std::memcpy(to + bytes, cache.v.as<char>() + from, static_cast<size_t>(bytes));
+                   std::memcpy(to, cache.k.as<char>() + from, bytes);
+                   std::memcpy(to + bytes, cache.v.as<char>() + from, bytes);
                  }
                });
 }

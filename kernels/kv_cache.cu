@@ -40,10 +40,10 @@ void kv_write_cuda(const OpContext& context, KvCache cache, TensorView k, Tensor
   dispatch_copy(
       bytes,
       [&]<typename Unit>(Unit*) {
-        launch_pdl("kv_write", context.stream, static_cast<unsigned>(slots.rows()), kCopyThreads,
-                   write<Unit>, cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(),
-                   v.as<const Unit>(), slots.as<const int64_t>(), cache.pages() * cache.page_size(),
-                   bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+        launch_pdl("kv_write", context.stream, slots.rows(), kCopyThreads, write<Unit>,
+                   cache.k.as<Unit>(), cache.v.as<Unit>(), k.as<const Unit>(), v.as<const Unit>(),
+                   slots.as<const int64_t>(), cache.pages() * cache.page_size(),
+                   bytes / int64_t{sizeof(Unit)}, bad_index_report());
       },
       cache.k.data, cache.v.data, k.data, v.data);
 }
@@ -59,7 +59,7 @@ void kv_gather_cuda(const OpContext& context, TensorView out, KvCache cache,
         gather<Unit><<<static_cast<unsigned>(out.rows()), kCopyThreads, 0, context.stream>>>(
             out.as<Unit>(), cache.k.as<const Unit>(), cache.v.as<const Unit>(),
             page_table.as<const int32_t>(), cache.pages(), cache.page_size(),
-            bytes / static_cast<int64_t>(sizeof(Unit)), bad_index_report());
+            bytes / int64_t{sizeof(Unit)}, bad_index_report());
       },
       cache.k.data, cache.v.data, out.data);
   cuda_check(cudaGetLastError(), "the launch of kv_gather");

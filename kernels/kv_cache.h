@@ -31,6 +31,10 @@ void kv_write(const OpContext& context, KvCache cache, TensorView k, TensorView 
 // Throws Error when the table is too short or names a page outside the pool.
 void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table);
 
+// Their CUDA twins (cuda/cuda_ops.h).
+decltype(kv_write) kv_write_cuda;
+decltype(kv_gather) kv_gather_cuda;
+
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 // The values of `slots` and `page_table` are not looked at.
 void check_kv_write(KvCache cache, TensorView k, TensorView v, TensorView slots, DeviceKind device);

@@ -18,6 +18,9 @@ namespace lockstep {
 void matmul(const OpContext& context, TensorView out, TensorView x, WeightView weight,
             TensorView bias);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(matmul) matmul_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 void check_matmul(TensorView out, TensorView x, const WeightView& weight, TensorView bias,
                   DeviceKind device);

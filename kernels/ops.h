@@ -10,8 +10,8 @@
 //
 // To add an op: write its contract in kernels/<op>.h, its checks and CPU code in kernels/<op>.cc,
 // its CUDA twin in kernels/<op>.cu, and name it in kernels/CMakeLists.txt, here (an entry of `Ops`
-// and a row of kOps), in cuda_ops.h and cuda_ops.cu, and in lockstep_ops.h (a user's kernel in its
-// place).
+// and a row of kOps) and in cuda/cuda_ops.cu; and, if a user's kernel may stand in its place, in
+// lockstep_ops.h.
 // An op that joins several goes into fused.h, its pieces in fused.cc. tests/kernels/<op>_test.cc is
 // its test, cuda_<op>_test.cc that of its twin. What it makes is shown at a point: probes/points.h.
 #pragma once

@@ -1,3 +1,16 @@
+// paged_attention on the CPU: online softmax (Milakov and Gimelshein 2018) over blocks of 32 key
+// positions, in fp32.
+//
+//     a task: up to 16 consecutive queries of a request, with all heads of one K/V head
+//       for each block of keys       K and V of the block, widened to fp32 once for the task
+//         scores                     q k, 16 sums in flight, times the scale
+//         exp_scores                 p = exp(score - row_max); what was summed so far is rescaled
+//         accumulate_pv              o += p v
+//       out = o * (1 / row_sum)      rounded once, at the store
+//
+// Blocks begin at multiples of 32 positions of the request, whatever the page size, the pass or the
+// other queries: so a row's bits depend on its own inputs alone. Tasks times K/V heads are what
+// threads share.
 #include "kernels/paged_attention.h"
 
 #include <algorithm>
@@ -21,7 +34,6 @@ namespace {
 constexpr int64_t kBlock = 32;
 constexpr int64_t kQueries = 16;  // of one request, which read K and V together
 constexpr int64_t kFewRows = 4;   // up to here K and V are read where they lie, not widened first
-constexpr int64_t kWidest = 16;   // lanes of the widest instance
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Up to kQueries consecutive queries of a request.
@@ -47,7 +59,9 @@ struct Problem {
   int64_t head_dim() const { return q.shape[2]; }
   int64_t kv_heads() const { return cache.k.shape[2]; }
   int64_t group() const { return heads() / kv_heads(); }
-  int64_t stride() const { return (head_dim() + kWidest - 1) / kWidest * kWidest; }
+  int64_t stride() const {
+    return (head_dim() + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
+  }
   Keys seen_from(int64_t position) const {
     const int64_t begin = window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
     return {begin, std::max(position + 1, begin)};
@@ -61,15 +75,13 @@ struct Scratch {
         o(rows(p)),
         k(block(p)),
         v(block(p)),
-        p(static_cast<size_t>(kQueries * p.group() * kBlock)),
-        row_max(static_cast<size_t>(kQueries * p.group())),
+        p(kQueries * p.group() * kBlock),
+        row_max(kQueries * p.group()),
         row_sum(row_max.size()) {
     next.fill(0);
   }
-  static size_t rows(const Problem& p) {
-    return static_cast<size_t>(kQueries * p.group() * p.stride());
-  }
-  static size_t block(const Problem& p) { return static_cast<size_t>(kBlock * p.stride()); }
+  static size_t rows(const Problem& p) { return kQueries * p.group() * p.stride(); }
+  static size_t block(const Problem& p) { return kBlock * p.stride(); }
 
   std::vector<float> q, o;              // [query, head of the group, stride]
   std::vector<float> k, v;              // [kBlock, stride]
@@ -112,10 +124,10 @@ struct KvBlocks {
     for (int64_t j = keys.begin; j < end; ++j) {
       const int64_t from = place_of(j), at = j - block;
       const int64_t next = j + kBlock < keys.end ? place_of(j + kBlock) : from;
-      scratch.next[static_cast<size_t>(at)] = next;
+      scratch.next[at] = next;
       if constexpr (std::is_same_v<E, float>) {
-        float* to_k = &scratch.k[static_cast<size_t>(at * stride)];
-        float* to_v = &scratch.v[static_cast<size_t>(at * stride)];
+        float* to_k = &scratch.k[at * stride];
+        float* to_v = &scratch.v[at * stride];
         widen<N>(to_k, cache_k + from, d, stride);
         widen<N>(to_v, cache_v + from, d, stride);
         k[at] = to_k;
@@ -135,7 +147,7 @@ struct KvBlocks {
   // and pages anywhere, so that the CPU cannot see them coming.
   [[gnu::always_inline]] void prefetch(const TensorView& cache, int64_t at) const {
     constexpr int64_t kLine = 64 / sizeof(T);
-    const T* row = cache.as<const T>() + scratch.next[static_cast<size_t>(at)];
+    const T* row = cache.as<const T>() + scratch.next[at];
     for (int64_t i = 0; i < problem.head_dim(); i += kLine) __builtin_prefetch(row + i);
   }
 };
@@ -191,7 +203,7 @@ struct AttentionKernel {
     std::fill(scratch.row_sum.begin(), scratch.row_sum.end(), 0.0f);
     const T* q = problem.q.as<const T>();
     for (int64_t row = 0; row < task.queries * group; ++row)
-      KvBlocks<T>::template widen<N>(&scratch.q[static_cast<size_t>(row * stride)],
+      KvBlocks<T>::template widen<N>(&scratch.q[row * stride],
                                      q + element(row / group, row % group), d, stride);
   }
 
@@ -227,11 +239,11 @@ struct AttentionKernel {
   template <int N, int Rows, typename E>
   [[gnu::always_inline]] void score(int64_t row, int64_t from, int64_t to, const E* const* k,
                                     int64_t stride) const {
-    constexpr int kKeys = kWidest / Rows;
-    const float* q = &scratch.q[static_cast<size_t>(row * stride)];
-    float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    constexpr int kKeys = simd::kWidest / Rows;
+    const float* q = &scratch.q[row * stride];
+    float* p = &scratch.p[row * kBlock];
     for (int64_t j = from / kKeys * kKeys; j < to; j += kKeys) {
-      simd::F<N> sums[kWidest];
+      simd::F<N> sums[simd::kWidest];
       for (simd::F<N>& sum : sums) sum = simd::F<N>{};
       for (int64_t i = 0; i < stride; i += N) {
         simd::F<N> keys[kKeys];
@@ -244,8 +256,8 @@ struct AttentionKernel {
       // Between the sums, because a burst of requests fills the queue to memory and waits.
       if constexpr (!std::is_same_v<E, float>)
         for (int c = 0; c < kKeys; ++c) blocks.prefetch(problem.cache.k, j + c);
-      float scores[kWidest];
-      for (int i = 0; i < kWidest; i += N)
+      float scores[simd::kWidest];
+      for (int i = 0; i < simd::kWidest; i += N)
         simd::store<N>(scores + i, simd::sum_each<N>(sums + i) * problem.scale);
       for (int r = 0; r < Rows; ++r)
         std::memcpy(p + r * kBlock + j, scores + r * kKeys, sizeof(float) * kKeys);
@@ -257,7 +269,7 @@ struct AttentionKernel {
   template <int N>
   [[gnu::always_inline]] void exp_scores(int64_t row, int64_t from, int64_t to,
                                          int64_t stride) const {
-    float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    float* p = &scratch.p[row * kBlock];
     std::fill(p, p + from, kNothing);
     std::fill(p + to, p + kBlock, kNothing);
     simd::F<N> widest = simd::load<N>(p);
@@ -265,7 +277,7 @@ struct AttentionKernel {
       const simd::F<N> s = simd::load<N>(p + j);
       widest = s <= widest ? widest : s;  // keeps a NaN of s ..
     }
-    float& row_max = scratch.row_max[static_cast<size_t>(row)];
+    float& row_max = scratch.row_max[row];
     const float before = row_max;
     for (int i = 0; i < N; ++i)
       if (!(widest[i] <= row_max) && !std::isnan(row_max))
@@ -278,14 +290,14 @@ struct AttentionKernel {
       sum += e;
       simd::store<N>(p + j, e);
     }
-    float& row_sum = scratch.row_sum[static_cast<size_t>(row)];
+    float& row_sum = scratch.row_sum[row];
     if (before == row_max) {
       row_sum += simd::sum<N>(sum);
       return;
     }
     const float shrink = simd::exp<4>(simd::all<4>(before - base))[0];
     row_sum = row_sum * shrink + simd::sum<N>(sum);
-    float* o = &scratch.o[static_cast<size_t>(row * stride)];
+    float* o = &scratch.o[row * stride];
     for (int64_t i = 0; i < stride; i += N) simd::store<N>(o + i, simd::load<N>(o + i) * shrink);
   }
 
@@ -303,8 +315,8 @@ struct AttentionKernel {
   template <int N, int Rows, int Wide, typename E>
   [[gnu::always_inline]] void accumulate_pv(int64_t row, int64_t from, int64_t to,
                                             const E* const* v, int64_t i, int64_t stride) const {
-    float* o = &scratch.o[static_cast<size_t>(row * stride + i)];
-    const float* p = &scratch.p[static_cast<size_t>(row * kBlock)];
+    float* o = &scratch.o[row * stride + i];
+    const float* p = &scratch.p[row * kBlock];
     simd::F<N> sums[Rows][Wide];
     for (int r = 0; r < Rows; ++r)
       for (int w = 0; w < Wide; ++w) sums[r][w] = simd::load<N>(o + r * stride + w * N);
@@ -326,12 +338,12 @@ struct AttentionKernel {
     T* out = problem.out.as<T>();
     for (int64_t row = 0; row < task.queries * group; ++row) {
       const Keys seen = problem.seen_from(task.position + row / group);
-      const float row_sum = scratch.row_sum[static_cast<size_t>(row)];
+      const float row_sum = scratch.row_sum[row];
       // Scores that are all -Inf have no softmax; a query that sees no key has an empty sum.
       const float inv_row_sum = seen.begin == seen.end ? 0.0f
                                 : row_sum == 0         ? std::numeric_limits<float>::quiet_NaN()
                                                        : 1.0f / row_sum;
-      const float* o = &scratch.o[static_cast<size_t>(row * stride)];
+      const float* o = &scratch.o[row * stride];
       T* to = out + element(row / group, row % group);
       for (int64_t i = 0; i < d; i += N)
         simd::store<N>(to + i, simd::load<N>(o + i) * inv_row_sum, d - i);
@@ -413,13 +425,11 @@ void paged_attention(const OpContext& context, TensorView out, TensorView q, KvC
   const std::vector<Task> tasks = tasks_of(problem, batch);
   const int64_t kv_heads = problem.kv_heads();
   dispatch("paged_attention", q.dtype, [&]<typename T>(T*) {
-    parallel_for(context.threads, static_cast<int64_t>(tasks.size()) * kv_heads, 1,
-                 [&](int64_t begin, int64_t end) {
-                   Scratch scratch(problem);
-                   for (int64_t i = begin; i < end; ++i)
-                     on_best_isa(AttentionKernel<T>{
-                         problem, tasks[static_cast<size_t>(i / kv_heads)], scratch, i % kv_heads});
-                 });
+    parallel_for(context.threads, tasks.size() * kv_heads, 1, [&](int64_t begin, int64_t end) {
+      Scratch scratch(problem);
+      for (int64_t i = begin; i < end; ++i)
+        on_best_isa(AttentionKernel<T>{problem, tasks[i / kv_heads], scratch, i % kv_heads});
+    });
   });
 }
 

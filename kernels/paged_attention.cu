@@ -15,8 +15,8 @@ template <typename T>
 __global__ void combine_splits(AttentionArguments<T> a) {
   pdl_launch_dependents();
   const int64_t token = blockIdx.x / a.heads;
-  const int head = static_cast<int>(blockIdx.x % a.heads);
-  int q_tile = static_cast<int>(token);
+  const int head = blockIdx.x % a.heads;
+  int q_tile = token;
   const Queries queries = locate_q_tile(a, 1, 1, q_tile);
   pdl_wait();
   if (queries.request < 0) return;
@@ -30,7 +30,7 @@ __global__ void combine_splits(AttentionArguments<T> a) {
     sum = merge_splits<kWarp>(softmax, sum, first, min(end - first, kWarp), a.kv_splits, a.head_dim,
                               element, [&](int split) { return a.partial(token, head, split); });
   if (threadIdx.x < a.head_dim)
-    a.out[static_cast<int64_t>(blockIdx.x) * a.head_dim + element] =
+    a.out[int64_t{blockIdx.x} * a.head_dim + element] =
         narrow<T>(scaled(sum, inv_row_sum(softmax, position)));
 }
 
@@ -82,8 +82,7 @@ void attend(const OpContext& context, AttentionArguments<T> a, Device device) {
   if (!done) attend_by_rows(context, a);
   if (!apart) return;
   const int threads = (a.head_dim + kWarp - 1) / kWarp * kWarp;
-  launch_pdl("paged_attention", context.stream, static_cast<unsigned>(a.tokens * a.heads),
-             static_cast<unsigned>(threads), combine_splits<T>, a);
+  launch_pdl("paged_attention", context.stream, a.tokens * a.heads, threads, combine_splits<T>, a);
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ struct AttentionBatch {
 void paged_attention(const OpContext& context, TensorView out, TensorView q, KvCache cache,
                      AttentionBatch batch, float scale, int64_t window);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(paged_attention) paged_attention_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 // The values in `batch` are not looked at.
 void check_paged_attention(TensorView out, TensorView q, KvCache cache, AttentionBatch batch,

@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kNormThreads) normalise_rows(NormArguments<T> 
   struct alignas(sizeof(T) * kVector) Some {
     T e[kVector];
   };
-  const T* row = a.x + static_cast<int64_t>(blockIdx.x) * a.width;
-  T* out = a.out + static_cast<int64_t>(blockIdx.x) * a.width;
+  const T* row = a.x + int64_t{blockIdx.x} * a.width;
+  T* out = a.out + int64_t{blockIdx.x} * a.width;
   normalise_wide<T, kVector>(out, row, a.weight, a.width, a.eps, [&](int64_t i, T* to) {
     *reinterpret_cast<Some*>(to) = *reinterpret_cast<const Some*>(row + i);
   });
@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(kNormThreads) normalise_rows(NormArguments<T> 
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) normalise_narrow_rows(NormArguments<T> a) {
   pdl_launch_dependents();
-  const auto width = static_cast<int>(a.width);
+  const int width = a.width;
   NarrowRow<T> weight, row;
   weight.read(a.weight, width);
   pdl_wait();
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (at >= a.rows) return;
   row.read(a.x + at * a.width, width);
   row.normalise(weight, width, a.eps);
@@ -48,13 +48,13 @@ template <typename T>
 void launch(const OpContext& context, const NormArguments<T>& a) {
   if (a.rows == 0) return;
   if (a.width <= kNarrowRow) {
-    launch_pdl("rms_norm", context.stream, static_cast<unsigned>((a.rows + kWarps - 1) / kWarps),
-               kWarps * kWarp, normalise_narrow_rows<T>, a);
+    launch_pdl("rms_norm", context.stream, (a.rows + kWarps - 1) / kWarps, kWarps * kWarp,
+               normalise_narrow_rows<T>, a);
     return;
   }
   constexpr int kVector = Vector<T>::kSize;
-  const bool wide = aligned_16(a.width * static_cast<int64_t>(sizeof(T)), a.out, a.x, a.weight);
-  launch_pdl("rms_norm", context.stream, static_cast<unsigned>(a.rows), kNormThreads,
+  const bool wide = aligned_16(a.width * int64_t{sizeof(T)}, a.out, a.x, a.weight);
+  launch_pdl("rms_norm", context.stream, a.rows, kNormThreads,
              wide ? normalise_rows<T, kVector> : normalise_rows<T, 1>, a);
 }
 

@@ -14,6 +14,9 @@ namespace lockstep {
 // Hugging Face's Qwen3RMSNorm.
 void rms_norm(const OpContext& context, TensorView out, TensorView x, TensorView weight, float eps);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(rms_norm) rms_norm_cuda;
+
 // Throws Error unless the arguments fit the contract above. Both twins call it.
 void check_rms_norm(TensorView out, TensorView x, TensorView weight);
 

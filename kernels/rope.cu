@@ -19,9 +19,8 @@ struct RopeArguments {
 template <typename T>
 __global__ void rotate(RopeArguments<T> a) {
   pdl_launch_dependents_and_wait();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, half = a.tables.half;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.pairs;
-       i += stride) {
+  const int64_t stride = int64_t{gridDim.x} * kThreads, half = a.tables.half;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.pairs; i += stride) {
     const int64_t j = i % half, head = i / half;
     const Rotation rotation(a.tables, head / a.heads, j);
     const int64_t at = head * 2 * half + j;

@@ -16,6 +16,9 @@ namespace lockstep {
 void rope(const OpContext& context, TensorView out, TensorView x, TensorView cos, TensorView sin,
           TensorView positions);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(rope) rope_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 // The values of `positions` are not looked at.
 void check_rope(TensorView out, TensorView x, TensorView cos, TensorView sin, TensorView positions,

@@ -30,7 +30,7 @@ void check_routing(std::string_view op, const TensorView& logits, const TensorVi
 
 // Whether logit a goes before logit b.
 bool before(const std::vector<float>& logits, int32_t a, int32_t b) {
-  const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+  const float x = logits[a], y = logits[b];
   if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
   return x == y || std::isnan(x) ? a < b : x > y;
 }
@@ -63,7 +63,7 @@ void top_k(const OpContext& context, TensorView out, TensorView logits) {
   const int64_t tokens = logits.rows(), experts = logits.shape[1], k = out.shape[1];
   dispatch("top_k", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> row(static_cast<size_t>(experts));
+      std::vector<float> row(experts);
       std::vector<int32_t> order(row.size());
       for (int64_t t = begin; t < end; ++t) {
         widen_row(logits.as<const T>() + t * experts, row);
@@ -86,17 +86,17 @@ void routing_weights(const OpContext& context, TensorView out, TensorView logits
       refuse({BadIndex::Of::routed_expert, experts, which[i], i});
   dispatch("routing_weights", logits.dtype, [&]<typename T>(T*) {
     parallel_for(context.threads, tokens, kGrain / experts + 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> row(static_cast<size_t>(experts));
+      std::vector<float> row(experts);
       for (int64_t t = begin; t < end; ++t) {
         widen_row(logits.as<const T>() + t * experts, row);
         exponentials(row);
         float sum = 0;
         if (normalised)
-          for (int64_t c = 0; c < k; ++c) sum += row[static_cast<size_t>(which[t * k + c])];
+          for (int64_t c = 0; c < k; ++c) sum += row[which[t * k + c]];
         else
           for (const float x : row) sum += x;
         for (int64_t c = 0; c < k; ++c)
-          out.as<T>()[t * k + c] = from_float<T>(row[static_cast<size_t>(which[t * k + c])] / sum);
+          out.as<T>()[t * k + c] = from_float<T>(row[which[t * k + c]] / sum);
       }
     });
   });

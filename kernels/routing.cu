@@ -17,7 +17,7 @@ __global__ void take_largest(int32_t* out, const T* logits, int64_t experts, int
       if (before(last, place) && before(place, best)) best = place;
     }
     last = warp_first(best);
-    if (threadIdx.x == 0) out[row * k + c] = static_cast<int32_t>(last.index);
+    if (threadIdx.x == 0) out[row * k + c] = last.index;
   }
 }
 

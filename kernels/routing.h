@@ -23,6 +23,10 @@ void top_k(const OpContext& context, TensorView out, TensorView logits);
 void routing_weights(const OpContext& context, TensorView out, TensorView logits, TensorView index,
                      bool normalised);
 
+// Their CUDA twins (cuda/cuda_ops.h).
+decltype(top_k) top_k_cuda;
+decltype(routing_weights) routing_weights_cuda;
+
 // Throws Error unless the arguments fit the contracts above, on that device. Both twins call them.
 void check_top_k(TensorView out, TensorView logits, DeviceKind device);
 void check_routing_weights(TensorView out, TensorView logits, TensorView index, DeviceKind device);

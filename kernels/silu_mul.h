@@ -9,6 +9,9 @@ namespace lockstep {
 // bf16). Works in fp32, rounds once, at the store. Batch-invariant. Source: Shazeer 2020 (SwiGLU).
 void silu_mul(const OpContext& context, TensorView out, TensorView gate, TensorView up);
 
+// Its CUDA twin (cuda/cuda_ops.h).
+decltype(silu_mul) silu_mul_cuda;
+
 // Throws Error unless the arguments fit the contract above, on that device. Both twins call it.
 void check_silu_mul(TensorView out, TensorView gate, TensorView up, DeviceKind device);
 

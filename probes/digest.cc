@@ -1,3 +1,7 @@
+// A digest is made in one pass over the elements. Mean and m2 are made block by block and merged by
+// Chan's formula, so that they do not cancel; the hash is XXH3 of the bytes. contradiction() holds
+// the parts of a digest to each other, and to the numbers where they are there: counts and extremes
+// exactly, sums to within what fp64 may lose.
 #include "probes/digest.h"
 
 #include <xxhash.h>
@@ -19,8 +23,8 @@ constexpr size_t kBlock = 1024;  // elements: the widened block stays in the fir
 // Exponent of |x| as an fp32 stores it: zeros and what is below its normal numbers in bin 0, NaN
 // and Inf in bin 255.
 size_t exponent_bin(double x) {
-  const auto biased = static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff);
-  return static_cast<size_t>(std::clamp(biased - 1023 + 127, 0, 255));
+  const int biased = (std::bit_cast<uint64_t>(x) >> 52) & 0x7ff;
+  return std::clamp(biased - 1023 + 127, 0, 255);
 }
 
 // Counts what is not finite and moves the finite elements to the front, in order.
@@ -96,13 +100,12 @@ Digest digest_of(const TensorView& tensor) {
   check(tensor.device == Device::cpu && (!tensor.empty() || tensor.count() == 0),
         "a digest is made of a tensor in host memory: copy this one ({}) there first",
         tensor.shape.text());
-  Digest digest{.hash = hash_of(tensor.data, static_cast<size_t>(tensor.bytes())),
-                .count = tensor.count()};
+  Digest digest{.hash = hash_of(tensor.data, tensor.bytes()), .count = tensor.count()};
   const double tiny =
       is_float(tensor.dtype) ? std::ldexp(1.0, format_of(tensor.dtype).min_exponent) : 0;
   std::array<double, kBlock> room;
   int64_t finite = 0;
-  for (int64_t begin = 0; begin < digest.count; begin += static_cast<int64_t>(kBlock)) {
+  for (int64_t begin = 0; begin < digest.count; begin += kBlock) {
     const auto size = std::min(kBlock, static_cast<size_t>(digest.count - begin));
     std::span<double> block(room.data(), size);
     widen(tensor, begin, block);
@@ -111,13 +114,13 @@ Digest digest_of(const TensorView& tensor) {
       const bool larger = magnitude > digest.absmax || digest.absmax_index < 0;
       if (!larger || !std::isfinite(magnitude)) continue;
       digest.absmax = magnitude;
-      digest.absmax_index = begin + static_cast<int64_t>(i);
+      digest.absmax_index = begin + i;
     }
     block = block.first(sift(block, digest));
     if (block.empty()) continue;
     merge_extremes(block, finite == 0, tiny, digest);
     merge_moments(block, static_cast<double>(finite), digest);
-    finite += static_cast<int64_t>(block.size());
+    finite += block.size();
   }
   return digest;
 }
@@ -183,8 +186,8 @@ std::vector<uint64_t> row_hashes_of(const TensorView& tensor) {
   check(tensor.shape.rank() > 0 && tensor.device == Device::cpu,
         "rows were wanted of a tensor in host memory, found shape {}: copy it there first",
         tensor.shape.text());
-  const auto size = static_cast<size_t>(tensor.row_size() * size_of(tensor.dtype));
-  std::vector<uint64_t> hashes(static_cast<size_t>(tensor.rows()));
+  const size_t size = tensor.row_size() * size_of(tensor.dtype);
+  std::vector<uint64_t> hashes(tensor.rows());
   for (size_t i = 0; i < hashes.size(); ++i)
     hashes[i] = hash_of(tensor.as<const char>() + i * size, size);
   return hashes;

@@ -1,3 +1,8 @@
+// Three parties share a slot of the ring: the engine queues a pass and pushes its layout; copies to
+// the host run on a stream of their own that waits for the pass, so that the next pass is computed
+// meanwhile; the ring's thread waits for them, makes a Pass and hands it to the taker. A slot is
+// free again when the taker returns. The engine waits only where all slots, or the bytes that may
+// be on their way, are taken.
 #include "probes/digest_ring.h"
 
 #include <algorithm>
@@ -37,7 +42,7 @@ std::vector<Row> rows_of(const DigestLayout::Tap& tap, const PassInfo& info) {
     for (const PassRow& row : info.rows) rows.push_back(row.row);
     return rows;
   }
-  for (int32_t index : info.logit_rows) rows.push_back(info.rows[static_cast<size_t>(index)].row);
+  for (int32_t index : info.logit_rows) rows.push_back(info.rows[index].row);
   return rows;
 }
 
@@ -65,8 +70,7 @@ struct DigestRing::Slot {
   int64_t digest_bytes() const {
     int64_t positions = 0;
     for (int64_t length : lengths) positions += length;
-    return pass.layout->cache_hashes +
-           pass.layout->caches * positions * static_cast<int64_t>(sizeof(uint64_t));
+    return pass.layout->cache_hashes + pass.layout->caches * positions * sizeof(uint64_t);
   }
   // Calls use(tap, offset in memory, what is shown) for the tensors that are copied, and returns
   // the bytes that all takes.
@@ -133,9 +137,9 @@ void DigestRing::Slot::put_caches(const DigestLayout::Tap& tap,
                         .layer = tap.layer,
                         .dtype = tap.tensor.dtype,
                         .shape = {length, 2, pool[2], pool[3]}};
-    kept.rows.resize(static_cast<size_t>(length));
-    for (int32_t p = 0; p < length; ++p) kept.rows[static_cast<size_t>(p)] = {request, p};
-    kept.row_hashes.resize(static_cast<size_t>(length));
+    kept.rows.resize(length);
+    for (int32_t p = 0; p < length; ++p) kept.rows[p] = {request, p};
+    kept.row_hashes.resize(length);
     std::memcpy(kept.row_hashes.data(), hashes, kept.row_hashes.size() * 8);
     hashes += length * 8;
     kept.digest = digest_of_rows(kept.row_hashes, kept.shape.count());
@@ -148,7 +152,7 @@ std::vector<TopLogits> top_of(const TensorView& logits, std::span<const Row> row
                               ThreadPool& pool) {
   std::vector<TopLogits> top(rows.size());
   pool.run(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
-    const auto some = rows.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    const auto some = rows.subspan(begin, end - begin);
     std::ranges::move(top_logits_of(logits.slice(begin, end - begin), some), top.begin() + begin);
   });
   return top;
@@ -163,7 +167,7 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
   Pass arrived_pass{.info = pass.info};
   arrived_pass.tensors.resize(first.back());
   pool.run(std::ssize(taps), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       const auto mine = std::span(arrived_pass.tensors).subspan(first[i], first[i + 1] - first[i]);
       if (is_cache(*taps[i].point))
         put_caches(taps[i], mine);
@@ -172,7 +176,7 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
     }
   });
   each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
-    RecordedTensor& kept = arrived_pass.tensors[first[static_cast<size_t>(&tap - taps.data())]];
+    RecordedTensor& kept = arrived_pass.tensors[first[&tap - taps.data()]];
     const TensorView there{memory + offset, view.dtype, Device::cpu, view.shape};
     if (tap.keeps) kept.data = copy_on(Device::cpu, there);
     // Logits are shown before the tokens that were chosen.
@@ -185,8 +189,7 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
 DigestRing::DigestRing(DigestSink& taker, int64_t most_bytes)
     : taker_(taker),
       most_bytes_(most_bytes),
-      pool_(
-          static_cast<int>(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostThreads))) {
+      pool_(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostThreads)) {
   static std::atomic<uint64_t> last_id = 0;
   id_ = ++last_id;
   for (size_t i = 0; i < kSlots; ++i)
@@ -210,7 +213,7 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   slot.memory = static_cast<char*>(runtime_of(slot.device).pin(with_room(bytes)));
   slot.capacity = with_room(bytes);
   // The padding between tensors is copied with them: no memory that nobody ever wrote.
-  std::memset(slot.memory, 0, static_cast<size_t>(slot.capacity));
+  std::memset(slot.memory, 0, slot.capacity);
 }
 
 void DigestRing::queue_copies(Slot& slot) const {

@@ -8,8 +8,7 @@ namespace lockstep {
 namespace {
 
 size_t slot_of(const Place& place) {
-  return static_cast<size_t>(place.layer + 1) * kPoints.size() +
-         static_cast<size_t>(order_of(*place.point));
+  return (place.layer + 1) * kPoints.size() + order_of(*place.point);
 }
 
 }  // namespace
@@ -25,7 +24,7 @@ int Graph::add(const Place& place, std::vector<int> inputs) {
           "the graph's node {} ({} of layer {}) reads node {}, which is not before it", number,
           place.point->name, place.layer, input);
   layers_ = std::max(layers_, place.layer + 1);
-  numbers_.resize(static_cast<size_t>(layers_ + 1) * kPoints.size(), -1);
+  numbers_.resize((layers_ + 1) * kPoints.size(), -1);
   numbers_[slot_of(place)] = number;
   places_.push_back(place);
   inputs_.push_back(std::move(inputs));
@@ -35,7 +34,7 @@ int Graph::add(const Place& place, std::vector<int> inputs) {
 std::vector<Place> Graph::inputs_of(const Place& place) const {
   std::vector<Place> read;
   if (const int node = index_of(place); node >= 0)
-    for (const int input : inputs(node)) read.push_back(places_[static_cast<size_t>(input)]);
+    for (const int input : inputs(node)) read.push_back(places_[input]);
   return read;
 }
 
@@ -50,8 +49,8 @@ Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& ke
   for (size_t i = 0; i < number.size(); ++i) {
     if (!keep(graph.places()[i])) continue;
     std::vector<int> inputs;
-    for (const int input : graph.inputs(static_cast<int>(i)))
-      if (const int to = number[static_cast<size_t>(input)]; to >= 0) inputs.push_back(to);
+    for (const int input : graph.inputs(i))
+      if (const int to = number[input]; to >= 0) inputs.push_back(to);
     number[i] = kept.add(graph.places()[i], std::move(inputs));
   }
   return kept;
@@ -89,8 +88,7 @@ std::vector<Place> places_to_judge(const Graph& graph, const Selection& selectio
     const bool routes = p == point("mlp.router") || p == point("mlp.experts");
     needed[i] = needed[i] || selected || routes || p.rows == RowDomain::logit;
     if (!selected && !(needed[i] && p.is_cache())) continue;
-    for (const int input : graph.inputs(static_cast<int>(i)))
-      needed[static_cast<size_t>(input)] = true;
+    for (const int input : graph.inputs(i)) needed[input] = true;
   }
   std::vector<Place> found;
   for (size_t i = 0; i < places.size(); ++i)

@@ -36,7 +36,7 @@ class Graph {
 
   const std::vector<Place>& places() const& { return places_; }
   std::vector<Place> places() && { return std::move(places_); }  // of a graph that nobody keeps
-  std::span<const int> inputs(int node) const { return inputs_.at(static_cast<size_t>(node)); }
+  std::span<const int> inputs(int64_t node) const { return inputs_.at(node); }
   // The places that the op at `place` reads. Empty for embed, which reads tokens, and for a place
   // that the model does not have.
   std::vector<Place> inputs_of(const Place& place) const;

@@ -53,9 +53,11 @@ struct Point {
   RowDomain rows = RowDomain::token;
   PointDType dtype = PointDType::of_the_run;
   Recording recording = Recording::of_the_pass;
-  bool optional = false;  // an engine need not show it
+  bool optional = false;         // an engine need not show it
+  std::string_view column = "";  // its name above a column of a map: "qr" of attn.q_rope
 
   bool is_cache() const { return rows == RowDomain::cache; }
+  bool is_of_logits() const { return rows == RowDomain::logit; }
   bool operator==(const Point& other) const { return name == other.name; }
 };
 
@@ -65,89 +67,102 @@ inline constexpr auto kPoints = [] {
   using enum NodeClass;
   return std::to_array<Point>({
       {.name = "embed", .shape = "token, hidden", .op = gather, .node_class = exact,
-       .per_layer = false, .reads = "", .weight = "model.embed_tokens"},
+       .per_layer = false, .reads = "", .weight = "model.embed_tokens", .column = "emb"},
       {.name = "rope.cos", .shape = "token, pair", .op = angles, .node_class = elementwise,
-       .per_layer = false, .reads = "", .dtype = PointDType::f32, .optional = true},
+       .per_layer = false, .reads = "", .dtype = PointDType::f32, .optional = true,
+       .column = "cos"},
       {.name = "rope.sin", .shape = "token, pair", .op = angles, .node_class = elementwise,
-       .per_layer = false, .reads = "", .dtype = PointDType::f32, .optional = true},
+       .per_layer = false, .reads = "", .dtype = PointDType::f32, .optional = true,
+       .column = "sin"},
       {.name = "attn.norm", .shape = "token, hidden", .op = norm, .node_class = elementwise,
-       .per_layer = true, .reads = "stream", .weight = "input_layernorm"},
+       .per_layer = true, .reads = "stream", .weight = "input_layernorm", .column = "nrm"},
       {.name = "attn.q", .shape = "token, head, dim", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.q_proj", .head_axis = 1},
+       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.q_proj", .head_axis = 1,
+       .column = "q"},
       {.name = "attn.k", .shape = "token, kv head, dim", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.k_proj", .head_axis = 1},
+       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.k_proj", .head_axis = 1,
+       .column = "k"},
       {.name = "attn.v", .shape = "token, kv head, dim", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.v_proj", .head_axis = 1},
+       .per_layer = true, .reads = "attn.norm", .weight = "self_attn.v_proj", .head_axis = 1,
+       .column = "v"},
       {.name = "attn.q_norm", .shape = "token, head, dim", .op = norm, .node_class = elementwise,
        .per_layer = true, .reads = "attn.q", .weight = "self_attn.q_norm", .models = "with QK-norm",
-       .head_axis = 1},
+       .head_axis = 1, .column = "qn"},
       {.name = "attn.k_norm", .shape = "token, kv head, dim", .op = norm, .node_class = elementwise,
        .per_layer = true, .reads = "attn.k", .weight = "self_attn.k_norm", .models = "with QK-norm",
-       .head_axis = 1},
+       .head_axis = 1, .column = "kn"},
       {.name = "attn.q_rope", .shape = "token, head, dim", .op = rope, .node_class = elementwise,
-       .per_layer = true, .reads = "attn.q_norm, rope.cos, rope.sin", .head_axis = 1},
+       .per_layer = true, .reads = "attn.q_norm, rope.cos, rope.sin", .head_axis = 1,
+       .column = "qr"},
       {.name = "attn.k_rope", .shape = "token, kv head, dim", .op = rope, .node_class = elementwise,
-       .per_layer = true, .reads = "attn.k_norm, rope.cos, rope.sin", .head_axis = 1},
+       .per_layer = true, .reads = "attn.k_norm, rope.cos, rope.sin", .head_axis = 1,
+       .column = "kr"},
       {.name = "attn.kv", .shape = "position, k|v, kv head, dim", .op = cache, .node_class = exact,
        .per_layer = true, .reads = "attn.k_rope, attn.v", .head_axis = 2, .rows = RowDomain::cache,
-       .recording = Recording::of_the_request},
+       .recording = Recording::of_the_request, .column = "kv"},
       {.name = "attn.out", .shape = "token, head, dim", .op = attention, .node_class = reduction,
-       .per_layer = true, .reads = "attn.q_rope, attn.kv", .head_axis = 1},
+       .per_layer = true, .reads = "attn.q_rope, attn.kv", .head_axis = 1, .column = "att"},
       {.name = "attn.o", .shape = "token, hidden", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "attn.out", .weight = "self_attn.o_proj"},
+       .per_layer = true, .reads = "attn.out", .weight = "self_attn.o_proj", .column = "o"},
       {.name = "attn.residual", .shape = "token, hidden", .op = add, .node_class = exact,
-       .per_layer = true, .reads = "stream, attn.o"},
+       .per_layer = true, .reads = "stream, attn.o", .column = "res"},
       {.name = "mlp.norm", .shape = "token, hidden", .op = norm, .node_class = elementwise,
-       .per_layer = true, .reads = "attn.residual", .weight = "post_attention_layernorm"},
+       .per_layer = true, .reads = "attn.residual", .weight = "post_attention_layernorm",
+       .column = "nrm"},
       {.name = "mlp.gate", .shape = "token, intermediate", .op = linear, .node_class = reduction,
        .per_layer = true, .reads = "mlp.norm", .weight = "mlp.gate_proj",
-       .models = "without experts"},
+       .models = "without experts", .column = "gat"},
       {.name = "mlp.up", .shape = "token, intermediate", .op = linear, .node_class = reduction,
        .per_layer = true, .reads = "mlp.norm", .weight = "mlp.up_proj",
-       .models = "without experts"},
+       .models = "without experts", .column = "up"},
       {.name = "mlp.act", .shape = "token, intermediate", .op = silu_mul, .node_class = elementwise,
-       .per_layer = true, .reads = "mlp.gate, mlp.up", .models = "without experts"},
+       .per_layer = true, .reads = "mlp.gate, mlp.up", .models = "without experts",
+       .column = "act"},
       {.name = "mlp.down", .shape = "token, hidden", .op = linear, .node_class = reduction,
        .per_layer = true, .reads = "mlp.act", .weight = "mlp.down_proj",
-       .models = "without experts"},
+       .models = "without experts", .column = "dwn"},
       {.name = "mlp.router", .shape = "token, expert", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "mlp.norm", .weight = "mlp.gate", .models = "with experts"},
+       .per_layer = true, .reads = "mlp.norm", .weight = "mlp.gate", .models = "with experts",
+       .column = "rtr"},
       {.name = "mlp.experts", .shape = "token, choice", .op = top_k, .node_class = exact,
        .per_layer = true, .reads = "mlp.router", .models = "with experts",
-       .dtype = PointDType::i32},
+       .dtype = PointDType::i32, .column = "exp"},
       {.name = "mlp.weights", .shape = "token, choice", .op = softmax, .node_class = elementwise,
-       .per_layer = true, .reads = "mlp.router, mlp.experts", .models = "with experts"},
+       .per_layer = true, .reads = "mlp.router, mlp.experts", .models = "with experts",
+       .column = "wts"},
       {.name = "mlp.expert_gate", .shape = "token, choice, intermediate", .op = expert_linear,
        .node_class = reduction, .per_layer = true, .reads = "mlp.norm, mlp.experts",
-       .weight = "gate_proj", .models = "with experts"},
+       .weight = "gate_proj", .models = "with experts", .column = "egt"},
       {.name = "mlp.expert_up", .shape = "token, choice, intermediate", .op = expert_linear,
        .node_class = reduction, .per_layer = true, .reads = "mlp.norm, mlp.experts",
-       .weight = "up_proj", .models = "with experts"},
+       .weight = "up_proj", .models = "with experts", .column = "eup"},
       {.name = "mlp.expert_act", .shape = "token, choice, intermediate", .op = silu_mul,
        .node_class = elementwise, .per_layer = true, .reads = "mlp.expert_gate, mlp.expert_up",
-       .models = "with experts"},
+       .models = "with experts", .column = "eac"},
       {.name = "mlp.expert_down", .shape = "token, choice, hidden", .op = expert_linear,
        .node_class = reduction, .per_layer = true, .reads = "mlp.expert_act, mlp.experts",
-       .weight = "down_proj", .models = "with experts"},
+       .weight = "down_proj", .models = "with experts", .column = "edn"},
       {.name = "mlp.combine", .shape = "token, hidden", .op = weighted_sum, .node_class = reduction,
        .per_layer = true, .reads = "mlp.expert_down, mlp.weights, mlp.experts",
-       .models = "with experts"},
+       .models = "with experts", .column = "cmb"},
       {.name = "mlp.residual", .shape = "token, hidden", .op = add, .node_class = exact,
-       .per_layer = true, .reads = "attn.residual, mlp.combine"},
+       .per_layer = true, .reads = "attn.residual, mlp.combine", .column = "res"},
       {.name = "final.norm", .shape = "token, hidden", .op = norm, .node_class = elementwise,
-       .per_layer = false, .reads = "stream", .weight = "model.norm"},
+       .per_layer = false, .reads = "stream", .weight = "model.norm", .column = "nrm"},
       {.name = "logits", .shape = "token, vocab", .op = linear, .node_class = reduction,
-       .per_layer = false, .reads = "final.norm", .weight = "lm_head", .rows = RowDomain::logit},
+       .per_layer = false, .reads = "final.norm", .weight = "lm_head", .rows = RowDomain::logit,
+       .column = "lgt"},
       {.name = "token", .shape = "token", .op = argmax, .node_class = exact, .per_layer = false,
-       .reads = "logits", .rows = RowDomain::logit, .dtype = PointDType::i32},
+       .reads = "logits", .rows = RowDomain::logit, .dtype = PointDType::i32, .column = "tok"},
   });
 }();
 // clang-format on
 
-// Every kind of op that a point has is a row of kOpKinds.
+// Every kind of op that a point has is a row of kOpKinds, and maps have three characters a column.
 static_assert([] {
   for (const Point& p : kPoints)
-    if (static_cast<size_t>(p.op) >= kOpKinds.size()) return false;
+    if (static_cast<size_t>(p.op) >= kOpKinds.size() || p.column.empty() || p.column.size() > 3)
+      return false;
   return true;
 }());
 

@@ -29,7 +29,7 @@ void Probe::begin(const PassInfo& pass) {
     rows_.clear();
     logit_rows_.clear();
     for (const PassRow& row : pass.rows) rows_.push_back(row.row);
-    for (int32_t index : pass.logit_rows) logit_rows_.push_back(rows_[static_cast<size_t>(index)]);
+    for (int32_t index : pass.logit_rows) logit_rows_.push_back(rows_[index]);
     sink_->begin(pass);
   }));
 }
@@ -52,7 +52,7 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows, const
     if (!sink_->writes()) return sink_->record({&point, layer, rows, seen, shard});
     const Tensor before = copy_on(Device::cpu, seen);
     sink_->record({&point, layer, rows, seen, shard});
-    const auto bytes = static_cast<size_t>(shown.bytes());
+    const size_t bytes = shown.bytes();
     if (bytes == 0 || std::memcmp(seen.view().data, before.view().data, bytes) == 0) return;
     copy(shown, seen);
     wait_for(tensor.device);  // reads what the next tensor is copied to

@@ -1,3 +1,12 @@
+// The way out of a model: what it makes is shown at named points (points.h) to whoever wants it.
+//
+//     model -> Probe(point, layer, tensor) -> Sink::wants? -> Sink::record(rows, tensor)
+//                 |  on a device, to a sink that takes digests
+//                 +-> DigestRing -> another thread -> DigestSink::take(pass)
+//
+// A sink is a chain of small ones: Tee shows to two, Only to one some places, LayerWatch says where
+// the pass is, Recorder copies. Tensors belong to the model and are valid during the call alone;
+// whoever keeps one copies it.
 #pragma once
 
 #include <exception>

@@ -24,15 +24,15 @@ Shape with_rows(const Shape& shape, int64_t rows) {
 }
 
 Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
-  Tensor copy(with_rows(from.shape, static_cast<int64_t>(rows.size())), from.dtype);
-  const auto size = static_cast<size_t>(from.row_size() * size_of(from.dtype));
+  Tensor copy(with_rows(from.shape, rows.size()), from.dtype);
+  const size_t size = from.row_size() * size_of(from.dtype);
   auto* to = copy.as<char>();
   if (static_cast<int64_t>(rows.size()) == from.rows()) {
-    if (from.bytes() > 0) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
+    if (from.bytes() > 0) std::memcpy(to, from.data, from.bytes());
     return copy;
   }
   for (int64_t row : rows) {
-    std::memcpy(to, from.as<const char>() + static_cast<size_t>(row) * size, size);
+    std::memcpy(to, from.as<const char>() + row * size, size);
     to += size;
   }
   return copy;
@@ -71,13 +71,13 @@ std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const R
   for (size_t i = 0; i < rows.size(); ++i) {
     std::vector<Place> best;  // in order
     for (int64_t begin = 0; begin < vocab; begin += std::ssize(block)) {
-      const auto size = static_cast<size_t>(std::min(std::ssize(block), vocab - begin));
-      widen(logits, static_cast<int64_t>(i) * vocab + begin, std::span(block.data(), size));
+      const size_t size = std::min(std::ssize(block), vocab - begin);
+      widen(logits, i * vocab + begin, std::span(block.data(), size));
       for (size_t at = 0; at < size; ++at) {
         // Most are not among them, and equal ones with a larger id neither.
         const bool full = std::ssize(best) == kTopLogits;
         if (full && !(block[at] > best.back().value) && !std::isnan(best.back().value)) continue;
-        const Place place{block[at], static_cast<int32_t>(begin + static_cast<int64_t>(at))};
+        const Place place{block[at], static_cast<int32_t>(begin + at)};
         if (full && !before(place, best.back())) continue;
         if (full) best.pop_back();
         best.insert(std::ranges::upper_bound(best, place, before), place);
@@ -135,7 +135,7 @@ void Recorder::record(const Record& record) {
     const Row& row = record.rows[i];
     const bool has = point.is_cache() ? selection_.has_request(row.request) : selection_.has(row);
     if (!has) continue;
-    wanted.push_back(static_cast<int64_t>(i));
+    wanted.push_back(i);
     kept.rows.push_back(row);
   }
   if (wanted.empty() && !record.rows.empty()) return;

@@ -92,7 +92,7 @@ void Selection::check_layers(int layers) const {
 }
 
 bool Selection::has(const Point& point, int layer) const {
-  if (!points_.empty() && !points_[static_cast<size_t>(order_of(point))]) return false;
+  if (!points_.empty() && !points_[order_of(point)]) return false;
   return !point.per_layer || within(layers_, layer);
 }
 

@@ -1,3 +1,8 @@
+// Queries are taken in blocks, on a device so large that a tensor of scores stays under a bound.
+// Beside the output each query and head has the sums that its budget needs (sum p|v|, p|v - o|,
+// squares of both, the largest score), and under contracts that round scores or weights what a
+// rounding the other way may do: of each key a chance and an effect, summed up, since no single
+// element has them.
 #include "reference/exact_attention.h"
 
 #include <ATen/Parallel.h>
@@ -61,7 +66,7 @@ bool rounds_scores(RoundingContract contract) {
   return contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
 }
 
-double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
+double scale_of(const at::Tensor& q) { return 1 / std::sqrt(q.size(-1)); }
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
 // [.., queries, dim]. All heads at once where that is little, for the time then goes into launches.
@@ -108,7 +113,7 @@ struct Weights {
 // keys].
 Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Tensor& hidden,
                    int64_t head_dim, const AttentionCall& call) {
-  const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  const double scale = 1 / std::sqrt(head_dim);
   const double never = -std::numeric_limits<double>::infinity();
   const auto softmax = [&](const at::Tensor& scores) {
     return at::softmax(hidden.defined() ? scores.masked_fill(hidden, never) : scores, -1);
@@ -269,7 +274,7 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const KeysWithSizes keys(k, v);
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      all.visit(attend_one(q[t], keys, seen[static_cast<size_t>(t)], call),
+      all.visit(attend_one(q[t], keys, seen[t], call),
                 [t](at::Tensor& to, const at::Tensor& from) { to[t].copy_(from); });
   });
 }

@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 // To add a family: write its model beside qwen.cc, its row here and in src/model/families.cc, and
-// teach src/weights/config.cc its config.json.
+// teach its config.json to both readers, src/weights/config.cc and recipe.cc here.
 constexpr Family kFamilies[] = {
     {"Qwen2ForCausalLM", qwen_graph_of, qwen_reference},
     {"Qwen3ForCausalLM", qwen_graph_of, qwen_reference},

@@ -1,3 +1,7 @@
+// Weights stay in the file's dtype and are widened to fp64 some rows at a time, inside a product:
+// the whole of a large matrix in fp64 would not fit. On the CPU such a block stays in a cache; on a
+// device it is as large as products need to be fast. The magnitude sum |a||w| is made of the same
+// block while it is there.
 #include "reference/held_weights.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,9 @@
+// Each op has a function that computes its exact result in fp64 with LibTorch, straight from the
+// paper's formula, and beside it the magnitudes that the judge's budget needs (Exact, in
+// src/judge/oracle.h). Roundings on the way happen where the contract has them, as steps whose
+// values before the rounding are handed out too. Inputs come in the dtype that was recorded, are
+// widened exactly, and are moved to the device that holds the weights. A question that cannot be
+// answered (a wrong count, a wrong shape) is an Error before anything is computed.
 #include "reference/oracle.h"
 
 #include <ATen/TensorOperators.h>
@@ -273,7 +279,7 @@ Exact OpOracle::attention(const OracleCall& call) const {
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
   std::vector<KeyRange> seen;
-  const int64_t window = recipe_.window.at(static_cast<size_t>(call.place.layer));
+  const int64_t window = recipe_.window.at(call.place.layer);
   for (const Row& row : call.rows) {
     const int64_t end = row.position + 1;
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});

@@ -244,8 +244,8 @@ at::Tensor Qwen::weighted_sum(const at::Tensor& x, const at::Tensor& weights) co
 void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   for (const Span& span : spans_) {
     Cache& cache = caches_.at(span.request);
-    cache.k.resize(static_cast<size_t>(config_.layers));
-    cache.v.resize(static_cast<size_t>(config_.layers));
+    cache.k.resize(config_.layers);
+    cache.v.resize(config_.layers);
     const auto append = [&](at::Tensor& to, const at::Tensor& from) {
       const at::Tensor rows = from.narrow(0, span.first, span.count);
       to = to.defined() ? at::cat({to.narrow(0, 0, cache.length), rows}) : rows.clone();
@@ -449,7 +449,7 @@ void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
   probe.end();
   for (const Span& span : spans_) {
     Cache& cache = caches_.at(span.request);
-    cache.tokens.resize(static_cast<size_t>(span.start));
+    cache.tokens.resize(span.start);
     const auto first = tokens.begin() + span.first;
     cache.tokens.insert(cache.tokens.end(), first, first + span.count);
     cache.pages = pages_of(span.request, pass);

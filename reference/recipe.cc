@@ -154,8 +154,7 @@ std::vector<double> frequencies_of(const RotaryRecipe& r, int64_t dim, int64_t l
   for (int64_t j = 0; j < dim / 2; ++j) {
     double divisor = power_of(base, j, dim);
     if (r.type == "linear") divisor *= r.factor;
-    if (r.type == "longrope")
-      divisor *= (is_long ? r.long_factor : r.short_factor).at(static_cast<size_t>(j));
+    if (r.type == "longrope") divisor *= (is_long ? r.long_factor : r.short_factor).at(j);
     result.push_back(1 / divisor);
   }
   return result;
@@ -183,9 +182,7 @@ double magnitude_of(const RotaryRecipe& r) {
   if (r.type != "yarn" && r.type != "longrope") return 1;
   if (r.attention_factor > 0) return r.attention_factor;
   if (r.type == "longrope")
-    return r.factor <= 1
-               ? 1
-               : std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.first_trained)));
+    return r.factor <= 1 ? 1 : std::sqrt(1 + std::log(r.factor) / std::log(r.first_trained));
   const auto scaled = [&](double scale) {
     return r.factor <= 1 ? 1 : 0.1 * scale * std::log(r.factor) + 1;
   };

@@ -1,5 +1,14 @@
 // The door of the reference library, which the commands that judge open at run time. No torch type
 // appears here.
+//
+// The room is the other side of every comparison. It knows the checkpoint's files and LibTorch, and
+// neither the ops nor the model of the engine, nor its reading of config.json where a number
+// matters (recipe.h): a mistake would have to be made twice to go unseen.
+//
+//     oracle      each op alone, in fp64, of inputs that are given: what an op is judged by
+//     model       the whole model around scaled_dot_product_attention, in fp64 or rounded: what an
+//                 error has become further on, and which tokens follow
+//     hypotheses  each op computed wrongly in a known way: what a finding looks like
 #pragma once
 
 #include <memory>

@@ -95,7 +95,7 @@ int bench_command(Args args) {
              "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
     return 0;
   const Device opened = open_device(device);
-  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  if (threads == 0) threads = machine_threads();
   const std::vector<Figure> figures = judging ? measure_judging(shape, opened, threads)
                                       : opened == Device::cpu ? measure_on_cpu(shape, threads)
                                                               : measure_on_device(shape, opened);

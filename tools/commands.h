@@ -35,6 +35,8 @@ int check_command(Args args);
 int diff_command(Args args);
 int report_command(Args args);
 int inspect_command(Args args);
+int replay_command(Args args);
+int repro_command(Args args);
 int points_command(Args args);
 int model_command(Args args);
 int faults_command(Args args);

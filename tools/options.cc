@@ -63,11 +63,29 @@ void add_device_option(CLI::App& app, std::string& device) {
   app.add_option("-d,--device", device, "where the engine runs (cpu)")->type_name("cpu|cuda[:N]");
 }
 
-void add_model_folder(CLI::App& app, std::string& model) {
+void add_ops_option(CLI::App& app, std::string& ops) {
+  app.add_option("--ops", ops,
+                 "your ops, used in the place of the engine's: a shared library "
+                 "(kernels/lockstep_ops.h), or functions in a Python file")
+      ->type_name("LIB.so|FILE.py");
+}
+
+void add_place_options(CLI::App& app, ReplayOptions& options) {
+  begin_group(app, "Place");
+  app.add_option("--point,--points", options.point, "the op, by the point that shows its result")
+      ->type_name("POINT");
+  add_count(app, "--layer,--layers", options.layer, 0, "of that layer, for points of layers");
+  app.add_option("--requests,--request", options.requests, "these requests only (all)")
+      ->type_name("0,3-5");
+  app.add_option("--positions,--position", options.positions, "these positions only (all)")
+      ->type_name("0-31");
+}
+
+void add_model_folder(CLI::App& app, std::string& model, bool required) {
   begin_group(app, "Model");
   app.add_option("-m,--model", model, "checkpoint: config.json, *.safetensors, tokenizer.json")
       ->type_name("DIR")
-      ->required();
+      ->required(required);
 }
 
 namespace {
@@ -78,10 +96,7 @@ void add_computing_options(CLI::App& app, ModelOptions& options) {
   add_device_option(app, options.device);
   add_choice(app, "--dtype", options.dtype, {"auto", "fp32", "bf16", "fp16"},
              "of weights, activations and cache (auto: the checkpoint's)");
-  app.add_option("--ops", options.ops,
-                 "your ops, used in the place of the engine's: a shared library "
-                 "(kernels/lockstep_ops.h), or functions in a Python file")
-      ->type_name("LIB.so|FILE.py");
+  add_ops_option(app, options.ops);
   add_choice(app, "--graph", options.graph, {"on", "off"},
              "decode passes are replayed as CUDA graphs (on with --device cuda, unless ops are "
              "changed, as by --fault)");

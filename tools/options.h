@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "src/replay/replay.h"
 #include "src/report/output.h"
 #include "src/session/options.h"
 #include "tools/parse.h"
@@ -20,8 +21,12 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, std::string& val
                         std::vector<std::string> choices, const std::string& help);
 void add_threads_option(CLI::App& app, int& threads);        // --threads
 void add_device_option(CLI::App& app, std::string& device);  // --device, a text for open_device
+void add_ops_option(CLI::App& app, std::string& ops);        // --ops
+// --point, --layer, --requests and --positions, of one op on what a trace kept.
+void add_place_options(CLI::App& app, ReplayOptions& options);
 
-void add_model_folder(CLI::App& app, std::string& model);  // --model alone
+// --model alone.
+void add_model_folder(CLI::App& app, std::string& model, bool required = true);
 void add_model_options(CLI::App& app, ModelOptions& options);
 void add_logprobs_option(CLI::App& app, ModelOptions& options);
 

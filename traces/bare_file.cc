@@ -1,3 +1,7 @@
+// A trace of another program has tensors, tokens and rows, and nothing else that ours have. The
+// missing parts are made when it is read: digests from the tensors, the graph from the points that
+// are there, the manifest from the attributes. The first reading of a pass reads its tensors; what
+// was made of it is kept without them.
 #include "traces/bare_file.h"
 
 #include <algorithm>
@@ -67,9 +71,9 @@ class BareTrace final : public TraceReader {
 
   Pass read(int i, bool data) override {
     check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", file_.path(), i, passes());
-    std::optional<Pass>& known = known_[static_cast<size_t>(i)];
+    std::optional<Pass>& known = known_[i];
     if (known && !data) return *known;
-    Pass pass = load(rows_[static_cast<size_t>(i)], known ? &*known : nullptr);
+    Pass pass = load(rows_[i], known ? &*known : nullptr);
     if (!known) {
       known = pass;
       for (RecordedTensor& tensor : known->tensors) tensor.data = {};

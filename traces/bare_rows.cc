@@ -127,7 +127,7 @@ std::vector<Row> rows_of_tensor(int64_t count, const Point& point, const PassInf
         "last of each request",
         where, count, info.pass, info.rows.size());
   std::vector<Row> rows;
-  for (const int32_t i : *of) rows.push_back(info.rows[static_cast<size_t>(i)].row);
+  for (const int32_t i : *of) rows.push_back(info.rows[i].row);
   return rows;
 }
 

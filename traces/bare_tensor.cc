@@ -39,12 +39,10 @@ Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std:
   const Shape& shape = tensor.view().shape;
   const std::span<const int64_t> extents = shape.extents();
   int64_t first = 0;
-  while (std::ssize(extents) - first > axes && extents[static_cast<size_t>(first)] == 1) ++first;
+  while (std::ssize(extents) - first > axes && extents[first] == 1) ++first;
   check(std::ssize(extents) - first == axes, "{} has the shape {}, wanted axes of {}", where,
         shape.text(), point.shape);
-  return first == 0 ? tensor
-                    : tensor.part(0, Shape(extents.subspan(static_cast<size_t>(first))),
-                                  tensor.view().dtype);
+  return first == 0 ? tensor : tensor.part(0, Shape(extents.subspan(first)), tensor.view().dtype);
 }
 
 Tensor indices(const Tensor& from, const std::string& where) {

@@ -1,3 +1,7 @@
+// A pass becomes entries of flat columns and comes back from them. A part of variable length is a
+// range of a flat column between two edges, so that a column has one type and no pointers.
+// check_sound() comes before anything is read by an index: each column's length, each list of
+// edges, each name, shape and count, and what the digests say of each other.
 #include "traces/columns.h"
 
 #include <algorithm>
@@ -53,8 +57,7 @@ Digest digest_at(const Columns::Index& index, size_t i) {
                 .m2 = index.m2[i],
                 .sum_abs = index.sum_abs[i],
                 .sum_squares = index.sum_squares[i]};
-  for (auto j = static_cast<size_t>(index.exponent_edges[i]);
-       j < static_cast<size_t>(index.exponent_edges[i + 1]); ++j)
+  for (int64_t j = index.exponent_edges[i]; j < index.exponent_edges[i + 1]; ++j)
     digest.exponents[index.exponent[j]] = index.exponent_count[j];
   return digest;
 }
@@ -94,8 +97,7 @@ RecordedTensor tensor_at(const Columns::Index& index, size_t i) {
                         .shape = Shape(part_of(index.shape, index.shape_edges, i)),
                         .digest = digest_at(index, i),
                         .row_hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i)};
-  for (auto j = static_cast<size_t>(index.run_edges[i]);
-       j < static_cast<size_t>(index.run_edges[i + 1]); ++j)
+  for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j)
     append_run({index.run_request[j], index.run_first[j], index.run_count[j]}, tensor.rows);
   return tensor;
 }
@@ -126,7 +128,7 @@ void check_rows(const std::string& file, const Columns& columns) {
   for (size_t i = 0; i < columns.passes(); ++i) {
     const int64_t rows = columns.row_edges[i + 1] - columns.row_edges[i];
     for (int64_t j = columns.logit_row_edges[i]; j < columns.logit_row_edges[i + 1]; ++j) {
-      const int32_t row = columns.logit_rows[static_cast<size_t>(j)];
+      const int32_t row = columns.logit_rows[j];
       check(row >= 0 && row < rows,
             "{}: the logit_rows of pass {} are to be among its {} rows, found {}: the file is "
             "damaged, write the trace anew",
@@ -137,7 +139,7 @@ void check_rows(const std::string& file, const Columns& columns) {
 
 void check_statistics(const std::string& file, const Columns::Index& index, size_t i) {
   const std::vector<uint64_t> hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i);
-  const int64_t rows = index.shape[static_cast<size_t>(index.shape_edges[i])];
+  const int64_t rows = index.shape[index.shape_edges[i]];
   const bool fit = hashes.empty() || std::ssize(hashes) == rows;
   const int64_t count = Shape(part_of(index.shape, index.shape_edges, i)).count();
   const std::string_view other =
@@ -161,7 +163,7 @@ void check_tensors(const std::string& file, const Columns::Index& index, RowBudg
           index.point[i], index.pass[i], rank);
     int64_t rows = 0;
     for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j) {
-      const auto at = static_cast<size_t>(j);
+      const size_t at = j;
       const RowRun run{index.run_request[at], index.run_first[at], index.run_count[at]};
       check(
           is_sound(run),
@@ -171,7 +173,7 @@ void check_tensors(const std::string& file, const Columns::Index& index, RowBudg
       check(budget.take(run.count), "{}: its tensors {}", file, kTooManyRows);
       rows += run.count;
     }
-    const int64_t extent = index.shape[static_cast<size_t>(index.shape_edges[i])];
+    const int64_t extent = index.shape[index.shape_edges[i]];
     check(rows == extent, "{}: the tensor {} of pass {} has {} rows but names of {}", file,
           index.point[i], index.pass[i], extent, rows);
     check(is_dtype(index.dtype[i]),
@@ -294,26 +296,24 @@ void Columns::append(const Pass& from, int64_t seq) {
 Pass Columns::pass_at(size_t i) const {
   Pass out;
   out.info.pass = number[i];
-  for (auto j = static_cast<size_t>(row_edges[i]); j < static_cast<size_t>(row_edges[i + 1]); ++j)
+  for (int64_t j = row_edges[i]; j < row_edges[i + 1]; ++j)
     out.info.rows.push_back(
         {{request[j], position[j]}, token[j], slot[j], static_cast<Phase>(phase[j])});
   out.info.logit_rows = part_of(logit_rows, logit_row_edges, i);
-  for (auto j = static_cast<size_t>(table_edges[i]); j < static_cast<size_t>(table_edges[i + 1]);
-       ++j)
+  for (int64_t j = table_edges[i]; j < table_edges[i + 1]; ++j)
     out.info.pages.push_back({table_request[j], part_of(pages, page_edges, j)});
   out.info.inherited_known = inherited_known;
-  const auto end = static_cast<size_t>(inherited_known ? inherited_edges[i + 1] : 0);
-  for (auto j = static_cast<size_t>(inherited_known ? inherited_edges[i] : 0); j < end; ++j)
+  const size_t end = inherited_known ? inherited_edges[i + 1] : 0;
+  for (size_t j = inherited_known ? inherited_edges[i] : 0; j < end; ++j)
     out.info.inherited.push_back(
         {inherited_request[j], part_of(inherited_tokens, inherited_token_edges, j)});
-  for (auto j = static_cast<size_t>(tensor_edges[i]); j < static_cast<size_t>(tensor_edges[i + 1]);
-       ++j)
+  for (int64_t j = tensor_edges[i]; j < tensor_edges[i + 1]; ++j)
     out.tensors.push_back(tensor_at(index, j));
   const int64_t rows = std::ssize(logits.request);
   // ids and values are rectangles: every row of logits has the same vocabulary.
   const int64_t k = rows == 0 ? 0 : std::ssize(logits.ids) / rows;
   for (int64_t j = logits.edges[i]; j < logits.edges[i + 1]; ++j) {
-    const auto at = static_cast<size_t>(j);
+    const size_t at = j;
     out.logits.push_back({{logits.request[at], logits.position[at]},
                           {logits.ids.begin() + j * k, logits.ids.begin() + (j + 1) * k},
                           {logits.values.begin() + j * k, logits.values.begin() + (j + 1) * k},

@@ -1,3 +1,6 @@
+// HDF5's errors come as negative numbers and a stack of its own; each call here is checked where it
+// stands and becomes an Error with the file's path. HDF5 prints nothing of its own; ids other than
+// the file's belong to a Hdf5Id, which closes them.
 #include "traces/hdf5_file.h"
 
 #include <hdf5.h>
@@ -91,7 +94,7 @@ Hdf5File Hdf5File::open_unsealed(const std::string& path) {
   Hdf5File file(id, path);
   hsize_t size = 0;
   if (H5Fget_filesize(id, &size) < 0) file.trouble("its size is not known");
-  file.bytes_ = static_cast<int64_t>(size);
+  file.bytes_ = size;
   return file;
 }
 
@@ -112,7 +115,7 @@ void Hdf5File::seal_from_here() {
   hsize_t size = 0;
   if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0 || H5Fget_filesize(id_, &size) < 0)
     trouble("cannot be written");
-  seal_from_ = static_cast<int64_t>(size);
+  seal_from_ = size;
 }
 
 void Hdf5File::close() {
@@ -216,9 +219,9 @@ int64_t Hdf5File::stored_dataset(const std::string& path) const {
         path_, path, where);
   const Id type(H5Dget_type(dataset));
   int64_t bytes = 0;
-  const bool fits =
-      !__builtin_mul_overflow(count_of(dataset), static_cast<int64_t>(H5Tget_size(type)), &bytes) &&
-      0 <= bytes && bytes <= bytes_ && static_cast<hsize_t>(bytes) <= H5Dget_storage_size(dataset);
+  const bool fits = !__builtin_mul_overflow(count_of(dataset), H5Tget_size(type), &bytes) &&
+                    0 <= bytes && bytes <= bytes_ &&
+                    static_cast<hsize_t>(bytes) <= H5Dget_storage_size(dataset);
   check(fits, "{}: {} says that it has more bytes than are there: the file is damaged", path_,
         path);
   return dataset.release();
@@ -232,8 +235,8 @@ std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& 
   int64_t length = 0;
   const int64_t count = count_of(dataset);
   for (int64_t first = 0; first < count; first += kAtOnce) {
-    const hsize_t begin = static_cast<hsize_t>(first);
-    const hsize_t n = static_cast<hsize_t>(std::min(kAtOnce, count - first));
+    const hsize_t begin = first;
+    const hsize_t n = std::min(kAtOnce, count - first);
     std::array<char*, kAtOnce> texts{};
     const Id part(H5Screate_simple(1, &n, nullptr));
     H5Sselect_hyperslab(space, H5S_SELECT_SET, &begin, nullptr, &n, nullptr);
@@ -263,7 +266,7 @@ std::vector<T> Hdf5File::read(const std::string& path) const {
   if constexpr (std::is_same_v<T, std::string>) {
     return read_texts(dataset, path);
   } else {
-    std::vector<T> values(static_cast<size_t>(count_of(dataset)));
+    std::vector<T> values(count_of(dataset));
     if (!values.empty() && H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) < 0)
       trouble("the column " + path + " cannot be read");
     return values;

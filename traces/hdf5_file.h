@@ -56,7 +56,7 @@ class Hdf5File {
   void write(const std::string& path, const std::vector<T>& values, std::vector<int64_t> dims);
   template <typename T>
   void write(const std::string& path, const std::vector<T>& values) {
-    write(path, values, {static_cast<int64_t>(values.size())});
+    write(path, values, {std::ssize(values)});
   }
   template <typename T>
   std::vector<T> read(const std::string& path) const;

@@ -46,7 +46,7 @@ std::vector<int64_t> Hdf5File::integers(const std::string& path) const {
   check(is_integer(type) && dims_of(dataset).size() == 1,
         "{}: {} is not a row of integers, and one was wanted (traces/README.md, The least trace)",
         path_, path);
-  std::vector<int64_t> values(static_cast<size_t>(count_of(dataset)));
+  std::vector<int64_t> values(count_of(dataset));
   if (!values.empty() &&
       H5Dread(dataset, H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) < 0)
     trouble("the column " + path + " cannot be read");
@@ -55,7 +55,7 @@ std::vector<int64_t> Hdf5File::integers(const std::string& path) const {
 
 int64_t Hdf5File::stored_bytes(const std::string& path) const {
   const Hdf5Id dataset(stored_dataset(path));
-  return count_of(dataset) * static_cast<int64_t>(H5Tget_size(Hdf5Id(H5Dget_type(dataset))));
+  return count_of(dataset) * H5Tget_size(Hdf5Id(H5Dget_type(dataset)));
 }
 
 ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
@@ -76,7 +76,7 @@ ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
               : "float32, float16 or bfloat16, little endian, and no uint16 that holds their bits");
   ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
   found.tensor = Tensor(shape, whole ? DType::i64 : found.only_bits ? DType::f16 : *dtype);
-  const int64_t as = whole ? H5T_NATIVE_INT64 : static_cast<int64_t>(type);
+  const int64_t as = whole ? H5T_NATIVE_INT64 : type;
   if (shape.count() > 0 &&
       H5Dread(dataset, as, H5S_ALL, H5S_ALL, H5P_DEFAULT, found.tensor.view().data) < 0)
     trouble("the tensor " + path + " cannot be read");

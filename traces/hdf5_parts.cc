@@ -87,7 +87,7 @@ Hdf5Id hdf5_type_of(DType dtype) {
 std::vector<int64_t> dims_of(int64_t dataset) {
   const Hdf5Id space(H5Dget_space(dataset));
   const int rank = H5Sget_simple_extent_ndims(space);
-  std::vector<hsize_t> extents(static_cast<size_t>(std::max(rank, 0)));
+  std::vector<hsize_t> extents(std::max(rank, 0));
   if (rank > 0) H5Sget_simple_extent_dims(space, extents.data(), nullptr);
   return {extents.begin(), extents.end()};
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kMostResult = size_t{1} << 30;  // bytes
 // Fixed widths, so that sscanf has nothing to guess.
 constexpr const char* kHead = "lockstep result: {:016x} bytes, xxh3 {:016x}\n";
-constexpr const char* kScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
+constexpr const char* kResultScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
 
 bool is_journal(const std::string& path) { return path.ends_with(".jsonl"); }
 
@@ -30,11 +30,10 @@ std::string file_in(const std::string& folder) { return folder + "/result.json";
 std::string part_of(const InputFile& file, const std::string& path, size_t begin, size_t end) {
   std::string text(end - begin, '\0');
   for (size_t at = 0; at < text.size();) {
-    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at,
-                                static_cast<off_t>(begin + at));
+    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at, begin + at);
     if (got < 0 && errno == EINTR) continue;
     check(got > 0, "{}: cannot be read to its end", path);
-    at += static_cast<size_t>(got);
+    at += got;
   }
   return text;
 }
@@ -59,7 +58,7 @@ struct Rest {
 Rest rest_of(const std::string& path) {
   const InputFile file(path);
   if (!is_journal(path)) {
-    const auto begin = static_cast<size_t>(sealed_bytes(path));
+    const size_t begin = sealed_bytes(path);
     check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
           path);
     return {begin, part_of(file, path, begin, file.size())};
@@ -79,7 +78,8 @@ std::string sealed(const std::string& json) {
 std::string unsealed(const std::string& text) {
   uint64_t size = 0, hash = 0;
   const size_t line = text.find('\n');
-  if (line == std::string::npos || std::sscanf(text.c_str(), kScan, &size, &hash) != 2) return "";
+  if (line == std::string::npos || std::sscanf(text.c_str(), kResultScan, &size, &hash) != 2)
+    return "";
   std::string json = text.substr(line + 1);
   return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
 }

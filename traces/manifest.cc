@@ -105,9 +105,8 @@ ordered_json graph_array(const Graph& graph) {
   ordered_json nodes = ordered_json::array();
   for (size_t i = 0; i < graph.places().size(); ++i) {
     const Place& place = graph.places()[i];
-    nodes.push_back({{"point", place.point->name},
-                     {"layer", place.layer},
-                     {"inputs", graph.inputs(static_cast<int>(i))}});
+    nodes.push_back(
+        {{"point", place.point->name}, {"layer", place.layer}, {"inputs", graph.inputs(i)}});
   }
   return nodes;
 }
@@ -155,7 +154,7 @@ GraphColumns columns_of(const Graph& graph) {
   for (size_t i = 0; i < graph.places().size(); ++i) {
     columns.point.emplace_back(graph.places()[i].point->name);
     columns.layer.push_back(graph.places()[i].layer);
-    const std::span<const int> inputs = graph.inputs(static_cast<int>(i));
+    const std::span<const int> inputs = graph.inputs(i);
     columns.input.insert(columns.input.end(), inputs.begin(), inputs.end());
     columns.input_edges.push_back(std::ssize(columns.input));
   }

@@ -1,3 +1,6 @@
+// A folder is read from its segments, and where one is missing or damaged from the journal, as
+// digests. Passes of one run alone are taken: a segment of another run in the same place is told by
+// its run_id.
 #include "traces/readers.h"
 
 #include <algorithm>

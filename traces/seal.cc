@@ -38,7 +38,7 @@ struct Seal {
   uint64_t size = 0, begin = 0, hash = 0;
 };
 Seal seal_of(const InputFile& file, const std::string& path) {
-  std::string line(static_cast<size_t>(kSealBytes), '\0');
+  std::string line(kSealBytes, '\0');
   const ssize_t got = ::pread(file.descriptor(), line.data(), line.size() - 1, 0);
   Seal seal;
   check(got > 0 && std::sscanf(line.c_str(), kScan, &seal.size, &seal.begin, &seal.hash) == 3,
@@ -49,10 +49,8 @@ Seal seal_of(const InputFile& file, const std::string& path) {
 
 bool only_a_result_follows(const InputFile& file, const Seal& seal) {
   std::string rest(kResultInFile.size(), '\0');
-  const ssize_t got =
-      ::pread(file.descriptor(), rest.data(), rest.size(), static_cast<off_t>(seal.size));
-  return got >= 0 &&
-         begins_result(std::string_view(rest).substr(0, static_cast<size_t>(got)), kResultInFile);
+  const ssize_t got = ::pread(file.descriptor(), rest.data(), rest.size(), seal.size);
+  return got >= 0 && begins_result(std::string_view(rest).substr(0, got), kResultInFile);
 }
 
 // Writes it to the front of a file.
@@ -70,7 +68,7 @@ bool write_at_front(int file, std::string_view text) {
 
 void write_seal(const std::string& path, int64_t begin) {
   const uint64_t size = std::filesystem::file_size(path);
-  const auto from = static_cast<uint64_t>(begin);
+  const uint64_t from = begin;
   const std::string line = fmt::format(kLine, size, from, hash_from(path, from, size));
   const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (file < 0) fail_writing(path);
@@ -96,8 +94,6 @@ bool is_unsealed(const std::string& path) {
   return InputFile(path).begins_with(kSignature);
 }
 
-int64_t sealed_bytes(const std::string& path) {
-  return static_cast<int64_t>(seal_of(InputFile(path), path).size);
-}
+int64_t sealed_bytes(const std::string& path) { return seal_of(InputFile(path), path).size; }
 
 }  // namespace lockstep

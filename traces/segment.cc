@@ -1,3 +1,7 @@
+// The order in which a segment is written is what makes it safe: tensors go out as they come, each
+// under its own checksum in the index; then the seal begins, and everything that is small and
+// structural (attributes, columns, summary, manifest) lies behind it and is checked as a whole
+// before HDF5 parses it.
 #include "traces/segment.h"
 
 #include <algorithm>
@@ -240,7 +244,7 @@ void SegmentReader::open_tensors() const {
 Pass SegmentReader::read(size_t i, bool data) const {
   Pass pass = columns_.pass_at(i);
   if (!data) return pass;
-  auto at = static_cast<size_t>(columns_.tensor_edges[i]);
+  size_t at = columns_.tensor_edges[i];
   for (RecordedTensor& tensor : pass.tensors) {
     const std::string& path = columns_.index.path[at++];
     if (path.empty()) continue;

@@ -42,10 +42,9 @@ void write_summary(const Columns& columns, const Graph& graph, Hdf5File& file) {
   const Columns::Index& index = columns.index;
   std::vector<Cell> cells(columns.passes() * layers.size() * points.size());
   for (size_t pass = 0; pass < columns.passes(); ++pass) {
-    for (auto i = static_cast<size_t>(columns.tensor_edges[pass]);
-         i < static_cast<size_t>(columns.tensor_edges[pass + 1]); ++i) {
-      const auto layer = static_cast<size_t>(index.layer[i] + 1);
-      const auto point = static_cast<size_t>(order_of(*find_point(index.point[i])));
+    for (int64_t i = columns.tensor_edges[pass]; i < columns.tensor_edges[pass + 1]; ++i) {
+      const size_t layer = index.layer[i] + 1;
+      const size_t point = order_of(*find_point(index.point[i]));
       Cell& cell = cells[(pass * layers.size() + layer) * points.size() + point];
       const int64_t nonfinite = index.nan[i] + index.posinf[i] + index.neginf[i];
       const int64_t finite = index.n[i] - nonfinite;

@@ -1,4 +1,16 @@
 // A trace, whatever its format on disk. README.md in this folder is the layout.
+//
+// A trace is what a run showed, kept so that it can be judged, compared or looked at later, by
+// another program or on another machine. Three layers, each of which can be read alone:
+//
+//     TraceWriter, TraceReader   passes in, passes out: all that the rest of the program knows
+//     formats.cc                 the extension of a path picks one: X.trace, X.h5, X.jsonl, foreign
+//     columns, segment, hdf5_*   passes as columns, columns as HDF5 datasets, HDF5's C API
+//
+// A pass holds tensors in full or as digests. A writer never leaves a trace that looks whole and is
+// not: a segment is published under its name when it is closed, and `complete` is written last. A
+// reader trusts no byte: sizes, edges and hashes are checked before anything is indexed by them,
+// and trouble is an Error that names the file.
 #pragma once
 
 #include <map>

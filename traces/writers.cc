@@ -1,3 +1,13 @@
+// The life of a trace that is being written:
+//
+//     X.trace/manifest.json   at once, without the requests' ends; anew at the end
+//     X.trace/journal.jsonl   each pass as digests, before its tensors
+//     X.trace/seg-000000.h5   the tensors of some passes, published when the segment is closed
+//     X.h5                    written in one piece from such a folder, X.h5.part, when the run ends
+//
+// After a kill everything up to the last closed segment is there in full, and digests of what came
+// later are in the journal. After trouble with the disk nothing more is written, because a hole in
+// the middle would look whole.
 #include "traces/writers.h"
 
 #include <unistd.h>

@@ -1,3 +1,5 @@
+// Memory of a device is dear to ask for, and asking waits for the device. The arena makes each
+// shape of a pass pay for it once.
 #pragma once
 
 #include <cstdint>

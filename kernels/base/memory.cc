@@ -19,8 +19,7 @@ std::map<int, DeviceRuntime> runtimes;
 
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   const int64_t size = memory_for(bytes, device);
-  if (device == Device::cpu)
-    return {std::aligned_alloc(kAlignment, static_cast<size_t>(size)), &std::free};
+  if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
   const DeviceRuntime& runtime = runtime_of(device);
   void* memory = runtime.allocate(size);
   if (memory == nullptr) return nullptr;  // which has nothing to release
@@ -69,7 +68,7 @@ void copy(const TensorView& to, const TensorView& from) {
         to.bytes());
   if (from.bytes() == 0) return;
   if (to.device == Device::cpu && from.device == Device::cpu) {
-    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+    std::memcpy(to.data, from.data, from.bytes());
     return;
   }
   const DeviceRuntime& runtime = runtime_of(to.device == Device::cpu ? from.device : to.device);

@@ -63,7 +63,7 @@ TensorView TensorView::slice(int64_t first, int64_t n) const {
   std::ranges::copy(shape.extents(), extents.begin());
   extents[0] = n;
   TensorView view = *this;
-  view.shape = Shape(std::span<const int64_t>(extents.data(), static_cast<size_t>(shape.rank())));
+  view.shape = Shape(std::span<const int64_t>(extents.data(), shape.rank()));
   view.data = static_cast<char*>(data) + first * row_size() * size_of(dtype);
   return view;
 }
@@ -82,12 +82,18 @@ double value_at(const TensorView& tensor, int64_t i) {
   return value;
 }
 
+std::vector<double> widened_row(const TensorView& tensor, int64_t row) {
+  std::vector<double> values(tensor.row_size());
+  widen(tensor, row * tensor.row_size(), values);
+  return values;
+}
+
 void widen(const TensorView& tensor, int64_t first, std::span<double> out) {
   const auto copy = [&]<typename T>(const T* from) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(from[i]);
   };
   const auto copy_half = [&]<typename T>(const T* from) {
-    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(to_float(from[i]));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = to_float(from[i]);
   };
   switch (tensor.dtype) {
     case DType::f64:

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/base/dtype.h"
 
@@ -36,10 +37,10 @@ class Shape {
   explicit Shape(std::span<const int64_t> extents);
 
   int rank() const { return rank_; }
-  int64_t operator[](int axis) const { return extents_[static_cast<size_t>(axis)]; }
-  int64_t last() const { return extents_[static_cast<size_t>(rank_ - 1)]; }
+  int64_t operator[](int axis) const { return extents_[axis]; }
+  int64_t last() const { return extents_[rank_ - 1]; }
   int64_t count() const;  // product of the extents; 1 for rank 0
-  std::span<const int64_t> extents() const { return {extents_.data(), static_cast<size_t>(rank_)}; }
+  std::span<const int64_t> extents() const { return std::span(extents_).first(rank_); }
   std::string text() const;  // "[3, 64]"
   bool operator==(const Shape& other) const;
 
@@ -98,5 +99,6 @@ const TensorView& plain_codes(std::string_view reader, const WeightView& weight)
 double value_at(const TensorView& tensor, int64_t i);
 // Elements [first, first + out.size()) of a CPU tensor, widened exactly.
 void widen(const TensorView& tensor, int64_t first, std::span<double> out);
+std::vector<double> widened_row(const TensorView& tensor, int64_t row);
 
 }  // namespace lockstep

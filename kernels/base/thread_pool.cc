@@ -1,3 +1,7 @@
+// One loop at a time is cut into about four pieces a thread, which all threads take in turn, the
+// caller among them. A worker that finds nothing spins for as long as the ops of one token are
+// apart and then sleeps on a condition. Which thread takes which piece is chance, so a body gives
+// the same result however its range is split.
 #include "kernels/base/thread_pool.h"
 
 #include <algorithm>
@@ -140,6 +144,8 @@ void ThreadPool::run(int64_t count, int64_t grain,
   s.next = 0;
   if (s.trouble) std::rethrow_exception(std::exchange(s.trouble, nullptr));
 }
+
+int machine_threads() { return std::max<int>(1, std::thread::hardware_concurrency()); }
 
 void parallel_for(ThreadPool* pool, int64_t count, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body) {

@@ -28,6 +28,9 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
+// How many threads the cores of this machine run at once; 1 where it does not say.
+int machine_threads();
+
 // pool->run, or the whole range at once on the calling thread when there is no pool.
 void parallel_for(ThreadPool* pool, int64_t count, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body);

@@ -29,7 +29,7 @@ void read_by(int blocks_a_processor, const void* data, int64_t bytes, uint32_t* 
              CUstream_st* stream) {
   const int processors =
       number_of_device(cudaDevAttrMultiProcessorCount, "how many multiprocessors it has");
-  const auto blocks = static_cast<unsigned>(processors * blocks_a_processor);
+  const unsigned blocks = processors * blocks_a_processor;
   add_up<kLoads, kThreads>
       <<<blocks, kThreads, 0, stream>>>(static_cast<const uint4*>(data), bytes / 16, sum);
   cuda_check(cudaGetLastError(), "to read its memory");

@@ -1,3 +1,8 @@
+// x is widened to fp32 once, up to 64 tokens at a time, and each thread takes some rows of the
+// weight through all of them. A tile is 4 rows by 4 tokens of sums, each of which runs over k in
+// the same order whatever the tile's size, so that no bit depends on how many tokens there are. A
+// single token takes its rows one by one: then the time is that of reading the weight, and one long
+// stream is read faster than four.
 #include "kernels/cpu/matmul_rows.h"
 
 #include <algorithm>
@@ -11,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kTokens = 64;           // whose fp32 rows stay in cache while the weights pass by
-constexpr int64_t kWidest = 16;           // lanes of the widest instance
 constexpr int64_t kGrainBytes = 1 << 16;  // of weights: less is not worth waking a thread
 constexpr int64_t kAheadBytes = 8192;     // from a product to the weight that is asked for
 
@@ -101,9 +105,9 @@ struct WidenKernel {
 void matmul_rows(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                  TensorView bias) {
   const int64_t n = weight.rows(), k = weight.shape[1];
-  const int64_t stride = (k + kWidest - 1) / kWidest * kWidest;
+  const int64_t stride = (k + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
   const int64_t grain = (kGrainBytes / (weight.row_size() * size_of(x.dtype) + 1) / 8 + 1) * 8;
-  std::vector<float> wide(static_cast<size_t>(std::min(kTokens, x.rows()) * stride));
+  std::vector<float> wide(std::min(kTokens, x.rows()) * stride);
   dispatch("matmul", x.dtype, [&]<typename T>(T*) {
     for (int64_t first = 0; first < x.rows(); first += kTokens) {
       const int64_t tokens = std::min(kTokens, x.rows() - first);

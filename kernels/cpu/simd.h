@@ -47,6 +47,8 @@ void on_best_isa(Kernel kernel) {
 
 namespace simd {
 
+inline constexpr int64_t kWidest = 16;  // lanes of the widest instance
+
 template <int N>
 struct Types {
   typedef float F __attribute__((vector_size(N * 4)));
@@ -99,7 +101,7 @@ template <int N, typename T>
 [[gnu::always_inline]] inline F<N> load(const T* p, int64_t n) {
   if (n >= N) return load<N>(p);
   T some[N] = {};
-  std::memcpy(static_cast<void*>(some), p, static_cast<size_t>(n) * sizeof(T));
+  std::memcpy(static_cast<void*>(some), p, n * sizeof(T));
   return load<N>(some);
 }
 
@@ -140,7 +142,7 @@ template <int N, typename T>
   if (n >= N) return store<N>(p, v);
   T some[N];
   store<N>(some, v);
-  std::memcpy(static_cast<void*>(p), some, static_cast<size_t>(n) * sizeof(T));
+  std::memcpy(static_cast<void*>(p), some, n * sizeof(T));
 }
 
 // The sum of all lanes, halves first.

@@ -21,7 +21,7 @@ struct AddNormArguments {
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kNormThreads) add_and_normalise(AddNormArguments<T> a) {
   using Some = Elements<T, kVector>;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * a.width;
+  const int64_t row = int64_t{blockIdx.x} * a.width;
   normalise_wide<T, kVector>(a.out + row, a.sum + row, a.weight, a.width, a.eps,
                              [&](int64_t i, T* to) {
                                const Some sum = sum_of<T, kVector>(a.a + row + i, a.b + row + i);
@@ -54,9 +54,8 @@ void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormIn
       add_cuda(context, sum, a, b);
       return rms_norm_cuda(context, out, sum, weight, eps);
     }
-    launch_pdl("add_rms_norm", context.stream, static_cast<unsigned>(a.count() / width),
-               kNormThreads, wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>,
-               arguments);
+    launch_pdl("add_rms_norm", context.stream, a.count() / width, kNormThreads,
+               wide ? add_and_normalise<T, kVector> : add_and_normalise<T, 1>, arguments);
   });
 }
 

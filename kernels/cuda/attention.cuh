@@ -81,7 +81,7 @@ __device__ KeyRange visible_keys(const AttentionArguments<T>& a, int position) {
 // The range is clamped to the pass, whatever query_start says; check_batch reports a bad one.
 template <typename T>
 __device__ Queries queries_of(const AttentionArguments<T>& a, int request) {
-  const int tokens = static_cast<int>(a.tokens), length = a.context_length[request];
+  const int tokens = a.tokens, length = a.context_length[request];
   const int first = min(max(a.query_start[request], 0), tokens);
   const int end = min(max(a.query_start[request + 1], first), tokens);
   return {request, first, end, max(length, 0)};
@@ -91,7 +91,7 @@ __device__ Queries queries_of(const AttentionArguments<T>& a, int request) {
 // `group` heads, and `q_tile` is its number in the pass; it becomes its number within the request.
 template <typename T>
 __device__ Queries locate_q_tile(const AttentionArguments<T>& a, int group, int per, int& q_tile) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp), requests = static_cast<int>(a.requests);
+  const int lane = threadIdx.x % kWarp, requests = a.requests;
   for (int base = 0; base < requests; base += kWarp) {
     Queries mine;
     if (base + lane < requests) mine = queries_of(a, base + lane);
@@ -121,7 +121,7 @@ __device__ Queries locate_q_tile(const AttentionArguments<T>& a, int group, int 
 template <typename T>
 __device__ void check_batch(const AttentionArguments<T>& a) {
   using Of = BadIndex::Of;
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   const int32_t* start = a.query_start;
   if (lane == 0 && (start[0] != 0 || start[a.requests] != a.tokens))
     report(a.bad, Of::query_start, a.tokens, start[0], start[a.requests]);
@@ -194,7 +194,7 @@ __device__ inline MergeScales merge(Softmax& to, const Softmax& split) {
 // other, each exponential would wait for the one before. `row_max` is the largest score before and
 // then after them; lanes from `count` on hold no split.
 __device__ inline MergeScales merge_lanes(float& row_max, float lane_max, int count) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   float all = lane < count ? lane_max : kNegInf;  // up to and with this lane's
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const float other = __shfl_up_sync(~0u, all, offset);
@@ -215,7 +215,7 @@ __device__ float merge_splits(Softmax& to, float sum, int first, int count, int 
                               int head_dim, int column, PartialOf partial_of) {
   static_assert(kBatch <= kWarp);
   const auto partial = [&](int i) { return partial_of(min(first + i, kv_splits - 1)); };
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   float sums[kBatch];  // all of which are read before the first is used
 #pragma unroll
   for (int i = 0; i < kBatch; ++i)

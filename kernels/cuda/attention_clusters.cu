@@ -23,7 +23,7 @@ template <typename T, int kDim>
 __device__ void process_own_split(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
                                   const Queries& queries, KeyRange visible, int first_row,
                                   bool only) {
-  const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y),
+  const int warp = threadIdx.x / kWarp, kv_head = blockIdx.y,
             first = static_cast<int>(blockIdx.z) * kSplitKeys;
   SplitLoader<T, kDim, kTeam> loader{a, shared.split, queries, visible, kv_head};
   loader.find(first);
@@ -57,9 +57,8 @@ template <typename T, int kDim>
 __device__ void combine_cluster(const AttentionArguments<T>& a, Shared<T, kDim>& shared,
                                 const Queries& queries, int first_row) {
   const auto cluster = cooperative_groups::this_cluster();
-  const int warp = static_cast<int>(threadIdx.x / kWarp),
-            lane = static_cast<int>(threadIdx.x % kWarp);
-  const int blocks = static_cast<int>(gridDim.z), kv_head = static_cast<int>(blockIdx.y);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int blocks = gridDim.z, kv_head = blockIdx.y;
   const int rows = min(queries.rows(a) - first_row, kTileRows);
   for (int at = warp * blocks + static_cast<int>(blockIdx.z); at < rows * (kDim / kWarp);
        at += kTeam * blocks) {
@@ -93,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_cluster(AttentionArguments
   auto& shared = *reinterpret_cast<Shared<T, kDim>*>(memory);
   pdl_launch_dependents();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x < kWarp) check_batch(a);
-  int q_tile = static_cast<int>(blockIdx.x);
+  int q_tile = blockIdx.x;
   const Queries queries = locate_q_tile(a, a.group, kTileRows, q_tile);
   if (queries.request < 0) return pdl_wait();
   const int first_row = q_tile * kTileRows, first = static_cast<int>(blockIdx.z) * kSplitKeys;
@@ -152,8 +151,8 @@ int max_active_clusters(unsigned blocks) {
 
 template <typename T, int kDim>
 bool launch(const OpContext& context, const AttentionArguments<T>& a) {
-  constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
-  const auto kv_splits = static_cast<unsigned>(a.kv_splits);
+  constexpr unsigned kBytes = sizeof(Shared<T, kDim>);
+  const unsigned kv_splits = a.kv_splits;
   const int64_t tiles = max_q_tiles(a, kTileRows);
   grant_shared<attend_cluster<T, kDim>>(kBytes);
   if (tiles * a.kv_heads > max_active_clusters<T, kDim>(kv_splits)) return false;

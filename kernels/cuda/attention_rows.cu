@@ -32,7 +32,7 @@ __device__ float score_of(const float* q, const T* k, int head_dim) {
 template <typename T, int kVector>
 __device__ void process_block(const AttentionArguments<T>& a, const Queries& queries, int kv_head,
                               const float* q, KeyRange keys, Row& row) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp), count = keys.end - keys.begin;
+  const int lane = threadIdx.x % kWarp, count = keys.end - keys.begin;
   int64_t offset = -1;
   float score = kNegInf;
   if (lane < count) {
@@ -63,13 +63,12 @@ __device__ void process_block(const AttentionArguments<T>& a, const Queries& que
 template <typename T, int kVector>
 __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T> a) {
   pdl_launch_dependents_and_wait();
-  const int lane = static_cast<int>(threadIdx.x % kWarp),
-            warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   if (blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) check_batch(a);
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kRows + warp, token = at / a.heads;
+  const int64_t at = int64_t{blockIdx.x} * kRows + warp, token = at / a.heads;
   if (token >= a.tokens) return;
-  const int head = static_cast<int>(at % a.heads), kv_head = head / a.group;
-  int q_tile = static_cast<int>(token);
+  const int head = at % a.heads, kv_head = head / a.group;
+  int q_tile = token;
   const Queries queries = locate_q_tile(a, 1, 1, q_tile);
   if (queries.request < 0) return;
   __shared__ float all_q[kRows][kWidestHead];
@@ -113,9 +112,9 @@ __global__ void __launch_bounds__(kRows* kWarp) attend_rows(AttentionArguments<T
 
 template <typename T>
 void attend_by_rows(const OpContext& context, const AttentionArguments<T>& a) {
-  const dim3 blocks(static_cast<unsigned>((a.tokens * a.heads + kRows - 1) / kRows),
+  const dim3 blocks((a.tokens * a.heads + kRows - 1) / kRows,
                     a.partials == nullptr ? 1 : static_cast<unsigned>(a.kv_splits));
-  const bool wide = aligned_16(a.head_dim * static_cast<int64_t>(sizeof(T)), a.k);
+  const bool wide = aligned_16(a.head_dim * int64_t{sizeof(T)}, a.k);
   const auto kernel = wide ? attend_rows<T, Vector<T>::kSize> : attend_rows<T, 1>;
   launch_pdl("paged_attention", context.stream, blocks, kRows * kWarp, kernel, a);
 }

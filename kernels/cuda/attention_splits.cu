@@ -16,9 +16,9 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_splits(AttentionArgu
   extern __shared__ __align__(16) unsigned char shared[];
   auto& split = *reinterpret_cast<SplitBuffers<T, kDim>*>(shared);
   pdl_launch_dependents();
-  const int warp = static_cast<int>(threadIdx.x / kWarp), kv_head = static_cast<int>(blockIdx.y);
+  const int warp = threadIdx.x / kWarp, kv_head = blockIdx.y;
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && warp == 0) check_batch(a);
-  int q_tile = static_cast<int>(blockIdx.x);
+  int q_tile = blockIdx.x;
   const Queries queries = locate_q_tile(a, a.group, kTileRows, q_tile);
   if (queries.request < 0) return pdl_wait();
   const KeyRange all = visible_to_any(a, queries, q_tile * kTileRows, kTileRows);
@@ -74,12 +74,11 @@ constexpr int64_t kManyBlocks = 8192;
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
-  constexpr auto kBytes = static_cast<unsigned>(sizeof(SplitBuffers<T, kDim>));
+  constexpr unsigned kBytes = sizeof(SplitBuffers<T, kDim>);
   grant_shared<attend_splits<T, kDim>>(kBytes);
   const int64_t tiles = max_q_tiles(a, kTileRows);
   const int64_t each = std::max<int64_t>(1, tiles * a.kv_heads * a.kv_splits / kManyBlocks);
-  const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(a.kv_heads),
-                    static_cast<unsigned>((a.kv_splits + each - 1) / each));
+  const dim3 blocks(tiles, a.kv_heads, (a.kv_splits + each - 1) / each);
   launch_pdl("paged_attention", context.stream, blocks, {kBlocks * kWarp, kBytes},
              attend_splits<T, kDim>, a);
 }

@@ -46,7 +46,7 @@ struct SplitBuffers {
 // partial_of(half) points for this lane's two rows.
 template <typename T, int kDim, int kColumns, typename PartialOf>
 __device__ void write_partial(const Tile<T, kDim, kColumns>& tile, PartialOf partial_of) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (tile.token[half] < 0) continue;
@@ -78,8 +78,7 @@ template <int kHalves, typename T, int kDim, int kColumns, typename Scored>
 __device__ void score_block(const AttentionArguments<T>& a, SplitBuffers<T, kDim>& split,
                             Tile<T, kDim, kColumns>& tile, const WantedBlocks& wanted,
                             Scored scored) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp),
-            warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   float p[kBlockKeys / 8][4];
   if (wanted(warp)) {
     const int at = wanted.first + warp * kBlockKeys;
@@ -125,7 +124,7 @@ template <typename T, int kDim, int kColumns, typename Scored>
 __device__ void process_split(const AttentionArguments<T>& a, SplitBuffers<T, kDim>& split,
                               Tile<T, kDim, kColumns>& tile, const WantedBlocks& wanted,
                               Scored scored) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   score_block<2>(a, split, tile, wanted, scored);
   cp_async_wait_group();
   __syncthreads();
@@ -177,7 +176,7 @@ class OneQuery {
     score_block<1>(a, split, tile, wanted, scored);
     cp_async_wait_group();
     __syncthreads();
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int lane = threadIdx.x % kWarp;
     softmax_ = {};
 #pragma unroll
     for (auto& four : acc_)
@@ -200,7 +199,7 @@ class OneQuery {
 
   // Writes the partial results of the heads, which lie `next` floats apart.
   __device__ void write_partial(const AttentionArguments<T>& a, float* first, int64_t next) const {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int lane = threadIdx.x % kWarp;
     if (column_ == 0 && lane % 4 == 0 && lane / 4 < a.group) {
       float* const to = first + lane / 4 * next;
       to[kDim] = softmax_.row_max, to[kDim + 1] = softmax_.row_sum;
@@ -234,7 +233,7 @@ class OneQuery {
 
   // The sums over the keys of a block.
   __device__ void accumulate_pv(SplitBuffers<T, kDim>& split, int block) {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int lane = threadIdx.x % kWarp;
     const auto correction = *reinterpret_cast<const float2*>(&split.correction[block][head()]);
 #pragma unroll
     for (auto& four : acc_)

@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads, 3) attend_tiles(AttentionArguments<T
   extern __shared__ __align__(16) unsigned char memory[];
   auto& [blocks, all_acc] = *reinterpret_cast<Shared<T, kDim>*>(memory);
   pdl_launch_dependents_and_wait();
-  const int warp = static_cast<int>(threadIdx.x / kWarp),
-            index = static_cast<int>(gridDim.x - 1 - blockIdx.x), kv_head = index % a.kv_heads;
+  const int warp = threadIdx.x / kWarp, index = gridDim.x - 1 - blockIdx.x,
+            kv_head = index % a.kv_heads;
   if (blockIdx.x == 0 && warp == 0) check_batch(a);
   int q_tile = index / a.kv_heads;
   const Queries queries = locate_q_tile(a, a.group, kWarps * kTileRows, q_tile);
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(kThreads, 3) attend_tiles(AttentionArguments<T
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
-  constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
+  constexpr unsigned kBytes = sizeof(Shared<T, kDim>);
   grant_shared<attend_tiles<T, kDim>>(kBytes);
-  const auto blocks = static_cast<unsigned>(max_q_tiles(a, kWarps * kTileRows) * a.kv_heads);
+  const unsigned blocks = max_q_tiles(a, kWarps * kTileRows) * a.kv_heads;
   launch_pdl("paged_attention", context.stream, blocks, {kThreads, kBytes}, attend_tiles<T, kDim>,
              a);
 }

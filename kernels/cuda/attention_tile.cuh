@@ -100,7 +100,7 @@ struct Tile {
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::begin(const AttentionArguments<T>& a,
                                                const Queries& queries, int kv_head, int first_row) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   const int rows = queries.rows(a);
   const T* from[2];
 #pragma unroll
@@ -163,7 +163,7 @@ template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
                                                const KvBlock<T, kDim>& block, int first, bool all,
                                                Scores& p) const {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (auto& four : p)
     for (float& score : four) score = 0;
@@ -188,7 +188,7 @@ __device__ void Tile<T, kDim, kColumns>::score(const AttentionArguments<T>& a,
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::scale_scores(const AttentionArguments<T>& a, int first,
                                                       bool all, Scores& p) const {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (auto& four : p)
 #pragma unroll
@@ -281,7 +281,7 @@ __device__ bool Tile<T, kDim, kColumns>::needs_row_masks(const KvBlock<T, kDim>&
   };
   if (__all_sync(~0u, (token[0] < 0 || all_of(visible[0])) && (token[1] < 0 || all_of(visible[1]))))
     return false;
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   bool found = false;
   for (int i = 0; i < kDim / 2; ++i)
     found |= not_finite<T>(reinterpret_cast<const uint32_t*>(block.v.at(lane, i / 4 * 8))[i % 4]);
@@ -291,7 +291,7 @@ __device__ bool Tile<T, kDim, kColumns>::needs_row_masks(const KvBlock<T, kDim>&
 template <typename T, int kDim, int kColumns>
 __device__ void Tile<T, kDim, kColumns>::accumulate_pv_all_rows(const KvBlock<T, kDim>& block,
                                                                 int step, const Probs& probs) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   // Several columns at a time, because the terms of one sum wait for each other.
   constexpr int kTogether = kColumns % 64 == 0 ? 4 : kColumns % 32 == 0 ? 2 : 1;
 #pragma unroll
@@ -316,7 +316,7 @@ template <typename T, int kDim, int kColumns>
 template <typename Value>
 __device__ void Tile<T, kDim, kColumns>::accumulate_pv_row_by_row(Value value, int first, int step,
                                                                   const Probs& probs) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll 1
   for (int r = 0; r < kTileRows; ++r) {
     const int owner = r % 8 * 4;  // a lane that knows what the row sees
@@ -368,7 +368,7 @@ __device__ void split_scores(const float (&p)[kBlockKeys / 8][4], int step,
 template <typename T, int kDim, int kColumns, typename Acc>
 __device__ void write_out(const AttentionArguments<T>& a, const Tile<T, kDim, kColumns>& tile,
                           const Softmax (&softmax)[2], Acc acc) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (tile.token[half] < 0) continue;

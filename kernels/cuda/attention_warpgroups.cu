@@ -136,7 +136,7 @@ struct Consumer {
 template <typename T, int kDim>
 __device__ void Consumer<T, kDim>::load_q(const Queries& queries, int kv_head, int first_row) {
   constexpr int kPieces = kDim / 8;
-  const int rows = queries.rows(a), thread = static_cast<int>(threadIdx.x % kWarpgroup);
+  const int rows = queries.rows(a), thread = threadIdx.x % kWarpgroup;
 #pragma unroll 4
   for (int i = thread; i < kRows * kPieces; i += kWarpgroup) {
     const int row = i / kPieces, column = i % kPieces * 8, mine = first_row + row;
@@ -187,8 +187,7 @@ __device__ bool Consumer<T, kDim>::needs_row_masks(int first, int block) {
   if (all.begin <= max(first, loaded.begin) && all.end >= min(first + kBlockKeys, loaded.end))
     return false;
   constexpr int kPieces = kDim / 8 / 4;  // of a row, for a warp
-  const int lane = static_cast<int>(threadIdx.x % kWarp),
-            warp = static_cast<int>(threadIdx.x / kWarp % 4);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
   bool found = false;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
@@ -309,7 +308,7 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArguments<T> a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T, kDim>*>(memory);
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = threadIdx.x;
   if (thread < kStages) {
     StageBarriers& barriers = shared.barriers[thread];
     barriers.k_full.init(kWarpgroup), barriers.v_full.init(kWarpgroup);
@@ -320,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArgume
   fence_proxy_async();
   __syncthreads();
   pdl_launch_dependents_and_wait();
-  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x), kv_head = index % a.kv_heads;
+  const int index = gridDim.x - 1 - blockIdx.x, kv_head = index % a.kv_heads;
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int number = __shfl_sync(~0u, thread / kWarpgroup, 0);
   if (blockIdx.x == 0 && thread < kWarp) check_batch(a);
@@ -353,9 +352,9 @@ __global__ void __launch_bounds__(kThreads, 1) attend_warpgroups(AttentionArgume
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
-  constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<T, kDim>));
+  constexpr unsigned kBytes = sizeof(Shared<T, kDim>);
   grant_shared<attend_warpgroups<T, kDim>>(kBytes);
-  const auto blocks = static_cast<unsigned>(max_q_tiles(a, kConsumers * kRows) * a.kv_heads);
+  const unsigned blocks = max_q_tiles(a, kConsumers * kRows) * a.kv_heads;
   launch_pdl("paged_attention", context.stream, blocks, {kThreads, kBytes},
              attend_warpgroups<T, kDim>, a);
 }

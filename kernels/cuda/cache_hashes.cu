@@ -47,7 +47,7 @@ struct Row {
 
   __device__ Row(const CacheJob& job, int64_t request, unsigned position)
       : k(nullptr), v(nullptr), bytes(job.row_bytes) {
-    const auto size = static_cast<unsigned>(job.page_size);
+    const unsigned size = job.page_size;
     const unsigned entry = position / size;
     const int64_t page = entry < job.width ? job.table[request * job.width + entry] : -1;
     if (page < 0 || page >= job.pages) return;
@@ -74,14 +74,14 @@ __device__ void hash_by_groups(const Work& work, unsigned request, int64_t begin
                                uint64_t* out) {
   __shared__ uint64_t secret[xxh3::Groups::kWords];
   const xxh3::Groups groups(secret);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int stripes = static_cast<int>(work.job.row_bytes / xxh3::kStripe);  // of K, and of V
+  const int thread = threadIdx.x;
+  const int stripes = work.job.row_bytes / xxh3::kStripe;  // of K, and of V
 #pragma unroll 1
   for (int round = 0; round < work.rounds; ++round) {
     const int64_t first = begin + (round * kWarps + thread / kWarp) * kGroups;
     if (first >= rows) return;
     const int64_t mine = first + thread % kWarp / xxh3::Groups::kLanes;
-    const Row row(work.job, request, static_cast<unsigned>(min(mine, rows - 1)));
+    const Row row(work.job, request, min(mine, rows - 1));
     const bool lacks = row.k == nullptr;
     const char* k = lacks ? reinterpret_cast<const char*>(kLacking) : row.k;
     const char* v = lacks ? k : row.v - row.bytes;
@@ -97,7 +97,7 @@ __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin,
                               uint64_t* out) {
   const int64_t end = min(rows, begin + work.rows_of_a_block());
   for (int64_t mine = begin + threadIdx.x / kWarp; mine < end; mine += kWarps) {
-    const Row row(work.job, request, static_cast<unsigned>(mine));
+    const Row row(work.job, request, mine);
     const uint64_t hash = xxh3::hash(row, 0, 2 * row.bytes);
     if (threadIdx.x % kWarp == 0) out[mine] = hash;
   }
@@ -106,7 +106,7 @@ __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin,
 // kStripes: all jobs fit xxh3::Groups.
 template <bool kStripes>
 __global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ JobTable table) {
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = threadIdx.x;
   const int index = table.first.job_of(blockIdx.x, table.count);
   const Work& work = table.of[index];
   const unsigned item = blockIdx.x - table.first.of[index], request = item / work.chunks;
@@ -139,7 +139,7 @@ void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
     check(job.most_rows < int64_t{1} << 31 && job.page_size < int64_t{1} << 31,
           "a cache of {} positions a request is too long to be hashed: use fewer than 2^31",
           job.most_rows);
-    table.first.of[table.count] = static_cast<unsigned>(blocks);
+    table.first.of[table.count] = blocks;
     Work& work = table.of[table.count++];
     work.job = job;
     work.rounds = static_cast<int>(

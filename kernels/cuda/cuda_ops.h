@@ -19,26 +19,13 @@ extern "C" [[gnu::visibility("default")]] const Ops* lockstep_cuda_ops(int index
                                                                        DeviceRuntime* runtime);
 
 // The twins, within the library, to be called with the device of their tensors as the current one
-// of the thread (on_device.cuh). Each keeps the contract of its op on the stream of `context`, and
-// returns before the work is done. Indices in tensors are looked at on the device (bad_index.h).
-// Weights, rotary tables, positions, slots, lengths and page tables may be read while the kernel
-// queued before still works: copies may write them, kernels may not.
-decltype(gather_rows) gather_rows_cuda;
-decltype(rms_norm) rms_norm_cuda;
-decltype(matmul) matmul_cuda;
-decltype(rope) rope_cuda;
-decltype(kv_write) kv_write_cuda;
-decltype(kv_gather) kv_gather_cuda;
-decltype(paged_attention) paged_attention_cuda;
-decltype(silu_mul) silu_mul_cuda;
-decltype(add) add_cuda;
-decltype(argmax) argmax_cuda;
-decltype(top_k) top_k_cuda;
-decltype(routing_weights) routing_weights_cuda;
-decltype(expert_matmul) expert_matmul_cuda;
-decltype(weighted_sum) weighted_sum_cuda;
+// of the thread (on_device.cuh); the header of an op declares its own. Each keeps the contract of
+// its op on the stream of `context`, and returns before the work is done. Indices in tensors are
+// looked at on the device (bad_index.h). Weights, rotary tables, positions, slots, lengths and page
+// tables may be read while the kernel queued before still works: copies may write them, kernels may
+// not.
 
-// The fused ops (fused.h).
+// Those of the fused ops (fused.h).
 void add_rms_norm_cuda(const OpContext& context, TensorView out, const AddNormInput& input);
 void qkv_matmul_cuda(const OpContext& context, std::span<const Linear> all, TensorView x,
                      const AddNormInput* input);

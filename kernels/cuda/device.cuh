@@ -29,7 +29,7 @@ inline void cuda_check(cudaError_t status, const char* what) {
 // a few times over.
 inline unsigned blocks_for(int64_t items, int threads) {
   constexpr int64_t kMost = 4096;
-  return static_cast<unsigned>(std::min((items + threads - 1) / threads, kMost));
+  return std::min((items + threads - 1) / threads, kMost);
 }
 
 inline int current_device() {
@@ -49,7 +49,7 @@ constexpr size_t kMaxDevices = 64;  // of a machine
 
 // The current device of this thread, as an index of a table with an entry for each device.
 inline size_t current_index() {
-  const auto index = static_cast<size_t>(current_device());
+  const size_t index = current_device();
   check(index < kMaxDevices, "at most {} CUDA devices can be used, found number {}", kMaxDevices,
         index);
   return index;
@@ -86,8 +86,7 @@ template <auto kKernel>
 void grant_shared(unsigned bytes) {
   auto& granted = of_current_device<GrantedShared<kKernel>>();
   if (granted.bytes >= bytes) return;
-  cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
+  cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
   granted.bytes = bytes;
 }
@@ -139,6 +138,11 @@ __device__ inline void pdl_wait() {
   cudaGridDependencySynchronize();
 #endif
 }
+
+// The item that this thread begins with in a loop over those of a one-dimensional grid, and how far
+// it is to its next one.
+__device__ inline int64_t first_item() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ inline int64_t item_stride() { return int64_t{gridDim.x} * blockDim.x; }
 
 __device__ inline void pdl_launch_dependents_and_wait() {
   pdl_launch_dependents();

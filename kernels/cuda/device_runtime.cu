@@ -11,7 +11,7 @@ namespace {
 // Returns null when the device has not that much memory left. Other errors throw.
 void* ask_device(int64_t bytes) {
   void* memory = nullptr;
-  const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
+  const cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // else the next launch would report this
     return nullptr;
@@ -37,7 +37,7 @@ int64_t available() {
 
 void* pin(int64_t bytes) {
   void* memory = nullptr;
-  cuda_check(cudaMallocHost(&memory, static_cast<size_t>(bytes)), "cudaMallocHost");
+  cuda_check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
   return memory;
 }
 
@@ -45,8 +45,7 @@ void* pin(int64_t bytes) {
 void unpin(void* memory) { cudaFreeHost(memory); }
 
 void copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
-  cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
-             "cudaMemcpyAsync");
+  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
 }
 
 void wait(CUstream_st* stream) {

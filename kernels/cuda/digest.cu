@@ -41,8 +41,7 @@ __device__ __noinline__ Part warp_total(Part part) {
     auto* to = reinterpret_cast<uint32_t*>(&other);
     const auto* from = reinterpret_cast<const uint32_t*>(&part);
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Part) / 4); ++i)
-      to[i] = __shfl_down_sync(~0u, from[i], down);
+    for (int i = 0; i < int{sizeof(Part) / 4}; ++i) to[i] = __shfl_down_sync(~0u, from[i], down);
     add(part, other);
   }
   return part;
@@ -56,7 +55,7 @@ struct Words {
   uint64_t words[4];
 
   __device__ Words(Input input, const xxh3::Warp& warp, int64_t block)
-      : begin(block * xxh3::kBlock), place(static_cast<int>(warp.place(0))) {
+      : begin(block * xxh3::kBlock), place(warp.place(0)) {
     const char* run = input.run(begin);
     whole = run != nullptr;
     for (int i = 0; i < 4; ++i)
@@ -297,7 +296,7 @@ __device__ uint64_t hash_from(Input input, const uint64_t* sums, uint64_t* room)
 __device__ Part fetched(const Part* from) {
   Part part;
   auto* to = reinterpret_cast<uint64_t*>(&part);
-  for (int i = 0; i < static_cast<int>(sizeof(Part) / 8); ++i)
+  for (int i = 0; i < int{sizeof(Part) / 8}; ++i)
     to[i] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + i);
   return part;
 }
@@ -372,7 +371,7 @@ __device__ bool is_last(const Places& places, int64_t count) {
 
 __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ JobTable table,
                                                       char* scratch) {
-  const int mine = static_cast<int>(threadIdx.x);
+  const int mine = threadIdx.x;
   const int index = table.first.job_of(blockIdx.x, table.count);
   const Work& work = table.of[index];
   const int64_t item = blockIdx.x - table.first.of[index];
@@ -404,7 +403,7 @@ Launch launch_of(std::span<const DigestJob> jobs) {
   launch.scratch = launch.tensor_scratch_bytes =
       (std::ssize(jobs) * int64_t{sizeof(TensorScratch)} + 15) / 16 * 16;
   for (const DigestJob& job : jobs) {
-    launch.table.first.of[launch.table.count] = static_cast<unsigned>(launch.blocks);
+    launch.table.first.of[launch.table.count] = launch.blocks;
     Work& work = launch.table.of[launch.table.count++];
     work.job = job;
     work.element = size_of(job.dtype);
@@ -424,8 +423,7 @@ Launch launch_of(std::span<const DigestJob> jobs) {
 void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) {
   const Launch launch = launch_of(jobs);
   if (launch.blocks == 0) return;
-  cuda_check(cudaMemsetAsync(scratch, 0, static_cast<size_t>(launch.tensor_scratch_bytes), stream),
-             "cudaMemsetAsync");
+  cuda_check(cudaMemsetAsync(scratch, 0, launch.tensor_scratch_bytes, stream), "cudaMemsetAsync");
   digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
       launch.table, static_cast<char*>(scratch));
   cuda_check(cudaGetLastError(), "the launch of digests");

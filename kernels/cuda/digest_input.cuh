@@ -40,11 +40,9 @@ struct Work {
 
   __host__ __device__ int64_t blocks() const { return parts + row_blocks; }
   __host__ __device__ int64_t sums_bytes() const {
-    return parts * kRounds * kWarps * 8 * static_cast<int64_t>(sizeof(uint64_t));
+    return parts * kRounds * kWarps * 8 * int64_t{sizeof(uint64_t)};
   }
-  __host__ __device__ int64_t parts_bytes() const {
-    return parts * static_cast<int64_t>(sizeof(Part));
-  }
+  __host__ __device__ int64_t parts_bytes() const { return parts * int64_t{sizeof(Part)}; }
   // Sums are copied 16 bytes at a time.
   __host__ __device__ int64_t bytes() const {
     return (sums_bytes() + parts_bytes() + 15) / 16 * 16;
@@ -85,7 +83,7 @@ class Input {
   // The bytes from there to the end, at most 8, and zeros.
   __device__ uint64_t tail(int64_t at) const {
     if (at >= size_) return 0;
-    return at + 8 <= size_ ? word(at) : xxh3::assembled(*this, at, static_cast<int>(size_ - at));
+    return at + 8 <= size_ ? word(at) : xxh3::assembled(*this, at, size_ - at);
   }
 
  private:
@@ -105,7 +103,7 @@ struct Element {
         sizeof(T) == 1, uint8_t,
         std::conditional_t<sizeof(T) == 2, uint16_t,
                            std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
-    const auto bits = static_cast<Bits>(word >> i * 8 * static_cast<int>(sizeof(T)));
+    const auto bits = static_cast<Bits>(word >> i * 8 * int{sizeof(T)});
     T value;
     memcpy(&value, &bits, sizeof(T));
     if constexpr (std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>)
@@ -116,12 +114,9 @@ struct Element {
 };
 
 // Exponent of |x| as an fp32 stores it, as probes/digest.cc has it.
-__device__ inline int exponent_bin(float x) {
-  return static_cast<int>(__float_as_uint(x) >> 23 & 0xff);
-}
+__device__ inline int exponent_bin(float x) { return __float_as_uint(x) >> 23 & 0xff; }
 __device__ inline int exponent_bin(double x) {
-  const auto biased =
-      static_cast<int>(static_cast<uint64_t>(__double_as_longlong(x)) >> 52 & 0x7ff);
+  const int biased = static_cast<uint64_t>(__double_as_longlong(x)) >> 52 & 0x7ff;
   return min(max(biased - 1023 + 127, 0), 255);
 }
 

@@ -13,9 +13,8 @@ __global__ void combine(T* out, const T* a, const T* b, int64_t n) {
   struct alignas(sizeof(T) * kSize) Some {
     T e[kSize];
   };
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n / kSize;
-       i += stride) {
+  const int64_t stride = item_stride();
+  for (int64_t i = first_item(); i < n / kSize; i += stride) {
     const Some x = reinterpret_cast<const Some*>(a)[i], y = reinterpret_cast<const Some*>(b)[i];
     Some to;
     for (int c = 0; c < kSize; ++c) to.e[c] = narrow<T>(Function()(widen(x.e[c]), widen(y.e[c])));

@@ -34,7 +34,7 @@ cudaDataType_t type_of(DType dtype) {
 // The largest power of two, up to 256, that divides an address.
 uint32_t alignment_of(const void* address) {
   const auto bits = reinterpret_cast<uintptr_t>(address) | 256;
-  return static_cast<uint32_t>(bits & ~(bits - 1));
+  return bits & ~(bits - 1);
 }
 
 // The key of a plan: all that the choice of an algorithm depends on.
@@ -135,11 +135,11 @@ const Plan& Blas::plan_for(const Shape3& shape) {
 void Blas::run(const Plan& plan, const OpContext& context, const TensorView& out,
                const TensorView& x, const TensorView& weight) const {
   const float one = 1, nothing = 0;
-  blas_check(cublasLtMatmul(handle_, plan.operation.get(), &one, weight.data, plan.weight.get(),
-                            x.data, plan.x.get(), &nothing, out.data, plan.out.get(), out.data,
-                            plan.out.get(), &plan.algorithm, workspace_.view().data,
-                            static_cast<size_t>(kWorkspace), context.stream),
-             "cublasLtMatmul");
+  blas_check(
+      cublasLtMatmul(handle_, plan.operation.get(), &one, weight.data, plan.weight.get(), x.data,
+                     plan.x.get(), &nothing, out.data, plan.out.get(), out.data, plan.out.get(),
+                     &plan.algorithm, workspace_.view().data, kWorkspace, context.stream),
+      "cublasLtMatmul");
 }
 
 // False when the library has no code for it.
@@ -156,9 +156,8 @@ bool multiply(const OpContext& context, const TensorView& out, const TensorView&
 // out = product + bias, rounded once.
 template <typename T>
 __global__ void add_bias(T* out, const float* product, const T* bias, int64_t elements, int64_t n) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements;
-       i += stride)
+  const int64_t stride = item_stride();
+  for (int64_t i = first_item(); i < elements; i += stride)
     out[i] = narrow<T>(product[i] + widen(bias[i % n]));
 }
 

@@ -1,3 +1,8 @@
+// Products of few tokens, whose time is that of reading the weights. A warp takes a bundle of
+// weight rows through up to kTokens tokens, and lanes take the elements of k in turns, 16 bytes
+// each. Several matrices with the same x are one launch (q, k and v; gate and up), and a block may
+// make x itself, by the arithmetic of add_rms_norm, while the first weights are on their way. The
+// order of a sum depends on k and the width of a load alone.
 #include "kernels/cuda/matmul_rows.cuh"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/silu_mul.cuh"
@@ -46,7 +51,7 @@ struct WarpRows {
   int64_t row;
 
   __device__ explicit WarpRows(const RowsArguments<T>& a) {
-    row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+    row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
     matrix[0] = a.all[0];
     if constexpr (kGateUp) {
       matrix[1] = a.all[1];
@@ -101,8 +106,7 @@ __device__ void compute_norm(const RowsArguments<T>& a, T* x) {
   });
   __syncthreads();
   if (!keeps) return;
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kVector; i < a.k;
-       i += int64_t{kNormThreads} * kVector)
+  for (int64_t i = int64_t{threadIdx.x} * kVector; i < a.k; i += int64_t{kNormThreads} * kVector)
     *reinterpret_cast<Some*>(a.x + i) = *reinterpret_cast<const Some*>(x + i);
 }
 
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(kWarps* kWarp,
   for (int r = 0; r < kWeights; ++r) rows[r] = rows_of_warp.weight(r, a.k);
   // The kernel before never writes weights, so that they are loaded while it still runs.
   WeightRows<T, kWeights, kVector, kAhead> weights(rows, a.k);
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
+  const int64_t first = int64_t{blockIdx.y} * kTokens;
   const T* x[kTokens];
   if constexpr (kComputesNorm) {
     __shared__ __align__(16) T own_x[kAhead * kWarp * kVector];
@@ -136,7 +140,7 @@ __global__ void __launch_bounds__(kWarps* kWarp,
   }
   float sums[kWeights][kTokens];
   weights.multiply(sums, x);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   float mine = 0;  // sum `lane`
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
@@ -163,8 +167,7 @@ void launch(const OpContext& context, RowsArguments<T> a) {
     bundles = kGateUp ? a.all[0].n : bundles + matrix.bundles;
   }
   if (bundles == 0) return;
-  const dim3 blocks(static_cast<unsigned>((bundles + kWarps - 1) / kWarps),
-                    static_cast<unsigned>((a.tokens + kTokens - 1) / kTokens));
+  const dim3 blocks((bundles + kWarps - 1) / kWarps, (a.tokens + kTokens - 1) / kTokens);
   launch_pdl("matmul", context.stream, blocks, kWarps * kWarp,
              multiply<T, kTokens, kWeights, kVector, kAhead, kGateUp, kComputesNorm>, a);
 }

@@ -46,7 +46,7 @@ class WeightRows {
   struct alignas(sizeof(T) * kVector) Some {
     T e[kVector];
   };
-  __device__ static int64_t first() { return static_cast<int64_t>(threadIdx.x % kWarp) * kVector; }
+  __device__ static int64_t first() { return int64_t{threadIdx.x % kWarp} * kVector; }
   __device__ Words words_of(const T* row, int64_t i) const {
     Words words{};
     if (i < k_) words = *reinterpret_cast<const Words*>(row + i);

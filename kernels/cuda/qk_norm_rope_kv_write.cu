@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) qk_norm_rope_kv_write(Arguments
   __shared__ float rows[kWarps][kNarrowRow];
   pdl_launch_dependents();
   const int64_t token = blockIdx.x;
-  const auto warp = static_cast<int>(threadIdx.x / kWarp);
+  const int warp = threadIdx.x / kWarp;
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
   const bool is_q = head < a.heads, is_k = !is_q && head < a.heads + a.kv_heads;
   NarrowRow<T, kShare> weight;
   if (is_q && a.q.weight != nullptr) weight.read(a.q.weight, a.dim);
   if (is_k && a.k.weight != nullptr) weight.read(a.k.weight, a.dim);
-  const auto lane = static_cast<int>(threadIdx.x % kWarp);
+  const int lane = threadIdx.x % kWarp;
   Rotation rotations[kShare / 2];
 #pragma unroll
   for (int c = 0; c < kShare / 2; ++c)
@@ -141,8 +141,7 @@ void qk_norm_rope_kv_write_cuda(const OpContext& context, const QkNormRopeKvWrit
         .kv_heads = static_cast<int>(h.k.shape[1]),
         .dim = static_cast<int>(dim),
         .eps = h.eps};
-    const dim3 blocks(static_cast<unsigned>(tokens),
-                      static_cast<unsigned>((a.heads + 2 * a.kv_heads + kWarps - 1) / kWarps));
+    const dim3 blocks(tokens, (a.heads + 2 * a.kv_heads + kWarps - 1) / kWarps);
     // Most heads are half as wide as any may be, and half as much work.
     const auto kernel = dim <= kNarrowRow / 2 ? qk_norm_rope_kv_write<T, kNarrowShare / 2>
                                               : qk_norm_rope_kv_write<T, kNarrowShare>;

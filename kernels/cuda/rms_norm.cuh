@@ -29,13 +29,13 @@ struct NarrowRow {
 
   // Reads `width` elements; those behind them become 0.
   __device__ void read(const T* row, int width) {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int c = 0; c < kShare; ++c)
       e[c] = lane + c * kWarp < width ? row[lane + c * kWarp] : narrow<T>(0);
   }
   __device__ void write(T* row, int width) const {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int c = 0; c < kShare; ++c)
       if (lane + c * kWarp < width) row[lane + c * kWarp] = e[c];
@@ -76,7 +76,7 @@ __device__ void normalise_wide(T* out, const T* row, const T* weight, int64_t wi
   using Some = Elements<T, kVector>;
   constexpr int64_t kStride = int64_t{kNormThreads} * kVector;
   __shared__ float warps[kNormThreads / kWarp];
-  const int64_t begin = static_cast<int64_t>(threadIdx.x) * kVector;
+  const int64_t begin = int64_t{threadIdx.x} * kVector;
   const auto some_of = [](const T* from) { return *reinterpret_cast<const Some*>(from); };
   Some gain = {}, first = {};
   if (kHeld && begin < width) gain = some_of(weight + begin);

@@ -1,3 +1,9 @@
+// A block of 1024 threads draws one token, with the filters of Hugging Face's logits processors and
+// without sorting the vocabulary. A cut (top-k, top-p) is the largest number down to which the
+// weights add up to what is wanted: it is found digit by digit, two bits of a number's ordered 64
+// bits in each of 32 rounds over the row. Probabilities relative to the largest are counted in
+// whole units of 2^-44, so that their sums are exact in whatever order threads add them, and a draw
+// is the same on every run.
 #include <vector>
 
 #include "kernels/base/memory.h"
@@ -62,7 +68,7 @@ __device__ First block_first(int64_t count, Number number) {
 
 // Numbers in the order of these; a NaN is not one.
 __device__ uint64_t key_of(double x) {
-  const auto bits = static_cast<uint64_t>(__double_as_longlong(x));
+  const uint64_t bits = __double_as_longlong(x);
   return bits >> 63 != 0 ? ~bits : bits | uint64_t{1} << 63;
 }
 
@@ -105,8 +111,7 @@ __device__ void keep_top_k(double* x, int64_t count, int64_t k) {
 __device__ int threads_before(bool yes) {
   __shared__ int warps[kThreads / kWarp];
   const unsigned lanes = __ballot_sync(~0u, yes);
-  const int lane = static_cast<int>(threadIdx.x % kWarp),
-            warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   __syncthreads();
   if (lane == 0) warps[warp] = __popc(lanes);
   __syncthreads();
@@ -120,7 +125,7 @@ __device__ void keep_top_p(double* x, int64_t count, double p) {
   if (p >= 1) return;
   uint64_t all = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) all += units_of(x[i]);
-  const auto wanted = static_cast<uint64_t>(ceil(p * static_cast<double>(block_sum(all))));
+  const uint64_t wanted = ceil(p * static_cast<double>(block_sum(all)));
   const uint64_t least = key_that_reaches(x, count, wanted, units_of);
   uint64_t above = 0, one = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) {
@@ -180,7 +185,7 @@ __device__ int64_t pick(const double* x, int64_t count, double uniform) {
     }
   }
   __syncthreads();
-  return static_cast<int64_t>(found);
+  return found;
 }
 
 template <typename T>
@@ -244,8 +249,7 @@ Tensor sent(std::span<const Value> values, const DeviceRuntime& runtime) {
   Tensor there({std::max<int64_t>(1, std::ssize(values)) * int64_t{sizeof(Value)}}, DType::u8,
                {DeviceKind::cuda, runtime.index});
   if (!values.empty())
-    runtime.copy(there.view().data, values.data(), static_cast<int64_t>(values.size_bytes()),
-                 runtime.stream);
+    runtime.copy(there.view().data, values.data(), values.size_bytes(), runtime.stream);
   return there;
 }
 
@@ -272,8 +276,7 @@ void sample_on_device(std::span<int32_t> out, const TensorView& logits,
                                           vocab,
                                           kept.as<double>(),
                                           seen.as<uint32_t>()};
-    launch_pdl("sample", runtime.stream, static_cast<unsigned>(count), kThreads, sample<T>,
-               arguments);
+    launch_pdl("sample", runtime.stream, count, kThreads, sample<T>, arguments);
   });
   runtime.copy(out.data(), tokens.view().data, tokens.view().bytes(), runtime.stream);
   runtime.wait(runtime.stream);

@@ -32,7 +32,7 @@ __device__ void mma_m16n8k16(float (&out)[4], const uint32_t (&a)[4], const uint
 // transposed.
 template <bool kTransposed>
 __device__ inline void ldmatrix_x4(uint32_t (&to)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  const uint32_t address = __cvta_generic_to_shared(row);
   if constexpr (kTransposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -26,7 +26,7 @@ struct alignas(1024) SwizzledTile128B {
   // The matrix descriptor of wgmma, from a multiple of 8 rows on. Strides and addresses count 16
   // bytes: between panels, between groups of eight rows.
   __device__ uint64_t descriptor(int row) const {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(e[0][row]));
+    const uint32_t address = __cvta_generic_to_shared(e[0][row]);
     return uint64_t{1} << 62 | uint64_t{1024 / 16} << 32 | uint64_t{kBytes / 16} << 16 |
            address / 16;
   }
@@ -156,9 +156,7 @@ class Mbarrier {
   }
 
  private:
-  __device__ uint32_t address() const {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(&state_));
-  }
+  __device__ uint32_t address() const { return __cvta_generic_to_shared(&state_); }
   uint64_t state_;
 };
 

@@ -51,7 +51,7 @@ __device__ inline uint64_t old_avalanche(uint64_t h) {
 
 __device__ inline uint64_t swap_bytes(uint64_t x) {
   const auto low = static_cast<uint32_t>(x), high = static_cast<uint32_t>(x >> 32);
-  return static_cast<uint64_t>(__byte_perm(low, 0, 0x0123)) << 32 | __byte_perm(high, 0, 0x0123);
+  return uint64_t{__byte_perm(low, 0, 0x0123)} << 32 | __byte_perm(high, 0, 0x0123);
 }
 
 // Up to 8 bytes of an input. Seldom: of what is not aligned, and at ends.
@@ -103,7 +103,7 @@ __device__ __noinline__ uint64_t hash_short(Input input, int64_t begin, int64_t 
 }
 
 __device__ inline uint64_t product(uint64_t keyed) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(keyed)) * (keyed >> 32);
+  return uint64_t{static_cast<uint32_t>(keyed)} * (keyed >> 32);
 }
 
 // The 32 lanes of a warp at work on one input of more than kShort bytes; lane l has accumulator
@@ -112,7 +112,7 @@ class Warp {
  public:
   static constexpr int kWords = 4;  // of a block, for each lane
 
-  __device__ Warp() : lane_(static_cast<int>(threadIdx.x % kWarp)), own_(lane_ % 8) {
+  __device__ Warp() : lane_(threadIdx.x % kWarp), own_(lane_ % 8) {
     for (int i = 0; i < kWords; ++i) keys_[i] = kSecret[lane_ / 8 + own_ + 4 * i];
     scramble_ = kSecret[16 + own_];
   }
@@ -142,14 +142,13 @@ class Warp {
   // scrambled(accumulator) + sum, in the fewest steps that follow each other: one for a whole input
   // is as long as it has blocks.
   __device__ uint64_t scrambled(uint64_t accumulator, uint64_t sum) const {
-    const auto low = static_cast<uint32_t>(accumulator);
-    const auto high = static_cast<uint32_t>(accumulator >> 32);
+    const uint32_t low = accumulator;
+    const uint32_t high = accumulator >> 32;
     const uint32_t keyed_low = low ^ high >> 15 ^ static_cast<uint32_t>(scramble_);
     const uint32_t keyed_high = high ^ static_cast<uint32_t>(scramble_ >> 32);
-    constexpr auto kPrime = static_cast<uint32_t>(kPrime32_1);
+    constexpr uint32_t kPrime = kPrime32_1;
     const uint32_t sum_high = static_cast<uint32_t>(sum >> 32) + keyed_high * kPrime;
-    return static_cast<uint64_t>(keyed_low) * kPrime +
-           (static_cast<uint64_t>(sum_high) << 32 | static_cast<uint32_t>(sum));
+    return uint64_t{keyed_low} * kPrime + (uint64_t{sum_high} << 32 | static_cast<uint32_t>(sum));
   }
 
   // The hash, for all lanes: `accumulator` has all blocks but the last scrambled in, and the
@@ -221,7 +220,7 @@ class Groups {
   }
 
  private:
-  static constexpr int kStripes = static_cast<int>(kBlock / kStripe);
+  static constexpr int kStripes = kBlock / kStripe;
   static constexpr int kAhead = 4;  // words that a lane reads at once, two at a time
 
   // Nothing reads them again soon.
@@ -245,9 +244,7 @@ class Groups {
 // Blocks that are scrambled in; the last one, of 1 to kBlock bytes, is not.
 __device__ inline int64_t full_blocks(int64_t size) { return (size - 1) / kBlock; }
 // Stripes of the last block; the last 64 bytes of the input are one more.
-__device__ inline int last_stripes(int64_t size) {
-  return static_cast<int>((size - 1) % kBlock / kStripe);
-}
+__device__ inline int last_stripes(int64_t size) { return (size - 1) % kBlock / kStripe; }
 
 // The whole hash by one warp, for all its lanes.
 template <typename Input>

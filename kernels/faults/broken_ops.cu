@@ -11,7 +11,7 @@ template <typename T>
 __global__ void normalise_without_barrier(T* out, const T* x, const T* weight, int64_t width,
                                           float eps) {
   __shared__ float warps[kThreads / kWarp];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * width;
+  const int64_t row = int64_t{blockIdx.x} * width;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < width; i += kThreads) {
     const float v = widen(x[row + i]);
@@ -42,9 +42,8 @@ void rms_norm_without_barrier(const OpContext& context, TensorView out, TensorVi
 template <typename T>
 __global__ void multiply_but_a_tile(T* out, const T* x, const T* weight, int64_t rows, int64_t n,
                                     int64_t k, int64_t written) {
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * written;
-       i += stride) {
+  const int64_t stride = item_stride();
+  for (int64_t i = first_item(); i < rows * written; i += stride) {
     const int64_t row = i / written, column = i % written;
     float sum = 0;
     for (int64_t j = 0; j < k; ++j) sum += widen(x[row * k + j]) * widen(weight[column * k + j]);
@@ -69,7 +68,7 @@ void matmul_but_a_tile(const OpContext& context, TensorView out, TensorView x, W
 template <typename T>
 __global__ void write_with_32_bits(T* cache_k, T* cache_v, const T* k, const T* v,
                                    const int64_t* slots, int row) {
-  const int offset = static_cast<int>(static_cast<unsigned>(slots[blockIdx.x]) * row);
+  const int offset = static_cast<unsigned>(slots[blockIdx.x]) * row;
   if (offset < 0) return;  // as a padded row has it, and as a product that wrapped
   for (int i = threadIdx.x; i < row; i += kThreads) {
     cache_k[offset + i] = k[blockIdx.x * row + i];
@@ -83,7 +82,7 @@ void kv_write_with_32_bits(const OpContext& context, KvCache cache, TensorView k
   dispatch_cuda(k.dtype, [&]<typename T>(T*) {
     write_with_32_bits<T><<<static_cast<unsigned>(slots.rows()), kThreads, 0, context.stream>>>(
         cache.k.as<T>(), cache.v.as<T>(), k.as<const T>(), v.as<const T>(),
-        slots.as<const int64_t>(), static_cast<int>(k.row_size()));
+        slots.as<const int64_t>(), k.row_size());
   });
   cuda_check(cudaGetLastError(), "the launch of a broken kv_write");
 }

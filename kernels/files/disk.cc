@@ -24,7 +24,7 @@ void write_all(int file, const std::string& path, std::string_view text) {
     const ssize_t written = ::write(file, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail_writing(path);
-    text.remove_prefix(static_cast<size_t>(written));
+    text.remove_prefix(written);
   }
 }
 
@@ -87,7 +87,7 @@ void replace_file(const std::string& path, std::string_view text, Durable durabl
 void replace_end(const std::string& path, size_t begin, std::string_view text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (file < 0) fail_writing(path);
-  const auto at = static_cast<off_t>(begin);
+  const off_t at = begin;
   try {
     if (::ftruncate(file, at) != 0 || ::lseek(file, at, SEEK_SET) != at) fail_writing(path);
     write_all(file, path, text);

@@ -48,7 +48,7 @@ InputFile::InputFile(const std::string& path)
   check(readable, "\"{}\" should be a regular file and is {}: give the path of a file", path,
         kind_of(status.st_mode));
   ::fcntl(descriptor_, F_SETFL, 0);  // now that opening did not wait, reading may
-  size_ = S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) : 0;
+  size_ = S_ISREG(status.st_mode) ? status.st_size : 0;
 }
 
 InputFile::~InputFile() { ::close(descriptor_); }
@@ -71,7 +71,7 @@ std::string InputFile::read(size_t most) const {
     check(got >= 0, "\"{}\" cannot be read to its end ({}, after {} bytes): check the disk", path_,
           std::strerror(errno), done);
     if (got == 0) break;
-    done += static_cast<size_t>(got);
+    done += got;
     check(done <= most, kTooLong, path_, most);
   }
   text.resize(done);

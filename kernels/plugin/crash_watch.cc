@@ -33,8 +33,7 @@ constinit std::atomic<const CrashWatch*> of_any_thread = nullptr;
 std::array<struct sigaction, kWatched.size()> before_us;
 
 size_t place_of(int signal) {
-  return static_cast<size_t>(std::ranges::find(kWatched, signal, &Watched::signal) -
-                             kWatched.begin());
+  return std::ranges::find(kWatched, signal, &Watched::signal) - kWatched.begin();
 }
 
 // A number in hexadecimal, made without the library.
@@ -121,7 +120,7 @@ const CrashWatch* watch_of_exit() {
   const CrashWatch* other = of_any_thread;
   if (other == nullptr) return nullptr;
   std::array<void*, 64> callers;
-  const auto count = static_cast<size_t>(backtrace(callers.data(), std::ssize(callers)));
+  const size_t count = backtrace(callers.data(), std::ssize(callers));
   const bool of_library = std::any_of(callers.begin(), callers.begin() + count, [&](void* caller) {
     return other->claims(reinterpret_cast<uintptr_t>(caller));
   });

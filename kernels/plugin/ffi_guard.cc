@@ -13,7 +13,7 @@ namespace {
 
 uint64_t hash_of(const TensorView& tensor) {
   if (tensor.device != Device::cpu) return hash_of(copy_on(Device::cpu, tensor));
-  return XXH3_64bits(tensor.data, static_cast<size_t>(tensor.bytes()));
+  return XXH3_64bits(tensor.data, tensor.bytes());
 }
 
 // MXCSR without the flags of exceptions.
@@ -60,7 +60,7 @@ std::string_view FloatControlGuard::changed() const {
   std::fenv_t now;
   std::fegetenv(&now);
   const unsigned sse = sse_control() ^ control_;
-  const auto x87 = static_cast<unsigned>(now.__control_word ^ found_.__control_word);
+  const unsigned x87 = now.__control_word ^ found_.__control_word;
   constexpr unsigned kX87Rounding = 0xc00, kDenormalsAreZero = 0x40;
   if ((sse & _MM_ROUND_MASK) != 0 || (x87 & kX87Rounding) != 0) return "the rounding mode";
   if ((sse & (_MM_FLUSH_ZERO_MASK | kDenormalsAreZero)) != 0)

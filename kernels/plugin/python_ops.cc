@@ -62,19 +62,19 @@ class Call {
   void run(PythonProcess& process, const std::string& who, std::string_view op,
            const std::vector<std::string_view>& names) const {
     const std::lock_guard lock(process.mutex());
-    const std::span<uint8_t> memory = process.memory(static_cast<size_t>(size_));
+    const std::span<uint8_t> memory = process.memory(size_);
     for (const auto* all : {&inputs_, &outputs_})
       for (const auto& [tensor, at] : *all)
-        std::memcpy(memory.data() + at, tensor.data, static_cast<size_t>(tensor.bytes()));
+        std::memcpy(memory.data() + at, tensor.data, tensor.bytes());
     process.ask(who, fmt::format("call {} {}{}", op, memory.size(), words_));
     for (size_t i = 0; i < inputs_.size(); ++i)
       check(std::memcmp(memory.data() + inputs_[i].at, inputs_[i].tensor.data,
-                        static_cast<size_t>(inputs_[i].tensor.bytes())) == 0,
+                        inputs_[i].tensor.bytes()) == 0,
             "{} changed its input {} {}: it may write its output alone, so work on a copy "
             "(x.clone())",
             who, names[std::min(i, names.size() - 1)], inputs_[i].tensor.shape.text());
     for (const auto& [tensor, at] : outputs_)
-      std::memcpy(tensor.data, memory.data() + at, static_cast<size_t>(tensor.bytes()));
+      std::memcpy(tensor.data, memory.data() + at, tensor.bytes());
   }
 
  private:

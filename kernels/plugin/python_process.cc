@@ -143,7 +143,7 @@ std::span<uint8_t> PythonProcess::memory(size_t bytes) {
   constexpr size_t kPage = 1 << 16;
   const size_t size = (bytes + bytes / 4 + kPage - 1) / kPage * kPage;
   mapped_ = {};
-  void* at = ftruncate(memory_, static_cast<off_t>(size)) == 0
+  void* at = ftruncate(memory_, size) == 0
                  ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory_, 0)
                  : MAP_FAILED;
   check(at != MAP_FAILED, "--ops {} wants {} bytes of memory for the tensors of a call: {}", path_,
@@ -158,7 +158,7 @@ void PythonProcess::ask(const std::string& who, const std::string& line) {
     const ssize_t count = send(lines_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail_ended(who);
-    sent += static_cast<size_t>(count);
+    sent += count;
   }
   answer(who);
 }
@@ -171,7 +171,7 @@ void PythonProcess::await_lines(const std::string& who) {
   const ssize_t count = recv(lines_, some.data(), some.size(), 0);
   if (count < 0 && errno == EINTR) return;
   if (count <= 0) fail_ended(who);
-  read_.append(some.data(), static_cast<size_t>(count));
+  read_.append(some.data(), count);
 }
 
 // The words after `done`.
@@ -198,7 +198,7 @@ void PythonProcess::fail_interrupted(const std::string& who) {
 std::string PythonProcess::place_of_crash() const {
   std::array<char, 16384> said;
   const ssize_t size = pread(said_, said.data(), said.size(), 0);
-  const std::string_view text(said.data(), static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  const std::string_view text(said.data(), std::max<ssize_t>(size, 0));
   const std::string file = fmt::format("File \"{}\", line ", file_);
   const size_t at = text.find(file);
   if (at == text.npos) return "";

@@ -25,4 +25,10 @@ Ops with_user_ops(Ops ops, const std::string& path);
 Ops with_user_functions(Ops ops, const std::function<void*(const char* symbol)>& find,
                         const std::string& library);
 
+// The seconds that functions of user's libraries took on this thread since they were last
+// forgotten, on a device until their kernels were done, without what is done to guard them. 0: none
+// was called, or those of a Python file, which are not told apart from the way of their tensors.
+double user_op_seconds();
+void forget_user_op_seconds();
+
 }  // namespace lockstep

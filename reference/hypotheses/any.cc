@@ -1,4 +1,8 @@
 // Ways in which any op may go wrong, whatever it computes.
+//
+// Every kind of op is asked these after its own: results that were never written, of another row or
+// head, handed on from an input, scaled, or rounded in another way. They need the op's exact result
+// and nothing of how it is made.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/trunc.h>

@@ -1,3 +1,5 @@
+// Tensors are converted when a hypothesis first reads them, and kept for the next ones: of an op
+// that was found wrong dozens are asked, and most read the same inputs.
 #include "reference/hypotheses/asked.h"
 
 #include <ATen/core/Tensor.h>

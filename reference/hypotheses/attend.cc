@@ -62,9 +62,7 @@ class Attending {
     const auto n = static_cast<int64_t>(requests_.size());
     return static_cast<size_t>((static_cast<int64_t>(r) + by + n) % n);
   }
-  int64_t length_of(size_t r) const {
-    return a_.op().call.lengths[static_cast<size_t>(rows_[r].front())];
-  }
+  int64_t length_of(size_t r) const { return a_.op().call.lengths[rows_[r].front()]; }
 
   AttentionPart part_of(size_t r) const {
     AttentionPart part;
@@ -80,11 +78,10 @@ class Attending {
     t.v = a_.widened(cache.v).transpose(0, 1);
     std::vector<double> positions;
     for (const int64_t row : rows_[r])
-      positions.push_back(
-          static_cast<double>(a_.op().call.rows[static_cast<size_t>(row)].position + moved));
+      positions.push_back(static_cast<double>(a_.op().call.rows[row].position + moved));
     part.first = static_cast<int64_t>(positions.front());
     t.positions = a_.tensor(positions).unsqueeze(1);
-    part.window = a_.model().recipe.window.at(static_cast<size_t>(a_.place().layer));
+    part.window = a_.model().recipe.window.at(a_.place().layer);
     return part;
   }
 
@@ -106,9 +103,7 @@ class Attending {
 
   at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k) const {
     const RoundingContract contract = a_.op().call.contract;
-    const double scale = how_.scale >= 0
-                             ? how_.scale
-                             : 1 / std::sqrt(static_cast<double>(a_.model().recipe.head_dim));
+    const double scale = how_.scale >= 0 ? how_.scale : 1 / std::sqrt(a_.model().recipe.head_dim);
     const DType run = a_.model().run;
     const bool rounds =
         contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;

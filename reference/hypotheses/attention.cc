@@ -1,4 +1,8 @@
 // Ways in which attention goes wrong: scores, masks, heads, and what of the cache is read.
+//
+// They are asked through attend(): a mask, a scale, a map of heads, a context length or another
+// part of the cache in the place of the right one. The cache is that which was recorded for the
+// request, and those of the other requests of the pass.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
@@ -15,9 +19,7 @@ namespace {
 using at::Tensor;
 using Part = AttentionPart;
 
-double right_scale(const Asked& a) {
-  return 1 / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
-}
+double right_scale(const Asked& a) { return 1 / std::sqrt(a.model().recipe.head_dim); }
 Tensor with_scale(const Asked& a, double scale) {
   Attention how;
   how.scale = scale;
@@ -29,7 +31,7 @@ Tensor scaled_twice(const Asked& a, double) {
 }
 Tensor uniform(const Asked& a, double) { return with_scale(a, 0); }
 Tensor by_hidden(const Asked& a, double) {
-  return with_scale(a, 1 / std::sqrt(static_cast<double>(a.model().config.hidden)));
+  return with_scale(a, 1 / std::sqrt(a.model().config.hidden));
 }
 Tensor by_kv_heads(const Asked& a, double) {
   return with_scale(a, right_scale(a) / static_cast<double>(a.model().recipe.kv_heads));
@@ -105,9 +107,7 @@ Tensor past_context(const Asked& a, double) {
   return attend(a, how);
 }
 
-int64_t window_of(const Asked& a) {
-  return a.model().recipe.window.at(static_cast<size_t>(a.place().layer));
-}
+int64_t window_of(const Asked& a) { return a.model().recipe.window.at(a.place().layer); }
 std::vector<double> windows(const Asked& a) {
   const double own = static_cast<double>(window_of(a));
   std::vector<double> all;

@@ -1,4 +1,8 @@
 // Ways in which the gated activation, the residual addition and the embedding go wrong.
+//
+// They compute from the recorded gate and up, stream and branch, or token ids; activations are the
+// usual ones that are mistaken for SiLU (GELU, its approximations, ReLU, sigmoid), and places where
+// a 16-bit dtype comes in between.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -174,9 +178,7 @@ Tensor by_position(const Asked& a, double) {
 Tensor padding_id(const Asked& a, double) {
   return of_ids(a, [](size_t, int64_t) { return int64_t{0}; });
 }
-Tensor normalised(const Asked& a, double) {
-  return a.right() * std::sqrt(static_cast<double>(a.model().config.hidden));
-}
+Tensor normalised(const Asked& a, double) { return a.right() * std::sqrt(a.model().config.hidden); }
 Tensor with_position(const Asked& a, double) {
   const Tensor position = by_position(a, 0);
   return a.right() + position;

@@ -1,4 +1,8 @@
 // Ways in which a mixture of experts goes wrong: weights, their order, and whose expert it is.
+//
+// They compute from the router's logits, the chosen indices and the experts' recorded results:
+// another softmax, another order, another row's choice. A wrong choice is asked by the weights of
+// the expert that would have been taken.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones_like.h>

@@ -56,8 +56,7 @@ class OfOp final : public OpHypotheses {
   Numbers evaluate(const Guess& guess) override {
     Numbers numbers;
     in_torch([&] {
-      const at::Tensor result =
-          rows_.at(static_cast<size_t>(guess.number))->compute(asked_, guess.value);
+      const at::Tensor result = rows_.at(guess.number)->compute(asked_, guess.value);
       if (result.defined() && result.numel() == asked_.op().got.count())
         numbers = to_numbers(result.contiguous());
     });
@@ -65,8 +64,7 @@ class OfOp final : public OpHypotheses {
   }
 
   std::string says(const Guess& guess) const override {
-    return fmt::format(fmt::runtime(rows_.at(static_cast<size_t>(guess.number))->says),
-                       guess.value);
+    return fmt::format(fmt::runtime(rows_.at(guess.number)->says), guess.value);
   }
 
  private:

@@ -1,3 +1,7 @@
+// A hypothesis is one way to compute an op wrongly, as a function of the op's inputs and, of some,
+// of a parameter whose candidates it proposes from what the engine stored. To add one: a row in the
+// table of its kind, in the file of that kind. src/causes asks them of findings and decides which
+// of them explains what was seen.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,9 @@
 // Ways in which projections go wrong, those to logits among them.
+//
+// A hypothesis that needs a whole weight in fp64, or products added one by one, is asked only of
+// ops that are small enough (kMostWeights, kMostProducts); the others answer nothing. Biases and
+// weights of other layers and other places come from the checkpoint, as a mistaken pointer would
+// have them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
@@ -53,8 +58,8 @@ Tensor bias_alone(const Asked& a, double) {
 }
 std::vector<double> other_layers(const Asked& a) {
   std::vector<double> layers;
-  for (int64_t l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
-    if (l != a.place().layer) layers.push_back(static_cast<double>(l));
+  for (int l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
+    if (l != a.place().layer) layers.push_back(l);
   return layers;
 }
 Tensor bias_of_layer(const Asked& a, double layer) {
@@ -144,8 +149,8 @@ Tensor dims_first(const Asked& a, double) {
 std::vector<double> tails(const Asked& a) {
   std::vector<double> counts;
   const int64_t width = x_of(a).size(1);
-  for (const int64_t tile : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048})
-    if (tile < width) counts.push_back(static_cast<double>(tile));
+  for (const int tile : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048})
+    if (tile < width) counts.push_back(tile);
   for (const int64_t tile : {32, 64, 128, 256, 512, 1024, 2048})
     if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
   for (const int64_t parts : {2, 4, 8}) {
@@ -208,8 +213,7 @@ Tensor accumulated(const Asked& a, DType dtype, double every) {
 }
 std::vector<double> steps(const Asked& a) {
   std::vector<double> all;
-  for (int64_t step = 1; step <= x_of(a).size(1) / 2; step *= 2)
-    all.push_back(static_cast<double>(step));
+  for (int step = 1; step <= x_of(a).size(1) / 2; step *= 2) all.push_back(step);
   return all;
 }
 Tensor accumulated_in_bf16(const Asked& a, double every) {

@@ -1,4 +1,8 @@
 // Ways in which RMSNorm goes wrong.
+//
+// They vary one thing of y = x / sqrt(mean(x^2) + eps) w at a time: what is averaged (blocks, all
+// heads, all rows), by what it is divided, where eps stands, which gain, and which parts are
+// rounded to 16 bits on the way.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -47,8 +51,8 @@ Tensor divided_by_gain(const Asked& a, double) { return with_gain(a, gain_of(a).
 
 std::vector<double> parts_of(int64_t width) {
   std::vector<double> parts;
-  for (int64_t part = 4; part < width; ++part)
-    if (width % part == 0 && (part & (part - 1)) == 0) parts.push_back(static_cast<double>(part));
+  for (int part = 4; part < width; ++part)
+    if (width % part == 0 && (part & (part - 1)) == 0) parts.push_back(part);
   if (width % 3 == 0) parts.push_back(static_cast<double>(width) / 3);
   if (width % 2 == 0 && (width & (width - 1)) != 0) parts.push_back(static_cast<double>(width) / 2);
   return parts;
@@ -125,8 +129,8 @@ Tensor mean_of_size(const Asked& a, double) {
 
 std::vector<double> other_layers(const Asked& a) {
   std::vector<double> layers;
-  for (int64_t l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
-    if (l != a.place().layer) layers.push_back(static_cast<double>(l));
+  for (int l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
+    if (l != a.place().layer) layers.push_back(l);
   return layers;
 }
 Tensor gain_of_layer(const Asked& a, double layer) {
@@ -195,8 +199,8 @@ Tensor root_in_bf16(const Asked& a, double) {
 std::vector<double> tails(const Asked& a) {
   std::vector<double> counts;
   const int64_t width = width_of(a);
-  for (const int64_t tile : {4, 8, 16, 32, 64, 128, 256, 512, 1024})
-    if (tile < width) counts.push_back(static_cast<double>(tile));
+  for (const int tile : {4, 8, 16, 32, 64, 128, 256, 512, 1024})
+    if (tile < width) counts.push_back(tile);
   for (const int64_t tile : {32, 64, 128, 256, 512, 1024})
     if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
   counts.push_back(static_cast<double>(width) / 2);

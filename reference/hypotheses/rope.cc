@@ -1,4 +1,8 @@
 // Ways in which rotary embedding goes wrong.
+//
+// They vary the pairs that are turned, the positions, or the frequencies. Angles are made anew in
+// fp64 by the reference's own recipe with one number of it changed, so that a wrong base or scaling
+// is found with its value.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -309,7 +313,7 @@ Tensor normed_after(const Asked& a, double) {
          a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
 }
 Tensor scaled_query(const Asked& a, double) {
-  return turned(a, right_tables(a)) / std::sqrt(static_cast<double>(a.model().recipe.head_dim));
+  return turned(a, right_tables(a)) / std::sqrt(a.model().recipe.head_dim);
 }
 
 constexpr Hypothesis kRope[] = {

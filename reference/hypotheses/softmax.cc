@@ -1,4 +1,7 @@
 // Ways in which the softmax of an attention, and the merging of its splits, go wrong.
+//
+// They change the function between scores and weights, or cut the keys in splits of a size that is
+// tried and merge the partial results wrongly, as kernels do that share long contexts among blocks.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bmm.h>
@@ -154,8 +157,8 @@ Tensor split_without_keys(const Asked& a, double size) {
   const Tensor y = a.right().clone();
   bool any = false;
   for (int64_t i = 0; i < a.rows(); ++i) {
-    const Row& row = a.op().call.rows[static_cast<size_t>(i)];
-    const int64_t last = (a.op().call.lengths[static_cast<size_t>(i)] - 1) / step;
+    const Row& row = a.op().call.rows[i];
+    const int64_t last = (a.op().call.lengths[i] - 1) / step;
     if (row.position >= last * step) continue;
     y.select(0, i).fill_(std::numeric_limits<double>::quiet_NaN());
     any = true;

@@ -1,3 +1,6 @@
+// The auditor remembers by hash what was written for which tokens (KvHistory), and for each slot
+// who was told last to write there. Before a pass is computed its page tables, slots and counts of
+// holders are held against each other; what attention reads is looked up when it is shown.
 #include "src/audit/audit.h"
 
 #include <fmt/format.h>
@@ -33,7 +36,7 @@ void Auditor::begin(const PassInfo& pass) {
 void Auditor::record(const Record& record) {
   if (*record.point == point("attn.v")) {
     v_ = Tensor(record.tensor.shape, record.tensor.dtype);
-    std::memcpy(v_.as<char>(), record.tensor.data, static_cast<size_t>(record.tensor.bytes()));
+    std::memcpy(v_.as<char>(), record.tensor.data, record.tensor.bytes());
   } else if (*record.point == point("attn.k_rope")) {
     check(record.tensor.shape == v_.view().shape,
           "attn.v and attn.k_rope of one shape were wanted, found {} and {}",
@@ -59,7 +62,7 @@ int64_t Auditor::slot_of(const Row& row) const {
   const auto table = std::ranges::find(pass_.pages, row.request, &RequestPages::request);
   const int64_t index = row.position / page_size_;
   if (table == pass_.pages.end() || index >= std::ssize(table->pages)) return -1;
-  return table->pages[static_cast<size_t>(index)] * page_size_ + row.position % page_size_;
+  return table->pages[index] * page_size_ + row.position % page_size_;
 }
 
 int64_t Auditor::length_of(int32_t request) const {
@@ -126,7 +129,7 @@ void Auditor::check_counts() {
 // called for each pair in each order.
 void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   std::unordered_map<int32_t, int64_t> places;  // of the pages of b
-  for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = static_cast<int64_t>(i);
+  for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = i;
   for (const PassRow& r : pass_.rows) {
     if (r.row.request != a.request || r.slot < 0) continue;
     const auto page = static_cast<int32_t>(r.slot / page_size_);
@@ -143,7 +146,7 @@ void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   for (size_t i = 0; i < a.pages.size(); ++i) {
     const auto other = places.find(a.pages[i]);
     if (other == places.end()) continue;
-    const auto index = static_cast<int64_t>(i);
+    const int64_t index = i;
     const int64_t last = std::min(both, (index + 1) * page_size_) - 1;
     const auto position = static_cast<int32_t>(last);
     // The last position that both have in the page stands for all tokens up to it.
@@ -188,7 +191,7 @@ void Auditor::check_read(const Record& record) {
   rows_read_ += std::ssize(hashes);
   const WrongRows found = history_.compare(record.layer, record.rows, hashes);
   if (found.wrong.empty() && found.unknown == 0) return;
-  const auto i = static_cast<size_t>(found.wrong.empty() ? found.first_unknown : found.wrong[0]);
+  const size_t i = found.wrong.empty() ? found.first_unknown : found.wrong[0];
   const Row& row = record.rows[i];
   std::string rule =
       !found.wrong.empty()

@@ -33,7 +33,7 @@ void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, in
   const std::vector<int32_t>& before = known->second.pages;
   const int64_t kept = std::min(first, known->second.length);
   for (int64_t i = 0; i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
-    const int32_t page = table.pages[static_cast<size_t>(i)];
+    const int32_t page = table.pages[i];
     const int64_t held = std::ranges::find(before, page) - before.begin();
     if (held == i || held * page_size_ >= known->second.length) continue;
     find(
@@ -58,7 +58,7 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
          fmt::format("request {} has several page tables", table.request));
   std::map<int32_t, int64_t> places;
   for (int64_t i = 0; i * page_size_ < length && i < std::ssize(table.pages); ++i) {
-    const int32_t page = table.pages[static_cast<size_t>(i)];
+    const int32_t page = table.pages[i];
     const auto [other, fresh] = places.try_emplace(page, i);
     std::string rule;
     if (page < 0 || (pages_ > 0 && page >= pages_))

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 CpuRoofs::CpuRoofs(int threads) : all_(threads), buffer_({uncached_bytes()}, DType::u8) {
-  std::memset(buffer_.view().data, 1, static_cast<size_t>(buffer_.view().bytes()));
+  std::memset(buffer_.view().data, 1, buffer_.view().bytes());
   sample();
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -17,29 +16,22 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kPrompts[] = {512, 2048};
-constexpr int64_t kDecodes = 40;  // passes of a run; the first kWarmUp of them do not count
-constexpr int64_t kWarmUp = 8;    // among them those that graphs are made of
-constexpr int kRepeats = 5;
+constexpr int64_t kDevicePrompts[] = {512, 2048};
+constexpr int64_t kDeviceDecodes = 40;  // passes of a run; the first of them do not count:
+constexpr int64_t kDeviceWarmUp = 8;    // among them those that graphs are made of
+constexpr int kDevicePrefills = 5;
 
 struct Load {
   int64_t requests, context;
 };
 constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {64, 1024}};
 
-double seconds_of(const auto& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
-  std::vector<Request> requests(static_cast<size_t>(count));
+  std::vector<Request> requests(count);
   for (size_t r = 0; r < requests.size(); ++r) {
     requests[r].max_new = choices;
     for (int64_t i = 0; i < prompt; ++i)
-      requests[r].prompt.push_back(
-          static_cast<int32_t>((i * 7919 + 13 + static_cast<int64_t>(r) * 104729) % vocab));
+      requests[r].prompt.push_back(static_cast<int32_t>((i * 7919 + 13 + r * 104729) % vocab));
   }
   return requests;
 }
@@ -78,7 +70,7 @@ Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Reque
 double decode_bytes(const Checkpoint& checkpoint, const Load& load) {
   const ModelConfig& c = checkpoint.config();
   const int64_t embedding = c.tied ? 0 : c.vocab * c.hidden * size_of(DType::bf16);
-  const int64_t middle = load.context + (kDecodes + kWarmUp) / 2;
+  const int64_t middle = load.context + (kDeviceDecodes + kDeviceWarmUp) / 2;
   return static_cast<double>(checkpoint.bytes() - embedding +
                              load.requests * middle * c.kv_bytes_per_token(DType::bf16));
 }
@@ -129,10 +121,10 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   const Caches caches(config, device);
   const Tensor out(caches.q.view().shape, DType::bf16, device);
   const Tensor poison({out.view().bytes()}, DType::u8);
-  std::memset(poison.as<char>(), 0xff, static_cast<size_t>(poison.view().bytes()));
+  std::memset(poison.as<char>(), 0xff, poison.view().bytes());
   const Tensor nan = copy_on(device, poison);
   const Ops ops = ops_of(device);
-  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)));
+  const auto scale = static_cast<float>(1 / std::sqrt(config.head_dim));
   const OpContext context{.stream = stream_of(device)};
   Figure figure{
       shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
@@ -140,7 +132,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
       {},    Whole::read_roof};
   uint64_t wanted = 0;
   roofs.sample();
-  for (int i = -1; i < kRepeats; ++i) {
+  for (int i = -1; i < kDevicePrefills; ++i) {
     copy(out, nan);
     wait_for(device);
     const double seconds = seconds_of([&] {
@@ -163,8 +155,9 @@ Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t t
                Device device) {
   Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
   // One engine, whose first pass makes the library's plans for these shapes.
-  std::vector<Request> requests = requests_of(kRepeats + 1, tokens, 1, checkpoint.config().vocab);
-  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = static_cast<int64_t>(i);
+  std::vector<Request> requests =
+      requests_of(kDevicePrefills + 1, tokens, 1, checkpoint.config().vocab);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = i;
   const Timed timed = serve(device, checkpoint, requests, false);
   figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
   return figure;
@@ -177,14 +170,14 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                                    const std::function<void(const char*)>& progress) {
   std::vector<Figure> list;
   progress("prefill");
-  for (const int64_t tokens : kPrompts)
+  for (const int64_t tokens : kDevicePrompts)
     list.push_back(prefill(shape, checkpoint, tokens, roofs.device()));
   progress("attention");
   list.push_back(decode_attention(shape, checkpoint.config(), roofs));
   for (const Load& load : kLoads) {
     progress("decode");
     const auto requests =
-        requests_of(load.requests, load.context, kDecodes + 1, checkpoint.config().vocab);
+        requests_of(load.requests, load.context, kDeviceDecodes + 1, checkpoint.config().vocab);
     const Timed eager = serve(roofs.device(), checkpoint, requests, false);
     roofs.sample();
     const Timed graph = serve(roofs.device(), checkpoint, requests, true);
@@ -198,7 +191,7 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                       fmt::format("decode, {} x {}, {}", load.requests, load.context, path),
                       "ms",
                       1e3,
-                      {timed->seconds.begin() + kWarmUp, timed->seconds.end()},
+                      {timed->seconds.begin() + kDeviceWarmUp, timed->seconds.end()},
                       Whole::read_roof,
                       decode_bytes(checkpoint, load) / roofs.read()});
     list.push_back(
@@ -206,9 +199,9 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
          fmt::format("decode, {} x {}, every point digested", load.requests, load.context),
          "ms",
          1e3,
-         {seen.seconds.begin() + kWarmUp, seen.seconds.end()},
+         {seen.seconds.begin() + kDeviceWarmUp, seen.seconds.end()},
          Whole::step,
-         median_of({graph.seconds.begin() + kWarmUp, graph.seconds.end()})});
+         median_of({graph.seconds.begin() + kDeviceWarmUp, graph.seconds.end()})});
   }
   return list;
 }

@@ -12,10 +12,10 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kBytes = int64_t{2} << 30, kPiece = 16 << 20;
-constexpr int kRepeats = 5;
+constexpr int kReplays = 5;
 
 // Seconds from when `queue` begins to queue until the device has done all of it.
-double seconds_of(Device device, const auto& queue) {
+double seconds_on(Device device, const auto& queue) {
   wait_for(device);
   const auto begin = std::chrono::steady_clock::now();
   queue();
@@ -35,7 +35,7 @@ double rate_of(int way, const TensorView& buffer, uint32_t truth) {
     for (int n = 0; n < kLaunches; ++n) read();
   };
   const double best =
-      std::min(seconds_of(buffer.device, read_all), seconds_of(buffer.device, read_all));
+      std::min(seconds_on(buffer.device, read_all), seconds_on(buffer.device, read_all));
   const uint32_t found = *copy_on(Device::cpu, sum).as<uint32_t>();
   check(found == 2 * kLaunches * truth,
         "the read roof wants every word of a buffer added up once, found {:#x} instead of {:#x}: "
@@ -53,8 +53,8 @@ Figure empty_kernel(Device device) {
   queue();
   const DeviceGraph graph(device, queue);
   Figure figure{"machine", "an empty kernel in a graph", "us", 1e6, {}, Whole::least};
-  for (int i = -1; i < kRepeats; ++i) {
-    const double seconds = seconds_of(device, [&] { graph.replay(); });
+  for (int i = -1; i < kReplays; ++i) {
+    const double seconds = seconds_on(device, [&] { graph.replay(); });
     if (i >= 0) figure.samples.push_back(seconds / kKernels);
   }
   return figure;
@@ -65,8 +65,8 @@ Figure copy_to_host(const Tensor& buffer) {
   const Tensor to = Tensor::pinned({kCopied}, DType::u8, buffer.view().device),
                from = buffer.part(0, {kCopied}, DType::u8);
   Figure figure{"machine", "device memory, copied to the host", "GB/s", 1e-9};
-  for (int i = -1; i < kRepeats; ++i) {
-    const double seconds = seconds_of(buffer.view().device, [&] { copy(to, from); });
+  for (int i = -1; i < kReplays; ++i) {
+    const double seconds = seconds_on(buffer.view().device, [&] { copy(to, from); });
     if (i >= 0) figure.samples.push_back(kCopied / seconds);
   }
   return figure;
@@ -80,7 +80,7 @@ DeviceRoofs::DeviceRoofs(Device device) : buffer_({kBytes}, DType::u8, device) {
   const Tensor piece({kPiece}, DType::u8);
   const std::span words(piece.as<uint32_t>(), kPiece / sizeof(uint32_t));
   std::mt19937 random(1);
-  std::ranges::generate(words, [&] { return static_cast<uint32_t>(random()); });
+  std::ranges::generate(words, [&] { return random(); });
   for (int64_t at = 0; at < kBytes; at += kPiece) {
     for (uint32_t& word : words) truth_ += word = word * 1664525 + 1013904223;
     copy(buffer_.part(at, {kPiece}, DType::u8), piece);

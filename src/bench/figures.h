@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,6 +30,12 @@ struct Figure {
   Whole whole = Whole::most;
   double best = 0;  // what the median is held against, in SI
 };
+
+inline double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 inline double median_of(std::vector<double> values) {
   std::ranges::sort(values);

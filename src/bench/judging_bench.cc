@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "kernels/base/check.h"
 #include "src/bench/peak_memory.h"
 #include "src/engine/engine.h"
@@ -15,10 +13,10 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kPrompt = 128;
-constexpr int kPrompts = 4;          // times; the first warms up and does not count
-constexpr int64_t kShortPrompt = 8;  // before the passes that decode
-constexpr int64_t kDecodes = 6;      // passes; the first warms up and does not count
+constexpr int64_t kJudgedPrompt = 128;
+constexpr int kPromptPasses = 4;      // times; the first warms up and does not count
+constexpr int64_t kShortPrompt = 8;   // before the passes that decode
+constexpr int64_t kDecodePasses = 6;  // passes; the first warms up and does not count
 
 constexpr double kJudgingLimit = 2e9;  // bytes that judging a pass may take
 constexpr int64_t kRows = 64;          // requests of the pass that the memory is measured on
@@ -28,12 +26,6 @@ Request some_request(const ModelConfig& config, int64_t tokens, int64_t max_new,
   for (int64_t i = 0; i < tokens; ++i)
     request.prompt.push_back(static_cast<int32_t>((i * 7919 + 13 + seed) % config.vocab));
   return request;
-}
-
-double seconds_of(const auto& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // An engine's passes of those requests.
@@ -118,12 +110,12 @@ JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threa
   const ModelConfig& config = checkpoint.config();
   const EngineOptions options{.device = device, .dtype = DType::bf16, .threads = threads};
   Bench bench(checkpoint, options);
-  JudgingTimes times{.tokens = kPrompt, .rows = kRows};
+  JudgingTimes times{.tokens = kJudgedPrompt, .rows = kRows};
   const auto passes = [&](const std::vector<Request>& requests) {
     return passes_of(checkpoint, requests, options);
   };
   // The prompt and the warm-up do not count.
-  bench.time(passes({some_request(config, kShortPrompt, kDecodes + 1, 0)}), 2, times.decode);
+  bench.time(passes({some_request(config, kShortPrompt, kDecodePasses + 1, 0)}), 2, times.decode);
   std::vector<Request> requests;
   for (int64_t i = 0; i < kRows; ++i) requests.push_back(some_request(config, 1, 1, i));
   const std::vector<Pass> many = passes(requests);
@@ -131,8 +123,8 @@ JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threa
         many.size());
   // Before the prompt, whose memory would be found again.
   times.extra_bytes = bench.extra_bytes(many[0]);
-  const std::vector<Pass> prompt = passes({some_request(config, kPrompt, 1, 0)});
-  for (int i = 0; i < kPrompts; ++i) bench.time(prompt, i == 0 ? 1 : 0, times.prompt);
+  const std::vector<Pass> prompt = passes({some_request(config, kJudgedPrompt, 1, 0)});
+  for (int i = 0; i < kPromptPasses; ++i) bench.time(prompt, i == 0 ? 1 : 0, times.prompt);
   return times;
 }
 

@@ -60,8 +60,7 @@ void PassMeter::before_pass() {
   pass_ = {};
   const Clock clock(pass_.checking);
   // All bits set is a NaN in every float dtype, and no token.
-  for (const auto& [data, output] : outputs_)
-    std::memset(data, 0xff, static_cast<size_t>(output.bytes()));
+  for (const auto& [data, output] : outputs_) std::memset(data, 0xff, output.bytes());
   outputs_.clear();  // the next pass may need longer ones
 }
 

@@ -39,7 +39,7 @@ class OutputFile {
       const ssize_t done = ::write(fd_, from, size);
       check_done(done > 0);
       from += done;
-      size -= static_cast<size_t>(done);
+      size -= done;
     }
   }
   // Makes the file that many bytes longer, without writing them.
@@ -85,14 +85,14 @@ void write_normal(OutputFile& file, int64_t count, float mean, float deviation,
   std::normal_distribution<float> normal(mean, deviation);
   std::ranges::generate(draws, [&] { return from_float<BFloat16>(normal(random)); });
   for (int64_t left = count; left > 0;) {
-    const auto n = static_cast<size_t>(std::min(left, std::ssize(part)));
+    const size_t n = std::min(left, std::ssize(part));
     uint64_t bits = 0;
     for (size_t i = 0; i < n; ++i, bits >>= 16) {
       if (i % 4 == 0) bits = random();
       part[i] = draws[bits % kDraws];
     }
     file.write(part.data(), n * sizeof(BFloat16));
-    left -= static_cast<int64_t>(n);
+    left -= n;
   }
 }
 

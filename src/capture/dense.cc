@@ -24,7 +24,7 @@ DType dtype_of(const DLDataType& type, const std::string& what) {
   fail(
       "{} has DLPack's type {} of {} bits, {} lanes: bfloat16, float16, float32, int32 or int64 "
       "was wanted",
-      what, static_cast<int>(type.code), static_cast<int>(type.bits), static_cast<int>(type.lanes));
+      what, type.code, type.bits, type.lanes);
 }
 
 bool is_dense(const DLTensor& tensor) {
@@ -43,7 +43,7 @@ char* copy_strided(const DLTensor& tensor, int axis, const char* from, size_t si
     std::memcpy(to, from, size);
     return to + size;
   }
-  const int64_t step = tensor.strides[axis] * static_cast<int64_t>(size);
+  const int64_t step = tensor.strides[axis] * size;
   for (int64_t i = 0; i < tensor.shape[axis]; ++i)
     to = copy_strided(tensor, axis + 1, from + i * step, size, to);
   return to;
@@ -64,7 +64,7 @@ Tensor as_indices(const Tensor& from, const std::string& what) {
 Tensor dense_copy(const DLTensor& tensor, void* stream, const std::string& what) {
   check(tensor.ndim >= 1 && tensor.ndim <= 5, "{} has {} axes, wanted 1 to 5", what, tensor.ndim);
   const DType dtype = dtype_of(tensor.dtype, what);
-  const Shape shape(std::span<const int64_t>(tensor.shape, static_cast<size_t>(tensor.ndim)));
+  const Shape shape(std::span<const int64_t>(tensor.shape, tensor.ndim));
   Tensor copy(shape, dtype);
   const char* from = static_cast<const char*>(tensor.data) + tensor.byte_offset;
   const bool on_host = tensor.device.device_type == kDLCPU ||
@@ -72,14 +72,14 @@ Tensor dense_copy(const DLTensor& tensor, void* stream, const std::string& what)
                        tensor.device.device_type == kDLCUDAManaged;
   check(on_host || tensor.device.device_type == kDLCUDA,
         "{} lies on a device of DLPack's type {}: the CPU or CUDA was wanted; copy it first", what,
-        static_cast<int>(tensor.device.device_type));
+        tensor.device.device_type);
   check(on_host || is_dense(tensor), "{} lies on a device and has gaps: make it contiguous", what);
   if (shape.count() == 0) return copy;
-  const auto size = static_cast<size_t>(size_of(dtype));
+  const size_t size = size_of(dtype);
   if (!on_host)
-    copy_from_device(copy.as<char>(), from, static_cast<size_t>(copy.view().bytes()), stream, what);
+    copy_from_device(copy.as<char>(), from, copy.view().bytes(), stream, what);
   else if (is_dense(tensor))
-    std::memcpy(copy.as<char>(), from, static_cast<size_t>(copy.view().bytes()));
+    std::memcpy(copy.as<char>(), from, copy.view().bytes());
   else
     copy_strided(tensor, 0, from, size, copy.as<char>());
   return dtype == DType::i64 ? as_indices(copy, what) : copy;

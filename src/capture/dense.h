@@ -1,4 +1,9 @@
 // A tensor of DLPack's, as Lockstep has them: dense, in host memory.
+//
+// The room of the capture library, liblockstep_trace.so: other engines hand in DLPack tensors
+// through traces/lockstep_trace.h, and passes in this project's own form go to a trace writer. It
+// links neither CUDA nor LibTorch; a device's memory is read through CUDA's driver, in the context
+// that the engine has open (device_copy.h).
 #pragma once
 
 #include <string>

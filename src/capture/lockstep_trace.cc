@@ -94,7 +94,7 @@ struct LockstepTrace {
     shown.dtype = shown.data.view().dtype;
     shown.shape = shown.data.view().shape;
     const std::vector<int32_t> of = rows_of(shown.data.view().rows(), rows, count, what);
-    for (const int32_t i : of) shown.rows.push_back(pass->info.rows[static_cast<size_t>(i)].row);
+    for (const int32_t i : of) shown.rows.push_back(pass->info.rows[i].row);
     if (point.rows == RowDomain::logit) put_logit_rows(of, what);
     shown.row_hashes = row_hashes_of(shown.data);
     shown.digest = digest_of(shown.data);

@@ -1,3 +1,7 @@
+// Searching is dear, as dozens of hypotheses are computed in fp64 and some in several sizes, so it
+// is rationed: a place is searched at its first findings, a point a few times in all, and a
+// hypothesis that explained one layer is tried first in the next. Candidates are then held against
+// the later wrong nodes of their place, and the sums over all of them decide.
 #include "src/causes/causes.h"
 
 #include <algorithm>
@@ -13,13 +17,15 @@ namespace {
 // that are looked at.
 constexpr int kMostSearches = 3, kMostPlaces = 4;
 constexpr int64_t kMostPasses = 256;
+// Passes in which a place with an explanation is right: a few refute one of all rows.
+constexpr int64_t kMostRightPasses = 16;
 constexpr double kNearer = 0.98;
 // Said of a place at most, where several explain it equally well; and how many are kept.
 constexpr size_t kMostSaid = 3, kMostKept = 8;
 
 // The distances of two that are equally good differ by chance alone.
 double much_as_good(double distance, int64_t elements) {
-  return distance * (1 + 3 / std::sqrt(static_cast<double>(std::max<int64_t>(1, elements))));
+  return distance * (1 + 3 / std::sqrt(std::max<int64_t>(1, elements)));
 }
 
 // A hypothesis that is no nearer than what is right explains nothing. Where few elements are over
@@ -32,14 +38,21 @@ Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hyp
     : manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
 
 void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
-  if (flags.empty()) return;
-  const Pass seen = narrowed(pass, manifest_.dtype);
   std::vector<std::pair<Place, std::set<int32_t>>> wrong;
   for (const NodeId& flag : flags) {
     auto at = std::ranges::find(wrong, flag.place, [](const auto& w) { return w.first; });
     if (at == wrong.end()) at = wrong.insert(at, {flag.place, {}});
     at->second.insert(flag.request);
   }
+  for (auto& [key, of] : places_) {
+    const Place place{&kPoints[key.first], key.second};
+    if (of.candidates.empty() || of.right_passes >= kMostRightPasses) continue;
+    if (std::ranges::count(wrong, place, [](const auto& w) { return w.first; }) > 0) continue;
+    ++of.right_passes;
+    wrong.push_back({place, {}});
+  }
+  if (wrong.empty()) return;
+  const Pass seen = narrowed(pass, manifest_.dtype);
   for (const auto& [place, requests] : wrong) add(seen, place, requests);
 }
 
@@ -60,6 +73,7 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
   const auto evidence = Evidence::of(pass, place, requests, manifest_, judge_, oracle_);
   if (!evidence) return;
   ++of.passes;
+  of.kinds.merge(evidence->wrong_kinds());
   if (searches) {
     search(*evidence, of);
     return;
@@ -67,7 +81,7 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
   const auto asked = hypotheses_.of(evidence->op);
   for (Candidate& candidate : of.candidates) {
     const Numbers numbers = asked->evaluate(candidate.guess);
-    if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers));
+    if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers, of.kinds));
   }
 }
 
@@ -98,7 +112,7 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
   for (const Guess& guess : guesses) {
     const Numbers numbers = asked.evaluate(guess);
     if (numbers.empty()) continue;
-    const Fit fit = evidence.fit(numbers);
+    const Fit fit = evidence.fit(numbers, of.kinds);
     none.of_elements = std::max(none.of_elements, fit.of_elements);
     none.of_nodes = fit.of_nodes;
     if (!fit.explains() || !is_nearer(fit)) continue;

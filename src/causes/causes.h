@@ -1,5 +1,15 @@
 // Why an op is wrong, not only that it is: findings are held against the ways in which such ops go
 // wrong. It never changes a verdict, and computes nothing where there is no finding.
+//
+// The path of a finding:
+//
+//     flags of a pass -> Evidence       the op's inputs, what it stored, exact results and budgets
+//                     -> hypotheses     the op computed wrongly in each known way (reference)
+//                     -> Fit            how many wrong elements lie where the hypothesis has them
+//                     -> candidates     of a place, tried again on all its later wrong nodes
+//                     -> LooksLike      at the end: what explains them all, best first
+//
+// Ops that must be exact (caches, choices) are explained without arithmetic (exact.h).
 #pragma once
 
 #include <map>
@@ -17,7 +27,7 @@ namespace lockstep {
 
 // Looks into the findings of a run as its passes come, while what they were made of is there. The
 // first nodes found wrong at a place are searched for what explains them, with parameters; what
-// does is held against all of its later ones.
+// does is held against all of its later ones, and against nodes that are right.
 class Causes {
  public:
   // Everything is borrowed. The judge is the one that judges the run.
@@ -38,7 +48,8 @@ class Causes {
   struct OfPlace {
     std::vector<Candidate> candidates;  // that explain what was seen so far
     int searches = 0;
-    int64_t passes = 0;
+    int64_t passes = 0, right_passes = 0;
+    std::set<bool> kinds;              // of its wrong nodes: whether they decode
     Fit unexplained;                   // nodes of searches that found nothing
     std::map<std::string, Fit> exact;  // of a place held to its bits, by what is said
     Fit all;                           // and its nodes

@@ -62,8 +62,7 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
     shape[0] = std::ssize(rows);
     const Tensor& copy = copies.emplace_back(Shape(shape), input.dtype);
     for (size_t i = 0; i < rows.size(); ++i)
-      std::copy_n(input.as<char>() + static_cast<int64_t>(rows[i]) * bytes, bytes,
-                  copy.as<char>() + static_cast<int64_t>(i) * bytes);
+      std::copy_n(input.as<char>() + rows[i] * bytes, bytes, copy.as<char>() + i * bytes);
     input = copy;
   }
   if (op.call.place.point->op == OpKind::attention)
@@ -92,13 +91,15 @@ bool Causes::Evidence::judge(Oracle& oracle) {
 }
 
 void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
-  for (const int32_t request : requests) {
-    Node node;
+  std::set<int32_t> all;
+  for (const Row& row : rows_) all.insert(row.request);
+  for (const int32_t request : all) {
+    Node node{.is_wrong = requests.contains(request)};
     for (size_t r = 0; r < rows_.size(); ++r) {
       if (rows_[r].request != request) continue;
       node.rows.push_back(r);
       for (size_t i = r * row_size_; i < (r + 1) * row_size_; ++i) {
-        node.got.push_back(value_at(op.got, static_cast<int64_t>(i)));
+        node.got.push_back(value_at(op.got, i));
         node.want.push_back(op.right[i]);
         node.limit.push_back(limit_[i]);
       }
@@ -120,7 +121,7 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   evidence->rows_ = got->rows;
   op.call = {.place = place, .dtype = manifest.dtype, .contract = judge.contract_at(place)};
   op.got = got->data.view();
-  evidence->row_size_ = static_cast<size_t>(op.got.row_size());
+  evidence->row_size_ = op.got.row_size();
   op.page_size = run_facts_of(manifest).page_size;
   for (const Row& row : got->rows) {
     int64_t length = 0;
@@ -147,14 +148,23 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   return evidence;
 }
 
-Fit Causes::Evidence::fit(const Numbers& hypothesis) const {
+std::set<bool> Causes::Evidence::wrong_kinds() const {
+  std::set<bool> kinds;
+  for (const Node& node : nodes_)
+    if (node.is_wrong) kinds.insert(node.rows.size() == 1);
+  return kinds;
+}
+
+Fit Causes::Evidence::fit(const Numbers& hypothesis, const std::set<bool>& kinds) const {
   Fit fit;
   for (const Node& node : nodes_) {
+    if (!node.is_wrong && !kinds.contains(node.rows.size() == 1)) continue;
     std::vector<double> of_node;
     for (const size_t r : node.rows)
       of_node.insert(of_node.end(), hypothesis.begin() + r * row_size_,
                      hypothesis.begin() + (r + 1) * row_size_);
-    fit.add(fit_of({op.got.dtype, node.got, node.want, node.limit}, of_node));
+    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
+    fit.add(node.is_wrong ? fit_of(held, of_node) : fit_of_right(held, of_node));
   }
   return fit;
 }

@@ -19,13 +19,17 @@ struct Causes::Evidence {
                                       const std::set<int32_t>& requests, const Manifest& manifest,
                                       const Judge& judge, Oracle& oracle);
 
-  // Holds a hypothesis's result, of all rows, against the nodes found wrong.
-  Fit fit(const Numbers& hypothesis) const;
+  // Holds a hypothesis's result, of all rows, against the nodes found wrong, and against those
+  // found right whose kind is among `kinds`: a bug of decode leaves prompts alone.
+  Fit fit(const Numbers& hypothesis, const std::set<bool>& kinds) const;
+  // Whether nodes found wrong decode: one row of their request in the pass.
+  std::set<bool> wrong_kinds() const;
 
   OpInPass op;
 
  private:
   struct Node {
+    bool is_wrong = false;
     std::vector<size_t> rows;
     std::vector<double> got, want, limit;
   };

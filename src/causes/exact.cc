@@ -1,3 +1,7 @@
+// A cache row is explained by who wrote what was read instead: another layer, another request,
+// pages in other places, the halves exchanged, or nobody. Each way in which page tables are misread
+// is tried for all wrong rows of a node, and how many rows it explains is counted. A choice is
+// explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be right.
 #include "src/causes/exact.h"
 
 #include <fmt/format.h>
@@ -23,6 +27,7 @@ struct WrongRead {
   const KvHistory::Writer* writer = nullptr;  // of what was read; null: nobody wrote it
   int64_t slot = -1;                          // where the row's own table puts it; -1: not known
   bool repeats = false;                       // the position before holds the same
+  bool blank = false;                         // it holds no number
   std::vector<char> k, v;                     // what was read, where it was kept
 };
 
@@ -50,13 +55,14 @@ class CacheNode {
     const auto pages = std::ranges::find(pass.info.pages, request, &RequestPages::request);
     for (const int64_t i : history.compare(layer_, kv.rows, hashes).wrong) {
       WrongRead read;
-      read.row = kv.rows[static_cast<size_t>(i)];
-      read.hash = hashes[static_cast<size_t>(i)];
+      read.row = kv.rows[i];
+      read.hash = hashes[i];
       read.expected = history.latest(layer_, read.row);
       read.writer = history.writer_of(read.hash);
-      read.repeats = i > 0 && hashes[static_cast<size_t>(i) - 1] == read.hash;
+      read.repeats = i > 0 && hashes[i - 1] == read.hash;
       if (pages != pass.info.pages.end()) read.slot = slot_in(pages->pages, read.row.position);
-      if (is_blank(kv, i)) read.writer = nullptr;
+      read.blank = is_blank(kv, i);
+      if (read.blank) read.writer = nullptr;
       read.k = half_of(kv, i, 0);
       read.v = half_of(kv, i, 1);
       wrong_.push_back(std::move(read));
@@ -70,7 +76,7 @@ class CacheNode {
   }
 
   int64_t slot_in(const std::vector<int32_t>& pages, int64_t position) const {
-    const auto page = static_cast<size_t>(page_size_ > 0 ? position / page_size_ : 0);
+    const size_t page = page_size_ > 0 ? position / page_size_ : 0;
     if (page_size_ <= 0 || page >= pages.size() || pages[page] < 0) return -1;
     return pages[page] * page_size_ + position % page_size_;
   }
@@ -101,7 +107,14 @@ class CacheNode {
       return;
     }
     if (read.writer == nullptr) {
-      ++tally["never cached: the slots hold what nobody wrote"];
+      const std::span<const char> k = history_.k(read.expected), v = history_.v(read.expected);
+      if (same(read.k, k) && same(read.v, k)) {
+        ++tally["K in the place of V"];
+      } else if (same(read.k, v) && same(read.v, v)) {
+        ++tally["V in the place of K"];
+      } else if (read.blank || read.k.empty()) {
+        ++tally["never cached: the slots hold what nobody wrote"];
+      }
       return;
     }
     const KvHistory::Writer& by = *read.writer;
@@ -153,7 +166,7 @@ class CacheNode {
       return i % width < pages.size() ? std::max(pages[i % width], 0) : 0;
     };
     const auto narrower = [&](int64_t position) {
-      const auto page = static_cast<size_t>(position / page_size_);
+      const size_t page = position / page_size_;
       const int64_t at = width < 1 ? -1 : page_at(own * (width - 1) + page);
       return at < 0 ? -1 : at * page_size_ + position % page_size_;
     };
@@ -205,17 +218,17 @@ ExactNode choice_node(const RecordedTensor& got, const TensorView& values, int32
   const int64_t k = chosen.row_size(), width = values.row_size();
   for (size_t r = 0; r < got.rows.size(); ++r) {
     if (got.rows[r].request != request) continue;
-    const auto row = static_cast<int64_t>(r);
+    const int64_t row = r;
     std::vector<int64_t> ranks;
     for (int64_t c = 0; c < k; ++c)
       ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
     bool right = true;
-    for (int64_t c = 0; c < k; ++c) right = right && ranks[static_cast<size_t>(c)] == c;
+    for (int64_t c = 0; c < k; ++c) right = right && ranks[c] == c;
     if (right) continue;
     ++node.wrong;
     const auto each = [&](auto of) {
       for (int64_t c = 0; c < k; ++c)
-        if (ranks[static_cast<size_t>(c)] != of(c)) return false;
+        if (ranks[c] != of(c)) return false;
       return true;
     };
     if (each([](int64_t c) { return c + 1; }))

@@ -28,6 +28,7 @@ struct Fit {
   // from the right result in the same unit.
   double squares = 0, right_squares = 0;
   int64_t counted = 0;  // elements in these sums
+  int64_t beside = 0;   // elements of nodes that are right
 
   void add(const Fit& other);
   // Whether 95 of 100 wrong elements are explained and no right one is lost, or of 2000 elements
@@ -44,5 +45,7 @@ struct Fit {
 //   exact result than three times as far as the elements lie from the hypothesis, in root mean
 //   square; and explained are those that do not.
 Fit fit_of(const WrongNode& node, std::span<const double> hypothesis);
+// The same of a node beside them that was found right: a hypothesis may only lose there.
+Fit fit_of_right(const WrongNode& node, std::span<const double> hypothesis);
 
 }  // namespace lockstep

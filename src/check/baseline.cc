@@ -1,3 +1,6 @@
+// A baseline holds only what is the same for two runs of one build: no times, numbers of four
+// digits, hashes that do not depend on how rows were batched. A hash keeps 32 bits for a place and
+// 16 for a position: enough to see that bits changed, and few enough to review.
 #include "src/check/baseline.h"
 
 #include <fmt/format.h>

@@ -74,8 +74,7 @@ Baseline read_baseline_for(const std::string& path, const Checkpoint& checkpoint
   const auto asked = std::ranges::count_if(
       baseline.texts, [](const Baseline::Text& text) { return !text.asks.empty(); });
   if (asked != std::ssize(requests))
-    another("set of requests", counted(static_cast<size_t>(asked), "request"),
-            std::to_string(requests.size()));
+    another("set of requests", counted(asked, "request"), std::to_string(requests.size()));
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::string asks = asks_of(requests[i]);
     if (baseline.texts[i].asks != asks)

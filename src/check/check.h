@@ -5,6 +5,11 @@
 //
 // Only what rounding cannot do fails: an op that introduces an error, numbers that are not finite,
 // less looked at than before. That bits are others, as on another CPU, is a note.
+//
+// The room of regressions. A baseline is a small text file that is kept with the code that it
+// guards: per op class how near the limits were reached, per point how many nodes were judged and a
+// hash of their bits, per request its tokens. compare() holds a run to it, and notes.cc says what
+// is another and no failure.
 #pragma once
 
 #include <optional>

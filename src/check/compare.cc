@@ -1,3 +1,7 @@
+// Failures are asked for in turn: findings, under the limits that the baseline has; places, nodes
+// and positions that are no longer looked at; more numbers that are not finite; and what the
+// baseline's run tested and this one did not. A text that was drawn and took another way is left
+// out from there on, since other tokens were fed.
 #include "src/check/compare.h"
 
 #include <fmt/format.h>
@@ -151,7 +155,7 @@ TextMatch::TextMatch(const Baseline& baseline, const Result& run, const std::vec
   const size_t both = std::min(baseline.texts.size(), run.requests.size());
   for (size_t i = 0; i < both; ++i) {
     const std::vector<int32_t>&now = run.requests[i].tokens, &then = baseline.texts[i].tokens;
-    const auto same = static_cast<size_t>(std::ranges::mismatch(now, then).in1 - now.begin());
+    const size_t same = std::ranges::mismatch(now, then).in1 - now.begin();
     const bool is_drawn = i >= drawn.size() || drawn[i];
     texts_.push_back({same, is_drawn && same + 1 < then.size()});
   }

@@ -44,13 +44,12 @@ void add_bits(const Compared& c, std::vector<CheckItem>& notes) {
   int64_t rows = 0, changed_rows = 0;
   for (size_t i = 0; i < c.texts.size(); ++i) {
     const Baseline::Text& then = c.baseline.texts[i];
-    const int64_t same = then.prompt + static_cast<int64_t>(c.texts.same(i));
+    const int64_t same = then.prompt + c.texts.same(i);
     const int64_t end = c.texts.left(i) ? same : std::ssize(then.bits);
     for (int64_t p = 0; p < end; ++p) {
       const Row row{c.run.requests[i].id, static_cast<int32_t>(p)};
       ++rows;
-      changed_rows +=
-          static_cast<uint16_t>(c.bits.of(row)) != then.bits[static_cast<size_t>(p)] ? 1 : 0;
+      changed_rows += static_cast<uint16_t>(c.bits.of(row)) != then.bits[p] ? 1 : 0;
     }
   }
   std::string at;
@@ -67,8 +66,7 @@ std::string margin_of(const Compared& c, const Row& row, int32_t other) {
   if (top == nullptr || top->values.empty()) return "margin not known";
   const auto found = std::ranges::find(top->ids, other);
   const bool near = found != top->ids.end();
-  const double value =
-      near ? top->values[static_cast<size_t>(found - top->ids.begin())] : top->values.back();
+  const double value = near ? top->values[found - top->ids.begin()] : top->values.back();
   return fmt::format("margin {}{:.2g} ulp", near ? "" : "over ",
                      (top->values.front() - value) / ulp(top->values.front(), c.baseline.dtype));
 }
@@ -77,18 +75,17 @@ void add_tokens(const Compared& c, size_t i, std::vector<CheckItem>& notes) {
   const RequestResult& now = c.run.requests[i];
   const Baseline::Text& then = c.baseline.texts[i];
   if (c.texts.left(i)) {
-    notes.push_back(
-        {CheckKind::drawn,
-         {},
-         fmt::format("{} drew another token at position {}: its text is not compared "
-                     "from there",
-                     name_of(now), then.prompt + static_cast<int64_t>(c.texts.same(i)))});
+    notes.push_back({CheckKind::drawn,
+                     {},
+                     fmt::format("{} drew another token at position {}: its text is not compared "
+                                 "from there",
+                                 name_of(now), then.prompt + c.texts.same(i))});
   }
   const std::vector<int32_t>& argmax = then.argmax.empty() ? then.tokens : then.argmax;
   const size_t end = c.texts.left(i) ? c.texts.same(i) : argmax.size();
   for (size_t k = 0; k < std::min(end, now.argmax.size()); ++k) {
     if (now.argmax[k] == argmax[k]) continue;
-    const auto position = static_cast<int32_t>(then.prompt + static_cast<int64_t>(k) - 1);
+    const auto position = static_cast<int32_t>(then.prompt + k - 1);
     notes.push_back({CheckKind::flip, OpKind::argmax,
                      fmt::format("{}, position {}: token {} is the most likely, {} in the "
                                  "baseline ({})",

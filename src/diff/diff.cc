@@ -36,7 +36,7 @@ std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
   std::vector<std::vector<size_t>> inputs(places.size());
   for (size_t i = 0; i < places.size(); ++i)
     for (const Place& input : graph.inputs_of(places[i]))
-      inputs[i].push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+      inputs[i].push_back(std::ranges::find(places, input) - places.begin());
   return inputs;
 }
 
@@ -168,8 +168,7 @@ void Comparison::compare_manifests() {
 Comparison::Pairing Comparison::pairing(const Row& row, int pass) const {
   const std::vector<Computed>&mine = a_.computed(row), &theirs = b_.computed(row);
   const auto now = std::ranges::find(mine, pass, &Computed::pass);
-  const auto at = static_cast<size_t>(now - mine.begin());
-  const size_t first = std::min(at, theirs.size() - 1);
+  const size_t at = now - mine.begin(), first = std::min(at, theirs.size() - 1);
   return {at, first, at + 1 == mine.size() ? theirs.size() - 1 : first};
 }
 
@@ -460,9 +459,8 @@ void Comparison::sum_up_places() {
     result_.equal += place.equal;
     result_.by_digest += place.by_digest;
     if (place.measured == 0) continue;
-    const auto n = static_cast<double>(place.measured);
-    place.difference_rms = std::sqrt(place.difference_rms / n);
-    place.rms = std::sqrt(place.rms / n);
+    place.difference_rms = root_mean(place.difference_rms, place.measured);
+    place.rms = root_mean(place.rms, place.measured);
     place.ulps = place.difference_rms / ulp(place.rms, noise_dtype_);
   }
 }

@@ -1,5 +1,19 @@
 // Two traces against each other, without a checkpoint: what differs in structure, in bits, and by
 // how much.
+//
+// The path of two traces:
+//
+//     MatchedRequests   b with the numbers that a gives to requests of the same tokens
+//     DiffSide a, b     which pass computed a row (request, position), and what it shows of it
+//     DiffTokens        each request until the two go different ways, and why they do
+//     by place, in graph order, for each row that both have:
+//       same bits       counted as equal
+//       numbers         of a request's rows and elements (DiffNoise), of equal inputs (SameInputs)
+//       digests alone   a lower bound and a likely distance of whole passes (diff_digests.h)
+//     -> DiffResult     the first node of other bits, and the first that noise does not explain
+//
+// No oracle and no checkpoint take part. A judgement of each trace, where a checkpoint is at hand,
+// is made elsewhere and entered by put_judgements().
 #pragma once
 
 #include <map>

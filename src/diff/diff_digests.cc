@@ -1,3 +1,8 @@
+// Digests have sums over whole tensors, and a tensor has all rows of a pass. Passes of a and b that
+// share rows are joined into groups until both sides of a group are of the same rows; the sums of a
+// group can then be compared, whatever the chunking. Two sums that differ bound the distance from
+// below (the triangle inequality), and say what it likely is when the differences of elements are
+// independent.
 #include "src/diff/diff_digests.h"
 
 #include <algorithm>
@@ -15,11 +20,11 @@ class Groups {
  public:
   explicit Groups(size_t passes) : parent_(passes) { std::iota(parent_.begin(), parent_.end(), 0); }
   int of(int pass) {
-    int& parent = parent_[static_cast<size_t>(pass)];
+    int& parent = parent_[pass];
     if (parent != pass) parent = of(parent);
     return parent;
   }
-  void join(int a, int b) { parent_[static_cast<size_t>(of(a))] = of(b); }
+  void join(int a, int b) { parent_[of(a)] = of(b); }
 
  private:
   std::vector<int> parent_;
@@ -87,7 +92,7 @@ DigestDistance distance_of(const DigestSums& a, const DigestSums& b) {
 DigestComparison::DigestComparison(const Rows& rows_a, const Rows& rows_b, const Sums& a,
                                    const Sums& b) {
   const int passes_a = passes_of(rows_a);
-  Groups groups(static_cast<size_t>(passes_a + passes_of(rows_b)));
+  Groups groups(passes_a + passes_of(rows_b));
   for (const auto& [row, in_a] : rows_a) {
     const auto other = rows_b.find(row);
     for (const int pass : in_a) groups.join(pass, in_a.front());

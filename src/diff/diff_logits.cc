@@ -45,7 +45,7 @@ bool add_best(const TopLogits* a, const TopLogits* b, Distance& distance) {
     const auto same = std::ranges::find(b->ids, a->ids[i]);
     if (same == b->ids.end()) continue;
     any = true;
-    distance.add(a->values[i], b->values[static_cast<size_t>(same - b->ids.begin())]);
+    distance.add(a->values[i], b->values[same - b->ids.begin()]);
   }
   distance.nonfinite = distance.nonfinite || !any;
   return true;

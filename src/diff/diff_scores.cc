@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "src/stats/moments.h"
+
 namespace lockstep {
 
 ScoreRounding::ScoreRounding(const Manifest& a, const Manifest& b) {
@@ -23,7 +25,7 @@ void ScoreRounding::add(DiffSide& side, int pass, const std::vector<Place>& plac
   const int layer = places[attention].layer;
   const auto numbers = [&](const Point& of, const PassRow& r, size_t i) -> std::vector<double> {
     const auto place = std::ranges::find(places, Place{&of, layer}) - places.begin();
-    const auto shown = side.find(pass, static_cast<size_t>(place), r.row, i);
+    const auto shown = side.find(pass, place, r.row, i);
     return shown ? numbers_of(*shown) : std::vector<double>{};
   };
   const Pass& of = side.pass(pass);
@@ -56,7 +58,7 @@ std::vector<double> ScoreRounding::head_bound(std::span<const double> q,
   for (const KeyValue* row : rows) {
     double product = 0;
     for (size_t d = 0; d < dim; ++d) product += q[d] * row->k[kv_head * dim + d];
-    scores.push_back(product / std::sqrt(static_cast<double>(dim)));
+    scores.push_back(product / std::sqrt(dim));
   }
   const double top = *std::ranges::max_element(scores);
   double sum = 0, largest = 0;
@@ -85,7 +87,7 @@ void ScoreRounding::add(int layer, int32_t request, std::span<const double> q,
     const auto found = written_.find({layer, one});
     if (found != written_.end()) rows.push_back(&found->second);
   }
-  const auto width = static_cast<size_t>(dim);
+  const size_t width = dim;
   const size_t keys = rows.empty() ? 0 : rows[0]->k.size();
   const bool fit = rows.size() == tokens.size() && q.size() == out.size() && width > 0 &&
                    keys >= width && q.size() % keys == 0 && keys % width == 0 &&
@@ -96,7 +98,7 @@ void ScoreRounding::add(int layer, int32_t request, std::span<const double> q,
   if (sums.unknown) return;
   double size = 0;
   for (const double o : out) size += o * o;
-  const double rms = std::sqrt(size / static_cast<double>(out.size()));
+  const double rms = root_mean(size, std::ssize(out));
   sums.size += size;
   const size_t heads = q.size() / width, group = heads / (keys / width);
   for (size_t h = 0; h < heads; ++h) {

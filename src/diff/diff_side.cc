@@ -14,8 +14,8 @@ namespace lockstep {
 
 std::vector<double> numbers_of(const ShownRow& row) {
   const TensorView& all = row.tensor->data;
-  std::vector<double> numbers(all.empty() ? 0 : static_cast<size_t>(all.row_size()));
-  if (!numbers.empty()) widen(all, static_cast<int64_t>(row.index) * all.row_size(), numbers);
+  std::vector<double> numbers(all.empty() ? 0 : all.row_size());
+  if (!numbers.empty()) widen(all, row.index * all.row_size(), numbers);
   return numbers;
 }
 
@@ -24,8 +24,8 @@ bool is_written(const Point& p) { return p == point("attn.k_rope") || p == point
 std::optional<uint64_t> ShownRow::hash() const {
   if (index < tensor->row_hashes.size()) return tensor->row_hashes[index];
   if (tensor->data.view().empty()) return {};
-  const TensorView row = tensor->data.view().slice(static_cast<int64_t>(index), 1);
-  return hash_of(row.data, static_cast<size_t>(row.bytes()));
+  const TensorView row = tensor->data.view().slice(index, 1);
+  return hash_of(row.data, row.bytes());
 }
 
 bool ShownRow::same_form(const ShownRow& other) const {
@@ -42,7 +42,7 @@ std::optional<size_t> index_of(const RecordedTensor& tensor, const Row& row, siz
   if (hint < tensor.rows.size() && tensor.rows[hint] == row) return hint;
   const auto found = std::ranges::find(tensor.rows, row);
   if (found == tensor.rows.end()) return {};
-  return static_cast<size_t>(found - tensor.rows.begin());
+  return found - tensor.rows.begin();
 }
 
 DiffSide::DiffSide(TraceReader& trace, const std::vector<Place>& places) : trace_(trace) {
@@ -84,7 +84,7 @@ void DiffSide::begin_requests(const PassInfo& pass) {
   for (const PassRow& r : pass.rows) {
     if (!begun_.insert(r.row.request).second) continue;
     const RequestInfo* request = this->request(r.row.request);
-    const auto found = static_cast<size_t>(std::max(r.row.position, 0));
+    const size_t found = std::max(r.row.position, 0);
     if (request == nullptr || request->prompt.size() < found) continue;
     const auto first = request->prompt.begin();
     before.inherited.push_back({r.row.request, {first, first + static_cast<ptrdiff_t>(found)}});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/judge/ledger.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -19,8 +20,7 @@ std::string text_of(const DiffShare& share) {
       "{} of {} {} ({:.3g} %) have other bits though the inputs have the same, where two right ops "
       "differ in {:.3g} % at most",
       share.different, share.of, share.of_rows ? "rows" : "elements",
-      100 * static_cast<double>(share.different) / static_cast<double>(share.of),
-      100 * share.limit);
+      100 * fraction(share.different, share.of), 100 * share.limit);
 }
 
 std::string what_differs(const DiffNode& node) {

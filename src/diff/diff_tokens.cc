@@ -13,7 +13,7 @@ namespace {
 std::optional<double> logit_of(const TopLogits& top, int32_t token) {
   const auto found = std::ranges::find(top.ids, token);
   if (found == top.ids.end()) return {};
-  return top.values[static_cast<size_t>(found - top.ids.begin())];
+  return top.values[found - top.ids.begin()];
 }
 
 // How much larger the logit of one token is than that of another.
@@ -136,6 +136,7 @@ void DiffTokens::compare_named() {
     const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y->tokens);
     if (of_x == x.tokens.end() || of_y == y->tokens.end()) continue;
     const Row row{x.id, static_cast<int32_t>(std::ssize(x.prompt) + (of_x - x.tokens.begin()))};
+    // The tokens that were fed there are known, and were compared.
     if (!wanted(row) || a_.computed(row).empty() || b_.computed(row).empty()) continue;
     result_.structure.push_back(fmt::format(
         "request {} is said to have got token {} and {} at position {}, which its rows do not "

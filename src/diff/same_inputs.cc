@@ -1,3 +1,7 @@
+// Two right ops of the same inputs differ in an element only when the arithmetic of one of them
+// carries it over the border between two numbers of the dtype. How many may do so follows from the
+// op's arithmetic in units of an ulp (share_of), and a right pair exceeds the limit once in 1e9
+// nodes. It is asked of each node, and of all nodes of a place so far.
 #include "src/diff/same_inputs.h"
 
 #include <algorithm>
@@ -108,7 +112,7 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
     largest = std::max({largest, std::fabs(a[i]), std::fabs(b[i])});
     squares += a[i] * a[i];
   }
-  const double rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(a.size(), 1)));
+  const double rms = root_mean(squares, std::ssize(a));
   const double of_arithmetic = 2 * kLambda * arithmetic(op, rows.terms) * kAccumulatorRoundoff;
   rows.counts.elements += std::ssize(a);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -128,7 +132,7 @@ std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCoun
                          double share) -> std::optional<DiffShare> {
     if (of == 0) return {};
     const double limit = share_limit(of, share, kTail);
-    if (within(static_cast<double>(different) / static_cast<double>(of), limit)) return {};
+    if (within(fraction(different, of), limit)) return {};
     return DiffShare{of_rows, different, of, limit};
   };
   const double share = share_of(places_[place].point->op, terms, dtype_);

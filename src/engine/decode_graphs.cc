@@ -1,3 +1,7 @@
+// A graph is captured after its kind of pass was computed op by op once, so that everything that is
+// allocated at the first call is there. It is captured anew when the rotary tables were moved or
+// grown, or another ring of digests listens. Room that a pass does not fill is padded with requests
+// that have no context.
 #include "src/engine/decode_graphs.h"
 
 #include <algorithm>
@@ -27,8 +31,6 @@ class Taps final : public Sink {
  private:
   std::vector<Tap>& taps_;
 };
-
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 int64_t up_to_power_of_two(int64_t n) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
@@ -113,8 +115,8 @@ void DecodeGraphs::show(const Captured& captured, Probe& probe) const {
   probe.begin(batch.info);
   for (const Tap& tap : captured.taps) {
     if (tap.tensor.empty())
-      show_cache(model_, batch, caches_[static_cast<size_t>(tap.layer)], tap.layer, probe);
-    else if (of_logits(*tap.point))
+      show_cache(model_, batch, caches_[tap.layer], tap.layer, probe);
+    else if (tap.point->is_of_logits())
       probe.logits(*tap.point, tap.tensor);
     else
       probe(*tap.point, tap.layer, tap.tensor);

@@ -13,7 +13,6 @@ constexpr size_t kCachesTogether = 8;  // of a launch of their own
 static_assert(std::max(kTogether, kCachesTogether) <= DigestMaker::kMostJobs);
 
 bool is_cache(const Point& p) { return p.is_cache(); }
-bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 }  // namespace
 
@@ -35,15 +34,15 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
   int64_t head = 0, hashes = 0;
   for (const Place& place : model.graph().places()) {
     const Point& p = *place.point;
-    if (!wants(p, place.layer) || (is_of_logits(p) && logit_rows == 0)) continue;
+    if (!wants(p, place.layer) || (p.is_of_logits() && logit_rows == 0)) continue;
     const bool cache = is_cache(p);
     layout_->taps.push_back({.point = &p,
                              .layer = place.layer,
                              .digest = head,
                              .hashes = cache ? layout_->caches++ : hashes,
                              .keeps = ring_->keeps(p, place.layer)});
-    head += cache ? requests * kCount : static_cast<int64_t>(sizeof(Digest));
-    if (!cache) hashes += kHash * (is_of_logits(p) ? logit_rows : tokens);
+    head += cache ? requests * kCount : sizeof(Digest);
+    if (!cache) hashes += kHash * (p.is_of_logits() ? logit_rows : tokens);
   }
   for (DigestLayout::Tap& tap : layout_->taps)
     if (!is_cache(*tap.point)) tap.hashes += head;
@@ -71,7 +70,7 @@ DigestJob DeviceDigests::job_of(const DigestLayout::Tap& tap) const {
   return {.dtype = tensor.dtype,
           .data = tensor.data,
           .row_bytes = tensor.row_size() * size_of(tensor.dtype),
-          .rows = arguments_.counts.as<int32_t>() + (is_of_logits(*tap.point) ? 1 : 0),
+          .rows = arguments_.counts.as<int32_t>() + (tap.point->is_of_logits() ? 1 : 0),
           .most_rows = tensor.rows(),
           .out = place<Digest>(tap.digest),
           .row_hashes = place<uint64_t>(tap.hashes)};
@@ -81,7 +80,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
   const Shape& pool = tap.tensor.shape;
   const int64_t width = arguments_.page_table.view().shape[1];
   return {.k = tap.tensor.data,
-          .v = caches_[static_cast<size_t>(tap.layer)].v.data,
+          .v = caches_[tap.layer].v.data,
           .row_bytes = pool[2] * pool[3] * size_of(tap.tensor.dtype),
           .rows = arguments_.context_length.as<int32_t>(),
           .requests = arguments_.context_length.view().count(),
@@ -98,7 +97,7 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
 void DeviceDigests::record(const Record& record) {
   DigestLayout::Tap& tap = tap_of(record);
   if (is_cache(*tap.point)) {
-    tap.tensor = caches_[static_cast<size_t>(tap.layer)].k;
+    tap.tensor = caches_[tap.layer].k;
     cache_jobs_.push_back(cache_job_of(tap));
     if (lifetime_ == Lifetime::layer)
       flush_caches(ops_stream_);

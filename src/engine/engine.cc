@@ -1,3 +1,7 @@
+// A pass on a device that only decodes is computed in room that is padded to a power of two, with
+// graphs or without, so that the same bits come either way: kernels may choose their splits by the
+// shapes of their arguments. The cache is prepared in the order that Plan has: pages that are
+// swapped out are copied before anybody else writes to them.
 #include "src/engine/engine.h"
 
 #include <algorithm>
@@ -11,9 +15,7 @@
 namespace lockstep {
 namespace {
 
-int threads_from(int wanted) {
-  return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
+int threads_from(int wanted) { return wanted > 0 ? wanted : machine_threads(); }
 
 // Where RoPE depends on the length, a key is turned for the length that its request had in the pass
 // that made it: pages of the same tokens are then not the same, and a text would depend on what
@@ -42,7 +44,7 @@ void each_run(std::vector<int32_t> pages, const auto& use) {
   for (size_t first = 0, i = 0; i < pages.size(); first = i) {
     for (++i; i < pages.size() && pages[i] == pages[i - 1] + 1 && i - first < kRun; ++i) {
     }
-    use(pages[first], static_cast<int64_t>(i - first));
+    use(pages[first], i - first);
   }
 }
 
@@ -206,9 +208,9 @@ PassInfo Engine::describe(const std::vector<ScheduledChunk>& chunks) {
       info.inherited.push_back({s.id, {s.tokens.begin(), s.tokens.begin() + s.computed}});
     const Phase phase = s.prefilling() ? Phase::prefill : Phase::decode;
     for (int64_t p = s.computed; p < s.computed + chunk.tokens; ++p) {
-      const int64_t page = s.pages[static_cast<size_t>(p / options_.page_size)];
+      const int64_t page = s.pages[p / options_.page_size];
       info.rows.push_back({{s.id, static_cast<int32_t>(p)},
-                           s.tokens[static_cast<size_t>(p)],
+                           s.tokens[p],
                            page * options_.page_size + p % options_.page_size,
                            phase});
     }
@@ -240,7 +242,7 @@ void Engine::advance(const std::vector<ScheduledChunk>& chunks, const Forward& f
     std::vector<Sequence*> choosing = {&s};
     if (s.argmax.empty() && s.sample == 0)
       for (int32_t i = 1; i < s.request.samples; ++i)
-        choosing.push_back(&sequences_[static_cast<size_t>(fork(s.id, s.request.max_new))]);
+        choosing.push_back(&sequences_[fork(s.id, s.request.max_new)]);
     for (Sequence* sequence : choosing)
       choices.push_back({sequence, row, forward.tokens.as<int32_t>()[row]});
     ++row;
@@ -323,7 +325,7 @@ int64_t pages_for(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const Request& r = requests[i];
-    check_positions(r, static_cast<int64_t>(i));
+    check_positions(r, i);
     const int64_t positions = r.max_positions();
     pages += r.samples * (positions / page_size + (positions % page_size != 0));
     check(pages <= kMostPages,

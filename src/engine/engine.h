@@ -1,3 +1,15 @@
+// The engine under test: small enough to be read, and with the parts of a real server that go
+// wrong: paged K/V, continuous batching, chunked prefill, prefix caches, preemption, forks, CUDA
+// graphs.
+//
+//     submit() -> Scheduler::next -> Plan: pages out, copies, fresh, in; what to compute
+//              -> prepare_cache         moves pages, fills fresh ones with a value that is seen
+//              -> make_batch            tokens, positions, slots, page tables, rotary rows
+//              -> Model::forward        or its CUDA graph; every point goes to the Probe
+//              -> draw, take            tokens, and what ends a request
+//
+// A step is one pass over chunks of several requests. Everything of it is decided on the host, and
+// the device is waited for once, when its tokens are wanted.
 #pragma once
 
 #include <deque>
@@ -49,7 +61,7 @@ class Engine {
 
   const Model& model() const { return model_; }
   const PagePool& pool() const { return pool_; }
-  const Sequence& sequence(int32_t id) const { return sequences_[static_cast<size_t>(id)]; }
+  const Sequence& sequence(int32_t id) const { return sequences_[id]; }
   int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
 
  private:

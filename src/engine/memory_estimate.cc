@@ -18,7 +18,7 @@ int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64
   const Activations activations(config, options.dtype, options.device);
   // Fused ops have some buffers of their own besides.
   const int64_t buffers = 2 * activations.memory(options.max_batched_tokens, options.max_batch);
-  const int64_t draws = options.max_batch * config.vocab * static_cast<int64_t>(sizeof(double));
+  const int64_t draws = options.max_batch * config.vocab * sizeof(double);
   const int64_t left =
       bytes - weights_memory(config, options.dtype, options.device) - buffers - draws - kRest;
   const int64_t sides = 2 * config.layers;  // K and V of a layer, a tensor each

@@ -17,7 +17,7 @@ uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens) {
 PagePool::PagePool(int64_t pages, uint64_t order) {
   check(pages >= 1 && pages <= std::numeric_limits<int32_t>::max(),
         "a pool has 1 to 2147483647 pages, found {}: change --pages", pages);
-  pages_.resize(static_cast<size_t>(pages));
+  pages_.resize(pages);
   for (int64_t page = pages; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
   if (order == 0) return;
   // Not std::shuffle, whose order differs between standard libraries.
@@ -28,7 +28,7 @@ PagePool::PagePool(int64_t pages, uint64_t order) {
 const PagePool::Page& PagePool::at(int32_t page) const {
   check(page >= 0 && page < pages(), "there is no page {}; the pool has pages 0..{}", page,
         pages() - 1);
-  return pages_[static_cast<size_t>(page)];
+  return pages_[page];
 }
 
 PagePool::Page& PagePool::at(int32_t page) {

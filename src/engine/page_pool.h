@@ -27,7 +27,7 @@ class PagePool {
   // do not lie in neighbouring pages.
   PagePool(int64_t pages, uint64_t order);
 
-  int64_t pages() const { return static_cast<int64_t>(pages_.size()); }
+  int64_t pages() const { return std::ssize(pages_); }
   // Pages that take() can still give.
   int64_t available() const { return std::ssize(free_) + std::ssize(unused_); }
   int holders(int32_t page) const { return at(page).holders; }

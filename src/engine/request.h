@@ -21,9 +21,7 @@ struct Request {
   int32_t samples = 1;  // texts to make of the prompt, which is computed once
 
   // Steps that choose a token: with forced tokens, one after each of them and one after the prompt.
-  int64_t steps() const {
-    return forced.empty() ? max_new : static_cast<int64_t>(forced.size()) + 1;
-  }
+  int64_t steps() const { return forced.empty() ? max_new : std::ssize(forced) + 1; }
   // Positions that need a slot: the last token chosen is never fed.
   int64_t max_positions() const { return std::ssize(prompt) + steps() - 1; }
 };

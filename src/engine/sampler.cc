@@ -25,7 +25,7 @@ size_t argmax_of(std::span<const double> logits) {
 std::vector<double> widened(const TensorView& logits) {
   check(logits.count() > 0 && logits.count() == logits.shape.last(),
         "a token is chosen from one row of logits, found the shape {}", logits.shape.text());
-  std::vector<double> row(static_cast<size_t>(logits.count()));
+  std::vector<double> row(logits.count());
   widen(logits, 0, row);
   return row;
 }
@@ -41,7 +41,7 @@ std::vector<double> weights_of(std::span<const double> logits) {
 void penalise(std::span<double> logits, double penalty, std::span<const int32_t> text) {
   std::vector<bool> seen(logits.size());
   for (const int32_t token : text) {
-    const auto i = static_cast<size_t>(token);
+    const size_t i = token;
     if (seen[i]) continue;
     seen[i] = true;
     logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
@@ -52,7 +52,7 @@ void keep_top_k(std::span<double> logits, int64_t k) {
   if (k == 0 || k >= std::ssize(logits)) return;
   std::vector<double> sorted(logits.begin(), logits.end());
   std::ranges::nth_element(sorted, sorted.begin() + (k - 1), std::greater{});
-  const double least = sorted[static_cast<size_t>(k - 1)];
+  const double least = sorted[k - 1];
   for (double& x : logits)
     if (x < least) x = kNone;
 }
@@ -178,7 +178,7 @@ Logprobs logprobs_of(const TensorView& logits, int32_t chosen, int64_t count) {
     if (std::isnan(row[a]) || std::isnan(row[b])) return !std::isnan(row[a]) && std::isnan(row[b]);
     return row[a] > row[b] || (row[a] == row[b] && a < b);
   });
-  Logprobs logprobs{.chosen = at(static_cast<size_t>(chosen))};
+  Logprobs logprobs{.chosen = at(chosen)};
   std::transform(order.begin(), end, std::back_inserter(logprobs.top), at);
   return logprobs;
 }

@@ -1,3 +1,8 @@
+// Two queues, both in the order in which requests came: those that run and those that wait. A step
+// first serves the running ones from the oldest on, and takes pages from the newest when there are
+// none; only a step that took none admits waiting ones. With a seed, chance shortens chunks, skips
+// requests, preempts and delays: orders that a server has now and then, on purpose and again the
+// same.
 #include "src/engine/scheduler.h"
 
 #include <algorithm>
@@ -58,13 +63,12 @@ int64_t Scheduler::wanted(const Sequence& sequence, int64_t left) {
 int64_t Scheduler::pages_missing(const Sequence& sequence, int64_t tokens) const {
   const auto held = std::ssize(sequence.pages);
   const int64_t written = sequence.computed / options_.page_size;
-  const bool copies =
-      written < held && pool_.holders(sequence.pages[static_cast<size_t>(written)]) > 1;
+  const bool copies = written < held && pool_.holders(sequence.pages[written]) > 1;
   return pages_for(sequence.computed + tokens) - held + copies;
 }
 
 void Scheduler::give_pages(Sequence& sequence, int64_t tokens, Plan& plan) {
-  const auto written = static_cast<size_t>(sequence.computed / options_.page_size);
+  const size_t written = sequence.computed / options_.page_size;
   if (written < sequence.pages.size() && pool_.holders(sequence.pages[written]) > 1) {
     const int32_t own = pool_.take();
     plan.copies.push_back({sequence.pages[written], own});
@@ -131,8 +135,7 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
   const int64_t full = (sequence.length() - 1) / options_.page_size;
   uint64_t parent = 0;
   for (int64_t i = 0; i < full; ++i) {
-    const std::span tokens(sequence.tokens.data() + i * options_.page_size,
-                           static_cast<size_t>(options_.page_size));
+    const std::span tokens(sequence.tokens.data() + i * options_.page_size, options_.page_size);
     const auto page = pool_.find(parent, tokens);
     if (!page) break;
     parent = prefix_key(parent, tokens);
@@ -204,9 +207,8 @@ void Scheduler::computed(Sequence& sequence) {
   if (!options_.prefix_cache) return;
   for (auto i = std::ssize(sequence.keys); i < sequence.computed / options_.page_size; ++i) {
     const uint64_t parent = i == 0 ? 0 : sequence.keys.back();
-    const std::span tokens(sequence.tokens.data() + i * options_.page_size,
-                           static_cast<size_t>(options_.page_size));
-    pool_.publish(sequence.pages[static_cast<size_t>(i)], parent, tokens);
+    const std::span tokens(sequence.tokens.data() + i * options_.page_size, options_.page_size);
+    pool_.publish(sequence.pages[i], parent, tokens);
     sequence.keys.push_back(prefix_key(parent, tokens));
   }
 }

@@ -1,3 +1,6 @@
+// The scores of a query against all keys that `visible` leaves come first; then `mix` makes the row
+// of them and of the values. A fault replaces one of the two. Keys are offered to `visible` up to
+// the end of the last page, because a fault may read past the context.
 #include "src/faults/attend.h"
 
 #include <algorithm>
@@ -31,7 +34,7 @@ void attend(const AttentionCall& call, int64_t request, int64_t t, const Visible
   for (int64_t key = 0; key < (length + page_size - 1) / page_size * page_size; ++key)
     if (visible(key, query) && (call.window == 0 || key > query.position - call.window))
       keys.push_back({.key = key});
-  std::vector<float> y(static_cast<size_t>(dim));
+  std::vector<float> y(dim);
   for (int64_t h = 0; h < heads; ++h) {
     const int64_t kv = h / (heads / kv_heads);
     const auto row_of = [&](int64_t key) {
@@ -50,8 +53,7 @@ void attend(const AttentionCall& call, int64_t request, int64_t t, const Visible
       return v;
     };
     mix(query, keys, value, y);
-    for (int64_t d = 0; d < dim; ++d)
-      put(call.out, (t * heads + h) * dim + d, y[static_cast<size_t>(d)]);
+    for (int64_t d = 0; d < dim; ++d) put(call.out, (t * heads + h) * dim + d, y[d]);
   }
 }
 

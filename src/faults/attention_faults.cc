@@ -1,3 +1,6 @@
+// Bugs of attention's scores, masks and heads. A mask or a softmax that is wrong is a function of
+// attend.h; a wrong scale, window or map of heads changes an argument or the result of the op that
+// was there.
 #include <algorithm>
 
 #include "kernels/base/check.h"
@@ -96,7 +99,7 @@ void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& requ
   check(request.size == 1 || request.size == -1,
         "fault {} has the size 1 (a key more) or -1 (a key less), found {}", request.name,
         request.size);
-  check(request.layer < 0 || windows[static_cast<size_t>(request.layer)] > 0,
+  check(request.layer < 0 || windows[request.layer] > 0,
         "fault {} needs a layer with a sliding window, which layer {} has not", request.name,
         request.layer);
   // 0 would not be a window of no key, but none at all.

@@ -1,3 +1,5 @@
+// Bugs of what is written to the K/V cache and read from it. A misread page table is given to
+// attention and to kv_gather alike, so that attn.kv shows what attention has read.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,7 +29,7 @@ void seed_tables(const Seams& seams, const FaultRequest& request,
                   TensorView table) {
            const TensorView& right = tables->right;
            const auto is_row = [&](int64_t r) {
-             const auto bytes = static_cast<size_t>(table.bytes());
+             const size_t bytes = table.bytes();
              return table.count() == right.row_size() &&
                     std::memcmp(right.slice(r, 1).data, table.data, bytes) == 0;
            };
@@ -49,7 +51,7 @@ int64_t slot_before(const PassInfo& pass, size_t t, int64_t page_size) {
   const Row& row = pass.rows[t].row;
   const auto table = std::ranges::find(pass.pages, row.request, &RequestPages::request);
   const int64_t position = row.position - 1;
-  return table->pages[static_cast<size_t>(position / page_size)] * page_size + position % page_size;
+  return table->pages[position / page_size] * page_size + position % page_size;
 }
 
 }  // namespace
@@ -96,12 +98,11 @@ void seed_token_cached_twice(const Seams& seams, const FaultRequest& request) {
          [pass = pass_of(seams)](const auto& inner, const OpContext& context, KvCache cache,
                                  TensorView k, TensorView v, TensorView slots) {
            inner(context, cache, k, v, slots);
-           const auto bytes =
-               static_cast<size_t>(cache.k.shape[2] * cache.k.shape[3] * size_of(cache.k.dtype));
+           const size_t bytes = cache.k.shape[2] * cache.k.shape[3] * size_of(cache.k.dtype);
            for (size_t t = 0; t < pass->rows.size(); ++t) {
              if (pass->rows[t].phase != Phase::decode) continue;
-             const auto from = static_cast<size_t>(slot_before(*pass, t, cache.page_size()));
-             const auto to = static_cast<size_t>(slots.as<const int64_t>()[t]);
+             const size_t from = slot_before(*pass, t, cache.page_size());
+             const size_t to = slots.as<const int64_t>()[t];
              for (const TensorView& side : {cache.k, cache.v})
                std::memcpy(side.as<char>() + to * bytes, side.as<char>() + from * bytes, bytes);
            }

@@ -4,6 +4,17 @@
 // in seeds.h, and add a row to the table in catalogue.cc. Tests and commands take them from there.
 // A fault changes the engine's arguments, tables, memory or kernels; it shares no code with the
 // reference.
+//
+// A fault reaches the engine through the seams that anybody else has, in one of these ways:
+//
+//     inject(seams, &Ops::rope, request, wrong)   the op in the layers that were asked for; the op
+//                                                 that was there is an argument, and may be called
+//     add_to(seams.hooks.after_plan, ..)          pages, before a pass is described
+//     add_to(seams.hooks.before_pass, ..)         the arguments of a pass, all layers of it
+//     add_to(seams.hooks.before_replay, ..)       what a CUDA graph reads
+//
+// Wrong ops are plain loops in fp32 over CPU tensors, slow on purpose; on a device the arguments
+// are staged in host memory for them, but for faults of device kernels and of graphs.
 #pragma once
 
 #include <array>

@@ -71,7 +71,7 @@ void seed_bias_twice(const Seams& seams, const FaultRequest& request) {
 
 void seed_projection_dead(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.o"}, [](const LinearCall& linear) {
-    std::memset(linear.out.data, 0, static_cast<size_t>(linear.out.bytes()));
+    std::memset(linear.out.data, 0, linear.out.bytes());
   });
 }
 
@@ -138,7 +138,7 @@ void seed_output_tile_never_written(const Seams& seams, const FaultRequest& requ
 void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"mlp.gate"}, [pass = pass_of(seams)](LinearCall linear) {
     const Tensor x = copy_of(linear.x);
-    const auto bytes = static_cast<size_t>(linear.x.row_size() * size_of(linear.x.dtype));
+    const size_t bytes = linear.x.row_size() * size_of(linear.x.dtype);
     const auto& rows = pass->rows;
     for (size_t t = 1; t < rows.size(); ++t) {
       const int32_t own = rows[t].row.request;

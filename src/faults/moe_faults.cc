@@ -1,3 +1,5 @@
+// Bugs of a mixture of experts: the order in which results are added with their weights, and how
+// the weights are made.
 #include "src/faults/seeds.h"
 
 namespace lockstep {

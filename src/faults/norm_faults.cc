@@ -1,3 +1,5 @@
+// Bugs of RMSNorm. Most replace the formula of one row (NormRow) and leave the loop over rows as it
+// is; those of QK-norm are told by the point that the op's output is shown at.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -47,7 +49,7 @@ void norm_rows(const TensorView& out, const TensorView& x, const TensorView& wei
   std::vector<float> y(w.size());
   for (int64_t first = 0; first < x.count(); first += width) {
     norm(floats_of(x, first, width), w, eps, y);
-    for (int64_t i = 0; i < width; ++i) put(out, first + i, y[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < width; ++i) put(out, first + i, y[i]);
   }
 }
 
@@ -84,7 +86,7 @@ void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request) {
          [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
             TensorView weight, float eps) {
            if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
-           std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
+           std::memcpy(out.data, x.data, x.bytes());
          });
 }
 
@@ -117,7 +119,7 @@ void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request) {
          [skipped](const auto& inner, const OpContext& context, TensorView out, TensorView x,
                    TensorView weight, float eps) {
            if (!is_qk_norm(context)) return inner(context, out, x, weight, eps);
-           std::memcpy(out.data, x.data, static_cast<size_t>(x.bytes()));
+           std::memcpy(out.data, x.data, x.bytes());
            (*skipped)[context.point == "attn.q_norm" ? "attn.q_rope" : "attn.k_rope"] = {
                copy_of(weight), eps};
          });

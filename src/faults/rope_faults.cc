@@ -1,3 +1,6 @@
+// Bugs of rotary embedding: pairs, angles, positions. Tables of another configuration (theta, yarn)
+// are made by the engine's own RopeCache from a changed config, so that only what the bug is about
+// differs.
 #include <algorithm>
 #include <bit>
 #include <cmath>

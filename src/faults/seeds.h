@@ -115,7 +115,7 @@ inline std::shared_ptr<const PassInfo> pass_of(const Seams& seams) {
 // A CPU tensor of its own, to be made wrong.
 inline Tensor copy_of(const TensorView& right) {
   Tensor copy(right.shape, right.dtype);
-  std::memcpy(copy.as<char>(), right.data, static_cast<size_t>(right.bytes()));
+  std::memcpy(copy.as<char>(), right.data, right.bytes());
   return copy;
 }
 

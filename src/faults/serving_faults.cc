@@ -36,7 +36,7 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
       for (const Tokens& tokens : *older) {
         if (std::ssize(tokens) < size || std::equal(right.begin(), right.end(), tokens.begin()))
           continue;
-        const auto stale = pool.find(0, std::span(tokens).first(static_cast<size_t>(size)));
+        const auto stale = pool.find(0, std::span(tokens).first(size));
         if (!stale) continue;
         pool.give_back(std::exchange(s.pages[0], *stale));
         break;
@@ -61,7 +61,7 @@ void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
       if (handed == pages.end()) continue;
       const int32_t page = victim->sequence->pages[0];
       std::ranges::replace(plan.fresh, *handed, page);
-      replace_page(*chunk.sequence, static_cast<size_t>(handed - pages.begin()), page, pool);
+      replace_page(*chunk.sequence, handed - pages.begin(), page, pool);
       freed->insert(victim->sequence->id);
       return;
     }
@@ -75,7 +75,7 @@ void seed_written_while_shared(const Seams& seams, const FaultRequest&) {
         std::vector<int32_t>& pages = chunk.sequence->pages;
         const auto own = std::ranges::find(pages, copy.to);
         if (own == pages.end()) continue;
-        replace_page(*chunk.sequence, static_cast<size_t>(own - pages.begin()), copy.from, pool);
+        replace_page(*chunk.sequence, own - pages.begin(), copy.from, pool);
       }
     plan.copies.clear();
   });

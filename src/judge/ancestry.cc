@@ -19,7 +19,7 @@ Ancestry::Ancestry(const Graph& graph, const std::vector<Place>& places) {
     is_cache_.push_back(place.point->is_cache());
     std::vector<size_t>& indices = input_indices_.emplace_back();
     for (const Place& input : inputs_.back())
-      indices.push_back(static_cast<size_t>(std::ranges::find(places, input) - places.begin()));
+      indices.push_back(std::ranges::find(places, input) - places.begin());
   }
 }
 

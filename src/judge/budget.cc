@@ -1,3 +1,8 @@
+// A budget has three parts, added element by element: what the op's own fp32 arithmetic may be off
+// (InnerError, from src/judge/ops); what a rounding on the way adds where its value lies so near
+// the border of two numbers that fp32 cannot tell (near_tie); and half a spacing for the last
+// rounding, taken at the magnitude that the first two may lead to. The variance adds the squares of
+// the same parts, each by its chance.
 #include "src/judge/budget.h"
 
 #include <algorithm>
@@ -132,7 +137,7 @@ Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   for (const Step& step : e.steps)
     add(ulp(step.value[i], dtype) * (step.slope.empty() ? 1 : std::fabs(step.slope[i])));
   if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
-    const double score = e.score[i / static_cast<size_t>(e.shape.last())];
+    const double score = e.score[i / e.shape.last()];
     const double of_scores = squared(ulp(score, dtype)) / 6 * e.spread_squares[i];
     const double of_weights =
         squared(2 * unit_roundoff(dtype)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);

@@ -1,3 +1,6 @@
+// A read of the cache is right when each row's hash is one that was written for its layer and
+// tokens. When a row is not, this says whether K, V or both are other bytes, and who wrote those:
+// that names a wrong page table, a wrong layer or a row that was never written.
 #include "src/judge/cache_read.h"
 
 #include <fmt/format.h>
@@ -18,7 +21,8 @@ namespace {
 // A row of attn.kv that is not what was written there, K and V apart.
 struct WrongKv {
   size_t row = 0;
-  uint64_t hash = 0;  // of what was read
+  uint64_t hash = 0;   // of what was read
+  bool blank = false;  // it begins with NaN, as slots do that nobody wrote
   // Bytes of K and of V; empty where they are not known.
   std::array<std::span<const char>, 2> want, got;
 
@@ -34,7 +38,8 @@ WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
   wrong.want = {history.k(written), history.v(written)};
   wrong.got = {history.k(hash), history.v(hash)};
   if (const TensorView data = kv.data; !data.empty()) {
-    const auto half = static_cast<size_t>(data.row_size() * size_of(data.dtype)) / 2;
+    const size_t half = (data.row_size() * size_of(data.dtype)) / 2;
+    wrong.blank = is_float(data.dtype) && std::isnan(value_at(data, i * data.row_size()));
     const char* row = data.as<const char>() + 2 * i * half;
     wrong.got = {std::span(row, half), std::span(row + half, half)};
   }
@@ -49,7 +54,7 @@ std::string written_by(const KvHistory::Writer& writer, int layer) {
 
 std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHistory& history) {
   const auto of = history.written_as(wrong.got[half], half == 1);
-  if (!of) return "nobody wrote";
+  if (!of || wrong.blank) return "nobody wrote";
   const bool other = of->of_v != (half == 1);
   return written_by(of->writer, layer) + (other ? of->of_v ? " as V" : " as K" : "");
 }
@@ -58,7 +63,8 @@ std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHist
 std::string provenance(const WrongKv& wrong, const Row& row, int layer, const KvHistory& history) {
   const std::string reads =
       fmt::format("position {} of request {} reads ", row.position, row.request);
-  const KvHistory::Writer* writer = history.writer_of(wrong.hash);
+  // Rows that hold no number are alike, whoever wrote one of them.
+  const KvHistory::Writer* writer = wrong.blank ? nullptr : history.writer_of(wrong.hash);
   // By one hash of both, which of them is wrong cannot be told.
   if (!wrong.known())
     return reads + "K or V that " + (writer ? written_by(*writer, layer) : "nobody wrote");
@@ -87,7 +93,7 @@ std::string counts_of(const std::vector<WrongKv>& wrong, size_t positions) {
 // Which elements of a row have other bits: [2, kv_heads, head_dim], where that is known.
 std::vector<bool> wrong_elements(const WrongKv& wrong, DType dtype) {
   if (!wrong.known()) return {true};
-  const auto bytes = static_cast<size_t>(size_of(dtype));
+  const size_t bytes = size_of(dtype);
   std::vector<bool> elements;
   for (size_t half = 0; half < 2; ++half)
     for (size_t at = 0; at < wrong.got[half].size(); at += bytes)
@@ -103,9 +109,9 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
   const int64_t count = std::ssize(elements) / 2, dim = kv.shape.last();
   double furthest = -1;
   for (int64_t i = 0; i < 2 * count; ++i) {
-    if (!elements[static_cast<size_t>(i)]) continue;
+    if (!elements[i]) continue;
     const auto value_in = [&](const std::array<std::span<const char>, 2>& row) {
-      const std::span<const char> bytes = row[static_cast<size_t>(i / count)];
+      const std::span<const char> bytes = row[i / count];
       return value_at({const_cast<char*>(bytes.data()), kv.dtype, Device::cpu, {count}}, i % count);
     };
     const double want = value_in(wrong.want), got = value_in(wrong.got);
@@ -135,7 +141,7 @@ NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& 
   if (!found.wrong.empty()) {
     std::vector<WrongKv> wrong;
     for (const int64_t row : found.wrong) {
-      const auto i = static_cast<size_t>(row);
+      const size_t i = row;
       wrong.push_back(wrong_kv(kv, i, hashes[i], layer, history));
       outcome.wrong.push_back({row, wrong_elements(wrong.back(), kv.dtype)});
     }
@@ -164,7 +170,7 @@ CacheRead::CacheRead(const RecordedTensor* kv, const KvHistory& history) {
   const Shape one{kv->shape[0], kv->shape[2], kv->shape[3]};
   k_ = Tensor(one, kv->dtype);
   v_ = Tensor(one, kv->dtype);
-  const auto bytes = static_cast<size_t>(one[1] * one[2] * size_of(kv->dtype));
+  const size_t bytes = one[1] * one[2] * size_of(kv->dtype);
   const auto put = [bytes](const Tensor& to, size_t i, const char* from) {
     std::memcpy(to.as<char>() + i * bytes, from, bytes);
   };

@@ -1,3 +1,16 @@
+// Errors of an op's inputs are sent through the op itself: the oracle runs on inputs that are moved
+// by each of 16 samples, and the results are compared with those of inputs that are not. No op
+// needs a formula for it, and errors that elements have in common meet again where an op adds them
+// up.
+//
+//     rows that stand for themselves   stacked: each row once a sample, some 1000 rows a call
+//     attention                        a call a sample, since K and V move as well
+//
+// A contract that rounds on the way is replaced by one that does not, whose result shows errors
+// that are smaller than a spacing. A variance from 16 samples is rough. Ops that sum over many
+// elements have it smoothed, over rows and columns of a head; others have at least the variance of
+// independent errors, by four patterns of signs (Hadamard's), which separate two errors that meet
+// in one element.
 #include "src/judge/carried.h"
 
 #include <algorithm>
@@ -30,10 +43,10 @@ uint64_t mixed(uint64_t x) {
 // halves and inputs differ.
 double sign_of(int64_t sample, size_t t, int64_t i, int64_t last) {
   const int64_t half = std::max<int64_t>(1, last / 2), in_head = i % last;
-  const auto pair = static_cast<uint64_t>(i / last * last + in_head % half);
+  const uint64_t pair = i / last * last + in_head % half;
   const unsigned kind = (t & 1u) | (in_head >= half ? 2u : 0u);
   const bool pattern = std::popcount(static_cast<unsigned>(sample % kPatterns) & kind) % 2 == 1;
-  const bool drawn = mixed(static_cast<uint64_t>(sample) << 40 ^ pair) & 1u;
+  const bool drawn = mixed(sample << 40 ^ pair) & 1u;
   return pattern != drawn ? -1 : 1;
 }
 
@@ -43,7 +56,7 @@ Tensor repeated_rows(const TensorView& value, int64_t times) {
   extents[0] = value.rows() * times;
   Tensor out{Shape(extents), value.dtype};
   for (int64_t s = 0; s < times; ++s)
-    std::memcpy(out.as<char>() + s * value.bytes(), value.data, static_cast<size_t>(value.bytes()));
+    std::memcpy(out.as<char>() + s * value.bytes(), value.data, value.bytes());
   return out;
 }
 
@@ -164,9 +177,7 @@ class Carrying {
             return samples.empty() ? 0 : sample_at(samples, first + r, s, i);
           });
       for (int64_t s = 0; s < kErrorSamples; ++s)
-        put(std::span(all).subspan(static_cast<size_t>(s * rows) * size_,
-                                   static_cast<size_t>(rows) * size_),
-            s, static_cast<size_t>(first), static_cast<size_t>(rows));
+        put(std::span(all).subspan((s * rows) * size_, rows * size_), s, first, rows);
     }
   }
 
@@ -185,9 +196,9 @@ class Carrying {
             return sign_of(s, t, (first + r) * size + i, deviation.shape.last()) *
                    deviation.as<const double>()[(first + r) * size + i];
           });
-      const size_t part_size = static_cast<size_t>(rows) * size_;
+      const size_t part_size = rows * size_;
       for (size_t i = 0; i < part_size; ++i) {
-        const size_t at = static_cast<size_t>(first) * size_ + i;
+        const size_t at = first * size_ + i;
         double squares = 0;
         for (size_t s = 0; s < kPatterns; ++s)
           squares += square_of(all[s * part_size + i] - base_.want[at]);
@@ -200,8 +211,7 @@ class Carrying {
   OracleCall part(int64_t first, int64_t rows) const {
     OracleCall call = call_;
     const auto of = [&](auto values) {
-      return values.empty() ? values
-                            : values.subspan(static_cast<size_t>(first), static_cast<size_t>(rows));
+      return values.empty() ? values : values.subspan(first, rows);
     };
     call.rows = of(call.rows), call.tokens = of(call.tokens), call.lengths = of(call.lengths);
     for (TensorView& input : call.inputs) input = input.slice(first, rows);
@@ -214,7 +224,7 @@ class Carrying {
         const size_t at = (first + r) * size_ + i;
         const double apart = results[r * size_ + i] - base_.want[at];
         into_.variance[at] += square_of(apart) / kErrorSamples;
-        into_.samples[((first + r) * kErrorSamples + static_cast<size_t>(sample)) * size_ + i] =
+        into_.samples[((first + r) * kErrorSamples + sample) * size_ + i] =
             static_cast<float>(apart);
       }
   }
@@ -264,7 +274,7 @@ CarriedErrors carried_errors(Oracle& oracle, const OracleCall& asked, const Inpu
     carrying.add_independent();
     return carried;
   }
-  const size_t heads = base.shape.rank() == 3 ? static_cast<size_t>(base.shape[1]) : 1;
+  const size_t heads = base.shape.rank() == 3 ? base.shape[1] : 1;
   smoothen(carried.variance, call.rows.size(), heads);
   return carried;
 }

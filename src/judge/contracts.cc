@@ -1,3 +1,6 @@
+// A vote: a place fits a contract under which none of its nodes is a finding, and a point has the
+// contract that most of its layers fit; the order of the candidates, the strictest first, breaks
+// ties. A place that fits none has no vote, so that a bug does not choose its own excuse.
 #include "src/judge/contracts.h"
 
 #include <fmt/format.h>
@@ -106,7 +109,7 @@ void Contracts::decide() {
         votes[c].first += fits.fits(c) ? 1 : 0;
         votes[c].second += fits.fitting[c];
       }
-    of.chosen = static_cast<size_t>(std::ranges::max_element(votes) - votes.begin());
+    of.chosen = std::ranges::max_element(votes) - votes.begin();
   }
 }
 

@@ -32,13 +32,13 @@ double uniform_of(const DrawInfo& draw, uint64_t choice) {
     word = {b.high ^ word[1] ^ key0, b.low, a.high ^ word[3] ^ key1, a.low};
   }
   const uint64_t bits = (uint64_t{word[1]} << 32) + word[0];
-  return std::ldexp(static_cast<double>(bits >> 11), -53);
+  return std::ldexp(bits >> 11, -53);
 }
 
 void penalise(std::vector<double>& scores, double penalty, std::span<const int32_t> text) {
   for (const int32_t token : std::set<int32_t>(text.begin(), text.end())) {
     if (token < 0 || token >= std::ssize(scores)) continue;
-    double& score = scores[static_cast<size_t>(token)];
+    double& score = scores[token];
     score = score > 0 ? score / penalty : score * penalty;
   }
 }
@@ -48,7 +48,7 @@ void keep_largest(std::vector<double>& scores, int64_t k) {
   if (k <= 0 || k >= std::ssize(scores)) return;
   std::vector<double> sorted = scores;
   std::ranges::nth_element(sorted, sorted.begin() + (k - 1), std::greater());
-  const double least = sorted[static_cast<size_t>(k - 1)];
+  const double least = sorted[k - 1];
   for (double& score : scores)
     if (score < least) score = kGone;
 }

@@ -32,19 +32,19 @@ void DrawReplay::add(const Pass& pass, const Text& text) {
   const bool any = std::ranges::any_of(known_, &RequestInfo::sampled);
   const RecordedTensor* logits = pass.find(point("logits"), -1);
   if (!any || !logits || !is_float(logits->dtype) || logits->data.view().empty()) return;
-  const auto width = static_cast<size_t>(logits->data.view().row_size());
+  const size_t width = logits->data.view().row_size();
   for (size_t i = 0; i < logits->rows.size(); ++i) {
     const Row& row = logits->rows[i];
     const RequestInfo* info = find(row.request);
     if (info && drawn_choice(*info, row.position) < 0) continue;
     Choice choice{.pass = pass.info.pass};
     std::vector<double> values(width);
-    widen(logits->data, static_cast<int64_t>(i * width), values);
+    widen(logits->data, i * width, values);
     if (info && info->draw) {
-      choice.possible = possible_draws(values, *info->draw, text(row),
-                                       static_cast<uint64_t>(drawn_choice(*info, row.position)));
-    } else if (!info && kept_ + static_cast<int64_t>(width) <= kMostKept) {
-      kept_ += static_cast<int64_t>(width);
+      choice.possible =
+          possible_draws(values, *info->draw, text(row), drawn_choice(*info, row.position));
+    } else if (!info && kept_ + width <= kMostKept) {
+      kept_ += width;
       choice.logits.assign(values.begin(), values.end());
       choice.text = text(row);
     }

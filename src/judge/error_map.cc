@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace lockstep {
-namespace {
-
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
-}  // namespace
 
 std::vector<std::string> axis_names(const Point& point) {
   std::vector<std::string> names;
@@ -99,19 +94,19 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
                       .last = row == rows.back(),
                       .length = length});
   if (cached) return placed;  // what is read is no row of the pass
-  const bool logits = of_logits(*place.point);
+  const bool logits = place.point->is_of_logits();
   const auto experts = pass.experts.find(place.layer);
   auto next = placed.begin();
   for (size_t i = 0; i < (logits ? pass.logit_rows.size() : pass.rows.size()); ++i) {
-    const size_t at = logits ? static_cast<size_t>(pass.logit_rows[i]) : i;
+    const size_t at = logits ? pass.logit_rows[i] : i;
     if (next == placed.end() || !(pass.rows[at].row == next->row)) continue;
-    next->of_pass = static_cast<int64_t>(i);
+    next->of_pass = i;
     next->pass_rows = std::ssize(pass.rows);
     if (logits) next->pass_rows = std::ssize(pass.logit_rows);
     next->token = pass.rows[at].token;
     if (experts != pass.experts.end()) {
       const auto& [chosen, ids] = experts->second;
-      const auto first = ids.begin() + static_cast<int64_t>(at) * chosen;
+      const auto first = ids.begin() + at * chosen;
       next->experts.assign(first, first + chosen);
     }
     ++next;
@@ -127,7 +122,7 @@ void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t 
     for (int32_t c = 0; c < choices; ++c) {
       PlacedRow& one = split.emplace_back(row);
       one.choice = c;
-      if (known) one.expert = row.experts.at(static_cast<size_t>(c));
+      if (known) one.expert = row.experts.at(c);
       one.experts.clear();
     }
   std::vector<WrongRow> parts;
@@ -147,7 +142,7 @@ std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) 
   std::vector<Axis> axes;
   const std::vector<std::string> names = axis_names(point);
   for (int i = 0; i < row_shape.rank(); ++i) {
-    const auto at = static_cast<size_t>(i);
+    const size_t at = i;
     axes.push_back({at < names.size() ? names[at] : "element", row_shape[i]});
     if (point.op == OpKind::attention && axes.back().name == "head")
       axes.back().kv_heads = kv_heads_;
@@ -166,7 +161,8 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
   if (by_choice) all.axes.erase(all.axes.begin());
   for (size_t p = 0; p < std::min(passes_.size(), errors.passes); ++p) {
     if (std::ssize(all.rows) > kMostRows) break;
-    for (const NodeRows& node : of_logits(*place.point) ? passes_[p].logits : passes_[p].tokens) {
+    for (const NodeRows& node :
+         place.point->is_of_logits() ? passes_[p].logits : passes_[p].tokens) {
       const auto at = errors.nodes.find({passes_[p].pass, node.request});
       if (at != errors.nodes.end() && !at->second.judged) continue;
       std::vector<PlacedRow> rows = rows_of(passes_[p], node, place);

@@ -1,3 +1,13 @@
+// The chain of a region is computed in graph order, some rows at a time, and never held for longer
+// than an op may read it. Each hidden element has a value in fp64, a deviation and 16 samples of
+// its error:
+//
+//     deviation^2 = what its own op may be off before the store
+//                 + what the store changes, or that it is not made (a fused kernel needs none)
+//                 + what the errors of its inputs bring (carried.h)
+//
+// Where the inputs are exact and the op copies or adds, the stored number itself is known and
+// nothing is added.
 #include "src/judge/hidden.h"
 
 #include <fmt/format.h>
@@ -81,11 +91,11 @@ void reserve(RecordedTensor& tensor, const Place& place, std::span<const Row> ro
   tensor.dtype = dtype;
   tensor.shape = Shape(extents);
   tensor.data = Tensor(tensor.shape, dtype);
-  std::memset(tensor.data.as<char>(), 0, static_cast<size_t>(tensor.data.view().bytes()));
+  std::memset(tensor.data.as<char>(), 0, tensor.data.view().bytes());
 }
 
 std::vector<double> row_in(const TensorView& view, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(view.row_size()));
+  std::vector<double> values(view.row_size());
   widen(view, row * view.row_size(), values);
   return values;
 }
@@ -150,7 +160,7 @@ struct HiddenTensors::Inputs {
     const TensorView deviation = unrounded.data;
     put_samples(unrounded_samples, unrounded,
                 samples_of({deviation.as<const double>(), static_cast<size_t>(deviation.count())},
-                           static_cast<size_t>(deviation.row_size()), seed));
+                           deviation.row_size(), seed));
     samples[input] = &unrounded_samples;
   }
   RecordedTensor unrounded, unrounded_samples;
@@ -179,8 +189,8 @@ void HiddenTensors::mark_covered() {
     const bool hidden = covers(places[i]);
     if (!hidden && !is_recorded(places[i])) continue;
     const bool chooses = row_of(places[i].point->op).makes_indices;
-    for (const int input : graph_.inputs(static_cast<int>(i))) {
-      const Place& read = places[static_cast<size_t>(input)];
+    for (const int input : graph_.inputs(i)) {
+      const Place& read = places[input];
       if (!is_recorded(read) && !chooses) covered_.emplace(key_of(read), read);
       if (read.point->is_cache() && hidden) derived_.insert(key_of(read));
     }
@@ -194,7 +204,7 @@ std::vector<Place> HiddenTensors::region_of(const Place& place) const {
     const int node = open.back();
     open.pop_back();
     for (const int input : graph_.inputs(node)) {
-      const Place& read = graph_.places()[static_cast<size_t>(input)];
+      const Place& read = graph_.places()[input];
       if (!covers(read) || is_table(read) || std::ranges::count(found, input) > 0) continue;
       found.push_back(input);
       open.push_back(input);
@@ -202,7 +212,7 @@ std::vector<Place> HiddenTensors::region_of(const Place& place) const {
   }
   std::ranges::sort(found);
   std::vector<Place> region;
-  for (const int node : found) region.push_back(graph_.places()[static_cast<size_t>(node)]);
+  for (const int node : found) region.push_back(graph_.places()[node]);
   return region;
 }
 
@@ -229,7 +239,7 @@ void HiddenTensors::begin_pass(const PassView& pass) {
   for (const Inherited& inherited : pass.info().inherited) inherit(inherited);
   for (const PassRow& r : pass.info().rows) {
     std::vector<int32_t>& tokens = fed_[r.row.request];
-    tokens.resize(static_cast<size_t>(r.row.position));
+    tokens.resize(r.row.position);
     tokens.push_back(r.token);
   }
 }
@@ -245,9 +255,9 @@ void HiddenTensors::reach(const Place& place) {
 // to, or a norm of a sum that it is added to.
 void HiddenTensors::find_last_reads() {
   for (int node = 0; node < std::ssize(graph_.places()); ++node) {
-    last_read_[key_of(graph_.places()[static_cast<size_t>(node)])] = node;
+    last_read_[key_of(graph_.places()[node])] = node;
     for (const int input : graph_.inputs(node)) {
-      const Place& read = graph_.places()[static_cast<size_t>(input)];
+      const Place& read = graph_.places()[input];
       last_read_[key_of(read)] = node;
       if (read.point->is_cache() || read.point->op == OpKind::add)
         for (const Place& before : graph_.inputs_of(read))
@@ -333,7 +343,7 @@ void HiddenTensors::store(const Place& place, const OracleCall& call, const Inpu
   const Exact exact = oracle_.evaluate(call);
   const Shape row_shape(exact.shape.extents().subspan(1));
   reserve(made.value, place, rows_, row_shape, DType::f64);
-  const auto size = static_cast<size_t>(made.value.data.view().row_size());
+  const size_t size = made.value.data.view().row_size();
   double* value = made.value.data.as<double>() + first * size;
   const bool known = inputs.exact() && of_cache.exact();
   if (known && stores_exactly(place.point->op)) {
@@ -431,9 +441,9 @@ void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
     return std::vector<float>(first, first + view.row_size());
   };
   for (size_t i = 0; i < rows_.size(); ++i) {
-    const auto row = static_cast<int64_t>(i);
+    const int64_t row = i;
     std::vector<Written>& cache = caches_[{place.layer, rows_[i].request}];
-    const auto position = static_cast<size_t>(rows_[i].position);
+    const size_t position = rows_[i].position;
     if (cache.size() <= position) cache.resize(position + 1);
     cache[position] = {row_in(inputs.views[0], row), row_in(inputs.views[1], row),
                        deviation_of(0, row),         deviation_of(1, row),
@@ -451,7 +461,7 @@ DerivedKeysValues HiddenTensors::keys_values(const Place& place, int32_t request
   const auto found = caches_.find({place.layer, request});
   const auto known = found == caches_.end() ? int64_t{0} : std::ssize(found->second);
   for (int64_t p = 0; p < length; ++p)
-    if (p >= known || found->second[static_cast<size_t>(p)].k.empty()) {
+    if (p >= known || found->second[p].k.empty()) {
       derived.trouble = fmt::format(
           "attn.kv was not recorded, and no pass of the trace computes position {} of request {}",
           p, request);
@@ -468,10 +478,9 @@ DerivedKeysValues HiddenTensors::keys_values(const Place& place, int32_t request
     const auto has = [&](const Written& w) { return !(w.*of).empty(); };
     if (std::ranges::none_of(cache, has)) return;
     to = Tensor(as, dtype);
-    const auto size = static_cast<size_t>(to.view().row_size());
-    std::fill_n(to.as<T>(), static_cast<size_t>(length) * size, T{0});
-    for (size_t p = 0; p < static_cast<size_t>(length); ++p)
-      std::ranges::copy(cache[p].*of, to.as<T>() + p * size);
+    const size_t size = to.view().row_size();
+    std::fill_n(to.as<T>(), length * size, T{0});
+    for (int64_t p = 0; p < length; ++p) std::ranges::copy(cache[p].*of, to.as<T>() + p * size);
   };
   put(derived.k, shape, DType::f64, &Written::k);
   put(derived.v, shape, DType::f64, &Written::v);

@@ -1,3 +1,7 @@
+// A choice of k indices is right when no value that was left out is above one that was taken; ties
+// go either way. Where the values are known but for an error, each may be off by its slack, and the
+// choice is wrong only when it is so for all values within. NaN among the values has no largest;
+// then only an index of nothing is wrong.
 #include "src/judge/index_choice.h"
 
 #include <algorithm>
@@ -57,16 +61,10 @@ void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool 
   finding.value = 1;
 }
 
-std::vector<double> row_of(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
-  widen(tensor, row * tensor.row_size(), values);
-  return values;
-}
-
 // The most that the values of a row may be off.
 std::vector<double> slack_of(const TensorView& deviation, int64_t row) {
   if (deviation.empty()) return {};
-  std::vector<double> slack = row_of(deviation, row);
+  std::vector<double> slack = widened_row(deviation, row);
   for (double& s : slack) s *= kCarriedDeviations * std::sqrt(kCarriedVariance);
   return slack;
 }
@@ -96,10 +94,10 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
   int64_t nan_rows = 0;
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    const std::vector<double> row = row_of(values, at);
+    const int64_t at = i;
+    const std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
-    const WrongIndex wrong = wrong_index(row, row_of(chosen, at), slack);
+    const WrongIndex wrong = wrong_index(row, widened_row(chosen, at), slack);
     alike = alike || are_alike(row, slack);
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;

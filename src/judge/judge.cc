@@ -1,3 +1,9 @@
+// The passes of a judged run, one after another. A pass goes through the parts in a fixed order:
+// what it was fed (coverage, token flow, draws, history), the two models, what it wrote to the
+// caches, and then all places in graph order, so that the origin of an op's inputs is known before
+// its result is graded. From the first node that had outcomes under several contracts on, passes
+// wait: whether such a node is a finding is known when the run has ended and the contracts are
+// decided (judge_end.cc).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +17,7 @@
 #include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
 #include "src/judge/top_logits.h"
+#include "src/stats/moments.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
@@ -36,10 +43,6 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
   return contracts;
-}
-
-double root_mean(double sum, int64_t count) {
-  return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
 }
 
 // Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
@@ -89,7 +92,7 @@ std::string past_context_text(const PassView& seen, int32_t request, int64_t pag
   if (page_size <= 0 || keys % page_size == 0) return "";
   const std::vector<RequestPages>& tables = seen.info().pages;
   const auto table = std::ranges::find(tables, request, &RequestPages::request);
-  const auto last = static_cast<size_t>(keys / page_size);
+  const size_t last = keys / page_size;
   if (table == tables.end() || last >= table->pages.size()) return "";
   return fmt::format(
       "; what it reads is finite, so it read slots past the context of request {}, which hold NaN "
@@ -136,6 +139,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 .threads = options.threads,
                 // Also the inputs of one op, kept before it ran.
                 .partial = !manifest_.selection.empty() || facts.one_op,
+                .full = manifest_.level == TraceLevel::full,
                 .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),
@@ -264,7 +268,7 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
       outcome.verdict = Verdict::inconclusive;
       outcome.reason = fmt::format(
           "none of their elements is a number, because {} overflows as its exact result does",
-          text_of(ledger.places()[static_cast<size_t>(origin.overflow)]));
+          text_of(ledger.places()[origin.overflow]));
     } else if (origin.overflow >= 0) {
       outcome.verdict = outcome.besides;
     }
@@ -321,7 +325,7 @@ std::vector<NodeId> Judge::State::settle(Judged& judged) {
   for (Pending& pending : judged.pending)
     if (settle(pending, judged))
       flags.push_back({ledger.places()[pending.place], judged.pass, pending.request});
-  const auto index = static_cast<size_t>(index_of({&point("logits"), -1}));
+  const size_t index = index_of({&point("logits"), -1});
   for (const NodeRows& node : judged.with_logits)
     if (const int source = ancestry.of(index, node.request).finding; source >= 0)
       logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));

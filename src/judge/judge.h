@@ -1,3 +1,19 @@
+// The judge of a run: for each node, whether the op there introduced an error. A node is the tensor
+// that the op at one place (a point of one layer) stored for one request in one pass. It is held
+// against the same op, computed in fp64 from the inputs that were recorded of it. So an error is
+// found where it is made, and the ops after it are judged on the wrong numbers that they were
+// given.
+//
+//     Pass -> PassView    its tensors by place and request
+//          -> models      where given, the same pass in fp64 and rounded: for what is propagated
+//          -> KvHistory   what was written to the caches, against what attention reads
+//          -> OpJudge     place by place, in graph order: oracle -> budget -> measure -> outcome
+//          -> Contracts   where a point rounds; passes wait while several are tried
+//          -> Ancestry    nodes that follow from a finding, or from an overflow that is due
+//          -> Ledger      counts, findings, a summary a place -> finish() -> Result
+//
+// The room runs no engine and calls none of its ops: numbers come as records, live or from a trace,
+// and the truth comes from an Oracle.
 #pragma once
 
 #include <functional>

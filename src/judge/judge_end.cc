@@ -70,13 +70,12 @@ void Judge::State::judge_pool(size_t index) {
   for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
   for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
-    ledger.regrade_all(static_cast<int>(index),
-                       {.verdict = Verdict::introduced,
-                        .statistic = statistic.kind,
-                        .value = statistic.value,
-                        .limit = statistic.limit * scale,
-                        .budgets = statistic.value / statistic.limit,
-                        .rule = "all passes together: " + statistic.slice});
+    ledger.regrade_all(index, {.verdict = Verdict::introduced,
+                               .statistic = statistic.kind,
+                               .value = statistic.value,
+                               .limit = statistic.limit * scale,
+                               .budgets = statistic.value / statistic.limit,
+                               .rule = "all passes together: " + statistic.slice});
     return;
   }
   const Moments& sum = pool->sum();
@@ -112,7 +111,7 @@ void Judge::State::judge_point(const Point& point) {
     for (const Statistic& statistic : statistics) {
       ledger.limit_ratio(statistic.limit_ratio());
       if (statistic.passes(scale)) continue;
-      ledger.regrade_all(static_cast<int>(sum.second),
+      ledger.regrade_all(sum.second,
                          {.verdict = Verdict::introduced,
                           .statistic = statistic.kind,
                           .value = statistic.value,
@@ -135,9 +134,8 @@ void Judge::State::judge_contracts() {
     const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
     if (other != tried.others.end())
       ledger.explain(
-          static_cast<int>(i),
-          fmt::format("right if it rounds as {0} (all {1} nodes tried): --rounding {2}={0}",
-                      name_of(other->contract), tried.tried, ledger.places()[i].point->name));
+          i, fmt::format("right if it rounds as {0} (all {1} nodes tried): --rounding {2}={0}",
+                         name_of(other->contract), tried.tried, ledger.places()[i].point->name));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)

@@ -1,3 +1,9 @@
+// Two keys make the comparison cheap and fair. The content of a row, K beside V, is known by the
+// hash of its bytes. The place where it is right is known by the layer and the chain of tokens up
+// to it: chain(p) = hash(chain(p - 1), token(p)). So a request may read what another one wrote
+// behind the same tokens, as prefix caches do, and no row behind other tokens. A row has several
+// right contents where a position was computed more than once. `own_` is the short way: what the
+// request itself wrote there last.
 #include "src/judge/kv_history.h"
 
 #include <algorithm>
@@ -15,7 +21,7 @@ uint64_t linked(uint64_t a, uint64_t b) {
   return hash_of(both, sizeof(both));
 }
 
-uint64_t key_of(int layer, uint64_t prefix) { return linked(static_cast<uint64_t>(layer), prefix); }
+uint64_t key_of(int layer, uint64_t prefix) { return linked(layer, prefix); }
 
 }  // namespace
 
@@ -27,8 +33,7 @@ void KvHistory::begin(const PassInfo& pass) {
     for (size_t p = 0; p < inherited.tokens.size(); ++p)
       put_token(inherited.request, p, inherited.tokens[p]);
   }
-  for (const PassRow& r : pass.rows)
-    put_token(r.row.request, static_cast<size_t>(r.row.position), r.token);
+  for (const PassRow& r : pass.rows) put_token(r.row.request, r.row.position, r.token);
 }
 
 void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
@@ -36,8 +41,8 @@ void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
   if (chain.size() <= position) chain.resize(position + 1);
   uint64_t before = position == 0 ? 1 : chain[position - 1];
   // Where a trace lacks the passes before, a position stands for itself alone.
-  if (before == 0) before = linked(~static_cast<uint64_t>(request), position);
-  const uint64_t now = linked(before, static_cast<uint64_t>(token));
+  if (before == 0) before = linked(~request, position);
+  const uint64_t now = linked(before, token);
   if (const uint64_t old = std::exchange(chain[position], now); old == 0 || old == now) return;
   // Other tokens than before: what the request wrote there is not its own any more.
   for (auto& [of, hashes] : own_)
@@ -46,7 +51,7 @@ void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
 
 void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
                       const TensorView& v) {
-  const auto bytes = static_cast<size_t>(k.row_size() * size_of(k.dtype));
+  const size_t bytes = k.row_size() * size_of(k.dtype);
   std::vector<char> both(2 * bytes);
   auto next = rows_.begin();  // rows come in the order of the pass, or some of them do
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -58,7 +63,7 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     std::erase(hashes, hash);
     hashes.push_back(hash);
     std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
-    const auto position = static_cast<size_t>(rows[i].position);
+    const size_t position = rows[i].position;
     if (own.size() <= position) own.resize(position + 1);
     own[position] = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
@@ -107,11 +112,10 @@ void KvHistory::forget_gone() {
 
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
                       const TensorView& kv) {
-  const auto bytes =
-      kv.empty() ? size_t{0} : static_cast<size_t>(kv.row_size() * size_of(kv.dtype));
+  const auto bytes = kv.empty() ? size_t{0} : kv.row_size() * size_of(kv.dtype);
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto inherited = inherited_.find(rows[i].request);
-    const auto position = static_cast<size_t>(rows[i].position);
+    const size_t position = rows[i].position;
     if (inherited == inherited_.end() || position >= inherited->second) continue;
     if (versions(layer, rows[i])) continue;
     written_[key_of(layer, prefix(rows[i]))] = {hashes[i]};
@@ -159,7 +163,7 @@ std::optional<KvHistory::HalfOf> KvHistory::written_as(std::span<const char> byt
 
 uint64_t KvHistory::prefix(const Row& row) const {
   const auto found = prefixes_.find(row.request);
-  const auto position = static_cast<size_t>(row.position);
+  const size_t position = row.position;
   return found == prefixes_.end() || position >= found->second.size() ? 0 : found->second[position];
 }
 
@@ -189,9 +193,9 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
       const auto lane = own_.find({layer, rows[i].request});
       own = lane == own_.end() ? std::span<const uint64_t>() : lane->second;
     }
-    const auto position = static_cast<size_t>(rows[i].position);
+    const size_t position = rows[i].position;
     if (position < own.size() && own[position] == hashes[i] && hashes[i] != 0) continue;
-    const auto index = static_cast<int64_t>(i);
+    const int64_t index = i;
     const std::vector<uint64_t>* legal = versions(layer, rows[i]);
     if (!legal) {
       if (found.unknown++ == 0) found.first_unknown = index;

@@ -66,7 +66,7 @@ std::optional<Order> order_of_row(std::span<const double> want, std::span<const 
                                   std::span<const double> limit, const Shape& row_shape) {
   if (got.size() < kLeast || row_shape.rank() < 1 || row_shape.rank() > 2) return {};
   Axes axes;
-  axes.dim = static_cast<size_t>(row_shape.last());
+  axes.dim = row_shape.last();
   axes.heads = got.size() / axes.dim;
   if (axes.dim % 2 == 0)
     for (const Order order : {Order::interleaved, Order::deinterleaved, Order::halves})

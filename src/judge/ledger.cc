@@ -1,3 +1,6 @@
+// Entries come in the order in which passes are settled; result() sorts the findings by pass, place
+// and request, so that the first one is where the run first diverges. A verdict can become graver
+// afterwards, when all nodes of a place are judged together (regrade_all), and never milder.
 #include "src/judge/ledger.h"
 
 #include <fmt/format.h>
@@ -8,14 +11,11 @@
 #include <tuple>
 #include <utility>
 
+#include "src/stats/moments.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {
-
-double rms(double sum, int64_t count) {
-  return count > 0 ? std::sqrt(sum / static_cast<double>(count)) : 0;
-}
 
 // Whether a finding stays one however wide the limits are.
 bool absolute(const Finding& finding) {
@@ -74,7 +74,7 @@ int Ledger::enter(NodeOutcome outcome) {
   if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
   entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict,
                       is_finding(outcome), outcome.position, reason});
-  Sums& sums = sums_[static_cast<size_t>(outcome.place)];
+  Sums& sums = sums_[outcome.place];
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
   const bool graver = gravity_of(outcome.verdict) > gravity_of(summary.verdict);
@@ -115,16 +115,16 @@ void Ledger::ask_other_rules(const NodeOutcome& outcome) {
   const ErrorSums& sums = outcome.sums;
   if (sums.compared == 0 && sums.not_close == 0) return;
   compared_ = true;
-  const Place& place = places_[static_cast<size_t>(outcome.place)];
+  const Place& place = places_[outcome.place];
   if (!first_not_close_ && sums.not_close > 0) first_not_close_ = place;
   const bool within_floor =
       sums.compared > 0 && std::sqrt(sums.total) <= kThreeWay * std::sqrt(sums.floor);
   if (!first_over_floor_ && !within_floor) first_over_floor_ = place;
 }
 
-const Place& Ledger::named(int place) const {
+const Place& Ledger::named(int64_t place) const {
   const size_t next = is_mutant(Mutant::names_next_op) ? 1 : 0;
-  return places_[(static_cast<size_t>(place) + next) % places_.size()];
+  return places_[(place + next) % places_.size()];
 }
 
 void Ledger::stray(const Finding& finding) {
@@ -137,7 +137,7 @@ void Ledger::regrade(Entry& entry, const Finding& finding) {
   entry.finding = true;
   if (entry.reason) --*std::exchange(entry.reason, nullptr);
   if (absolute(finding)) limit_ratio(std::numeric_limits<double>::infinity());
-  PlaceSummary& summary = sums_[static_cast<size_t>(entry.place)].summary;
+  PlaceSummary& summary = sums_[entry.place].summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
   findings_.push_back(finding);
 }
@@ -151,7 +151,7 @@ bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& fi
   return false;
 }
 
-bool Ledger::regrade_all(int place, Finding finding) {
+bool Ledger::regrade_all(int64_t place, Finding finding) {
   Entry* first = nullptr;
   for (Entry& entry : entries_) {
     if (entry.place != place || entry.verdict == Verdict::inconclusive) continue;
@@ -172,15 +172,13 @@ bool Ledger::any_finding_at(const Point& point) const {
                              [&](const Finding& f) { return *f.node.place.point == point; });
 }
 
-void Ledger::explain(int place, const std::string& words) {
+void Ledger::explain(int64_t place, const std::string& words) {
   for (Finding& finding : findings_)
-    if (finding.node.place == places_[static_cast<size_t>(place)])
+    if (finding.node.place == places_[place])
       finding.rule += (finding.rule.empty() ? "" : "; ") + words;
 }
 
-const Place& Ledger::place_of_finding(int number) const {
-  return findings_[static_cast<size_t>(number)].node.place;
-}
+const Place& Ledger::place_of_finding(int number) const { return findings_[number].node.place; }
 
 std::string Ledger::main_reason() const {
   std::string reason;
@@ -217,7 +215,7 @@ Result Ledger::result() const {
     ++result.counts[static_cast<size_t>(entry.verdict)];
     if (!judged(entry.verdict)) continue;
     ++result.judged;
-    ++judged_at[static_cast<size_t>(entry.place)];
+    ++judged_at[entry.place];
   }
   int profiled = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
@@ -226,9 +224,9 @@ Result Ledger::result() const {
     result.excluded += summary.excluded;
     const ErrorSums& errors = sums_[i].errors;
     summary.judged = judged_at[i];
-    summary.introduced_rms = rms(errors.introduced, errors.elements);
-    summary.propagated_rms = rms(errors.propagated, errors.compared);
-    summary.total_rms = rms(errors.total, errors.compared);
+    summary.introduced_rms = root_mean(errors.introduced, errors.elements);
+    summary.propagated_rms = root_mean(errors.propagated, errors.compared);
+    summary.total_rms = root_mean(errors.total, errors.compared);
     summary.measured = errors.elements > 0;
     summary.compared = errors.compared > 0;
     summary.has_t2 = sums_[i].has_t2;

@@ -62,9 +62,9 @@ class Ledger {
   bool regrade(int place, int32_t pass, int32_t request, const Finding& finding);
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
-  bool regrade_all(int place, Finding finding);
+  bool regrade_all(int64_t place, Finding finding);
   // Adds to what is said of each finding of a place.
-  void explain(int place, const std::string& words);
+  void explain(int64_t place, const std::string& words);
   bool any_finding() const { return !findings_.empty(); }
   bool any_finding_at(const Point& point) const;
   const Place& place_of_finding(int number) const;
@@ -87,7 +87,7 @@ class Ledger {
     int64_t* reason;  // how many nodes have that of this one; null: it has none
   };
   // The place that a finding of this one names.
-  const Place& named(int place) const;
+  const Place& named(int64_t place) const;
   void regrade(Entry& entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);
   struct Sums {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "src/judge/pass_view.h"
+#include "src/stats/moments.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -20,8 +21,8 @@ constexpr double kOverReference = 3;
 // The error of the sums of a divergence in fp64; no expected one is less.
 constexpr double kDivergenceFloor = 1e-12;
 
-size_t argmax(std::span<const double> logits) {
-  return static_cast<size_t>(std::ranges::max_element(logits) - logits.begin());
+int32_t argmax(std::span<const double> logits) {
+  return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
 }
 
 // log(sum(exp(logits))).
@@ -55,7 +56,7 @@ double noise(std::span<const double> exact, std::span<const double> rounded) {
     const double difference = rounded[order[i]] - exact[order[i]];
     sum += difference * difference;
   }
-  return std::sqrt(sum / static_cast<double>(best));
+  return root_mean(sum, best);
 }
 
 // How many candidates are expected to win over the best one by noise alone; 1 at most.
@@ -81,7 +82,7 @@ std::optional<double> percentile(const std::vector<double>& sorted, int64_t per_
   const auto rows = std::ssize(sorted);
   if (rows == 0 || rows * (1000 - per_mille) < 1000) return {};
   const int64_t rank = (rows * per_mille + 999) / 1000;  // from 1
-  return sorted[static_cast<size_t>(std::max<int64_t>(rank, 1) - 1)];
+  return sorted[std::max<int64_t>(rank, 1) - 1];
 }
 
 KlPercentiles percentiles_of(std::vector<double> divergences) {
@@ -107,7 +108,7 @@ void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const Record
     for (size_t i = 0; i < 3; ++i) {
       const SelectedRows picked(tensors[i], {&row, 1});
       if (picked.view().empty()) return;
-      values[i].resize(static_cast<size_t>(picked.view().count()));
+      values[i].resize(picked.view().count());
       widen(picked.view(), 0, values[i]);
     }
     if (values[0].empty() || values[0].size() != values[1].size() ||
@@ -128,8 +129,7 @@ void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, std::span<co
   summary_.max_abs = std::numeric_limits<double>::quiet_NaN();
   if (summary_.unexplained_flips++ == 0) unexplained_ = {.row = row, .pass = pass};
   if (summary_.compared++ == summary_.argmax_equal) first_flip_ = {.row = row, .pass = pass};
-  flips_[row.request].push_back({row.position, static_cast<int32_t>(argmax(got)),
-                                 static_cast<int32_t>(argmax(exact)),
+  flips_[row.request].push_back({row.position, argmax(got), argmax(exact),
                                  std::numeric_limits<double>::infinity(), false, ""});
 }
 
@@ -147,7 +147,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
     largest_kl_ = kl;
     divergent_ = {.row = row, .pass = pass};
   }
-  const size_t reference = argmax(exact), engine = argmax(got);
+  const int32_t reference = argmax(exact), engine = argmax(got);
   const double unit = ulp(exact[reference], dtype_);
   const double margin = (exact[reference] - second_best(exact, reference)) / unit;
   summary_.least_margin_ulp = numbers_ == 1 ? margin : std::min(summary_.least_margin_ulp, margin);
@@ -164,8 +164,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
   ++(explained ? summary_.explained_flips : summary_.unexplained_flips);
-  flips_[row.request].push_back({row.position, static_cast<int32_t>(engine),
-                                 static_cast<int32_t>(reference), preferred / unit, explained, ""});
+  flips_[row.request].push_back({row.position, engine, reference, preferred / unit, explained, ""});
 }
 
 void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,

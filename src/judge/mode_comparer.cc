@@ -1,3 +1,7 @@
+// A row is found in the base by (place, request, position), compared, and overwritten by the base's
+// bytes before the next op reads it. So each op of the mode starts from the base's inputs, and a
+// difference is the op's own. The exception is a wrong read of the cache, which an attention cannot
+// be relieved of: what it then makes is propagated.
 #include "src/judge/mode_comparer.h"
 
 #include <fmt/format.h>
@@ -8,6 +12,7 @@
 #include <limits>
 
 #include "src/judge/budget.h"
+#include "src/stats/moments.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -19,18 +24,16 @@ uint64_t key_of(const Row& row) {
 }
 
 size_t index_of(const std::vector<Place>& places, const Place& place) {
-  return static_cast<size_t>(std::ranges::find(places, place) - places.begin());
+  return std::ranges::find(places, place) - places.begin();
 }
-
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
 
 bool sums_in_any_order(const Point& p) { return row_of(p.op).has_matrix; }
 
 // [position, axes of the row ...] of element i of a row [1, axes ...].
 std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
-  std::vector<int64_t> index(static_cast<size_t>(row.rank()), position);
+  std::vector<int64_t> index(row.rank(), position);
   for (int axis = row.rank() - 1; axis > 0; --axis) {
-    index[static_cast<size_t>(axis)] = i % row[axis];
+    index[axis] = i % row[axis];
     i /= row[axis];
   }
   return index;
@@ -73,7 +76,7 @@ void ModeComparer::begin(const PassInfo& pass) {
 }
 
 int32_t ModeComparer::base_of(int32_t request) const {
-  const auto i = static_cast<size_t>(request);
+  const size_t i = request;
   return request >= 0 && i < pairing_.base_of.size() ? pairing_.base_of[i] : -1;
 }
 
@@ -113,21 +116,21 @@ double ModeComparer::limit(size_t place, const TensorView& want, const Row& base
   double squares = 0;  // of what is finite: beside an Inf everything would be allowed
   for (int64_t i = 0; i < want.count(); ++i)
     if (const double w = value_at(want, i); std::isfinite(w)) squares += w * w;
-  const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, want.count())));
+  const double rms = root_mean(squares, want.count());
   const auto terms = static_cast<double>(input.empty() ? 0 : input.count());
   return 2 * kLambda * terms * kAccumulatorRoundoff * rms;
 }
 
 void ModeComparer::compare_row(size_t place, const TensorView& want, const TensorView& got,
                                int32_t position, NodeOutcome& outcome) const {
-  if (std::memcmp(want.data, got.data, static_cast<size_t>(want.bytes())) == 0) return;
+  if (std::memcmp(want.data, got.data, want.bytes()) == 0) return;
   if (outcome.verdict == Verdict::bitwise) outcome.verdict = Verdict::rounding;
   const bool tolerant = sums_in_any_order(*ledger_.places()[place].point);
   const Row base_row{base_of(outcome.request), position};
   const double sums = tolerant ? limit(place, want, base_row) : 0;
   for (int64_t i = 0; i < want.count(); ++i) {
-    const auto bytes = static_cast<size_t>(size_of(want.dtype));
-    const auto at = static_cast<size_t>(i) * bytes;
+    const size_t bytes = size_of(want.dtype);
+    const size_t at = i * bytes;
     if (std::memcmp(want.as<const char>() + at, got.as<const char>() + at, bytes) == 0) continue;
     const double w = value_at(want, i), g = value_at(got, i);
     const double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
@@ -169,7 +172,7 @@ NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Grou
     if (want.empty())
       return structural(
           row, fmt::format("{} computed no such row, {} did", pairing_.base, pairing_.mode));
-    const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
+    const TensorView got = record.tensor.slice(i, 1);
     if (want.shape != got.shape || want.dtype != got.dtype)
       return structural(row, fmt::format("a row {} of {} has {} in {}", want.shape.text(),
                                          pairing_.base, got.shape.text(), pairing_.mode));
@@ -192,9 +195,9 @@ NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Grou
 void ModeComparer::substitute(size_t place, const Record& record, const Group& group) const {
   for (size_t i = group.first; i < group.first + group.count; ++i) {
     const TensorView want = base_.find(place, {group.base, record.rows[i].position});
-    const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
+    const TensorView got = record.tensor.slice(i, 1);
     if (!want.empty() && want.shape == got.shape && want.dtype == got.dtype)
-      std::memcpy(got.data, want.data, static_cast<size_t>(want.bytes()));
+      std::memcpy(got.data, want.data, want.bytes());
   }
 }
 
@@ -221,9 +224,9 @@ void ModeComparer::record(const Record& record) {
 void ModeComparer::end() {
   std::vector<Row> all, with_logits;
   for (const PassRow& r : pass_.rows) all.push_back(r.row);
-  for (int32_t i : pass_.logit_rows) with_logits.push_back(all[static_cast<size_t>(i)]);
+  for (int32_t i : pass_.logit_rows) with_logits.push_back(all[i]);
   for (size_t place = 0; place < ledger_.places().size(); ++place) {
-    const bool logits = of_logits(*ledger_.places()[place].point);
+    const bool logits = ledger_.places()[place].point->is_of_logits();
     for (const Group& group : groups_of(logits ? with_logits : all)) {
       if (entered_.contains({place, group.request})) continue;
       NodeOutcome outcome;

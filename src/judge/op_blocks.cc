@@ -1,4 +1,8 @@
 // Blocks of rows: what the oracle makes of them, their budgets, and how far the engine's are.
+//
+// A block is as many rows as the oracle's fp64 tensors of them are small, about 100 bytes an
+// element: its memory does not grow with the pass. Its budget is made row by row, next to the
+// measurement that reads it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +23,7 @@ constexpr size_t kAtATime = 1 << 20;
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
   if (tensor.empty()) return {};
-  into.resize(static_cast<size_t>(tensor.row_size()));
+  into.resize(tensor.row_size());
   widen(tensor, row * tensor.row_size(), into);
   return into;
 }
@@ -118,8 +122,8 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
     rounding = deviation_of_rounding(sum, dtype_at(read[0]));
     errors.deviations[0] = rounding;
     const std::vector<float> signs =
-        samples_of({rounding.as<const double>(), static_cast<size_t>(sum.count())},
-                   static_cast<size_t>(sum.row_size()), /*seed=*/1);
+        samples_of({rounding.as<const double>(), static_cast<size_t>(sum.count())}, sum.row_size(),
+                   /*seed=*/1);
     drawn = Tensor(Shape{sum.rows(), kErrorSamples, sum.row_size()}, DType::f32);
     std::ranges::copy(signs, drawn.as<float>());
     errors.samples[0] = drawn;
@@ -145,7 +149,7 @@ bool OpJudge::narrow_enough(const Block& block) {
 }
 
 Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
-  const auto size = static_cast<size_t>(block.got.row_size());
+  const size_t size = block.got.row_size();
   const OpKind op = block.place.point->op;
   Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
   if (!block.carried.empty()) {
@@ -162,7 +166,7 @@ Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
 ThreadPool* OpJudge::threads_for(int64_t elements) {
   if (elements < kSharedElements) return nullptr;
   if (!threads_) {
-    const int all = static_cast<int>(std::thread::hardware_concurrency());
+    const int all = std::thread::hardware_concurrency();
     threads_ =
         std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : std::max(1, all));
   }
@@ -170,8 +174,8 @@ ThreadPool* OpJudge::threads_for(int64_t elements) {
 }
 
 OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
-  const auto size = static_cast<size_t>(block.got.row_size());
-  const auto row = static_cast<int64_t>(i);
+  const size_t size = block.got.row_size();
+  const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
   const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
   std::vector<double> seen, of_exact, of_rounded;
@@ -193,13 +197,12 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 // Rows are measured by all threads, some at a time, and added in their order, so that the result
 // does not depend on how many threads there are.
 void OpJudge::measure_block(const Block& block, Group& group) {
-  const auto size = static_cast<size_t>(block.got.row_size()), count = block.rows.size();
+  const size_t size = block.got.row_size(), count = block.rows.size();
   const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
   for (size_t first = 0; first < count; first += some) {
     std::vector<Measured> all(std::min(some, count - first));
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-        all[i] = measure_row(block, group, first + i);
+      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i);
     });
     const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
     for (size_t i = 0, end = 0; i < all.size(); i = end) {

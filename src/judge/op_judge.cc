@@ -1,3 +1,8 @@
+// Contracts and groups of an OpJudge; op_blocks.cc measures, op_judge_exact.cc compares what must
+// be exact. The order of the questions saves time: a contract that failed in most layers is asked
+// last, and only of nodes that fit no other; a finding under a declared contract is judged again
+// under the others, a few nodes a place, so that the report can say which rounding would make it
+// right.
 #include "src/judge/op_judge.h"
 
 #include <fmt/format.h>
@@ -77,7 +82,7 @@ OtherContracts OpJudge::other_contracts(const Place& place) const {
 std::map<OpKind, Reached> OpJudge::reached() const {
   std::map<OpKind, Reached> reached = reached_;
   for (const auto& [key, pool] : pools_) {
-    const Point& p = kPoints[static_cast<size_t>(key.first.first)];
+    const Point& p = kPoints[key.first.first];
     const Moments& m = pool.sum();
     // Shares and gains of few elements are chance.
     if (key.second != RoundingContract::fused || !reached.contains(p.op) || m.elements < kMany)
@@ -146,7 +151,9 @@ bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, con
     outcome = structural(trouble.text, node.rows.front().position);
   } else if (!place.point->is_cache() &&
              pass.seen.tensor(place, node.request)->data.view().empty()) {
-    outcome = inconclusive("their tensors were kept as digests only");
+    outcome =
+        inconclusive(options_.full ? "their numbers are missing from the trace, which is damaged"
+                                   : "their tensors were kept as digests only");
   } else {
     for (const Place& input : inputs) {
       if (!reads(input) || place.point->is_cache()) continue;
@@ -313,8 +320,7 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
   };
-  const auto block =
-      static_cast<size_t>(std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes)));
+  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
   for (size_t first = 0; first < group.rows.size(); first += block)
     if (!judge_block(contract, place, inputs, pass, group, first,
                      std::min(block, group.rows.size() - first)))

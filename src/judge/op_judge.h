@@ -1,3 +1,16 @@
+// The nodes of one place of one pass, from records to outcomes.
+//
+//     rejected()       not there, of another shape, kept as digests, without an input: no numbers
+//     judge_cache()    attn.kv, by the hashes of what was written (cache_read.h)
+//     judge_indices()  argmax and top_k, by the values that they choose among (index_choice.h)
+//     join()           all others: nodes become members of a Group; of attention one request each
+//       judge_under()    under each contract that is tried
+//         judge_block()    some of its rows: Oracle::evaluate -> budget_of -> Meter::measure
+//         outcome_of()     the statistics of a member against their limits
+//
+// Nodes of several requests are one Group because the oracle reads the op's weights once a call.
+// Rows are measured by several threads and added in their order, so the result does not depend on
+// how many threads there are.
 #pragma once
 
 #include <map>
@@ -34,6 +47,7 @@ struct OpJudgeOptions {
   double limit_scale = 1;
   int threads = 0;       // that measure; 0: one a core
   bool partial = false;  // the trace was not meant to hold every tensor
+  bool full = false;     // it was meant to hold the numbers of those that it has
   // Whether any pass of the trace has a tensor of the place; empty: of every one.
   std::function<bool(const Place&)> recorded;
   std::map<std::string, RoundingContract> contracts;  // declared, by point name

@@ -1,3 +1,7 @@
+// The order in which a measured node is asked decides its verdict: a number that is not finite
+// where the exact result is; a statistic over its limit; an overflow that the exact result has too;
+// what an input of the op passes on; and at last whether the bits are those of the exact result
+// rounded.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,10 +14,10 @@ namespace lockstep {
 namespace {
 
 std::vector<int64_t> index_of(const Element& element, const Shape& row_shape) {
-  std::vector<int64_t> index(static_cast<size_t>(row_shape.rank()) + 1);
+  std::vector<int64_t> index(row_shape.rank() + 1);
   int64_t rest = element.offset;
   for (int axis = row_shape.rank() - 1; axis >= 0; --axis) {
-    index[static_cast<size_t>(axis) + 1] = rest % row_shape[axis];
+    index[axis + 1] = rest % row_shape[axis];
     rest /= row_shape[axis];
   }
   index[0] = element.position;

@@ -10,8 +10,6 @@
 namespace lockstep {
 namespace {
 
-bool of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection& selection) {
   std::vector<NodeRows> nodes;
   for (const PassRow& r : rows) {
@@ -36,7 +34,7 @@ Pass narrowed(Pass pass, DType run) {
   for (RecordedTensor& tensor : pass.tensors) {
     const TensorView& wide = tensor.data.view();
     if (tensor.dtype != DType::f32 || wide.empty() || !may_be_wider(*tensor.point)) continue;
-    const std::span<const float> values(wide.as<const float>(), static_cast<size_t>(wide.count()));
+    const std::span<const float> values(wide.as<const float>(), wide.count());
     const auto fits = [run](float x) { return std::isnan(x) || round_to(x, run) == x; };
     if (!std::ranges::all_of(values, fits)) continue;
     Tensor narrow(wide.shape, run);
@@ -55,7 +53,7 @@ PassView::PassView(const Pass& pass, const Selection& selection)
     : pass_(pass), selection_(selection) {
   const std::vector<PassRow>& rows = pass.info.rows;
   std::vector<PassRow> with_logits;
-  for (int32_t i : pass.info.logit_rows) with_logits.push_back(rows.at(static_cast<size_t>(i)));
+  for (int32_t i : pass.info.logit_rows) with_logits.push_back(rows.at(i));
   token_nodes_ = grouped(rows, selection);
   logit_nodes_ = grouped(with_logits, selection);
   for (const PassRow& r : rows) {
@@ -67,7 +65,7 @@ PassView::PassView(const Pass& pass, const Selection& selection)
 }
 
 const std::vector<NodeRows>& PassView::nodes_of(const Point& point) const {
-  return of_logits(point) ? logit_nodes_ : token_nodes_;
+  return point.is_of_logits() ? logit_nodes_ : token_nodes_;
 }
 
 bool PassView::shows(const Point& point) const {
@@ -135,7 +133,7 @@ SelectedRows::SelectedRows(const RecordedTensor* tensor, std::span<const Row> ro
   if (!tensor || tensor->data.view().empty() || rows.empty()) return;
   const TensorView& all = tensor->data;
   const auto first = std::ranges::find(tensor->rows, rows[0]);
-  const auto count = static_cast<std::ptrdiff_t>(rows.size());
+  const std::ptrdiff_t count = rows.size();
   if (tensor->rows.end() - first >= count && std::equal(rows.begin(), rows.end(), first)) {
     view_ = all.slice(first - tensor->rows.begin(), count);
     return;
@@ -143,11 +141,11 @@ SelectedRows::SelectedRows(const RecordedTensor* tensor, std::span<const Row> ro
   std::vector<int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());
   extents[0] = count;
   copy_ = Tensor(Shape(extents), all.dtype);
-  const auto bytes = static_cast<size_t>(all.row_size() * size_of(all.dtype));
+  const size_t bytes = all.row_size() * size_of(all.dtype);
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto row = std::ranges::find(tensor->rows, rows[i]);
     if (row == tensor->rows.end()) return;
-    const auto from = static_cast<size_t>(row - tensor->rows.begin());
+    const size_t from = row - tensor->rows.begin();
     std::memcpy(copy_.as<char>() + i * bytes, all.as<const char>() + from * bytes, bytes);
   }
   view_ = copy_;

@@ -125,7 +125,7 @@ RoundingContract contract_of(const std::string& name, const std::string& text) {
   const auto found = std::ranges::find(names, name);
   check(found != names.end(), "--rounding {}: '{}' is no rounding contract{} (they are {})", text,
         name, did_you_mean(name, names), fmt::join(names, ", "));
-  return all[static_cast<size_t>(found - names.begin())];
+  return all[found - names.begin()];
 }
 
 }  // namespace

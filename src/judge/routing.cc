@@ -6,14 +6,10 @@
 #include <cmath>
 #include <limits>
 
+#include "src/stats/moments.h"
+
 namespace lockstep {
 namespace {
-
-std::vector<double> row_of(const TensorView& tensor, int64_t row) {
-  std::vector<double> values(static_cast<size_t>(tensor.row_size()));
-  widen(tensor, row * tensor.row_size(), values);
-  return values;
-}
 
 bool has_rows(const RecordedTensor* tensor, int64_t rows) {
   return tensor && !tensor->data.view().empty() && tensor->data.view().rows() == rows;
@@ -29,7 +25,8 @@ void RoutingComparison::add(const PassView& seen, const Pass& exact, const Pass&
     const int64_t rows = logits.data.view().empty() ? 0 : logits.data.view().rows();
     if (!has_rows(chosen, rows) || !has_rows(other, rows)) continue;
     for (int64_t i = 0; i < rows; ++i)
-      add_row(row_of(chosen->data, i), row_of(logits.data, i), row_of(other->data, i));
+      add_row(widened_row(chosen->data, i), widened_row(logits.data, i),
+              widened_row(other->data, i));
   }
 }
 
@@ -49,7 +46,7 @@ void RoutingComparison::add_row(std::span<const double> chosen, std::span<const 
   if (!(margin > 0)) return;
   ++differ_;
   margin_ = std::max(margin_, margin / ulp(left_out, dtype_));
-  noise = std::sqrt(noise / static_cast<double>(exact.size()));
+  noise = root_mean(noise, std::ssize(exact));
   over_noise_ = std::max(over_noise_, margin / noise);
 }
 

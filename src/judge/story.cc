@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr double kMany = 1e9;
+constexpr double kUncountable = 1e9;
 constexpr std::string_view kWrong = "wrong: ";  // before where the wrong elements of a rule are
 
 int64_t count_of(const Result& result, Verdict verdict) {
@@ -125,7 +125,8 @@ std::string index_text(const Finding& f) {
 }  // namespace
 
 std::string budgets_text(double budgets) {
-  return budgets >= kMany && std::isfinite(budgets) ? "over 1e9" : fmt::format("{:.3g}", budgets);
+  return budgets >= kUncountable && std::isfinite(budgets) ? "over 1e9"
+                                                           : fmt::format("{:.3g}", budgets);
 }
 
 // The ops besides its own that the error may be of.
@@ -176,7 +177,7 @@ std::string text_of(const Finding& f) {
   text += fmt::format("request {}, position {}", f.node.request, f.position);
   if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
   // Where the number of budgets says little, the size says how bad it is, however small.
-  const bool many = f.budgets >= kMany;
+  const bool many = f.budgets >= kUncountable;
   if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
     text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
   if (f.of_row >= 0.001 || (f.of_row > 0 && many))

@@ -28,17 +28,17 @@ uint64_t text_of_prompt(const RequestInfo& info) {
 uint64_t TokenFlow::text_at(int32_t request, int32_t position) const {
   if (position < 0) return kNoText;
   const auto found = texts_.find(request);
-  const auto at = static_cast<size_t>(position);
+  const size_t at = position;
   return found == texts_.end() || at >= found->second.size() ? 0 : found->second[at];
 }
 
 void TokenFlow::put(int32_t request, int32_t position, int32_t token) {
   std::vector<uint64_t>& texts = texts_[request];
   const uint64_t before = text_at(request, position - 1);
-  texts.resize(static_cast<size_t>(position) + 1);
+  texts.resize(position + 1);
   texts.back() = text_with(before, token);
   std::vector<int32_t>& tokens = tokens_[request];
-  tokens.resize(static_cast<size_t>(position) + 1);
+  tokens.resize(position + 1);
   tokens.back() = token;
 }
 
@@ -79,7 +79,7 @@ void TokenFlow::begin(const Pass& pass) {
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.info.logit_rows) {
-    const Row& row = pass.info.rows[static_cast<size_t>(i)].row;
+    const Row& row = pass.info.rows[i].row;
     answered_.insert(text_at(row.request, row.position));
   }
   remember_choices(pass);
@@ -93,7 +93,7 @@ void TokenFlow::remember_choices(const Pass& pass) {
   if (!tokens || tokens->dtype != DType::i32 || tokens->data.view().empty()) return;
   for (size_t i = 0; i < tokens->rows.size(); ++i) {
     const Row& row = tokens->rows[i];
-    const auto token = static_cast<int32_t>(value_at(tokens->data, static_cast<int64_t>(i)));
+    const auto token = static_cast<int32_t>(value_at(tokens->data, i));
     Chosen& chosen = chosen_[{row.request, row.position}];
     chosen = {token, pass.info.pass, {}};
     for (const TopLogits& top : pass.logits)
@@ -122,7 +122,7 @@ std::vector<TokenFlow::Fed> TokenFlow::fed_of(const RequestInfo& info) const {
 
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
-  const auto p = static_cast<size_t>(fed.position), prompt = info.prompt.size();
+  const size_t p = fed.position, prompt = info.prompt.size();
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});
@@ -192,7 +192,7 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
   for (auto at = chosen_.lower_bound({info.id, first});
        at != chosen_.end() && at->first.first == info.id; ++at) {
     const int32_t position = at->first.second;
-    const auto i = static_cast<size_t>(position - first);
+    const size_t i = position - first;
     const bool likely = i < info.tokens.size();
     // A trace may leave out which ones were the most likely.
     if (likely && (i < info.argmax.size() || info.argmax.empty())) continue;
@@ -271,7 +271,7 @@ std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const
     for (const Fed& fed : fed_of(info))
       if (static_cast<size_t>(fed.position) >= given && fed.before != 0 &&
           !answered_.contains(fed.before))
-        return choice_of(static_cast<size_t>(fed.position));
+        return choice_of(fed.position);
     // Tokens that were chosen and fed to nobody are mostly the last ones.
     uint64_t text = text_of_prompt(info);
     for (size_t i = 0; i < info.tokens.size(); text = text_with(text, info.tokens[i++])) {

@@ -56,8 +56,7 @@ std::vector<Finding> top_logits_findings(const Pass& pass) {
     const auto times = std::ranges::count(pass.logits, row, &TopLogits::row);
     if (times != 1)
       find(point("logits"), row, fmt::format("/logits has this row {} times, wanted once", times));
-    else if (const std::string rule =
-                 kept ? wrong_values(*said, best[i], view, static_cast<int64_t>(i)) : "";
+    else if (const std::string rule = kept ? wrong_values(*said, best[i], view, i) : "";
              !rule.empty())
       find(point("logits"), row, rule);
     if (times != 1 || !token || token->dtype != DType::i32 || token->data.view().empty()) continue;

@@ -3,8 +3,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes, to a multiple of which every copy of a buffer is aligned
-
 Shape with_rows(int64_t rows, const Shape& row) {
   return row.rank() == 2   ? Shape{rows, row[0], row[1]}
          : row.rank() == 1 ? Shape{rows, row[0]}
@@ -13,7 +11,7 @@ Shape with_rows(int64_t rows, const Shape& row) {
 
 // The bytes of a copy of a buffer.
 int64_t bytes_of(const Shape& row, DType dtype, int64_t rows) {
-  return (rows * row.count() * size_of(dtype) + kLine - 1) / kLine * kLine;
+  return aligned(rows * row.count() * size_of(dtype));
 }
 
 }  // namespace
@@ -65,14 +63,13 @@ TensorView Activations::next_half() {
     if (held.buffer.halves == 0) continue;
     if (lifetime_ == Lifetime::layer) {
       // The tensors of a half take the place of those of the last one.
-      this->*held.buffer.view = held.copies[static_cast<size_t>(half_ + 1) % held.copies.size()];
+      this->*held.buffer.view = held.copies[(half_ + 1) % held.copies.size()];
       continue;
     }
     // Each half has memory of its own; the first stream is embed's.
     const int64_t at =
         (half_ + (held.buffer.view == &Activations::stream ? 1 : 0)) / held.buffer.halves;
-    if (at < std::ssize(held.copies))
-      this->*held.buffer.view = held.copies[static_cast<size_t>(at)];
+    if (at < std::ssize(held.copies)) this->*held.buffer.view = held.copies[at];
   }
   ++half_;
   return before;

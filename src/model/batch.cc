@@ -1,3 +1,7 @@
+// The arguments of a pass, made from its rows on the host: tokens, slots of the pool, one row of
+// the page table a request, and where each request's rows begin. Rows of cos and sin are kept from
+// pass to pass and grow with the largest position; where RoPE depends on the length of a request,
+// each token has rows of its own, for the length that its request has in this pass.
 #include "src/model/batch.h"
 
 #include <algorithm>
@@ -12,9 +16,7 @@ Tensor int32_tensor(const std::vector<int32_t>& values, const Shape& shape) {
   return tensor_of<int32_t>(values, shape, DType::i32);
 }
 
-Shape length_of(const std::vector<int32_t>& values) {
-  return {static_cast<int64_t>(values.size())};
-}
+Shape length_of(const std::vector<int32_t>& values) { return {std::ssize(values)}; }
 
 // Rows of a request are consecutive and end its context, so both follow from the rows.
 void fill_attention(Batch& batch) {
@@ -39,8 +41,8 @@ void fill_attention(Batch& batch) {
     std::ranges::copy(batch.info.pages[r].pages, table.begin() + static_cast<long>(r * most));
   batch.query_start = int32_tensor(start, length_of(start));
   batch.context_length = int32_tensor(length, length_of(length));
-  batch.page_table = int32_tensor(
-      table, {static_cast<int64_t>(batch.info.pages.size()), static_cast<int64_t>(most)});
+  batch.page_table =
+      int32_tensor(table, {std::ssize(batch.info.pages), static_cast<int64_t>(most)});
 }
 
 }  // namespace
@@ -56,7 +58,7 @@ Batch make_batch(PassInfo info, RopeCache& tables) {
     slots.push_back(row.slot);
   }
   batch.tokens = int32_tensor(tokens, length_of(tokens));
-  batch.slots = tensor_of<int64_t>(slots, {static_cast<int64_t>(slots.size())}, DType::i64);
+  batch.slots = tensor_of<int64_t>(slots, {std::ssize(slots)}, DType::i64);
   batch.logit_rows = int32_tensor(batch.info.logit_rows, length_of(batch.info.logit_rows));
   fill_attention(batch);
   tables.prepare(batch);
@@ -67,7 +69,7 @@ void RopeCache::put_row(const RopeFrequencies& frequencies, int64_t position, in
   changed_ = true;
   const int64_t half = config_.head_dim / 2;
   const auto span = [&](const Tensor& t) {
-    return std::span<float>(t.as<float>() + row * half, static_cast<size_t>(half));
+    return std::span<float>(t.as<float>() + row * half, half);
   };
   rope_row(frequencies, position, span(cos_), span(sin_));
 }
@@ -104,12 +106,12 @@ void RopeCache::prepare(Batch& batch) {
   const std::vector<PassRow>& rows = batch.info.rows;
   std::vector<int32_t> positions;
   if (depends_on_length(config_.rope)) {
-    grow(static_cast<int64_t>(rows.size()));
+    grow(rows.size());
     for (size_t first = 0, i = 0; i < rows.size(); first = i) {
       while (i < rows.size() && rows[i].row.request == rows[first].row.request) ++i;
       const auto frequencies = rope_frequencies(config_, rows[i - 1].row.position + 1);
       for (size_t t = first; t < i; ++t) {
-        put_row(frequencies, rows[t].row.position, static_cast<int64_t>(t));
+        put_row(frequencies, rows[t].row.position, t);
         positions.push_back(static_cast<int32_t>(t));
       }
     }

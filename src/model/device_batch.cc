@@ -9,14 +9,12 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes, to a multiple of which every argument is aligned
-
 struct Field {
   Tensor Batch::*tensor;
   Shape shape;
   DType dtype;
 
-  int64_t bytes() const { return (shape.count() * size_of(dtype) + kLine - 1) / kLine * kLine; }
+  int64_t bytes() const { return aligned(shape.count() * size_of(dtype)); }
 };
 
 std::vector<Field> fields_of(const DeviceBatch::Room& room) {

@@ -1,16 +1,12 @@
+// Fused ops compute several of the paper's steps at once and still show each of them: what lies
+// inside comes out through taps, pointers to memory that the kernel writes to when somebody looks.
+// A sum and its norm may be left to the matmul that reads them; both are shown once it has computed
+// them.
 #include "src/model/fused_executor.h"
 
 #include <utility>
 
 namespace lockstep {
-namespace {
-
-TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
-  return heads.reshaped({heads.rows(), heads.row_size()});
-}
-
-}  // namespace
-
 // Whether the matmul that reads that norm can compute it, and the sum before it, itself.
 bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
   if (norm == point("attn.norm")) return fused_.qkv_matmul != nullptr;

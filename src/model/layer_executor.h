@@ -12,6 +12,11 @@ struct PointName {
   const Point& point;
 };
 
+// [tokens, heads, dim] as [tokens, heads * dim].
+inline TensorView flat(const TensorView& heads) {
+  return heads.reshaped({heads.rows(), heads.row_size()});
+}
+
 // One pass through the layers of a model, in verbs of the size of the paper's figure. A family
 // calls them in its order; who computes them, and in how many kernels, is the executor's own
 // business. All executors show the same points with the same bits. Everything is borrowed for the

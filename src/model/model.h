@@ -1,3 +1,13 @@
+// A model is the meaning of a checkpoint's weights and the order of its ops. The room has three
+// levels, each of which can be read alone:
+//
+//     families.cc       which architectures there are, and who computes them
+//     qwen.cc           the layers as the paper draws them, in verbs of a LayerExecutor
+//     *_executor.cc     the verbs as ops, one probe an output: PieceExecutor, FusedExecutor
+//
+// Every op is called through the table of ops that the model was given: a user's kernel, a seeded
+// fault and a watch are other tables, and no line of the model knows. Shapes: activations are
+// [tokens, ...] of all requests of the pass after each other, in the dtype of the run.
 #pragma once
 
 #include <memory>

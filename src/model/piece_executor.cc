@@ -7,14 +7,6 @@
 #include "src/model/show_cache.h"
 
 namespace lockstep {
-namespace {
-
-TensorView flat(const TensorView& heads) {  // [tokens, heads, dim] -> [tokens, heads * dim]
-  return heads.reshaped({heads.rows(), heads.row_size()});
-}
-
-}  // namespace
-
 // clang-format off
 void PieceExecutor::embed(const TensorView& table) {
   ops_.gather_rows(at("embed"), a_.stream, batch_.tokens, table);     show("embed", a_.stream);
@@ -61,8 +53,8 @@ void PieceExecutor::show_kv(const KvCache& cache) {
 }
 
 void PieceExecutor::attend(const KvCache& cache) {
-  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.head_dim)));
-  const int64_t window = config_.window[static_cast<size_t>(layer_)];
+  const auto scale = static_cast<float>(1 / std::sqrt(config_.head_dim));
+  const int64_t window = config_.window[layer_];
 
   ops_.paged_attention(at("attn.out"), a_.attention, a_.q_rope, cache,
                        batch_.attention(), scale, window);         show("attn.out", a_.attention);

@@ -12,7 +12,7 @@ void show_cache(const Model& model, const Batch& batch, const KvCache& cache, in
   for (size_t r = 0; r < batch.info.pages.size(); ++r) {
     const int32_t length = lengths.as<int32_t>()[r];
     Tensor seen({length, 2, cache.k.shape[2], cache.k.shape[3]}, cache.k.dtype, cache.k.device);
-    const TensorView table = batch.page_table.view().slice(static_cast<int64_t>(r), 1);
+    const TensorView table = batch.page_table.view().slice(r, 1);
     model.ops().kv_gather(model.context(kv, layer), seen, cache, table.reshaped({table.count()}));
     std::vector<Row> rows;
     for (int32_t p = 0; p < length; ++p) rows.push_back({batch.info.pages[r].request, p});

@@ -123,11 +123,11 @@ long double SecondOpinion::norm(const Call& call) const {
   }
   const std::string weight = name_of_part(call.place, ".weight");
   const int64_t width = checkpoint_.tensor(weight).count(), column = call.index.back();
-  const auto first = call.index.size() > 1 ? static_cast<size_t>(call.index[0] * width) : 0;
+  const auto first = call.index.size() > 1 ? call.index[0] * width : 0;
   long double squares = 0;
-  for (size_t i = 0; i < static_cast<size_t>(width); ++i) squares += x[first + i] * x[first + i];
+  for (int64_t i = 0; i < width; ++i) squares += x[first + i] * x[first + i];
   const long double root = std::sqrt(squares / static_cast<long double>(width) + config_->eps);
-  const long double n = x.at(first + static_cast<size_t>(column)) / root;
+  const long double n = x.at(first + column) / root;
   return call.kept_by_hf(n) * weight_at(weight, column);
 }
 
@@ -136,7 +136,7 @@ long double SecondOpinion::product(const Call& call, const std::string& weight, 
   const TensorView w = checkpoint_.tensor(weight);
   long double sum = 0;
   for (int64_t k = 0; k < w.shape[1]; ++k) {
-    long double operand = x.at(static_cast<size_t>(k));
+    long double operand = x.at(k);
     if (call.contract == operands_bf16) operand = rounded(operand, DType::bf16);
     if (call.contract == operands_fp16) operand = rounded(operand, DType::f16);
     sum += operand * rounded(value_at(w, row * w.shape[1] + k), dtype_);
@@ -158,8 +158,8 @@ long double SecondOpinion::linear(const Call& call) const {
 long double SecondOpinion::rope(const Call& call) const {
   if (call.inputs.size() < 3) throw Lacking{"the rotary tables were not shown"};
   const Numbers x = call.input(0), cosines = call.input(1), sines = call.input(2);
-  const auto half = cosines.size(), head = static_cast<size_t>(call.index[0]) * 2 * half;
-  const auto dim = static_cast<size_t>(call.index[1]), pair = dim % half;
+  const auto half = cosines.size(), head = call.index[0] * 2 * half;
+  const size_t dim = call.index[1], pair = dim % half;
   const long double low = x.at(head + pair), high = x.at(head + half + pair);
   const bool tables = is_hf(call.contract) || call.contract == tables_rounded;
   const long double c = tables ? call.kept(cosines[pair]) : cosines[pair];
@@ -179,14 +179,14 @@ long double SecondOpinion::attention(const Call& call) const {
   const auto cached = [&](int64_t position, int64_t half, int64_t d) -> long double {
     return value_at(data, ((position * 2 + half) * kv_heads + kv_head) * dim + d);
   };
-  const int64_t window = config_->window.at(static_cast<size_t>(call.place.layer));
+  const int64_t window = config_->window.at(call.place.layer);
   const int64_t end = call.row.position + 1,
                 begin = window == 0 ? 0 : std::max<int64_t>(0, end - window);
   if (end > data.rows()) throw Lacking{"keys of attn.kv are missing"};
   const bool rounds = call.contract == eager || call.contract == scores_rounded;
   // The factor is a number of fp64 wherever it is named in code.
-  const double scale = 1 / std::sqrt(static_cast<double>(dim));
-  const auto of_query = [&](int64_t d) { return q.at(static_cast<size_t>(head * dim + d)); };
+  const double scale = 1 / std::sqrt(dim);
+  const auto of_query = [&](int64_t d) { return q.at(head * dim + d); };
   const bool scales_query = call.contract == query_rounded;
   Numbers weights;
   for (int64_t key = begin; key < end; ++key) {
@@ -201,7 +201,7 @@ long double SecondOpinion::attention(const Call& call) const {
   long double sum = 0, result = 0;
   for (long double& w : weights) sum += w = std::exp(w - largest);
   for (int64_t key = begin; key < end; ++key) {
-    long double p = weights[static_cast<size_t>(key - begin)] / sum;
+    long double p = weights[key - begin] / sum;
     if (call.contract == eager) p = call.kept(p);
     result += p * cached(key, 1, call.index[1]);
   }
@@ -211,8 +211,8 @@ long double SecondOpinion::attention(const Call& call) const {
 long double SecondOpinion::silu_mul(const Call& call) const {
   int64_t at = call.index[0];  // of an expert's: [choice, intermediate]
   if (call.index.size() > 1) at = at * call.tensor(call.place).shape.last() + call.index[1];
-  const long double gate = call.input(0).at(static_cast<size_t>(at));
-  const long double up = call.input(1).at(static_cast<size_t>(at));
+  const long double gate = call.input(0).at(at);
+  const long double up = call.input(1).at(at);
   return call.kept_by_hf(gate / (1 + std::exp(-gate))) * up;
 }
 
@@ -228,20 +228,19 @@ long double SecondOpinion::softmax(const Call& call) const {
   const long double largest = *std::ranges::max_element(logits);
   long double sum = 0;
   for (const long double x : summed) sum += std::exp(x - largest);
-  const auto expert = static_cast<size_t>(chosen.at(static_cast<size_t>(call.index[0])));
+  const auto expert = static_cast<size_t>(chosen.at(call.index[0]));
   return std::exp(logits.at(expert) - largest) / sum;
 }
 
 long double SecondOpinion::expert_linear(const Call& call) const {
-  const auto choice = static_cast<size_t>(call.index[0]);
+  const size_t choice = call.index[0];
   const Numbers chosen = call.input(1);
   Numbers x = call.input(0);
-  const std::string weight =
-      fmt::format("{}mlp.experts.{}.{}.weight", layer_prefix(call.place),
-                  static_cast<int64_t>(chosen.at(choice)), call.place.point->weight);
+  const std::string weight = fmt::format("{}mlp.experts.{}.{}.weight", layer_prefix(call.place),
+                                         chosen.at(choice), call.place.point->weight);
   const int64_t width = checkpoint_.tensor(weight).shape[1];
   if (std::ssize(x) > width) {  // a row for each choice
-    const auto first = x.begin() + static_cast<int64_t>(choice) * width;
+    const auto first = x.begin() + choice * width;
     x = Numbers(first, first + width);
   }
   return product(call, weight, call.index[1], x);
@@ -253,7 +252,7 @@ long double SecondOpinion::weighted_sum(const Call& call) const {
   const size_t width = y.size() / weights.size();
   std::vector<std::pair<long double, long double>> terms;  // by expert
   for (size_t c = 0; c < weights.size(); ++c)
-    terms.emplace_back(chosen[c], weights[c] * y[c * width + static_cast<size_t>(call.index[0])]);
+    terms.emplace_back(chosen[c], weights[c] * y[c * width + call.index[0]]);
   std::ranges::sort(terms);
   long double sum = 0;
   for (size_t c = 0; c < terms.size(); ++c) {
@@ -283,8 +282,7 @@ long double SecondOpinion::evaluate(const Call& call) const {
     case OpKind::silu_mul:
       return silu_mul(call);
     case OpKind::add:
-      return call.input(0).at(static_cast<size_t>(call.index[0])) +
-             call.input(1).at(static_cast<size_t>(call.index[0]));
+      return call.input(0).at(call.index[0]) + call.input(1).at(call.index[0]);
     case OpKind::softmax:
       return softmax(call);
     case OpKind::expert_linear:

@@ -9,6 +9,7 @@
 #include "src/report/marks.h"
 #include "src/report/point_columns.h"
 #include "src/report/report.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -41,7 +42,7 @@ Table map_of(const DiffResult& result) {
   const std::vector<const Point*> points = layer_columns(places);
   Table table{{{"ulps", Align::right, 5}}, {}, "{}", 1};
   for (const Point* point : points)
-    table.columns.emplace_back(std::string(column_name_of(*point)), Align::right, 3);
+    table.columns.emplace_back(std::string(point->column), Align::right, 3);
   int first = 0;
   for (int layer = 0; layer < layers && !points.empty(); ++layer) {
     std::vector<Cell> row{std::to_string(layer)};
@@ -139,9 +140,9 @@ Document document_of(const DiffResult& result) {
   std::vector<Block>& blocks = document.blocks;
   for (std::string& line : origins_of(result)) blocks.push_back(Paragraph{std::move(line), 0, 2});
   if (result.rows > 0)
-    blocks.push_back(Paragraph{fmt::format(
-        "rows compared {}, equal bits {} ({:.0f} %)", result.rows, result.equal,
-        std::floor(100 * static_cast<double>(result.equal) / static_cast<double>(result.rows)))});
+    blocks.push_back(Paragraph{fmt::format("rows compared {}, equal bits {} ({:.0f} %)",
+                                           result.rows, result.equal,
+                                           std::floor(100 * fraction(result.equal, result.rows)))});
   if (result.only_a + result.only_b > 0)
     blocks.push_back(
         Paragraph{fmt::format("rows that only A has {}, only B {}", result.only_a, result.only_b)});

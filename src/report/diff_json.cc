@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "src/report/place_json.h"
 #include "src/report/report.h"
 #include "traces/json_number.h"
 
@@ -7,8 +8,6 @@ namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
 
 Json of_share(const std::optional<DiffShare>& share) {
   if (!share) return nullptr;
@@ -23,7 +22,7 @@ Json of_node(const std::optional<DiffNode>& node) {
   return {{"request", node->id.request},
           {"position", node->position},
           {"pass", node->id.pass},
-          {"layer", layer_of(node->id.place)},
+          {"layer", layer_json<Json>(node->id.place)},
           {"point", node->id.place.point->name},
           {"relative", json_number<Json>(node->relative)},
           {"requests", node->requests},
@@ -38,7 +37,7 @@ Json of_node(const std::optional<DiffNode>& node) {
 // Numbers that were not measured are null, and no 0.
 Json of_place(const DiffPlace& p) {
   const auto number = [&](double x) { return p.measured > 0 ? json_number<Json>(x) : Json(); };
-  return {{"layer", layer_of(p.place)},
+  return {{"layer", layer_json<Json>(p.place)},
           {"point", p.place.point->name},
           {"rows", p.rows},
           {"equal", p.equal},
@@ -75,7 +74,7 @@ Json of_logits(const std::optional<DiffLogits>& logits) {
 
 Json of_judgement(const DiffJudgement& j) {
   Json first = nullptr;
-  if (j.first) first = {{"layer", layer_of(*j.first)}, {"point", j.first->point->name}};
+  if (j.first) first = {{"layer", layer_json<Json>(*j.first)}, {"point", j.first->point->name}};
   return {{"trace", j.trace},
           {"verdict", name_of(j.verdict)},
           {"story", j.story},

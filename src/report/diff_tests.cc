@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kDetails = 20;  // flips and places that a test lists
+constexpr size_t kLines = 20;  // flips and places that a test lists
 
 std::string file_of(const std::string& path) {
   const std::filesystem::path at = path;
@@ -26,13 +26,13 @@ TestCase test_of(const OpKindRow& kind, const DiffResult& result) {
     if (place.place.point->op != kind.kind) continue;
     rows += place.rows;
     equal += place.equal;
-    if (place.equal == place.rows || listed++ >= kDetails) continue;
+    if (place.equal == place.rows || listed++ >= kLines) continue;
     test.details += fmt::format("{}: {} of {} rows have other bits{}\n", text_of(place.place),
                                 place.rows - place.equal, place.rows,
                                 place.measured > 0 ? fmt::format(", {:.3g} ulp apart", place.ulps)
                                                    : ", and no numbers that say how far");
   }
-  if (listed > kDetails) test.details += fmt::format("... and {} more\n", listed - kDetails);
+  if (listed > kLines) test.details += fmt::format("... and {} more\n", listed - kLines);
   test.details += fmt::format("{} of {} rows have equal bits\n", equal, rows);
   const bool begins = result.first_kind && result.first_kind->id.place.point->op == kind.kind;
   if (result.verdict != DiffVerdict::different || !begins) return test;
@@ -55,11 +55,11 @@ TestCase structure_of(const DiffResult& result, bool fails) {
 
 TestCase tokens_of(const DiffResult& result) {
   TestCase test{.name = "tokens"};
-  for (size_t i = 0; i < std::min(kDetails, result.flips.size()); ++i)
+  for (size_t i = 0; i < std::min(kLines, result.flips.size()); ++i)
     test.details += fmt::format("request {} takes another way from position {} on\n",
                                 result.flips[i].request, result.flips[i].position);
-  if (result.flips.size() > kDetails)
-    test.details += fmt::format("... and {} more\n", result.flips.size() - kDetails);
+  if (result.flips.size() > kLines)
+    test.details += fmt::format("... and {} more\n", result.flips.size() - kLines);
   return test;
 }
 

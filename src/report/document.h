@@ -1,3 +1,8 @@
+// The room of reports has two halves that know nothing of each other. Documents are made of
+// results: what is said, in which order, with which numbers. Renderers draw a document in one
+// format: they know no result. A new result needs one function, a new format another. Numbers are
+// kept as numbers up to the renderer, so that a program reads all digits of what people see
+// rounded.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +44,9 @@ struct Table {
   std::string title = {};                // a line above it
   bool marks = false;                    // its texts are glyphs of a map, "=" ".", "~" and the like
 };
+
+// Whether a column stands at its right edge.
+bool is_right_aligned(const Table& table, size_t column);
 
 // Begins a part of the document. One without text only separates what follows from what precedes.
 struct Heading {

@@ -91,7 +91,7 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
       return i >= range.first && i <= range.second;
     };
     for (int64_t i = 0; i < tensor.shape[axis]; ++i) {
-      const bool sliced = axis >= std::ssize(slice_) || is_in(slice_[static_cast<size_t>(axis)], i);
+      const bool sliced = axis >= std::ssize(slice_) || is_in(slice_[axis], i);
       const bool head = heads_.empty() || axis != head_axis ||
                         std::ranges::any_of(heads_, [&](const Range& r) { return is_in(r, i); });
       if (sliced && head) indices.push_back(i);

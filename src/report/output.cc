@@ -241,7 +241,7 @@ void Progress::show(const std::string& line) {
   // Back to the first column, the line, and the rest of the terminal's line erased.
   if (!on_) return;
   // A line that is longer than the terminal would not be erased by the next one.
-  const auto width = static_cast<size_t>(std::max(screen_of(STDERR_FILENO).width - 1, 1));
+  const size_t width = std::max(screen_of(STDERR_FILENO).width - 1, 1);
   fmt::print(stderr, "\r{}\033[K", wrapped(screen_text(line), width).front());
 }
 

@@ -53,18 +53,10 @@ std::string titled(const std::string& title) {
   return title.empty() ? "" : fmt::format("**{}**\n\n", escaped(title));
 }
 
-std::string shown(const Cell& cell, const char* number_format) {
+std::string markdown_cell(const Cell& cell, const char* number_format) {
   if (const auto* text = std::get_if<std::string>(&cell)) return escaped(*text);
   if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
   return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
-}
-
-bool is_right(const Table& table, size_t column) {
-  if (table.columns[column].align != Align::by_content)
-    return table.columns[column].align == Align::right;
-  return std::ranges::any_of(table.rows, [column](const auto& row) {
-    return !std::holds_alternative<std::string>(row[column]);
-  });
 }
 
 std::string markdown_of(const Table& table) {
@@ -73,12 +65,13 @@ std::string markdown_of(const Table& table) {
   std::string head = "|", rule = "|";
   for (size_t i = 0; i < table.columns.size(); ++i) {
     head += fmt::format(" {} |", escaped(table.columns[i].name));
-    rule += is_right(table, i) ? " ---: |" : " --- |";
+    rule += is_right_aligned(table, i) ? " ---: |" : " --- |";
   }
   out += head + "\n" + rule + "\n";
   for (const auto& row : table.rows) {
     out += "|";
-    for (const Cell& cell : row) out += fmt::format(" {} |", shown(cell, table.number_format));
+    for (const Cell& cell : row)
+      out += fmt::format(" {} |", markdown_cell(cell, table.number_format));
     out += "\n";
   }
   return out + "\n";

@@ -31,14 +31,6 @@ std::string shown(const Cell& cell, const char* number_format) {
   return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
 }
 
-bool is_right(const Table& table, size_t column) {
-  if (table.columns[column].align != Align::by_content)
-    return table.columns[column].align == Align::right;
-  return std::ranges::any_of(table.rows, [column](const auto& row) {
-    return !std::holds_alternative<std::string>(row[column]);
-  });
-}
-
 const char* colour_of_glyph(const std::string& glyph) {
   if (glyph == "X" || glyph == "N" || glyph == "!") return kBad;
   return glyph == "~" || glyph == "^" || glyph == "#" ? kUnsure : nullptr;
@@ -48,9 +40,7 @@ const char* colour_of_glyph(const std::string& glyph) {
 class TextRenderer {
  public:
   explicit TextRenderer(const Screen& screen)
-      : width_(static_cast<size_t>(std::max(screen.width, 1))),
-        colour_(screen.colour),
-        terminal_(screen.terminal) {}
+      : width_(std::max(screen.width, 1)), colour_(screen.colour), terminal_(screen.terminal) {}
 
   std::string operator()(const Heading& heading) const {
     std::string out = "\n";
@@ -59,7 +49,7 @@ class TextRenderer {
   }
 
   std::string operator()(const Paragraph& p) const {
-    return prose(p.text, static_cast<size_t>(p.indent), static_cast<size_t>(p.hang), p.strong);
+    return prose(p.text, p.indent, p.hang, p.strong);
   }
 
   std::string operator()(const List& list) const {
@@ -70,8 +60,8 @@ class TextRenderer {
 
   std::string operator()(const KeyValues& pairs) const {
     std::string out;
-    const auto indent = static_cast<size_t>(pairs.indent);
-    const auto key_width = static_cast<size_t>(pairs.key_width);
+    const size_t indent = pairs.indent;
+    const size_t key_width = pairs.key_width;
     // On a screen with no room beside the names, values stand below them.
     const bool below = indent + key_width + kLeastText > width_;
     for (const auto& [key, value] : pairs.entries) {
@@ -163,8 +153,7 @@ class TextRenderer {
 
   static std::vector<size_t> widths_of(const Table& table, const Lines& lines) {
     std::vector<size_t> widths;
-    for (const Column& column : table.columns)
-      widths.push_back(static_cast<size_t>(column.least_width));
+    for (const Column& column : table.columns) widths.push_back(column.least_width);
     for (const auto& line : lines)
       for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], columns_of(line[i]));
     return widths;
@@ -172,7 +161,7 @@ class TextRenderer {
 
   // Blanks between columns: one where the table is too wide by the others alone.
   size_t gap_of(const Table& table, const std::vector<size_t>& widths) const {
-    const auto gap = static_cast<size_t>(table.gap);
+    const size_t gap = table.gap;
     size_t columns = 0;
     for (const size_t width : widths) columns += width;
     const size_t gaps = widths.size() - 1;
@@ -185,7 +174,7 @@ class TextRenderer {
     std::optional<size_t> widest;
     for (size_t i = 0; i < widths.size(); ++i) {
       all += widths[i] + (i > 0 ? gap : 0);
-      const bool text = !is_right(table, i) && !table.marks;
+      const bool text = !is_right_aligned(table, i) && !table.marks;
       if (text && (!widest || widths[i] >= widths[*widest])) widest = i;
     }
     if (all <= width_ || !widest) return;
@@ -213,7 +202,7 @@ class TextRenderer {
           const std::string blanks = pad(widths[i] - std::min(widths[i], columns_of(cell)));
           const bool glyph = table.marks && &line != lines.data();
           const std::string drawn = coloured(cell, glyph ? colour_of_glyph(cell) : nullptr);
-          text += (is_right(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
+          text += (is_right_aligned(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
         }
         out += without_end_blanks(text) + "\n";
       }

@@ -27,7 +27,7 @@ int64_t count_of(const Result& result, Verdict verdict) {
   return result.counts[static_cast<size_t>(verdict)];
 }
 
-std::string fact_of(const Result& result, const std::string& name) {
+std::string shown_fact(const Result& result, const std::string& name) {
   const auto at = result.provenance.find(name);
   return at == result.provenance.end() ? "" : screen_text(at->second);
 }
@@ -37,8 +37,8 @@ std::string requests_text(const Result& result) {
   int64_t in = 0, out = 0;
   for (const RequestResult& r : result.requests)
     in += std::ssize(r.prompt), out += std::ssize(r.tokens);
-  return fmt::format("{} request{}, {} tokens in, {} out", result.requests.size(),
-                     result.requests.size() == 1 ? "" : "s", in, out);
+  return fmt::format("{} request{}, {} token{} in, {} out", result.requests.size(),
+                     result.requests.size() == 1 ? "" : "s", in, in == 1 ? "" : "s", out);
 }
 
 std::string joined(const char* between, const std::string& a, const std::string& b) {
@@ -47,7 +47,7 @@ std::string joined(const char* between, const std::string& a, const std::string&
 
 // "lockstep 0.1.0  bard-qwen3  bf16 on cpu, built-in matmul  3 requests, ..."
 std::string ran_text(const Result& result) {
-  const auto fact = [&](const char* name) { return fact_of(result, name); };
+  const auto fact = [&](const char* name) { return shown_fact(result, name); };
   std::vector<std::string> parts;
   const auto say = [&parts](const std::string& part) {
     if (!part.empty()) parts.push_back(part);
@@ -88,7 +88,7 @@ std::string nearest_text(const Result& result) {
   if (!nearest || !(reach(*nearest) > 0)) return "";
   const bool one = nearest->worst_t1 >= nearest->worst_t2;
   const double shown = std::floor(1000 * reach(*nearest)) / 1000;  // what is below 1 is said so
-  const std::string limits = fact_of(result, "limits");
+  const std::string limits = shown_fact(result, "limits");
   return fmt::format(
       "{}, request {}, position {}: {:.3g} of {}; a right engine comes this near, for "
       "a limit is what rounding may do{}",
@@ -99,7 +99,7 @@ std::string nearest_text(const Result& result) {
 
 std::string divergence_text(const LogitsSummary& l, const Result& result) {
   if (!std::isfinite(l.kl_mean)) return "the logits' divergence is not measured: they hold NaN";
-  const std::string dtype = fact_of(result, "compute_dtype");
+  const std::string dtype = shown_fact(result, "compute_dtype");
   return fmt::format("mean KL {:.3g} (the reference in {}: {:.3g})", l.kl_mean,
                      dtype.empty() ? "the run's dtype" : dtype, l.kl_reference);
 }
@@ -272,7 +272,7 @@ std::string conclusion_of(const Result& result) {
                                  ? "is the first to make NaN or Inf"
                                  : "is the first that is not as the model has it";
     return fmt::format("{} {} ({} op{} wrong of {})", text_of(first.node.place), what, wrong,
-                       wrong == 1 ? "" : "s", result.places.size());
+                       wrong == 1 ? "" : "s", count_judged_ops(result));
   }
   if (result.verdict != RunVerdict::clean) return result.story;
   std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,

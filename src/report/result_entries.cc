@@ -1,3 +1,7 @@
+// Findings become entries: those of one place are one, and where places are many those of one point
+// are one too, so that a bug in a kernel of all layers reads as one bug. An entry says the worst
+// element, where the wrong ones lie (shape_rule.h), what they look like (src/causes), and in how
+// many nodes.
 #include "src/report/result_entries.h"
 
 #include <fmt/format.h>
@@ -244,6 +248,14 @@ std::string element_text(const Finding& f) {
 }
 
 int64_t count_wrong_ops(const Result& result) { return std::ssize(wrong_ops(result)); }
+
+int64_t count_judged_ops(const Result& result) {
+  // The cache is judged in all layers, whatever was selected.
+  const auto beside = std::ranges::count_if(wrong_ops(result), [&](const WrongOp& op) {
+    return std::ranges::find(result.places, op.place, &PlaceSummary::place) == result.places.end();
+  });
+  return std::ssize(result.places) + beside;
+}
 
 std::vector<Block> wrong_ops_of(const Result& result) {
   std::vector<WrongOp> ops = wrong_ops(result);

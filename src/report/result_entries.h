@@ -15,6 +15,8 @@ std::vector<Block> wrong_ops_of(const Result& result);
 
 // How many places have findings.
 int64_t count_wrong_ops(const Result& result);
+// Those that were judged, the wrong ones with them.
+int64_t count_judged_ops(const Result& result);
 
 // The element of a finding by the names of the point's axes: "position 4, head 1, dim 0".
 std::string element_text(const Finding& finding);

@@ -1,3 +1,6 @@
+// The result comes back from its JSON as it was, number for number (NaN and the infinities as
+// texts), so that a judgement that a trace keeps can be shown in any form later. The reader checks
+// every field: a file may come from another version or another hand.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -212,8 +215,7 @@ Result result_from(const JsonValue& json) {
                 .blind = json["blind"].texts(),
                 .notes = json["notes"].texts()};
   for (int i = 0; i < kVerdicts; ++i)
-    result.counts[static_cast<size_t>(i)] =
-        nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
+    result.counts[i] = nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
   if (const JsonValue first = json["first"]; !first.is_null()) result.first = finding_from(first);
   for (const JsonValue& f : json["findings"].items()) result.findings.push_back(finding_from(f));
   for (const JsonValue& c : json["confirmations"].items())

@@ -4,6 +4,7 @@
 
 #include "src/judge/error_map.h"
 #include "src/judge/story.h"
+#include "src/report/place_json.h"
 #include "src/report/report.h"
 #include "traces/json_number.h"
 
@@ -12,12 +13,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json layer_of(const Place& place) { return place.layer < 0 ? Json(nullptr) : Json(place.layer); }
-
 Json of_region(const Finding& f) {
   Json region = Json::array();
   for (const Place& place : f.region)
-    region.push_back({{"layer", layer_of(place)}, {"point", place.point->name}});
+    region.push_back({{"layer", layer_json<Json>(place)}, {"point", place.point->name}});
   return region;
 }
 
@@ -25,7 +24,7 @@ Json of_finding(const Finding& f) {
   return {{"request", f.node.request},
           {"position", f.position},
           {"pass", f.node.pass},
-          {"layer", layer_of(f.node.place)},
+          {"layer", layer_json<Json>(f.node.place)},
           {"point", f.node.place.point->name},
           {"verdict", name_of(f.verdict)},
           {"statistic", f.statistic ? name_of(*f.statistic) : ""},
@@ -43,7 +42,7 @@ Json of_finding(const Finding& f) {
 }
 
 Json of_confirmation(const Confirmation& c) {
-  return {{"layer", layer_of(c.place)},
+  return {{"layer", layer_json<Json>(c.place)},
           {"point", c.place.point->name},
           {"confirmed", c.confirmed},
           {"says", c.says}};
@@ -60,7 +59,7 @@ Json of_bucket(double largest) { return number_if(!std::isnan(largest), largest)
 Json of_buckets(const std::string& axis, const Buckets& buckets, int64_t extent) {
   Json all = Json::array();
   for (size_t i = 0; i < buckets.largest.size(); ++i) {
-    const int64_t first = static_cast<int64_t>(i) * buckets.width;
+    const int64_t first = i * buckets.width;
     const int64_t last = first + buckets.width - 1;
     all.push_back({{"first", first},
                    {"last", extent > 0 ? std::min(last, extent - 1) : last},
@@ -115,7 +114,7 @@ Json of_looks_like(const std::vector<LooksLike>& all) {
 }
 
 Json of_place(const PlaceSummary& p) {
-  return {{"layer", layer_of(p.place)},
+  return {{"layer", layer_json<Json>(p.place)},
           {"point", p.place.point->name},
           {"expected", p.expected},
           {"judged", p.judged},
@@ -189,8 +188,7 @@ Json of_nodes(const Result& result) {
                 {"judged", result.judged},
                 {"hidden", result.hidden},
                 {"excluded_elements", result.excluded}};
-  for (int i = 0; i < kVerdicts; ++i)
-    nodes[name_of(static_cast<Verdict>(i))] = result.counts[static_cast<size_t>(i)];
+  for (int i = 0; i < kVerdicts; ++i) nodes[name_of(static_cast<Verdict>(i))] = result.counts[i];
   return nodes;
 }
 

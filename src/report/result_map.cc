@@ -36,7 +36,7 @@ std::vector<MapRow> rows_of(const Result& result, const std::vector<const Point*
     std::string& row = by_layer.try_emplace(p.place.layer, columns.size(), ' ').first->second;
     const auto at =
         std::ranges::find_if(columns, [&](const Point* c) { return *c == *p.place.point; });
-    row[static_cast<size_t>(at - columns.begin())] = glyph_of(result, p);
+    row[at - columns.begin()] = glyph_of(result, p);
   }
   std::vector<MapRow> rows;
   for (auto& [layer, glyphs] : by_layer) rows.push_back({layer, layer, std::move(glyphs)});
@@ -84,7 +84,7 @@ Table table_of(const std::vector<MapRow>& rows, const std::vector<const Point*>&
   // Names of two characters and more stand three apart, so that columns can be followed by eye.
   const int width = columns.size() > 18 ? 1 : 3;
   for (const Point* column : columns)
-    table.columns.push_back({std::string(column_name_of(*column)), Align::right, width});
+    table.columns.push_back({std::string(column->column), Align::right, width});
   for (const MapRow& row : rows) {
     const std::string layers = row.first == row.last ? std::to_string(row.first)
                                                      : fmt::format("{}-{}", row.first, row.last);

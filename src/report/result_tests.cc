@@ -27,7 +27,7 @@ std::string name_of_suite(const Result& result) {
 }
 
 // ", looks like ..."; empty where nothing explains what was found there.
-std::string cause_of(const Result& result, const Place& place) {
+std::string told_cause(const Result& result, const Place& place) {
   const auto summary = std::ranges::find(result.places, place, &PlaceSummary::place);
   if (summary == result.places.end() || summary->looks_like.empty()) return "";
   return "; looks like " + text_of(summary->looks_like);
@@ -42,7 +42,7 @@ TestCase test_of(const std::string& name, const Result& result, Fails fails) {
     if (!fails(finding)) continue;
     const std::string line =
         fmt::format("{}, pass {}: {}{}", text_of(finding.node.place), finding.node.pass,
-                    text_of(finding), cause_of(result, finding.node.place));
+                    text_of(finding), told_cause(result, finding.node.place));
     if (found++ == 0) {
       test.outcome = TestOutcome::failed;
       test.kind = name_of(finding.verdict);

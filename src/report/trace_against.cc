@@ -10,11 +10,12 @@
 #include "src/judge/ledger.h"
 #include "src/report/element_filter.h"
 #include "src/report/trace_selection.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
 
-constexpr size_t kLargest = 10;
+constexpr size_t kLargestDifferences = 10;
 
 // The numbers of a row by place and by which computation of it that is: a position may be computed
 // again.
@@ -47,8 +48,7 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
         if (!selection.has(row) || !filter.has(row)) continue;
         SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
         for (const int64_t offset : offsets)
-          selected.numbers.push_back(
-              value_at(data, static_cast<int64_t>(r) * data.row_size() + offset));
+          selected.numbers.push_back(value_at(data, r * data.row_size() + offset));
         RowKey key{order_of(*t.point), t.layer, row.request, row.position, 0};
         while (rows.contains(key)) ++std::get<4>(key);
         rows.emplace(key, std::move(selected));
@@ -89,21 +89,12 @@ void compare(const RowKey& key, const SelectedRow& a, const SelectedRow& b, Plac
       ++sum.nonfinite;
     }
     const double rank = std::isfinite(size) ? size : HUGE_VAL;
-    if (largest.size() == kLargest && rank <= largest.back().size) continue;
+    if (largest.size() == kLargestDifferences && rank <= largest.back().size) continue;
     const auto at = std::ranges::upper_bound(largest, rank, std::greater{}, &Difference::size);
     largest.insert(at, {rank, key, a.offsets[i], a.numbers[i], b.numbers[i]});
-    if (largest.size() > kLargest) largest.pop_back();
+    if (largest.size() > kLargestDifferences) largest.pop_back();
   }
   sum.elements += std::ssize(a.numbers);
-}
-
-std::string index_text(const Shape& shape, int64_t in_row) {
-  std::string text;
-  for (int axis = shape.rank() - 1; axis > 0; --axis) {
-    text = fmt::format("{}{}{}", in_row % shape[axis], text.empty() ? "" : ", ", text);
-    in_row /= shape[axis];
-  }
-  return fmt::format("[{}]", text);
 }
 
 Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
@@ -111,12 +102,9 @@ Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
                "not finite"},
               {}};
   for (const auto& [place, sum] : places)
-    table.rows.push_back(
-        {place.second < 0 ? Cell(std::string("-")) : Cell(int64_t{place.second}),
-         std::string(kPoints[static_cast<size_t>(place.first)].name), sum.rows, sum.equal,
-         sum.alone, sum.largest,
-         sum.elements > 0 ? std::sqrt(sum.squares / static_cast<double>(sum.elements)) : 0,
-         sum.nonfinite});
+    table.rows.push_back({place.second < 0 ? Cell(std::string("-")) : Cell(int64_t{place.second}),
+                          std::string(kPoints[place.first].name), sum.rows, sum.equal, sum.alone,
+                          sum.largest, root_mean(sum.squares, sum.elements), sum.nonfinite});
   return table;
 }
 
@@ -151,9 +139,8 @@ std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
   for (const Difference& d : largest) {
     const auto& [point, layer, request, position, nth] = d.key;
     table.rows.push_back({layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}),
-                          std::string(kPoints[static_cast<size_t>(point)].name), int64_t{request},
-                          int64_t{position}, index_text(a.at(d.key).shape, d.offset), d.a, d.b,
-                          std::fabs(d.a - d.b)});
+                          std::string(kPoints[point].name), int64_t{request}, int64_t{position},
+                          index_text(a.at(d.key).shape, d.offset), d.a, d.b, std::fabs(d.a - d.b)});
   }
   blocks.push_back(std::move(table));
   return blocks;

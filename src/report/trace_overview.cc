@@ -1,3 +1,6 @@
+// The overview reads digests and no tensor, so that it is quick for a trace of any size: how many
+// passes, requests and tokens there are, which places are held and how, the ranges and counts of
+// each place over all passes, and the verdict that the trace keeps.
 #include "src/report/trace_overview.h"
 
 #include <fmt/format.h>
@@ -20,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kRequests = 12;  // of those that are named
+constexpr size_t kNamedRequests = 12;  // of those that are named
 
 // The slots of rows, runs joined: "0-15 64-70".
 std::string slots_text(std::span<const PassRow> rows) {
@@ -123,14 +126,14 @@ std::string origin_text(const Manifest& m) {
 std::string requests_text(const TraceReader& trace) {
   const std::vector<RequestInfo>& requests = trace.manifest().requests;
   std::string text = fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
-  for (size_t i = 0; i < std::min(kRequests, requests.size()); ++i) {
+  for (size_t i = 0; i < std::min(kNamedRequests, requests.size()); ++i) {
     const RequestInfo& r = requests[i];
     const std::string name = r.name.empty() ? "" : fmt::format(" ({})", screen_text(r.name));
     text += fmt::format(" {}{} {}+{}{} ", r.id, name, r.prompt.size(), r.tokens.size(),
                         r.forced.empty() ? "" : " forced");
   }
-  if (requests.size() > kRequests)
-    text += fmt::format(" and {} more ", requests.size() - kRequests);
+  if (requests.size() > kNamedRequests)
+    text += fmt::format(" and {} more ", requests.size() - kNamedRequests);
   return text + fmt::format("  {} pass{}", trace.passes(), trace.passes() == 1 ? "" : "es");
 }
 
@@ -167,7 +170,7 @@ std::string size_of_numbers(const PlaceTotal& total) {
   if (total.hashes_alone) return "#";
   const Digest& d = total.digest;
   if (d.nan > 0) return "NaN";
-  return d.pos_inf + d.neg_inf > 0 ? "Inf" : short_number(d.rms());
+  return d.pos_inf + d.neg_inf > 0 ? "Inf" : number_in_four(d.rms());
 }
 
 void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
@@ -177,7 +180,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   Table table{.columns = {{"rms", Align::right, 5}}, .gap = 1};
   for (const Point* column : columns)
     table.columns.push_back(
-        {std::string(column_name_of(*column)), Align::right, columns.size() > 18 ? 1 : 3});
+        {std::string(column->column), Align::right, columns.size() > 18 ? 1 : 3});
   std::map<int, std::vector<Cell>> rows;
   std::string others;
   for (const PlaceTotal& total : totals.places) {
@@ -190,7 +193,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
     row[0] = std::to_string(total.place.layer);
     const auto at =
         std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
-    row[static_cast<size_t>(at - columns.begin()) + 1] = size_of_numbers(total);
+    row[(at - columns.begin()) + 1] = size_of_numbers(total);
   }
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
   if (!table.rows.empty()) blocks.push_back(std::move(table));
@@ -201,7 +204,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
 
 }  // namespace
 
-std::string short_number(double value) {
+std::string number_in_four(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
   const double size = std::fabs(value);
@@ -272,7 +275,7 @@ Table passes_of(TraceReader& trace) {
         ++end;
       const PassRow &first = info.rows[r], &last = info.rows[end - 1];
       const auto pages = std::ranges::find(info.pages, first.row.request, &RequestPages::request);
-      const auto rows = static_cast<int64_t>(end - r);
+      const int64_t rows = end - r;
       table.rows.push_back(
           {int64_t{info.pass}, int64_t{first.row.request},
            rows == 1 ? std::to_string(first.row.position)

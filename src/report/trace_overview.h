@@ -46,6 +46,6 @@ Table passes_of(TraceReader& trace);
 KeyValues provenance_block(const Manifest& manifest);
 
 // At most four characters for a number that is read at a glance: ".83" "1.7" "345" "2e4" "NaN".
-std::string short_number(double value);
+std::string number_in_four(double value);
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "src/report/trace_overview.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -21,10 +22,7 @@ struct Strip {
   double largest = 0;                       // root mean square of a bucket
 };
 
-double rms(const HeadSum& sum) {
-  const int64_t finite = sum.elements - sum.nonfinite;
-  return finite > 0 ? std::sqrt(sum.squares / static_cast<double>(finite)) : 0;
-}
+double rms(const HeadSum& sum) { return root_mean(sum.squares, sum.elements - sum.nonfinite); }
 
 Strip strip_of(const Selected& selected, int32_t request, int32_t most) {
   const auto from = selected.heads.lower_bound({request, 0});
@@ -32,9 +30,9 @@ Strip strip_of(const Selected& selected, int32_t request, int32_t most) {
   Strip strip{.first = from->first.second};
   const int32_t positions = std::prev(to)->first.second - strip.first + 1;
   strip.per_bucket = (positions + most - 1) / most;
-  const auto buckets = static_cast<size_t>((positions - 1) / strip.per_bucket + 1);
+  const size_t buckets = (positions - 1) / strip.per_bucket + 1;
   for (auto at = from; at != to; ++at) {
-    const auto bucket = static_cast<size_t>((at->first.second - strip.first) / strip.per_bucket);
+    const size_t bucket = (at->first.second - strip.first) / strip.per_bucket;
     if (strip.heads.size() < at->second.size())
       strip.heads.resize(at->second.size(), std::vector<HeadSum>(buckets));
     for (size_t head = 0; head < at->second.size(); ++head) {
@@ -60,7 +58,7 @@ void add_strip(const Selected& selected, int32_t request, int32_t most,
                std::vector<Block>& blocks) {
   const Strip strip = strip_of(selected, request, most);
   const std::string height = strip.largest > 0
-                                 ? fmt::format("full height is {}", short_number(strip.largest))
+                                 ? fmt::format("full height is {}", number_in_four(strip.largest))
                                  : std::string("all is 0 or not finite");
   blocks.push_back(Heading{
       fmt::format("request {}: rms by {} and position, from {} on, {} a column; {}", request,

@@ -39,15 +39,6 @@ std::string rows_text(const std::vector<Row>& rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-std::string index_text(const Shape& shape, int64_t in_row) {
-  std::vector<int64_t> index;
-  for (int axis = shape.rank() - 1; axis > 0; --axis) {
-    index.insert(index.begin(), in_row % shape[axis]);
-    in_row /= shape[axis];
-  }
-  return fmt::format("[{}]", fmt::join(index, ", "));
-}
-
 void keep_if_large(std::vector<LargeElement>& largest, double value, const auto& cells) {
   const auto magnitude = [](double x) {
     return std::isnan(x) ? std::numeric_limits<double>::infinity() : std::fabs(x);
@@ -63,7 +54,7 @@ void keep_if_large(std::vector<LargeElement>& largest, double value, const auto&
 // The bin of a number as Digest counts it.
 size_t exponent_bin(double value) {
   if (value == 0) return 0;
-  return static_cast<size_t>(std::clamp(std::ilogb(value) + 127, 0, 255));
+  return std::clamp(std::ilogb(value) + 127, 0, 255);
 }
 
 // Gathers what the options select of one tensor after another.
@@ -80,7 +71,7 @@ class Gatherer {
       if (!selection.has(t.rows[r]) || !filter_.has(t.rows[r])) continue;
       ++out_.rows;
       for (const int64_t i : offsets) {
-        const double value = value_at(data, static_cast<int64_t>(r) * data.row_size() + i);
+        const double value = value_at(data, r * data.row_size() + i);
         count(t, t.rows[r], i, value);
         keep(pass, t, t.rows[r], i, value);
       }
@@ -98,7 +89,7 @@ class Gatherer {
     int64_t inner = 1;
     for (int a = t.shape.rank() - 1; a > axis && axis > 0; --a) inner *= t.shape[a];
     auto& sums = out_.heads[{row.request, row.position}];
-    const auto head = static_cast<size_t>(axis > 0 ? i / inner % t.shape[axis] : 0);
+    const size_t head = axis > 0 ? i / inner % t.shape[axis] : 0;
     if (sums.size() <= head) sums.resize(head + 1);
     HeadSum& sum = sums[head];
     ++sum.elements;
@@ -156,6 +147,15 @@ void add_largest(const Selected& selected, std::vector<Block>& blocks) {
 }
 
 }  // namespace
+
+std::string index_text(const Shape& shape, int64_t in_row) {
+  std::vector<int64_t> index;
+  for (int axis = shape.rank() - 1; axis > 0; --axis) {
+    index.insert(index.begin(), in_row % shape[axis]);
+    in_row /= shape[axis];
+  }
+  return fmt::format("[{}]", fmt::join(index, ", "));
+}
 
 Table with_digest_columns(std::vector<Column> columns) {
   for (const char* name : {"rms", "min", "max", "nan", "inf", "zeros"}) columns.push_back(name);

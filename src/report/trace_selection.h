@@ -45,6 +45,9 @@ Selected select(TraceReader& trace, const InspectOptions& options);
 // The tensors, the picture, the magnitudes, the largest.
 std::vector<Block> blocks_of(const Selected& selected, const InspectOptions& options);
 
+// "[3, 17]": where in its row an element of a tensor stands.
+std::string index_text(const Shape& shape, int64_t in_row);
+
 // The columns of a digest, and its cells.
 Table with_digest_columns(std::vector<Column> columns);
 void append_digest(const Digest& digest, std::vector<Cell>& row);

@@ -20,7 +20,7 @@ int number_of(const char* text) {
   return error == std::errc{} && end == all.data() + all.size() && number > 0 ? number : 0;
 }
 
-int columns_of(int descriptor) {
+int width_of(int descriptor) {
   winsize size{};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
@@ -42,13 +42,13 @@ Screen screen_from(bool is_terminal, int columns_of_device, const char* columns,
 }
 
 Screen screen_of(int descriptor) {
-  return screen_from(::isatty(descriptor) == 1, columns_of(descriptor), std::getenv("COLUMNS"),
+  return screen_from(::isatty(descriptor) == 1, width_of(descriptor), std::getenv("COLUMNS"),
                      std::getenv("NO_COLOR"), std::getenv("TERM"));
 }
 
 size_t prose_width(const Screen& screen) {
   constexpr int kNarrowest = 40, kWidest = 120;
-  return static_cast<size_t>(std::clamp(screen.width, kNarrowest, kWidest));
+  return std::clamp(screen.width, kNarrowest, kWidest);
 }
 
 }  // namespace lockstep

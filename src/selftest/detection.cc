@@ -1,3 +1,6 @@
+// The engine runs once. Its recorded passes are then judged again and again, with one error put
+// into what it showed at one point, of sizes that are powers of two, so that each question costs a
+// judgement and no forward pass.
 #include "src/selftest/detection.h"
 
 #include <fmt/format.h>
@@ -19,6 +22,7 @@
 #include "src/session/judged_run.h"
 #include "src/session/op_watch.h"
 #include "src/session/store.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -83,7 +87,7 @@ struct WideRow {
 double root_mean_square(const std::vector<double>& values) {
   double squares = 0;
   for (const double x : values) squares += x * x;
-  return std::sqrt(squares / static_cast<double>(values.size()));
+  return root_mean(squares, std::ssize(values));
 }
 
 // Where Effect::element is put: the largest of the last 8 that is not above the row's r.
@@ -155,8 +159,7 @@ RightKernel right_kernel(const Seeable& s) {
 
 // max |q| . |k| / sqrt(head_dim), of rows and keys of the same request.
 double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
-  const auto heads = static_cast<size_t>(q.shape[1]), kv_heads = static_cast<size_t>(k.shape[1]),
-             dim = static_cast<size_t>(q.shape[2]);
+  const size_t heads = q.shape[1], kv_heads = k.shape[1], dim = q.shape[2];
   std::vector<double> queries(q.rows.size() * heads * dim), keys(k.rows.size() * kv_heads * dim);
   widen(q.data, 0, queries);
   widen(k.data, 0, keys);
@@ -170,7 +173,7 @@ double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
       for (size_t d = 0; d < dim; ++d) sum += std::fabs(a[d] * b[d]);
       most = std::max(most, sum);
     }
-  return most / std::sqrt(static_cast<double>(dim));
+  return most / std::sqrt(dim);
 }
 
 // The run of a right engine that effects are put into.
@@ -269,15 +272,14 @@ class ShownRun {
   void change(const TensorView& wide, Effect effect, double size, bool longest,
               RecordedTensor& changed) const {
     const auto rows = std::ssize(changed.rows), width = changed.data.view().row_size();
-    std::mt19937_64 random(static_cast<uint64_t>(1000 + changed.layer));
-    WideRow row{.values = std::vector<double>(static_cast<size_t>(width))};
+    std::mt19937_64 random(1000 + changed.layer);
+    WideRow row{.values = std::vector<double>(width)};
     for (int64_t r = 0; r < rows; ++r) {
       widen(wide, r * width, row.values);
       row.unit = ulp(root_mean_square(row.values), plan_.engine.dtype);
       row.chosen = longest && r == chosen_of(rows);
       put(effect, size, plan_.engine.dtype, random, row);
-      for (int64_t i = 0; i < width; ++i)
-        store(changed.data, r * width + i, row.values[static_cast<size_t>(i)]);
+      for (int64_t i = 0; i < width; ++i) store(changed.data, r * width + i, row.values[i]);
     }
   }
 
@@ -310,13 +312,12 @@ class ShownRun {
     check(read && made, "{} and what it reads were wanted in one pass", text_of(place));
     const int64_t width = made->data.view().row_size(), dim = made->shape.last(),
                   start = chosen_of(std::ssize(made->rows)) * width;
-    std::vector<double> turned(static_cast<size_t>(width)), x(turned.size());
+    std::vector<double> turned(width), x(turned.size());
     widen(wide_.of(place).at(number), start, turned);
     widen(read->data, start, x);
-    const auto at = static_cast<int64_t>(element_of(turned));
+    const int64_t at = element_of(turned);
     const int64_t other = at % dim < dim / 2 ? at + dim / 2 : at - dim / 2;
-    return (std::fabs(x[static_cast<size_t>(at)]) + std::fabs(x[static_cast<size_t>(other)])) /
-           root_mean_square(turned);
+    return (std::fabs(x[at]) + std::fabs(x[other])) / root_mean_square(turned);
   }
 
   const DetectionPlan& plan_;
@@ -353,12 +354,12 @@ class Ladder {
     std::vector<EffectRun> runs;
     std::mt19937_64 random(7);
     size_t last = 0;
-    const auto one_of = [&](size_t n) { return static_cast<size_t>(random() % n); };
+    const auto one_of = [&](size_t n) { return random() % n; };
     const int total = plan_.near + plan_.far;
     for (int i = 0; i < total; ++i) {
       const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
       // All of a point after each other, so that its exact results are computed once.
-      const size_t at = static_cast<size_t>(i) * plan_.points.size() / static_cast<size_t>(total);
+      const size_t at = i * plan_.points.size() / total;
       const Point& point = *plan_.points[at];
       if (runs.empty() || at != last) oracle_.forget();
       last = at;

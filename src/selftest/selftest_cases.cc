@@ -20,10 +20,10 @@ constexpr int64_t kLong = 400, kQuickLong = 100;  // tokens
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  int64_t below(int64_t n) { return random_() % n; }
   template <typename T, size_t N>
   T one_of(const std::array<T, N>& values) {
-    return values[static_cast<size_t>(below(N))];
+    return values[below(N)];
   }
 
  private:
@@ -49,7 +49,7 @@ std::vector<int32_t> some_prompt(const SelftestPlan& plan, Dice& dice, int i) {
     case 3:
       return random_tokens(plan, dice, length(14 + i % 10));  // 15, 16, 17
     case 4:                                                   // one token again and again
-      return std::vector<int32_t>(static_cast<size_t>(length(20 + dice.below(20))),
+      return std::vector<int32_t>(length(20 + dice.below(20)),
                                   static_cast<int32_t>(dice.below(plan.config.vocab)));
     case 5: {  // special tokens have the last ids, and the end of text among them
       std::vector<int32_t> tokens = random_tokens(plan, dice, length(9));
@@ -61,8 +61,7 @@ std::vector<int32_t> some_prompt(const SelftestPlan& plan, Dice& dice, int i) {
     case 6:  // past 256, but not in every round: it costs as much as ten others
       return random_tokens(plan, dice, length(i % 40 == 6 ? 257 + dice.below(30) : 30));
     default:
-      if (!plan.prompts.empty())
-        return plan.prompts[static_cast<size_t>(dice.below(std::ssize(plan.prompts)))];
+      if (!plan.prompts.empty()) return plan.prompts[dice.below(std::ssize(plan.prompts))];
       return random_tokens(plan, dice, length(1 + dice.below(40)));
   }
 }
@@ -116,7 +115,7 @@ SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
 std::vector<SelftestCase> long_cases(const SelftestPlan& plan, DType dtype) {
   std::vector<SelftestCase> cases;
   for (int i = 0; i < (plan.quick ? 1 : 3); ++i) {
-    Dice dice(3000 + static_cast<uint64_t>(i));
+    Dice dice(3000 + i);
     SelftestCase c{.name = fmt::format("clean {} long {}", name_of(dtype), i)};
     for (int r = 0; r <= i; ++r) {
       const auto prompt = std::min<int64_t>(5 + dice.below(20), plan.config.max_positions / 2);
@@ -148,7 +147,7 @@ bool can_seed(const ModelConfig& config, const FaultRequest& request) {
 std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
   std::vector<SelftestCase> cases;
   for (int i = 0; i < (plan.quick ? kQuickClean : kClean); ++i) {
-    Dice dice(1000 + static_cast<uint64_t>(i));
+    Dice dice(1000 + i);
     SelftestCase c{.name = fmt::format("clean {} {}", name_of(dtype), i)};
     const int64_t requests = i % 3 == 0 ? 1 : 1 + dice.below(8);
     for (int64_t r = 0; r < requests; ++r)
@@ -211,13 +210,13 @@ std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
                                         const std::vector<FaultRequest>& known) {
   std::vector<SelftestCase> cases;
   for (int i = 0; i < (plan.quick ? kQuickDraws : kDraws); ++i) {
-    Dice dice(5000 + static_cast<uint64_t>(i));
+    Dice dice(5000 + i);
     SelftestCase c = mixed(plan, dtype);
     const int64_t wanted = std::min<int64_t>(2 + dice.below(2), plan.config.layers);
     std::vector<std::string> names;
     for (int64_t tries = 0; std::ssize(c.faults) < wanted && tries < 1000 && !known.empty();
          ++tries) {
-      const FaultRequest& fault = known[static_cast<size_t>(dice.below(std::ssize(known)))];
+      const FaultRequest& fault = known[dice.below(std::ssize(known))];
       if (std::ranges::count(c.faults, fault.layer, &FaultRequest::layer) > 0) continue;
       c.faults.push_back(fault);
       names.push_back(fmt::format("{}@{}", fault.name, fault.layer));

@@ -16,10 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Blocks = std::vector<Block>;
 
-double share(int64_t k, int64_t n) {
-  return n > 0 ? static_cast<double>(k) / static_cast<double>(n) : 0;
-}
-
 std::string effect_text(const SelftestOutcome& outcome) {
   return outcome.effect ? fmt::format("{:.3g} ulp, {:.3g} of its limit", *outcome.effect,
                                       *outcome.effect / outcome.limit)
@@ -27,7 +23,7 @@ std::string effect_text(const SelftestOutcome& outcome) {
 }
 
 std::string bounds_text(int64_t k, int64_t n) {
-  return fmt::format("{} of {} ({:.1f} %, at least {:.1f} %)", k, n, 100 * share(k, n),
+  return fmt::format("{} of {} ({:.1f} %, at least {:.1f} %)", k, n, 100 * fraction(k, n),
                      100 * clopper_pearson_lower(k, n));
 }
 

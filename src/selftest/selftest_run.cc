@@ -1,3 +1,7 @@
+// A run with one fault is measured while it is judged: an EffectMeter around the broken op says how
+// far its results are from the right op's on the same inputs. A fault whose op does nothing wrong
+// may have had no occasion in this run; then two fingerprints of everything that the engine showed,
+// with the fault and without, are equal and the size is 0.
 #include "src/selftest/selftest_run.h"
 
 #include <fmt/format.h>
@@ -33,7 +37,7 @@ using Json = nlohmann::ordered_json;
 // confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
 constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
-Json json_of(const SelftestOutcome& outcome) {
+Json record_of(const SelftestOutcome& outcome) {
   Json json = {{"name", outcome.name},
                {"verdict", name_of(outcome.verdict)},
                {"story", outcome.story},
@@ -86,7 +90,7 @@ class Journal {
   }
   void add(const SelftestOutcome& outcome) {
     if (!out_) return;
-    const std::string line = json_of(outcome).dump() + "\n";
+    const std::string line = record_of(outcome).dump() + "\n";
     out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
 
@@ -135,8 +139,7 @@ class Fingerprint final : public Sink {
   bool wants(const Point&, int) const override { return true; }
   void begin(const PassInfo&) override {}
   void record(const Record& record) override {
-    const uint64_t link[] = {
-        hash_, hash_of(record.tensor.data, static_cast<size_t>(record.tensor.bytes()))};
+    const uint64_t link[] = {hash_, hash_of(record.tensor.data, record.tensor.bytes())};
     hash_ = hash_of(link, sizeof(link));
   }
   void end() override {}
@@ -195,8 +198,7 @@ class Runner {
  private:
   int threads() const {
     if (run_.plan.device != Device::cpu) return 1;  // a device has one stream, and one user
-    return run_.threads > 0 ? run_.threads
-                            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return run_.threads > 0 ? run_.threads : machine_threads();
   }
 
   SelftestOutcome known_or_new(const SelftestCase& c) {

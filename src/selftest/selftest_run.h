@@ -1,3 +1,17 @@
+// The judge on trial: a selftest seeds errors of known place and size into a real model of the
+// user's, judges them as any run is judged, and counts what it missed and what it accused wrongly.
+//
+//     controls    something put wrong on the way to the judge: never clean
+//     clean       many ways to serve, by chance, and the reference in the engine's place
+//     faults      each fault of src/faults, a layer at a time: found, and the right place named
+//     effects     errors of a size in ulp about what every judge must find (detection.h)
+//     several     two or three faults at once: each found at its own place
+//     statistics  made-up kernels that only one statistic can see (statistic_cases.h)
+//     traces      of other engines, known to be right: no finding
+//
+// Runs are independent; on the CPU several threads take one each, on a device they go one by one.
+// The journal keeps each outcome as it ends, so a selftest that was killed goes on where it
+// stopped.
 #pragma once
 
 #include <functional>

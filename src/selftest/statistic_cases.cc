@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kTerms = 256;
-const double kWalk = std::sqrt(static_cast<double>(kTerms)) / 3 * 0x1p-24;  // in units of S
+const double kWalk = std::sqrt(kTerms) / 3 * 0x1p-24;  // in units of S
 
 // Draws that are the same on every machine.
 class Draws {
@@ -58,7 +58,7 @@ struct MadeUp {
 
 std::vector<double> exact_row(const MadeUp& c, const Row& row, int layer) {
   Draws draws(1, row, layer);
-  std::vector<double> want(static_cast<size_t>(c.row_shape.count()));
+  std::vector<double> want(c.row_shape.count());
   for (double& x : want) x = draws.normal();
   return want;
 }
@@ -109,7 +109,7 @@ void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) 
     Draws draws(2, row, layer);
     const std::vector<double> want = exact_row(c, row, layer);
     for (int64_t column = 0; column < std::ssize(want); ++column) {
-      const double exact = want[static_cast<size_t>(column)];
+      const double exact = want[column];
       store(made.data, i++, exact + c.error({row, layer, column, exact}, draws));
     }
   }
@@ -143,7 +143,7 @@ StatisticCase judged(const MadeUp& c) {
   }
   std::vector<RequestInfo> requests;
   for (const auto& [id, length] : lengths)
-    requests.push_back({.id = id, .prompt = std::vector<int32_t>(static_cast<size_t>(length))});
+    requests.push_back({.id = id, .prompt = std::vector<int32_t>(length)});
   return {c.name, c.wanted, found_in(c, judge.finish(requests, true))};
 }
 
@@ -158,9 +158,9 @@ std::vector<std::vector<Row>> prompt_and_steps(int32_t rows, int32_t steps) {
 
 // Steps of many requests, each a node.
 std::vector<std::vector<Row>> steps_of_many(int32_t requests, int32_t steps) {
-  std::vector<std::vector<Row>> passes(static_cast<size_t>(steps));
+  std::vector<std::vector<Row>> passes(steps);
   for (int32_t p = 0; p < steps; ++p)
-    for (int32_t r = 0; r < requests; ++r) passes[static_cast<size_t>(p)].push_back({r, p});
+    for (int32_t r = 0; r < requests; ++r) passes[p].push_back({r, p});
   return passes;
 }
 

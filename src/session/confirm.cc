@@ -1,3 +1,9 @@
+// A finding is tried by experiment: the same requests are served again, forced to the same tokens,
+// with an OpWatch that replaces results of ops by the oracle's.
+//
+//     heal()         all wrong places put right, until nothing new is wrong: they explain the run
+//     alone()        all but one put right: that one must be found again, on right inputs
+//     judge_again()  its elements by the other hand of src/opinion: the oracle is not the suspect
 #include "src/session/confirm.h"
 
 #include <fmt/format.h>

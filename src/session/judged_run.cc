@@ -1,3 +1,8 @@
+// The order in which judge_run() puts things together matters: faults are seeded into the ops
+// first, a watch stands around the faulty ops, and what is recorded before an op runs stands around
+// all of it. Ops that are watched, or whose faults work on host memory, run on copies of their
+// arguments in host memory. CUDA graphs are left out where any of this stands between the model and
+// the device's own ops.
 #include "src/session/judged_run.h"
 
 #include <fmt/format.h>

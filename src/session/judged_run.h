@@ -1,3 +1,18 @@
+// The room of what commands have in common: opening a checkpoint, a device and the two shared
+// libraries, reading requests, and the jobs that need an engine, a reference and a judge at once.
+// The command line is read in tools; the work is here.
+//
+// A judged run fans one engine's records out to whoever looks on:
+//
+//     Engine::step -> Probe -> LayerWatch     says on the progress line where the pass is
+//                                RecordBefore  a chosen op's inputs, on the disk before it runs
+//                                OpWatch      puts results right, or measures them
+//                                Only         the places that are judged, and what they read
+//                                  Recorder   copies them: Pass -> Judge::judge -> flags
+//                                                               -> Causes, the trace's writer
+//                                Auditor      page tables, slots and hashes of the K/V cache
+//
+// The reference may compute on the engine's GPU; nothing of the engine calls it.
 #pragma once
 
 #include <functional>

@@ -52,8 +52,9 @@ Extent extent_of(TraceReader& trace) {
   return extent;
 }
 
-// Puts in what the trace of another program leaves open.
-void fill_in(Manifest& manifest, const Graph& of_model, const std::string& path) {
+}  // namespace
+
+void OpenedTrace::fill_in(const Graph& of_model, const std::string& path) {
   if (!manifest.graph_known)
     manifest.graph = restricted(of_model, [&](const Place& place) {
       return !place.point->optional || manifest.graph.has(place);
@@ -65,26 +66,36 @@ void fill_in(Manifest& manifest, const Graph& of_model, const std::string& path)
                  [](const std::string& name) { return contracts_of_preset(name); });
 }
 
-}  // namespace
+Pass OpenedTrace::read(int i) const {
+  Pass pass = reader->read(i, /*data=*/true);
+  if (interleaved) put_pairs_in_halves(pass);
+  return pass;
+}
 
-Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
-                   Detail detail, const std::string& rope_pairs) {
-  const auto trace = open_trace(path);
-  Manifest manifest = trace->manifest();
+OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
+                          const std::string& rope_pairs) {
+  OpenedTrace opened{open_trace(path)};
+  const Manifest& manifest = opened.manifest = opened.reader->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
   check(made_with == manifest.provenance.end() || made_with->second == checkpoint.fingerprint(),
         "{} was made with another model ({}, fingerprint {}) than {} (fingerprint {}): give the "
         "--model it was made with",
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
+  opened.interleaved = has_interleaved_pairs(manifest, rope_pairs);
+  return opened;
+}
 
+Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
+                   Detail detail, const std::string& rope_pairs) {
+  OpenedTrace opened = open_to_judge(path, checkpoint, rope_pairs);
+  const ReferenceOptions reference{.dtype = opened.manifest.dtype};
+  const auto oracle = open_reference().oracle(checkpoint, reference);
+  opened.fill_in(oracle->graph(), path);
+  const auto& [trace, manifest, interleaved] = opened;
   const Extent extent = extent_of(*trace);
   options.recorded = extent.recorded;
-  const ReferenceOptions reference{.dtype = manifest.dtype};
-  const auto oracle = open_reference().oracle(checkpoint, reference);
-  fill_in(manifest, oracle->graph(), path);
   options.selection.check_layers(manifest.graph.layers());
-  const bool interleaved = has_interleaved_pairs(manifest, rope_pairs);
   TableAudit tables(manifest);
   const auto exact = open_reference().model(checkpoint, reference, DType::f64);
   const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
@@ -99,8 +110,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
-    Pass pass = trace->read(judged++, /*data=*/true);
-    if (interleaved) put_pairs_in_halves(pass);
+    Pass pass = opened.read(judged++);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();

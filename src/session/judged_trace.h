@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "src/judge/judge.h"
 #include "src/report/document.h"
 #include "src/weights/checkpoint.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 
@@ -12,6 +14,22 @@ namespace lockstep {
 // of it, and what that is.
 inline constexpr char kStoppedEarly[] =
     "stopped after the first pass with a finding (--fail-fast): {} of {} {} judged, the rest not";
+
+// A saved trace, ready to be judged.
+struct OpenedTrace {
+  std::unique_ptr<TraceReader> reader;
+  Manifest manifest;
+  bool interleaved = false;  // pairs of Q and K, which read() puts in halves
+
+  // Puts into the manifest what the trace of another program leaves open, and its model tells.
+  void fill_in(const Graph& of_model, const std::string& path);
+  Pass read(int pass) const;
+};
+
+// Opens a trace of that model. rope_pairs: "half", "interleaved", or what the trace says
+// (layouts.h). Throws Error when it is no trace, or names another model.
+OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
+                          const std::string& rope_pairs = "");
 
 // The verdict on a saved trace, pass by pass. Throws Error when it is no trace, or when its
 // manifest names another model than `checkpoint`.

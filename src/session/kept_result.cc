@@ -28,7 +28,7 @@ std::string content_of(const std::string& path, size_t most) {
   std::string text(most, '\0');
   const ssize_t got = ::pread(file.descriptor(), text.data(), most, 0);
   check(got >= 0, "{} cannot be read; name a result (--json of lockstep run) or a trace", path);
-  text.resize(static_cast<size_t>(got));
+  text.resize(got);
   return text;
 }
 

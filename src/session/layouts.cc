@@ -23,7 +23,7 @@ bool is_paired(const Point& p) {
 void put_in_halves(const char* from, char* to, int64_t dim, size_t size) {
   for (int64_t i = 0; i < dim; ++i) {
     const int64_t there = i / 2 + i % 2 * (dim / 2);
-    std::memcpy(to + static_cast<size_t>(there) * size, from + static_cast<size_t>(i) * size, size);
+    std::memcpy(to + there * size, from + i * size, size);
   }
 }
 
@@ -32,12 +32,12 @@ Tensor in_halves(const RecordedTensor& tensor) {
   const int64_t dim = view.shape.last(), heads = view.count() / dim;
   // V of attn.kv, [position, k|v, kv head, dim], has no pairs.
   const int64_t of_half = tensor.point->is_cache() ? view.shape[2] : heads;
-  const auto size = static_cast<size_t>(size_of(view.dtype));
-  const size_t bytes = static_cast<size_t>(dim) * size;
+  const size_t size = size_of(view.dtype);
+  const size_t bytes = dim * size;
   Tensor made(view.shape, view.dtype);
   for (int64_t head = 0; head < heads; ++head) {
-    const char* from = view.as<const char>() + static_cast<size_t>(head) * bytes;
-    char* to = made.as<char>() + static_cast<size_t>(head) * bytes;
+    const char* from = view.as<const char>() + head * bytes;
+    char* to = made.as<char>() + head * bytes;
     if (head / of_half % 2 == 0)
       put_in_halves(from, to, dim, size);
     else

@@ -1,3 +1,8 @@
+// The same requests are served whole, in one batch, and then in each of the table's ways by an
+// engine of its own. The base's choices are forced on all modes, so that a mode that flips a token
+// can be compared past it. A ModeComparer lines each tensor up with the base's by request and
+// position, and an Auditor watches the pages of each engine. Modes that need room (strangers in the
+// batch, smaller pages) make their own pools.
 #include "src/session/modes.h"
 
 #include <fmt/format.h>
@@ -51,7 +56,7 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
   Request request{.max_new = max_new};
   const std::vector<int32_t>& from = base.requests.back().prompt;
   for (int64_t i = 0; i < tokens; ++i)
-    request.prompt.push_back(from[from.size() - 1 - static_cast<size_t>(i) % from.size()]);
+    request.prompt.push_back(from[from.size() - 1 - i % from.size()]);
   return request;
 }
 
@@ -186,7 +191,7 @@ std::string summary(std::string_view mode, const Result& before, const Result& a
   std::string text =
       fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
   for (int i = 0; i < kVerdicts; ++i) {
-    const auto v = static_cast<size_t>(i);
+    const size_t v = i;
     if (const int64_t n = after.counts[v] - before.counts[v]; n > 0)
       text += fmt::format(", {} {}", n, name_of(static_cast<Verdict>(i)));
   }

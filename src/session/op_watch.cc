@@ -1,3 +1,7 @@
+// The exact result of a watched op is asked of the oracle when the op is called, from the tensors
+// that the engine showed before: the watch is also a sink and keeps those of the places that its
+// own ones read. The order of rows differs between the two, as a tensor's rows may be of several
+// requests, so each request is asked alone and its rows are put where the op has them.
 #include "src/session/op_watch.h"
 
 #include <algorithm>
@@ -11,6 +15,7 @@
 #include "src/judge/ledger.h"
 #include "src/judge/pass_view.h"
 #include "src/session/store.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +29,7 @@ RowIndex index_of_rows(const PassInfo& info, const Point& point) {
     index.try_emplace({row.request, row.position}, std::ssize(index));
   };
   if (point == lockstep::point("logits"))
-    for (int32_t row : info.logit_rows) put(info.rows[static_cast<size_t>(row)].row);
+    for (int32_t row : info.logit_rows) put(info.rows[row].row);
   else
     for (const PassRow& row : info.rows) put(row.row);
   return index;
@@ -153,14 +158,14 @@ void OpWatch::each_exact(
 
 void Substitution::call(const Place& place, const TensorView& out, const Runs& runs) {
   runs.op();
-  const auto width = static_cast<size_t>(out.row_size());
+  const size_t width = out.row_size();
   each_exact(place, [&](const Exact& exact, const std::vector<int64_t>& rows) {
     check(exact.want.size() == width * rows.size(),
           "{} cannot be put right: the exact result has the shape {}, the engine's rows have {} "
           "numbers",
           text_of(place), exact.shape.text(), width);
     for (size_t i = 0; i < exact.want.size(); ++i)
-      store(out, rows[i / width] * out.row_size() + static_cast<int64_t>(i % width), exact.want[i]);
+      store(out, rows[i / width] * out.row_size() + (i % width), exact.want[i]);
   });
 }
 
@@ -170,14 +175,14 @@ void EffectMeter::call(const Place&, const TensorView& out, const Runs& runs) {
   runs.wide_right(right);
   runs.op();
   const int64_t width = out.row_size();
-  std::vector<double> wanted(static_cast<size_t>(width));
+  std::vector<double> wanted(width);
   for (int64_t first = 0; first < out.count(); first += width) {
     widen(right, first, wanted);
     double squares = 0;
     for (const double x : wanted) squares += x * x;
-    const double size = std::sqrt(squares / static_cast<double>(width));
+    const double size = root_mean(squares, width);
     for (int64_t i = 0; i < width; ++i) {
-      const double y = value_at(seen, first + i), x = wanted[static_cast<size_t>(i)];
+      const double y = value_at(seen, first + i), x = wanted[i];
       if (y == x || (std::isnan(y) && std::isnan(x))) continue;
       const double e = std::fabs(y - x) / ulp(std::max(std::fabs(x), size), out.dtype);
       effect_ = std::max(effect_, std::isfinite(e) ? e : std::numeric_limits<double>::infinity());

@@ -47,8 +47,7 @@ std::string SequenceText::take_new() {
   const int64_t prompt = std::ssize(sequence_.request.prompt);
   const int64_t made = sequence_.length() - prompt - (sequence_.ending == Ending::eos ? 1 : 0);
   std::string text;
-  for (; read_ < made; ++read_)
-    text += stream_.push(sequence_.tokens[static_cast<size_t>(prompt + read_)]);
+  for (; read_ < made; ++read_) text += stream_.push(sequence_.tokens[prompt + read_]);
   return sequence_.finished ? text + stream_.finish() : text;
 }
 

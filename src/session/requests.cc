@@ -1,3 +1,5 @@
+// A file of requests has a JSON object a line. Each field is checked before anything is served, and
+// a field that nobody reads is an Error: a misspelt one would change what is served without a word.
 #include "src/session/requests.h"
 
 #include <fmt/ranges.h>

@@ -57,9 +57,7 @@ RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& opt
   const double of_pass = weights * kPerWeightAndPass +
                          static_cast<double>(config.layers) * kPlacesOfLayer * kPerPlaceAndPass;
   const double work = tokens * of_token + passes * of_pass + heads * attention;
-  const int threads = options.threads > 0
-                          ? options.threads
-                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads = options.threads > 0 ? options.threads : machine_threads();
   // No engine takes more, and says so.
   constexpr double kMost = std::numeric_limits<int32_t>::max();
   if (!(tokens <= kMost)) return {};

@@ -20,7 +20,7 @@ std::optional<DrawInfo> draw_of(const Sequence& s) {
 }
 
 RequestInfo info_of(const Sequence& s) {
-  const auto prompt = static_cast<std::ptrdiff_t>(s.request.prompt.size());
+  const std::ptrdiff_t prompt = s.request.prompt.size();
   return {.id = s.id,
           .name = s.request.name,
           .prompt = s.request.prompt,

@@ -1,3 +1,7 @@
+// A bucket holds the largest error of neighbouring positions, or of neighbours on a row's first
+// axis, in budgets. When positions outgrow their buckets each two neighbours become one, so that a
+// profile has a bounded size whatever the length of a request; widths are powers of two, so that
+// profiles of two requests can be joined.
 #include "src/stats/error_profile.h"
 
 #include <fmt/format.h>
@@ -44,8 +48,7 @@ ErrorProfile::ErrorProfile(std::vector<int64_t> row_shape_)
     : row_shape(std::move(row_shape_)), histogram(kBins) {
   const int64_t extent = row_shape.at(0);
   columns.width = std::max<int64_t>(1, (extent + kMostBuckets - 1) / kMostBuckets);
-  columns.largest.resize(static_cast<size_t>((extent + columns.width - 1) / columns.width),
-                         kNothingCompared);
+  columns.largest.resize((extent + columns.width - 1) / columns.width, kNothingCompared);
 }
 
 int ErrorProfile::bin_of(double budgets) {
@@ -64,7 +67,7 @@ void ErrorProfile::widen() {
 
 void ErrorProfile::make_room_for(int64_t position) {
   while (position / positions.width >= kMostBuckets) widen();
-  const auto buckets = static_cast<size_t>(position / positions.width) + 1;
+  const size_t buckets = (position / positions.width) + 1;
   if (buckets <= positions.largest.size()) return;
   positions.largest.resize(buckets, kNothingCompared);
   map.resize(buckets * columns.largest.size(), kNothingCompared);
@@ -82,14 +85,14 @@ void ErrorProfile::add(int64_t position, int64_t offset, double want, double got
   int64_t of_column = columns.width;  // elements of a row in one bucket
   for (size_t axis = 1; axis < row_shape.size(); ++axis) of_column *= row_shape[axis];
   make_room_for(position);
-  const auto row = static_cast<size_t>(position / positions.width);
-  const auto column = static_cast<size_t>(offset / of_column);
+  const size_t row = position / positions.width;
+  const size_t column = offset / of_column;
   keep_larger(positions.largest[row], budgets);
   keep_larger(columns.largest[column], budgets);
   keep_larger(map[row * columns.largest.size() + column], budgets);
   ++elements;
   if (std::isfinite(budgets))
-    ++histogram[static_cast<size_t>(bin_of(budgets))];
+    ++histogram[bin_of(budgets)];
   else
     ++nonfinite;
   if (worst.size() < kMostWorst || budgets > worst.back().budgets)

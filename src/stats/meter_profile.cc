@@ -12,7 +12,7 @@ ErrorProfile Meter::profile_of(int64_t position, const RowNumbers& row) const {
   ErrorProfile profile(axes.empty() ? std::vector<int64_t>{1}
                                     : std::vector<int64_t>(axes.begin(), axes.end()));
   for (size_t i = 0; i < row.got.size(); ++i) {
-    const auto offset = static_cast<int64_t>(i);
+    const int64_t offset = i;
     const Stored stored_ = stored(position, offset, row);
     const NonFinite kind = kind_of(stored_, row.limit[i]);
     if (kind == NonFinite::expected || kind == NonFinite::propagated) continue;

@@ -1,3 +1,8 @@
+// The quantiles and bounds are Boost.Math's; this file adds only how they are used. T3 has a limit
+// by Bernstein's inequality, which needs nothing of the elements but their mean chance; T2 one by
+// the chi-square quantile with the degrees of freedom that independent elements with the same
+// scatter would have; T5 is the lesser of two numbers, so that a gain is a finding only when it is
+// larger than a kernel may have and than chance makes it.
 #include "src/stats/moments.h"
 
 #include <fmt/format.h>
@@ -154,7 +159,7 @@ void drop_missing(std::vector<Statistic>& statistics) {
 }
 
 double Moments::offset_deviations() const {
-  return elements > 0 ? offset / std::sqrt(static_cast<double>(elements)) : 0;
+  return elements > 0 ? offset / std::sqrt(elements) : 0;
 }
 
 template <typename Value, typename Limit>

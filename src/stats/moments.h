@@ -16,6 +16,16 @@ namespace lockstep {
 
 constexpr bool within(double value, double limit) { return value <= limit; }
 
+// The root mean square of `count` numbers whose squares add up to `squares`; 0 of none.
+inline double root_mean(double squares, int64_t count) {
+  return count > 0 ? std::sqrt(squares / static_cast<double>(count)) : 0;
+}
+
+// The share of `of` that `part` is; 0 of nothing.
+inline double fraction(int64_t part, int64_t of) {
+  return of > 0 ? static_cast<double>(part) / static_cast<double>(of) : 0;
+}
+
 // Chances of a false alarm. A run judges some 1e6 nodes, each by a few statistics, so that one of a
 // node must be rarer than all of them together; of pools there are a few hundred.
 inline constexpr double kFalseAlarm = 1e-9;        // one statistic of a node, all slices of its T4
@@ -78,9 +88,7 @@ struct Scatter {
   // How many independent elements would scatter as much: with squares of Gaussians that share f of
   // their variance, the variance of the sum is 2 (elements + pairs + common^2), at most.
   int64_t degrees() const;
-  double share() const {
-    return elements > 0 ? static_cast<double>(misrounded) / static_cast<double>(elements) : 0;
-  }
+  double share() const { return fraction(misrounded, elements); }
   // The limit of share(). elements >= 1.
   double most_misrounds(double tail) const;
 };

@@ -1,3 +1,10 @@
+// A greedy search by description length. Each axis (rows; head, dim, channel) has features, whole
+// numbers that its units have: the index itself, the index modulo a tile, the page, prefill or
+// decode. A predicate says of a feature that it is among some values, or at least, or at most one.
+// The search adds the predicate that saves the most bits, up to four, and keeps the rule when it
+// saves ten bits more than no rule does: by chance that happens once in a thousand masks. Rules of
+// what only a kernel knows (tiles, token ids, experts) cost more bits, so that of two rules that
+// say the same the plainer one is said.
 #include "src/stats/shape_rule.h"
 
 #include <fmt/format.h>
@@ -98,7 +105,7 @@ Keys keys_of_rows(const WrongElements& e, Of of) {
 // of one size could have been said of another.
 void add_tiles(const WrongElements& e, std::vector<Feature>& features) {
   constexpr int64_t kTiles[] = {8, 16, 32, 64, 128};
-  const double which = std::log2(static_cast<double>(std::size(kTiles)));
+  const double which = std::log2(std::size(kTiles));
   const auto known = [](const PlacedRow& r) { return r.of_pass >= 0; };
   if (!std::ranges::all_of(e.rows, known)) return;
   const Keys rows = keys_of_rows(e, [](const PlacedRow& r) { return r.of_pass; });
@@ -169,16 +176,15 @@ void add_experts(const WrongElements& e, std::vector<Feature>& features) {
   for (const PlacedRow& row : e.rows) known.insert(row.experts.begin(), row.experts.end());
   std::map<int32_t, size_t> wrong;  // rows by expert
   for (const WrongRow& row : e.wrong)
-    for (const int32_t expert : e.rows[static_cast<size_t>(row.row)].experts) ++wrong[expert];
+    for (const int32_t expert : e.rows[row.row].experts) ++wrong[expert];
   for (const auto& [expert, rows] : wrong) {
     if (static_cast<double>(rows) < kLeastRecall * static_cast<double>(e.wrong.size())) continue;
     const auto chose = [expert = expert](const PlacedRow& r) {
       return std::ranges::count(r.experts, expert) > 0;
     };
-    features.push_back(flag(keys_of_rows(e, chose),
-                            fmt::format("rows that did not choose expert {}", expert),
-                            fmt::format("rows that chose expert {}", expert),
-                            std::log2(static_cast<double>(known.size()))));
+    features.push_back(
+        flag(keys_of_rows(e, chose), fmt::format("rows that did not choose expert {}", expert),
+             fmt::format("rows that chose expert {}", expert), std::log2(known.size())));
   }
 }
 
@@ -309,8 +315,7 @@ Search::Search(const WrongElements& elements, bool of_kernels) : elements_(eleme
   units_.push_back({.features = features_of_rows(elements, of_kernels)});
   for (const Axis& axis : elements.axes) units_.push_back({.features = features_of(axis)});
   for (size_t a = 0; a < units_.size(); ++a) {
-    const size_t size =
-        a == 0 ? elements.rows.size() : static_cast<size_t>(elements.axes[a - 1].size);
+    const size_t size = a == 0 ? elements.rows.size() : elements.axes[a - 1].size;
     units_[a].in.assign(size, true);
     all_ *= static_cast<double>(size);
   }
@@ -341,7 +346,7 @@ void Search::count() {
   const size_t columns = column_in_.size();
   std::vector<int64_t> by_column(columns);
   for (const WrongRow& row : elements_.wrong) {
-    const auto r = static_cast<size_t>(row.row);
+    const size_t r = row.row;
     if (!units_[0].in[r]) continue;
     for (size_t e = 0; e < columns; ++e) {
       if (!row.elements[e] || !column_in_[e]) continue;

@@ -1,3 +1,7 @@
+// An element is looked at once: measure() makes of a row all that the sums need, and add() merges
+// rows in their order, so that sums in floating point do not depend on the number of threads. Rows
+// that are equal in all their numbers are one observation: a prompt of one token repeated a hundred
+// times has one rounding, not a hundred.
 #include "src/stats/statistics.h"
 
 #include <fmt/format.h>
@@ -80,12 +84,12 @@ Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
       head_size_(options.row_shape.rank() == 2 ? options.row_shape[1] : 0),
       largest_(format_of(options.dtype).max),
       pool_(pool) {
-  if (head_size_ > 0) heads_.resize(static_cast<size_t>(options.row_shape[0]));
-  if (rows >= kLeastSlice) columns_.resize(static_cast<size_t>(row_size_));
+  if (head_size_ > 0) heads_.resize(options.row_shape[0]);
+  if (rows >= kLeastSlice) columns_.resize(row_size_);
 }
 
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
-  const auto i = static_cast<size_t>(offset);
+  const size_t i = offset;
   const double got = row.got[i];
   double want = row.want[i];
   if (is_mutant(Mutant::exact_one_ulp_off)) want += ulp(want, options_.dtype);
@@ -133,8 +137,8 @@ void Meter::exclude(Row& measured, const Element& e, NonFinite kind) const {
 
 void Meter::note_wrong(Row& measured, const Element& e) const {
   std::vector<WrongRow>& wrong = measured.measure.wrong;
-  if (wrong.empty()) wrong.push_back({0, std::vector<bool>(static_cast<size_t>(row_size_))});
-  wrong.back().elements[static_cast<size_t>(e.offset)] = true;
+  if (wrong.empty()) wrong.push_back({0, std::vector<bool>(row_size_)});
+  wrong.back().elements[e.offset] = true;
 }
 
 void Meter::compare(Row& measured, const Stored& stored, double limit) const {
@@ -156,7 +160,7 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
 
 void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) const {
   const Element& e = stored.element;
-  const auto i = static_cast<size_t>(e.offset);
+  const size_t i = e.offset;
   const double variance = row.variance[i], eta = e.got - e.want;
   if (std::isinf(variance)) return;  // held to B alone
   const double unit = in_budgets(eta * eta, variance);
@@ -195,7 +199,7 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
 // variance count as fewer. An op's own errors are shared within a head, those of its inputs within
 // the row.
 void Meter::end_groups(Row& measured, const RowNumbers& row) const {
-  const auto size = static_cast<size_t>(head_size_ > 0 ? head_size_ : row_size_);
+  const size_t size = head_size_ > 0 ? head_size_ : row_size_;
   const bool carries = !row.carried.empty() && !options_.rows_alike;
   double carried = 0, carried_in_heads = 0;
   for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
@@ -230,7 +234,7 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   measured.elements.resize(row.got.size());
   double power = 0;
   for (size_t i = 0; i < row.got.size(); ++i) {
-    const Stored element = stored(position, static_cast<int64_t>(i), row);
+    const Stored element = stored(position, i, row);
     ++measured.measure.elements;
     const NonFinite kind = kind_of(element, row.limit[i]);
     // Saturation is another number than Inf, and as right.
@@ -244,7 +248,7 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
     compare(measured, element, row.limit[i]);
     if (options_.node_class != NodeClass::exact) weigh(measured, element, row);
   }
-  measured.size = std::sqrt(power / std::max(1.0, static_cast<double>(row.got.size())));
+  measured.size = root_mean(power, std::ssize(row.got));
   Measure& of = measured.measure;
   of.worst = beside_row(of.worst, measured.size);
   of.misrounded = beside_row(of.misrounded, measured.size);
@@ -319,7 +323,7 @@ void Meter::add_slices(const Row& row) {
 void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
   parallel_for(threads, std::ssize(columns_), kGrain, [&](int64_t begin, int64_t end) {
     for (const Row* row : rows)
-      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      for (int64_t i = begin; i < end; ++i) {
         const Weighed& e = row->elements[i];
         if (e.unit < 0) continue;
         put(columns_[i], e, row->position, i, row->size);
@@ -336,8 +340,8 @@ void Meter::add_worst_slices(Measure& measure) const {
   };
   for (const auto& [position, slice] : rows_) take("position", position, slice);
   for (const auto& [page, slice] : pages_) take("page", page, slice);
-  for (size_t h = 0; h < heads_.size(); ++h) take("head", static_cast<int64_t>(h), heads_[h]);
-  for (size_t c = 0; c < columns_.size(); ++c) take("column", static_cast<int64_t>(c), columns_[c]);
+  for (size_t h = 0; h < heads_.size(); ++h) take("head", h, heads_[h]);
+  for (size_t c = 0; c < columns_.size(); ++c) take("column", c, columns_[c]);
   // They tell where, so they go before what T3 and T5 say of all.
   const Slices::Worst scattered = slices.scattered(kFalseAlarm);
   auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
@@ -383,9 +387,8 @@ std::vector<Statistic> PlacePool::statistics(DType dtype) const {
   std::vector<Statistic> statistics = sum().statistics(dtype, kPooledFalseAlarm);
   if (statistics.empty()) return statistics;
   Slices slices;
-  for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", static_cast<int64_t>(h), heads_[h]);
-  for (size_t c = 0; c < columns_.size(); ++c)
-    slices.add("column", static_cast<int64_t>(c), columns_[c]);
+  for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", h, heads_[h]);
+  for (size_t c = 0; c < columns_.size(); ++c) slices.add("column", c, columns_[c]);
   statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
   if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
   drop_missing(statistics);

@@ -1,6 +1,18 @@
 // How far a node is from the exact result, as numbers with limits.
 //
 // Non-finite elements are decided before any number is made and are in none of the sums.
+//
+// The path of one node's numbers, all in double:
+//
+//     rows of (got, want, limit B, variance V)  one row at a time, by several threads
+//       -> not finite on either side: named and counted, in no sum (NonFinite)
+//       -> T0, T1   each element against its bits or its budget
+//       -> T2 .. T5 sums over all elements that count: scatter, misrounds, gain (moments.h)
+//       -> T4       the same sums over slices: rows, pages, heads, columns
+//       -> Measure of the node, and the rows that differ from all others into the place's PlacePool
+//
+// The room knows neither tensors of an engine nor points: it is tested as mathematics. A statistic
+// passes by `value <= limit` alone, so a NaN never passes.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// The word is a linked list of parts, and a heap holds the merges of neighbours by rank and place.
+// A merge that is popped may be of parts that were merged meanwhile; it is recognised and dropped.
 #include "src/weights/bpe.h"
 
 #include <queue>
@@ -57,12 +59,12 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
   for (const char byte : word) {
-    const auto i = static_cast<int64_t>(symbols.size());
+    const int64_t i = symbols.size();
     symbols.push_back({byte_ids_[static_cast<uint8_t>(byte)], i - 1, i + 1});
   }
   if (symbols.empty()) return;
   symbols.back().right = -1;
-  const auto symbol = [&](int64_t i) -> Symbol& { return symbols[static_cast<size_t>(i)]; };
+  const auto symbol = [&](int64_t i) -> Symbol& { return symbols[i]; };
 
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
   const auto offer = [&](int64_t at) {

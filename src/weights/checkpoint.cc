@@ -1,3 +1,6 @@
+// The tensors that a configuration needs are listed first, from config.json alone; the files are
+// then held to that list in both directions. A tensor that is missing, has another shape, or that
+// nobody would read is an Error here, and not a wrong number later.
 #include "src/weights/checkpoint.h"
 
 #include <fmt/format.h>
@@ -138,9 +141,9 @@ template <typename T>
 void convert(const TensorView& from, T* to) {
   std::array<double, 4096> buffer;
   for (int64_t first = 0; first < from.count(); first += std::ssize(buffer)) {
-    const auto n = static_cast<size_t>(std::min<int64_t>(std::ssize(buffer), from.count() - first));
+    const size_t n = std::min<int64_t>(std::ssize(buffer), from.count() - first);
     widen(from, first, std::span(buffer).first(n));
-    for (size_t i = 0; i < n; ++i) to[first + static_cast<int64_t>(i)] = T(buffer[i]);
+    for (size_t i = 0; i < n; ++i) to[first + i] = T(buffer[i]);
   }
 }
 

@@ -1,3 +1,7 @@
+// The room of what is on the disk: config.json, safetensors, tokenizer.json, and the formulas that
+// belong to them (rotary tables, the graph of the Qwen family). Nothing here computes an op. Files
+// are not trusted: each size, offset and name is checked before it is used, and trouble is an Error
+// that names the file and the tensor.
 #pragma once
 
 #include <map>

@@ -142,7 +142,7 @@ void read_scaling(const JsonValue& fields, const ModelConfig& config, RopeConfig
   if (rope.type != RopeType::longrope) return;
   rope.short_factor = positives(fields["short_factor"]);
   rope.long_factor = positives(fields["long_factor"]);
-  const auto wanted = static_cast<size_t>(config.head_dim / 2);
+  const size_t wanted = config.head_dim / 2;
   check(rope.short_factor.size() == wanted && rope.long_factor.size() == wanted,
         "{} has {} short and {} long factors and {} pairs of a head need one each; correct them",
         fields.where(), rope.short_factor.size(), rope.long_factor.size(), wanted);
@@ -175,13 +175,13 @@ RopeConfig rope_of(const JsonValue& top, const ModelConfig& config) {
 std::vector<int64_t> windows_of(const JsonValue& fields, int64_t layers) {
   const bool sliding = flag_of(fields, "use_sliding_window", false);
   const int64_t width = sliding ? integer(fields, "sliding_window") : 0;
-  std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
+  std::vector<int64_t> windows(layers, 0);
   const JsonValue types = fields["layer_types"];
   if (!types) {
     // Without this number no layer can be told from another.
     const int64_t first =
         sliding ? fields["max_window_layers"].whole<int64_t>(0, kMostSize) : layers;
-    for (int64_t i = first; i < layers; ++i) windows[static_cast<size_t>(i)] = width;
+    for (int64_t i = first; i < layers; ++i) windows[i] = width;
     return windows;
   }
   check(types.is_list() && types.size() == windows.size(),

@@ -1,3 +1,5 @@
+// Each kind of scaling follows the formulas of Hugging Face's modeling_rope_utils, in fp32 where
+// those are: a model was trained on these numbers, and not on better ones.
 #include "src/weights/rope_tables.h"
 
 #include <algorithm>
@@ -15,7 +17,7 @@ std::vector<float> powers(double base, int64_t dim) {
   std::vector<float> result;
   for (int64_t j = 0; j < dim / 2; ++j) {
     const float exponent = static_cast<float>(2 * j) / static_cast<float>(dim);
-    result.push_back(static_cast<float>(std::pow(base, static_cast<double>(exponent))));
+    result.push_back(static_cast<float>(std::pow(base, exponent)));
   }
   return result;
 }
@@ -40,7 +42,7 @@ double dynamic_base(const ModelConfig& config, int64_t length) {
   const float seen = std::max(static_cast<float>(length), trained);
   const float grown =
       static_cast<float>(rope.factor) * seen / trained - static_cast<float>(rope.factor - 1);
-  const auto power = static_cast<float>(std::pow(static_cast<double>(grown), dim / (dim - 2)));
+  const auto power = static_cast<float>(std::pow(grown, dim / (dim - 2)));
   return static_cast<float>(rope.theta) * power;
 }
 
@@ -143,8 +145,7 @@ double attention_factor(const RopeConfig& rope) {
   if (!yarn)
     return rope.factor <= 1
                ? 1
-               : std::sqrt(1 + std::log(rope.factor) /
-                                   std::log(static_cast<double>(rope.original_max_positions)));
+               : std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_max_positions));
   if (rope.mscale > 0 && rope.mscale_all_dim > 0)
     return yarn_magnitude(rope.factor, rope.mscale) /
            yarn_magnitude(rope.factor, rope.mscale_all_dim);

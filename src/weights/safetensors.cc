@@ -48,7 +48,7 @@ std::span<const uint8_t> header_of(std::span<const uint8_t> file, const std::str
   return file.subspan(kLengthBytes, length);
 }
 
-DType dtype_of(const JsonValue& value) {
+DType dtype_named(const JsonValue& value) {
   const std::string& wanted = value.text();
   const auto* found =
       std::find_if(kDTypes.begin(), kDTypes.end(), [&](auto& row) { return row.first == wanted; });
@@ -64,9 +64,9 @@ Shape shape_of(const JsonValue& list) {
 
 // Checked step by step: a product that wraps around could fit the file by accident.
 uint64_t bytes_of(const JsonValue& entry, const Shape& shape, DType dtype) {
-  uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
+  uint64_t bytes = size_of(dtype);
   for (const int64_t extent : shape.extents())
-    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes))
+    if (__builtin_mul_overflow(bytes, extent, &bytes))
       fail("{} has the shape {}, more than 2^64 bytes; the header is damaged", entry.where(),
            shape.text());
   return bytes;
@@ -124,7 +124,7 @@ SafeTensors::SafeTensors(const std::string& path)
       metadata_ = entry.text_fields();
       continue;
     }
-    const DType dtype = dtype_of(entry["dtype"]);
+    const DType dtype = dtype_named(entry["dtype"]);
     const Shape shape = shape_of(entry["shape"]);
     const Extent extent = extent_of(entry, name, data_.size());
     const uint64_t bytes = bytes_of(entry, shape, dtype);

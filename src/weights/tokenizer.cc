@@ -1,3 +1,6 @@
+// Text becomes tokens in four steps: added tokens are sought in the text as it is; what lies
+// between them is brought into NFC; words.h cuts that into words; bpe.h merges the bytes of each
+// word.
 #include "src/weights/tokenizer.h"
 
 #include <algorithm>
@@ -34,7 +37,8 @@ namespace {
 constexpr int32_t kMaxIds = 1 << 24;
 
 constexpr size_t kMostBytes = 64 << 20;  // of a tokenizer.json; those of 250,000 tokens have 33 MB
-constexpr char kRemedy[] = "use the tokenizer.json of a Qwen checkpoint, or fetch it again";
+constexpr char kTokenizerRemedy[] =
+    "use the tokenizer.json of a Qwen checkpoint, or fetch it again";
 
 bool is_off(const JsonValue& value) { return !value || value.is(false) || value.is(""); }
 
@@ -183,7 +187,7 @@ Bpe Reader::read_merges(const JsonValue& list) {
 
 Tokenizer Tokenizer::open(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
-  const JsonDocument document = JsonDocument::read(path, kRemedy, kMostBytes);
+  const JsonDocument document = JsonDocument::read(path, kTokenizerRemedy, kMostBytes);
   const JsonValue root = document.root();
   check_kind(root);
   const auto tables = std::make_shared<Tables>();

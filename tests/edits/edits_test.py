@@ -142,9 +142,9 @@ def tried(edit: Edit, bases: BaseTraces, folder: Path) -> Outcome:
 def row_of(outcome: Outcome) -> str:
     where = outcome.place if outcome.remark != "elsewhere" else \
         f"{outcome.place} instead of {outcome.expected_place}"
+    story = " ".join(outcome.story.split())[:150]
     return (f"{outcome.base:9} {outcome.edit:42} {outcome.expected:8} {outcome.got:8} "
-            f"{outcome.diffed.split(':')[0]:10} {outcome.remark:10} {where:32} "
-            f"{' '.join(outcome.story.split())[:150]}")
+            f"{outcome.diffed.split(':')[0]:10} {outcome.remark:10} {where:32} {story}")
 
 
 def summary_of(outcomes: list[Outcome], seconds: float) -> str:

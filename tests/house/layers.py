@@ -44,6 +44,7 @@ MAY_INCLUDE = {
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,
     "src/session": SESSION,
+    "src/replay": SESSION,
     "src/check": SESSION,
     "src/selftest": SESSION,
     "src/bench": SESSION,

@@ -67,7 +67,9 @@ def check_c_interface(flags, prefix, folder):
 def check_files(prefix):
     for name in ("include/lockstep/kernels/lockstep_ops.h",
                  "include/lockstep/traces/lockstep_trace.h", "share/lockstep/**/result.schema.json",
-                 "share/lockstep/cpu-limits.json", "share/doc/lockstep/LICENSE"):
+                 "share/lockstep/cpu-limits.json", "share/doc/lockstep/LICENSE",
+                 "share/man/man1/lockstep.1", "share/bash-completion/completions/lockstep",
+                 "share/zsh/site-functions/_lockstep"):
         assert list(prefix.glob(name)), f"{name} is not installed"
 
 

@@ -342,7 +342,7 @@ class Refused(InFolder):
             (self.folder / "m.json").write_text(content)
             self.refused(part, self.import_, str(self.folder / "m.json"), self.folder / "x.npz")
         self.refused("sglang is the nearest", self.import_, "sglan")
-        self.assertEqual(mapping.names(), ["huggingface", "onnx", "points", "sglang",
+        self.assertEqual(mapping.names(), ["huggingface", "llama.cpp", "onnx", "points", "sglang",
                                            "tensorrt-llm", "vllm"])
         for name in mapping.names():
             self.assertTrue(mapping.read_map(name).rules)

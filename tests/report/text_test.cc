@@ -35,16 +35,16 @@ TEST(RenderText, PutsValuesBelowTheirNamesWhereThereIsNoRoom) {
 }
 
 TEST(ShortNumber, HasFourCharactersAtMost) {
-  EXPECT_EQ(short_number(0.83), ".83");
-  EXPECT_EQ(short_number(0.996), "1.0");
-  EXPECT_EQ(short_number(1.74), "1.7");
-  EXPECT_EQ(short_number(17.4), "17");
-  EXPECT_EQ(short_number(345.2), "345");
-  EXPECT_EQ(short_number(23456), "2e4");
-  EXPECT_EQ(short_number(0.00031), "3e-4");
-  EXPECT_EQ(short_number(0), "0");
-  EXPECT_EQ(short_number(NAN), "NaN");
-  EXPECT_EQ(short_number(HUGE_VAL), "Inf");
+  EXPECT_EQ(number_in_four(0.83), ".83");
+  EXPECT_EQ(number_in_four(0.996), "1.0");
+  EXPECT_EQ(number_in_four(1.74), "1.7");
+  EXPECT_EQ(number_in_four(17.4), "17");
+  EXPECT_EQ(number_in_four(345.2), "345");
+  EXPECT_EQ(number_in_four(23456), "2e4");
+  EXPECT_EQ(number_in_four(0.00031), "3e-4");
+  EXPECT_EQ(number_in_four(0), "0");
+  EXPECT_EQ(number_in_four(NAN), "NaN");
+  EXPECT_EQ(number_in_four(HUGE_VAL), "Inf");
 }
 
 RecordedTensor queries() {

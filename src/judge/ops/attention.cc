@@ -34,16 +34,16 @@ std::vector<RoundingContract> declared(const ContractTraits& traits) {
 
 bool is_full(const Exact& e) {
   if (e.shape.rank() != 3) return false;
-  const size_t n = e.want.size(), rows = static_cast<size_t>(e.shape[0]);
-  const size_t heads = rows * static_cast<size_t>(e.shape[1]);
+  const size_t n = e.want.size(), rows = e.shape[0];
+  const size_t heads = rows * e.shape[1];
   return has_magnitude(e) && e.spread.size() == n && e.spread_squares.size() == n &&
          e.weighted_squares.size() == n && e.row_terms.size() == rows && e.score.size() == heads &&
          (!rounds_weights(e.contract) || e.overlap.size() == heads);
 }
 
 InnerError inner_exact_weights(const Exact& e, size_t i) {
-  const auto dim = static_cast<size_t>(e.shape.last());
-  const auto heads = static_cast<size_t>(e.shape[1]);
+  const size_t dim = e.shape.last();
+  const size_t heads = e.shape[1];
   const double score = e.score[i / dim], n = e.row_terms[i / dim / heads];
   const auto width = static_cast<double>(dim);
   const double o = std::fabs(e.want[i]);
@@ -61,7 +61,7 @@ InnerError inner(const Exact& e, size_t i, DType dtype) {
   if (!rounds_weights(e.contract)) return error;
   const double weights = unit_roundoff(dtype) * std::sqrt(e.weighted_squares[i]);
   const double variance = squared(weights) / 4;
-  const size_t head = i / static_cast<size_t>(e.shape.last());
+  const size_t head = i / e.shape.last();
   error.limit += 0.6 * kLambda * weights;
   error.variance += variance;
   error.shared += variance * std::sqrt(e.overlap[head]);

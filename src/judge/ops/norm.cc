@@ -13,9 +13,7 @@ using enum RoundingContract;
 
 // Standard deviation of the scale, and the most it is off, in units of u.
 double scale_deviation(const Exact& e) { return walk_of(static_cast<double>(e.terms)) / 2 + 3; }
-double scale_bound(const Exact& e) {
-  return kLambda * std::sqrt(static_cast<double>(e.terms)) / 2 + 8;
-}
+double scale_bound(const Exact& e) { return kLambda * std::sqrt(e.terms) / 2 + 8; }
 
 std::vector<RoundingContract> tried(const ContractTraits&) {
   return {fused, hf, unrounded_sum, hf_unrounded_sum};

@@ -11,7 +11,7 @@ namespace {
 
 InnerError inner(const Exact& e, size_t i, DType) {
   const double size = u * std::fabs(e.want[i]);
-  const double walk = std::sqrt(static_cast<double>(e.terms));
+  const double walk = std::sqrt(e.terms);
   const double shared = squared((3 + 0.3 * (e.magnitude[i] + walk)) * size);
   return {(16 + 2 * e.magnitude[i] + kLambda * walk) * size + kLeastNormal,
           shared + squared(kLeastNormal), shared, kLeastNormal};

@@ -64,7 +64,7 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
       const auto cell = std::ranges::find_if(cells, [&](const MapCell& c) {
         return c.place.layer == layer && order_of(*c.place.point) == point;
       });
-      if (cell != cells.end()) write_cell(html, cells, static_cast<size_t>(cell - cells.begin()));
+      if (cell != cells.end()) write_cell(html, cells, cell - cells.begin());
     }
   }
 }
@@ -89,7 +89,7 @@ void write_layers(Html& html, const std::vector<MapCell>& cells) {
     html.leaf("th", "layer", {{"class", "layer"}, {"scope", "col"}});
     for (const int point : points) {
       const auto column = html.open("th", {{"scope", "col"}});
-      html.leaf("span", kPoints.at(static_cast<size_t>(point)).name);
+      html.leaf("span", kPoints.at(point).name);
     }
   }
   write_rows(html, cells, layers, points);
@@ -106,13 +106,12 @@ std::vector<FilterChoice> choices_of(const Result& result) {
   const auto first = std::ranges::find(wrong, true) - wrong.begin();
   // The filter shows the first one's glyph where several kinds of ops are wrong.
   if (first < std::ssize(wrong))
-    add("f-wrong", mark_of(result, result.places[static_cast<size_t>(first)]),
-        static_cast<size_t>(std::ranges::count(wrong, true)));
+    add("f-wrong", mark_of(result, result.places[first]), std::ranges::count(wrong, true));
   for (const Verdict verdict :
        {Verdict::propagated, Verdict::rounding, Verdict::bitwise, Verdict::inconclusive}) {
     const Mark& mark = mark_of(verdict);
     add(fmt::format("f-{}", mark.name), mark,
-        static_cast<size_t>(std::ranges::count(result.places, verdict, &PlaceSummary::verdict)));
+        std::ranges::count(result.places, verdict, &PlaceSummary::verdict));
   }
   return choices;
 }

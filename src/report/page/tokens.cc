@@ -35,9 +35,9 @@ std::string_view shade_of(double margin) {
 }
 
 // One request: where things stand in it.
-class Strip {
+class TokenStrip {
  public:
-  explicit Strip(const RequestResult& request) : request_(request) {
+  explicit TokenStrip(const RequestResult& request) : request_(request) {
     for (const Margin& m : request.margins) margins_[m.position] = m.ulp;
     for (const Flip& f : request.flips) flips_[f.position] = &f;
   }
@@ -86,7 +86,7 @@ void write_request(Html& html, const RequestResult& request) {
                               request.tokens.size()));
   const auto list = html.open("ol", {{"class", "tokens"}});
   if (first > 0) html.leaf("li", fmt::format("… {} tokens before", first), {{"class", "prompt"}});
-  const Strip strip(request);
+  const TokenStrip strip(request);
   for (size_t position = first; position < end; ++position) strip.write(html, position);
   if (end < prompt + request.tokens.size())
     html.leaf("li", fmt::format("… {} more", prompt + request.tokens.size() - end));

@@ -35,7 +35,7 @@ size_t band_of(double budgets) {
 }
 
 std::string range_of(const Buckets& buckets, size_t i, int64_t extent) {
-  const int64_t first = static_cast<int64_t>(i) * buckets.width;
+  const int64_t first = i * buckets.width;
   const int64_t last = std::min(first + buckets.width, extent > 0 ? extent : INT64_MAX) - 1;
   return first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
 }
@@ -138,8 +138,8 @@ void write_sizes(Html& html, const ErrorProfile& errors) {
   const auto full = [](int64_t n) { return n > 0; };
   const auto first_full = std::ranges::find_if(bins, full) - bins.begin();
   const auto last_full = bins.rend() - std::find_if(bins.rbegin(), bins.rend(), full);
-  const auto first = static_cast<size_t>(std::min<std::ptrdiff_t>(first_full, 14));
-  const auto end = static_cast<size_t>(std::max<std::ptrdiff_t>(last_full, 20));
+  const size_t first = std::min<std::ptrdiff_t>(first_full, 14);
+  const size_t end = std::max<std::ptrdiff_t>(last_full, 20);
   const int64_t most = std::max<int64_t>(1, std::ranges::max(bins));
   const auto figure = html.open("figure");
   html.leaf("h4", "How large the errors are");
@@ -152,8 +152,7 @@ void write_sizes(Html& html, const ErrorProfile& errors) {
                                        {"aria-label", "Histogram of errors in budgets"}});
     for (size_t bin = first; bin < end; ++bin) {
       if (bins[bin] == 0) continue;
-      const double high = 12 + 88 * std::log10(static_cast<double>(bins[bin])) /
-                                   std::max(1.0, std::log10(static_cast<double>(most)));
+      const double high = 12 + 88 * std::log10(bins[bin]) / std::max(1.0, std::log10(most));
       const int upper = static_cast<int>(bin) + ErrorProfile::kFirstExponent;
       const auto bar =
           html.open("path", {{"class", bin > 16 ? "bar over" : "bar"},

@@ -27,11 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         help="of the run; else what config.json says")
     parser.add_argument("--tokens", default="", metavar="1,2,3",
                         help="what the first pass was fed, where the dump does not say")
+    parser.add_argument("--schema", default="", metavar="ENGINE",
+                        help="where it rounds, as lockstep judge --schema has it; else what the "
+                        "map says")
     options = parser.parse_args(arguments)
     try:
         tokens = [int(part) for part in options.tokens.split(",") if part]
         print(import_dump(options.source, options.out, names=options.map, model=options.model,
-                          kind=options.format, dtype=options.dtype, tokens=tokens))
+                          kind=options.format, dtype=options.dtype, tokens=tokens,
+                          schema=options.schema))
     except (LockstepError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

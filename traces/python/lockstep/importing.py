@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.contracts import rounding
 from lockstep.dumps import read_dump
 from lockstep.dumps.dump import Dump, is_tensor
 from lockstep.dumps.loads import Load
@@ -52,23 +53,26 @@ class Imported:
 
 def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
                 names: str | os.PathLike[str], model: str | os.PathLike[str], kind: str = "",
-                dtype: str = "", tokens: Sequence[int] = ()) -> Imported:
+                dtype: str = "", tokens: Sequence[int] = (), schema: str = "") -> Imported:
     """Writes a dump as a trace.
 
     names: a map, by name (lockstep.mapping.names()) or path. model: the checkpoint's folder. kind:
-    the dump's format; "": what it looks like. dtype: of the run; "": what config.json says. tokens:
-    what the first pass was fed, where the dump does not say. Raises LockstepError, and writes
-    nothing, where nothing can be made of it.
+    the dump's format; "": what it looks like. dtype: of the run; "": what the map or else
+    config.json says. tokens: what the first pass was fed, where the dump does not say. schema: an
+    engine whose rounding is declared (lockstep.contracts.rounding); "": what the map says. Raises
+    LockstepError, and writes nothing, where nothing can be made of it.
     """
     config = read_config(pathlib.Path(model))
-    run = dtype or DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
-    check(run in DTYPES.values(), f"'{dtype}' is no dtype of a run: {', '.join(DTYPES.values())}")
     mapping = read_map(names if isinstance(names, str) else pathlib.Path(names))
+    said = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
+    run = dtype or mapping.dtype or said
+    check(run in DTYPES.values(), f"'{run}' is no dtype of a run: {', '.join(DTYPES.values())}")
     with reading(str(source)):
         found_kind, dump = read_dump(pathlib.Path(source), kind)
     report = Imported(found_kind, skipped=list(dump.skipped))
     facts = {"engine": f"imported from {found_kind}", "source": str(source), "map": str(names)}
-    with Writer(out, config, dtype=run, schema=mapping.schema, provenance=facts) as writer:
+    declared = rounding(schema) if schema else mapping.schema
+    with Writer(out, config, dtype=run, schema=declared, provenance=facts) as writer:
         Importer(writer, mapping, dimensions(config), run, report).take(dump, tokens)
         check(report.tensors, f"{source}: no tensor of it is of a point under the map {names}: "
               f"{_unknown_text(report)}")

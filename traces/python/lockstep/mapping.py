@@ -8,7 +8,8 @@
                  "split": ["H*D", "K*D"],       H heads, K kv heads, D head dim, h hidden, I, V
                  "layer_offset": -1,            the tensor is the layer before's
                  "layer": "last"}],             or the last layer's, where the key names none
-     "schema": "hf" | {"attn.norm": "hf", ...}}     where it rounds; left out: the judge finds it
+     "schema": "hf" | {"attn.norm": "hf", ...},     where it rounds; left out: the judge finds it
+     "dtype": "fp32"}                               of its runs; left out: what config.json says
 
 Keys are as lockstep/dumps has them: `model.layers.0.self_attn.q_proj:out`, `...:in.0`.
 """
@@ -60,6 +61,7 @@ class Map:
     rules: tuple[Rule, ...]
     rows: Mapping[str, re.Pattern[str]]
     schema: Mapping[str, str]
+    dtype: str = ""
 
     def rule_of(self, key: str, layers: int) -> tuple[Rule, list[Place]] | None:
         for rule in self.rules:
@@ -81,7 +83,7 @@ def read_map(name: Union[str, pathlib.Path]) -> Map:
     content = _content(str(name))
     if "like" in content:
         content = {**_content(content["like"]), **content}
-    unknown = set(content) - {"about", "like", "rows", "points", "schema"}
+    unknown = set(content) - {"about", "like", "rows", "points", "schema", "dtype"}
     check(not unknown, f"the map {name} has {', '.join(sorted(unknown))}, which no map has")
     try:
         rules = tuple(_rule(entry) for entry in content["points"])
@@ -89,7 +91,7 @@ def read_map(name: Union[str, pathlib.Path]) -> Map:
     except (KeyError, TypeError, re.error) as error:
         raise LockstepError(f"the map {name} is not understood ({error}): see "
                             "lockstep/mapping.py") from error
-    return Map(rules, rows, _schema(content.get("schema", {})))
+    return Map(rules, rows, _schema(content.get("schema", {})), content.get("dtype", ""))
 
 
 def _content(name: str) -> dict[str, Any]:

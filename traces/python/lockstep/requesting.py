@@ -52,6 +52,9 @@ class Requests:
     def _begins(self, ids: PassIds, positions: NDArray[np.int64], logits: int) -> Sequence[int]:
         """The first row of each request."""
         rows = len(positions)
+        own = ids.requests
+        if own is not None and len(own) == rows:
+            return [0] + [i for i in range(1, rows) if own[i] != own[i - 1]]
         if ids.lengths is not None:
             ends, at = [], 0
             for length in ids.lengths:  # a request ends where its position is its last

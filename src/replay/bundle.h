@@ -1,0 +1,36 @@
+// The arguments of one call of attention, as FlashAttention takes them, as a trace of that op.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "src/weights/checkpoint.h"
+#include "traces/trace.h"
+
+namespace lockstep {
+
+// A model that has nothing but that attention, and a trace of it with one pass. The op is layer 0
+// attn.out.
+struct Bundle {
+  Checkpoint checkpoint;
+  std::unique_ptr<TraceReader> reader;
+};
+
+// Reads arrays (bundle_arrays.h) by these names; others are left alone.
+//   q [tokens, heads, dim]   fp32, fp16 or bf16, as k and v
+//   k, v [tokens, kv heads, dim], a row a key of each request, or a paged cache [blocks, block
+//   size,
+//       kv heads, dim] with block_tables
+//   cu_seqlens (or cu_seqlens_q) [requests + 1]      where the queries of each request begin
+//   cu_seqlens_k [requests + 1], or seqused_k (seq_lens, context_lens, cache_seqlens) [requests]
+//       keys of each request; else as slot_mapping says, or as many as queries
+//   block_tables (block_table, page_table) [requests, most blocks], slot_mapping [tokens]  where
+//   the
+//       cache has the keys, and where those of the queries themselves went
+//   out (o) [tokens, heads, dim]  what was stored
+//   window  [1]  keys that a query sees; 0 or none: all
+// Queries are the last tokens of their requests, causal, scaled by dim^-0.5. Throws Error where an
+// array is missing, or has another shape than its neighbours want.
+Bundle open_bundle(const std::string& path);
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include "src/replay/bundle_arrays.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <regex>
+#include <string_view>
+
+#include "kernels/base/check.h"
+#include "kernels/files/text.h"
+#include "src/weights/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 34;
+
+// A little-endian number in a file.
+template <typename T>
+T number_at(std::string_view bytes, size_t at, const std::string& name) {
+  check(at <= bytes.size() && bytes.size() - at >= sizeof(T), "{} ends too soon: copy it again",
+        name);
+  T value;
+  std::memcpy(&value, bytes.data() + at, sizeof(T));
+  return value;
+}
+
+DType dtype_of(const std::string& descr, const std::string& name) {
+  static const std::map<std::string, DType> kKnown = {
+      {"<f4", DType::f32},  {"<f2", DType::f16}, {"<u2", DType::bf16}, {"|V2", DType::bf16},
+      {"<V2", DType::bf16}, {"<i4", DType::i32}, {"<i8", DType::i64}};
+  const auto found = kKnown.find(descr);
+  check(
+      found != kKnown.end(),
+      "{} holds numbers of the type '{}': fp32, fp16, int32, int64, or bf16 as uint16 were wanted",
+      name, descr);
+  return found->second;
+}
+
+Shape shape_of(const std::string& text, const std::string& name) {
+  std::vector<int64_t> extents;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    at = end + 1;
+    if (part.find_first_not_of(' ') == part.npos) continue;
+    check(part.find_first_not_of(" 0123456789L") == part.npos && part.size() < 19,
+          "{} has the shape ({}), which is none", name, text);
+    extents.push_back(std::stoll(part));
+  }
+  check(extents.size() <= 5, "{} has {} axes, at most 5 were wanted", name, extents.size());
+  return Shape(extents);
+}
+
+// A file of a zip archive that is stored as it is.
+void add_entry(std::string_view zip, size_t at, const std::string& path, Arrays& arrays) {
+  const auto method = number_at<uint16_t>(zip, at + 10, path);
+  const auto size = number_at<uint32_t>(zip, at + 24, path);
+  const auto name_size = number_at<uint16_t>(zip, at + 28, path);
+  const auto local = number_at<uint32_t>(zip, at + 42, path);
+  check(at + 46 + name_size <= zip.size(), "{} ends too soon: copy it again", path);
+  std::string name(zip.substr(at + 46, name_size));
+  check(method == 0, "{}: {} is compressed: write it with numpy.savez, or as .safetensors", path,
+        name);
+  check(number_at<uint32_t>(zip, local, path) == 0x04034b50,
+        "{} is no .npz archive: its table of files leads elsewhere", path);
+  const size_t begin = size_t{local} + 30 + number_at<uint16_t>(zip, local + 26, path) +
+                       number_at<uint16_t>(zip, local + 28, path);
+  check(begin <= zip.size() && size <= zip.size() - begin, "{} ends too soon: copy it again", path);
+  if (!name.ends_with(".npy")) return;
+  name.resize(name.size() - 4);
+  arrays[name] = array_of_npy(zip.substr(begin, size), path + ": " + name);
+}
+
+Arrays of_npz(const std::string& path) {
+  const std::string text = read_text(path, kMostBytes);
+  const std::string_view zip = text;
+  const size_t end = zip.rfind(std::string_view("PK\5\6", 4));
+  check(end != zip.npos, "{} is no .npz archive: write it with numpy.savez", path);
+  const auto count = number_at<uint16_t>(zip, end + 10, path);
+  size_t at = number_at<uint32_t>(zip, end + 16, path);
+  Arrays arrays;
+  for (int i = 0; i < count; ++i) {
+    check(number_at<uint32_t>(zip, at, path) == 0x02014b50,
+          "{} is no .npz archive: its table of files is damaged", path);
+    add_entry(zip, at, path, arrays);
+    at += size_t{46} + number_at<uint16_t>(zip, at + 28, path) +
+          number_at<uint16_t>(zip, at + 30, path) + number_at<uint16_t>(zip, at + 32, path);
+  }
+  return arrays;
+}
+
+Arrays of_folder(const std::string& path) {
+  Arrays arrays;
+  for (const auto& file : std::filesystem::directory_iterator(path))
+    if (file.path().extension() == ".npy")
+      arrays[file.path().stem().string()] =
+          array_of_npy(read_text(file.path().string(), kMostBytes), file.path().string());
+  return arrays;
+}
+
+}  // namespace
+
+bool is_bundle(const std::string& path) {
+  if (path.ends_with(".npz") || path.ends_with(".safetensors")) return true;
+  std::error_code none;
+  if (!std::filesystem::is_directory(path, none)) return false;
+  for (const auto& file : std::filesystem::directory_iterator(path, none))
+    if (file.path().extension() == ".npy") return true;
+  return false;
+}
+
+Tensor array_of_npy(std::string_view bytes, const std::string& name) {
+  check(bytes.starts_with("\x93NUMPY"), "{} is no .npy file: write it with numpy.save", name);
+  const bool old = number_at<uint8_t>(bytes, 6, name) == 1;
+  const size_t begin = old ? 10 : 12;
+  const size_t length =
+      old ? number_at<uint16_t>(bytes, 8, name) : number_at<uint32_t>(bytes, 8, name);
+  check(length <= 1 << 16 && begin + length <= bytes.size(), "{} ends too soon: copy it again",
+        name);
+  const std::string header(bytes.substr(begin, length));
+  std::smatch descr, shape;
+  const bool known = std::regex_search(header, descr, std::regex(R"('descr': *'([^']*)')")) &&
+                     std::regex_search(header, shape, std::regex(R"('shape': *\(([^)]*)\))"));
+  check(known, "{} has a header that says neither type nor shape: write it with numpy.save", name);
+  check(header.find("'fortran_order': False") != header.npos,
+        "{} is in Fortran's order: write numpy.ascontiguousarray of it", name);
+  Tensor array(shape_of(shape[1], name), dtype_of(descr[1], name));
+  const auto size = static_cast<size_t>(array.view().bytes());
+  check(bytes.size() - begin - length == size, "{} has {} bytes of numbers, its shape {} wants {}",
+        name, bytes.size() - begin - length, array.view().shape.text(), size);
+  std::memcpy(array.as<char>(), bytes.data() + begin + length, size);
+  return array;
+}
+
+Arrays arrays_of(const std::string& path) {
+  if (path.ends_with(".npz")) return of_npz(path);
+  if (!path.ends_with(".safetensors")) return of_folder(path);
+  const SafeTensors file(path);
+  Arrays arrays;
+  for (const auto& [name, tensor] : file.tensors()) arrays[name] = copy_on(Device::cpu, tensor);
+  return arrays;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,188 @@
+#include "src/replay/op_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+
+#include "kernels/base/check.h"
+#include "src/judge/budget.h"
+#include "src/judge/ledger.h"
+
+namespace lockstep {
+namespace {
+
+// K and V of a request as one tensor of attn.kv.
+RecordedTensor joined(const RecordedTensor& kv, const KeysValues& read) {
+  RecordedTensor whole = kv;
+  const int64_t length = read.k.rows();
+  const auto bytes = static_cast<size_t>(read.k.row_size() * size_of(read.k.dtype));
+  whole.row_hashes.clear();
+  whole.shape = {length, 2, read.k.shape[1], read.k.shape[2]};
+  whole.data = Tensor(whole.shape, read.k.dtype);
+  char* to = whole.data.as<char>();
+  for (size_t p = 0; p < static_cast<size_t>(length); ++p)
+    for (const TensorView* half : {&read.k, &read.v})
+      to = std::copy_n(half->as<const char>() + p * bytes, bytes, to);
+  return whole;
+}
+
+// Tokens of each row's request after the pass.
+std::vector<int64_t> lengths_of(const Pass& pass, const std::vector<Row>& rows) {
+  std::vector<int64_t> lengths;
+  for (const Row& row : rows) {
+    int64_t length = 0;
+    for (const PassRow& fed : pass.info.rows)
+      if (fed.row.request == row.request) length = std::max<int64_t>(length, fed.row.position + 1);
+    lengths.push_back(length);
+  }
+  return lengths;
+}
+
+// Asks the oracle for rows, of attention of one request, and adds what it says.
+class Asking {
+ public:
+  Asking(const CaseJudge& judge, const Pass& op_case) : judge_(judge), case_(op_case) {}
+
+  void ask(const std::vector<Row>& rows, DType dtype, CaseElements& elements);
+
+ private:
+  const CaseJudge& judge_;
+  const Pass& case_;
+};
+
+void Asking::ask(const std::vector<Row>& rows, DType dtype, CaseElements& elements) {
+  const Place& place = judge_.place;
+  OracleCall call{.place = place, .dtype = judge_.manifest.dtype, .contract = judge_.contract};
+  const std::vector<int64_t> lengths = lengths_of(case_, rows);
+  std::vector<int32_t> tokens;
+  for (const Row& row : rows)
+    tokens.push_back(std::ranges::find(case_.info.rows, row, &PassRow::row)->token);
+  std::deque<SelectedRows> picked;
+  CacheRead cache;
+  const KvHistory nothing{/*keep_bytes=*/false};
+  for (const Place& input : judge_.manifest.graph.inputs_of(place)) {
+    const RecordedTensor* tensor = case_.find(*input.point, input.layer, rows.front().request);
+    if (input.point->is_cache()) {
+      cache = CacheRead(tensor, nothing);
+      check(cache.trouble().empty(), "{}", cache.trouble());
+      continue;
+    }
+    const TensorView view = picked.emplace_back(tensor, rows).view();
+    if (view.empty() && input.point->op == OpKind::angles) continue;
+    call.inputs.push_back(view);
+  }
+  call.keys_values = cache.keys_values();
+  call.rows = rows, call.tokens = tokens, call.lengths = lengths;
+  const Exact exact = judge_.oracle.evaluate(call);
+  const Budget budget = budget_of(place.point->op, exact, dtype);
+  elements.want.insert(elements.want.end(), exact.want.begin(), exact.want.end());
+  elements.limit.insert(elements.limit.end(), budget.limit.begin(), budget.limit.end());
+}
+
+void put_exact(const CaseJudge& judge, const Pass& op_case, DType dtype, CaseElements& elements) {
+  std::vector<Row> some;
+  for (size_t i = 0; i < elements.rows.size(); ++i) {
+    some.push_back(elements.rows[i]);
+    const bool last = i + 1 == elements.rows.size();
+    const bool apart = judge.place.point->op == OpKind::attention && !last &&
+                       elements.rows[i + 1].request != elements.rows[i].request;
+    if (!last && !apart) continue;
+    Asking(judge, op_case).ask(some, dtype, elements);
+    some.clear();
+  }
+}
+
+// Chosen indices are exact: largest first, of equal ones the first (kernels/routing.h, argmax.h).
+void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elements) {
+  const Place& input = judge.manifest.graph.inputs_of(judge.place).at(0);
+  const SelectedRows picked(op_case.find(*input.point, input.layer), elements.rows);
+  const TensorView& logits = picked.view();
+  const int64_t width = logits.row_size();
+  for (int64_t row = 0; row < logits.rows(); ++row) {
+    std::vector<int64_t> order(static_cast<size_t>(width));
+    for (int64_t i = 0; i < width; ++i) order[static_cast<size_t>(i)] = i;
+    const auto value = [&](int64_t i) {
+      const double x = value_at(logits, row * width + i);
+      return std::isnan(x) ? std::numeric_limits<double>::infinity() : x;
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return value(a) > value(b); });
+    for (int64_t k = 0; k < elements.row_size; ++k) {
+      elements.want.push_back(static_cast<double>(order[static_cast<size_t>(k)]));
+      elements.limit.push_back(0);
+    }
+  }
+}
+
+}  // namespace
+
+bool CaseElements::is_wrong(size_t i) const {
+  if (got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]))) return false;
+  return !(std::fabs(got[i] - want[i]) <= limit[i]);
+}
+
+std::vector<size_t> CaseElements::wrong() const {
+  std::vector<size_t> all;
+  for (size_t i = 0; i < got.size(); ++i)
+    if (is_wrong(i)) all.push_back(i);
+  return all;
+}
+
+size_t CaseElements::worst() const {
+  const auto budgets = [&](size_t i) {
+    const double away = std::fabs(got[i] - want[i]);
+    return std::isfinite(away) ? away / limit[i] : std::numeric_limits<double>::infinity();
+  };
+  const std::vector<size_t> all = wrong();
+  check(!all.empty(), "no element is wrong by itself, so that none is the worst");
+  return *std::ranges::max_element(all, {}, budgets);
+}
+
+Pass case_of(const Pass& pass, const Place& place, const Graph& graph, const KvHistory& history,
+             std::string& lacking) {
+  Pass made{.info = pass.info};
+  for (const RecordedTensor& tensor : pass.tensors) {
+    const Place here{tensor.point, tensor.layer};
+    const bool read = std::ranges::count(graph.inputs_of(place), here) > 0;
+    if (!read && !(here == place)) continue;
+    if (!here.point->is_cache()) {
+      made.tensors.push_back(tensor);
+      continue;
+    }
+    const CacheRead cache(&tensor, history);
+    if (!cache.trouble().empty()) {
+      lacking = cache.trouble();
+      return {};
+    }
+    made.tensors.push_back(joined(tensor, cache.keys_values()));
+  }
+  return made;
+}
+
+CaseElements judged_case(const CaseJudge& judge, const Pass& op_case, bool stored) {
+  const KvHistory nothing{/*keep_bytes=*/false};
+  const OpInputs inputs(op_case, judge.place, judge.manifest.graph, nothing, judge.page_size);
+  check(inputs.lacking().empty(), "{}", inputs.lacking());
+  CaseElements elements{.rows = inputs.rows()};
+  Tensor made;
+  if (stored) {
+    const SelectedRows kept(op_case.find(*judge.place.point, judge.place.layer), elements.rows);
+    check(!kept.view().empty(), "the numbers of {} were not kept", text_of(judge.place));
+    made = copy_on(Device::cpu, kept.view());
+  } else {
+    made = judge.runner.run(judge.which, inputs, /*timed=*/false).tensors.at(0).data;
+  }
+  const TensorView& got = made;
+  elements.row_size = got.row_size();
+  for (int64_t i = 0; i < got.count(); ++i) elements.got.push_back(value_at(got, i));
+  if (row_of(judge.place.point->op).makes_indices)
+    put_choices(judge, op_case, elements);
+  else
+    put_exact(judge, op_case, got.dtype, elements);
+  check(elements.want.size() == elements.got.size(),
+        "{} was made with another shape than the exact result has", text_of(judge.place));
+  return elements;
+}
+
+}  // namespace lockstep

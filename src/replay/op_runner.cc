@@ -1,0 +1,204 @@
+#include "src/replay/op_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "kernels/base/check.h"
+#include "kernels/plugin/user_ops.h"
+#include "probes/only.h"
+#include "src/judge/ledger.h"
+#include "src/model/device_batch.h"
+
+namespace lockstep {
+namespace {
+
+// Calls of an op that are timed, at most, and the time that they may take together.
+constexpr int kTimed = 20;
+constexpr double kTimedSeconds = 0.02;
+
+int threads_of(int asked) {
+  return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+Tensor int32_counting(size_t count) {
+  Tensor numbers({static_cast<int64_t>(count)}, DType::i32);
+  for (size_t i = 0; i < count; ++i) numbers.as<int32_t>()[i] = static_cast<int32_t>(i);
+  return numbers;
+}
+
+}  // namespace
+
+std::vector<std::string_view> functions_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::gather:
+      return {"gather_rows"};
+    case OpKind::norm:
+      return {"rms_norm"};
+    case OpKind::linear:
+      return {"matmul"};
+    case OpKind::cache:
+      return {"kv_write", "kv_gather"};
+    case OpKind::attention:
+      return {"paged_attention"};
+    case OpKind::softmax:
+      return {"softmax_of"};
+    case OpKind::expert_linear:
+      return {"expert_matmul"};
+    case OpKind::angles:
+      return {};
+    case OpKind::rope:
+    case OpKind::silu_mul:
+    case OpKind::add:
+    case OpKind::argmax:
+    case OpKind::top_k:
+    case OpKind::weighted_sum:
+      return {name_of(kind)};
+  }
+  return {};
+}
+
+OpRunner::OpRunner(const Checkpoint& checkpoint, const Place& place,
+                   std::vector<Implementation> implementations, const OpRunnerOptions& options)
+    : place_(place),
+      implementations_(std::move(implementations)),
+      options_(options),
+      layers_(static_cast<int>(checkpoint.config().layers)),
+      threads_(threads_of(options.threads)),
+      rope_(checkpoint.config(), options.device) {
+  Ops ops;
+  for_each_op([&](const auto& row) { stand_in(ops, row); });
+  model_ = std::make_unique<Model>(checkpoint, options.dtype, std::move(ops),
+                                   Placement{&threads_, stream_of(options.device), options.device});
+}
+
+template <typename Out, typename... In>
+void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)>& row) {
+  ops.*row.entry = [this, row](const OpContext& context, Out out, In... in) {
+    // The rows that get logits are gathered under the name of the logits, by no op of the place.
+    const bool gathers = row.name == "gather_rows" && context.point == "logits";
+    if (!is_place(context)) return gathers ? void() : supply(context, out);
+    if (gathers) return (implementations_[0].ops.*row.entry)(context, out, in...);
+    if (captured_ != nullptr && !*captured_) {
+      CallCapture capture(row.name, row.inputs, context);
+      capture.add_output(out);
+      (capture.add(in), ...);
+      *captured_ = capture.take();
+    }
+    compute(out,
+            [&](const Out& to) { (implementations_[which_].ops.*row.entry)(context, to, in...); });
+  };
+}
+
+bool OpRunner::is_place(const OpContext& context) const {
+  return context.point == place_.point->name && context.layer == place_.layer;
+}
+
+void OpRunner::time(const std::function<void()>& op) {
+  using Clock = std::chrono::steady_clock;
+  double least = std::numeric_limits<double>::infinity(), all = 0;
+  for (int i = 0; i < kTimed && all < kTimedSeconds; ++i) {
+    const auto begin = Clock::now();
+    forget_user_op_seconds();
+    op();
+    wait_for(options_.device);
+    const double wall = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double alone = user_op_seconds();
+    least = std::min(least, alone > 0 ? alone : wall);
+    all += wall;
+  }
+  seconds_ += least;
+}
+
+// It is timed first, beside its output: one that is an input too is computed once.
+void OpRunner::compute(const TensorView& out, const std::function<void(const TensorView&)>& op) {
+  if (timed_) {
+    const Tensor beside(out.shape, out.dtype, out.device);
+    time([&] { op(beside); });
+  }
+  op(out);
+}
+
+void OpRunner::compute(const KvCache& cache, const std::function<void(const KvCache&)>& op) {
+  if (timed_) return time([&] { op(cache); });
+  op(cache);
+}
+
+void OpRunner::supply(const OpContext& context, const TensorView& out) const {
+  const Point* p = find_point(context.point);
+  if (p == nullptr) return;
+  const TensorView kept = inputs_->at(*p, context.layer);
+  if (kept.empty()) return;
+  check(kept.bytes() == out.bytes() && kept.dtype == out.dtype,
+        "{} is {} {} in the trace and {} {} in the model: give the --model that the trace was made "
+        "with",
+        text_of(Place{p, context.layer}), name_of(kept.dtype), kept.shape.text(),
+        name_of(out.dtype), out.shape.text());
+  copy(out, kept);
+}
+
+Batch OpRunner::batch_of(const OpInputs& inputs) {
+  Batch batch = make_batch(inputs.pass().info, rope_);
+  const TensorView cos = inputs.at(point("rope.cos"), -1), sin = inputs.at(point("rope.sin"), -1);
+  if (!cos.empty() && !sin.empty()) {  // a row for each of the pass
+    batch.cos = cos;
+    batch.sin = sin;
+    batch.positions = int32_counting(inputs.rows().size());
+  }
+  return batch;
+}
+
+// No layer but the place's own is read or written.
+std::vector<KvCache> OpRunner::caches_of(const OpInputs& inputs,
+                                         std::vector<Tensor>& storage) const {
+  KvCache cache;
+  if (uses_cache(*place_.point)) {
+    for (const Tensor* half : {&inputs.cache().k, &inputs.cache().v})
+      storage.push_back(options_.device == Device::cpu ? *half : copy_on(options_.device, *half));
+    cache = {storage[0], storage[1]};
+  }
+  return std::vector<KvCache>(static_cast<size_t>(layers_), cache);
+}
+
+CapturedCall OpRunner::call_on(const OpInputs& inputs) {
+  std::optional<CapturedCall> call;
+  captured_ = &call;
+  run(0, inputs, /*timed=*/false);
+  captured_ = nullptr;
+  check(call.has_value(), "{} was not computed: no op of the model makes it", text_of(place_));
+  return std::move(*call);
+}
+
+OpRunner::Made OpRunner::run(size_t which, const OpInputs& inputs, bool timed) {
+  timed_ = timed;
+  which_ = which;
+  inputs_ = &inputs;
+  seconds_ = 0;
+  Pass made;
+  Recorder recorder({}, /*digests=*/false, [&](Pass pass) { made = std::move(pass); });
+  Only here(recorder, [&](const Point& p, int layer) { return Place{&p, layer} == place_; });
+  Probe probe(&here);
+  std::vector<Tensor> storage;
+  const std::vector<KvCache> caches = caches_of(inputs, storage);
+  Batch batch = batch_of(inputs);
+  if (options_.device == Device::cpu) {
+    model_->forward(batch, caches, probe);
+  } else {
+    DeviceBatch on_device(DeviceBatch::room_of(batch), options_.device);
+    on_device.fill(std::move(batch), rope_);
+    model_->forward(on_device.batch(), caches, probe);
+    wait_for(options_.device);
+  }
+  check(probe.failure().empty(), "{}", probe.failure());
+  inputs_ = nullptr;
+  for (RecordedTensor& tensor : made.tensors) {
+    if (place_.point->is_cache()) continue;  // its rows keep the request's number
+    check(tensor.rows.size() == inputs.rows().size(), "{} was made of {} rows, {} were wanted",
+          text_of(place_), tensor.rows.size(), inputs.rows().size());
+    tensor.rows = inputs.rows();
+  }
+  return {std::move(made.tensors), seconds_};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+// One op of a model again, as its engine calls it, on inputs that somebody kept.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/thread_pool.h"
+#include "src/model/model.h"
+#include "src/replay/captured_call.h"
+#include "src/replay/op_inputs.h"
+
+namespace lockstep {
+
+// A table of ops on one device, and what people call it.
+struct Implementation {
+  std::string name;
+  Ops ops;
+};
+
+// The names in lockstep_ops.h of the ops that make tensors of that kind.
+std::vector<std::string_view> functions_of(OpKind kind);
+
+struct OpRunnerOptions {
+  DType dtype = DType::bf16;
+  Device device = Device::cpu;
+  int threads = 0;  // 0: one a core
+};
+
+// Runs the op of one place in the model that it belongs to, with its weights and settings as the
+// engine passes them. No other op of the model is computed: those that it reads hand on what was
+// kept of them.
+class OpRunner {
+ public:
+  // The checkpoint must outlive it. The first implementation is this library's own: it gathers the
+  // rows that get logits.
+  OpRunner(const Checkpoint& checkpoint, const Place& place,
+           std::vector<Implementation> implementations, const OpRunnerOptions& options);
+  OpRunner(const OpRunner&) = delete;
+  OpRunner& operator=(const OpRunner&) = delete;
+
+  // The result of one of them: the tensors of the place, of a cache one a request.
+  struct Made {
+    std::vector<RecordedTensor> tensors;
+    double seconds = 0;  // of the op alone, the least of some calls
+  };
+  // The inputs must lack nothing. Throws Error when the op fails, or its model has another shape.
+  Made run(size_t which, const OpInputs& inputs, bool timed = true);
+  // The arguments of the op's call on those inputs; of a cache's, the call that writes it.
+  CapturedCall call_on(const OpInputs& inputs);
+
+ private:
+  template <typename Out, typename... In>
+  void stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)>& row);
+  void compute(const TensorView& out, const std::function<void(const TensorView& out)>& op);
+  void compute(const KvCache& cache, const std::function<void(const KvCache& cache)>& op);
+  void time(const std::function<void()>& op);
+  bool is_place(const OpContext& context) const;
+  void supply(const OpContext& context, const TensorView& out) const;
+  void supply(const OpContext&, const KvCache&) const {}
+  Batch batch_of(const OpInputs& inputs);
+  std::vector<KvCache> caches_of(const OpInputs& inputs, std::vector<Tensor>& storage) const;
+
+  Place place_;
+  std::vector<Implementation> implementations_;
+  OpRunnerOptions options_;
+  int layers_;
+  ThreadPool threads_;
+  RopeCache rope_;
+  std::unique_ptr<Model> model_;
+  size_t which_ = 0;
+  const OpInputs* inputs_ = nullptr;  // of the pass that is computed
+  bool timed_ = true;
+  double seconds_ = 0;
+  std::optional<CapturedCall>* captured_ = nullptr;  // where the next call goes
+};
+
+}  // namespace lockstep

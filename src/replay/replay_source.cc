@@ -1,0 +1,71 @@
+#include "src/replay/replay_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "kernels/plugin/user_ops.h"
+#include "src/judge/ledger.h"
+#include "src/session/device.h"
+
+namespace lockstep {
+
+Place place_of(const ReplayOptions& options, const Graph& graph) {
+  std::vector<std::string_view> names;
+  for (const Point& p : kPoints) names.push_back(p.name);
+  const Point* p = find_point(options.point);
+  check(p != nullptr, "--point wants a point, found '{}'{} (`lockstep points` lists them)",
+        options.point, did_you_mean(options.point, names));
+  check(p->op != OpKind::angles,
+        "{} is no op of its own but a table that RoPE reads: replay attn.q_rope, which reads it",
+        p->name);
+  check(!p->per_layer || options.layer >= 0,
+        "{} is a point of every layer: say with --layer which one is wanted", p->name);
+  check(p->per_layer || options.layer < 0, "{} is of no layer: leave out --layer", p->name);
+  const Place place{p, options.layer};
+  check(!p->per_layer || place.layer < graph.layers(),
+        "--layer {} was asked for of a model with layers 0 to {}", place.layer, graph.layers() - 1);
+  check(graph.has(place), "the model has no {} ({})", text_of(place), text_of(graph));
+  return place;
+}
+
+// The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
+// cache that it reads.
+std::vector<Place> needed_by(const Place& place, const Graph& graph) {
+  std::vector<Place> needed = {place};
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (i > 0 && !needed[i].point->is_cache()) continue;
+    for (const Place& input : graph.inputs_of(Place(needed[i])))
+      if (std::ranges::count(needed, input) == 0) needed.push_back(input);
+  }
+  return needed;
+}
+
+Pass only(const Pass& pass, const std::vector<Place>& places) {
+  Pass some{.info = pass.info, .logits = pass.logits};
+  for (const RecordedTensor& tensor : pass.tensors)
+    if (std::ranges::count(places, Place{tensor.point, tensor.layer}) > 0)
+      some.tensors.push_back(tensor);
+  return some;
+}
+
+std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,
+                                               const Place& place) {
+  std::vector<Implementation> all = {{"lockstep", ops_of(device)}};
+  if (options.ops.empty()) return all;
+  ReplacedOps replaced = replace_ops(ops_of(device), options.ops, device);
+  const auto computes = [&](std::string_view name) {
+    return std::ranges::count(replaced.names, name) > 0;
+  };
+  const std::vector<std::string_view> wanted = functions_of(place.point->op);
+  check(std::ranges::any_of(wanted, computes),
+        "{} has no op that computes {}: it is {}'s, and the library has {}", options.ops,
+        text_of(place), fmt::join(wanted, " and "), fmt::join(replaced.names, ", "));
+  all.push_back({options.ops, std::move(replaced.ops)});
+  return all;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+// The parts of a trace that one op is computed again from, and who computes it.
+#pragma once
+
+#include <vector>
+
+#include "src/replay/replay.h"
+
+namespace lockstep {
+
+// The place that the options name. Throws Error with what is wrong with them.
+Place place_of(const ReplayOptions& options, const Graph& graph);
+
+// The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
+// cache that it reads.
+std::vector<Place> needed_by(const Place& place, const Graph& graph);
+// A pass that has those places alone.
+Pass only(const Pass& pass, const std::vector<Place>& places);
+
+// Lockstep's own ops of that device, and the user's, if there are any. Throws Error where the user
+// has none that computes the place.
+std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,
+                                               const Place& place);
+
+}  // namespace lockstep

@@ -1,0 +1,236 @@
+#include "src/replay/repro.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "src/judge/contracts.h"
+#include "src/judge/ledger.h"
+#include "src/replay/reduction.h"
+#include "src/replay/replay_source.h"
+#include "src/replay/repro_folder.h"
+#include "src/report/output.h"
+#include "src/report/report.h"
+#include "src/session/device.h"
+#include "src/session/judged_trace.h"
+#include "src/session/reference_library.h"
+#include "traces/kept_result.h"
+#include "traces/manifest.h"
+#include "traces/run_facts.h"
+
+namespace lockstep {
+namespace {
+
+// Names the place of the trace's first finding: of the verdict that it keeps, or else of one that
+// is made now.
+void name_first(ReplayOptions& options, const Checkpoint& checkpoint, Detail detail) {
+  const std::string kept = read_kept_result(options.trace);
+  const Result result = kept.empty() ? judge_trace(options.trace, checkpoint, {}, detail)
+                                     : result_from_json(kept, options.trace);
+  check(result.first.has_value(),
+        "{} has no finding ({}), so there is no first one to show: name an op with --point, and "
+        "with --ops whose",
+        options.trace, result.story);
+  options.point = result.first->node.place.point->name;
+  options.layer = result.first->node.place.layer;
+}
+
+class Maker {
+ public:
+  Maker(const ReproOptions& options, const Checkpoint& checkpoint, Detail detail)
+      : options_(options),
+        of_(options.of),
+        checkpoint_(checkpoint),
+        opened_(open_to_judge(of_.trace, checkpoint, of_.rope_pairs)),
+        device_(open_device(of_.device)),
+        reference_{.dtype = opened_.manifest.dtype, .threads = of_.threads},
+        oracle_(open_reference().oracle(checkpoint, reference_)),
+        progress_(detail) {
+    opened_.fill_in(oracle_->graph(), of_.trace);
+    place_ = place_of(of_, opened_.manifest.graph);
+    check(!place_.point->is_cache(),
+          "{} copies what others wrote: which page it took shows in `lockstep replay`, and in no "
+          "call of one op",
+          text_of(place_));
+    std::vector<Implementation> all = implementations_of(of_, device_, place_);
+    stored_ = all.size() == 1;
+    by_ = stored_ ? "the trace" : all[1].name;
+    runner_ =
+        std::make_unique<OpRunner>(checkpoint, place_, std::move(all),
+                                   OpRunnerOptions{opened_.manifest.dtype, device_, of_.threads});
+  }
+
+  ReproResult result();
+
+ private:
+  RoundingContract contract() const;
+  CaseJudge judge() const {
+    return {.manifest = opened_.manifest,
+            .oracle = *oracle_,
+            .runner = *runner_,
+            .which = stored_ ? size_t{0} : size_t{1},
+            .place = place_,
+            .contract = contract(),
+            .page_size = run_facts_of(opened_.manifest).page_size};
+  }
+  bool wanted(const Pass& pass) const;
+  // The first pass in which an element is wrong, as a case. Throws Error when there is none.
+  std::pair<Pass, CaseElements> found();
+  void write(const Reduced& reduced, ReproResult& result);
+
+  const ReproOptions& options_;
+  const ReplayOptions& of_;
+  const Checkpoint& checkpoint_;
+  OpenedTrace opened_;
+  Device device_;
+  ReferenceOptions reference_;
+  std::unique_ptr<Oracle> oracle_;
+  Progress progress_;
+  Place place_;
+  bool stored_ = false;
+  std::string by_;
+  std::unique_ptr<OpRunner> runner_;
+};
+
+RoundingContract Maker::contract() const {
+  const OpKind op = place_.point->op;
+  const bool linear = op == OpKind::linear;
+  const ContractTraits traits{.dtype = opened_.manifest.dtype,
+                              .has_bias = linear && oracle_->has_bias(place_)};
+  JudgeOptions asked;
+  ask_for(of_.rounding, asked);
+  const auto& declared = asked.contracts ? *asked.contracts : opened_.manifest.contracts;
+  RoundingContract contract = candidates_of(op, traits).front();
+  const auto found = declared.find(std::string(place_.point->name));
+  if (found != declared.end() && (stored_ || asked.contracts))
+    contract = meant_by(found->second, op, traits);
+  for (const PointRounding& rounding : asked.rounding)
+    if (std::ranges::count(rounding.points, place_.point) > 0)
+      contract = meant_by(rounding.contract, op, traits);
+  check(!is_of_sum(contract),
+        "{} norms a sum before it is rounded ({}), which no call of rms_norm does: there is no "
+        "folder that shows it alone",
+        text_of(place_), name_of(contract));
+  return contract;
+}
+
+bool Maker::wanted(const Pass& pass) const {
+  const Selection selection("", "", of_.positions, of_.requests);
+  return std::ranges::any_of(pass.info.rows,
+                             [&](const PassRow& row) { return selection.has(row.row); });
+}
+
+std::pair<Pass, CaseElements> Maker::found() {
+  const Graph& graph = opened_.manifest.graph;
+  const std::vector<Place> needed = needed_by(place_, graph);
+  KvHistory history(/*keep_bytes=*/true);
+  std::string lacking;
+  int64_t looked = 0;
+  for (int i = 0; i < opened_.reader->passes(); ++i) {
+    progress_.show(fmt::format("pass {} of {}", i + 1, opened_.reader->passes()));
+    const Pass pass = only(narrowed(opened_.read(i), opened_.manifest.dtype), needed);
+    history.begin(pass.info);
+    const RecordedTensor* k = pass.find(point("attn.k_rope"), place_.layer);
+    const RecordedTensor* v = pass.find(point("attn.v"), place_.layer);
+    if (k && v && k->rows == v->rows && !k->data.view().empty() && !v->data.view().empty())
+      history.write(place_.layer, k->rows, k->data, v->data);
+    if (!wanted(pass)) continue;
+    std::string why;
+    Pass op_case = case_of(pass, place_, graph, history, why);
+    const KvHistory nothing(/*keep_bytes=*/false);
+    if (why.empty()) why = OpInputs(op_case, place_, graph, nothing, 0).lacking();
+    const RecordedTensor* made = op_case.find(*place_.point, place_.layer);
+    if (why.empty() && stored_ && (made == nullptr || made->data.view().empty()))
+      why = fmt::format("the numbers of {} were not kept", text_of(place_));
+    if (!why.empty()) {
+      lacking = why;
+      continue;
+    }
+    ++looked;
+    CaseElements elements = judged_case(judge(), op_case, stored_);
+    if (!elements.wrong().empty()) return {std::move(op_case), std::move(elements)};
+  }
+  check(looked > 0, "{} cannot be computed again from {}: {}; run again with --keep full",
+        text_of(place_), of_.trace, lacking.empty() ? "no row was asked for" : lacking);
+  fail(
+      "no single element of {} by {} is over its budget in {} passes, so that no small case shows "
+      "one: `lockstep replay` judges all of them together",
+      text_of(place_), by_, looked);
+}
+
+int64_t keys_of(const Pass& op_case) {
+  int64_t keys = 0;
+  for (const RecordedTensor& tensor : op_case.tensors)
+    if (tensor.point->is_cache()) keys += std::ssize(tensor.rows);
+  return keys;
+}
+
+void Maker::write(const Reduced& reduced, ReproResult& result) {
+  const KvHistory nothing(/*keep_bytes=*/false);
+  const OpInputs inputs(reduced.op_case, place_, opened_.manifest.graph, nothing,
+                        run_facts_of(opened_.manifest).page_size);
+  const CapturedCall call = runner_->call_on(inputs);
+  const ReproElements elements = picked_from(reduced.elements);
+  result.elements = std::ssize(elements.index);
+  CaseJudge own = judge();
+  own.which = 0;
+  result.own_is_right = judged_case(own, reduced.op_case, /*stored=*/false).wrong().empty();
+  const FurthestElement& worst = result.worst;
+  ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
+  story.lines.push_back(fmt::format(
+      "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "
+      "budgets.",
+      by_, result.wrong, reduced.elements.got.size(), worst.want, worst.got, worst.budgets));
+  if (!reduced.steps.empty())
+    story.lines.push_back(
+        fmt::format("Reduced from pass {}: {}.", result.pass, fmt::join(reduced.steps, "; ")));
+  story.lines.push_back(
+      fmt::format("Lockstep's own op is {} on it.", result.own_is_right ? "right" : "wrong too"));
+  result.bytes = write_repro(options_.folder, call, elements, story);
+}
+
+ReproResult Maker::result() {
+  const auto [op_case, of_case] = found();
+  ReproResult result{.source = of_.trace,
+                     .folder = options_.folder,
+                     .place = place_,
+                     .by = by_,
+                     .pass = op_case.info.pass,
+                     .of_rows = std::ssize(op_case.info.rows),
+                     .of_keys = keys_of(op_case)};
+  progress_.show("looking for a smaller case");
+  const Reduced small = reduced(judge(), op_case, of_case, stored_);
+  const CaseElements& elements = small.elements;
+  result.rows = std::ssize(elements.rows);
+  result.keys = keys_of(small.op_case);
+  result.wrong = std::ssize(elements.wrong());
+  result.steps = small.steps;
+  const size_t worst = elements.worst();
+  const Row& row = elements.rows.at(worst / static_cast<size_t>(elements.row_size));
+  result.worst = {
+      .pass = result.pass,
+      .request = row.request,
+      .index = {row.position, static_cast<int64_t>(worst) % elements.row_size},
+      .want = elements.want[worst],
+      .got = elements.got[worst],
+      .budgets = std::fabs(elements.got[worst] - elements.want[worst]) / elements.limit[worst]};
+  progress_.show("");
+  write(small, result);
+  return result;
+}
+
+}  // namespace
+
+ReproResult make_repro(const ReproOptions& options, Detail detail) {
+  const Checkpoint checkpoint = Checkpoint::open(options.of.model);
+  ReproOptions named = options;
+  if (named.of.point.empty()) name_first(named.of, checkpoint, detail);
+  return Maker(named, checkpoint, detail).result();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+// A wrong op of a trace as a folder that shows it alone.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/replay/replay.h"
+
+namespace lockstep {
+
+struct ReproOptions {
+  ReplayOptions of;    // without a point: the trace's first finding
+  std::string folder;  // where it goes
+};
+
+struct ReproResult {
+  std::string source, folder;
+  Place place;
+  std::string by;  // who computed it wrong: "the trace", or the user's library
+  int32_t pass = 0;
+  int64_t rows = 0, of_rows = 0, keys = 0, of_keys = 0;  // of the case; keys: of attention
+  int64_t wrong = 0, elements = 0;                       // that the folder compares
+  int64_t bytes = 0;                                     // of the folder
+  FurthestElement worst;
+  std::vector<std::string> steps;  // how it was reduced
+  bool own_is_right = false;       // Lockstep's own op, on the case
+};
+
+// Throws Error where nothing is wrong, or nothing that single elements show.
+ReproResult make_repro(const ReproOptions& options, Detail detail = Detail::screen);
+
+// schema: tools/schemas/repro.schema.json
+Document document_of(const ReproResult& result);
+
+}  // namespace lockstep

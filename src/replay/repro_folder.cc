@@ -1,0 +1,383 @@
+#include "src/replay/repro_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "kernels/base/check.h"
+#include "src/replay/repro_programs.h"
+#include "src/report/output.h"
+#include "src/weights/safetensors_writer.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostWrong = 48, kMostRight = 16;
+// Slots of a cache that nobody filled hold this byte, all else that is left out 0.
+constexpr uint8_t kPoison = 0xFF;
+
+// The part of a tensor that is written: some rows and columns of it as a matrix.
+struct Kept {
+  const CapturedTensor* tensor;
+  uint8_t fill = 0;
+  std::vector<int32_t> rows, columns;
+  std::vector<int32_t> zeros;  // rows that are 0, where that is not what fills the rest
+  bool all_rows = true, all_columns = true;
+};
+
+int64_t width_of(const TensorView& tensor) {
+  return tensor.shape.rank() > 0 ? tensor.shape.last() : 1;
+}
+
+bool is_filled(const char* begin, int64_t bytes, uint8_t fill) {
+  return std::all_of(begin, begin + bytes,
+                     [fill](char c) { return static_cast<uint8_t>(c) == fill; });
+}
+
+std::vector<int32_t> counting(int64_t count) {
+  std::vector<int32_t> all(static_cast<size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+Kept kept_of(const CapturedTensor& tensor) {
+  Kept kept{&tensor};
+  const TensorView& view = tensor.data;
+  if (view.empty()) return kept;
+  kept.fill = tensor.name.starts_with("cache.") ? kPoison : 0;
+  const int64_t width = width_of(view), rows = width == 0 ? 0 : view.count() / width;
+  const int64_t bytes = width * size_of(view.dtype);
+  for (int64_t r = 0; r < rows; ++r)
+    if (const char* row = view.as<const char>() + r * bytes; !is_filled(row, bytes, kept.fill))
+      (is_filled(row, bytes, 0) ? kept.zeros : kept.rows).push_back(static_cast<int32_t>(r));
+  kept.all_rows = std::ssize(kept.rows) == rows;
+  kept.columns = counting(width);
+  return kept;
+}
+
+// Columns of a matrix in which some row is not 0.
+std::vector<int32_t> nonzero_columns(const TensorView& x) {
+  const int64_t width = width_of(x);
+  std::vector<bool> some(static_cast<size_t>(width));
+  for (int64_t i = 0; i < x.count(); ++i)
+    if (value_at(x, i) != 0) some[static_cast<size_t>(i % width)] = true;
+  std::vector<int32_t> columns;
+  for (int64_t c = 0; c < width; ++c)
+    if (some[static_cast<size_t>(c)]) columns.push_back(static_cast<int32_t>(c));
+  return columns;
+}
+
+const CapturedTensor* input(const CapturedCall& call, const std::string& name) {
+  const auto found = std::ranges::find(call.inputs, name, &CapturedTensor::name);
+  return found == call.inputs.end() || found->data.view().empty() ? nullptr : &*found;
+}
+
+void narrow_to(std::vector<int32_t>& rows, const std::set<int32_t>& some) {
+  std::erase_if(rows, [&](int32_t row) { return !some.contains(row); });
+}
+
+// Leaves out what the elements do not depend on, in any right op.
+void leave_out(const CapturedCall& call, const ReproElements& elements, std::vector<Kept>& parts) {
+  const int64_t width = width_of(call.outputs.front().data);
+  std::set<int32_t> columns, indexed;
+  for (const int64_t i : elements.index) columns.insert(static_cast<int32_t>(i % width));
+  if (const CapturedTensor* index = input(call, call.function == "rope" ? "positions" : "index"))
+    for (int64_t i = 0; i < index->data.view().count(); ++i)
+      indexed.insert(static_cast<int32_t>(value_at(index->data, i)));
+  const bool product = call.function == "matmul" || call.function == "expert_matmul";
+  for (Kept& part : parts) {
+    const std::string& name = part.tensor->name;
+    if (product && name.starts_with("weight")) {
+      narrow_to(part.rows, columns);
+      part.all_rows = false;
+      part.columns = nonzero_columns(input(call, "x")->data);
+      part.all_columns = std::ssize(part.columns) == width_of(part.tensor->data);
+      if (name.starts_with("weights.") && !indexed.contains(std::stoi(name.substr(8))))
+        part.rows.clear();
+    } else if (name == "table" || (call.function == "rope" && (name == "cos" || name == "sin"))) {
+      narrow_to(part.rows, indexed);
+      part.all_rows = false;
+    }
+  }
+}
+
+Tensor packed(const Kept& part) {
+  const TensorView& whole = part.tensor->data;
+  const int64_t bytes = size_of(whole.dtype), width = width_of(whole);
+  Tensor block({std::ssize(part.rows), std::ssize(part.columns)}, whole.dtype);
+  char* to = block.as<char>();
+  for (const int32_t row : part.rows)
+    for (const int32_t column : part.columns)
+      to = std::copy_n(whole.as<const char>() + (row * width + column) * bytes, bytes, to);
+  return block;
+}
+
+Tensor numbers_of(const std::vector<int32_t>& values) {
+  return tensor_of<int32_t>(values, {std::ssize(values)}, DType::i32);
+}
+
+// A tensor's dtype as safetensors and DLPack have it.
+struct Names {
+  const char* in_file;
+  int code;
+};
+Names names_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return {"F32", 2};
+    case DType::f16:
+      return {"F16", 2};
+    case DType::bf16:
+      return {"BF16", 4};
+    case DType::i32:
+      return {"I32", 0};
+    case DType::i64:
+      return {"I64", 0};
+    default:
+      fail("an op with a tensor of {} cannot be written as a repro", name_of(dtype));
+  }
+}
+
+// The arguments after the output in the order of lockstep_ops.h: of each, in both languages.
+struct Argument {
+  std::string in_c, type;
+  Json in_python;
+};
+
+std::vector<Argument> arguments_of(const CapturedCall& call) {
+  std::vector<Argument> all;
+  const auto tensor = [&](size_t i) {
+    const bool there = !call.inputs.at(i).data.view().empty();
+    all.push_back(
+        {there ? fmt::format("&in[{}]", i) : "NULL", "const DLTensor*", {"tensor", i + 1}});
+  };
+  const auto number = [&](const char* kind, const char* type, double value) {
+    const bool whole = std::string(kind) != "float";
+    all.push_back({whole ? fmt::format("{}", static_cast<int64_t>(value))
+                         : fmt::format("{}f", Json(value).dump()),
+                   type,
+                   {kind, value}});
+  };
+  if (call.function == "paged_attention") {
+    tensor(0);
+    all.push_back({"&cache", "const LockstepCache*", {"struct", 2, 3}});
+    all.push_back({"&batch", "const LockstepBatch*", {"struct", 4, 5, 6}});
+    number("float", "float", call.numbers.at(0));
+    number("int64", "int64_t", call.numbers.at(1));
+    return all;
+  }
+  if (call.function == "expert_matmul") {
+    tensor(0), tensor(1);
+    Json list = {"list"};
+    for (size_t i = 2; i < call.inputs.size(); ++i) list.push_back(i + 1);
+    all.push_back({"list", "const DLTensor* const*", list});
+    number("int64", "int64_t", static_cast<double>(call.inputs.size() - 2));
+    return all;
+  }
+  for (size_t i = 0; i < call.inputs.size(); ++i) tensor(i);
+  if (call.function == "rms_norm") number("float", "float", call.numbers.at(0));
+  if (call.function == "softmax_of") number("int32", "int32_t", call.numbers.at(0));
+  return all;
+}
+
+std::string call_in_c(const CapturedCall& call) {
+  std::string text;
+  if (call.function == "paged_attention")
+    text +=
+        "    const LockstepCache cache = {&in[1], &in[2]};\n"
+        "    const LockstepBatch batch = {&in[3], &in[4], &in[5]};\n";
+  if (call.function == "expert_matmul")
+    text +=
+        "    const DLTensor* list[INPUTS - 2];\n"
+        "    for (int i = 2; i < INPUTS; ++i) list[i - 2] = &in[i];\n";
+  std::string types = "const LockstepCall*, const DLTensor*", values = "&call, &out";
+  for (const Argument& argument : arguments_of(call)) {
+    types += ", " + argument.type;
+    values += ", " + argument.in_c;
+  }
+  return text + fmt::format("    failed = ((const char* (*)({}))function)({});", types, values);
+}
+
+class Folder {
+ public:
+  Folder(const CapturedCall& call, const ReproElements& elements)
+      : call_(call), elements_(elements) {}
+
+  void pack();
+  std::string file() const { return file_; }
+  std::string table_in_c() const;
+
+ private:
+  void add(const std::string& name, Tensor tensor);
+  void add(const std::string& name, const std::vector<double>& values);
+  std::string part_in_c(const Kept& part, bool is_out) const;
+  Json part_in_python(const Kept& part) const;
+  std::string metadata() const;
+
+  const CapturedCall& call_;
+  const ReproElements& elements_;
+  std::vector<Kept> parts_;
+  std::deque<Tensor> held_;
+  std::vector<NamedTensor> tensors_;
+  std::map<std::string, size_t> offsets_;
+  std::string file_;
+};
+
+void Folder::add(const std::string& name, Tensor tensor) {
+  tensors_.push_back({name, held_.emplace_back(std::move(tensor))});
+}
+
+void Folder::add(const std::string& name, const std::vector<double>& values) {
+  add(name, tensor_of<double>(values, {std::ssize(values)}, DType::f64));
+}
+
+void Folder::pack() {
+  for (const CapturedTensor& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
+  leave_out(call_, elements_, parts_);
+  for (const Kept& part : parts_) {
+    const std::string& name = part.tensor->name;
+    if (!part.zeros.empty()) add(name + ".zeros", numbers_of(part.zeros));
+    if (part.tensor->data.view().empty() || part.rows.empty()) continue;
+    add(name, packed(part));
+    if (!part.all_rows) add(name + ".rows", numbers_of(part.rows));
+    if (!part.all_columns) add(name + ".columns", numbers_of(part.columns));
+  }
+  add("index", tensor_of<int64_t>(elements_.index, {std::ssize(elements_.index)}, DType::i64));
+  add("want", elements_.want);
+  add("limit", elements_.limit);
+  add("got", elements_.got);
+  file_ = safetensors_of(tensors_, {{"call", metadata()}}, offsets_);
+}
+
+Json Folder::part_in_python(const Kept& part) const {
+  const TensorView& view = part.tensor->data;
+  if (view.empty())
+    return {
+        {"name", part.tensor->name}, {"dtype", "F32"}, {"shape", Json::array()}, {"fill", nullptr}};
+  return {{"name", part.tensor->name},
+          {"dtype", names_of(view.dtype).in_file},
+          {"shape", std::vector<int64_t>(view.shape.extents().begin(), view.shape.extents().end())},
+          {"fill", part.fill}};
+}
+
+std::string Folder::metadata() const {
+  Json inputs = Json::array(), arguments = Json::array();
+  for (const Kept& part : parts_) inputs.push_back(part_in_python(part));
+  for (const Argument& argument : arguments_of(call_)) arguments.push_back(argument.in_python);
+  const Kept out{.tensor = &call_.outputs.front()};
+  return Json{{"function", call_.function}, {"point", call_.point}, {"layer", call_.layer},
+              {"out", part_in_python(out)}, {"inputs", inputs},     {"arguments", arguments}}
+      .dump();
+}
+
+std::string Folder::part_in_c(const Kept& part, bool is_out) const {
+  const TensorView& view = part.tensor->data;
+  if (view.empty()) return "{0}";
+  const auto extents = view.shape.extents();
+  const auto at = [&](const std::string& end) {
+    const auto found = offsets_.find(part.tensor->name + end);
+    return found == offsets_.end() ? int64_t{-1} : static_cast<int64_t>(found->second);
+  };
+  const bool none = is_out || part.rows.empty();
+  return fmt::format("{{\"{}\", {}, {}, {}, {}, {{{}}}, {}, {}, {}, {}, {}, {}, {}}}",
+                     part.tensor->name, names_of(view.dtype).code, 8 * size_of(view.dtype),
+                     part.fill, view.shape.rank(), fmt::join(extents, ", "), none ? 0 : at(""),
+                     none ? -1 : at(".rows"), none ? 0 : std::ssize(part.rows),
+                     none ? -1 : at(".columns"), none ? 0 : std::ssize(part.columns), at(".zeros"),
+                     std::ssize(part.zeros));
+}
+
+std::string Folder::table_in_c() const {
+  std::string text = fmt::format("enum {{ INPUTS = {}, ELEMENTS = {} }};\n", parts_.size(),
+                                 elements_.index.size());
+  text += fmt::format("enum {{ INDEX_AT = {}, WANT_AT = {}, LIMIT_AT = {}, GOT_AT = {} }};\n",
+                      offsets_.at("index"), offsets_.at("want"), offsets_.at("limit"),
+                      offsets_.at("got"));
+  text += fmt::format("static const Part OUT = {};\n",
+                      part_in_c({.tensor = &call_.outputs.front()}, /*is_out=*/true));
+  text += "static const Part PARTS[] = {\n";
+  for (const Kept& part : parts_) text += fmt::format("    {},\n", part_in_c(part, false));
+  return text + "};\n";
+}
+
+std::string filled_in(std::string text,
+                      const std::vector<std::pair<std::string, std::string>>& values) {
+  for (const auto& [name, value] : values)
+    for (size_t at = text.find(name); at != text.npos; at = text.find(name, at + value.size()))
+      text.replace(at, name.size(), value);
+  return text;
+}
+
+std::string readme_of(const CapturedCall& call, const ReproStory& story) {
+  return fmt::format(
+      "# {}\n\n{}\n\n"
+      "    cc repro.c -o repro -ldl -lm && ./repro LIB.so     # or: python3 repro.py "
+      "LIB.so|mine.py\n"
+      "\n"
+      "calls `lockstep_{}` on `inputs.safetensors` and prints the worst element; without LIB, what "
+      "was stored.\n"
+      "`want` is the exact result in fp64, `limit` the most that a right op may be off, `index` "
+      "where they\n"
+      "are in the output. Exit status: 0 right, 1 wrong, 2 trouble.\n",
+      story.title, fmt::join(story.lines, "\n"), call.function);
+}
+
+}  // namespace
+
+ReproElements picked_from(const CaseElements& all) {
+  std::vector<size_t> picked = all.wrong();
+  const auto budgets = [&](size_t i) { return std::fabs(all.got[i] - all.want[i]) / all.limit[i]; };
+  std::ranges::stable_sort(picked, [&](size_t a, size_t b) {
+    const double of_a = budgets(a), of_b = budgets(b);
+    return !(of_a <= of_b) && of_b == of_b;  // what is no number comes first
+  });
+  if (picked.size() > kMostWrong) picked.resize(kMostWrong);
+  size_t right = 0;
+  for (size_t i = 0; i < all.got.size() && right < kMostRight; ++i)
+    if (!all.is_wrong(i)) picked.push_back(i), ++right;
+  ReproElements elements;
+  for (const size_t i : picked) {
+    elements.index.push_back(static_cast<int64_t>(i));
+    elements.want.push_back(all.want[i]);
+    elements.limit.push_back(all.limit[i]);
+    elements.got.push_back(all.got[i]);
+  }
+  return elements;
+}
+
+int64_t write_repro(const std::string& folder, const CapturedCall& call,
+                    const ReproElements& elements, const ReproStory& story) {
+  namespace fs = std::filesystem;
+  check(!fs::exists(folder) || (fs::is_directory(folder) && fs::is_empty(folder)),
+        "{} is there already: name a new folder with --out", folder);
+  Folder made(call, elements);
+  made.pack();
+  const std::string in_c =
+      filled_in(std::string(kReproInC), {{"@TABLE@", made.table_in_c()},
+                                         {"@CALL@", call_in_c(call)},
+                                         {"@FUNCTION@", call.function},
+                                         {"@POINT@", call.point},
+                                         {"@LAYER@", fmt::format("{}", call.layer)}});
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
+        failed.message());
+  const std::string readme = readme_of(call, story);
+  write_file(folder + "/inputs.safetensors", made.file());
+  write_file(folder + "/repro.c", in_c);
+  write_file(folder + "/repro.py", std::string(kReproInPython));
+  write_file(folder + "/README.md", readme);
+  return static_cast<int64_t>(made.file().size() + in_c.size() + kReproInPython.size() +
+                              readme.size());
+}
+
+}  // namespace lockstep

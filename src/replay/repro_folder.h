@@ -1,0 +1,33 @@
+// A folder that shows one wrong call of an op without Lockstep.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/replay/captured_call.h"
+#include "src/replay/op_case.h"
+
+namespace lockstep {
+
+// The elements of the result that a folder compares.
+struct ReproElements {
+  std::vector<int64_t> index;  // in the output, flat
+  std::vector<double> want, limit, got;
+};
+
+// The worst wrong elements of a case, and some right ones.
+ReproElements picked_from(const CaseElements& elements);
+
+// Text for people: what it is of.
+struct ReproStory {
+  std::string title;               // "layer 3 attn.out of x.trace"
+  std::vector<std::string> lines;  // how it was reduced, who is right on it
+};
+
+// Writes the folder, which must not be there or be empty: inputs.safetensors, repro.c, repro.py,
+// README.md. Of tensors only what is not 0, and of products' weights only what the elements need,
+// is written. Returns its bytes. Throws Error when it cannot.
+int64_t write_repro(const std::string& folder, const CapturedCall& call,
+                    const ReproElements& elements, const ReproStory& story);
+
+}  // namespace lockstep

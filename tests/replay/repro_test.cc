@@ -1,0 +1,139 @@
+// A wrong op in a folder that shows it alone.
+#include "src/replay/repro.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "src/weights/safetensors.h"
+#include "tests/judged.h"
+#include "tests/lockstep_binary.h"
+#include "tests/report/json_schema.h"
+
+namespace lockstep {
+namespace {
+
+std::string traced(const std::string& model, int64_t tokens, const std::string& fault = "") {
+  const std::string path = temp_path(
+      fmt::format("{}-{}-{}.h5", std::filesystem::path(model).filename().string(), tokens, fault));
+  if (std::filesystem::exists(path)) return path;
+  const Checkpoint checkpoint = Checkpoint::open(data_path(model));
+  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference(), .trace = path};
+  run.engine.dtype = DType::bf16;
+  run.requests = {{.prompt = some_tokens(tokens, checkpoint.config().vocab), .max_new = 1}};
+  run.level = TraceLevel::full;
+  run.audit = run.causes = false;
+  if (!fault.empty()) run.faults = {parse_fault(fault)};
+  judged(run);
+  return path;
+}
+
+ReproOptions asked(const std::string& trace, const std::string& model, const std::string& ops,
+                   const std::string& point, int layer, const std::string& folder) {
+  return {.of = {.trace = trace,
+                 .model = data_path(model),
+                 .point = point,
+                 .layer = layer,
+                 .ops = ops.empty() ? "" : built_path("tests/replay/wrong/" + ops + ".so")},
+          .folder = temp_path(folder)};
+}
+
+// The exit status of the folder's program in C, then of the one in Python, on a library, without
+// Lockstep.
+std::pair<int, int> statuses_of(const std::string& folder, const std::string& library) {
+  const std::string compiled =
+      fmt::format("cc -Wall -Werror {0}/repro.c -o {0}/repro -ldl -lm && {0}/repro {1} >{0}/c",
+                  folder, library);
+  const std::string python =
+      fmt::format("{} {}/repro.py {} >{}/python", LOCKSTEP_PYTHON, folder, library, folder);
+  const int c = std::system(compiled.c_str()), p = std::system(python.c_str());
+  EXPECT_EQ(text_of(folder + "/c"), text_of(folder + "/python"));
+  return {WEXITSTATUS(c), WEXITSTATUS(p)};
+}
+
+TEST(Repro, OfAQueryAtPosition900IsOneRowInAFolderThatStandsAlone) {
+  const std::string trace = temp_path("long.h5"), model = data_path("tiny/qwen3-default");
+  const std::vector<int32_t> tokens = some_tokens(1000, 320);
+  const Outcome made = call_lockstep(fmt::format(
+      "generate --model {} --tokens {} --max-new 1 --format json --keep full --trace {}", model,
+      fmt::join(tokens, ","), trace));
+  ASSERT_EQ(made.status, 0) << made.err;
+  const ReproOptions options =
+      asked(trace, "tiny/qwen3-default", "late_queries", "attn.out", 1, "late");
+  const ReproResult result = make_repro(options);
+  EXPECT_EQ(result.rows, 1);
+  EXPECT_EQ(result.of_rows, 1000);
+  EXPECT_GT(result.worst.budgets, 1);
+  EXPECT_TRUE(result.own_is_right);
+  EXPECT_LE(result.bytes, 100 << 10);
+  const std::string wrong = options.of.ops;
+  EXPECT_EQ(statuses_of(options.folder, wrong), std::pair(1, 1)) << text_of(options.folder + "/c");
+  // What was stored came from a right op of other inputs, and a right op is right on these.
+  EXPECT_EQ(statuses_of(options.folder, built_path("tests/replay/wrong/right_attention.so")),
+            std::pair(0, 0))
+      << text_of(options.folder + "/c");
+  const SafeTensors inputs(options.folder + "/inputs.safetensors");
+  EXPECT_EQ(inputs.tensors().at("q").shape, Shape({4, 32})) << "heads of one query";
+}
+
+TEST(Repro, OfAProductKeepsTheInputsThatShowIt) {
+  const std::string trace = traced("bard-qwen3", 20);
+  const ReproOptions options = asked(trace, "bard-qwen3", "k_tail", "mlp.down", 2, "tail");
+  const ReproResult result = make_repro(options);
+  EXPECT_EQ(result.rows, 1);
+  EXPECT_TRUE(result.own_is_right);
+  EXPECT_LE(result.bytes, 40 << 10);
+  EXPECT_EQ(statuses_of(options.folder, options.of.ops), std::pair(1, 1));
+  const SafeTensors inputs(options.folder + "/inputs.safetensors");
+  EXPECT_LE(inputs.tensors().at("weight").shape[1], 5) << "the inputs that are left out";
+}
+
+TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
+  const std::string trace = traced("bard-qwen3", 24, "qk-norm-over-16-wide-blocks@layer=3");
+  ReproOptions options = asked(trace, "bard-qwen3", "", "", -1, "first");
+  const ReproResult result = make_repro(options);
+  EXPECT_EQ(result.place, (Place{&point("attn.q_norm"), 3}));
+  EXPECT_EQ(result.by, "the trace");
+  EXPECT_EQ(result.rows, 1);
+  EXPECT_EQ(statuses_of(options.folder, ""), std::pair(1, 1));
+  EXPECT_EQ(statuses_of(options.folder, built_path("plugin_right_rms_norm.so")), std::pair(0, 0))
+      << text_of(options.folder + "/c");
+}
+
+TEST(Repro, SaysWhyThereIsNone) {
+  const std::string trace = traced("bard-qwen3", 20), model = " --model " + data_path("bard-qwen3");
+  const auto call = [&](const std::string& more) {
+    return trouble_of("repro " + trace + model + " " + more);
+  };
+  const auto expect_said = [](const std::string& said, const std::string& wanted) {
+    EXPECT_NE(said.find(wanted), std::string::npos) << said;
+  };
+  const std::string out = " --out " + temp_path("none");
+  expect_said(call("--first" + out), "has no finding");
+  expect_said(call("--point attn.out --layer 1" + out), "no single element");
+  expect_said(call("--point attn.kv --layer 1" + out), "replay");
+  expect_said(
+      call("--point attn.out --layer 1 --ops " + built_path("plugin_right_rms_norm.so") + out),
+      "paged_attention");
+  expect_said(call("--point mlp.norm --layer 1 --ops " + built_path("plugin_wrong_rms_norm.so") +
+                   " --out " + temp_path("")),
+              "is there already");
+  EXPECT_FALSE(std::filesystem::exists(temp_path("none")));
+}
+
+TEST(Repro, PrintsWhatItsSchemaSays) {
+  const std::string trace = traced("bard-qwen3", 20);
+  const Outcome outcome =
+      call_lockstep("repro " + trace + " --model " + data_path("bard-qwen3") +
+                    " --point mlp.norm --layer 1 --ops " + built_path("plugin_wrong_rms_norm.so") +
+                    " --format json --out " + temp_path("schema"));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  const Json rules = schema_of("repro");
+  EXPECT_EQ(violation(Json::parse(outcome.out), rules, rules), "");
+}
+
+}  // namespace
+}  // namespace lockstep
