@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <new>
 #include <string>
 #include <string_view>
 
@@ -132,30 +131,6 @@ int trouble(const std::string& sentence) {
   return 2;
 }
 
-[[noreturn]] void end_without_memory() {
-  constexpr std::string_view kLine = "error: there is not enough memory for this\n";
-  const ssize_t written = write(STDERR_FILENO, kLine.data(), kLine.size());
-  (void)written;
-  _exit(2);
-}
-
-// HDF5 ends the process so, without a word, when it cannot register what it made.
-void at_exit(int status, void*) {
-  if (status == -1) end_without_memory();
-}
-
-// A lack of memory where no exception may leave, as in a destructor, is told as any other; what
-// else ends the process so is a defect, and its core is wanted.
-[[noreturn]] void end_at_once() {
-  try {
-    if (std::current_exception()) std::rethrow_exception(std::current_exception());
-  } catch (const std::bad_alloc&) {
-    end_without_memory();
-  } catch (...) {
-  }
-  std::abort();
-}
-
 }  // namespace
 
 std::span<const Command> commands() { return kCommands; }
@@ -166,8 +141,7 @@ int main(int argc, char** argv) try {
   lockstep::open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a write that fails, with its sentence
   lockstep::watch_mapped_files();
-  std::set_terminate(lockstep::end_at_once);
-  on_exit(lockstep::at_exit, nullptr);
+  lockstep::tell_lack_of_memory();
   lockstep::start_again_prepared(argv);
   return lockstep::dispatch({std::span(argv, static_cast<size_t>(argc)).subspan(1)});
 } catch (const std::exception& error) {

@@ -1,11 +1,39 @@
 #include "kernels/base/sentence.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <string_view>
 
 namespace lockstep {
+namespace {
+
+[[noreturn]] void end_without_memory() {
+  constexpr std::string_view kLine = "error: there is not enough memory for this\n";
+  const ssize_t written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  (void)written;
+  ::_exit(2);
+}
+
+void at_exit(int status, void*) {
+  if (status == -1) end_without_memory();
+}
+
+// An end for another reason is a defect, and its core is wanted.
+[[noreturn]] void at_terminate() {
+  try {
+    if (std::current_exception()) std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    end_without_memory();
+  } catch (...) {
+  }
+  std::abort();
+}
+
+}  // namespace
 
 std::string sentence_of(const std::exception& error) {
   if (const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
@@ -15,6 +43,11 @@ std::string sentence_of(const std::exception& error) {
   return "there is not enough memory for this: free some, raise the limit of this process "
          "(ulimit -v), or ask for less: a run with fewer --pages, shorter prompts or fewer "
          "requests";
+}
+
+void tell_lack_of_memory() {
+  std::set_terminate(at_terminate);
+  ::on_exit(at_exit, nullptr);
 }
 
 }  // namespace lockstep
