@@ -3,8 +3,11 @@
 // some fused ops or none; the model calls the pieces where it has none.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor.h"
@@ -43,6 +46,19 @@ struct QkNormRopeKvWrite {
   TensorView q_norm, k_norm, k_rope;  // taps
 };
 
+// A fused op, by the name that a user's library exports it under (with the prefix lockstep_), and
+// the points inside of it, which nobody can see of a user's.
+struct FusedRow {
+  std::string_view name;
+  std::array<std::string_view, 2> hidden;
+};
+inline constexpr FusedRow kAddRmsNorm = {"add_rms_norm", {}};
+inline constexpr FusedRow kQkvMatmul = {"qkv_matmul", {}};
+inline constexpr FusedRow kQkNormRopeKvWrite = {"qk_norm_rope_kv_write",
+                                                {"attn.q_norm", "attn.k_norm"}};
+inline constexpr FusedRow kGateUpSilu = {"gate_up_silu", {"mlp.gate", "mlp.up"}};
+inline constexpr std::array kFusedOps = {kAddRmsNorm, kQkvMatmul, kQkNormRopeKvWrite, kGateUpSilu};
+
 struct FusedOps {
   // out = rms_norm(sum); it writes the sum too, which may be in the place of `a`.
   std::function<void(const OpContext&, TensorView out, const AddNormInput& input)> add_rms_norm;
@@ -58,13 +74,23 @@ struct FusedOps {
                      WeightView up_weight, TensorView gate, TensorView up,
                      const AddNormInput* input)>
       gate_up_silu;
-  // The table whose ops are the pieces; borrowed. Null where there are no fused ops.
+  // The table whose ops are the pieces; borrowed. Null where there are no fused ops but a user's.
   const Ops* pieces = nullptr;
+
+  // By name, those that are a user's. They leave the taps of points inside of them as they are,
+  // and get no `input`.
+  std::vector<std::string_view> of_user;
+  bool is_of_user(const FusedRow& row) const;
+  // The points inside of a user's.
+  std::vector<std::string_view> hidden() const;
+  // The user's alone.
+  FusedOps users_alone() const;
 };
 
 // The fused ops of a table whose pieces are all in place. Where a user's kernel, a seeded fault or
 // a substitution has replaced a piece, the fused op that contains it is left out, so that the model
-// calls the replacement. Without add_rms_norm no fused op gets an `input`.
+// calls the replacement. A user's fused op is never left out. Without add_rms_norm no fused op gets
+// an `input`.
 FusedOps whole_fused_ops(const Ops& ops);
 
 }  // namespace lockstep

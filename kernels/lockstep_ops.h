@@ -17,7 +17,8 @@
  *
  * An output is not the memory that the engine goes on with: it is surrounded by guard bytes and
  * filled with a pattern, so that elements that were written beside it or not at all are found. It
- * never is the memory of an input. `lockstep_kv_write` alone writes where the cache is.
+ * never is the memory of an input. `lockstep_kv_write`, and the fused op that ends with it, alone
+ * write where the cache is.
  *
  * On a CUDA device a kernel is queued on `stream` and not waited for. On the CPU it is done when
  * the function returns; it may use threads of its own.
@@ -35,7 +36,7 @@ extern "C" {
 #endif
 
 /* Changes when anything in this file does. */
-enum { LOCKSTEP_OPS_ABI = 1 };
+enum { LOCKSTEP_OPS_ABI = 2 };
 
 /* Must return LOCKSTEP_OPS_ABI. */
 int32_t lockstep_ops_abi(void);
@@ -86,6 +87,32 @@ const char* lockstep_expert_matmul(const LockstepCall* call, const DLTensor* out
                                    int64_t experts);
 const char* lockstep_weighted_sum(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                                   const DLTensor* weights);
+
+/* Fused ops: several of those above in one kernel, each in the place of its pieces, whether these
+ * are exported too or not. What lies between the pieces is stored nowhere and need not be rounded:
+ * Lockstep judges the fused op from its inputs to its outputs, within what its pieces may be off
+ * together, and names it by the point of its output. */
+
+/* out = rms_norm(sum), sum = add(a, b): both are outputs. A norm that reads the sum before it is
+ * rounded is right with `--rounding POINT=unrounded_sum`. */
+const char* lockstep_add_rms_norm(const LockstepCall* call, const DLTensor* out,
+                                  const DLTensor* sum, const DLTensor* a, const DLTensor* b,
+                                  const DLTensor* weight, float eps);
+/* q, k, v = matmul(x, weight, bias), of weights and biases in this order. A bias may be NULL. */
+const char* lockstep_qkv_matmul(const LockstepCall* call, const DLTensor* q, const DLTensor* k,
+                                const DLTensor* v, const DLTensor* x,
+                                const DLTensor* const weights[3], const DLTensor* const biases[3]);
+/* q_rope = rope(rms_norm(q)), and into the cache at `slots` k = rope(rms_norm(k)) and v. The
+ * weights of the norms are NULL in a model without QK-norm: nothing is normed then. */
+const char* lockstep_qk_norm_rope_kv_write(const LockstepCall* call, const DLTensor* q_rope,
+                                           const LockstepCache* cache, const DLTensor* q,
+                                           const DLTensor* k, const DLTensor* v,
+                                           const DLTensor* q_weight, const DLTensor* k_weight,
+                                           float eps, const DLTensor* cos, const DLTensor* sin,
+                                           const DLTensor* positions, const DLTensor* slots);
+/* out = silu_mul(matmul(x, gate_weight), matmul(x, up_weight)) */
+const char* lockstep_gate_up_silu(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                                  const DLTensor* gate_weight, const DLTensor* up_weight);
 
 #ifdef __cplusplus
 }

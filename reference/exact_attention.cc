@@ -11,11 +11,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -66,6 +68,17 @@ bool rounds_scores(RoundingContract contract) {
   return contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
 }
 
+// Whether the query is rounded to fp16, and whether K and V are.
+bool rounds_query(RoundingContract contract) {
+  return contract == RoundingContract::operands_fp16 || contract == RoundingContract::flash_fp16;
+}
+bool rounds_cache(RoundingContract contract) {
+  return rounds_query(contract) || contract == RoundingContract::cache_fp16;
+}
+bool has_ties(RoundingContract contract) {
+  return rounds_scores(contract) || rounds_query(contract);
+}
+
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(q.size(-1)); }
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
@@ -109,6 +122,23 @@ struct Weights {
   at::Tensor moved, moved_squares, step, step_squares;
 };
 
+// Rounds the weights, of scores that may be off by `most`, and usually are by `usual`, which change
+// the sum that all weights are divided by too.
+void round_weights(Weights& w, const at::Tensor& most, const at::Tensor& usual, const Grid& grid) {
+  constexpr double u = kAccumulatorRoundoff;
+  const at::Tensor none = at::zeros({}, w.p.options());
+  const at::Tensor below = at::where(w.p > 0, -w.p.log(), none);
+  const auto with_sum = [&](const at::Tensor& off) {
+    const at::Tensor of_keys = at::where(w.p > 0, off, none);
+    return (w.p * of_keys).sum(-1, /*keepdim=*/true) + of_keys;
+  };
+  const NearTies of_p = near_ties(w.p, w.p * ((16 + 2 * below) * u + with_sum(most)),
+                                  w.p * ((3 + 0.6 * below) * u + with_sum(usual)), grid);
+  w.step = of_p.step;
+  w.step_squares = of_p.chance * of_p.step.square();
+  w.p = rounded(w.p, grid);
+}
+
 // raw: q k, before it is scaled; sizes: sum |q k|; hidden: of masked keys, or undefined. All [..,
 // keys].
 Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Tensor& hidden,
@@ -118,11 +148,18 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   const auto softmax = [&](const at::Tensor& scores) {
     return at::softmax(hidden.defined() ? scores.masked_fill(hidden, never) : scores, -1);
   };
+  constexpr double u = kAccumulatorRoundoff;
+  const auto width = static_cast<double>(head_dim);
+  if (call.contract == RoundingContract::operands_fp16) {
+    const at::Tensor size = sizes * scale;
+    Weights w{.p = softmax(raw * scale)};
+    round_weights(w, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u),
+                  grid_of(DType::f16));
+    return w;
+  }
   if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
 
-  constexpr double u = kAccumulatorRoundoff;
   const Grid grid = grid_of(call.dtype);
-  const auto width = static_cast<double>(head_dim);
   const at::Tensor product = rounded(raw, grid);
   const NearTies of_product =
       near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
@@ -136,22 +173,28 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   w.moved = w.p * move;
   w.moved_squares = (of_product.chance + of_scaled.chance) * w.moved.square();
   if (call.contract != RoundingContract::eager) return w;
-  // The scores that moved change the sum that all weights are divided by.
-  const at::Tensor finite = at::isfinite(scores) & (w.p > 0);
-  const at::Tensor below = at::where(finite, -w.p.log(), at::zeros({}, w.p.options()));
-  const at::Tensor off = w.moved.sum(-1, /*keepdim=*/true) + move;
-  const NearTies of_p = near_ties(w.p, w.p * ((16 + 2 * below) * u + off),
-                                  w.p * ((3 + 0.6 * below) * u + off / 3), grid);
-  w.step = of_p.step;
-  w.step_squares = of_p.chance * of_p.step.square();
-  w.p = rounded(w.p, grid);
+  round_weights(w, move, move / 3, grid);
   return w;
+}
+
+// The square of what rounding the sums over the keys so far to fp16 comes to: u^2 sum s_j^2, of
+// keys that have a weight. A head at a time, for it has all keys by all dims.
+at::Tensor rounded_sums(const at::Tensor& p, const at::Tensor& v) {
+  const double u = unit_roundoff(DType::f16);
+  std::vector<at::Tensor> heads;
+  for (int64_t h = 0; h < p.size(0); ++h) {
+    const at::Tensor of_keys = p[h].unsqueeze(-1);
+    const at::Tensor sums = at::cumsum(of_keys * v[h], -2) * (of_keys > 0);
+    // 2^-25: half the least number of fp16.
+    heads.push_back((u * sums).square().add(0x1p-50).sum(-2));
+  }
+  return at::stack(heads);
 }
 
 // The part of Exact that follows from the weights: w and v broadcast like the arguments of matmul,
 // [.., rows, keys] and [.., keys, dim].
 Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
-                const at::Tensor& v_squared) {
+                const at::Tensor& v_squared, RoundingContract contract) {
   Attended result;
   const at::Tensor p_squared = w.p.square();
   result.out = at::matmul(w.p, v);
@@ -161,15 +204,20 @@ Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
   const at::Tensor &o = result.out, sum = p_squared.sum(-1, /*keepdim=*/true);
   result.spread_squares =
       (result.weighted_squares - 2 * o * at::matmul(p_squared, v) + o.square() * sum).clamp_min(0);
-  if (!w.moved.defined()) return result;
+  const auto add = [&](const at::Tensor& ties, const at::Tensor& squares) {
+    result.ties = result.ties.defined() ? result.ties + ties : ties;
+    result.tie_squares = result.tie_squares.defined() ? result.tie_squares + squares : squares;
+  };
   // |v - o| <= |v| + |o|
   const auto total = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
-  result.ties = at::matmul(w.moved, v_size) + o.abs() * total(w.moved);
-  result.tie_squares =
-      2 * (at::matmul(w.moved_squares, v_squared) + o.square() * total(w.moved_squares));
-  if (!w.step.defined()) return result;
-  result.ties += at::matmul(w.step, v_size);
-  result.tie_squares += at::matmul(w.step_squares, v_squared);
+  if (w.moved.defined())
+    add(at::matmul(w.moved, v_size) + o.abs() * total(w.moved),
+        2 * (at::matmul(w.moved_squares, v_squared) + o.square() * total(w.moved_squares)));
+  if (w.step.defined()) add(at::matmul(w.step, v_size), at::matmul(w.step_squares, v_squared));
+  if (contract == RoundingContract::flash_fp16) {
+    const at::Tensor squares = 2 * rounded_sums(w.p, v);
+    add(0.6 * kLambda * squares.sqrt(), squares / 4);
+  }
   return result;
 }
 
@@ -195,7 +243,7 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange rang
   const at::Tensor sizes = at::bmm(q.abs(), seen(all.k_size).transpose(1, 2));
   const Weights w =
       weights_of(at::bmm(q, seen(all.k).transpose(1, 2)), sizes, {}, q.size(-1), call);
-  Attended result = attend(w, v, seen(all.v_size), seen(all.v_squared));
+  Attended result = attend(w, v, seen(all.v_size), seen(all.v_squared), call.contract);
   result.score = sizes.amax(-1) * scale_of(q);
   result.spread = at::empty_like(result.out);
   for (int64_t g = 0; g < q.size(1); ++g) {
@@ -220,7 +268,7 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const at::Tensor by_head = w.p;
   for (at::Tensor* x : {&w.p, &w.moved, &w.moved_squares, &w.step, &w.step_squares})
     if (x->defined()) *x = x->flatten(1, 2);
-  Attended result = attend(w, v, v.abs(), v.square());
+  Attended result = attend(w, v, v.abs(), v.square(), call.contract);
   Attended shaped;
   shaped.visit(result, [&](at::Tensor& to, const at::Tensor& from) { to = by_query(from); });
   shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q);
@@ -281,12 +329,15 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 
 }  // namespace
 
-Exact exact_attention(const at::Tensor& query, const at::Tensor& k, const at::Tensor& v,
+Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                       const std::vector<KeyRange>& seen, const AttentionCall& call) {
   const double scale = scale_of(query);
-  const at::Tensor q = call.contract == RoundingContract::query_rounded
-                           ? rounded(query * scale, grid_of(call.dtype)) / scale
-                           : query;
+  const Grid fp16 = grid_of(DType::f16);
+  at::Tensor q = query, k = keys, v = values;
+  if (call.contract == RoundingContract::query_rounded)
+    q = rounded(query * scale, grid_of(call.dtype)) / scale;
+  if (rounds_query(call.contract)) q = rounded(query, fp16);
+  if (rounds_cache(call.contract)) k = rounded(keys, fp16), v = rounded(values, fp16);
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
   Attended all;
@@ -295,15 +346,15 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& k, const at::Te
     *x = like_q();
   all.score = one_a_head();
   if (rounds_weights(call.contract)) all.overlap = one_a_head();
-  if (rounds_scores(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
+  if (has_ties(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
   if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
     attend_in_blocks(q, k, v, seen, call, all);
   else
     attend_one_by_one(q, k, v, seen, call, all);
   Exact result{.contract = call.contract, .want = to_numbers(all.out)};
-  std::vector<double> keys;
-  for (const KeyRange& range : seen) keys.push_back(static_cast<double>(range.end - range.begin));
-  result.row_terms = std::move(keys);
+  std::vector<double> terms;
+  for (const KeyRange& range : seen) terms.push_back(static_cast<double>(range.end - range.begin));
+  result.row_terms = std::move(terms);
   result.magnitude = to_numbers(all.magnitude);
   result.spread = to_numbers(all.spread);
   result.spread_squares = to_numbers(all.spread_squares);

@@ -19,7 +19,7 @@ struct KeyRange {
 // How an attention is computed.
 struct AttentionCall {
   RoundingContract contract = RoundingContract::fused;
-  DType dtype = DType::bf16;  // that its contract rounds to
+  DType dtype = DType::bf16;  // that its contract rounds to, where it names no other
   int threads = 0;            // as in ReferenceOptions, on the CPU
 };
 

@@ -154,7 +154,8 @@ void check_lengths(const OracleCall& call) {
 AngleTables tables_of(const OracleCall& call, Rotary& rotary, int64_t pairs, at::Device device) {
   Angles angles;
   for (size_t i = 0; i < call.rows.size(); ++i)
-    rotary.append(angles, call.rows[i].position, call.lengths[i]);
+    rotary.append(angles, call.rows[i].position, call.lengths[i],
+                  call.contract == RoundingContract::angles_iterated);
   const auto table = [&](std::vector<double>& values) {
     return at::from_blob(values.data(), {std::ssize(call.rows), pairs}, at::kDouble)
         .clone()

@@ -13,7 +13,7 @@ Rotary::Rotary(const Recipe& recipe, bool in_fp32)
       magnitude_(magnitude_of(recipe_)),
       errors_(frequency_errors(recipe_, head_dim_)) {}
 
-void Rotary::append(Angles& angles, int64_t position, int64_t length) {
+void Rotary::append(Angles& angles, int64_t position, int64_t length, bool iterated) {
   check(position >= 0 && position < length,
         "a position below the request's {} tokens was wanted, found {}: say how many tokens the "
         "request has after its pass",
@@ -25,8 +25,16 @@ void Rotary::append(Angles& angles, int64_t position, int64_t length) {
   const auto rounded = [this](double x) {
     return in_fp32_ ? static_cast<double>(static_cast<float>(x)) : x;
   };
+  const double exponent = -2 / static_cast<double>(head_dim_);
+  const auto step = static_cast<float>(std::pow(recipe_.theta, exponent));
+  auto of_pair = static_cast<float>(position);
   for (size_t j = 0; j < frequencies_.size(); ++j) {
-    const double angle = rounded(static_cast<double>(position) * rounded(frequencies_[j]));
+    double angle = rounded(static_cast<double>(position) * rounded(frequencies_[j]));
+    if (iterated) {
+      const double plain = std::pow(recipe_.theta, exponent * static_cast<double>(j));
+      angle = static_cast<float>(of_pair * (frequencies_[j] / plain));
+      of_pair *= step;
+    }
     angles.cos.push_back(rounded(rounded(std::cos(angle)) * magnitude_));
     angles.sin.push_back(rounded(rounded(std::sin(angle)) * magnitude_));
     angles.error.push_back(angle * errors_[j]);

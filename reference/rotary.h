@@ -21,7 +21,9 @@ class Rotary {
   Rotary(const Recipe& recipe, bool in_fp32);
 
   // Adds those of a token at `position` of a request that has `length` tokens after its pass.
-  void append(Angles& angles, int64_t position, int64_t length);
+  // iterated: each angle is that of the pair before times theta^(-2 / head_dim), both rounded to
+  // fp32, and scaled as the recipe says.
+  void append(Angles& angles, int64_t position, int64_t length, bool iterated = false);
 
  private:
   RotaryRecipe recipe_;

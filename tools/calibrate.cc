@@ -20,7 +20,10 @@ namespace {
 constexpr double kSuspect = 4;
 
 // Learns from a run that is clean by theory; no other widens a limit.
-Result learn(const Session& session, const std::vector<std::string>& command_line, Limits& limits) {
+Result learn(const Session& session, const RoundingOptions& rounding,
+             const std::vector<std::string>& command_line, Limits& limits) {
+  JudgeOptions judge{.learn = &limits};
+  ask_for(rounding, judge);
   const std::string notice = long_run_notice(
       estimate_judging(session.checkpoint.config(), session.engine, session.requests));
   if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
@@ -30,7 +33,7 @@ Result learn(const Session& session, const std::vector<std::string>& command_lin
                              .engine = session.engine,
                              .ops = session.ops,
                              .requests = session.requests,
-                             .judge = {.learn = &limits},
+                             .judge = judge,
                              .provenance = provenance_of(session, command_line),
                              .progress = [&](const std::string& line) { progress.show(line); }});
   if (!result.findings.empty())
@@ -53,8 +56,10 @@ int calibrate_command(Args args) {
       "is widened to what both runs need: give several runs, of all dtypes, the same file.",
       "lockstep calibrate"};
   ModelOptions options;
+  RoundingOptions rounding;
   std::string out;
   add_model_options(app, options);
+  add_rounding_options(app, rounding);
   begin_group(app, "Output");
   app.add_option("-o,--out", out, "where the limits go")->type_name("FILE")->required();
   if (!parse(app, args,
@@ -63,7 +68,8 @@ int calibrate_command(Args args) {
     return 0;
   check_output({"--out", out}, {{"--model", options.model}, {"--requests", options.requests}});
   Limits limits = std::filesystem::exists(out) ? Limits::read(out) : Limits{};
-  const Result result = learn(open_session(options), command_line_of("calibrate", args), limits);
+  const Result result =
+      learn(open_session(options), rounding, command_line_of("calibrate", args), limits);
   write_file(out, limits.json());
   print(fmt::format("{}\nlimits {} written to {}\n", result.story, limits.name(), out));
   return 0;

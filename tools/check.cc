@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "src/check/check_report.h"
 #include "src/report/output.h"
@@ -24,6 +25,7 @@ struct CheckCommand {
   CheckOptions check;
   std::vector<std::string> faults;
   std::string limits;
+  RoundingOptions rounding;
   std::string annotate;  // "github"; empty: nothing
   bool update = false;
 };
@@ -45,6 +47,7 @@ void add_options(CLI::App& app, CheckCommand& options) {
   app.get_option("--limits")
       ->description("with --update: limits of lockstep calibrate, which the baseline keeps")
       ->needs(update);
+  add_rounding_options(app, options.rounding);
   add_choice(app, "--annotate", options.annotate, {"github"},
              "say failures and notes on stderr as GitHub shows them beside a change");
   add_result_options(app, options.report);
@@ -60,7 +63,8 @@ CheckResult check_or_update(const CheckCommand& options,
   const Session session = open_session(options.model);
   std::vector<FaultRequest> faults;
   for (const std::string& text : options.faults) faults.push_back(parse_fault(text));
-  const Limits limits = limits_of(options.limits);
+  JudgeOptions judge{.limits = limits_of(options.limits)};
+  ask_for(options.rounding, judge);
   const Baseline baseline = options.update
                                 ? Baseline{}
                                 : read_baseline_for(options.check.path, session.checkpoint,
@@ -72,7 +76,7 @@ CheckResult check_or_update(const CheckCommand& options,
                 .ops = session.ops,
                 .requests = session.requests,
                 .faults = faults,
-                .judge = {.limits = limits},
+                .judge = std::move(judge),
                 .provenance = provenance_of(session, command_line),
                 .progress = [&](const std::string& line) { progress.show(line); }};
   CheckResult result = options.update ? update_baseline(std::move(run), options.check)

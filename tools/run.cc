@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "kernels/base/check.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/confirm.h"
@@ -84,6 +85,9 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
 
 Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
+  check(!options.confirm || session.ops.fused.of_user.empty(),
+        "--confirm puts single ops right, found {}, of which some are fused: leave one out",
+        session.user_ops);
   const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
   Result result =

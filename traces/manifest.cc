@@ -32,7 +32,10 @@ constexpr std::array<const char*, kRoundingContracts> kContracts = {"fused",
                                                                     "tables_rounded",
                                                                     "tf32",
                                                                     "operands_bf16",
-                                                                    "operands_fp16"};
+                                                                    "operands_fp16",
+                                                                    "cache_fp16",
+                                                                    "flash_fp16",
+                                                                    "angles_iterated"};
 
 // Invalid UTF-8 (a command line may hold any bytes) is replaced rather than refused.
 std::string dumped(const ordered_json& value, int indent) {

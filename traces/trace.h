@@ -39,9 +39,12 @@ enum class RoundingContract : uint8_t {
   tables_rounded,    // RoPE reads cosines and sines of the run's dtype
   tf32,              // linear ops of fp32 round their operands to 11 bits
   operands_bf16,     // linear ops of fp32 round their input to bf16
-  operands_fp16,     // and to fp16
+  operands_fp16,     // and to fp16; attention its query, K, V and weights
+  cache_fp16,        // attention of fp32 reads a cache of fp16
+  flash_fp16,        // the same, and may add up in fp16
+  angles_iterated,   // RoPE of fp32 makes each angle of the one before
 };
-inline constexpr int kRoundingContracts = 13;
+inline constexpr int kRoundingContracts = 16;
 
 // Whether a norm reads the sum before it is rounded.
 constexpr bool is_of_sum(RoundingContract contract) {
@@ -52,6 +55,13 @@ constexpr bool is_of_sum(RoundingContract contract) {
 // Whether attention rounds the weights of the keys, each by itself.
 constexpr bool rounds_weights(RoundingContract contract) {
   return contract == RoundingContract::hf || contract == RoundingContract::query_rounded;
+}
+
+// The contract that a kernel has where its library picks another one by the shape of a call: a node
+// that is right under it is right. The same as `contract` where there is no other.
+constexpr RoundingContract stricter_of(RoundingContract contract) {
+  if (contract == RoundingContract::tf32) return RoundingContract::fused;
+  return contract == RoundingContract::flash_fp16 ? RoundingContract::cache_fp16 : contract;
 }
 
 // Positions from here on, and pages of more of them, are taken for damage: what is made of

@@ -64,6 +64,7 @@ void stage(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
 
 Ops staged_on(const Ops& ops, Device to) {
   Ops all = ops;
+  all.fused = {};  // whose pieces are staged
   for_each_op([&](const auto& row) { stage(all.*row.entry, to); });
   return all;
 }

@@ -157,7 +157,7 @@ void Comparison::compare_manifests() {
   result_.provenance_a = a.provenance, result_.provenance_b = b.provenance;
   for (const Manifest* manifest : {&a, &b})
     options_.selection.check_layers(manifest->graph.layers());
-  if (a.graph_known && b.graph_known ? a.graph != b.graph : a.graph.layers() != b.graph.layers())
+  if (!of_one_model(a, b))
     result_.structure.push_back(
         fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
   for (DiffSide* side : {&a_, &b_})

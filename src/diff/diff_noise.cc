@@ -22,7 +22,10 @@ constexpr double kAngleNoise = 4 * 0x1p-24;
 double roundoff_of_operands(RoundingContract contract) {
   if (contract == RoundingContract::tf32) return 0x1p-11;
   if (contract == RoundingContract::operands_bf16) return unit_roundoff(DType::bf16);
-  return contract == RoundingContract::operands_fp16 ? unit_roundoff(DType::f16) : 0;
+  const bool fp16 = contract == RoundingContract::operands_fp16 ||
+                    contract == RoundingContract::cache_fp16 ||
+                    contract == RoundingContract::flash_fp16;
+  return fp16 ? unit_roundoff(DType::f16) : 0;
 }
 
 void take_larger(RelativeDifference& largest, const RelativeDifference& other) {
@@ -87,7 +90,7 @@ void DiffNoise::widen(const Manifest& declared) {
     const Point& point = *places_[i].point;
     if (point.op == OpKind::angles && !tables_as_computed)
       roundoff_[i] = std::max(roundoff_[i], unit_roundoff(declared.dtype));
-    if (!row_of(point.op).has_matrix) continue;
+    if (!row_of(point.op).has_matrix && point.op != OpKind::attention) continue;
     const auto found = declared.contracts.find(std::string(point.name));
     if (found != declared.contracts.end())
       roundoff_[i] = std::max(roundoff_[i], roundoff_of_operands(found->second));

@@ -224,4 +224,10 @@ std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const 
   return found->second;
 }
 
+bool of_one_model(const Manifest& a, const Manifest& b) {
+  if (!a.graph_known || !b.graph_known) return a.graph.layers() == b.graph.layers();
+  const auto wanted = [](const Place& place) { return !place.point->optional; };
+  return restricted(a.graph, wanted) == restricted(b.graph, wanted);
+}
+
 }  // namespace lockstep

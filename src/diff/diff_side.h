@@ -105,4 +105,8 @@ class DiffSide {
   std::string trouble_;
 };
 
+// Whether the traces are of one model, as far as they say. One engine may show what another one
+// does not make, as RoPE's tables.
+bool of_one_model(const Manifest& a, const Manifest& b);
+
 }  // namespace lockstep

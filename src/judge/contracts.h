@@ -20,6 +20,8 @@ namespace lockstep {
 //   rope          fused             r(x1 c + x2 s)
 //                 tables_rounded    r(x1 r(c) + x2 r(s))
 //                 hf                r(r(x1 r(c)) + r(x2 r(s)))
+//                 angles_iterated   in fp32 alone: c, s of angles a_0 = position, a_(j+1) = r(a_j
+//                                   r(theta^(-2 / head_dim)))
 //   silu_mul      fused             r(silu(g) u)
 //                 hf                r(r(silu(g)) u)
 //   attention     fused             r(sum p v)
@@ -28,6 +30,11 @@ namespace lockstep {
 //                 eager             r(sum p v), p = r(softmax(r(r(q k) scale)))
 //                 scores_rounded    the same, but p is not rounded
 //                 query_rounded     hf, of r(q scale) k
+//                 in fp32 alone, h() rounds to fp16:
+//                 operands_fp16     sum h(p) h(v), p = softmax(h(q) h(k) scale)
+//                 cache_fp16        sum p h(v), p = softmax(q h(k) scale)
+//                 flash_fp16        cache_fp16, or of h(q), where the sums over the keys so far
+//                                   have roundings of their own to fp16
 //   weighted_sum  fused             r(sum p y)
 //                 hf                r(.. r(r(p y) + r(p' y')) ..) by ascending expert
 //                 products_rounded  r(sum r(p y))

@@ -21,8 +21,9 @@ size_t ErrorMap::begin(const PassView& seen) {
   if (full_) return SIZE_MAX;
   SeenNodes& nodes = passes_.emplace_back();
   nodes.pass = seen.info().pass;
-  nodes.tokens = seen.nodes_of(point("embed"));
-  nodes.logits = seen.nodes_of(point("logits"));
+  nodes.tokens = seen.nodes_of({&point("embed"), -1});
+  nodes.logits = seen.nodes_of({&point("logits"), -1});
+  nodes.is_of_logits = seen.is_of_logits();
   for (const PassRow& r : seen.info().rows)
     if (r.phase == Phase::decode) nodes.decodes.insert(r.row.request);
   nodes.rows = seen.info().rows;
@@ -94,7 +95,7 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
                       .last = row == rows.back(),
                       .length = length});
   if (cached) return placed;  // what is read is no row of the pass
-  const bool logits = place.point->is_of_logits();
+  const bool logits = pass.is_of_logits(place);
   const auto experts = pass.experts.find(place.layer);
   auto next = placed.begin();
   for (size_t i = 0; i < (logits ? pass.logit_rows.size() : pass.rows.size()); ++i) {
@@ -161,8 +162,8 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
   if (by_choice) all.axes.erase(all.axes.begin());
   for (size_t p = 0; p < std::min(passes_.size(), errors.passes); ++p) {
     if (std::ssize(all.rows) > kMostRows) break;
-    for (const NodeRows& node :
-         place.point->is_of_logits() ? passes_[p].logits : passes_[p].tokens) {
+    const SeenNodes& seen = passes_[p];
+    for (const NodeRows& node : seen.is_of_logits(place) ? seen.logits : seen.tokens) {
       const auto at = errors.nodes.find({passes_[p].pass, node.request});
       if (at != errors.nodes.end() && !at->second.judged) continue;
       std::vector<PlacedRow> rows = rows_of(passes_[p], node, place);

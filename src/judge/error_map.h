@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -48,10 +49,11 @@ class ErrorMap {
   struct SeenNodes {
     int32_t pass = 0;
     std::vector<NodeRows> tokens, logits;
-    std::set<int32_t> decodes;        // requests
-    std::vector<PassRow> rows;        // all of the pass, selected or not
-    std::vector<int32_t> logit_rows;  // indices of these
-    std::map<int, Experts> experts;   // by layer
+    std::function<bool(const Place&)> is_of_logits;  // which of the two a place has
+    std::set<int32_t> decodes;                       // requests
+    std::vector<PassRow> rows;                       // all of the pass, selected or not
+    std::vector<int32_t> logit_rows;                 // indices of these
+    std::map<int, Experts> experts;                  // by layer
   };
   struct Node {
     bool judged = true;

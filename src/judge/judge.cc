@@ -207,7 +207,7 @@ void Judge::State::remember_cache(const PassView& seen) {
                      k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                      k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
     if (fit) history.write(place.layer, k->rows, k->data, v->data);
-    for (const NodeRows& node : seen.nodes_of(*place.point)) {
+    for (const NodeRows& node : seen.nodes_of(place)) {
       const RecordedTensor* kv = seen.tensor(place, node.request);
       if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
       const std::vector<uint64_t> hashes = hashes_of(*kv);
@@ -218,7 +218,7 @@ void Judge::State::remember_cache(const PassView& seen) {
 
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
-  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
   op_judge.reach(place);
   const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
   if (ignored || !options.selection.has(*place.point, place.layer)) {
@@ -344,7 +344,7 @@ std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place
 }
 
 std::vector<NodeId> Judge::State::judge(const Pass& pass) {
-  const PassView seen(pass, options.selection);
+  const PassView seen(pass, options.selection, &manifest.graph);
   coverage.add(pass);
   flow.begin(pass);
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
@@ -361,7 +361,7 @@ std::vector<NodeId> Judge::State::judge(const Pass& pass) {
                          rounded ? &rounded_pass : nullptr};
   Judged judged{.pass = pass.info.pass,
                 .errors = error_map.begin(seen),
-                .with_logits = seen.nodes_of(point("logits"))};
+                .with_logits = seen.nodes_of({&point("logits"), -1})};
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
     judge_place(i, parts, judged);

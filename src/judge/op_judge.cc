@@ -205,7 +205,7 @@ bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const J
 
 std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
                                          const JudgedPass& pass) {
-  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(*place.point);
+  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
   std::vector<NodeOutcomes> outcomes(nodes.size());
   const OpKind op = place.point->op;
   Group group;
@@ -245,12 +245,10 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
 void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, Group& group) {
   const std::vector<RoundingContract> contracts = candidates(place);
-  const bool may_tf32 = contracts == std::vector{RoundingContract::tf32};
-  if (may_tf32) {
-    // A library picks its kernels by shape, and some of them round nothing: a node that is right in
-    // fp32 is right.
-    judge_under(RoundingContract::fused, place, inputs, pass, group);
-    judge_under(RoundingContract::tf32, place, inputs, pass, group);
+  const RoundingContract first = contracts.front();
+  if (contracts.size() == 1 && stricter_of(first) != first) {
+    judge_under(stricter_of(first), place, inputs, pass, group);
+    judge_under(first, place, inputs, pass, group);
     for (Group::Member& member : group.members)
       if (NodeOutcomes& both = *member.outcomes; both.size() == 2)
         both.erase(is_finding(both[0]) ? both.begin() : both.begin() + 1);
@@ -300,7 +298,8 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   blur(contract, inputs, group);
   // No pool is of one contract where nodes may be of either of two.
   // Nor where rows have errors in common that come from what is hidden.
-  const bool pools = candidates(place).front() != RoundingContract::tf32 && !group.blurred;
+  const RoundingContract first = candidates(place).front();
+  const bool pools = stricter_of(first) == first && !group.blurred;
   for (Group::Member& member : group.members)
     member.meter.emplace(meter_of(place, group, *member.node,
                                   pools ? &pools_[{key_of(place), contract}] : nullptr,

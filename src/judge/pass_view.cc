@@ -49,7 +49,7 @@ Pass narrowed(Pass pass, DType run) {
   return pass;
 }
 
-PassView::PassView(const Pass& pass, const Selection& selection)
+PassView::PassView(const Pass& pass, const Selection& selection, const Graph* graph)
     : pass_(pass), selection_(selection) {
   const std::vector<PassRow>& rows = pass.info.rows;
   std::vector<PassRow> with_logits;
@@ -62,10 +62,34 @@ PassView::PassView(const Pass& pass, const Selection& selection)
   }
   for (const RecordedTensor& tensor : pass.tensors)
     tensors_[{order_of(*tensor.point), tensor.layer}].push_back(&tensor);
+  if (graph && with_logits.size() < rows.size()) find_short_places(*graph);
 }
 
-const std::vector<NodeRows>& PassView::nodes_of(const Point& point) const {
-  return point.is_of_logits() ? logit_nodes_ : token_nodes_;
+// Nothing that is computed after the last cache is read by a later token.
+void PassView::find_short_places(const Graph& graph) {
+  std::vector<Row> with_logits;
+  for (const int32_t i : pass_.info.logit_rows)
+    with_logits.push_back(pass_.info.rows[i].row);
+  const std::vector<Place>& places = graph.places();
+  bool ended = with_logits.empty();  // nothing from here on was computed, or needed
+  for (size_t i = places.size(); i-- > 0 && !places[i].point->is_cache();) {
+    const std::vector<const RecordedTensor*>& shown = all(places[i]);
+    ended = ended && shown.empty();
+    if (ended || (!shown.empty() && shown.front()->rows == with_logits))
+      short_.emplace(order_of(*places[i].point), places[i].layer);
+  }
+}
+
+std::function<bool(const Place&)> PassView::is_of_logits() const {
+  return [short_places = short_](const Place& place) {
+    return place.point->is_of_logits() || short_places.contains({order_of(*place.point), place.layer});
+  };
+}
+
+const std::vector<NodeRows>& PassView::nodes_of(const Place& place) const {
+  const bool few =
+      place.point->is_of_logits() || short_.contains({order_of(*place.point), place.layer});
+  return few ? logit_nodes_ : token_nodes_;
 }
 
 bool PassView::shows(const Point& point) const {

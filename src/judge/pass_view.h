@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,12 +38,16 @@ Pass narrowed(Pass pass, DType run);
 // The tensors that a pass should have shown and those that it did, by place.
 class PassView {
  public:
-  // Both are borrowed. Rows outside `selection` are not expected.
-  PassView(const Pass& pass, const Selection& selection);
+  // All are borrowed. Rows outside `selection` are not expected. Engines compute what comes after
+  // the last cache for the rows with logits alone, if they like: the graph tells where that is.
+  // Null: nowhere.
+  PassView(const Pass& pass, const Selection& selection, const Graph* graph = nullptr);
 
   const PassInfo& info() const { return pass_.info; }
   // One entry per request that the place has rows of: all of the pass, or those with logits.
-  const std::vector<NodeRows>& nodes_of(const Point& point) const;
+  const std::vector<NodeRows>& nodes_of(const Place& place) const;
+  // Whether a place has the rows with logits alone; it outlives this.
+  std::function<bool(const Place&)> is_of_logits() const;
   // Positions of the request up to the last one that the pass computes.
   int64_t length_of(int32_t request) const { return lengths_.at(request); }
 
@@ -57,10 +63,12 @@ class PassView {
  private:
   using Key = std::pair<int, int>;  // order of the point, layer
   const std::vector<const RecordedTensor*>& all(const Place& place) const;
+  void find_short_places(const Graph& graph);
 
   const Pass& pass_;
   const Selection& selection_;
   std::vector<NodeRows> token_nodes_, logit_nodes_;
+  std::set<Key> short_;  // places whose tensor has the rows with logits alone, as it may
   std::map<int32_t, int64_t> lengths_;
   std::map<Key, std::vector<const RecordedTensor*>> tensors_;
 };

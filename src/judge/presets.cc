@@ -68,13 +68,25 @@ constexpr ContractLine kTrtLlm[] = {
     {OpKind::attention, "", hf, "FMHA and XQA: P is rounded to the dtype before P V"},
 };
 
+// Read in the llama.cpp that llama-cpp-python 0.3.36 has, and held to it by tests/engines/run.
+constexpr ContractLine kLlamaCppF32[] = {
+    {OpKind::rope, "", angles_iterated,
+     "ggml-cpu/ops.cpp, ggml_rope_cache_init: theta *= theta_scale, pair by pair"},
+    {OpKind::attention, "", flash_fp16,
+     "ggml-cpu/ops.cpp, flash_attn_ext_f16: a cache of fp16; of few rows Q and the sum too"},
+};
+
 constexpr ContractLine kLlamaCpp[] = {
+    kLlamaCppF32[0],
+    kLlamaCppF32[1],
     {OpKind::linear, "", operands_bf16,
      "ggml-cpu.c, type_traits_cpu: vec_dot_type of BF16 is BF16; all else is fp32"},
     {OpKind::expert_linear, "", operands_bf16, "the same, in mul_mat_id"},
 };
 
 constexpr ContractLine kLlamaCppF16[] = {
+    kLlamaCppF32[0],
+    kLlamaCppF32[1],
     {OpKind::linear, "", operands_fp16,
      "ggml-cpu.c, type_traits_cpu: vec_dot_type of F16 is F16; all else is fp32"},
     {OpKind::expert_linear, "", operands_fp16, "the same, in mul_mat_id"},
@@ -90,6 +102,7 @@ constexpr auto kPresets = std::to_array<Preset>({
     {"trt-llm", "TensorRT-LLM's PyTorch backend", kTrtLlm},
     {"llama.cpp", "llama.cpp on a CPU: fp32, with weights in bf16", kLlamaCpp},
     {"llama.cpp-f16", "the same, with weights in fp16", kLlamaCppF16},
+    {"llama.cpp-f32", "the same, with weights in fp32", kLlamaCppF32},
 });
 
 bool is_at(std::string_view globs, const Point& p) {

@@ -9,9 +9,11 @@
 namespace lockstep {
 // Whether the matmul that reads that norm can compute it, and the sum before it, itself.
 bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
-  if (norm == point("attn.norm")) return fused_.qkv_matmul != nullptr;
+  if (norm == point("attn.norm"))
+    return fused_.qkv_matmul != nullptr && !fused_.is_of_user(kQkvMatmul);
   if (norm == point("mlp.norm"))
-    return fused_.gate_up_silu != nullptr && !config_.experts.in(layer);
+    return fused_.gate_up_silu != nullptr && !fused_.is_of_user(kGateUpSilu) &&
+           !config_.experts.in(layer);
   return false;
 }
 
@@ -72,7 +74,7 @@ void FusedExecutor::qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& 
                                                .q_norm = tap("attn.q_norm", a_.q_norm),
                                                .k_norm = tap("attn.k_norm", a_.k_norm),
                                                .k_rope = tap("attn.k_rope", a_.k_rope)});
-  if (config_.qk_norm) {
+  if (config_.qk_norm && !fused_.is_of_user(kQkNormRopeKvWrite)) {
     show("attn.q_norm", a_.q_norm);
     show("attn.k_norm", a_.k_norm);
   }
@@ -86,16 +88,20 @@ void FusedExecutor::gate_up_silu(const LayerWeights& w) {
   fused_.gate_up_silu(at("mlp.act"), a_.act, a_.norm, w.gate, w.up, tap("mlp.gate", a_.gate),
                       tap("mlp.up", a_.up), deferred_input());
   show_deferred_norm();
-  show("mlp.gate", a_.gate);
-  show("mlp.up", a_.up);
+  if (!fused_.is_of_user(kGateUpSilu)) {
+    show("mlp.gate", a_.gate);
+    show("mlp.up", a_.up);
+  }
   show("mlp.act", a_.act);
 }
 
 std::unique_ptr<LayerExecutor> make_executor(const PassView& pass) {
-  // Who changes what is shown must be asked before the next piece is computed.
-  if (pass.probe.writes() || pass.model.fused().pieces == nullptr)
+  const FusedOps& all = pass.model.fused();
+  // Who changes what is shown must be asked before the next piece is computed, which a user's
+  // fused op, that shows nothing of its inside, does not prevent.
+  if ((pass.probe.writes() || all.pieces == nullptr) && all.of_user.empty())
     return std::make_unique<PieceExecutor>(pass);
-  return std::make_unique<FusedExecutor>(pass);
+  return std::make_unique<FusedExecutor>(pass, pass.probe.writes() ? all.users_alone() : all);
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "src/model/piece_executor.h"
 
@@ -8,10 +9,12 @@ namespace lockstep {
 
 // An executor that calls fused ops (kernels/fused.h), with taps for what lies inside of them, and
 // the pieces of those that the table lacks. A sum and its norm may be deferred to the matmul that
-// reads them; both are shown once it has computed them. It lives for one pass.
+// reads them; both are shown once it has computed them. What lies inside of a user's fused op is
+// not shown. It lives for one pass.
 class FusedExecutor final : public PieceExecutor {
  public:
-  explicit FusedExecutor(const PassView& pass) : PieceExecutor(pass), fused_(pass.model.fused()) {}
+  FusedExecutor(const PassView& pass, FusedOps fused)
+      : PieceExecutor(pass), fused_(std::move(fused)) {}
 
   void qkv(const LayerWeights& w) override;
   void qk_norm_rope_kv_write(const LayerWeights& w, const KvCache& cache) override;
@@ -36,7 +39,7 @@ class FusedExecutor final : public PieceExecutor {
     const Point& norm;
     int residual_layer;
   };
-  const FusedOps& fused_;
+  const FusedOps fused_;
   std::optional<DeferredNorm> deferred_norm_;
 };
 

@@ -176,8 +176,10 @@ long double SecondOpinion::attention(const Call& call) const {
   const int64_t kv_heads = data.shape[2], dim = data.shape[3];
   const int64_t heads = std::ssize(q) / dim, head = call.index[0];
   const int64_t kv_head = head / (heads / kv_heads);
+  const bool reads_fp16 = call.contract == operands_fp16 || call.contract == flash_fp16;
   const auto cached = [&](int64_t position, int64_t half, int64_t d) -> long double {
-    return value_at(data, ((position * 2 + half) * kv_heads + kv_head) * dim + d);
+    const long double x = value_at(data, ((position * 2 + half) * kv_heads + kv_head) * dim + d);
+    return reads_fp16 || call.contract == cache_fp16 ? rounded(x, DType::f16) : x;
   };
   const int64_t window = config_->window.at(call.place.layer);
   const int64_t end = call.row.position + 1,
@@ -186,7 +188,10 @@ long double SecondOpinion::attention(const Call& call) const {
   const bool rounds = call.contract == eager || call.contract == scores_rounded;
   // The factor is a number of fp64 wherever it is named in code.
   const double scale = 1 / std::sqrt(dim);
-  const auto of_query = [&](int64_t d) { return q.at(head * dim + d); };
+  const auto of_query = [&](int64_t d) {
+    const long double x = q.at(head * dim + d);
+    return reads_fp16 ? rounded(x, DType::f16) : x;
+  };
   const bool scales_query = call.contract == query_rounded;
   Numbers weights;
   for (int64_t key = begin; key < end; ++key) {
@@ -203,6 +208,7 @@ long double SecondOpinion::attention(const Call& call) const {
   for (int64_t key = begin; key < end; ++key) {
     long double p = weights[key - begin] / sum;
     if (call.contract == eager) p = call.kept(p);
+    if (call.contract == operands_fp16) p = rounded(p, DType::f16);
     result += p * cached(key, 1, call.index[1]);
   }
   return result;

@@ -83,17 +83,22 @@ Facts options_of(const std::string& command_line) {
 std::string second_line(const DiffResult& result) {
   const Facts &a = result.provenance_a, &b = result.provenance_b;
   std::vector<std::string> others;
+  const bool other_engine = fact(a, "engine") != fact(b, "engine");
   std::set<std::string> names;
   for (const Facts* facts : {&a, &b})
     for (const auto& [name, value] : *facts) names.insert(name);
   for (const std::string& name : names) {
     const std::string of_a = fact(a, name), of_b = fact(b, name);
     if (is_of_every_run(name) || of_a == of_b) continue;
+    // Engines say different things of themselves.
+    if (other_engine && (of_a.empty() || of_b.empty())) continue;
     others.push_back(fmt::format("{} {:.40} (not {:.40})", name, of_b.empty() ? "none" : of_b,
                                  of_a.empty() ? "none" : of_a));
   }
-  for (const std::string& option :
-       other_options(fact(a, "command_line"), fact(b, "command_line"))) {
+  const std::vector<std::string> options =
+      other_engine ? std::vector<std::string>{}
+                   : other_options(fact(a, "command_line"), fact(b, "command_line"));
+  for (const std::string& option : options) {
     std::string name = option.substr(2, option.find(' ') - 2);
     std::ranges::replace(name, '-', '_');
     if (!names.contains(name)) others.push_back(option);

@@ -144,6 +144,17 @@ Models models_of(const JudgedRun& run, const ReferenceOptions& options) {
           run.reference.hypotheses(run.checkpoint, options)};
 }
 
+// hidden: points that nobody sees.
+JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view>& hidden) {
+  JudgeOptions judging = run.judge;
+  judging.threads = run.engine.threads;
+  if (!hidden.empty())
+    judging.recorded = [hidden](const Place& place) {
+      return std::ranges::count(hidden, place.point->name) == 0;
+    };
+  return judging;
+}
+
 }  // namespace
 
 Result judge_run(const JudgedRun& run) {
@@ -163,8 +174,7 @@ Result judge_run(const JudgedRun& run) {
   if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
-  JudgeOptions judging = run.judge;
-  judging.threads = run.engine.threads;
+  JudgeOptions judging = judging_of(run, seeded.ops.fused.hidden());
   RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);

@@ -135,7 +135,7 @@ void OpWatch::each_exact(
   const KvHistory nothing_written{/*keep_bytes=*/false};
   const RowIndex index = index_of_rows(pass_.info, *place.point);
   // One request at a time: attention wants it, and no op minds.
-  for (const NodeRows& node : seen.nodes_of(*place.point)) {
+  for (const NodeRows& node : seen.nodes_of(place)) {
     OracleCall call{.place = place, .dtype = dtype_, .rows = node.rows, .tokens = node.tokens};
     const std::vector<int64_t> lengths(node.rows.size(), seen.length_of(node.request));
     call.lengths = lengths;

@@ -1,6 +1,7 @@
 #include "src/session/record_before.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -27,6 +28,11 @@ RecordBefore::RecordBefore(const std::string& points, const std::string& trace, 
 }
 
 void RecordBefore::wrap(Ops& ops) {
+  check(
+      ops.fused.of_user.empty(),
+      "--record-before keeps the inputs of single ops, found a fused one ({}) of --ops: leave one "
+      "out",
+      fmt::join(ops.fused.of_user, ", "));
   for_each_op([&](const auto& row) {
     lockstep::wrap(ops.*row.entry,
                    [this](const auto& op, const OpContext& context, const auto&... arguments) {

@@ -78,6 +78,10 @@ TEST(Presets, DifferWhereTheEnginesDo) {
   EXPECT_EQ(llama.at("logits"), operands_bf16);
   EXPECT_EQ(llama.at("attn.norm"), fused);
   EXPECT_EQ(contracts_of_preset("llama.cpp-f16").at("mlp.down"), operands_fp16);
+  const auto of_fp32 = contracts_of_preset("llama.cpp-f32");
+  EXPECT_EQ(of_fp32.at("mlp.down"), fused);
+  EXPECT_EQ(of_fp32.at("attn.out"), flash_fp16);
+  EXPECT_EQ(of_fp32.at("attn.q_rope"), angles_iterated);
 }
 
 TEST(Presets, AreNamedWhereNoneIsMeant) {

@@ -46,6 +46,17 @@ TEST(UserOps, AreKnownByName) {
             std::vector<std::string>{"rms_norm"});
 }
 
+TEST(UserOps, ThatAreFusedHideWhatLiesInside) {
+  const ReplacedOps user = replace_ops(cpu_ops(), plugin("right_fused"), Device::cpu);
+  EXPECT_EQ(user.names, (std::vector<std::string>{"add_rms_norm", "qkv_matmul",
+                                                  "qk_norm_rope_kv_write", "gate_up_silu"}));
+  EXPECT_EQ(user.ops.fused.hidden(),
+            (std::vector<std::string_view>{"attn.q_norm", "attn.k_norm", "mlp.gate", "mlp.up"}));
+  EXPECT_TRUE(cpu_ops().fused.hidden().empty());
+  // Of a piece that is replaced too, the fused op is the one that is called.
+  EXPECT_TRUE(whole_fused_ops(user.ops).gate_up_silu);
+}
+
 TEST(UserOps, LeaveTheOthersAlone) {
   const Ops user = with_user_ops(cpu_ops(), plugin("right_rms_norm"));
   const Tensor a = floats({1, 2}, {1, 2});
@@ -67,11 +78,13 @@ TEST(UserOps, LibrariesThatAreNoneAreRefused) {
             std::string::npos);
   EXPECT_NE(refusal(".").find("found ., which is no regular file"), std::string::npos);
   EXPECT_NE(refusal(plugin("no_interface")).find("exports lockstep_ops_abi"), std::string::npos);
-  EXPECT_NE(refusal(plugin("other_interface")).find("interface 1, found 42"), std::string::npos);
+  EXPECT_NE(refusal(plugin("other_interface")).find("interface 2, found 43"), std::string::npos);
   const std::string misspelt = refusal(plugin("no_op"));
   EXPECT_NE(misspelt.find("exports lockstep_rmsnorm, which is no op; did you mean \"rms_norm\"?"),
             std::string::npos)
       << misspelt;
+  EXPECT_NE(refusal(plugin("no_fused_op")).find("did you mean \"gate_up_silu\"?"),
+            std::string::npos);
   EXPECT_NE(error_of([] {
               with_user_functions(
                   cpu_ops(), [](const char*) -> void* { return nullptr; }, "it");

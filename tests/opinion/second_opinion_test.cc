@@ -78,7 +78,7 @@ class SecondOpinionTest : public testing::TestWithParam<const char*> {
         const bool bias = op == OpKind::linear && oracle->has_bias(place);
         for (const RoundingContract contract : contracts_of(op, {dtype, bias})) {
           if (contract == RoundingContract::tf32) continue;
-          const Row row = seen.nodes_of(*place.point).back().rows.back();
+          const Row row = seen.nodes_of(place).back().rows.back();
           const Exact exact = exact_of(*oracle, graph, place, contract, dtype, seen, *pass, row);
           compare(second, place, contract, *pass, row, exact, dtype);
           compared.insert(op);

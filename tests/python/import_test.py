@@ -30,6 +30,7 @@ FUSED = ("embed", "attn.norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "att
          "mlp.gate", "mlp.up", "mlp.act", "mlp.down", "mlp.residual", "final.norm", "logits",
          "token")
 HOOKED = tuple(p for p in FUSED if not p.endswith("_rope"))
+TINY = str(support.DATA / "tiny/qwen3-default")
 # By writer of a dump: the map, and the points that it has.
 MADE = {
     "sglang_dumper": ("sglang", FUSED),
@@ -42,6 +43,60 @@ MADE = {
                                        "mlp.down")),
     "npy_a_tensor": ("points", ("embed", "attn.norm", "mlp.norm", "mlp.gate")),
 }
+
+
+def passes_of_llama_cpp():
+    """The passes of the dump that llama.cpp made, by name."""
+    passes = []
+    for file in sorted((support.DATA / "llama.cpp").iterdir()):
+        with np.load(file) as arrays:
+            passes.append({name: arrays[name] for name in arrays.files})
+    return passes
+
+
+def attend(passes, kernel):
+    """Puts the results of another attention into passes, of each row and head over its keys."""
+    for layer in range(3):
+        written = {}  # by request: K and V of each position
+        for tensors in passes:
+            out = np.empty_like(tensors[f"Qcur-{layer}:ROPE"])
+            for row, request in enumerate(tensors["requests"]):
+                keys = written.setdefault(int(request), [])
+                keys.append((tensors[f"Kcur-{layer}:ROPE"][row],
+                             tensors[f"Vcur-{layer}:RESHAPE"][row]))
+                k, v = (np.stack(side) for side in zip(*keys))
+                group = out.shape[1] // k.shape[1]
+                for head in range(out.shape[1]):
+                    q = tensors[f"Qcur-{layer}:ROPE"][row, head]
+                    out[row, head] = kernel(q, k[:, head // group], v[:, head // group])
+            tensors[f"kqv_out-{layer}:CONT"] = out.reshape(len(out), -1)
+
+
+def of_many_rows(q, k, v):
+    """Of K and V in fp16."""
+    k, v = (x.astype(np.float16).astype(np.float64) for x in (k, v))
+    scores = k @ q.astype(np.float64) / np.sqrt(len(q))
+    p = np.exp(scores - scores.max())
+    return (p @ v / p.sum()).astype(np.float32)
+
+
+def of_few_rows(q, k, v):
+    """The same, of a query in fp16, key by key; the sum is kept in fp16."""
+    q = q.astype(np.float16).astype(np.float32)
+    k, v = k.astype(np.float16).astype(np.float32), v.astype(np.float16).astype(np.float32)
+    total, largest = np.float32(0), np.float32(-np.inf)
+    summed = np.zeros(len(q), np.float16)
+    for key, value in zip(k, v):
+        score, weight = key @ q / np.sqrt(np.float32(len(q))), np.float32(1)
+        if score > largest:
+            summed = (summed * np.exp(largest - score)).astype(np.float16)
+            total *= np.exp(largest - score)
+            largest = score
+        else:
+            weight = np.exp(score - largest)
+        summed = (summed.astype(np.float32) + value * weight).astype(np.float16)
+        total += weight
+    return summed.astype(np.float32) / total
 
 
 class Imports(InFolder):
@@ -61,10 +116,10 @@ class Imports(InFolder):
         cls.right.close()
         cls.base.cleanup()
 
-    def imported(self, names, source=None, **options):
+    def imported(self, names, source=None, model=QWEN3, **options):
         out = self.folder / "out.h5"
         source = self.folder / "dump" if source is None else source
-        report = lockstep.import_dump(source, out, names=names, model=QWEN3, **options)
+        report = lockstep.import_dump(source, out, names=names, model=model, **options)
         return report, out
 
     def made(self, writer, *arguments):
@@ -120,6 +175,49 @@ class Imports(InFolder):
                      "are fp32 where the run is bf16, the first: attn.norm of layer 0"):
             self.assertTrue(any(part in what for what in report.skipped + [said]), (part, report))
         self.assertEqual(list(report.unknown), ["names"])
+
+    def of_llama_cpp(self, source):
+        """What the judge says of a dump of llama.cpp. Its last layer has, after the attention, the
+        rows with logits alone, and its passes the rows of two requests."""
+        _, out = self.imported("llama.cpp", source, model=TINY, schema="llama.cpp")
+        return lockstep.judge(out, TINY, "--rounding", "attn.out=operands_fp16")
+
+    def test_what_llama_cpp_wrote_is_right_and_a_bug_in_it_named(self):
+        right = self.of_llama_cpp(support.DATA / "llama.cpp")
+        self.assertEqual((right.verdict, right.judged), ("clean", right.expected), right)
+        for key, place in (("Kcur-1:ROPE", "layer 1 attn.k_rope"),
+                           ("ffn_gate-2:MUL_MAT", "layer 2 mlp.gate")):
+            passes = passes_of_llama_cpp()
+            for tensors in passes:
+                tensors[key] = tensors[key] * np.float32(1.001)
+            self.assertEqual(self.of_llama_cpp(self.saved_passes(passes)).first.place, place)
+        # Layers before the last are read by later tokens.
+        passes = passes_of_llama_cpp()
+        passes[0]["ffn_inp-1:ADD"] = passes[0]["ffn_inp-1:ADD"][[3, 6]]
+        found = self.of_llama_cpp(self.saved_passes(passes)).first
+        self.assertEqual((found.place, found.verdict), ("layer 1 attn.residual", "structural"))
+
+    def saved_passes(self, passes):
+        dump = self.folder / "dump"
+        dump.mkdir(exist_ok=True)
+        for number, tensors in enumerate(passes):
+            np.savez(dump / f"pass{number}.npz", **tensors)
+        return dump
+
+    def test_attention_of_a_cache_of_fp16_is_held_to_its_roundings(self):
+        """As ggml's CPU kernels compute it, of many rows and of few."""
+        for kernel, scale, right, wrong in (
+                (of_many_rows, 1, ("cache_fp16", "flash_fp16"), ("fused",)),
+                (of_few_rows, 1, ("flash_fp16",), ("cache_fp16", "operands_fp16")),
+                (of_few_rows, 1.1, (), ("flash_fp16",))):
+            passes = passes_of_llama_cpp()
+            attend(passes, lambda q, k, v: kernel(q * np.float32(scale), k, v))
+            _, out = self.imported("llama.cpp", self.saved_passes(passes), model=TINY)
+            for contract in (*right, *wrong):
+                with self.subTest(kernel=kernel.__name__, scale=scale, contract=contract):
+                    found = lockstep.judge(out, TINY, "--points", "attn.out", "--rounding",
+                                           f"attn.out={contract}")
+                    self.assertEqual(found.status, contract in wrong, found)
 
     def test_the_first_of_a_place_that_can_be_read_and_fits_is_taken(self):
         arrays = {"tokens": np.arange(3), "layers.0.mlp.norm": np.array([None]),

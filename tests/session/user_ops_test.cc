@@ -40,6 +40,29 @@ TEST(UserOps, ThatAreWrongAreNamed) {
   }
 }
 
+// A fused op is judged from its inputs to its outputs, and found by the point of these.
+TEST(UserOps, ThatAreFusedAreJudgedAsRegions) {
+  for (const char* dtype : {"bf16", "fp32"}) {
+    const Outcome right = call_lockstep(run_with("right_fused", std::string("--dtype ") + dtype));
+    EXPECT_EQ(right.status, 0) << right.out << right.err;
+    EXPECT_NE(right.out.find("ops: add_rms_norm, qkv_matmul, "), std::string::npos)
+        << "whose ops ran";
+    EXPECT_NE(right.out.find("attn.q_rope is judged together with attn.q_norm"), std::string::npos)
+        << right.out;
+  }
+  const Outcome wrong = call_lockstep(run_with("wrong_fused", "--format json"));
+  EXPECT_EQ(wrong.status, 1) << wrong.err;
+  const auto first = nlohmann::json::parse(wrong.out)["first"];
+  EXPECT_EQ(first["point"], "mlp.act");
+  EXPECT_EQ(first["layer"], 0);
+  ASSERT_EQ(first["region"].size(), 2u) << first;
+  EXPECT_EQ(first["region"][0]["point"], "mlp.gate");
+  EXPECT_EQ(first["region"][1]["point"], "mlp.up");
+  EXPECT_NE(
+      trouble_of(run_with("right_fused", "--confirm")).find("--confirm puts single ops right"),
+      std::string::npos);
+}
+
 TEST(UserOps, AreConfirmedAndServeInEveryMode) {
   Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--confirm --format json"));
   const auto result = nlohmann::json::parse(outcome.out);

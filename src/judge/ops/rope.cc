@@ -19,6 +19,11 @@ using enum RoundingContract;
 
 std::vector<RoundingContract> tried(const ContractTraits&) { return {fused, tables_rounded, hf}; }
 
+std::vector<RoundingContract> declared(const ContractTraits& traits) {
+  if (traits.dtype == DType::f32) return {angles_iterated};
+  return {};
+}
+
 bool is_full(const Exact& e) {
   const size_t n = e.want.size();
   return has_magnitude(e) && e.angle.size() == n && e.x1c_x2s.size() == n && e.turned.size() == n;
@@ -48,6 +53,7 @@ double gain(const Exact&) { return 0x1p-22; }
 
 const JudgedOp kJudgedRope = {.kind = OpKind::rope,
                               .tried = tried,
+                              .declared = declared,
                               .is_full = is_full,
                               .fits = fits,
                               .inner = inner,

@@ -160,6 +160,8 @@ class Importer:
         shape = self._row_shape(point)
         size = math.prod(shape)
         count, rest = divmod(elements.bits.size, size)
+        if not elements.bits.size and not logit_rows:
+            return False  # of a pass without logits nothing more was computed
         of_logits = point in LOGIT_POINTS or (count == len(logit_rows) != rows)
         if rest or count != (len(logit_rows) if of_logits else rows) or not count:
             self.report.skipped.append(

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "kernels/fused.h"
+#include "kernels/plugin/foreign_call.h"
+
+namespace lockstep {
+
+// To let a user replace another fused op: its row in kFusedOps (kernels/fused.h), its function in
+// lockstep_ops.h, its entry here.
+//
+// Puts a function of a user's library in the place of a fused op: `symbol` is lockstep_<row.name>
+// of lockstep_ops.h. Its inputs get their names here.
+void put_fused(FusedOps& fused, const FusedRow& row, UserOp user, void* symbol);
+
+}  // namespace lockstep
