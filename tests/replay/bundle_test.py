@@ -1,5 +1,6 @@
 """Calls of attention as arrays of NumPy: bundle_test.py LOCKSTEP RIGHT.so LATE.so."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import unittest
 import numpy as np
 
 LOCKSTEP, RIGHT, LATE = sys.argv[1:4]
+PACKAGE = str(pathlib.Path(__file__).resolve().parents[2] / "traces/python")
 
 
 def attention(q, keys, values, window=0):
@@ -135,6 +137,28 @@ class Bundle(unittest.TestCase):
         path.write_bytes(len(text).to_bytes(8, "little") + text + data)
         of_file = self.replayed(str(path))[1]["lockstep"]
         self.assertEqual(of_file["worst"], trials["lockstep"]["worst"])
+
+    def test_it_may_be_what_torch_saved(self):
+        import torch
+        arrays = Call().arrays
+        torch.save({name: torch.from_numpy(array) for name, array in arrays.items()},
+                   self.path("call.pt"))
+        out = self.path("out.safetensors")
+        self.assertEqual(self.bundled(self.path("call.pt"), out), "")
+        verdict, trials = self.replayed(out, "--ops", RIGHT)
+        self.assertEqual((verdict, len(trials)), ("clean", 3))
+        self.assertEqual(trials["lockstep"]["worst"],
+                         self.replayed(self.npz(arrays))[1]["lockstep"]["worst"])
+        torch.save({"q": torch.zeros(2)}, self.path("lacking.pt"))
+        self.assertIn("has no k, v", self.bundled(self.path("lacking.pt"), out))
+        self.assertIn("is no file", self.bundled(self.path("none.pt"), out))
+
+    def bundled(self, source, out):
+        done = subprocess.run([sys.executable, "-m", "lockstep", "bundle", source, out],
+                              env={**os.environ, "PYTHONPATH": PACKAGE}, capture_output=True,
+                              text=True, check=False)
+        self.assertEqual(done.returncode, 2 if done.stderr else 0)
+        return done.stderr
 
     def test_who_is_wrong_is_told(self):
         call = Call(requests=((3, 950), (1, 4)))

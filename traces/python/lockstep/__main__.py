@@ -1,14 +1,14 @@
-"""python -m lockstep import SRC OUT.h5 --map MAP --model DIR, and python -m lockstep stats A B"""
+"""python -m lockstep import SRC OUT.h5 --map MAP --model DIR, stats A B, and bundle CALL.pt OUT"""
 from __future__ import annotations
 
 import sys
 
-from lockstep import command, statistics
+from lockstep import bundle, command, statistics
 
-COMMANDS = {"import": command.main, "stats": statistics.main}
+COMMANDS = {"import": command.main, "stats": statistics.main, "bundle": bundle.main}
 
 if sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS:
-    print("error: python -m lockstep knows import and stats; other commands are of the lockstep "
-          "binary", file=sys.stderr)
+    print("error: python -m lockstep knows import, stats and bundle; other commands are of the "
+          "lockstep binary", file=sys.stderr)
     sys.exit(2)
 sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
