@@ -149,7 +149,6 @@ ReplacedOps replace_ops(Ops ops, const std::string& path, Device device) {
       std::move(ops), [library](const char* symbol) { return dlsym(library, symbol); }, path);
 }
 
-
 Ops with_user_ops(Ops ops, const std::string& path) {
   return replace_ops(std::move(ops), path, Device::cpu).ops;
 }

@@ -68,8 +68,7 @@ PassView::PassView(const Pass& pass, const Selection& selection, const Graph* gr
 // Nothing that is computed after the last cache is read by a later token.
 void PassView::find_short_places(const Graph& graph) {
   std::vector<Row> with_logits;
-  for (const int32_t i : pass_.info.logit_rows)
-    with_logits.push_back(pass_.info.rows[i].row);
+  for (const int32_t i : pass_.info.logit_rows) with_logits.push_back(pass_.info.rows[i].row);
   const std::vector<Place>& places = graph.places();
   bool ended = with_logits.empty();  // nothing from here on was computed, or needed
   for (size_t i = places.size(); i-- > 0 && !places[i].point->is_cache();) {
@@ -82,7 +81,8 @@ void PassView::find_short_places(const Graph& graph) {
 
 std::function<bool(const Place&)> PassView::is_of_logits() const {
   return [short_places = short_](const Place& place) {
-    return place.point->is_of_logits() || short_places.contains({order_of(*place.point), place.layer});
+    return place.point->is_of_logits() ||
+           short_places.contains({order_of(*place.point), place.layer});
   };
 }
 
