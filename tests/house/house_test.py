@@ -186,15 +186,22 @@ class Tidy(Rule):
         self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
 
-    def test_files_whose_names_clash_are_read_alone(self):
+    def test_names_clash_in_no_other_folder(self):
         helper = "namespace { int helper() { return 1; } }\n"
         self.write("kernels/b.cc", helper + "int b() { return helper(); }\n")
         self.write("kernels/c.cc", helper + "int c() { return helper(); }\n")
-        self.build("kernels/a.cc", "kernels/b.cc", "kernels/c.cc")
+        self.build("kernels/b.cc", "kernels/c.cc")
+        self.expect(tidy.problems, "names clash", build=self.root)
+
+    def test_files_whose_names_clash_are_read_alone(self):
+        helper = "namespace { int helper() { return 1; } }\n"
+        self.write("src/judge/ops/b.cc", helper + "int b() { return helper(); }\n")
+        self.write("src/judge/ops/c.cc", helper + "int c() { return helper(); }\n")
+        self.build("kernels/a.cc", "src/judge/ops/b.cc", "src/judge/ops/c.cc")
         self.expect(tidy.problems, build=self.root)
-        self.write("kernels/c.cc", helper + "long c() { return sizeof(sizeof(int)); }\n")
+        self.write("src/judge/ops/c.cc", helper + "long c() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
-        self.write("kernels/c.cc", helper)
+        self.write("src/judge/ops/c.cc", helper)
         self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
         self.write("kernels/a.cc", "int f() { return unknown; }\n")

@@ -46,7 +46,7 @@ TEST(Json, OfTracesFitsItsSchema) {
   EXPECT_NE(text_of(page).find("attn.q_rope"), std::string::npos);
   EXPECT_NE(trouble_of("report " + data_path("bard-qwen3/config.json") + " --html " + page), "");
   EXPECT_NE(
-      trouble_of("report " + temp_path("none.json") + " --html " + page).find("cannot be read"),
+      trouble_of("report " + temp_path("none.json") + " --html " + page).find("cannot be opened"),
       std::string::npos);
   EXPECT_NE(trouble_of("report " + page + " --html " + page).find("two files"), std::string::npos);
   for (const std::string& path : {a, b, page}) std::filesystem::remove_all(path);
