@@ -135,7 +135,7 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
   for (const auto& [number, path] : paths) {
     std::optional<SegmentReader> segment;
     try {
-      try_reading(path, [&] { SegmentReader(path).open_tensors(); });
+      try_reading(path, [&file = path] { SegmentReader(file).open_tensors(); });
       segment.emplace(path);
       check(segment->run_id() == run_id_of(trace.manifest()),
             "{}: it belongs to another run than its folder's manifest", path);

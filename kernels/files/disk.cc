@@ -151,4 +151,15 @@ void AppendFile::sync() {
   if (::fdatasync(file_) != 0) fail_writing(path_);
 }
 
+ScratchFolder::ScratchFolder() : path_(std::filesystem::temp_directory_path() / "lockstep-XXXXXX") {
+  check(::mkdtemp(path_.data()) != nullptr,
+        "a temporary folder cannot be made at \"{}\" ({}); set TMPDIR to a folder with room", path_,
+        std::strerror(errno));
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;  // a destructor has nobody to tell
+  std::filesystem::remove_all(path_, ignored);
+}
+
 }  // namespace lockstep

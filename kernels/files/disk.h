@@ -65,4 +65,18 @@ class AppendFile {
   int file_ = -1;
 };
 
+// A folder of this process's own among the temporary ones, which is gone with this object.
+class ScratchFolder {
+ public:
+  ScratchFolder();  // throws Error when none can be made
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 }  // namespace lockstep

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "src/report/output.h"
 
 namespace lockstep {
@@ -96,31 +95,14 @@ void write_normal(OutputFile& file, int64_t count, float mean, float deviation,
   }
 }
 
-// A folder that is gone with this object.
-struct Folder {
-  Folder() : path(std::filesystem::temp_directory_path() / "lockstep-XXXXXX") {
-    check(::mkdtemp(path.data()) != nullptr,
-          "a temporary folder cannot be made at \"{}\" ({}); set TMPDIR to a folder with room",
-          path, std::strerror(errno));
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;  // a destructor has nobody to tell
-    std::filesystem::remove_all(path, ignored);
-  }
-
-  std::string path;
-};
-
 }  // namespace
 
 Checkpoint synthetic_checkpoint(const std::string& config) {
-  std::optional<Folder> folder(std::in_place);
-  write_file(folder->path + "/config.json", config);
-  const std::map<std::string, Shape> tensors = needed_tensors(read_config(folder->path));
+  std::optional<ScratchFolder> folder(std::in_place);
+  write_file(folder->path() + "/config.json", config);
+  const std::map<std::string, Shape> tensors = needed_tensors(read_config(folder->path()));
   const std::string header = header_of(tensors);
-  OutputFile file(folder->path + "/model.safetensors");
+  OutputFile file(folder->path() + "/model.safetensors");
   const uint64_t length = header.size();
   file.write(&length, sizeof length);
   file.write(header.data(), header.size());
@@ -128,7 +110,7 @@ Checkpoint synthetic_checkpoint(const std::string& config) {
   for (const auto& [name, shape] : tensors) bytes += shape.count() * size_of(DType::bf16);
   file.extend(bytes);
   // From here on the file lives by its mapping, which on Linux shows what is written to it.
-  Checkpoint checkpoint = Checkpoint::open(folder->path);
+  Checkpoint checkpoint = Checkpoint::open(folder->path());
   folder.reset();
   std::mt19937_64 random(1);
   for (const auto& [name, shape] : tensors) {

@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "src/replay/bundle_arrays.h"
 #include "src/weights/qwen_graph.h"
 #include "src/weights/safetensors_writer.h"
@@ -263,25 +261,9 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
   return pass;
 }
 
-// A folder that is gone with this object.
-class Scratch {
- public:
-  Scratch() { check(mkdtemp(path_.data()) != nullptr, "no folder can be made in {}", path_); }
-  ~Scratch() {
-    std::error_code ignored;  // a destructor has nobody to tell
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = std::filesystem::temp_directory_path() / "lockstep-bundle-XXXXXX";
-};
-
 // A model of one layer whose attention is the call's.
 Checkpoint model_of(const AttentionCall& call) {
-  const Scratch scratch;
+  const ScratchFolder scratch;
   static constexpr const char* kNames[] = {"float32", "float16", "bfloat16"};
   const DType dtype = call.q.dtype;
   const char* name = kNames[dtype == DType::f32 ? 0 : dtype == DType::f16 ? 1 : 2];
@@ -307,7 +289,7 @@ Checkpoint model_of(const AttentionCall& call) {
     config["max_window_layers"] = 0;
     config["layer_types"] = {"sliding_attention"};
   }
-  std::ofstream(scratch.path() + "/config.json") << config.dump();
+  replace_file(scratch.path() + "/config.json", config.dump(), Durable::no);
   const ModelConfig read = read_config(scratch.path());
   std::vector<NamedTensor> tensors;
   std::deque<Tensor> zeros;
@@ -317,8 +299,8 @@ Checkpoint model_of(const AttentionCall& call) {
     tensors.push_back({tensor, zero});
   }
   std::map<std::string, size_t> offsets;
-  std::ofstream(scratch.path() + "/model.safetensors", std::ios::binary)
-      << safetensors_of(std::move(tensors), {}, offsets);
+  replace_file(scratch.path() + "/model.safetensors",
+               safetensors_of(std::move(tensors), {}, offsets), Durable::no);
   return Checkpoint::open(scratch.path());
 }
 

@@ -43,7 +43,7 @@ bool is_filled(const char* begin, int64_t bytes, uint8_t fill) {
                      [fill](char c) { return static_cast<uint8_t>(c) == fill; });
 }
 
-std::vector<int32_t> counting(int64_t count) {
+std::vector<int32_t> numbers_below(int64_t count) {
   std::vector<int32_t> all(static_cast<size_t>(count));
   std::iota(all.begin(), all.end(), 0);
   return all;
@@ -60,7 +60,7 @@ Kept kept_of(const CapturedTensor& tensor) {
     if (const char* row = view.as<const char>() + r * bytes; !is_filled(row, bytes, kept.fill))
       (is_filled(row, bytes, 0) ? kept.zeros : kept.rows).push_back(static_cast<int32_t>(r));
   kept.all_rows = std::ssize(kept.rows) == rows;
-  kept.columns = counting(width);
+  kept.columns = numbers_below(width);
   return kept;
 }
 
