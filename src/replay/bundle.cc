@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 
 #include "kernels/base/check.h"
@@ -164,11 +166,38 @@ void check_shapes(const Parts& parts, const AttentionCall& call) {
         parts.path(), q.shape[1], q.shape[2], kv_heads, dim);
 }
 
+// Refuses what the call would compute otherwise than the model does that it is judged as.
+void check_formula(const Parts& parts, int64_t dim) {
+  const auto one = [&](std::initializer_list<const char*> names) -> std::optional<double> {
+    const TensorView* found = parts.find(names);
+    if (found == nullptr) return {};
+    check(found->count() == 1, "{}: {} has {} numbers, one was wanted", parts.path(),
+          *names.begin(), found->count());
+    return value_at(*found, 0);
+  };
+  if (const auto scale = one({"softmax_scale", "sm_scale", "scale"})) {
+    const double usual = 1 / std::sqrt(dim);
+    check(std::fabs(*scale - usual) <= 1e-3 * usual,
+          "{}: scores are scaled by {}: attention with the scale {} of heads of {} is what can be "
+          "judged",
+          parts.path(), *scale, usual, dim);
+  }
+  if (const auto cap = one({"softcap", "logits_soft_cap"}))
+    check(*cap == 0, "{}: its scores have a cap of {}: attention without one is what can be judged",
+          parts.path(), *cap);
+  if (const auto causal = one({"causal", "is_causal"}))
+    check(*causal != 0, "{}: it is not causal: causal attention is what can be judged",
+          parts.path());
+  check(parts.find({"alibi_slopes"}) == nullptr,
+        "{}: it has alibi_slopes: attention without them is what can be judged", parts.path());
+}
+
 AttentionCall call_of(const Parts& parts) {
   AttentionCall call{.q = parts.at({"q"}),
                      .k = parts.at({"k", "key_cache", "k_cache"}),
                      .v = parts.at({"v", "value_cache", "v_cache"})};
   check_shapes(parts, call);
+  check_formula(parts, call.k.shape.last());
   call.starts = edges_of(parts, parts.at({"cu_seqlens", "cu_seqlens_q", "query_start"}),
                          "cu_seqlens", call.q.rows());
   call.page_size = call.k.shape.rank() == 4 ? call.k.shape[1] : 0;

@@ -187,6 +187,10 @@ class Bundle(unittest.TestCase):
                   "slot_mapping": None}, "no block of the cache's"),
                 ({"seqused_k": np.array([2, 19, 23], np.int32)}, "no fewer keys"),
                 ({"out": arrays["out"][1:]}, "out is fp16"),
+                ({"softmax_scale": np.array([0.5], np.float32)}, "scores are scaled by 0.5"),
+                ({"softcap": np.array([30], np.float32)}, "a cap of 30"),
+                ({"causal": np.array([0], np.int32)}, "it is not causal"),
+                ({"alibi_slopes": np.ones(4, np.float32)}, "alibi_slopes"),
                 ({"q": arrays["q"].astype(np.float64)}, "fp32, fp16"),
                 ({"q": np.asfortranarray(arrays["q"])}, "Fortran")]:
             with self.subTest(said=said):

@@ -23,7 +23,7 @@ def write_bundle(path: str | pathlib.Path, arrays: Mapping[str, Any]) -> None:
     """Writes torch tensors (of any device) and numpy arrays as a .safetensors file.
 
     arrays: by the names that `lockstep replay` knows: q, k, v, cu_seqlens, block_tables,
-    slot_mapping, seqused_k, cu_seqlens_k, window, out. What is None is left out. Raises
+    slot_mapping, seqused_k, cu_seqlens_k, window, softmax_scale, out. None is left out. Raises
     LockstepError for what is no array of numbers, and where the file cannot be written.
     """
     header: dict[str, Any] = {}
@@ -53,6 +53,8 @@ def _stored(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
             value = value.numpy()
     if isinstance(value, int):
         value = np.array([value], np.int64)
+    if isinstance(value, float):
+        value = np.array([value], np.float32)
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.dtype != np.uint16:
         return "I64", np.ascontiguousarray(value, np.int64)
     elements = elements_of(value, "bf16" if getattr(value, "dtype", None) == np.uint16 else "")
