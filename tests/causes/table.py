@@ -1,7 +1,7 @@
 """What the seeded faults, and the wrong kernels beside this file, are said to look like.
 
-table.py LOCKSTEP MODELS [--only REGEX] [--models A,B] [--dtypes bf16,fp32,fp16] [--layers 3]
-         [--ops FOLDER] [--clean]
+table.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32,fp16] [--layers 3]
+         [--ops FOLDER] [--want SHARE]
 
 Prints a row a run: named, nothing said, wrong, or not seen (the run was clean). Which sentences
 count as right for a fault stands here alone: the product knows no fault by name. --ops: instead of
