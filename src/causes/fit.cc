@@ -90,11 +90,11 @@ void Fit::add(const Fit& other) {
   elements += other.elements, of_elements += other.of_elements, lost += other.lost;
   nodes += other.nodes, of_nodes += other.of_nodes;
   squares += other.squares, right_squares += other.right_squares, counted += other.counted;
-  beside += other.beside;
+  refuting += other.refuting;
 }
 
 bool Fit::explains() const {
-  return of_elements > 0 && lost * kLeastLost <= counted + beside &&
+  return of_elements > 0 && lost * kLeastLost <= counted && refuting <= nodes &&
          static_cast<double>(elements) >= kExplained * static_cast<double>(of_elements);
 }
 
@@ -117,10 +117,10 @@ Fit fit_of(const WrongNode& n, std::span<const double> h) {
 }
 
 Fit fit_of_right(const WrongNode& n, std::span<const double> h) {
-  Fit fit{.beside = std::ssize(h)};
+  int64_t lost = 0;
   for (size_t i = 0; i < h.size(); ++i)
-    fit.lost += within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype) ? 0 : 1;
-  return fit;
+    lost += within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype) ? 0 : 1;
+  return {.refuting = lost * kLeastLost > std::ssize(h) ? 1 : 0};
 }
 
 }  // namespace lockstep

@@ -27,12 +27,13 @@ struct Fit {
   // the op's arithmetic allow, of NaN and Infinity a million if they differ; and of its distance
   // from the right result in the same unit.
   double squares = 0, right_squares = 0;
-  int64_t counted = 0;  // elements in these sums
-  int64_t beside = 0;   // elements of nodes that are right
+  int64_t counted = 0;   // elements in these sums
+  int64_t refuting = 0;  // nodes that are right, and that the hypothesis would have otherwise
 
   void add(const Fit& other);
   // Whether 95 of 100 wrong elements are explained and no right one is lost, or of 2000 elements
-  // one, as roundings on the way have ties.
+  // one, as roundings on the way have ties; and whether no more right nodes speak against it than
+  // wrong ones for it, as a bug may have spared some requests.
   bool explains() const;
   double distance() const { return counted > 0 ? squares / static_cast<double>(counted) : 0; }
 };
@@ -45,7 +46,7 @@ struct Fit {
 //   exact result than three times as far as the elements lie from the hypothesis, in root mean
 //   square; and explained are those that do not.
 Fit fit_of(const WrongNode& node, std::span<const double> hypothesis);
-// The same of a node beside them that was found right: a hypothesis may only lose there.
+// The same of a node beside them that was found right, which can only refute.
 Fit fit_of_right(const WrongNode& node, std::span<const double> hypothesis);
 
 }  // namespace lockstep

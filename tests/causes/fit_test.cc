@@ -54,6 +54,21 @@ TEST(Fit, NeedsNineteenOfTwentyWrongElements) {
   EXPECT_FALSE(node.fit(twice).explains()) << "37 of 40";
 }
 
+TEST(Fit, IsRefutedByMoreRightNodesThanItExplains) {
+  Node wrong(40), right(40);
+  const Values twice = doubled(wrong.want);
+  wrong.got = twice;
+  const WrongNode held{right.dtype, right.got, right.want, right.limit};
+  Fit fit = wrong.fit(twice);
+  fit.add(fit_of_right(held, right.want));
+  EXPECT_EQ(fit.refuting, 0) << "it leaves that node as it is";
+  fit.add(fit_of_right(held, twice));
+  EXPECT_EQ(fit.refuting, 1);
+  EXPECT_TRUE(fit.explains()) << "a bug may spare a request";
+  fit.add(fit_of_right(held, twice));
+  EXPECT_FALSE(fit.explains());
+}
+
 TEST(Fit, LosesNoRightElement) {
   Node node(40);
   node.got[3] *= 2;
