@@ -1,3 +1,6 @@
+// A mixture of experts on the CPU: rows are grouped by expert, and each expert's matrix is
+// multiplied with all of its rows at once; weighted_sum adds a token's k results in the order of
+// its choices, in fp32, and rounds once.
 #include "kernels/experts.h"
 
 #include <cstring>

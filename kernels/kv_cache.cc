@@ -1,3 +1,5 @@
+// Writes and reads of the paged cache copy bits. A slot is page * page_size + offset; a negative
+// one writes nowhere, which is how rows that pad a batch are kept out.
 #include "kernels/kv_cache.h"
 
 #include <cstring>

@@ -1,3 +1,6 @@
+// Blocks are kept by size in a multimap and handed out when a want is at most an eighth smaller, so
+// that passes of nearly one length share memory. While a graph is captured, what the capturing
+// thread releases stays apart: the graph writes there whenever it is replayed.
 #include "kernels/base/arena.h"
 
 #include <utility>

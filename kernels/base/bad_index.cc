@@ -1,3 +1,5 @@
+// The sentences for indices that are out of range, once for the CPU, which throws at once, and for
+// devices, which report the first one and throw at the next wait.
 #include "kernels/base/bad_index.h"
 
 #include "kernels/base/check.h"

@@ -1,3 +1,7 @@
+// Where memory comes from: on the CPU aligned to a cache line, with room for one more behind it, so
+// that kernels may read whole vectors at the end; on a device from its runtime, which is registered
+// when the device is opened. The table of runtimes is shared by all threads, behind a mutex; a
+// runtime stays registered until the process ends.
 #include "kernels/base/memory.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// A command line as text and back, by the rules of a POSIX shell: single quotes, double quotes with
+// their escapes, backslashes. A trace keeps the line that made it in a form that can be pasted.
 #include "kernels/base/shell_words.h"
 
 #include <algorithm>

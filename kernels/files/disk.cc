@@ -1,3 +1,6 @@
+// A file appears under its name whole or not at all: it is written as NAME.XXXXXX.part beside its
+// place and renamed. With Durable::yes the bytes are on the disk before the name is, and the name
+// before the call returns, so that a machine that loses power leaves the old file or the new one.
 #include "kernels/files/disk.h"
 
 #include <fcntl.h>
@@ -19,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+// Writes all of it; a signal in between means nothing.
 void write_all(int file, const std::string& path, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -28,6 +32,7 @@ void write_all(int file, const std::string& path, std::string_view text) {
   }
 }
 
+// Whether a library's message holds the system's words for an error.
 bool says(std::string_view message, int reason) {
   return message.find(std::strerror(reason)) != std::string_view::npos;
 }

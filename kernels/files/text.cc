@@ -1,3 +1,6 @@
+// Files are opened without waiting, asked what they are, and only then read: a name may be a
+// folder, a pipe that nobody writes to, or a device without an end. Pipes are read only where the
+// process was given them (process substitution, /dev/stdin).
 #include "kernels/files/text.h"
 
 #include <fcntl.h>
