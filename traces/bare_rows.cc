@@ -1,3 +1,6 @@
+// The rows of passes as another program wrote them: columns of tokens and positions, and, where
+// there is more than one request or pass, columns of these. Which rows a tensor holds follows from
+// its number of rows: all of the pass, or the last one of each request.
 #include "traces/bare_rows.h"
 
 #include <algorithm>
@@ -28,6 +31,7 @@ std::vector<int64_t> optional_column(const Hdf5File& file, const std::string& na
   return column_of(file, name, kMostIds);
 }
 
+// The last row of each request in the pass, which gets logits.
 std::vector<int32_t> last_rows(const PassInfo& info) {
   std::vector<int32_t> last;
   for (size_t i = 0; i < info.rows.size(); ++i)

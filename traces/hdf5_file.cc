@@ -31,17 +31,20 @@ Id type_of() {
   if constexpr (std::is_same_v<T, std::string>) return hdf5_text_type();
 }
 
+// A dataspace of those extents; of one axis and no element where a column is empty.
 Id space_of(std::span<const int64_t> dims) {
   const std::vector<hsize_t> extents(dims.begin(), dims.end());
   return Id(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
 }
 
+// HDF5 takes texts of variable length as pointers, which borrow.
 std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
   std::vector<const char*> pointers;
   for (const std::string& text : texts) pointers.push_back(text.c_str());
   return pointers;
 }
 
+// A group or dataset, to read or give it attributes.
 Id opened(hid_t file, const std::string& object) {
   return Id(H5Oopen(file, object.c_str(), H5P_DEFAULT));
 }

@@ -1,3 +1,5 @@
+// Types and properties of HDF5 that both sides share. bf16 and fp16 are HDF5 floats of 16 bits,
+// built from fp32's by moving the fields, so that any reader of HDF5 knows how to widen them.
 #include "traces/hdf5_parts.h"
 
 #include <hdf5.h>
