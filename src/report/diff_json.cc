@@ -1,3 +1,4 @@
+// The whole comparison as JSON: schema tools/schemas/diff.schema.json.
 #include <nlohmann/json.hpp>
 
 #include "src/report/place_json.h"

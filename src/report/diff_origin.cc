@@ -1,3 +1,6 @@
+// Two lines that say where two traces come from, A whole and B by what is different about it.
+// Options of the command lines are compared word by word, so that "the same but for --fault X" can
+// be said.
 #include "src/report/diff_origin.h"
 
 #include <fmt/format.h>

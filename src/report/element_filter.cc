@@ -1,3 +1,4 @@
+// Which elements of a tensor `inspect --slice` and `--head` mean, in the tensor's own axes.
 #include "src/report/element_filter.h"
 
 #include <algorithm>

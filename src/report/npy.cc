@@ -1,3 +1,5 @@
+// NumPy's .npy format, version 1.0: a header that is text, padded so that the data is aligned to 64
+// bytes.
 #include "src/report/npy.h"
 
 #include <fmt/format.h>

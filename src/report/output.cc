@@ -1,3 +1,10 @@
+// Everything that a command prints or writes goes through this file: one table of formats for
+// stdout, one for files, and one way to write each. A file replaces what was there only once it is
+// whole (kernels/files/disk.h), whereas a pipe or a device takes bytes as they come.
+//
+// Names of outputs are checked before any work is done. An output must not be an input, nor another
+// output, nor a file of the checkpoint, by whatever links it is reached: a run of an hour that ends
+// by overwriting its model is worse than a refusal.
 #include "src/report/output.h"
 
 #include <fmt/format.h>
