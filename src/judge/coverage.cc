@@ -1,3 +1,7 @@
+// The occasions of a run: Bugs of paging, masks, chunks or routing need circumstances (a second
+// page, a context past a window, two requests of different lengths); they are counted pass by pass,
+// and not_covered() names each kind of bug that had none, with the option that would give it one. A
+// verdict is worth what it was tried on.
 #include "src/judge/coverage.h"
 
 #include <fmt/format.h>

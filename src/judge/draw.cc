@@ -1,3 +1,7 @@
+// Draws made again from what a trace says of them, by code that shares nothing with the engine's
+// sampler: Philox4x32-10, the filters in Hugging Face's order, the cumulative sum. Where a uniform
+// number falls within 1e-9 of the border between two tokens both are possible, since two right
+// programs may sum in another order.
 #include "src/judge/draw.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Holds every drawn token to its logits. Requests whose way to draw is known only at the end keep
+// their logits until then, up to a bound; what goes beyond it is counted and said.
 #include "src/judge/draw_replay.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,6 @@
+// Recognises a row that is right but in another order: RoPE's pairs interleaved, halves exchanged,
+// heads regrouped, dims before heads. The order is accepted only where every element fits its own
+// budget there, and a row is too short to be taken for one by chance.
 #include "src/judge/layouts.h"
 
 #include <array>

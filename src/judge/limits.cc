@@ -1,3 +1,5 @@
+// Limits from a file, tighter than theory, by kind of op and dtype: what clean runs reached, times
+// some room. They can only tighten: the budget of theory stays the largest that is ever allowed.
 #include "src/judge/limits.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,6 @@
+// Tokens of another run for the requests of this one: a request is found by its name or number
+// where the prompt is the same, a nameless one also by its prompt, and one that fits none is an
+// error, since a wrong text would be forced without a word.
 #include "src/session/forced.h"
 
 #include <fmt/format.h>

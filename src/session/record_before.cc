@@ -1,3 +1,5 @@
+// Before each chosen op the tensors that it is about to read are written as a trace of one pass,
+// replacing the last: whatever the op then does to the process, its inputs are on the disk.
 #include "src/session/record_before.h"
 
 #include <fmt/format.h>
