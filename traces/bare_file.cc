@@ -11,6 +11,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "probes/qwen_graph.h"
 #include "probes/recorder.h"
 #include "traces/bare_rows.h"
 #include "traces/bare_tensor.h"
@@ -145,7 +146,10 @@ class BareTrace final : public TraceReader {
     std::vector<Place> shown;
     for (const auto& [pass, tensors] : stored_)
       for (const Stored& tensor : tensors) shown.push_back(tensor.place);
-    manifest_.graph = graph_of_points(shown);
+    const QwenShape shape = QwenShape::showing(shown);
+    check(shape.layers <= kMostLayers, "a model of at most {} layers was wanted, found {}",
+          kMostLayers, shape.layers);
+    manifest_.graph = qwen_graph(shape);
     manifest_.graph_known = false;
     const std::string dtype = root_text("dtype");
     manifest_.dtype =

@@ -1,3 +1,6 @@
+// A tensor as another program stored it, brought into the form that a point has: the run's dtype,
+// when each number is one of it, heads in an axis of their own, indices as int32. A number that
+// would have to be rounded is an error that names it: a judge must see what the engine had.
 #include "traces/bare_tensor.h"
 
 #include <algorithm>
@@ -60,7 +63,7 @@ Tensor from_bits(const Tensor& bits, DType dtype) { return bits.part(0, bits.vie
 
 Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
               std::optional<DType> run, const std::string& where) {
-  const ForeignNumbers stored = file.numbers(path, /*whole=*/false);
+  const Hdf5File::ForeignNumbers stored = file.numbers(path, /*whole=*/false);
   std::optional<DType> said;
   if (file.has(path, "dtype")) {
     said = meaning_of(file.text(path, "dtype"), where + ": dtype", dtype_from);

@@ -58,7 +58,7 @@ int64_t Hdf5File::stored_bytes(const std::string& path) const {
   return count_of(dataset) * H5Tget_size(Hdf5Id(H5Dget_type(dataset)));
 }
 
-ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
+Hdf5File::ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
   const Hdf5Id dataset(stored_dataset(path));
   const Hdf5Id type(H5Dget_type(dataset));
   const std::vector<int64_t> dims = dims_of(dataset);
@@ -74,7 +74,7 @@ ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
         path_, path,
         whole ? "integer of at most 64 bits"
               : "float32, float16 or bfloat16, little endian, and no uint16 that holds their bits");
-  ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
+  Hdf5File::ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
   found.tensor = Tensor(shape, whole ? DType::i64 : found.only_bits ? DType::f16 : *dtype);
   const int64_t as = whole ? H5T_NATIVE_INT64 : type;
   if (shape.count() > 0 &&

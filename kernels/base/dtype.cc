@@ -1,3 +1,4 @@
+// Names, sizes and formats of dtypes, one row each.
 #include "kernels/base/dtype.h"
 
 #include <algorithm>
@@ -54,8 +55,7 @@ float to_float(Float16 x) {
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
 }
 
-template <>
-Float16 from_float<Float16>(float x) {
+Float16 to_float16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const float magnitude = std::fabs(x);

@@ -98,12 +98,12 @@ Tensor through_fp16(const Asked& a, double) {
 }
 Tensor clamped_to_fp16(const Asked& a, double) { return a.right().clamp(-65504, 65504); }
 Tensor truncated(const Asked& a, double) {
-  const Tensor right = a.right(), step = spacing(right, grid_of(a.op().got.dtype));
+  const Tensor right = a.right(), step = Grid::of(a.op().got.dtype).spacing(right);
   return at::trunc(right / step) * step;
 }
 Tensor flushed(const Asked& a, double) {
   const Tensor right = a.right();
-  const double least = std::ldexp(1.0, grid_of(a.op().got.dtype).least);
+  const double least = std::ldexp(1.0, Grid::of(a.op().got.dtype).least);
   return at::where(right.abs() < least, at::zeros_like(right), right);
 }
 Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }

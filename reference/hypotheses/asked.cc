@@ -61,11 +61,11 @@ at::Tensor Asked::kept(const at::Tensor& inner) const {
   const RoundingContract contract = op_.call.contract;
   const bool rounds =
       contract == RoundingContract::hf || contract == RoundingContract::hf_unrounded_sum;
-  return rounds ? rounded(inner, grid_of(model_.run)) : inner;
+  return rounds ? Grid::of(model_.run).rounded(inner) : inner;
 }
 
 at::Tensor Asked::in_dtype(const at::Tensor& x, DType dtype) const {
-  return rounded(x, grid_of(dtype));
+  return Grid::of(dtype).rounded(x);
 }
 
 std::vector<int64_t> Asked::positions() const {

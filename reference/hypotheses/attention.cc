@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 using at::Tensor;
-using Part = AttentionPart;
+using Part = Attention::Part;
 
 double right_scale(const Asked& a) { return 1 / std::sqrt(a.model().recipe.head_dim); }
 Tensor with_scale(const Asked& a, double scale) {

@@ -38,7 +38,7 @@ Tables tables_of(const Asked& a, const std::vector<double>& positions,
 }
 Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<double>& positions) {
   const int64_t dim = a.model().recipe.head_dim;
-  return tables_of(a, positions, frequencies_of(recipe, dim, length_of(a)), magnitude_of(recipe));
+  return tables_of(a, positions, recipe.frequencies(dim, length_of(a)), recipe.magnitude());
 }
 std::vector<double> right_positions(const Asked& a) {
   std::vector<double> positions;
@@ -210,9 +210,9 @@ Tensor with_factor(const Asked& a, double factor, bool own_magnitude) {
   if (!is_scaled(a) || recipe_of(a).factor == 1) return {};
   RotaryRecipe recipe = recipe_of(a);
   recipe.factor = factor;
-  const std::vector<double> f = frequencies_of(recipe, a.model().recipe.head_dim, length_of(a));
+  const std::vector<double> f = recipe.frequencies(a.model().recipe.head_dim, length_of(a));
   return turned(
-      a, tables_of(a, right_positions(a), f, magnitude_of(own_magnitude ? recipe_of(a) : recipe)));
+      a, tables_of(a, right_positions(a), f, (own_magnitude ? recipe_of(a) : recipe).magnitude()));
 }
 Tensor scaling_twice(const Asked& a, double) {
   return with_factor(a, recipe_of(a).factor * recipe_of(a).factor, true);
@@ -226,19 +226,19 @@ Tensor linear_scaling(const Asked& a, double) {
       a, {.type = "linear", .theta = recipe_of(a).theta, .factor = recipe_of(a).factor});
 }
 Tensor magnitude_left_out(const Asked& a, double) {
-  const double magnitude = magnitude_of(recipe_of(a));
+  const double magnitude = recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos / magnitude, t.sin / magnitude});
 }
 Tensor magnitude_twice(const Asked& a, double) {
-  const double magnitude = magnitude_of(recipe_of(a));
+  const double magnitude = recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos * magnitude, t.sin * magnitude});
 }
 Tensor with_frequencies(const Asked& a, auto change) {
-  std::vector<double> f = frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  std::vector<double> f = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
   for (size_t j = 0; j < f.size(); ++j) f[j] = change(j, f[j]);
-  return turned(a, tables_of(a, right_positions(a), f, magnitude_of(recipe_of(a))));
+  return turned(a, tables_of(a, right_positions(a), f, recipe_of(a).magnitude()));
 }
 Tensor frequencies_in(const Asked& a, DType dtype) {
   return with_frequencies(a, [dtype](size_t, double f) { return round_to(f, dtype); });
@@ -253,8 +253,7 @@ Tensor exponent_doubled(const Asked& a, double) {
   return with_frequencies(a, [](size_t, double f) { return f * f; });
 }
 Tensor frequencies_reversed(const Asked& a, double) {
-  const std::vector<double> all =
-      frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  const std::vector<double> all = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
   return with_frequencies(a, [&](size_t j, double) { return all[all.size() - 1 - j]; });
 }
 std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
@@ -286,7 +285,7 @@ Tensor first_dims(const Asked& a, double share) {
   const int64_t some = static_cast<int64_t>(share * static_cast<double>(dim)) / 2 * 2;
   if (some < 2 || some >= dim) return {};
   const Tables t =
-      tables_of(a, right_positions(a), frequencies_of(recipe_of(a), some, length_of(a)), 1);
+      tables_of(a, right_positions(a), recipe_of(a).frequencies(some, length_of(a)), 1);
   const Tensor x = a.input(0);
   return at::cat({turned(a, x.narrow(-1, 0, some), t), x.narrow(-1, some, dim - some)}, -1);
 }

@@ -52,7 +52,7 @@ std::vector<RoundingContract> Contracts::candidates(const Place& place,
 }
 
 bool may_round_so(const NodeOutcome& outcome) {
-  return outcome.tried && (!is_finding(outcome) || outcome.passes_on);
+  return outcome.tried && (!outcome.is_finding() || outcome.passes_on);
 }
 
 bool Contracts::Fits::fits_any() const {
@@ -64,7 +64,7 @@ bool Contracts::Fits::fits_any() const {
 void Contracts::add(const Place& place, std::span<const RoundingContract> candidates,
                     std::span<const NodeOutcome> outcomes) {
   if (candidates.size() < 2) return;
-  OfPoint& of = points_[order_of(*place.point)];
+  OfPoint& of = points_[place.point->order()];
   of.point = place.point;
   of.candidates.assign(candidates.begin(), candidates.end());
   Fits& fits = of.by_layer[place.layer];
@@ -87,7 +87,7 @@ void Contracts::OfPoint::put_out() {
 }
 
 bool Contracts::is_out(const Place& place, size_t candidate) const {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end() || candidate >= of->second.out.size() || !of->second.out[candidate])
     return false;
   const auto layer = of->second.by_layer.find(place.layer);
@@ -95,7 +95,7 @@ bool Contracts::is_out(const Place& place, size_t candidate) const {
 }
 
 void Contracts::add_misfit(const Place& place, size_t candidate) {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end() || !of->second.by_layer.contains(place.layer)) return;
   of->second.by_layer[place.layer].misfit.at(candidate) = true;
 }
@@ -114,7 +114,7 @@ void Contracts::decide() {
 }
 
 size_t Contracts::chosen(const Place& place) const {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end()) return 0;
   const auto found = of->second.by_layer.find(place.layer);
   if (found == of->second.by_layer.end()) return 0;
@@ -126,7 +126,7 @@ size_t Contracts::chosen(const Place& place) const {
 }
 
 RoundingContract Contracts::of(const Point& point) const {
-  const auto of = points_.find(order_of(point));
+  const auto of = points_.find(point.order());
   if (of != points_.end()) return of->second.candidates[of->second.chosen];
   const auto declared = declared_.find(std::string(point.name));
   return declared == declared_.end() ? fused : declared->second;

@@ -102,7 +102,7 @@ std::vector<double> row_in(const TensorView& view, int64_t row) {
 
 // The errors of a place's own are drawn anew in each pass.
 uint64_t seed_of(const Place& place, int32_t pass, size_t first) {
-  return static_cast<uint64_t>(order_of(*place.point)) << 48 ^
+  return static_cast<uint64_t>(place.point->order()) << 48 ^
          static_cast<uint64_t>(place.layer + 1) << 40 ^ static_cast<uint64_t>(pass) << 20 ^ first;
 }
 
@@ -311,7 +311,7 @@ bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trou
     if (may_read_unrounded(place, read) && !inputs.deviations.back())
       inputs.unround(
           inputs.values.size() - 1,
-          find(read) ? dtype_of(*read.point, options_.dtype) : inputs.values.back()->dtype,
+          find(read) ? read.point->dtype_in(options_.dtype) : inputs.values.back()->dtype,
           seed_of(read, pass_->info().pass, 1));
   }
   return true;
@@ -339,7 +339,7 @@ void HiddenTensors::make(const Place& place) {
 // Puts rows of a hidden tensor: what the oracle makes of them, and how far a right kernel's may be.
 void HiddenTensors::store(const Place& place, const OracleCall& call, const Inputs& inputs,
                           const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made) {
-  const DType dtype = dtype_of(*place.point, options_.dtype);
+  const DType dtype = place.point->dtype_in(options_.dtype);
   const Exact exact = oracle_.evaluate(call);
   const Shape row_shape(exact.shape.extents().subspan(1));
   reserve(made.value, place, rows_, row_shape, DType::f64);

@@ -151,9 +151,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
       error_map(facts.page_size) {
-  const Graph wanted = restricted(oracle.graph(), [&](const Place& place) {
-    return !place.point->optional || manifest.graph.has(place);
-  });
+  const Graph wanted = oracle.graph().restricted(
+      [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
   check(wanted == manifest.graph,
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
@@ -337,7 +336,7 @@ std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place
   std::vector<NodeId> flags;
   for (const Pending& node : judged.pending)
     if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
-          return is_finding(o) && !o.passes_on;
+          return o.is_finding() && !o.passes_on;
         }))
       flags.push_back({places[node.place], judged.pass, node.request});
   return flags;

@@ -140,7 +140,7 @@ bool OpJudge::narrow_enough(const Block& block) {
     size += std::fabs(block.exact.want[i]);
     power += block.exact.want[i] * block.exact.want[i];
   }
-  Width& widest = widened_by_[order_of(*block.place.point)];
+  Width& widest = widened_by_[block.place.point->order()];
   if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
   if (power > 0)
     widest.of_row =

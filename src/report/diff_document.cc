@@ -1,3 +1,6 @@
+// A comparison of two traces as people read it: the two sides and how their origins differ
+// (diff_origin.h), a map of how far apart each op is in ulp, in which the first difference stands
+// in brackets, tokens that part, and the verdict.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,9 +43,9 @@ Table map_of(const DiffResult& result) {
     layers = std::max(layers, p.place.layer + 1);
   }
   const std::vector<const Point*> points = layer_columns(places);
-  Table table{{{"ulps", Align::right, 5}}, {}, "{}", 1};
+  Table table{{{"ulps", Table::Align::right, 5}}, {}, "{}", 1};
   for (const Point* point : points)
-    table.columns.emplace_back(std::string(point->column), Align::right, 3);
+    table.columns.emplace_back(std::string(point->column), Table::Align::right, 3);
   int first = 0;
   for (int layer = 0; layer < layers && !points.empty(); ++layer) {
     std::vector<Cell> row{std::to_string(layer)};

@@ -1,3 +1,6 @@
+// The map of layers by points, one glyph an op. Neighbouring layers that look alike are drawn once,
+// as a range, and of a large model layers without errors of their own are left out first, so that a
+// map of eighty layers is a few lines.
 #include "src/report/result_map.h"
 
 #include <fmt/format.h>
@@ -80,11 +83,11 @@ std::string left_out(const std::vector<MapRow>& shown, const std::vector<MapRow>
 }
 
 Table table_of(const std::vector<MapRow>& rows, const std::vector<const Point*>& columns) {
-  Table table{.columns = {{"layer", Align::right, 5}}, .gap = 1, .marks = true};
+  Table table{.columns = {{"layer", Table::Align::right, 5}}, .gap = 1, .marks = true};
   // Names of two characters and more stand three apart, so that columns can be followed by eye.
   const int width = columns.size() > 18 ? 1 : 3;
   for (const Point* column : columns)
-    table.columns.push_back({std::string(column->column), Align::right, width});
+    table.columns.push_back({std::string(column->column), Table::Align::right, width});
   for (const MapRow& row : rows) {
     const std::string layers = row.first == row.last ? std::to_string(row.first)
                                                      : fmt::format("{}-{}", row.first, row.last);

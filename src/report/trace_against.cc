@@ -1,3 +1,4 @@
+// Selected tensors of one trace beside the same of another, element by element.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,7 +50,7 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
         SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
         for (const int64_t offset : offsets)
           selected.numbers.push_back(value_at(data, r * data.row_size() + offset));
-        RowKey key{order_of(*t.point), t.layer, row.request, row.position, 0};
+        RowKey key{t.point->order(), t.layer, row.request, row.position, 0};
         while (rows.contains(key)) ++std::get<4>(key);
         rows.emplace(key, std::move(selected));
       }

@@ -38,7 +38,7 @@ std::string slots_text(std::span<const PassRow> rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-void add(const RecordedTensor& tensor, PlaceTotal& total) {
+void add(const RecordedTensor& tensor, TraceTotals::PlaceTotal& total) {
   const Digest& d = tensor.digest;
   Digest& all = total.digest;
   if (d.finite() > 0) {
@@ -160,13 +160,13 @@ std::string inputs_text(const Graph& graph, const TraceTotals& totals) {
 }
 
 std::string nonfinite_text(const TraceReader& trace, const TraceTotals& totals) {
-  const FirstNonFinite& f = *totals.first;
+  const TraceTotals::FirstNonFinite& f = *totals.first;
   return fmt::format("NOT FINITE: first in pass {}, {}: {} of {} NaN, {} Inf{}", f.pass,
                      text_of(f.place), f.nan, f.elements, f.inf,
                      inputs_text(trace.manifest().graph, totals));
 }
 
-std::string size_of_numbers(const PlaceTotal& total) {
+std::string size_of_numbers(const TraceTotals::PlaceTotal& total) {
   if (total.hashes_alone) return "#";
   const Digest& d = total.digest;
   if (d.nan > 0) return "NaN";
@@ -175,15 +175,15 @@ std::string size_of_numbers(const PlaceTotal& total) {
 
 void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   std::vector<Place> places;
-  for (const PlaceTotal& total : totals.places) places.push_back(total.place);
+  for (const TraceTotals::PlaceTotal& total : totals.places) places.push_back(total.place);
   const std::vector<const Point*> columns = layer_columns(places);
-  Table table{.columns = {{"rms", Align::right, 5}}, .gap = 1};
+  Table table{.columns = {{"rms", Table::Align::right, 5}}, .gap = 1};
   for (const Point* column : columns)
     table.columns.push_back(
-        {std::string(column->column), Align::right, columns.size() > 18 ? 1 : 3});
+        {std::string(column->column), Table::Align::right, columns.size() > 18 ? 1 : 3});
   std::map<int, std::vector<Cell>> rows;
   std::string others;
-  for (const PlaceTotal& total : totals.places) {
+  for (const TraceTotals::PlaceTotal& total : totals.places) {
     if (total.place.layer < 0) {
       others += fmt::format("{}{} {}", others.empty() ? "" : "   ", total.place.point->name,
                             size_of_numbers(total));
@@ -198,7 +198,7 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
   if (!table.rows.empty()) blocks.push_back(std::move(table));
   if (!others.empty()) blocks.push_back(Paragraph{others, 6, 8});
-  if (std::ranges::any_of(totals.places, &PlaceTotal::hashes_alone))
+  if (std::ranges::any_of(totals.places, &TraceTotals::PlaceTotal::hashes_alone))
     blocks.push_back(Paragraph{"# hashes alone, no numbers", 6, 8});
 }
 
@@ -226,21 +226,21 @@ std::string number_in_four(double value) {
 
 TraceTotals totals_of(TraceReader& trace) {
   TraceTotals totals;
-  std::map<std::pair<int, int>, PlaceTotal> places;
+  std::map<std::pair<int, int>, TraceTotals::PlaceTotal> places;
   const int layers = trace.manifest().graph.layers();
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/false);
     for (const RecordedTensor& t : pass.tensors) {
-      const int order = order_of(*t.point);
-      const bool before = order < order_of(point("attn.norm"));  // all layers
+      const int order = t.point->order();
+      const bool before = order < point("attn.norm").order();  // all layers
       const int group = t.point->per_layer ? t.layer : before ? -1 : layers;
-      PlaceTotal& total = places[{group, order}];
+      TraceTotals::PlaceTotal& total = places[{group, order}];
       total.place = {t.point, t.layer};
       add(t, total);
       const Digest& d = t.digest;
       if (!totals.first && d.has_numbers() && d.finite() < d.count)
-        totals.first =
-            FirstNonFinite{pass.info.pass, total.place, d.nan, d.pos_inf + d.neg_inf, d.count};
+        totals.first = TraceTotals::FirstNonFinite{pass.info.pass, total.place, d.nan,
+                                                   d.pos_inf + d.neg_inf, d.count};
     }
   }
   for (auto& [key, total] : places) {

@@ -16,7 +16,7 @@ namespace {
 // One line a place, in graph order.
 Table table_of_places(const TraceTotals& totals) {
   Table table = with_digest_columns({"layer", "point", "dtype", "tensors", "rows"});
-  for (const PlaceTotal& total : totals.places) {
+  for (const TraceTotals::PlaceTotal& total : totals.places) {
     auto& row = table.rows.emplace_back();
     row = {total.place.layer < 0 ? Cell(std::string("-")) : Cell(int64_t{total.place.layer}),
            std::string(total.place.point->name), std::string(name_of(total.dtype)), total.tensors,

@@ -83,7 +83,7 @@ struct SecondJudgement {
   std::string says;
 };
 
-bool close(const Opinion& opinion, const Finding& finding, DType dtype) {
+bool close(const SecondOpinion::Opinion& opinion, const Finding& finding, DType dtype) {
   if (!std::isfinite(finding.want) || !std::isfinite(opinion.stored)) {
     const double want = round_to(finding.want, dtype);
     return want == opinion.stored || (std::isnan(want) && std::isnan(opinion.stored));
@@ -104,7 +104,7 @@ SecondJudgement judge_again(const Result& result, const Place& place, const Evid
   for (const Finding& f : result.findings) {
     const Pass* pass = evidence.of(f.node.pass);
     if (!(f.node.place == place) || f.index.empty() || !pass || computed == kMostComputed) continue;
-    const Opinion opinion =
+    const SecondOpinion::Opinion opinion =
         second.of(place,
                   contract == result.scope.contracts.end() ? RoundingContract::fused
                                                            : contract_from(contract->second),

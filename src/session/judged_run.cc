@@ -29,10 +29,10 @@ namespace {
 
 Only::Wanted wanted_to_judge(const Graph& graph, const Selection& selection) {
   std::set<std::pair<int, int>> places;
-  for (const Place& place : places_to_judge(graph, selection))
-    places.emplace(order_of(*place.point), place.layer);
+  for (const Place& place : graph.places_to_judge(selection))
+    places.emplace(place.point->order(), place.layer);
   return [places = std::move(places)](const Point& point, int layer) {
-    return places.contains({order_of(point), layer});
+    return places.contains({point.order(), layer});
   };
 }
 

@@ -1,3 +1,5 @@
+// A checkpoint, as lockstep model shows it: read from config.json alone, so that weights need not
+// be there, with what it would take to run it here.
 #include "src/session/model_table.h"
 
 #include <fmt/format.h>
@@ -38,7 +40,7 @@ std::string window_text(const std::vector<int64_t>& window) {
                      *std::ranges::max_element(window));
 }
 
-std::string experts_text(const ExpertsConfig& experts) {
+std::string experts_text(const ModelConfig::Experts& experts) {
   if (experts.layers.empty()) return "none";
   return fmt::format("{} of {} wide in {} layers, {} a token, weights {}", experts.count,
                      experts.intermediate, experts.layers.size(), experts.chosen,

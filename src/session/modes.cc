@@ -190,11 +190,9 @@ void take_audit(const Auditor& auditor, std::string_view mode, std::vector<Findi
 std::string summary(std::string_view mode, const Result& before, const Result& after) {
   std::string text =
       fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
-  for (int i = 0; i < kVerdicts; ++i) {
-    const size_t v = i;
-    if (const int64_t n = after.counts[v] - before.counts[v]; n > 0)
-      text += fmt::format(", {} {}", n, name_of(static_cast<Verdict>(i)));
-  }
+  for (const Verdict verdict : values_of<Verdict>())
+    if (const int64_t n = after.counts[verdict] - before.counts[verdict]; n > 0)
+      text += fmt::format(", {} {}", n, name_of(verdict));
   return text;
 }
 
@@ -207,7 +205,7 @@ std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
     if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
       ledger.note(fmt::format("{} was left out: it needs --device cuda, and no fault of an op",
                               mode->name));
-    else if (!mode->other_lengths || !depends_on_length(run.checkpoint.config().rope))
+    else if (!mode->other_lengths || !run.checkpoint.config().rope.depends_on_length())
       left.push_back(mode);
     else
       ledger.note(

@@ -1,3 +1,5 @@
+// The output of generate. Texts stream as they come, one request after another, so that two never
+// mix; as JSON each is a line when it has ended.
 #include "src/session/printer.h"
 
 #include <nlohmann/json.hpp>
@@ -24,7 +26,7 @@ const char* name_of(Ending ending) {
   return "";
 }
 
-Json json_of(const TokenLogprob& token, const Tokenizer* tokenizer) {
+Json json_of(const Logprobs::Token& token, const Tokenizer* tokenizer) {
   Json json = {{"token", token.token}};
   if (tokenizer != nullptr) json["text"] = tokenizer->decode(std::span(&token.token, 1));
   json["logprob"] = json_number<Json>(token.logprob);
@@ -35,7 +37,7 @@ Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer* tokenizer) 
   Json list = Json::array();
   for (const Logprobs& choice : logprobs) {
     Json one = json_of(choice.chosen, tokenizer);
-    for (const TokenLogprob& top : choice.top) one["top"].push_back(json_of(top, tokenizer));
+    for (const Logprobs::Token& top : choice.top) one["top"].push_back(json_of(top, tokenizer));
     list.push_back(std::move(one));
   }
   return list;
@@ -52,7 +54,7 @@ std::string SequenceText::take_new() {
 }
 
 Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer,
-                 TextFormat format)
+                 Printer::Format format)
     : engine_(engine), tokenizer_(tokenizer), format_(format), requests_(requests) {}
 
 const Sequence* Printer::current() const {
@@ -79,12 +81,12 @@ void Printer::print_new() {
     if (!sequence) return;
     if (!text_ && tokenizer_ != nullptr) text_.emplace(*sequence, *tokenizer_);
     const std::string text = text_ ? text_->take_new() : "";
-    if (format_ == TextFormat::json)
+    if (format_ == Printer::Format::json)
       whole_ += text;
     else if (!text.empty())
       print(text);
     if (!sequence->finished) return;
-    print(format_ == TextFormat::json ? json_line(*sequence) : "\n");
+    print(format_ == Printer::Format::json ? json_line(*sequence) : "\n");
     text_.reset();
     whole_.clear();
     if (++sample_ == sequence->request.samples) sample_ = 0, ++request_;

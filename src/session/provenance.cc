@@ -1,3 +1,6 @@
+// Everything that another run would need to be this one, as texts by name: the model and its
+// fingerprint, options, versions, the machine, the command line. A comparison of two traces reads
+// differences from here, so that names are stable.
 #include "src/session/provenance.h"
 
 #include <fmt/chrono.h>
@@ -41,7 +44,7 @@ int64_t narrowest_window(const ModelConfig& config) {
   return least;
 }
 
-std::string text_of(Preempt preempt) { return kPreempts[static_cast<size_t>(preempt)]; }
+std::string text_of(Preempt preempt) { return name_of(preempt); }
 std::string text_of(auto number) { return std::to_string(number); }  // of bool: 1 or 0
 
 }  // namespace

@@ -1,3 +1,5 @@
+// How long judging will take, from sizes alone. The constants were fitted to runs on one machine
+// and are good to a factor of three: enough to warn of hours, no promise.
 #include "src/session/run_estimate.h"
 
 #include <fmt/format.h>
@@ -64,17 +66,16 @@ RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& opt
   return {static_cast<int64_t>(tokens), work / threads};
 }
 
-std::string long_run_notice(const RunEstimate& estimate) {
+std::string RunEstimate::notice() const {
   constexpr double kMinute = 60, kHour = 3600, kDay = 86400;
-  if (!(estimate.seconds > kMinute)) return "";
-  const double seconds = estimate.seconds;
+  if (!(seconds > kMinute)) return "";
   const std::string time = seconds < 2 * kHour  ? fmt::format("{:.0f} minutes", seconds / kMinute)
                            : seconds < 2 * kDay ? fmt::format("{:.0f} hours", seconds / kHour)
                                                 : fmt::format("{:.0f} days", seconds / kDay);
   return fmt::format(
       "{} tokens to judge take about {} here: lower --max-new, shorten the prompts, or judge some "
       "--layers or --points alone",
-      estimate.tokens, time);
+      tokens, time);
 }
 
 }  // namespace lockstep

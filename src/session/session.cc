@@ -26,7 +26,7 @@ const Tokenizer& Session::wanted_tokenizer() const {
 
 Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
-  session.engine = engine_options_of(options, session.checkpoint.config());
+  session.engine = options.engine_for(session.checkpoint.config());
   session.engine.device = open_device(options.device);
   check(options.graph != "on" || session.engine.device != Device::cpu,
         "--graph on needs a device that has graphs: add --device cuda");

@@ -182,8 +182,8 @@ void write_table(Html& html, const Table& table, std::string_view kind) {
   const auto list = html.open("table", {{"class", fmt::format("list {}", kind)}});
   if (!table.title.empty()) html.leaf("caption", table.title);
   const auto is_number = [&](size_t column) {
-    if (table.columns[column].align != Align::by_content)
-      return table.columns[column].align == Align::right;
+    if (table.columns[column].align != Table::Align::by_content)
+      return table.columns[column].align == Table::Align::right;
     return !table.rows.empty() && table.rows[0][column].index() != 0;
   };
   {

@@ -1,3 +1,6 @@
+// The only place that puts text into HTML. Text and attribute values pass through html_escaped(),
+// tags are literals of this program, and an Element closes its tag when its scope ends: a page can
+// be cut short by an exception and not by a forgotten end tag.
 #include "src/report/page/html.h"
 
 #include <cstdint>
@@ -64,7 +67,7 @@ Html::Element::~Element() {
 void Html::start(std::string_view tag, Attributes attributes, std::string_view end) {
   out_ += '<';
   out_ += tag;
-  for (const Attribute& attribute : attributes) {
+  for (const Html::Attribute& attribute : attributes) {
     out_ += ' ';
     out_ += attribute.name;
     out_ += "=\"";

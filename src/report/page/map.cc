@@ -62,7 +62,7 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
     for (const int point : points) {
       const auto place = html.open("td");
       const auto cell = std::ranges::find_if(cells, [&](const MapCell& c) {
-        return c.place.layer == layer && order_of(*c.place.point) == point;
+        return c.place.layer == layer && c.place.point->order() == point;
       });
       if (cell != cells.end()) write_cell(html, cells, cell - cells.begin());
     }
@@ -72,7 +72,7 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
 void write_layers(Html& html, const std::vector<MapCell>& cells) {
   std::set<int> layers, points;
   for (const MapCell& c : cells)
-    if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(order_of(*c.place.point));
+    if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(c.place.point->order());
   if (layers.empty()) return;
   const bool tall = layers.size() > kTallRows;
   const auto table =
