@@ -41,6 +41,8 @@ constexpr auto kCommands = std::to_array<Command>({
      "write a folder that shows one wrong op without Lockstep", repro_command},
     {"report", "What changed, and what was computed?",
      "draw a page for people of a result or a trace", report_command},
+    {"schedule", "What changed, and what was computed?",
+     "make, show and check the instructions of a persistent kernel", schedule_command},
     {"generate", "What changed, and what was computed?", "run the engine alone and print the text",
      generate_command},
     {"selftest", "Can the verdict be trusted, and how tight is it?",
