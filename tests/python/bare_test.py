@@ -179,7 +179,8 @@ class Chunked(InFolder):
         self.assertEqual(verdict.first.point, "final.norm", verdict)
         with h5py.File(path, "a") as file:
             del file["tensors/pass000003/model/final.norm"]
-        self.assertTrue(lockstep.judge(path, QWEN3), "no pass has it: the logits are judged with it")
+        # No pass has it now, and the logits are judged with it.
+        self.assertTrue(lockstep.judge(path, QWEN3))
 
 
 if __name__ == "__main__":
