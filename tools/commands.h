@@ -37,6 +37,7 @@ int report_command(Args args);
 int inspect_command(Args args);
 int replay_command(Args args);
 int repro_command(Args args);
+int schedule_command(Args args);
 int points_command(Args args);
 int model_command(Args args);
 int faults_command(Args args);

@@ -33,7 +33,7 @@ int diff_command(Args args) {
       "Compare two traces: first what they are runs of, then bits, then numbers. Rows are paired "
       "by\n"
       "request, position, layer and point, so other batches, chunks or pages make no difference;\n"
-      "requests by number, or by their prompts where these differ. Names the first place that "
+      "requests by number, or by their tokens where these differ. Names the first place that "
       "noise\n"
       "does not explain: a suspect, for only a judgement knows which trace is wrong. With --model\n"
       "both are judged, each under its own contract, which needs the tensors (--keep full).\n"

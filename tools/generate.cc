@@ -2,73 +2,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <deque>
-#include <optional>
 
 #include "kernels/base/check.h"
-#include "probes/tee.h"
-#include "src/audit/audit.h"
-#include "src/report/output.h"
 #include "src/session/conversation.h"
-#include "src/session/printer.h"
+#include "src/session/generation.h"
 #include "src/session/provenance.h"
-#include "src/session/record_before.h"
-#include "src/session/requests.h"
-#include "src/session/session.h"
-#include "src/session/trace_capture.h"
 #include "tools/options.h"
 
 namespace lockstep {
-namespace {
-
-// Tells people on stderr what an audit found: stdout is the text alone.
-void tell(const Auditor& auditor) {
-  fmt::print(stderr, "K/V audit: {} rows written, {} read back, {} findings\n",
-             auditor.rows_written(), auditor.rows_read(), auditor.findings().size());
-  for (const Finding& finding : auditor.findings()) fmt::print(stderr, "  {}\n", finding.rule);
-}
-
-struct GenerateOptions {
-  ModelOptions model;
-  ObserveOptions observe{.keep = "digest"};
-  std::string format = "text";
-  bool audit = false;
-};
-
-// Whether all is well, as far as it was looked at.
-bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
-  Session session = open_session(options.model);
-  const bool json = options.format == "json";
-  const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &session.wanted_tokenizer();
-  options.observe.selection().check_layers(static_cast<int>(session.checkpoint.config().layers));
-  const auto before = record_before_of(options.observe, options.model, session.engine);
-  if (before) before->wrap(session.ops);
-  Engine engine(session.checkpoint, session.ops, session.engine);
-  for (const Request& request : session.requests) engine.submit(request);
-  Printer printer(engine, engine.requests(), tokenizer,
-                  json ? Printer::Format::json : Printer::Format::text);
-  Auditor auditor(session.engine.page_size);
-  std::optional<TraceCapture> capture;
-  if (!options.observe.trace.empty())
-    capture.emplace(options.observe, engine, provenance_of(session, command_line));
-  if (before) before->expect(capture->manifest());
-  Sink* seen = capture ? &capture->sink() : options.audit ? &auditor : nullptr;
-  std::deque<Tee> tees;
-  if (capture && options.audit) seen = &tees.emplace_back(*seen, auditor);
-  if (before) seen = &tees.emplace_back(*before, *seen);
-  Probe probe(seen);
-  while (engine.step(probe)) {
-    check(probe.failure().empty(), "{}", probe.failure());
-    printer.print_new();
-  }
-  if (capture) capture->finish(engine, probe);
-  if (before) before->finish();
-  if (options.audit) tell(auditor);
-  return auditor.findings().empty();
-}
-
-}  // namespace
-
 int generate_command(Args args) {
   CLI::App app{
       "Generate text with the engine alone, as it comes: one paragraph a request and sample, in\n"

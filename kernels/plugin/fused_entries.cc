@@ -42,17 +42,6 @@ void put_qkv_matmul(FusedOps& fused, const UserOp& user, void* symbol) {
   };
 }
 
-// The rows of K that a call wrote: what it had in between is stored nowhere else.
-void read_back(const QkNormRopeKvWrite& a) {
-  if (a.k_rope.empty()) return;
-  const Tensor slots = copy_on(Device::cpu, a.slots);
-  const TensorView cache = a.cache.k.reshaped(
-      {a.cache.pages() * a.cache.page_size(), a.cache.k.shape[2], a.cache.k.shape[3]});
-  for (int64_t t = 0; t < slots.view().rows(); ++t)
-    if (const int64_t slot = slots.as<int64_t>()[t]; slot >= 0)
-      copy(a.k_rope.slice(t, 1), cache.slice(slot, 1));
-}
-
 void put_qk_norm_rope_kv_write(FusedOps& fused, const UserOp& user, void* symbol) {
   const auto function = as<decltype(lockstep_qk_norm_rope_kv_write)>(symbol);
   fused.qk_norm_rope_kv_write = [=](const OpContext& context, const QkNormRopeKvWrite& a) {
@@ -66,7 +55,7 @@ void put_qk_norm_rope_kv_write(FusedOps& fused, const UserOp& user, void* symbol
     const DLTensor* const slots = call.tensor(a.slots);
     call.run(function, call.output(a.q_rope), call.output(a.cache), q, k, v, q_weight, k_weight,
              a.eps, cos, sin, positions, slots);
-    read_back(a);
+    read_back_keys(a);
   };
 }
 
@@ -103,6 +92,16 @@ const std::array<Entry, kFusedOps.size()>& entries() {
 }
 
 }  // namespace
+
+void read_back_keys(const QkNormRopeKvWrite& a) {
+  if (a.k_rope.empty()) return;
+  const Tensor slots = copy_on(Device::cpu, a.slots);
+  const TensorView cache = a.cache.k.reshaped(
+      {a.cache.pages() * a.cache.page_size(), a.cache.k.shape[2], a.cache.k.shape[3]});
+  for (int64_t t = 0; t < slots.view().rows(); ++t)
+    if (const int64_t slot = slots.as<int64_t>()[t]; slot >= 0)
+      copy(a.k_rope.slice(t, 1), cache.slice(slot, 1));
+}
 
 void put_fused(FusedOps& fused, const FusedRow& row, UserOp user, void* symbol) {
   for (const Entry& entry : entries()) {

@@ -7,9 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <type_traits>
 
@@ -17,91 +15,12 @@
 #include "kernels/base/nearest.h"
 #include "kernels/plugin/guarded_output.h"
 #include "kernels/plugin/host_staging.h"
+#include "kernels/plugin/python_call.h"
+#include "kernels/plugin/python_fused.h"
 #include "kernels/plugin/python_process.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kAlignment = 64;  // of a tensor in the memory
-
-// The line of one call, and where its tensors, which are in host memory, lie in the shared one.
-class Call {
- public:
-  void add(const TensorView& tensor) {
-    if (tensor.empty()) return say("none");
-    inputs_.push_back({tensor, place(tensor.bytes())});
-    say("tensor", tensor, inputs_.back().at);
-  }
-  void add(const WeightView& weight) { add(plain_codes("--ops", weight)); }
-  void add(const KvCache& cache) {
-    say("cache");
-    add(cache.k), add(cache.v);
-  }
-  void add(const AttentionBatch& batch) {
-    say("batch");
-    add(batch.query_start), add(batch.context_length), add(batch.page_table);
-  }
-  void add(const std::vector<TensorView>& tensors) {
-    say(fmt::format("list:{}", tensors.size()));
-    for (const TensorView& tensor : tensors) add(tensor);
-  }
-  void add(float x) { say(fmt::format("float:{}", static_cast<double>(x))); }
-  void add(int64_t x) { say(fmt::format("int:{}", x)); }
-  void add(bool x) { say(x ? "bool:1" : "bool:0"); }
-
-  // Comes first, as in C++.
-  void add_output(const GuardedOutput& output) {
-    outputs_.push_back({output.whole(), place(output.whole().view().bytes())});
-    say("out", output.view(), outputs_.back().at + GuardedOutput::kGuardBytes);
-  }
-  // A cache is written where it is.
-  void add_output(const KvCache& cache) {
-    say("cache");
-    for (const TensorView& half : {cache.k, cache.v}) {
-      outputs_.push_back({half, place(half.bytes())});
-      say("tensor", half, outputs_.back().at);
-    }
-  }
-
-  void run(PythonProcess& process, const std::string& who, std::string_view op,
-           const std::vector<std::string_view>& names) const {
-    const std::lock_guard lock(process.mutex());
-    const std::span<uint8_t> memory = process.memory(size_);
-    for (const auto* all : {&inputs_, &outputs_})
-      for (const auto& [tensor, at] : *all)
-        std::memcpy(memory.data() + at, tensor.data, tensor.bytes());
-    process.ask(who, fmt::format("call {} {}{}", op, memory.size(), words_));
-    for (size_t i = 0; i < inputs_.size(); ++i)
-      check(std::memcmp(memory.data() + inputs_[i].at, inputs_[i].tensor.data,
-                        inputs_[i].tensor.bytes()) == 0,
-            "{} changed its input {} {}: it may write its output alone, so work on a copy "
-            "(x.clone())",
-            who, names[std::min(i, names.size() - 1)], inputs_[i].tensor.shape.text());
-    for (const auto& [tensor, at] : outputs_)
-      std::memcpy(tensor.data, memory.data() + at, tensor.bytes());
-  }
-
- private:
-  struct Placed {
-    TensorView tensor;
-    int64_t at;  // bytes from the begin of the memory
-  };
-
-  int64_t place(int64_t bytes) {
-    const int64_t at = size_;
-    size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  void say(std::string_view word) { words_.append(" ").append(word); }
-  void say(std::string_view kind, const TensorView& tensor, int64_t at) {
-    say(fmt::format("{}:{}/{}/{}", kind, name_of(tensor.dtype), at,
-                    fmt::join(tensor.shape.extents(), ",")));
-  }
-
-  std::string words_;
-  std::vector<Placed> inputs_, outputs_;
-  int64_t size_ = 0;
-};
 
 // The cache of kv_write, whose bytes are all copied back.
 class WrittenCache {
@@ -122,11 +41,9 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, std::string_view
   op = [=](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
     if constexpr (std::is_same_v<Out, TensorView>)
       if (out.count() == 0) return;
-    const std::string layer = context.layer < 0 ? "" : fmt::format("layer {} ", context.layer);
-    const std::string who =
-        fmt::format("{} of {} at {}{}", name, process->path(), layer, context.point);
+    const std::string who = who_is_called(name, *process, context);
     std::conditional_t<std::is_same_v<Out, KvCache>, WrittenCache, GuardedOutput> output(out);
-    Call call;
+    PythonCall call;
     call.add_output(output);
     (call.add(in), ...);
     call.run(*process, who, name, inputs);
@@ -139,6 +56,7 @@ void put(std::function<void(const OpContext&, Out, In...)>& op, std::string_view
 void check_functions(const PythonProcess& process) {
   std::vector<std::string_view> known;
   for_each_op([&](const auto& row) { known.push_back(row.name); });
+  for (const FusedRow& row : kFusedOps) known.push_back(row.name);
   for (const std::string& function : process.functions()) {
     if (std::ranges::find(known, function) != known.end()) continue;
     const std::string_view near = nearest(function, known);
@@ -157,11 +75,23 @@ ReplacedOps with_python_ops(Ops ops, const std::string& path, Device device) {
   check_functions(*process);
   ReplacedOps replaced;
   Ops python;
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(process->functions(), name) != process->functions().end();
+  };
   for_each_op([&](const auto& row) {
-    if (std::ranges::find(process->functions(), row.name) == process->functions().end()) return;
+    if (!has(row.name)) return;
     put(python.*row.entry, row.name, {row.inputs.begin(), row.inputs.end()}, process);
     replaced.names.emplace_back(row.name);
   });
+  for (const FusedRow& row : kFusedOps) {
+    if (!has(row.name)) continue;
+    check(device == Device::cpu,
+          "--ops: {} of {} is a fused op, and those of a Python file are called on the CPU alone: "
+          "leave out --device, or it",
+          row.name, path);
+    put_python_fused(ops.fused, row, process);
+    replaced.names.emplace_back(row.name);
+  }
   check(!replaced.names.empty(),
         "--ops wants a Python file with a function that is named as an op, such as rms_norm, found "
         "none in {}: kernels/lockstep_ops.h names them",

@@ -13,7 +13,8 @@ struct ReplacedOps {
   std::vector<std::string> names;  // of those ops, in the order of kOps
 };
 
-// `ops` with the functions of a Python file in the places of the ops whose names they have. They
+// `ops` with the functions of a Python file in the places of the ops, fused ones on the host among
+// them, whose names they have. They
 // run in a Python process, on tensors on `device` of theirs, one at a time, and each is done when
 // it returns; the tensors go there and back through the memory of the host. An op throws Error when
 // its function raises an error (with its line), exits, crashes or is interrupted, when it leaves an

@@ -35,6 +35,12 @@ PARAMETERS = {
     "softmax_of": "out, logits, index, normalised",
     "expert_matmul": "out, x, index, weights",
     "weighted_sum": "out, x, weights",
+    # Fused ops: what lies between their pieces is stored nowhere.
+    "add_rms_norm": "out, sum, a, b, weight, eps",
+    "qkv_matmul": "q, k, v, x, weights, biases",
+    "qk_norm_rope_kv_write": "q_rope, cache, q, k, v, q_weight, k_weight, eps, cos, sin, "
+                             "positions, slots",
+    "gate_up_silu": "out, x, gate_weight, up_weight",
 }
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32",
           "int64": "int64", "uint8": "uint8"}

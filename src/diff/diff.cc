@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -491,6 +492,7 @@ DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options) {
   const MatchedRequests matched(a, b);
   DiffResult result = Comparison(a, matched.trace(), options).run();
   result.renamed = matched.sentences();
+  std::ranges::copy(matched.alone(), std::back_inserter(result.remarks));
   return result;
 }
 

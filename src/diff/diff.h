@@ -159,9 +159,9 @@ inline constexpr double kDiffOutlier = 2;
 // said, and make no difference; tokens that only one of them was fed do. A request is followed
 // until the two were fed different tokens or chose different experts: where each chose the best of
 // its own numbers, and these are within noise, that is noise too. Requests are paired by number, or
-// by name and prompt where the prompts of a number differ (match_requests.h). Throws Error when a
-// trace cannot be read or the selection names layers that a model has not, and where a trace's best
-// of logits are not those of its tensors (top_logits.h).
+// by their tokens where those of a number differ (match_requests.h); one that the other trace does
+// not have is a remark. Throws Error when a trace cannot be read or the selection names layers that
+// a model has not, and where a trace's best of logits are not those of its tensors (top_logits.h).
 DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
 
 // Enters what a judgement of each says, and what follows: with both clean nothing is wrong, however

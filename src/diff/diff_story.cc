@@ -63,6 +63,15 @@ std::string not_common(const DiffResult& result) {
                    : "";
 }
 
+// Says what no verdict rests on where both were found right, as one of the two alone computed it;
+// "": nothing.
+std::string fed_to_one(const DiffResult& result) {
+  const int64_t more = result.more_a + result.more_b;
+  return more > 0
+             ? fmt::format("; {} tokens were fed in one trace only, and were not compared", more)
+             : "";
+}
+
 // Says what makes them no runs of the same thing; "": nothing.
 std::string other_run(const DiffResult& result) {
   if (!result.structure.empty()) return result.structure.front();
@@ -157,8 +166,8 @@ void conclude_of_judgements(DiffResult& result) {
     // A flip of either trace is judged there. What was asked of the two runs remains.
     if (!result.structure.empty()) return;
     return conclude(result, DiffVerdict::noise,
-                    fmt::format("both are right, each under its own contract{}{}",
-                                how_they_part(result), not_common(result)));
+                    fmt::format("both are right, each under its own contract{}{}{}",
+                                how_they_part(result), fed_to_one(result), not_common(result)));
   }
   if (right_a == right_b) return;
   const DiffJudgement& wrong = right_a ? b : a;

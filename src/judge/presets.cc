@@ -45,31 +45,53 @@ constexpr Preset::Line kHfEager[] = {
      "matmul"},
 };
 
+// CUDA kernels were read, and not run here: vLLM's main of August 2026, FlashInfer fb28d72,
+// SGLang's and TensorRT-LLM's main. TensorRT-LLM's FMHA was not read, and is taken for what its XQA
+// is. FlashInfer stores the parts of keys that it splits in the dtype, which no contract has.
 constexpr Preset::Line kVllm[] = {
-    {OpKind::norm, "", hf,
-     "csrc/layernorm_kernels.cu: ((scalar_t)(x * s_variance)) * weight, of the rounded sum"},
+    {OpKind::norm, "", fused,
+     "csrc/libtorch_stable/layernorm_kernels.cu: (scalar_t)(x * s_variance * w), of the rounded "
+     "sum, since 0.20.0"},
     {OpKind::rope, "", tables_rounded,
-     "rotary_embedding/base.py: cos_sin_cache.to(dtype); csrc/pos_encoding_kernels.cu: fp32"},
-    {OpKind::silu_mul, "", hf, "csrc/activation_kernels.cu: (T)(silu) * y"},
+     "rotary_embedding/base.py: cos_sin_cache.to(dtype); csrc/pos_encoding_kernels.cu: x_f * cos_f "
+     "- y_f * sin_f, cast once"},
+    {OpKind::silu_mul, "", hf,
+     "csrc/libtorch_stable/activation_kernels.cu: packed_silu_kernel casts, and then u multiplies"},
     {OpKind::attention, "", hf, "vllm-flash-attn: P is rounded to the dtype before P V"},
     {OpKind::weighted_sum, "", products_rounded,
-     "fused_moe.py: products are stored in the dtype; moe_sum adds them"},
+     "fused_moe.py: accumulator * moe_weight is stored in the dtype; moe_sum adds by at::sum_out "
+     "(but for 3 or 4 experts a token: in the dtype)"},
+};
+
+constexpr Preset::Line kVllm19[] = {
+    kVllm[1],
+    kVllm[2],
+    kVllm[3],
+    kVllm[4],
+    {OpKind::norm, "", hf,
+     "csrc/layernorm_kernels.cu: ((scalar_t)(x * s_variance)) * weight, of the rounded sum, to "
+     "0.19.1 and wherever #42379 is in"},
 };
 
 constexpr Preset::Line kSglang[] = {
-    {OpKind::norm, "", fused, "FlashInfer, norm.cuh: RMSNorm, fp32 inside, one store"},
+    {OpKind::norm, "", fused, "FlashInfer, norm.cuh: RMSNormKernel, fp32 inside, one store"},
     {OpKind::norm, kStreamNorms, unrounded_sum,
-     "FlashInfer, norm.cuh: FusedAddRMSNorm reads the sum in fp32, and stores it rounded"},
-    {OpKind::attention, "", hf, "FlashInfer, prefill.cuh: P is rounded to the dtype before P V"},
+     "FlashInfer, norm.cuh: FusedAddRMSNormKernel reads the sum in fp32, and stores it rounded"},
+    {OpKind::attention, "", hf,
+     "FlashInfer, prefill.cuh: s_frag is cast to DTypeQ before P V (decode.cuh: not even that)"},
     {OpKind::weighted_sum, "", products_rounded,
-     "fused_moe_triton: products are stored in the dtype; moe_sum_reduce adds them in fp32"},
+     "fused_moe_triton_kernels.py: accumulator * moe_weight is stored in the dtype; "
+     "moe_sum_reduce adds in fp32"},
 };
 
 constexpr Preset::Line kTrtLlm[] = {
-    {OpKind::norm, "", fused, "kernels/rmsnormKernels.cu: fp32 inside, one store"},
+    {OpKind::norm, "", fused, "_torch/modules/rms_norm.py: flashinfer_rmsnorm"},
     {OpKind::norm, kStreamNorms, unrounded_sum,
      "_torch/modules/rms_norm.py: flashinfer_fused_add_rmsnorm, where FlashInfer is there"},
-    {OpKind::attention, "", hf, "FMHA and XQA: P is rounded to the dtype before P V"},
+    {OpKind::attention, "", hf,
+     "cpp/kernels/xqa/test/refAttention.cpp: tileX is cast to MathElem before it multiplies V"},
+    {OpKind::weighted_sum, "", fused,
+     "moe_kernels.cu, finalizeMoeRoutingKernel: row_scale * expert_result in fp32, one store"},
 };
 
 // Read in the llama.cpp that llama-cpp-python 0.3.36 has, and held to it by tests/engines/run.
@@ -101,7 +123,8 @@ constexpr auto kPresets = std::to_array<Preset>({
     {"hf", "Hugging Face transformers, attention by sdpa or flash", kHf},
     {"hf-eager", "the same, with attn_implementation=\"eager\"", kHfEager},
     {"eager", "the same as hf-eager", kHfEager},
-    {"vllm", "vLLM's CUDA kernels (--enforce-eager)", kVllm},
+    {"vllm", "vLLM's CUDA kernels since 0.20.0 (--enforce-eager)", kVllm},
+    {"vllm-0.19", "the same to 0.19.1, whose norms round before the weight too", kVllm19},
     {"sglang", "SGLang on FlashInfer's kernels", kSglang},
     {"trt-llm", "TensorRT-LLM's PyTorch backend", kTrtLlm},
     {"llama.cpp", "llama.cpp on a CPU: fp32, with weights in bf16", kLlamaCpp},

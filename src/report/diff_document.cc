@@ -18,7 +18,8 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMostFlips = 4;  // that are told one by one
-constexpr int kHang = 8;          // columns of "tokens  " and the like
+constexpr size_t kMostSentences = 8;
+constexpr int kHang = 8;  // columns of "tokens  " and the like
 
 bool is_at(const std::optional<DiffNode>& node, const Place& place) {
   return node && node->id.place == place;
@@ -118,6 +119,15 @@ void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
                   0, kHang});
 }
 
+// Two engines may number every one of their requests otherwise.
+void add_sentences(const std::vector<std::string>& sentences, std::vector<Block>& blocks) {
+  const size_t told = sentences.size() > kMostSentences + 1 ? kMostSentences : sentences.size();
+  for (size_t i = 0; i < told; ++i) blocks.push_back(Paragraph{sentences[i], 0, 2});
+  if (told < sentences.size())
+    blocks.push_back(Paragraph{
+        fmt::format("and {} more such sentences (--json has all)", sentences.size() - told), 2, 2});
+}
+
 // A column that was not measured is empty, and no 0.
 Table data_of(const DiffResult& result) {
   Table table{{"layer", "point", "rows", "equal", "measured", "difference_rms", "rms", "ulps"}, {}};
@@ -150,7 +160,7 @@ Document document_of(const DiffResult& result) {
     blocks.push_back(
         Paragraph{fmt::format("rows that only A has {}, only B {}", result.only_a, result.only_b)});
   for (const auto* sentences : {&result.renamed, &result.remarks, &result.structure})
-    for (const std::string& sentence : *sentences) blocks.push_back(Paragraph{sentence, 0, 2});
+    add_sentences(*sentences, blocks);
   add_map(result, blocks);
   add_tokens(result, blocks);
   for (const DiffJudgement& j : result.judged)

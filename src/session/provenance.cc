@@ -98,4 +98,23 @@ std::vector<std::string> command_line_of(const std::string& command, std::span<c
   return line;
 }
 
+std::string build_text() {
+  const auto library = [](std::string_view version, std::string_view without) {
+    return version.empty() ? fmt::format("none: {}", without) : std::string(version);
+  };
+  const std::string_view sha = kGitSha;
+  return fmt::format(
+      "lockstep {}\n"
+      "commit    {}{}\n"
+      "build     {}, {}\n"
+      "compiler  {}\n"
+      "oneDNN    {}\n"
+      "LibTorch  {}\n"
+      "CUDA      {}\n",
+      kToolVersion, sha.empty() ? "not known" : sha, kGitDirty ? ", with changes" : "", kBuildType,
+      kBuildFlags, kCompiler, kOneDnnVersion,
+      library(kLibTorchVersion, "it judges nothing (LOCKSTEP_TORCH=OFF)"),
+      library(kCudaVersion, "it has the CPU alone (LOCKSTEP_CUDA=OFF)"));
+}
+
 }  // namespace lockstep

@@ -16,4 +16,7 @@ std::map<std::string, std::string> provenance_of(const Session& session,
 // The command line of a command, as a user would type it.
 std::vector<std::string> command_line_of(const std::string& command, std::span<char*> arguments);
 
+// The version, and what a report of trouble needs to say of this build: lines.
+std::string build_text();
+
 }  // namespace lockstep

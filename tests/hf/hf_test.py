@@ -34,7 +34,8 @@ NAMED = {
         "norm-mean-subtracted", "q-bias-missing", "down-rows-shifted", "v-toward-zero",
         "act-gelu", "embed-next-id", "head-one-row-stale", "token-runner-up"),
     Setting(EXPERTS, "fp32", "sdpa"): ("experts-not-normalised", "experts-off-by-one")}
-RIGHT = ("attention-flash", "norm-fused", "rope-fp32-once", "batch-padded")
+RIGHT = ("attention-flash", "attention-split-kv-rounded", "norm-fused", "rope-fp32-once",
+         "batch-padded")
 
 
 class Judged(unittest.TestCase):

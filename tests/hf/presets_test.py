@@ -34,9 +34,12 @@ PLAIN = ("--rounding", "attn.?_rope=fused", "--rounding", "attn.out=fused")
 # under which it is not, with the first op that rounds otherwise.
 RUNS = {
     "transformers": ("bf16", "sdpa", (), ("hf",), {
-        "vllm": (0, "attn.q_rope"), "sglang": (0, "attn.norm"), "hf-eager": (0, "attn.out")}),
+        "vllm-0.19": (0, "attn.q_rope"), "sglang": (0, "attn.norm"), "hf-eager": (0, "attn.out")}),
     "eager": ("bf16", "eager", (), ("hf-eager",), {"hf": (0, "attn.out")}),
-    "vllm": ("bf16", "sdpa", ("rope-low-tables-once",), ("vllm",), {"hf": (0, "attn.q_rope")}),
+    "vllm": ("bf16", "sdpa", ("rope-low-tables-once", "norm-fused"), ("vllm",), {
+        "vllm-0.19": (0, "attn.norm")}),
+    "vllm-0.19": ("bf16", "sdpa", ("rope-low-tables-once",), ("vllm-0.19",), {
+        "hf": (0, "attn.q_rope"), "vllm": (0, "attn.norm")}),
     "sglang": ("bf16", "sdpa", ("add-norm-fused", *FUSED), ("sglang", "trt-llm"), {
         "fused": (0, "attn.out")}),
     "fused": ("bf16", "sdpa", ("norm-fused", "attention-fp32", *FUSED), ("fused",), {
@@ -90,7 +93,7 @@ class Presets(unittest.TestCase):
         self.run_of("bf16", "sdpa", ("rope-low-tables-once",))
         over = ("--rounding", "attn.?_rope=tables_rounded")
         self.assertEqual(self.judged("--schema", "hf", *over).verdict, "clean")
-        self.assertEqual(self.judged("--schema", "vllm", "--rounding", "mlp.norm=fused").place,
+        self.assertEqual(self.judged("--schema", "vllm-0.19", "--rounding", "mlp.norm=fused").place,
                          (0, "mlp.norm"))
 
 

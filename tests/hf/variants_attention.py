@@ -58,8 +58,12 @@ def in_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, size: int,
     return (out / total).to(q.dtype).transpose(1, 2).contiguous(), None
 
 
-def split_kv(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, None]:
-    """Flash decoding: two halves of the keys, merged by their sums of exponentials."""
+def split_kv(q: Tensor, k: Tensor, v: Tensor, scale: float,
+             keep: torch.dtype = torch.float32) -> tuple[Tensor, None]:
+    """Flash decoding: two halves of the keys, merged by their sums of exponentials.
+
+    `keep` is the type of a half before it is merged: FlashInfer's is that of the output.
+    """
     groups = q.shape[1] // k.shape[1]
     keys, values = (t.float().repeat_interleave(groups, 1) for t in (k, v))
     allowed, parts, sums = patches.causal(q, k), [], []
@@ -68,7 +72,7 @@ def split_kv(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Non
         scores = q.float() @ keys[:, :, part].transpose(2, 3) * scale
         scores = scores.masked_fill(~allowed[:, part], -1e30)
         if scores.shape[-1]:
-            parts.append(torch.softmax(scores, -1) @ values[:, :, part])
+            parts.append((torch.softmax(scores, -1) @ values[:, :, part]).to(keep).float())
             sums.append(torch.logsumexp(scores, -1, keepdim=True))
     shares = torch.softmax(torch.cat(sums, -1), -1).split(1, -1)
     made = sum(share * part for share, part in zip(shares, parts))
@@ -125,6 +129,8 @@ ATTENTION = [
     attending("attention-flash", "blocks of 32 keys, their probabilities rounded", "hf",
               lambda q, k, v, scale: in_blocks(q, k, v, scale, 32, q.dtype)),
     attending("attention-split-kv", "two halves merged", "fused", split_kv),
+    attending("attention-split-kv-rounded", "two halves rounded and merged", "hf",
+              lambda q, k, v, scale: split_kv(q, k, v, scale, q.dtype)),
     attending("attention-rounded-p", "scores in fp32, probabilities rounded", "hf",
               rounded_probabilities),
     Variant("mask-finite", "-10000 hides a key", finite_mask),

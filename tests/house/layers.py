@@ -40,6 +40,7 @@ MAY_INCLUDE = {
     "src/causes": JUDGE,
     "src/diff": JUDGE,
     "src/report": JUDGE | {"src/diff", "src/screen"},
+    "src/schedule": JUDGE | WEIGHTS | {"src/report"},
     "src/capture": TRACES | WEIGHTS,
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,

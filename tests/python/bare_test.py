@@ -8,6 +8,7 @@ import textwrap
 import h5py
 import numpy as np
 import torch
+import transformers
 
 import support
 from support import QWEN3, ROOT, InFolder
@@ -15,6 +16,8 @@ from support import QWEN3, ROOT, InFolder
 import lockstep
 from lockstep.verdict import find_command
 
+POINTS = {"attn.norm": "input_layernorm", "attn.o": "self_attn.o_proj",
+          "mlp.norm": "post_attention_layernorm", "mlp.residual": ""}  # and their modules
 UNSEALED = "unsealed: made by another program; hashes were computed now"
 
 
@@ -75,6 +78,12 @@ class Bare(InFolder):
             self.assertEqual(status, 0, screen)
         self.assertIn(UNSEALED, self.run_it("inspect", self.path)[1])
 
+    def test_the_axes_that_the_page_sends_to_are_seen(self):
+        status, screen = self.run_it("points")
+        self.assertEqual(status, 0, screen)
+        self.assertRegex(screen, r"\nattn\.q  .* token, head, dim")
+        self.assertRegex(screen, r"\nattn\.kv .* position, k\|v, kv head, dim")
+
     def test_other_types_of_the_same_numbers_are_the_same_trace(self):
         """bf16 as its bits, integers of other widths, a batch of one."""
         self.write()
@@ -108,6 +117,70 @@ class Bare(InFolder):
         status, sentence = self.run_it("inspect", self.path)
         self.assertEqual(status, 2)
         self.assertIn("in h5py without chunks=, compression= and maxshape=", sentence)
+
+
+class Chunked(InFolder):
+    """A prompt in three chunks, of which an engine computes the last norm and the logits of the
+    last alone, and a decode pass."""
+
+    CHUNKS = [[785, 1429, 23, 77], [1208, 401, 12, 99], [1000, 5]]
+
+    @torch.no_grad()
+    def write(self, name, before_second=lambda _model: None):
+        model = transformers.AutoModelForCausalLM.from_pretrained(QWEN3, dtype=torch.bfloat16)
+        seen, passes = {}, []
+
+        def see(place):
+            return lambda _module, _x, out: seen.update({place: out.float().numpy()})
+
+        for i, layer in enumerate(model.model.layers):
+            for point, module in POINTS.items():
+                layer.get_submodule(module).register_forward_hook(see(f"layer{i:06}/{point}"))
+        model.model.norm.register_forward_hook(see("model/final.norm"))
+        model.lm_head.register_forward_hook(see("model/logits"))
+        cache, tokens = transformers.DynamicCache(config=model.config), [*self.CHUNKS, None]
+        path = self.folder / name
+        with h5py.File(path, "w") as file:
+            file.attrs.update({"dtype": "bf16", "schema": "hf"})
+            for number, chunk in enumerate(tokens):
+                if number == 1:
+                    before_second(model)
+                chunk = chunk or [int(seen["model/token"][0])]
+                model(torch.tensor([chunk]), past_key_values=cache)
+                passes += [(number, token) for token in chunk]
+                logits = seen.pop("model/logits")[0, -1:]
+                seen["model/logits"], seen["model/token"] = logits, logits.argmax(-1)
+                for place, numbers in seen.items():
+                    if number >= 2 or not place.startswith("model/"):
+                        file[f"tensors/pass{number:06}/{place}"] = numbers
+            file["passes/pass"], file["passes/token"] = zip(*passes)
+            file["passes/position"] = range(len(passes))
+        return path
+
+    def test_passes_without_logits_need_no_last_norm(self):
+        verdict = lockstep.judge(self.write("right.h5"), QWEN3)
+        self.assertTrue(verdict, verdict)
+        # Of 6 layers 4 points in 4 passes, and of two passes the norm, the logits and the token.
+        places = 4 * 6 * 4 + 2 * 3
+        self.assertEqual((verdict.judged, verdict.expected), (places, places))
+
+        def norm(model):
+            model.model.layers[2].post_attention_layernorm.variance_epsilon = 1e3
+
+        verdict = lockstep.judge(self.write("wrong.h5", norm), QWEN3)
+        self.assertEqual((verdict.first.layer, verdict.first.point), (2, "mlp.norm"), verdict)
+        self.assertEqual(verdict.result["first"]["pass"], 1)
+
+    def test_a_pass_with_logits_needs_it(self):
+        path = self.write("x.h5")
+        with h5py.File(path, "a") as file:
+            del file["tensors/pass000002/model/final.norm"]
+        verdict = lockstep.judge(path, QWEN3)
+        self.assertEqual(verdict.first.point, "final.norm", verdict)
+        with h5py.File(path, "a") as file:
+            del file["tensors/pass000003/model/final.norm"]
+        # No pass has it now, and the logits are judged with it.
+        self.assertTrue(lockstep.judge(path, QWEN3))
 
 
 if __name__ == "__main__":

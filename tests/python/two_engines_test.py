@@ -9,21 +9,26 @@ import subprocess
 import unittest
 
 import support
-from support import QWEN3, InFolder, load, tokens
+from support import QWEN3, InFolder, load, padded, tokens
 
 import lockstep
 
 STEPS = 4
 
 
+def text_of(ids):
+    return ",".join(str(int(i)) for i in ids)
+
+
 class TwoEngines(InFolder):
     def ours(self, name, *options):
-        """The engine's run of the prompt that Hugging Face had."""
+        """The engine's run of the prompts that Hugging Face had."""
         path = self.folder / name
+        prompts = [word for prompt in self.prompts for word in ("--tokens", prompt)]
         made = subprocess.run(
-            [os.environ["LOCKSTEP"], "run", "--model", QWEN3, "--tokens", self.prompt, "--max-new",
-             str(STEPS), "--keep", "full", "--trace", path, "-q", *options], capture_output=True,
-            text=True, check=False)
+            [os.environ["LOCKSTEP"], "run", "--model", QWEN3, *prompts, "--max-new", str(STEPS),
+             "--keep", "full", "--trace", path, "-q", *options], capture_output=True, text=True,
+            check=False)
         self.assertTrue(path.exists(), made.stderr)
         return path
 
@@ -35,7 +40,7 @@ class TwoEngines(InFolder):
 
     def test_both_are_right_or_one_introduces_an_error(self):
         ids = tokens(24, 5, 4096)
-        self.prompt = ",".join(str(int(i)) for i in ids[0])
+        self.prompts = [text_of(ids[0])]
         theirs = self.folder / "hf.h5"
         with lockstep.capture(load(QWEN3), theirs):
             load(QWEN3).generate(ids, do_sample=False, max_new_tokens=STEPS)
@@ -49,6 +54,31 @@ class TwoEngines(InFolder):
             self.assertIn(part, story)
         wrong = self.ours("wrong.h5", "--fault", "rope-interleaved@layer=2")
         status, result = self.diff(theirs, wrong)
+        self.assertEqual((status, result["verdict"]), (1, "different"), result["story"])
+        self.assertIn(f"{wrong} introduces an error, and {theirs} does not: layer 2 attn.q_rope",
+                      result["story"])
+
+    def test_requests_are_known_by_their_tokens(self):
+        """Theirs are 0: p, 1: q, 2: p again, 3: r; ours 0: q, 1: s, 2: p, 3: p again."""
+        ids, mask = padded([7, 5, 7, 6], 4096)
+        ids[2] = ids[0]
+        theirs = self.folder / "hf.h5"
+        with lockstep.capture(load(QWEN3), theirs):
+            load(QWEN3).generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=STEPS)
+        p, q = text_of(ids[0]), text_of(ids[1][2:])
+        self.prompts = [q, text_of(tokens(9, 77, 4096)[0]), p, p]
+        status, result = self.diff(theirs, self.ours("ours.h5"))
+        self.assertEqual((status, result["verdict"]), (0, "noise"), result["story"])
+        said = [f"request {b} of the second trace has the tokens of request {a} of the first, and "
+                "is compared with it" for b, a in ((0, 1), (2, 0), (3, 2))]
+        self.assertEqual([line for line in result["renamed"] if "has the tokens" in line], said)
+        for part in ("request 3 of 9 tokens is in the first trace only, and is not compared",
+                     "request 1 of 12 tokens is in the second trace only, and is not compared"):
+            self.assertIn(part, result["remarks"])
+        self.assertIn("21 tokens were fed in one trace only", result["story"])
+        self.assertEqual([judged["verdict"] for judged in result["judged"]], ["clean"] * 2)
+        wrong = self.ours("wrong.h5", "--fault", "rope-interleaved@layer=2")
+        status, result = self.diff(wrong, theirs)
         self.assertEqual((status, result["verdict"]), (1, "different"), result["story"])
         self.assertIn(f"{wrong} introduces an error, and {theirs} does not: layer 2 attn.q_rope",
                       result["story"])

@@ -3,7 +3,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "tests/lockstep_binary.h"
 #include "tests/places.h"
@@ -40,6 +43,47 @@ TEST_F(PythonOps, ThatAreRightComeOutClean) {
   outcome = run_with(right, "qwen2-sliding", "--dtype fp32");
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("ops: gather_rows, rms_norm"), std::string::npos) << outcome.out;
+}
+
+// A fused op is judged from its inputs to its outputs, and found by the point of these.
+TEST_F(PythonOps, ThatAreFusedAreJudgedAsRegions) {
+  const std::string file = source_path("tests/kernels/plugins/right_fused.py");
+  for (const auto& [model, dtype] :
+       {std::pair("qwen3-default", "bf16"), std::pair("qwen2-default", "fp32")}) {
+    const Outcome right = run_with(file, model, std::string("--dtype ") + dtype);
+    EXPECT_EQ(right.status, 0) << right.out << right.err;
+    EXPECT_NE(right.out.find("ops: add_rms_norm, qkv_matmul, qk_norm_rope_kv_write, gate_up_silu"),
+              std::string::npos)
+        << right.out;
+    EXPECT_NE(right.out.find("mlp.act is judged together with mlp.gate mlp.up"), std::string::npos)
+        << right.out;
+  }
+  // A bug in each: an op is judged by what it really read, so that one run shows all of them.
+  std::string code = text_of(file);
+  for (const auto& [right, bug] :
+       {std::pair<std::string, std::string>("silu(gate) * up", "silu(up) * gate"),
+        {"_normed(sum.float()", "_normed(b.float()"},
+        {"zip((q, k, v), weights", "zip((q, v, k), weights"},
+        {"low * cos - high * sin", "low * cos + high * sin"}}) {
+    ASSERT_NE(code.find(right), std::string::npos) << right;
+    code.replace(code.find(right), right.size(), bug);
+  }
+  const TempFolder folder;
+  const Outcome wrong =
+      run_with(folder.write("wrong.py", code), "qwen3-default", "--dtype bf16 --format json");
+  ASSERT_EQ(wrong.status, 1) << wrong.err;
+  std::map<std::string, nlohmann::json> regions;  // of layer 0, by point
+  const auto result = nlohmann::json::parse(wrong.out);
+  for (const auto& finding : result["findings"])
+    if (finding["layer"] == 0) regions[finding["point"]] = finding["region"];
+  for (const char* point : {"attn.k", "attn.v", "attn.q_rope", "mlp.norm", "mlp.act"})
+    EXPECT_TRUE(regions.contains(point)) << point;
+  for (const char* point : {"attn.norm", "attn.q", "attn.out", "attn.residual", "mlp.down"})
+    EXPECT_FALSE(regions.contains(point)) << point;
+  ASSERT_EQ(regions["mlp.act"].size(), 2u) << regions["mlp.act"];
+  EXPECT_EQ(regions["mlp.act"][1]["point"], "mlp.up");
+  ASSERT_EQ(regions["attn.q_rope"].size(), 1u) << regions["attn.q_rope"];
+  EXPECT_EQ(regions["attn.q_rope"][0]["point"], "attn.q_norm");
 }
 
 // The ten lines that the README shows, and the same with a tail that is left out of the mean.

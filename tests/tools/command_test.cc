@@ -155,8 +155,8 @@ TEST(Lockstep, RefusesBadValues) {
     expect_has(trouble_of(run + option + " ''"), std::string(option) + " wants a value");
   expect_has(trouble_of(run + "--fault rope-interleved"), "rope-interleaved");
   expect_has(trouble_of(run + "--schema bf16"),
-             "one of fused|hf|hf-eager|eager|vllm|sglang|trt-llm|llama.cpp|llama.cpp-f16|"
-             "llama.cpp-f32|auto is wanted, found \"bf16\"");
+             "one of fused|hf|hf-eager|eager|vllm|vllm-0.19|sglang|trt-llm|llama.cpp|"
+             "llama.cpp-f16|llama.cpp-f32|auto is wanted, found \"bf16\"");
   expect_has(trouble_of(run + "--rounding attn.nrm=hf"), "did you mean \"attn.norm\"?");
   expect_has(trouble_of(run + "--rounding attn.norm=hff"), "did you mean \"hf\"?");
   expect_has(trouble_of(run + "--rounding embed=hf"), "no op there rounds so; embed can be fused");

@@ -21,6 +21,8 @@ TEST(Json, OfTablesFitsItsSchema) {
   EXPECT_EQ(violation_of("points", "points"), "");
   EXPECT_EQ(violation_of("faults", "faults"), "");
   EXPECT_EQ(violation_of("model", "model " + model), "");
+  EXPECT_EQ(violation_of("schedule", "schedule --model " + model), "");
+  EXPECT_EQ(violation_of("schedule-check", "schedule --check --model " + model), "");
   const std::string generate = "generate --model " + model + " --max-new 2 --logprobs 2 ";
   EXPECT_EQ(violation_of("generate", generate + "--prompt 'To be'"), "");
   EXPECT_NE(violation_of("faults", "points"), "");

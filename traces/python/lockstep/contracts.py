@@ -20,7 +20,7 @@ def _engines() -> dict[str, dict[str, str]]:
 
 def rounding(name: str) -> dict[str, str]:
     """The contract of each point, as an engine of `lockstep judge --schema` has it: fused, hf,
-    hf-eager, vllm, sglang, trt-llm, llama.cpp, llama.cpp-f16 or llama.cpp-f32."""
+    hf-eager, vllm, vllm-0.19, sglang, trt-llm, llama.cpp, llama.cpp-f16 or llama.cpp-f32."""
     engines = _engines()
     near = nearest(name, engines)
     hint = f": {near} is the nearest" if near else ""

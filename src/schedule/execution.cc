@@ -1,0 +1,52 @@
+#include "src/schedule/execution.h"
+
+#include <algorithm>
+
+namespace lockstep {
+
+std::vector<std::vector<int>> lists_of(const Schedule& schedule) {
+  std::vector<std::vector<int>> lists(schedule.queues);
+  for (size_t i = 0; i < schedule.instructions.size(); ++i)
+    lists[schedule.instructions[i].queue].push_back(static_cast<int>(i));
+  return lists;
+}
+
+Execution::Execution(const Schedule& schedule, const std::vector<std::vector<int>>& lists)
+    : schedule_(&schedule),
+      lists_(&lists),
+      heads_(lists.size()),
+      values_(schedule.counters.size()) {}
+
+int Execution::next(int queue) const {
+  const std::vector<int>& list = (*lists_)[queue];
+  return heads_[queue] < list.size() ? list[heads_[queue]] : -1;
+}
+
+bool Execution::can_run(int place) const {
+  return std::ranges::all_of(schedule_->instructions[place].waits, [this](const CounterUse& wait) {
+    return values_[wait.counter] >= wait.value;
+  });
+}
+
+void Execution::step(int queue) {
+  for (const CounterUse& raise : schedule_->instructions[next(queue)].raises)
+    values_[raise.counter] += raise.value;
+  ++heads_[queue];
+}
+
+void Execution::run(int without, std::vector<int>& order) {
+  const int queues = static_cast<int>(lists_->size());
+  for (bool some = true; some;) {
+    some = false;
+    for (int queue = 0; queue < queues; ++queue) {
+      for (int place = next(queue); place >= 0 && place != without && can_run(place);
+           place = next(queue)) {
+        step(queue);
+        order.push_back(place);
+        some = true;
+      }
+    }
+  }
+}
+
+}  // namespace lockstep

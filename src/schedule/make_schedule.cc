@@ -1,0 +1,156 @@
+#include "src/schedule/make_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kRows = 16;  // of a tile of the tensor cores, which no block splits
+
+int64_t blocks_of(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
+
+// A block so wide that `rows` make at most as many blocks as there are queues.
+int64_t block_for(int64_t rows, int64_t queues, int64_t multiple) {
+  return blocks_of(blocks_of(rows, queues), multiple) * multiple;
+}
+
+// Writes the instructions of a step, phase after phase. A phase's counters are known to the next
+// one by their places and by how high its instructions raise them.
+//
+//   qkv -> partial attention -> reduction -> o -> gate, up -> down -> next layer's qkv, or the head
+//     by KV head      by KV head     all of a layer    all      all, for the stream is overwritten
+class Maker {
+ public:
+  Maker(const ScheduledModel& model, const ScheduleOptions& options)
+      : queues_(options.queues), model_(model) {
+    made_.model = model;
+    made_.queues = options.queues;
+    made_.kv_shares = options.kv_shares;
+    made_.down_shares = options.down_shares;
+    made_.tensors = tensors_of(model, options.kv_shares, options.down_shares);
+  }
+
+  Schedule made() {
+    CounterUse stream = {-1, 0};  // embed is given
+    for (int layer = 0; layer < model_.layers; ++layer) {
+      layer_ = layer;
+      stream = mlp(attention(stream));
+    }
+    layer_ = -1;
+    const int64_t block = block_for(model_.vocab, queues_, kRows);
+    for (int64_t row = 0; row < model_.vocab; row += block)
+      add(Opcode::norm_head, row, std::min(row + block, model_.vocab), 0, {stream}, {});
+    return std::move(made_);
+  }
+
+ private:
+  // The counter that all of attn.residual raises.
+  CounterUse attention(const CounterUse& stream) {
+    const int64_t heads = model_.kv_heads, group = model_.group();
+    const std::vector<int> qkv = counters("qkv", heads), partial = counters("partial", heads);
+    const int reduced = counters("attention", 1).front(), residual = counters("o", 1).front();
+    const int64_t dim = model_.head_dim;
+    for (int64_t head = 0; head < model_.heads + 2 * heads; ++head) {
+      const int64_t of = head < model_.heads ? head / group : (head - model_.heads) % heads;
+      add(Opcode::norm_qkv_rope_append, head * dim, (head + 1) * dim, 0, {stream}, {{qkv[of], 1}});
+    }
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t share = 0; share < made_.kv_shares; ++share)
+        add(Opcode::partial_attention, head, head + 1, share, {{qkv[head], group + 2}},
+            {{partial[head], 1}});
+    for (int64_t head = 0; head < heads; ++head)
+      add(Opcode::attention_reduction, head, head + 1, 0, {{partial[head], made_.kv_shares}},
+          {{reduced, 1}});
+    return add_rows(Opcode::o_residual, model_.hidden, 0, {{reduced, heads}}, residual);
+  }
+
+  // The counter that all of mlp.residual raises.
+  CounterUse mlp(const CounterUse& attention) {
+    const int act = counters("act", 1).front(), down = counters("down", 1).front();
+    const CounterUse all_act =
+        add_rows(Opcode::norm_gate_up_silu, model_.intermediate, 0, {attention}, act);
+    CounterUse all = {down, 0};
+    for (int64_t share = 0; share < made_.down_shares; ++share)
+      all.value += add_rows(Opcode::down_residual, model_.hidden, share, {all_act}, down).value;
+    return all;
+  }
+
+  // An op's rows in blocks, each of which raises a counter; returns how high.
+  CounterUse add_rows(Opcode opcode, int64_t rows, int64_t share,
+                      const std::vector<CounterUse>& waits, int counter) {
+    const int64_t block = block_for(rows, queues_, kRows);
+    for (int64_t row = 0; row < rows; row += block)
+      add(opcode, row, std::min(row + block, rows), share, waits, {{counter, 1}});
+    return {counter, blocks_of(rows, block)};
+  }
+
+  std::vector<int> counters(const char* name, int64_t count) {
+    std::vector<int> places;
+    for (int64_t i = 0; i < count; ++i) {
+      places.push_back(static_cast<int>(made_.counters.size()));
+      made_.counters.push_back(count == 1 ? fmt::format("layer {} {}", layer_, name)
+                                          : fmt::format("layer {} {} {}", layer_, name, i));
+    }
+    return places;
+  }
+
+  void add(Opcode opcode, int64_t begin, int64_t end, int64_t share, std::vector<CounterUse> waits,
+           std::vector<CounterUse> raises) {
+    Instruction in;
+    in.id = static_cast<int>(made_.instructions.size());
+    in.queue = in.id % queues_;
+    in.opcode = opcode;
+    in.name = name_of(opcode);
+    in.layer = layer_;
+    in.begin = begin;
+    in.end = end;
+    in.share = share;
+    std::erase_if(waits, [](const CounterUse& use) { return use.counter < 0; });
+    in.waits = std::move(waits);
+    in.raises = std::move(raises);
+    Effects effects = effects_of(made_, in);
+    in.reads = std::move(effects.reads);
+    in.writes = std::move(effects.writes);
+    made_.instructions.push_back(std::move(in));
+  }
+
+  int queues_;
+  ScheduledModel model_;
+  int layer_ = -1;
+  Schedule made_;
+};
+
+}  // namespace
+
+ScheduledModel scheduled_model(const ModelConfig& config) {
+  check(config.experts.count == 0,
+        "{} has experts: a schedule is a list made before the step, and which experts compute is "
+        "known within it; schedule a dense model",
+        config.architecture);
+  return {.layers = config.layers,
+          .hidden = config.hidden,
+          .heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .intermediate = config.intermediate,
+          .vocab = config.vocab,
+          .qk_norm = config.qk_norm};
+}
+
+Schedule make_schedule(const ScheduledModel& model, const ScheduleOptions& options) {
+  check(options.queues > 0 && options.kv_shares > 0 && options.down_shares > 0,
+        "a schedule has at least one queue and one share, found {} queues, {} shares of the pages "
+        "and {} of mlp.down",
+        options.queues, options.kv_shares, options.down_shares);
+  check(options.down_shares <= model.intermediate,
+        "{} shares of mlp.down, which has {} numbers to share", options.down_shares,
+        model.intermediate);
+  return Maker(model, options).made();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,265 @@
+#include "src/schedule/schedule_json.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "kernels/base/check.h"
+#include "kernels/files/json.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostText = size_t{256} << 20;
+constexpr int64_t kMostQueues = 1 << 16, kMostCounters = 1 << 24;
+constexpr int64_t kMostWidth = int64_t{1} << 32;  // numbers of a row, of any model
+constexpr int64_t kMostLayers = 1 << 12;
+
+Json span_json(const Schedule& schedule, const Span& span) {
+  const ScheduledTensor& tensor = schedule.tensors[span.tensor];
+  return {tensor.point, tensor.layer < 0 ? Json() : Json(tensor.layer), span.begin, span.end};
+}
+
+Json uses_json(const std::vector<CounterUse>& uses) {
+  Json json = Json::array();
+  for (const CounterUse& use : uses) json.push_back({use.counter, use.value});
+  return json;
+}
+
+Json instruction_json(const Schedule& schedule, const Instruction& in) {
+  Json row = {in.id,
+              in.queue,
+              in.name,
+              in.layer < 0 ? Json() : Json(in.layer),
+              in.begin,
+              in.end,
+              in.share,
+              uses_json(in.waits),
+              uses_json(in.raises)};
+  for (const auto* spans : {&in.reads, &in.writes}) {
+    Json json = Json::array();
+    for (const Span& span : *spans) json.push_back(span_json(schedule, span));
+    row.push_back(json);
+  }
+  return row;
+}
+
+Json tensor_json(const ScheduledTensor& tensor) {
+  return {{"point", tensor.point}, {"layer", tensor.layer < 0 ? Json() : Json(tensor.layer)},
+          {"width", tensor.width}, {"shares", tensor.shares},
+          {"given", tensor.given}, {"memory", tensor.memory}};
+}
+
+std::string lines_of(const Json& items) {
+  std::vector<std::string> lines;
+  for (const Json& item : items) lines.push_back(item.dump());
+  return fmt::format("[\n    {}\n  ]", fmt::join(lines, ",\n    "));
+}
+
+int layer_of(const JsonValue& value, const ScheduledModel& model) {
+  return value ? value.whole<int>(0, static_cast<int>(std::max<int64_t>(model.layers, 1)) - 1) : -1;
+}
+
+// Makes a schedule of a document.
+class ScheduleReader {
+ public:
+  explicit ScheduleReader(const JsonValue& root) : root_(root) {
+    const JsonValue format = root["format"];
+    if (!format.is("lockstep-schedule")) format.refuse("\"lockstep-schedule\"");
+    const JsonValue version = root["format_version"];
+    if (!version.is("1.0")) version.refuse("\"1.0\"");
+  }
+
+  Schedule read() {
+    read_model();
+    made_.queues = root_["queues"].whole<int>(1, kMostQueues);
+    made_.kv_shares = optional_whole("kv_shares", 1, 1, 1 << 16);
+    made_.down_shares = optional_whole("down_shares", 1, 1, 1 << 16);
+    read_counters();
+    read_tensors();
+    if (const JsonValue columns = root_["columns"]) read_columns(columns);
+    const std::vector<JsonValue> items = root_["instructions"].items();
+    if (items.empty()) root_["instructions"].refuse("a list of at least one instruction");
+    made_.instructions.reserve(items.size());
+    for (const JsonValue& item : items) read_instruction(item);
+    return std::move(made_);
+  }
+
+ private:
+  int64_t optional_whole(std::string_view key, int64_t otherwise, int64_t least, int64_t most) {
+    const JsonValue value = root_[key];
+    return value ? value.whole<int64_t>(least, most) : otherwise;
+  }
+
+  void read_model() {
+    const JsonValue json = root_["model"];
+    const auto size = [&](std::string_view key) {
+      return json[key].whole<int64_t>(1, int64_t{1} << 26);
+    };
+    ScheduledModel& m = made_.model;
+    m.layers = json["layers"].whole<int64_t>(1, kMostLayers);
+    m.hidden = size("hidden");
+    m.heads = size("heads");
+    m.kv_heads = size("kv_heads");
+    m.head_dim = size("head_dim");
+    m.intermediate = size("intermediate");
+    m.vocab = size("vocab");
+    m.qk_norm = json["qk_norm"] && json["qk_norm"].flag();
+    if (m.heads % m.kv_heads != 0) json["kv_heads"].refuse("a divisor of the heads");
+  }
+
+  // Their names, or how many there are.
+  void read_counters() {
+    const JsonValue json = root_["counters"];
+    if (json.is_list()) {
+      made_.counters = json.texts();
+      return;
+    }
+    const auto count = json.whole<int64_t>(0, kMostCounters);
+    for (int64_t i = 0; i < count; ++i) made_.counters.push_back(fmt::format("{}", i));
+  }
+
+  void read_tensors() {
+    const JsonValue json = root_["tensors"];
+    if (!json) {
+      made_.tensors = tensors_of(made_.model, made_.kv_shares, made_.down_shares);
+    } else {
+      for (const JsonValue& item : json.items()) {
+        ScheduledTensor tensor{.point = item["point"].text(),
+                               .layer = layer_of(item["layer"], made_.model),
+                               .width = item["width"].whole<int64_t>(1, kMostWidth)};
+        if (item["shares"]) tensor.shares = item["shares"].whole<int64_t>(0, 1 << 16);
+        tensor.given = item["given"] && item["given"].flag();
+        tensor.memory = item["memory"] ? item["memory"].text()
+                                       : fmt::format("{} {}", tensor.point, tensor.layer);
+        made_.tensors.push_back(std::move(tensor));
+      }
+    }
+    for (size_t i = 0; i < made_.tensors.size(); ++i) {
+      const ScheduledTensor& t = made_.tensors[i];
+      const bool is_new = places_.try_emplace({t.point, t.layer}, static_cast<int>(i)).second;
+      if (!is_new) json[i].refuse("a tensor that the list does not have yet");
+    }
+  }
+
+  void read_columns(const JsonValue& columns) {
+    const std::vector<std::string> names = columns.texts();
+    for (size_t i = 0; i < names.size(); ++i) columns_[names[i]] = i;
+  }
+
+  // A field has a key in an object, and the column of that name in a list.
+  JsonValue field(const JsonValue& item, std::string_view key) const {
+    if (!item.is_list()) return item[key];
+    const auto column = columns_.find(key);
+    return item[column == columns_.end() ? item.size() : column->second];
+  }
+
+  void read_instruction(const JsonValue& item) {
+    Instruction in;
+    const JsonValue id = field(item, "id");
+    in.id = id ? id.whole<int>(0) : static_cast<int>(made_.instructions.size());
+    in.queue = field(item, "queue").whole<int>(0, made_.queues - 1);
+    read_opcode(field(item, "opcode"), in);
+    in.layer = layer_of(field(item, "layer"), made_.model);
+    read_block(item, in);
+    if (const JsonValue share = field(item, "share")) in.share = share.whole<int64_t>(0, 1 << 16);
+    in.waits = uses_of(field(item, "waits"));
+    in.raises = uses_of(field(item, "raises"));
+    const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
+    const std::string misfit = misfit_of(made_, in);
+    if (!misfit.empty()) fail("{}: {}", item.where(), misfit);
+    Effects effects = effects_of(made_, in);
+    in.reads = reads ? spans_of(reads) : std::move(effects.reads);
+    in.writes = writes ? spans_of(writes) : std::move(effects.writes);
+    if (in.opcode == Opcode::other && !writes)
+      item.refuse("what it writes, for its opcode is not one of Lockstep's");
+    made_.instructions.push_back(std::move(in));
+  }
+
+  // A name of Lockstep's, or what "opcodes" says it stands for.
+  void read_opcode(const JsonValue& value, Instruction& in) {
+    in.name = value.is_text() ? value.text() : fmt::format("{}", value.whole<int64_t>());
+    const JsonValue meaning = root_["opcodes"] ? root_["opcodes"][in.name] : root_["opcodes"];
+    const std::string known = meaning ? meaning.text() : in.name;
+    in.opcode = find_named<Opcode>(known).value_or(Opcode::other);
+    if (in.opcode != Opcode::other) in.name = known;
+  }
+
+  // [begin, end) in blocks of so many rows as "block" says of the opcode, otherwise in rows.
+  // Without an end it is one block.
+  void read_block(const JsonValue& item, Instruction& in) {
+    const JsonValue begin = field(item, "begin"), end = field(item, "end");
+    const JsonValue blocks = root_["block"];
+    const JsonValue block = blocks ? blocks[in.name] : blocks;
+    const int64_t rows = block ? block.whole<int64_t>(1, int64_t{1} << 26) : 1;
+    if (!begin && in.opcode == Opcode::other) return;
+    constexpr int64_t kMost = int64_t{1} << 32;
+    const auto first = begin.whole<int64_t>(0, kMost);
+    in.begin = first * rows;
+    in.end = (end ? end.whole<int64_t>(0, kMost) : first + 1) * rows;
+  }
+
+  // [[counter, value], ...]
+  std::vector<CounterUse> uses_of(const JsonValue& json) const {
+    std::vector<CounterUse> uses;
+    if (!json) return uses;
+    for (const JsonValue& item : json.items())
+      uses.push_back({item[0].whole<int>(0, static_cast<int>(made_.counters.size()) - 1),
+                      item[1].whole<int64_t>(0, int64_t{1} << 40)});
+    return uses;
+  }
+
+  // [[point, layer, begin, end], ...]
+  std::vector<Span> spans_of(const JsonValue& json) const {
+    std::vector<Span> spans;
+    for (const JsonValue& item : json.items()) {
+      const auto place = places_.find({item[0].text(), layer_of(item[1], made_.model)});
+      if (place == places_.end()) item.refuse("a tensor of the schedule");
+      const auto begin = item[2].whole<int64_t>(0, kMostWidth);
+      spans.push_back({place->second, begin, item[3].whole<int64_t>(begin + 1, kMostWidth)});
+    }
+    return spans;
+  }
+
+  JsonValue root_;
+  Schedule made_;
+  std::map<std::pair<std::string, int>, int> places_;  // of tensors, by point and layer
+  std::map<std::string, size_t, std::less<>> columns_;
+};
+
+}  // namespace
+
+std::string schedule_json(const Schedule& schedule) {
+  const ScheduledModel& m = schedule.model;
+  const Json model = {{"layers", m.layers},     {"hidden", m.hidden},
+                      {"heads", m.heads},       {"kv_heads", m.kv_heads},
+                      {"head_dim", m.head_dim}, {"intermediate", m.intermediate},
+                      {"vocab", m.vocab},       {"qk_norm", m.qk_norm}};
+  Json tensors = Json::array(), instructions = Json::array();
+  for (const ScheduledTensor& tensor : schedule.tensors) tensors.push_back(tensor_json(tensor));
+  for (const Instruction& in : schedule.instructions)
+    instructions.push_back(instruction_json(schedule, in));
+  return fmt::format(
+      "{{\n  \"format\": \"lockstep-schedule\",\n  \"format_version\": \"1.0\",\n"
+      "  \"model\": {},\n  \"queues\": {},\n  \"kv_shares\": {},\n  \"down_shares\": {},\n"
+      "  \"counters\": {},\n  \"tensors\": {},\n"
+      "  \"columns\": [\"id\", \"queue\", \"opcode\", \"layer\", \"begin\", \"end\", \"share\", "
+      "\"waits\", \"raises\", \"reads\", \"writes\"],\n"
+      "  \"instructions\": {}\n}}\n",
+      model.dump(), schedule.queues, schedule.kv_shares, schedule.down_shares,
+      lines_of(Json(schedule.counters)), lines_of(tensors), lines_of(instructions));
+}
+
+Schedule read_schedule(const std::string& path) {
+  const JsonDocument document = JsonDocument::read(
+      path, "`lockstep schedule --model DIR --json FILE` writes one to look at", kMostText);
+  return ScheduleReader(document.root()).read();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,101 @@
+// What the checker says of a schedule, held to what the machine did with it.
+#pragma once
+
+#include <string>
+
+#include "src/schedule/checker.h"
+#include "tests/schedule/executions.h"
+
+namespace lockstep {
+
+inline bool is_of_order(ScheduleFault fault) {
+  return fault == ScheduleFault::early_read || fault == ScheduleFault::overwritten ||
+         fault == ScheduleFault::unordered;
+}
+inline bool is_of_standing(ScheduleFault fault) {
+  return fault == ScheduleFault::deadlock || fault == ScheduleFault::unreachable;
+}
+inline int64_t count_of(const ScheduleCheck& checked, ScheduleFault fault) {
+  return std::ranges::count(checked.findings, fault, &ScheduleFinding::fault);
+}
+// Whether the span has that number, or one that lies in its place.
+inline bool covers(const Schedule& schedule, const std::optional<Span>& span, const Wrong& wrong) {
+  return span && wrong.number >= span->begin && wrong.number < span->end &&
+         schedule.tensors[span->tensor].memory == schedule.tensors[wrong.tensor].memory;
+}
+// Whether as many write each of those numbers as may, and the tensor has them.
+inline bool is_written_right(const ScheduleCheck& checked, const Span& span) {
+  return std::ranges::none_of(checked.findings, [&](const ScheduleFinding& other) {
+    return (other.fault == ScheduleFault::repeated || other.fault == ScheduleFault::outside) &&
+           other.span->tensor == span.tensor && other.span->begin < span.end &&
+           span.begin < other.span->end;
+  });
+}
+
+// Executes what a finding of an order says; "" where the machine shows it.
+inline std::string not_shown(const Machine& machine, const ScheduleCheck& checked,
+                             const ScheduleFinding& finding) {
+  const auto complaint = [&](const std::string& text) {
+    return fmt::format("{}: {}: {}", name_of(finding.fault), finding.says, text);
+  };
+  if (finding.order.empty() || finding.order.back() != finding.second)
+    return complaint("the order does not end with the second one");
+  if (std::ranges::count(finding.order, finding.first) > 0)
+    return complaint("the first one is in the order");
+  Machine::State state = machine.start();
+  try {
+    for (const int place : finding.order) machine.run(state, place);
+  } catch (const Error& error) {
+    return complaint(error.what());
+  }
+  const bool is_early = finding.fault == ScheduleFault::early_read;
+  if (!is_early) run_all(machine, state, -1);
+  const int victim = is_early ? finding.second : finding.first;
+  for (const Wrong& wrong : state.wrongs)
+    if (wrong.instruction == victim && wrong.kind != Wrong::outside &&
+        covers(machine.schedule(), finding.span, wrong))
+      return "";
+  // Where a number is written twice, or outside, that is the fault, and what is read is open.
+  if (!is_written_right(checked, *finding.span)) return "";
+  return complaint("no fault on the machine");
+}
+
+// Every wrong that the machine met must be the object of a finding: of the same number, or an order
+// with that instruction.
+inline std::string not_found(const Schedule& schedule, const ScheduleCheck& checked,
+                             const Wrong& wrong) {
+  for (const ScheduleFinding& finding : checked.findings) {
+    const ScheduleFault fault = finding.fault;
+    const bool is_here = covers(schedule, finding.span, wrong);
+    if (is_here && (fault == ScheduleFault::missing || fault == ScheduleFault::repeated ||
+                    fault == ScheduleFault::outside))
+      return "";
+    if (is_of_order(fault) &&
+        (finding.first == wrong.instruction || finding.second == wrong.instruction))
+      return "";
+    if (fault == ScheduleFault::unordered && is_here) return "";
+    if (is_of_standing(fault)) return "";
+  }
+  return fmt::format("kind {} of instruction {} at {} of tensor {} was not found",
+                     static_cast<int>(wrong.kind), wrong.instruction, wrong.number, wrong.tensor);
+}
+
+// What the checker says otherwise than the truth is; "" where they agree.
+inline std::string disagreement(const Machine& machine, const ScheduleCheck& checked,
+                                const Truth& truth) {
+  if (truth.is_right() != checked.findings.empty())
+    return checked.findings.empty() ? "the checker found nothing"
+                                    : "the checker found " + checked.findings.front().says;
+  if (truth.stands_still !=
+      std::ranges::any_of(checked.findings, is_of_standing, &ScheduleFinding::fault))
+    return truth.stands_still ? "no finding says that it stands still" : "it does not stand still";
+  for (const Wrong& wrong : truth.wrongs)
+    if (const std::string text = not_found(machine.schedule(), checked, wrong); !text.empty())
+      return text;
+  for (const ScheduleFinding& finding : checked.findings)
+    if (is_of_order(finding.fault))
+      if (const std::string text = not_shown(machine, checked, finding); !text.empty()) return text;
+  return "";
+}
+
+}  // namespace lockstep
