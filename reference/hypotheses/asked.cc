@@ -25,6 +25,7 @@ at::Tensor Asked::widened(const TensorView& view) const {
   return as_dtype(to_torch(view).to(model_.weights.device()), DType::f64);
 }
 
+// Widened when the first hypothesis wants it: most ask for one input, and are many.
 const at::Tensor& Asked::input(size_t i) const {
   at::Tensor& kept = tensors_->inputs.at(i);
   if (!kept.defined()) kept = widened(op_.call.inputs[i]);
@@ -57,6 +58,8 @@ at::Tensor Asked::tensor(const std::vector<double>& values) const {
   return at::tensor(values, at::kDouble).to(model_.weights.device());
 }
 
+// Intermediate numbers in the dtype where the contract says that they are stored in it, and exact
+// otherwise: a hypothesis rounds where the run does, or it would fit nothing.
 at::Tensor Asked::kept(const at::Tensor& inner) const {
   const RoundingContract contract = op_.call.contract;
   const bool rounds =
