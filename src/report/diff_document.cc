@@ -82,6 +82,7 @@ std::string legend_of(const DiffResult& result) {
   return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
 }
 
+// The map of layers and points, where there is anything to see.
 void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   if (result.rows == result.equal && !result.first_kind) return;
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
@@ -90,6 +91,7 @@ void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   blocks.push_back(Paragraph{legend_of(result), 6, 8});
 }
 
+// A line for a request whose texts part; it says how to compare on beyond it.
 std::string text_of(const DiffFlip& flip, const DiffResult& result) {
   std::string text =
       fmt::format("tokens  request {} leaves at position {}", flip.request, flip.position);
@@ -106,6 +108,7 @@ std::string text_of(const DiffFlip& flip, const DiffResult& result) {
   return text;
 }
 
+// The first flips, and how far the distributions over the next token lie apart.
 void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
   for (size_t i = 0; i < std::min(kMostFlips, result.flips.size()); ++i)
     blocks.push_back(Paragraph{text_of(result.flips[i], result), 0, kHang});

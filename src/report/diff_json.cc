@@ -10,6 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A field that does not apply is null, never left out: programs read one shape.
 Json of_share(const std::optional<DiffShare>& share) {
   if (!share) return nullptr;
   return {{"of", share->of_rows ? "rows" : "elements"},
@@ -88,6 +89,7 @@ Json of_trace(const std::string& path, const std::map<std::string, std::string>&
 }
 
 template <typename Parts, typename Of>
+// A list in JSON, each element by `of`.
 Json list_of(const Parts& parts, Of of) {
   Json list = Json::array();
   for (const auto& part : parts) list.push_back(of(part));

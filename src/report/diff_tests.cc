@@ -57,6 +57,7 @@ TestCase structure_of(const DiffResult& result, bool fails) {
   return test;
 }
 
+// Never fails by itself: texts that part are not wrong where the numbers are not.
 TestCase tokens_of(const DiffResult& result) {
   TestCase test{.name = "tokens"};
   for (size_t i = 0; i < std::min(kLines, result.flips.size()); ++i)
@@ -79,6 +80,8 @@ TestCase coverage_of(const DiffResult& result) {
 
 }  // namespace
 
+// A case for each kind of op that was compared. A verdict that no case tells makes the structure's
+// fail, so that a file of tests is never green beside a red word.
 TestSuite tests_of(const DiffResult& result) {
   TestSuite suite{
       .name = fmt::format("{} beside {}", file_of(result.trace_b), file_of(result.trace_a))};

@@ -43,6 +43,7 @@ std::span<const Mark> marks() { return kMarks; }
 
 const Mark& mark_of(Verdict verdict) { return mark_named(name_of(verdict)); }
 
+// NaN and Inf that nobody is to blame for: the exact result overflows the dtype too.
 const Mark& mark_of(const Result& result, const PlaceSummary& place) {
   const bool found = std::ranges::any_of(
       result.findings, [&](const Finding& f) { return f.node.place == place.place; });
@@ -50,6 +51,7 @@ const Mark& mark_of(const Result& result, const PlaceSummary& place) {
                                                        : mark_of(place.verdict);
 }
 
+// By place of the result: whether a finding begins there.
 std::vector<bool> wrong_places(const Result& result) {
   std::set<std::pair<int, int>> found;
   for (const Finding& f : result.findings)

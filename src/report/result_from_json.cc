@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kMostResult = size_t{1} << 28;  // bytes
 
+// Refusals name the field that was read and what was wanted there (JsonValue::refuse): a result may
+// come from another version, or from somebody's script.
 Place place_of(const JsonValue& json) {
   const Point* point = find_point(json["point"].text());
   if (point == nullptr) json["point"].refuse("the name of a point");
@@ -26,6 +28,7 @@ Verdict verdict_of(const JsonValue& json) {
   json["verdict"].refuse("the verdict of a node");
 }
 
+// `want` and `got` are null where a finding is about no element.
 Finding finding_from(const JsonValue& json) {
   Finding f{
       .node = {place_of(json), json["pass"].whole<int32_t>(), json["request"].whole<int32_t>()},
@@ -69,6 +72,7 @@ ErrorProfile::Buckets buckets_from(const JsonValue& json) {
   return buckets;
 }
 
+// Sizes are checked against each other: a map is drawn by buckets that stand elsewhere in the file.
 ErrorProfile errors_from(const JsonValue& json) {
   if (json.is_null()) return {};
   ErrorProfile errors(json["row_shape"].wholes<int64_t>());
@@ -167,6 +171,7 @@ RequestResult request_from(const JsonValue& json) {
   return request;
 }
 
+// "24/24": both counts in one field, for people who read the file.
 LogitsSummary logits_from(const JsonValue& json) {
   const std::string& equal = json["argmax_equal"].text();
   int64_t equals = 0, compared = 0;
@@ -197,6 +202,7 @@ Scope scope_from(const JsonValue& json) {
           .references_checked = json["references_checked"].whole<int64_t>()};
 }
 
+// Fields that 1.1 has beyond 1.0 may be missing.
 Result result_from(const JsonValue& json) {
   if (!json["format"].is("lockstep-result")) json["format"].refuse("\"lockstep-result\"");
   if (!json["format_version"].is("1.0") && !json["format_version"].is("1.1"))

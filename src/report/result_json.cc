@@ -59,6 +59,7 @@ Json number_if(bool measured, double number) {
   return measured ? json_number<Json>(number) : Json(nullptr);
 }
 
+// NaN, where nothing was compared, is null.
 Json of_bucket(double largest) { return number_if(!std::isnan(largest), largest); }
 
 // extent: of the axis; 0: not known.
@@ -86,6 +87,7 @@ Json of_map(const ErrorProfile& errors) {
   return rows;
 }
 
+// Columns of the map are named by the row's first axis: heads, experts, or plain elements.
 Json of_errors(const Point& point, const ErrorProfile& errors) {
   if (errors.elements == 0) return nullptr;
   Json worst = Json::array();

@@ -32,6 +32,7 @@ struct MapRow {
   bool has_errors() const { return glyphs.find_first_of("XN!") != std::string::npos; }
 };
 
+// A row a layer, a mark a point; a blank where there was nothing to judge.
 std::vector<MapRow> rows_of(const Result& result, const std::vector<const Point*>& columns) {
   std::map<int, std::string> by_layer;
   for (const PlaceSummary& p : result.places) {
@@ -46,6 +47,7 @@ std::vector<MapRow> rows_of(const Result& result, const std::vector<const Point*
   return rows;
 }
 
+// Neighbours that look alike become one row: "12-30".
 std::vector<MapRow> merged(const std::vector<MapRow>& rows) {
   std::vector<MapRow> out;
   for (const MapRow& row : rows)
@@ -65,6 +67,7 @@ std::vector<MapRow> at_most(std::vector<MapRow> rows, size_t most) {
   return rows;
 }
 
+// A map that leaves rows out says what is in them, or a reader would take them for right.
 std::string left_out(const std::vector<MapRow>& shown, const std::vector<MapRow>& all) {
   int64_t calm = 0, errors = 0, others = 0;
   for (const MapRow& row : all) {
@@ -107,6 +110,7 @@ std::string others_of(const Result& result) {
   return text;
 }
 
+// The marks that occur alone.
 std::string legend_of(const std::set<char>& used) {
   std::string text;
   for (const Mark& mark : marks())
@@ -117,6 +121,8 @@ std::string legend_of(const std::set<char>& used) {
 
 }  // namespace
 
+// Models of few layers are drawn whole. Of others, layers in which all is well are left out, like
+// neighbours are merged, and the first rows are shown.
 std::vector<Block> map_of(const Result& result) {
   std::vector<Place> places;
   std::set<char> used;

@@ -39,6 +39,7 @@ std::string told_cause(const Result& result, const Place& place) {
 
 // A test that findings fail, the first of which is its message.
 template <typename Fails>
+// A case that fails by the findings that `fails` picks; the first is its message.
 TestCase test_of(const std::string& name, const Result& result, Fails fails) {
   TestCase test{.name = name};
   size_t found = 0;
@@ -118,6 +119,8 @@ TestCase coverage_of(const Result& result) {
 
 }  // namespace
 
+// A case for each kind of op that was judged, and one for the audit, the tokens, and what was
+// covered: continuous integration shows names, and the same names every time.
 TestSuite tests_of(const Result& result) {
   TestSuite suite{.name = name_of_suite(result)};
   for (const OpKindRow& kind : kOpKinds)

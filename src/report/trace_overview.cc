@@ -38,6 +38,8 @@ std::string slots_text(std::span<const PassRow> rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
+// The digest of several tensors is that of their numbers together, as far as it can be had from
+// theirs: sums, counts and extremes, no hash.
 void add(const RecordedTensor& tensor, TraceTotals::PlaceTotal& total) {
   const Digest& d = tensor.digest;
   Digest& all = total.digest;
@@ -95,6 +97,7 @@ std::string judged_text(const std::string& path) {
   }
 }
 
+// The line by which a trace is recognised.
 std::string headline(const TraceReader& trace, const std::string& path) {
   const Manifest& m = trace.manifest();
   std::string text =
@@ -104,6 +107,7 @@ std::string headline(const TraceReader& trace, const std::string& path) {
   return fmt::format("{}   {}", text, judged_text(path));
 }
 
+// Which engine, model and machine it is of, as far as the trace says.
 std::string origin_text(const Manifest& m) {
   std::vector<std::string> parts;
   const auto say = [&parts](const std::string& part) {
@@ -173,6 +177,7 @@ std::string size_of_numbers(const TraceTotals::PlaceTotal& total) {
   return d.pos_inf + d.neg_inf > 0 ? "Inf" : number_in_four(d.rms());
 }
 
+// The rms of each layer and point: where the size of the stream jumps is seen at a glance.
 void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   std::vector<Place> places;
   for (const TraceTotals::PlaceTotal& total : totals.places) places.push_back(total.place);
@@ -204,6 +209,8 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
 
 }  // namespace
 
+// Columns of the map are narrow: "0.1" becomes ".1", and what does not fit is written by its
+// exponent.
 std::string number_in_four(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
@@ -224,6 +231,8 @@ std::string number_in_four(double value) {
   return text;
 }
 
+// By digests alone, which every trace has: no numbers are read. Sorted as computed: what comes
+// before the layers, the layers, what comes after.
 TraceTotals totals_of(TraceReader& trace) {
   TraceTotals totals;
   std::map<std::pair<int, int>, TraceTotals::PlaceTotal> places;
@@ -263,6 +272,7 @@ std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
   return blocks;
 }
 
+// A line for each request of each pass, with the arguments that kernels get of it.
 Table passes_of(TraceReader& trace) {
   Table table{{"pass", "request", "positions", "phase", "pages", "slots", "cu_seqlens", "context"},
               {}};

@@ -28,6 +28,7 @@ double rms(const Selected::HeadSum& sum) {
   return root_mean(sum.squares, sum.elements - sum.nonfinite);
 }
 
+// The positions of a request in at most so many buckets, each of equally many.
 Strip strip_of(const Selected& selected, int32_t request, int32_t most) {
   const auto from = selected.heads.lower_bound({request, 0});
   const auto to = selected.heads.lower_bound({request + 1, 0});
@@ -51,6 +52,7 @@ Strip strip_of(const Selected& selected, int32_t request, int32_t most) {
   return strip;
 }
 
+// An eighth of the height a step, on a linear scale up to the strip's largest rms.
 std::string glyph_of(const Selected::HeadSum& sum, double largest) {
   if (sum.elements == 0) return " ";
   if (sum.nonfinite > 0) return "N";
@@ -78,6 +80,7 @@ void add_strip(const Selected& selected, int32_t request, int32_t most,
 
 }  // namespace
 
+// A strip for each of the first requests.
 std::vector<Block> picture_of(const Selected& selected, int width) {
   const int32_t most = std::clamp(width - kLabel, 8, kBuckets);
   std::vector<Block> blocks;

@@ -156,6 +156,7 @@ void add_largest(const Selected& selected, std::vector<Block>& blocks) {
 
 }  // namespace
 
+// Without the first axis: the row is named by request and position.
 std::string index_text(const Shape& shape, int64_t in_row) {
   std::vector<int64_t> index;
   for (int axis = shape.rank() - 1; axis > 0; --axis) {
@@ -181,6 +182,8 @@ void append_digest(const Digest& d, std::vector<Cell>& row) {
   for (const int64_t count : {d.nan, d.pos_inf + d.neg_inf, d.zeros}) row.push_back(count);
 }
 
+// Read twice as in trace_against.cc; that nothing is selected is an error, for an empty table looks
+// like an answer.
 Selected select(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
   selection.check_layers(trace.manifest().graph.layers());
