@@ -37,6 +37,7 @@ Tensor narrowed(const Tensor& from, DType dtype, int64_t& other) {
   return to;
 }
 
+// Engines that compute batches have a first axis of one sequence.
 Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std::string& where) {
   const auto axes = std::ranges::count(point.shape, ',') + 1;
   const Shape& shape = tensor.view().shape;
@@ -48,6 +49,7 @@ Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std:
   return first == 0 ? tensor : tensor.part(0, Shape(extents.subspan(first)), tensor.view().dtype);
 }
 
+// Indices of any width, as int32: what does not fit is an error, not another index.
 Tensor indices(const Tensor& from, const std::string& where) {
   Tensor to(from.view().shape, DType::i32);
   const auto* values = from.as<const int64_t>();

@@ -21,6 +21,7 @@ namespace {
 using Id = Hdf5Id;
 
 template <typename T>
+// Types are spelt out by width and byte order, so that a file is the same on every machine.
 Id type_of() {
   if constexpr (std::is_same_v<T, int32_t>) return Id(H5Tcopy(H5T_STD_I32LE));
   if constexpr (std::is_same_v<T, int64_t>) return Id(H5Tcopy(H5T_STD_I64LE));
@@ -88,6 +89,7 @@ Hdf5File Hdf5File::open(const std::string& path) {
   return open_unsealed(path);
 }
 
+// Its seal is not looked at: bare traces have none, and others are checked before (seal.cc).
 Hdf5File Hdf5File::open_unsealed(const std::string& path) {
   prepare_hdf5();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
@@ -114,6 +116,8 @@ Hdf5File::~Hdf5File() {
   if (id_ >= 0) H5Fclose(id_);
 }
 
+// The seal covers what is written from here on; tensors before it have hashes of their own in the
+// index.
 void Hdf5File::seal_from_here() {
   hsize_t size = 0;
   if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0 || H5Fget_filesize(id_, &size) < 0)
@@ -258,6 +262,7 @@ std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& 
 }
 
 template <typename T>
+// No conversion: a column of another type is of another layout, or damaged.
 std::vector<T> Hdf5File::read(const std::string& path) const {
   const Id dataset(stored_dataset(path));
   const Id type = type_of<T>();

@@ -23,6 +23,7 @@ bool is_bits(int64_t type) { return H5Tequal(type, H5T_STD_U16LE) > 0; }
 
 }  // namespace
 
+// Links could lead out of the file, to any file of the machine.
 std::vector<std::string> Hdf5File::names(const std::string& group) const {
   check(is_own(id_, group), "{}: {} is a link, and nothing of a trace is: write it into the file",
         path_, group);
@@ -58,6 +59,7 @@ int64_t Hdf5File::stored_bytes(const std::string& path) const {
   return count_of(dataset) * H5Tget_size(Hdf5Id(H5Dget_type(dataset)));
 }
 
+// Floats in the dtypes that runs have; uint16 is taken for bits, since h5py has no bfloat16.
 Hdf5File::ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
   const Hdf5Id dataset(stored_dataset(path));
   const Hdf5Id type(H5Dget_type(dataset));

@@ -206,6 +206,7 @@ RecordedTensor tensor_from(const JsonValue& object, RowBudget& budget) {
 
 }  // namespace
 
+// A line for the pass, which says how many tensors follow, and a line for each.
 std::string journal_lines(const Pass& pass, int64_t seq) {
   std::string lines = pass_object(pass).dump() + "\n";
   for (const RecordedTensor& tensor : pass.tensors)
@@ -213,6 +214,8 @@ std::string journal_lines(const Pass& pass, int64_t seq) {
   return lines;
 }
 
+// A journal may end anywhere (that is what it is for): all passes before the damage are kept, and
+// one that lacks tensors is left out.
 Journal read_journal(const std::string& path) {
   const std::string all = read_text(path, kMostJournal);
   std::string_view rest = all;

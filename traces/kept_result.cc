@@ -59,6 +59,8 @@ struct Rest {
   size_t begin = 0;
   std::string text;
 };
+// The bytes after the trace itself: a result, or nothing. They are outside of the seal, so that
+// judging a trace does not change it.
 Rest rest_of(const std::string& path) {
   const InputFile file(path);
   if (!is_journal(path)) {
