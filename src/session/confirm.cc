@@ -83,6 +83,8 @@ struct SecondJudgement {
   std::string says;
 };
 
+// Two right computations differ by far less than the engine from both: by a part of an ulp of the
+// dtype, or by a part of what the engine is off.
 bool close(const SecondOpinion::Opinion& opinion, const Finding& finding, DType dtype) {
   if (!std::isfinite(finding.want) || !std::isfinite(opinion.stored)) {
     const double want = round_to(finding.want, dtype);
@@ -151,6 +153,9 @@ Result heal(const JudgedRun& run, std::vector<Place>& right) {
   return healed;
 }
 
+// Two runs make one confirmation. With all wrong places computed by the oracle, nothing is found
+// (`healed`); with all but this one, it is what is found first. Then it is computed a second time
+// by other hands (src/opinion), in long double.
 Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& place,
                    const Result& healed, const SecondOpinion& second) {
   if (!healed.findings.empty())
@@ -190,6 +195,7 @@ Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& 
 
 }  // namespace
 
+// heal() may add to the places: what is wrong behind a greater error shows when that is put right.
 std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most) {
   std::vector<Confirmation> confirmations;
   std::vector<Place> right;

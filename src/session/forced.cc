@@ -23,6 +23,7 @@ struct Served {
   std::vector<int32_t> prompt, tokens;
 };
 
+// The requests of a trace, or of a result in JSON.
 std::vector<Served> served_in(const std::string& path) {
   std::vector<Served> served;
   const auto take = [&](const auto& requests) {

@@ -26,6 +26,9 @@ void tell(const Auditor& auditor) {
 
 }  // namespace
 
+//   engine -> Probe -> [RecordBefore] -> [TraceCapture] -> [Auditor]
+//
+// Each in brackets is there when it is asked for; a Tee hands on to two.
 bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
   const bool json = options.format == "json";

@@ -35,6 +35,8 @@ struct Extent {
   std::function<bool(const Place&)> recorded;
 };
 
+// Read without numbers: how much there is to judge, and which places. A trace of a selection lacks
+// places on purpose; in others a point that occurs anywhere is expected everywhere.
 Extent extent_of(TraceReader& trace) {
   Extent extent;
   std::set<std::pair<int, int>> places;
@@ -58,6 +60,8 @@ Extent extent_of(TraceReader& trace) {
 
 }  // namespace
 
+// A bare trace does not say what it left out: its graph is the model's, without the optional points
+// that it never shows.
 void OpenedTrace::fill_in(const Graph& of_model, const std::string& path) {
   if (!manifest.graph_known)
     manifest.graph = of_model.restricted(
@@ -89,6 +93,8 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
   return opened;
 }
 
+// The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
+// judged.
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
                    Detail detail, const std::string& rope_pairs) {
   OpenedTrace opened = open_to_judge(path, checkpoint, rope_pairs);

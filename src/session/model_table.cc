@@ -53,6 +53,8 @@ std::string norm_and_bias_text(const ModelConfig& c) {
                      c.o_bias ? "bias on" : "no bias on");
 }
 
+// A folder with the configuration alone is answered too: what a model would need can be asked
+// before it is downloaded.
 std::string weights_text(const std::string& dir) {
   const auto is_weights = [](const auto& file) {
     return file.path().extension() == ".safetensors";

@@ -27,6 +27,7 @@ constexpr const char* kBase = "whole";
 
 // All requests in one engine, with options changed by `change`.
 template <typename Change>
+// All requests in one batch, as the base has them, with one option changed.
 std::vector<Serving> all_with(const BaseServing& base, Change change) {
   Serving serving{base.engine, base.requests, std::vector<int32_t>(base.requests.size())};
   std::iota(serving.base_of.begin(), serving.base_of.end(), 0);
@@ -60,6 +61,7 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
   return request;
 }
 
+// Strangers before and after, so that every row of the base has another number.
 std::vector<Serving> with_batch_mates(const BaseServing& base) {
   Serving serving = all_with(base, [](EngineOptions&) {})[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
@@ -164,6 +166,8 @@ std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
   return sequences;
 }
 
+// The plainest serving there is: options that shape passes at their defaults, all requests at once,
+// no graphs.
 BaseServing base_of(const ModesRun& run) {
   BaseServing base{run.engine, run.requests};
   EngineOptions& engine = base.engine;
@@ -187,6 +191,7 @@ void take_audit(const Auditor& auditor, std::string_view mode, std::vector<Findi
   }
 }
 
+// The ledger counts over all modes; one of them is what it added.
 std::string summary(std::string_view mode, const Result& before, const Result& after) {
   std::string text =
       fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
@@ -242,6 +247,8 @@ std::vector<const Mode*> modes_from(const std::string& list) {
   return chosen;
 }
 
+// Tokens of the base are forced on every mode: one that chose otherwise would be compared on
+// another text, and differ for that reason alone.
 Result run_modes(const ModesRun& run) {
   const Graph graph = graph_of(run.checkpoint.config());
   Ledger ledger(graph);

@@ -45,6 +45,7 @@ Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer* tokenizer) 
 
 }  // namespace
 
+// Without the token that ended it, which is no text.
 std::string SequenceText::take_new() {
   const int64_t prompt = std::ssize(sequence_.request.prompt);
   const int64_t made = sequence_.length() - prompt - (sequence_.ending == Ending::eos ? 1 : 0);
@@ -57,6 +58,7 @@ Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer* tokeni
                  Printer::Format format)
     : engine_(engine), tokenizer_(tokenizer), format_(format), requests_(requests) {}
 
+// Samples of one request are sequences of their own, and appear when the prompt has been read.
 const Sequence* Printer::current() const {
   for (int32_t id = request_; id < engine_.requests(); ++id)
     if (const Sequence& s = engine_.sequence(id); s.root_request == request_ && s.sample == sample_)
@@ -75,6 +77,7 @@ std::string Printer::json_line(const Sequence& s) const {
   return line.dump() + "\n";
 }
 
+// In the order of the requests, whatever order they end in: one that is ahead waits.
 void Printer::print_new() {
   while (request_ < requests_) {
     const Sequence* sequence = current();

@@ -49,6 +49,8 @@ std::string text_of(auto number) { return std::to_string(number); }  // of bool:
 
 }  // namespace
 
+// All that numbers can depend on, so that traces can be told apart by their facts; `lockstep diff`
+// prints those that differ.
 std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line) {
   const Checkpoint& checkpoint = session.checkpoint;

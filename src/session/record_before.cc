@@ -29,6 +29,8 @@ RecordBefore::RecordBefore(const std::string& points, const std::string& trace, 
         path_);
 }
 
+// The file is written before the op is called: an op that kills the process leaves its inputs
+// behind.
 void RecordBefore::wrap(Ops& ops) {
   check(
       ops.fused.of_user.empty(),

@@ -95,6 +95,7 @@ void read_force(const JsonValue& force, Request& request) {
     force.refuse("a list of at least one token id; leave it out to let the engine choose: that");
 }
 
+// Fields of the line override what the command line says of all requests.
 void read_request(const JsonValue& line, const ModelOptions& options, const Tokenizer* tokenizer,
                   Request& request) {
   check_fields(line);

@@ -24,6 +24,7 @@ constexpr double kPerNumber = 120e-9;
 constexpr double kPerPromptKey = 5e-9, kPerDecodedKey = 25e-9;
 constexpr double kPlacesOfLayer = 18;
 
+// Weights that each token meets: q and o are hidden x heads x dim, k and v hidden x kv_heads x dim.
 double weights_of(const ModelConfig& config) {
   const double attention = static_cast<double>(config.hidden * config.head_dim) *
                            static_cast<double>(2 * config.heads + 2 * config.kv_heads);
@@ -41,6 +42,9 @@ double numbers_of(const ModelConfig& config) {
 
 }  // namespace
 
+// Work is a sum of terms: by weight and token, by number and token, by weight and pass, by place
+// and pass, and by key that a query sees (half the square of a prompt). Their factors were measured
+// on one machine; the estimate tells minutes from hours, no more.
 RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& options,
                              const std::vector<Request>& requests) {
   const double heads = static_cast<double>(config.layers * config.heads * config.head_dim);

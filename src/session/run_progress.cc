@@ -40,6 +40,7 @@ void RunProgress::begin_pass(int32_t pass, int64_t rows) {
   moment_.rows = rows;
 }
 
+// Called for every layer, shown ten times a second at most.
 void RunProgress::at(std::string_view doing, int layer) {
   if (!show_) return;
   const Clock::time_point now = Clock::now();

@@ -24,6 +24,8 @@ const Tokenizer& Session::wanted_tokenizer() const {
   return *tokenizer;
 }
 
+// The order matters: the device is opened before its ops are asked for, and --ops replaces some of
+// them last.
 Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
   session.engine = options.engine_for(session.checkpoint.config());

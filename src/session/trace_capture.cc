@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// Enough to draw the same token again; nothing where the largest logit is taken.
 std::optional<DrawInfo> draw_of(const Sequence& s) {
   const Sampling& sampling = s.request.sampling;
   if (sampling.argmax()) return {};
@@ -71,6 +72,8 @@ TraceCapture::TraceCapture(const ObserveOptions& options, const Engine& engine,
                     [this](const Pass& pass) { writer_->write(pass); });
 }
 
+// How often the engine waited for the trace is a fact of the trace: its times are not those of a
+// run without one.
 void TraceCapture::finish(const Engine& engine, Probe& probe) {
   check(probe.failure().empty(), "{}", probe.failure());
   const DigestRing* ring = probe.digests();
