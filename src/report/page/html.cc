@@ -32,6 +32,8 @@ bool is_control(char c) {
 
 }  // namespace
 
+// For text and for attributes alike. Bytes that are no UTF-8 and control characters become U+FFFD:
+// names come from files.
 std::string html_escaped(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -99,6 +101,8 @@ void Html::script(std::string_view code) {
   out_ += code;
 }
 
+// No < is left, so that nothing in the data can end the element; spaces between tokens go, as a
+// third of a long result is indentation.
 void Html::json(std::string_view id, std::string_view json) {
   const Element element = open("script", {{"type", "application/json"}, {"id", id}});
   bool in_string = false;
