@@ -20,6 +20,7 @@ constexpr size_t kFailingLayers = 3;
 
 }  // namespace
 
+// In fp32 nothing is rounded in between, and all contracts are one.
 std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits) {
   const auto tried = judged_op(op).tried;
   if (traits.dtype == DType::f32 || tried == nullptr) return {fused};
@@ -35,6 +36,7 @@ std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& trai
   return all;
 }
 
+// Declared for a whole engine, a contract means for each op the nearest that it can have.
 RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits) {
   const std::vector<RoundingContract> all = contracts_of(op, traits);
   const auto has = [&](RoundingContract one) { return std::ranges::count(all, one) > 0; };
@@ -77,6 +79,8 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   of.put_out();
 }
 
+// A candidate that fails in several layers and in more than half of those seen is tried no more,
+// unless no other is left: each costs a judgement.
 void Contracts::OfPoint::put_out() {
   std::vector<size_t> failing(candidates.size());  // layers
   for (const auto& [layer, fits] : by_layer)
@@ -100,6 +104,8 @@ void Contracts::add_misfit(const Place& place, size_t candidate) {
   of->second.by_layer[place.layer].misfit.at(candidate) = true;
 }
 
+// By vote of the layers: one kernel computes a point in all of them, and a layer with a bug is
+// outvoted.
 void Contracts::decide() {
   for (auto& [order, of] : points_) {
     // Places first; where all of them are bugs, single nodes.
@@ -113,6 +119,8 @@ void Contracts::decide() {
   }
 }
 
+// A layer that the chosen one does not fit, and another does, is judged by that one, and reported
+// (inconsistent_layers).
 size_t Contracts::chosen(const Place& place) const {
   const auto of = points_.find(place.point->order());
   if (of == points_.end()) return 0;

@@ -38,6 +38,8 @@ void RunCoverage::add(const Pass& pass) {
   add_tensors(pass);
 }
 
+// A request that starts again from 0 over a longer text has no cache; one whose positions go back
+// was preempted.
 void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
@@ -82,6 +84,8 @@ void RunCoverage::add_pages(const PassInfo& pass) {
   }
 }
 
+// Gains show in the norm of q beside its input: where all are the same, a norm that takes another
+// element's is not seen.
 void RunCoverage::add_tensors(const Pass& pass) {
   for (const RecordedTensor& tensor : pass.tensors) {
     if (tensor.shape.rank() != 3) continue;
@@ -119,6 +123,8 @@ int32_t RunCoverage::longest() const {
   return longest;
 }
 
+// A sentence for each class of bugs that no request reached: what it is, why, and which option
+// would reach it.
 std::vector<std::string> RunCoverage::blind_in_positions() const {
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {

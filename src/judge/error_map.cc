@@ -8,6 +8,7 @@
 
 namespace lockstep {
 
+// From the shape's text: "position, head, dim" has the axes head and dim.
 std::vector<std::string> axis_names(const Point& point) {
   std::vector<std::string> names;
   for (size_t at = point.shape.find(", "); at != point.shape.npos;) {
@@ -45,6 +46,8 @@ size_t ErrorMap::begin(const PassView& seen) {
   return passes_.size() - 1;
 }
 
+// Which elements were wrong is kept as bits, up to a bound; a pass that would be kept in part is
+// left out.
 void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
                    const NodeOutcome& outcome) {
   const Point& p = *place.point;
@@ -76,6 +79,8 @@ bool ErrorMap::has(const Finding& finding) const {
   return node != errors->second.nodes.end() && !node->second.wrong.empty();
 }
 
+// All that a rule may be about, for each row: where it stands in its pass, its request and its
+// chunk, its token, its experts.
 std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
                                                         const Place& place) const {
   const bool cached = place.point->is_cache();
@@ -119,6 +124,8 @@ std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, c
   return placed;
 }
 
+// A row of several experts' results becomes one row an expert, so that "expert 17" is a rule of
+// rows.
 void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
                              std::vector<WrongElements::PlacedRow>& rows,
                              std::vector<WrongRow>& wrong) {
@@ -157,6 +164,7 @@ std::vector<WrongElements::Axis> ErrorMap::axes_of(const Point& point,
   return axes;
 }
 
+// Right nodes are as much of the map as wrong ones: a rule must say what it leaves out.
 std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
   const auto found = errors_.find({place.point->order(), place.layer});
   if (found == errors_.end()) return {};

@@ -197,6 +197,7 @@ void HiddenTensors::mark_covered() {
   }
 }
 
+// Backwards along the graph, through all places that were not recorded, up to those that were.
 std::vector<Place> HiddenTensors::region_of(const Place& place) const {
   std::vector<int> open = {graph_.index_of(place)}, found;
   if (open.front() < 0 || covered_.empty()) return {};
@@ -226,6 +227,7 @@ bool HiddenTensors::rows_alike(const Place& place) const {
   });
 }
 
+// Tokens of all passes are kept: keys of earlier ones may have to be computed.
 void HiddenTensors::begin_pass(const PassView& pass) {
   pass_ = &pass;
   made_.clear();
@@ -290,6 +292,7 @@ const HiddenTensor* HiddenTensors::find(const Place& place) const {
   return found == made_.end() ? nullptr : &found->second;
 }
 
+// Inputs of the place: computed ones with their errors, recorded ones as they are.
 bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trouble) const {
   for (const Place& read : graph_.inputs_of(place)) {
     if (read.point->is_cache() || (is_table(read) && covers(read))) continue;
@@ -423,6 +426,8 @@ void HiddenTensors::make_attention(const Place& place, HiddenTensor& made) {
   }
 }
 
+// A cache that was not recorded is kept row by row, with values, deviations and samples, as K and V
+// come by.
 void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
   Inputs inputs;
   if (!gather(place, inputs, made.trouble)) return;

@@ -175,6 +175,8 @@ void Judge::State::look_for_strays(const Pass& pass) {
   }
 }
 
+// Both models follow the engine's choice of experts: another expert's numbers would be no error of
+// rounding, and no bound would hold after it.
 void Judge::State::run_models(const PassView& seen) {
   exact_pass = rounded_pass = {};
   if (!exact) return;
@@ -196,6 +198,8 @@ void Judge::State::run_models(const PassView& seen) {
                   seen.info().pass));
 }
 
+// Written rows first, then what is read of requests that began in another's cache: what nobody is
+// known to have written is taken as given once.
 void Judge::State::remember_cache(const PassView& seen) {
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
@@ -215,6 +219,8 @@ void Judge::State::remember_cache(const PassView& seen) {
   }
 }
 
+// Places outside of the selection, and hidden ones, have nodes without an outcome: origins pass
+// through them.
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
@@ -295,6 +301,8 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
   }
 }
 
+// A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
+// after it. A finding over a region of hidden ops blames them too.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);

@@ -150,6 +150,7 @@ void Judge::State::judge_contracts() {
                             name_of(contract)));
 }
 
+// One rule a place, shared by its findings.
 void Judge::State::find_shapes(Result& result) const {
   std::vector<std::pair<Place, std::optional<ShapeRule>>> known;
   for (Finding& finding : result.findings) {
@@ -250,6 +251,8 @@ void Judge::State::note_facts(bool complete) {
   if (!complete) ledger.note("the trace is incomplete");
 }
 
+// In this order: contracts, passes that waited for them, what only the end shows (tokens, draws,
+// pools of nodes), notes, and the story. Each step may add findings that the next ones count.
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
   const auto regrade = [&](const Finding& finding) {
     ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request, finding);

@@ -68,6 +68,8 @@ Ledger::Ledger(const Graph& graph) : places_(graph.places()), sums_(places_.size
   for (size_t i = 0; i < places_.size(); ++i) sums_[i].summary.place = places_[i];
 }
 
+// The sums of a place are kept as nodes come, so that a run of any length takes the memory of its
+// places and findings.
 int Ledger::enter(NodeOutcome outcome) {
   int64_t* reason = nullptr;
   if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
@@ -110,6 +112,8 @@ int Ledger::enter(NodeOutcome outcome) {
   return static_cast<int>(findings_.size()) - 1;
 }
 
+// Rules of other tools, for comparison alone: torch.testing.assert_close, and three times the
+// reference's own error.
 void Ledger::ask_other_rules(const NodeOutcome& outcome) {
   const ErrorSums& sums = outcome.sums;
   if (sums.compared == 0 && sums.not_close == 0) return;
@@ -150,6 +154,8 @@ bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& fi
   return false;
 }
 
+// A finding about a place as a whole stands at its first judged node; where a node is wrong by
+// itself, it says enough.
 bool Ledger::regrade_all(int64_t place, Finding finding) {
   Entry* first = nullptr;
   for (Entry& entry : entries_) {
@@ -187,6 +193,7 @@ std::string Ledger::main_reason() const {
   return reason;
 }
 
+// Findings in the order of the computation; the first is what a reader is told.
 Result Ledger::result() const {
   Result result;
   result.notes = notes_;

@@ -143,6 +143,9 @@ void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, std::span<co
                                  std::numeric_limits<double>::infinity(), false, ""});
 }
 
+// A flip is explained when the fp64 model preferred its token by less than rounding moves a
+// difference of two logits: sqrt(2) times the noise, which is how far the rounded model lies from
+// the exact one among the largest logits.
 void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const double> got,
                                std::span<const double> exact, std::span<const double> rounded) {
   for (size_t i = 0; i < got.size(); ++i)

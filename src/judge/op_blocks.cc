@@ -63,6 +63,8 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   return question;
 }
 
+// A block is so many rows of one place, of one request or of several: the oracle answers for it in
+// fp64, and memory holds one answer.
 bool OpJudge::judge_block(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
                           size_t first, size_t count) {
