@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+// The smallest that fits, unless more than an eighth of it would lie idle.
 void* Arena::take(BySize& from, int64_t bytes) {
   const auto found = from.lower_bound(bytes);
   if (found == from.end() || found->first > bytes + bytes / 8) return nullptr;
@@ -15,6 +16,7 @@ void* Arena::take(BySize& from, int64_t bytes) {
   return memory;
 }
 
+// Memory of other sizes is given back before the device is said to be full.
 void* Arena::allocate(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (keeps_apart())

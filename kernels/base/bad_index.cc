@@ -19,6 +19,7 @@ namespace {
 
 }  // namespace
 
+// One sentence for the CPU and for a device: an op fails alike on both.
 void refuse(const BadIndex& bad) {
   using Of = BadIndex::Of;
   const auto& [of, limit, found, at] = bad;

@@ -27,6 +27,7 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+// A name with at most a third of its letters wrong, else one that begins so.
 std::string_view nearest(std::string_view name, std::span<const std::string_view> names) {
   constexpr size_t kBeginning = 3;
   std::string_view best;

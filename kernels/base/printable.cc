@@ -59,6 +59,7 @@ std::string printable(std::string_view text) {
   return line;
 }
 
+// A value within a sentence: a line of so many characters at most.
 std::string shown(std::string_view value) {
   // Four bytes a character are the most that UTF-8 has: no more need to be looked at.
   const std::string line = printable(value.substr(0, 4 * (kShownCharacters + 1)));
@@ -70,6 +71,7 @@ std::string shown(std::string_view value) {
   return line;
 }
 
+// Cuts fall between characters, never within one.
 std::string front_of(std::string_view text, size_t most) {
   size_t end = most < text.size() ? most : text.size();
   while (end > 0 && end < text.size() && continues(text[end])) --end;

@@ -37,6 +37,8 @@ std::string shell_text(std::span<const std::string> words) {
   return text;
 }
 
+// The reverse of shell_text() for all that it writes: quotes, double quotes and backslashes, no
+// variables.
 std::vector<std::string> shell_words(const std::string& text) {
   std::vector<std::string> words;
   bool inside = false;  // a word

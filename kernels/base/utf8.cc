@@ -13,6 +13,8 @@ struct Lead {
   uint8_t high = 0xBF;
 };
 
+// The lead byte gives the length and the bounds of the second byte, by which overlong forms,
+// surrogates and what is past U+10FFFF are told (Unicode, table 3-7).
 Lead lead_of(uint8_t byte) {
   if (byte < 0x80) return {1};
   if (byte < 0xC2) return {0};

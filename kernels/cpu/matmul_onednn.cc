@@ -52,6 +52,7 @@ typename Matmul::primitive_desc described(const dnnl::primitive_attr& attributes
     return {engine(), operands..., attributes};
 }
 
+// The weight is [n, k] in memory and read as [k, n] by its strides: nothing is copied.
 Primitive make(const Key& key) {
   const auto type =
       key.dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
@@ -130,6 +131,7 @@ std::string version_of_onednn() {
          std::to_string(version->patch);
 }
 
+// Our own threads share the columns: a second pool of threads would fight with them for the cores.
 void matmul_onednn(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                    TensorView bias) {
   parallel_for(context.threads, weight.rows(), kColumns, [&](int64_t begin, int64_t end) {
