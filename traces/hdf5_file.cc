@@ -20,8 +20,8 @@ namespace {
 
 using Id = Hdf5Id;
 
-template <typename T>
 // Types are spelt out by width and byte order, so that a file is the same on every machine.
+template <typename T>
 Id type_of() {
   if constexpr (std::is_same_v<T, int32_t>) return Id(H5Tcopy(H5T_STD_I32LE));
   if constexpr (std::is_same_v<T, int64_t>) return Id(H5Tcopy(H5T_STD_I64LE));
@@ -261,8 +261,8 @@ std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& 
   return values;
 }
 
-template <typename T>
 // No conversion: a column of another type is of another layout, or damaged.
+template <typename T>
 std::vector<T> Hdf5File::read(const std::string& path) const {
   const Id dataset(stored_dataset(path));
   const Id type = type_of<T>();

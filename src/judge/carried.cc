@@ -61,9 +61,8 @@ Tensor repeated_rows(const TensorView& value, int64_t times) {
 }
 
 // The rows of an input once for each of `times`, moved by what error(row, time, element) says.
+// One call of the oracle then evaluates all samples.
 template <typename Error>
-// `times` copies of the rows below each other, each with errors of its own: one call of the oracle
-// evaluates all samples.
 Tensor stacked(const TensorView& value, int64_t times, Error error) {
   if (!is_float(value.dtype)) return repeated_rows(value, times);
   std::vector<int64_t> extents(value.shape.extents().begin(), value.shape.extents().end());

@@ -88,8 +88,8 @@ Json of_trace(const std::string& path, const std::map<std::string, std::string>&
   return {{"path", path.empty() ? Json() : Json(path)}, {"provenance", provenance}};
 }
 
-template <typename Parts, typename Of>
 // A list in JSON, each element by `of`.
+template <typename Parts, typename Of>
 Json list_of(const Parts& parts, Of of) {
   Json list = Json::array();
   for (const auto& part : parts) list.push_back(of(part));

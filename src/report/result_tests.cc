@@ -39,7 +39,6 @@ std::string told_cause(const Result& result, const Place& place) {
 
 // A test that findings fail, the first of which is its message.
 template <typename Fails>
-// A case that fails by the findings that `fails` picks; the first is its message.
 TestCase test_of(const std::string& name, const Result& result, Fails fails) {
   TestCase test{.name = name};
   size_t found = 0;

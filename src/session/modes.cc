@@ -27,7 +27,6 @@ constexpr const char* kBase = "whole";
 
 // All requests in one engine, with options changed by `change`.
 template <typename Change>
-// All requests in one batch, as the base has them, with one option changed.
 std::vector<Serving> all_with(const BaseServing& base, Change change) {
   Serving serving{base.engine, base.requests, std::vector<int32_t>(base.requests.size())};
   std::iota(serving.base_of.begin(), serving.base_of.end(), 0);

@@ -31,8 +31,8 @@ void write_head(Html& html, std::string_view title) {
 }
 
 // Writes the frame of a page: `band`, then `body` in its middle.
-template <typename Band, typename Body>
 // The whole result goes along as JSON: who has the page has the numbers.
+template <typename Band, typename Body>
 std::string page(std::string_view title, const std::string& json, Band band, Body body) {
   Html html;
   html.doctype();
