@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "kernels/base/check.h"
 #include "kernels/files/json.h"
@@ -141,8 +142,11 @@ class ScheduleReader {
         made_.tensors.push_back(std::move(tensor));
       }
     }
+    std::set<std::string_view> memories;
     for (size_t i = 0; i < made_.tensors.size(); ++i) {
       const ScheduledTensor& t = made_.tensors[i];
+      if (!memories.insert(t.memory).second && t.given)
+        json[i]["given"].refuse("false, for another tensor is before it in its memory");
       const bool is_new = places_.try_emplace({t.point, t.layer}, static_cast<int>(i)).second;
       if (!is_new) json[i].refuse("a tensor that the list does not have yet");
     }

@@ -166,13 +166,15 @@ std::string spoiled(Edit edit) {
   return json.dump();
 }
 
-std::vector<Bad> bad_files() {
-  const auto row = [](int column, const Json& value) {
-    return spoiled([&](Json& j) { j["instructions"][4][column] = value; });
-  };
-  const auto top = [](const char* key, const Json& value) {
-    return spoiled([&](Json& j) { j[key] = value; });
-  };
+std::string with_row(int column, const Json& value) {
+  return spoiled([&](Json& j) { j["instructions"][4][column] = value; });
+}
+std::string with(const char* key, const Json& value) {
+  return spoiled([&](Json& j) { j[key] = value; });
+}
+std::string with_tensors(const char* tensors) { return with("tensors", Json::parse(tensors)); }
+
+std::vector<Bad> bad_heads() {
   return {
       {"no JSON", "opcode queue begin\n1 0 0\n", ""},
       {"nothing", "", ""},
@@ -180,9 +182,9 @@ std::vector<Bad> bad_files() {
       {"a list", "[1, 2]", "an object was wanted"},
       {"NaN", R"({"format": NaN})", ""},
       {"nested deep", std::string(100000, '[') + std::string(100000, ']'), "deep"},
-      {"another format", top("format", "lockstep-result"), "format"},
-      {"a later version", top("format_version", "2.0"), "format_version"},
-      {"no instructions", top("instructions", Json::array()), "instructions"},
+      {"another format", with("format", "lockstep-result"), "format"},
+      {"a later version", with("format_version", "2.0"), "format_version"},
+      {"no instructions", with("instructions", Json::array()), "instructions"},
       {"instructions left out", spoiled([](Json& j) { j.erase("instructions"); }), "instructions"},
       {"no model", spoiled([](Json& j) { j.erase("model"); }), "model"},
       {"no heads", spoiled([](Json& j) { j["model"]["heads"] = 0; }), "model.heads"},
@@ -190,23 +192,28 @@ std::vector<Bad> bad_files() {
        "model.kv_heads"},
       {"a huge model", spoiled([](Json& j) { j["model"]["vocab"] = int64_t{1} << 40; }),
        "model.vocab"},
-      {"no queue", top("queues", 0), "queues"},
-      {"huge queues", top("queues", int64_t{1} << 40), "queues"},
-      {"huge counters", top("counters", int64_t{1} << 40), "counters"},
-      {"huge shares", top("kv_shares", int64_t{1} << 30), "kv_shares"},
-      {"an opcode of a number that is none", row(0, 1.5), "instructions"},
-      {"an opcode of its own without writes", row(0, 77), "instructions"},
-      {"a queue that is not there", row(4, 3), "instructions"},
-      {"a negative queue", row(4, -1), "instructions"},
-      {"a counter that is not there", row(3, Json::parse("[[999, 1]]")), "instructions"},
-      {"a wait without its value", row(3, Json::parse("[[0]]")), "instructions"},
-      {"a wait that is a number", row(3, 4), "instructions"},
-      {"a negative raise", row(5, Json::parse("[[0, -1]]")), "instructions"},
-      {"a layer that is not there", row(1, 2), "instructions"},
-      {"no layer", row(1, nullptr), "layer"},
-      {"a block that ends before it begins", row(6, 0), "instruction"},
-      {"rows past the end", row(6, 4000), "instruction"},
-      {"a row as text", row(2, "1"), "instructions"},
+      {"no queue", with("queues", 0), "queues"},
+      {"huge queues", with("queues", int64_t{1} << 40), "queues"},
+      {"huge counters", with("counters", int64_t{1} << 40), "counters"},
+      {"huge shares", with("kv_shares", int64_t{1} << 30), "kv_shares"},
+  };
+}
+
+std::vector<Bad> bad_instructions() {
+  return {
+      {"an opcode of a number that is none", with_row(0, 1.5), "instructions"},
+      {"an opcode of its own without writes", with_row(0, 77), "instructions"},
+      {"a queue that is not there", with_row(4, 3), "instructions"},
+      {"a negative queue", with_row(4, -1), "instructions"},
+      {"a counter that is not there", with_row(3, Json::parse("[[999, 1]]")), "instructions"},
+      {"a wait without its value", with_row(3, Json::parse("[[0]]")), "instructions"},
+      {"a wait that is a number", with_row(3, 4), "instructions"},
+      {"a negative raise", with_row(5, Json::parse("[[0, -1]]")), "instructions"},
+      {"a layer that is not there", with_row(1, 2), "instructions"},
+      {"no layer", with_row(1, nullptr), "layer"},
+      {"a block that ends before it begins", with_row(6, 0), "instruction"},
+      {"rows past the end", with_row(6, 4000), "instruction"},
+      {"a row as text", with_row(2, "1"), "instructions"},
       {"an instruction that is text", spoiled([](Json& j) { j["instructions"][4] = "load"; }),
        "instructions"},
       {"a short row", spoiled([](Json& j) {
@@ -217,16 +224,19 @@ std::vector<Bad> bad_files() {
       {"a list without columns", spoiled([](Json& j) { j.erase("columns"); }), "instructions"},
       {"a column twice", spoiled([](Json& j) { j["columns"][6] = "queue"; }), "columns"},
       {"blocks of no rows", spoiled([](Json& j) { j["block"]["o_residual"] = 0; }), "block"},
-      {"a tensor of no width",
-       spoiled([](Json& j) { j["tensors"] = Json::parse(R"([{"point": "x", "width": 0}])"); }),
-       "tensors"},
-      {"a tensor twice", spoiled([](Json& j) {
-         j["tensors"] = Json::parse(R"([{"point": "x", "width": 1}, {"point": "x", "width": 2}])");
-       }),
-       "tensors"},
-      {"tensors that the opcodes lack",
-       spoiled([](Json& j) { j["tensors"] = Json::parse(R"([{"point": "x", "width": 1}])"); }),
-       "tensor"},
+  };
+}
+
+std::vector<Bad> bad_tensors() {
+  return {
+      {"a tensor of no width", with_tensors(R"([{"point": "x", "width": 0}])"), "tensors"},
+      {"a tensor twice",
+       with_tensors(R"([{"point": "x", "width": 1}, {"point": "x", "width": 2}])"), "tensors"},
+      {"a tensor that is given where another is before it",
+       with_tensors(R"([{"point": "x", "width": 1, "memory": "m"},
+                        {"point": "y", "width": 1, "memory": "m", "given": true}])"),
+       "tensors[1].given"},
+      {"tensors that the opcodes lack", with_tensors(R"([{"point": "x", "width": 1}])"), "embed"},
       {"a span of no tensor", spoiled([](Json& j) {
          j["columns"].push_back("reads");
          j["instructions"][4].push_back(Json::parse(R"([["nowhere", 0, 0, 1]])"));
@@ -241,7 +251,9 @@ std::vector<Bad> bad_files() {
 }
 
 TEST(ScheduleJson, ThatIsNoScheduleIsRefusedInASentence) {
-  const std::vector<Bad> all = bad_files();
+  std::vector<Bad> all = bad_heads();
+  for (const std::vector<Bad>& more : {bad_instructions(), bad_tensors()})
+    all.insert(all.end(), more.begin(), more.end());
   for (size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(all[i].what);
     const std::string path = written(all[i].text);
