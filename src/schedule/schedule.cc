@@ -144,7 +144,8 @@ std::string_view name_of(Opcode opcode) { return kNames.at(static_cast<size_t>(o
 int Schedule::tensor(std::string_view point, int layer) const {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].layer == layer && tensors[i].point == point) return static_cast<int>(i);
-  fail("the schedule has no tensor {} of layer {}", point, layer);
+  fail("the schedule has no tensor {}{}", point,
+       layer < 0 ? "" : fmt::format(" of layer {}", layer));
 }
 
 std::string said(const Instruction& i) {
