@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/base/check.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/confirm.h"
@@ -86,14 +85,7 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
 
 Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
-  check(!session.schedule ||
-            (!options.confirm && options.modes.empty() && options.observe.record_before.empty()),
-        "--confirm, --modes and --record-before take hold of one op before the next is computed, "
-        "found "
-        "--executor instructions, which shows what it computed when all of it is: leave one out");
-  check(!options.confirm || session.ops.fused.of_user.empty(),
-        "--confirm puts single ops right, found {}, of which some are fused: leave one out",
-        session.user_ops);
+  if (options.confirm) check_can_confirm(session);
   const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
   Result result =

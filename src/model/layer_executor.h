@@ -60,7 +60,7 @@ struct PassView {
 // Who makes executors in the place of those below.
 using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassView&)>;
 
-// As the model was told; otherwise with fused ops, as far as the model's table has them whole; one
+// Makes the executor that the model was told of; otherwise one with fused ops, as far as the model's table has them whole; one
 // op at a time where the probe may change what it is shown.
 std::unique_ptr<LayerExecutor> make_executor(const PassView& pass);
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/base/check.h"
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/opinion/second_opinion.h"
@@ -189,6 +190,15 @@ Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& 
 }
 
 }  // namespace
+
+void check_can_confirm(const Session& session) {
+  check(!session.schedule,
+        "--confirm puts right what the next op reads, found --executor instructions, which shows "
+        "what it computed when all of it is: leave one out");
+  check(session.ops.fused.of_user.empty(),
+        "--confirm puts single ops right, found {}, of which some are fused: leave one out",
+        session.user_ops);
+}
 
 std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most) {
   std::vector<Confirmation> confirmations;
