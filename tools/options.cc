@@ -102,6 +102,20 @@ void add_computing_options(CLI::App& app, ModelOptions& options) {
              "changed, as by --fault)");
 }
 
+// The options of a schedule's instructions.
+void add_instruction_options(CLI::App& app, InstructionOptions& options) {
+  begin_group(app, "Instructions");
+  add_choice(app, "--executor", options.executor, {"ops", "instructions"},
+             "compute a pass op by op, or as the instructions of a schedule (ops)");
+  add_count(app, "--queues", options.queues, 1, "queues of a schedule that is made (4)");
+  app.add_option("--step", options.step, "a schedule of yours, as lockstep schedule writes one")
+      ->type_name("FILE");
+  app.add_option("--interleave", options.interleave,
+                 "run instructions in a random order that the counters allow, or in one that shows "
+                 "what they leave unordered (each queue is a thread)")
+      ->type_name("SEED|adversarial");
+}
+
 // The options of what is asked of the model.
 void add_request_options(CLI::App& app, ModelOptions& options) {
   begin_group(app, "Requests");
@@ -173,6 +187,7 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   add_computing_options(app, options);
   add_request_options(app, options);
   add_sampling_options(app, options);
+  add_instruction_options(app, options.instructions);
   begin_group(app, "Serving");
   for_each_engine_option(
       [&](const auto& option) { add_engine_option(app, option, options.engine.*option.member); });

@@ -3,10 +3,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/base/check.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/confirm.h"
+#include "src/session/instructions.h"
 #include "src/session/judged_run.h"
 #include "src/session/kept_result.h"
 #include "src/session/modes.h"
@@ -85,13 +85,12 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
 
 Result result_of(const RunOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
-  check(!options.confirm || session.ops.fused.of_user.empty(),
-        "--confirm puts single ops right, found {}, of which some are fused: leave one out",
-        session.user_ops);
+  if (options.confirm) check_can_confirm(session);
   const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
   Result result =
       (options.modes.empty() ? run : run_in_modes)(options, session, progress, provenance);
+  if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);
   if (exit_status(result) != 0) return result;
   for (const FaultRequest& fault : parse_faults(options.faults))

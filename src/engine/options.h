@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -16,6 +17,9 @@
 #include "kernels/base/names.h"
 
 namespace lockstep {
+
+class LayerExecutor;
+struct PassView;
 
 // The fate of a running request whose pages another one needs.
 enum class Preempt : uint8_t {
@@ -42,6 +46,8 @@ struct EngineOptions {
   // Fill value of newly allocated pages, so that a read of an unwritten slot is visible in the
   // output.
   float poison = std::numeric_limits<float>::quiet_NaN();
+  // Makes the executors of passes in the place of the model's own (src/model/layer_executor.h).
+  std::function<std::unique_ptr<LayerExecutor>(const PassView&)> make_executor;
   // The text of tokens, in which the requests' stop texts are sought; only those need it.
   std::function<std::string(std::span<const int32_t>)> text_of;
 };

@@ -38,9 +38,9 @@ Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement place
       dtype_(dtype),
       ops_(std::move(ops)),
       fused_(whole_fused_ops(ops_)),
-      placement_(placement),
-      weights_(checkpoint, dtype, placement.device),
-      activations_(config_, dtype, placement.device),
+      placement_(std::move(placement)),
+      weights_(checkpoint, dtype, placement_.device),
+      activations_(config_, dtype, placement_.device),
       family_(family_of(config_).forward) {}
 
 Graph Model::graph() const { return graph_of(config_); }

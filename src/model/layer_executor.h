@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "src/model/model.h"
@@ -56,8 +57,11 @@ struct PassView {
   Probe& probe;
 };
 
-// With fused ops, as far as the model's table has them whole; one op at a time where the probe may
-// change what it is shown.
+// Who makes executors in the place of those below.
+using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassView&)>;
+
+// Makes the executor that the model was told of; otherwise one with fused ops, as far as the model's
+// table has them whole, and one op at a time where the probe may change what it is shown.
 std::unique_ptr<LayerExecutor> make_executor(const PassView& pass);
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 // [tokens, ...] of all requests of the pass after each other, in the dtype of the run.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -22,11 +23,16 @@
 
 namespace lockstep {
 
-// Where a model's ops run.
+class LayerExecutor;
+struct PassView;
+
+// Where a model's ops run, and by whom.
 struct Placement {
   ThreadPool* threads = nullptr;  // borrowed
   CUstream_st* stream = nullptr;
   Device device = Device::cpu;
+  // Makes the executors of passes in the place of the model's own (layer_executor.h); empty: none.
+  std::function<std::unique_ptr<LayerExecutor>(const PassView&)> make_executor = {};
 };
 
 // The result of one forward pass, valid until the next one.
@@ -60,6 +66,7 @@ class Model {
 
   // For the families.
   const Ops& ops() const { return ops_; }
+  const Placement& placement() const { return placement_; }
   const FusedOps& fused() const { return fused_; }  // of those ops
   const Weights& weights() const { return weights_; }
   OpContext context(const Point& output, int layer = -1) const {

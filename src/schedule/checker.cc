@@ -31,6 +31,19 @@ std::string numbers_of(const Schedule& schedule, const Span& span) {
   return tensor.layer < 0 ? text : fmt::format("{} in layer {}", text, tensor.layer);
 }
 
+// The same numbers in as few spans as they can be, in their order.
+std::vector<Span> merged(std::vector<Span> spans) {
+  std::ranges::sort(spans, {}, [](const Span& s) { return std::pair(s.tensor, s.begin); });
+  std::vector<Span> all;
+  for (const Span& span : spans) {
+    if (!all.empty() && all.back().tensor == span.tensor && all.back().end >= span.begin)
+      all.back().end = std::max(all.back().end, span.end);
+    else
+      all.push_back(span);
+  }
+  return all;
+}
+
 // The checks of one schedule, and what they share: who uses which tensor.
 //
 //   spans -> each number is written once
@@ -101,9 +114,9 @@ class Checker {
                            schedule_.tensors[span.tensor].width)});
     if (in.opcode == Opcode::other) return;
     const Effects due = effects_of(schedule_, in);
-    check_due(place, "reads", in.reads, due.reads);
-    check_due(place, "writes", in.writes, due.writes);
-    check_heads(place);
+    check_due(place, "reads", merged(in.reads), merged(due.reads));
+    check_due(place, "writes", merged(in.writes), merged(due.writes));
+    check_heads(place, due.writes);
   }
 
   void check_due(int place, const char* verb, const std::vector<Span>& has,
@@ -122,14 +135,15 @@ class Checker {
   }
 
   // RMSNorm and RoPE are over a head, so that a part of one is computed of the wrong numbers.
-  void check_heads(int place) {
+  void check_heads(int place, const std::vector<Span>& writes) {
     const Instruction& in = at(place);
     const ScheduledModel& m = schedule_.model;
     if (in.opcode != Opcode::norm_qkv_rope_append) return;
     for (const int64_t edge : {in.begin, in.end}) {
       const bool of_v = edge > (m.heads + m.kv_heads) * m.head_dim;
       if (edge % m.head_dim == 0 || of_v) continue;
-      add({ScheduleFault::split_head, -1, place, Span{in.writes.front().tensor, in.begin, in.end},
+      const bool of_q = edge < m.heads * m.head_dim;
+      add({ScheduleFault::split_head, -1, place, of_q ? writes.front() : writes.back(),
            fmt::format("{} splits head {} of q and k: its {} needs all {} numbers of the head",
                        said_of(place), edge / m.head_dim, m.qk_norm ? "norm" : "RoPE",
                        m.head_dim)});
@@ -169,6 +183,8 @@ class Checker {
         }
       } else if (count > due) {
         add_repeated(part, open);
+      } else if (tensor.shares > 1) {
+        add_same_share(part, open);
       }
     }
     add_missing(missing);
@@ -200,6 +216,20 @@ class Checker {
                             : fmt::format("{} and {} both write {}", said_of(first),
                                           said_of(second), numbers_of(schedule_, span));
     add({ScheduleFault::repeated, first, second, span, std::move(says)});
+  }
+
+  // A sum that gets as many shares as it has, one of them twice.
+  void add_same_share(const Span& span, std::vector<Use> open) {
+    const auto share_of = [&](const Use& use) { return at(use.place).share; };
+    std::erase_if(open, [&](const Use& u) { return at(u.place).opcode != Opcode::down_residual; });
+    std::ranges::sort(open, {}, [&](const Use& u) { return std::pair(share_of(u), u.place); });
+    const auto twice = std::ranges::adjacent_find(open, {}, share_of);
+    if (twice == open.end()) return;
+    const int first = twice->place, second = (twice + 1)->place;
+    add({ScheduleFault::repeated, first, second, span,
+         fmt::format("{} get share {} twice, by {} and {}, and lack another",
+                     numbers_of(schedule_, span), share_of(*twice), said_of(first),
+                     said_of(second))});
   }
 
   // Lets all run. What is left over waits for what never comes.
@@ -292,16 +322,42 @@ class Checker {
     };
     for (const Span& span : at(place).writes) {
       const Use mine = {span.begin, span.end, place};
+      for (const Span& read : at(place).reads)
+        if (read.tensor == span.tensor && overlap(mine, {read.begin, read.end, place}))
+          add_own(place,
+                  {span.tensor, std::max(span.begin, read.begin), std::min(span.end, read.end)},
+                  turn);
       hold(ScheduleFault::early_read, span.tensor, mine, readers_[span.tensor]);
-      const int next = follows_[span.tensor];
-      if (next >= 0) hold(ScheduleFault::unordered, span.tensor, mine, writers_[next]);
+      for_next(span, [&](int next, int64_t begin, int64_t end) {
+        hold(ScheduleFault::unordered, span.tensor, {begin, end, place}, writers_[next]);
+      });
     }
-    for (const Span& span : at(place).reads) {
-      const int next = follows_[span.tensor];
-      if (next >= 0)
-        hold(ScheduleFault::overwritten, span.tensor, {span.begin, span.end, place},
-             writers_[next]);
+    for (const Span& span : at(place).reads)
+      for_next(span, [&](int next, int64_t begin, int64_t end) {
+        hold(ScheduleFault::overwritten, span.tensor, {begin, end, place}, writers_[next]);
+      });
+  }
+
+  // Calls body(tensor, begin, end) for the tensors that next lie where the span does. Where one is
+  // narrower, the one after it is the next.
+  void for_next(const Span& span, const auto& body) const {
+    int64_t begin = span.begin;
+    for (int next = follows_[span.tensor]; next >= 0 && begin < span.end; next = follows_[next]) {
+      const int64_t width = schedule_.tensors[next].width;
+      if (begin < width) body(next, begin, std::min(span.end, width));
+      begin = std::max(begin, width);
     }
+  }
+
+  void add_own(int place, const Span& span, int turn) {
+    if (!is_kept(ScheduleFault::early_read)) return;
+    add({ScheduleFault::early_read,
+         -1,
+         place,
+         span,
+         fmt::format("{} reads {}, which it writes itself: it reads before it writes",
+                     said_of(place), numbers_of(schedule_, span)),
+         {order_.begin(), order_.begin() + turn + 1}});
   }
 
   void add_order(ScheduleFault fault, int first, int second, const Span& span,

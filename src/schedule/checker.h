@@ -19,13 +19,13 @@ namespace lockstep {
 
 enum class ScheduleFault : uint8_t {
   missing,      // nobody writes a number
-  repeated,     // a number that is written once is written twice, or a sum has too many shares
+  repeated,     // a number is written twice, or a sum gets a share twice or too many
   outside,      // a number that the tensor does not have
   other_rows,   // an instruction reads or writes other than its opcode and rows say
-  split_head,   // a norm over a head, of which an instruction holds a part
+  split_head,   // a norm or RoPE over a head, of which an instruction holds a part
   unreachable,  // a wait for more than all raises of its counter
   deadlock,     // waits for each other
-  early_read,   // a read that may come before its write
+  early_read,   // a read that may come before its write; first -1: before its own
   overwritten,  // a write that may come before the last read of what lay there
   unordered,    // two writes to one place of which either may be the last
 };

@@ -137,7 +137,8 @@ class EffectsMaker {
 int Schedule::tensor(std::string_view point, int layer) const {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].layer == layer && tensors[i].point == point) return static_cast<int>(i);
-  fail("the schedule has no tensor {} of layer {}", point, layer);
+  fail("the schedule has no tensor {}{}", point,
+       layer < 0 ? "" : fmt::format(" of layer {}", layer));
 }
 
 std::string said(const Instruction& i) {

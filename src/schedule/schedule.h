@@ -53,7 +53,8 @@ struct ScheduledTensor {
   int64_t width = 0;
   // 0: each number is written once. n: each is the sum of n shares, added in any order.
   int64_t shares = 0;
-  bool given = false;  // there before the step begins, as the embedding
+  // There before the step begins, as the embedding: the first tensor of its memory.
+  bool given = false;
   // Memory that it lies in, from its beginning. Tensors of one memory follow each other there in
   // the order of the list: who writes one destroys those before it.
   std::string memory;

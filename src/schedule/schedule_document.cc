@@ -69,12 +69,13 @@ std::string end_of(const Schedule& s, const std::vector<int>& order) {
 KeyValues facts_of(const Schedule& s, const ScheduleFinding& finding) {
   KeyValues lines{.entries = {}, .indent = 5, .key_width = 12};
   if (finding.order.empty()) return lines;
-  const bool is_pair = finding.first >= 0;
+  const bool is_pair = finding.first >= 0, is_stuck = !finding.span;
   lines.entries.emplace_back(
       "execution",
       fmt::format("{}{}", end_of(s, finding.order),
-                  is_pair ? fmt::format(", with {} to come", s.instructions[finding.first].id)
-                          : ", and nothing can follow"));
+                  is_pair    ? fmt::format(", with {} to come", s.instructions[finding.first].id)
+                  : is_stuck ? ", and nothing can follow"
+                             : ""));
   return lines;
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "kernels/base/check.h"
 #include "kernels/files/json.h"
@@ -141,8 +142,11 @@ class ScheduleReader {
         made_.tensors.push_back(std::move(tensor));
       }
     }
+    std::set<std::string_view> memories;
     for (size_t i = 0; i < made_.tensors.size(); ++i) {
       const ScheduledTensor& t = made_.tensors[i];
+      if (!memories.insert(t.memory).second && t.given)
+        json[i]["given"].refuse("false, for another tensor is before it in its memory");
       const bool is_new = places_.try_emplace({t.point, t.layer}, static_cast<int>(i)).second;
       if (!is_new) json[i].refuse("a tensor that the list does not have yet");
     }
@@ -150,7 +154,10 @@ class ScheduleReader {
 
   void read_columns(const JsonValue& columns) {
     const std::vector<std::string> names = columns.texts();
-    for (size_t i = 0; i < names.size(); ++i) columns_[names[i]] = i;
+    for (size_t i = 0; i < names.size(); ++i)
+      if (!columns_.try_emplace(names[i], i).second) columns[i].refuse("a name that no other has");
+    for (const char* needed : {"queue", "opcode"})
+      if (!columns_.contains(needed)) columns.refuse(fmt::format("{} among them", needed));
   }
 
   // A field has a key in an object, and the column of that name in a list.
@@ -174,12 +181,20 @@ class ScheduleReader {
     const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
     const std::string misfit = misfit_of(made_, in);
     if (!misfit.empty()) fail("{}: {}", item.where(), misfit);
-    Effects effects = effects_of(made_, in);
+    Effects effects = effects_at(item, in);
     in.reads = reads ? spans_of(reads) : std::move(effects.reads);
     in.writes = writes ? spans_of(writes) : std::move(effects.writes);
     if (in.opcode == Opcode::other && !writes)
       item.refuse("what it writes, for its opcode is not one of Lockstep's");
     made_.instructions.push_back(std::move(in));
+  }
+
+  Effects effects_at(const JsonValue& item, const Instruction& in) const {
+    try {
+      return effects_of(made_, in);
+    } catch (const Error& error) {
+      fail("{}: {}", item.where(), error.what());
+    }
   }
 
   // A name of Lockstep's, or what "opcodes" says it stands for.

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/base/check.h"
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/opinion/second_opinion.h"
@@ -194,6 +195,15 @@ Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& 
 }
 
 }  // namespace
+
+void check_can_confirm(const Session& session) {
+  check(!session.schedule,
+        "--confirm puts right what the next op reads, found --executor instructions, which shows "
+        "what it computed when all of it is: leave one out");
+  check(session.ops.fused.of_user.empty(),
+        "--confirm puts single ops right, found {}, of which some are fused: leave one out",
+        session.user_ops);
+}
 
 // heal() may add to the places: what is wrong behind a greater error shows when that is put right.
 std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most) {

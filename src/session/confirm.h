@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "src/session/judged_run.h"
+#include "src/session/session.h"
 
 namespace lockstep {
 
@@ -20,6 +21,9 @@ namespace lockstep {
 // Only what passes all three is confirmed; what cannot be computed a second time is said by name.
 // Places are in the order of the computation. Costs one run and one for each place, of which the
 // first `most` are tried alone; the rest are said not to have been.
+//
+// check_can_confirm() throws Error where the ops of a session cannot be put right one by one.
+void check_can_confirm(const Session& session);
 std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most = 8);
 
 }  // namespace lockstep

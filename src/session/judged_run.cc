@@ -57,7 +57,11 @@ int64_t tokens_chosen(const Engine& engine) {
   return chosen;
 }
 
-void check_graphs(const JudgedRun& run, bool clean_ops) {
+void check_faults(const JudgedRun& run, bool clean_ops) {
+  check(
+      run.faults.empty() || !run.engine.make_executor,
+      "--fault seeds into whole ops, found --executor instructions, which calls them part by part: "
+      "leave one out, or edit the schedule");
   for (const FaultRequest& fault : run.faults)
     check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && clean_ops),
           "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
@@ -174,7 +178,7 @@ Result judge_run(const JudgedRun& run) {
   const Device device = run.engine.device;
   Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
                 run.watch);
-  check_graphs(run, seeded.clean);
+  check_faults(run, seeded.clean);
   EngineOptions options = run.engine;
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);

@@ -249,6 +249,10 @@ std::vector<const Mode*> modes_from(const std::string& list) {
 // Tokens of the base are forced on every mode: one that chose otherwise would be compared on
 // another text, and differ for that reason alone.
 Result run_modes(const ModesRun& run) {
+  check(!run.engine.make_executor,
+        "--modes gives each op what it was given in another mode, found --executor instructions, "
+        "which "
+        "shows what it computed when all of it is: leave one out");
   const Graph graph = graph_of(run.checkpoint.config());
   Ledger ledger(graph);
   const std::vector<const Mode*> wanted = comparable(run, ledger);

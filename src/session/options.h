@@ -16,6 +16,14 @@
 
 namespace lockstep {
 
+// How passes are computed as a schedule's instructions (src/schedule).
+struct InstructionOptions {
+  std::string executor;    // "instructions"; empty: by the model's own executors
+  int queues = 0;          // of a schedule that is made; 0: some
+  std::string step;        // path of a schedule; empty: one is made
+  std::string interleave;  // a seed, or "adversarial"; empty: queues are threads
+};
+
 // The options of everything that runs a model.
 struct ModelOptions {
   std::string model;  // folder of the checkpoint
@@ -34,6 +42,7 @@ struct ModelOptions {
   std::string graph;  // "on" "off"; empty: as the device can
   std::string ops;    // path of a user's library of ops; empty: none
   std::string dtype = "auto";
+  InstructionOptions instructions;
   // The options of serving as they were asked for; pages: 0 for as many as the requests need. Its
   // device, graph and dtype are not yet decided.
   EngineOptions engine;

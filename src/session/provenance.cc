@@ -86,6 +86,10 @@ std::map<std::string, std::string> provenance_of(const Session& session,
     facts["user_ops"] = session.user_ops;
     facts["user_ops_xxh3"] = hash_of_file(session.user_ops_file);
   }
+  if (session.schedule) {
+    facts["path"] = "instructions";
+    facts["queues"] = std::to_string(session.schedule->queues);
+  }
   for_each_engine_option([&](const auto& option) {
     std::string name = option.name;
     std::ranges::replace(name, '-', '_');

@@ -97,6 +97,10 @@ std::unique_ptr<RecordBefore> record_before_of(const ObserveOptions& options,
   if (options.record_before.empty()) return nullptr;
   check(model.graph != "on",
         "--graph on was found with --record-before, which looks on before each op: leave one out");
+  check(!engine.make_executor,
+        "--record-before looks on before each op, found --executor instructions, which calls ops "
+        "part "
+        "by part: leave one out");
   engine.graph = false;
   return std::make_unique<RecordBefore>(options.record_before, options.trace, engine.device);
 }

@@ -8,6 +8,7 @@
 #include "kernels/base/check.h"
 #include "kernels/plugin/user_ops.h"
 #include "src/session/device.h"
+#include "src/session/instructions.h"
 #include "src/session/requests.h"
 
 namespace lockstep {
@@ -44,6 +45,7 @@ Session open_model(const ModelOptions& options) {
     session.user_ops = fmt::format("{} of {}", fmt::join(replaced.names, ", "), options.ops);
     session.user_ops_file = options.ops;
   }
+  use_instructions(options.instructions, session);
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "src/engine/engine.h"
+#include "src/schedule/schedule.h"
 #include "src/session/options.h"
 #include "src/weights/tokenizer.h"
 
@@ -19,6 +21,7 @@ struct Session {
   Ops ops;               // of the engine's device, with the user's in their places
   std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
   std::string user_ops_file;
+  std::shared_ptr<const Schedule> schedule;  // by which passes are computed; null: by none
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;

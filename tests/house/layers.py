@@ -14,7 +14,7 @@ JUDGE = TRACES | {"src/stats", "src/judge"}
 REPORT = JUDGE | {"src/diff", "src/report", "src/screen"}
 SESSION = (REPORT | MODEL | {"kernels/bench", "kernels/faults", "kernels/plugin", "reference",
                              "src/audit", "src/causes", "src/engine", "src/faults",
-                             "src/opinion", "src/session"})
+                             "src/instructions", "src/opinion", "src/schedule", "src/session"})
 
 MAY_INCLUDE = {
     "kernels/base": set(),
@@ -41,6 +41,7 @@ MAY_INCLUDE = {
     "src/diff": JUDGE,
     "src/report": JUDGE | {"src/diff", "src/screen"},
     "src/schedule": JUDGE | WEIGHTS | {"src/report"},
+    "src/instructions": MODEL | {"src/schedule"},
     "src/capture": TRACES | WEIGHTS,
     # Another hand than the judge and its oracle: it may look into neither.
     "src/opinion": TRACES | WEIGHTS,

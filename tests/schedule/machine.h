@@ -173,6 +173,7 @@ class Machine {
     for (const Span& span : spans)
       for (int use = from_[span.tensor]; use < from_[span.tensor + 1]; ++use)
         if (uses_[use].begin >= span.begin && uses_[use].begin < span.end) uses.push_back(use);
+    std::ranges::sort(uses);  // what is written to one place is left there in the tensors' order
     return uses;
   }
 

@@ -1,0 +1,85 @@
+#include "src/session/instructions.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "kernels/base/check.h"
+#include "src/instructions/interpreter.h"
+#include "src/schedule/checker.h"
+#include "src/schedule/make_schedule.h"
+#include "src/schedule/schedule_json.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kNamed = 3;  // findings whose instruction a note names
+
+// The execution of the first pair that the counters leave unordered.
+std::vector<int> adversarial_order(const Schedule& schedule) {
+  const ScheduleCheck checked = check_schedule(schedule);
+  for (const ScheduleFinding& finding : checked.findings)
+    if (finding.first >= 0 && !finding.order.empty()) return finding.order;
+  fail(
+      "--interleave adversarial wants two instructions that the counters leave unordered, found "
+      "none "
+      "in the schedule: all its executions compute the same");
+}
+
+Interleaving interleaving_of(const std::string& text, const Schedule& schedule) {
+  if (text.empty()) return {};
+  if (text == "adversarial") return {.begin = adversarial_order(schedule)};
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  check(error == std::errc() && end == text.data() + text.size(),
+        "--interleave wants a seed or \"adversarial\", found {}", text);
+  return {.seed = seed};
+}
+
+}  // namespace
+
+void use_instructions(const InstructionOptions& options, Session& session) {
+  const bool asked = options.executor == "instructions";
+  check(
+      asked || (options.step.empty() && options.interleave.empty() && options.queues == 0),
+      "--queues, --step and --interleave are of --executor instructions: add it or leave them out");
+  if (!asked) return;
+  check(session.engine.device == Device::cpu,
+        "--executor instructions is of the CPU, found --device {}: leave one out",
+        session.engine.device.text());
+  check(
+      session.ops.fused.of_user.empty(),
+      "--executor instructions calls single ops, found {}, of which some are fused: leave one out",
+      session.user_ops);
+  check(options.step.empty() || options.queues == 0,
+        "--queues are of a schedule that is made, found --step {}: leave one out", options.step);
+  const ModelConfig& config = session.checkpoint.config();
+  const int queues = options.queues == 0 ? 4 : options.queues;
+  session.schedule = std::make_shared<const Schedule>(
+      options.step.empty() ? make_schedule(scheduled_model(config), {.queues = queues})
+                           : read_schedule(options.step));
+  session.engine.make_executor = interpreter_of(
+      config, {*session.schedule, interleaving_of(options.interleave, *session.schedule)});
+}
+
+void name_instructions(Result& result, const Schedule& schedule) {
+  std::vector<std::string> named;
+  for (const Finding& finding : result.findings) {
+    if (named.size() == kNamed || finding.index.size() < 2) continue;
+    const int64_t number = finding.index.size() == 2
+                               ? finding.index[1]
+                               : finding.index[1] * schedule.model.head_dim + finding.index[2];
+    const Place& place = finding.node.place;
+    const Instruction* writer = writer_of(schedule, place.point->name, place.layer, number);
+    if (writer == nullptr) continue;
+    std::string note = fmt::format("{} wrote the worst element of {}{}", said(*writer),
+                                   place.layer < 0 ? "" : fmt::format("layer {} ", place.layer),
+                                   place.point->name);
+    if (std::ranges::count(named, note) > 0) continue;
+    named.push_back(note);
+    result.notes.push_back(std::move(note));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,140 @@
+// Passes that are computed instruction by instruction: judged, and held to the model's own
+// executor.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/lockstep_binary.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kPrompts =
+    " --prompt 'To be, or not to be' --prompt KING --executor instructions ";
+
+std::string model(const std::string& name) { return " --model " + data_path(name); }
+
+class Interpreter : public testing::Test {
+ protected:
+  static void TearDownTestSuite() { std::remove(path_.c_str()); }
+
+  // The schedule of bard-qwen3 for four queues, of which `edit` changes an instruction: by its
+  // opcode, layer and number among those.
+  static void write(const std::string& opcode, int layer, int number,
+                    const std::function<void(Json&)>& edit) {
+    const std::string made = "schedule --kv-shares 2 --queues 4 --json " + path_;
+    ASSERT_EQ(call_lockstep(made + model("bard-qwen3")).status, 0);
+    Json schedule = Json::parse(text_of(path_));
+    ASSERT_EQ(schedule["columns"][2], "opcode");
+    for (Json& in : schedule["instructions"])
+      if (in[2] == opcode && in[3] == layer && number-- == 0) {
+        in[9] = in[10] = Json();  // its reads and writes follow from its rows
+        edit(in);
+      }
+    ASSERT_LT(number, 0);
+    std::ofstream(path_) << schedule;
+  }
+  static Outcome run(const std::string& more) {
+    return call_lockstep("run --max-new 4 --step " + path_ + model("bard-qwen3") + kPrompts + more);
+  }
+
+  static inline const std::string path_ = temp_path("step.json");
+};
+
+TEST_F(Interpreter, IsCleanInEveryDtypeAndForAnyQueues) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"})
+    for (const char* name : {"bard-qwen3", "bard-qwen2.5"}) {
+      const std::string more = std::string(" --queues ") + (*dtype == 'f' ? "132" : "1") +
+                               " --page-size 4 --page-order 3 --chunk 3 --max-new 5 --dtype " +
+                               dtype;
+      const Outcome outcome = call_lockstep("run" + model(name) + kPrompts + more + " -q");
+      EXPECT_EQ(outcome.status, 0) << name << more << outcome.out << outcome.err;
+      EXPECT_TRUE(outcome.out.starts_with("clean: ")) << outcome.out;
+    }
+}
+
+TEST_F(Interpreter, HasTheTokensOfTheModelsOwnExecutorInFp32) {
+  const std::string generate =
+      "generate --dtype fp32 --max-new 30 --prompt KING" + model("bard-qwen3");
+  const Outcome own = call_lockstep(generate);
+  ASSERT_GT(own.out.size(), 20U) << own.err;
+  EXPECT_EQ(call_lockstep(generate + " --executor instructions --queues 8").out, own.out);
+}
+
+TEST_F(Interpreter, HasEqualBitsInEveryOrderThatTheCountersAllow) {
+  const std::string first = temp_path("0.trace"), other = temp_path("1.trace");
+  const auto generate = [&](const std::string& path, const std::string& more) {
+    std::filesystem::remove_all(path);
+    return call_lockstep("generate --max-new 3 --format json --trace " + path +
+                         model("bard-qwen3") + kPrompts + more);
+  };
+  ASSERT_EQ(generate(first, "").status, 0);
+  for (const char* seed : {"1", "2", "3"}) {
+    ASSERT_EQ(generate(other, std::string("--interleave ") + seed).status, 0);
+    const Outcome compared = call_lockstep("diff " + first + " " + other);
+    EXPECT_EQ(compared.status, 0) << compared.out;
+    EXPECT_NE(compared.out.find("identical: "), std::string::npos) << compared.out;
+  }
+  for (const std::string& path : {first, other}) std::filesystem::remove_all(path);
+}
+
+TEST_F(Interpreter, NamesTheInstructionThatReadTooEarly) {
+  write("o_residual", 1, 0, [](Json& in) { in[7][0][1] = 1; });  // of two KV heads
+  const Outcome early = run("--interleave adversarial");
+  EXPECT_EQ(early.status, 1) << early.err;
+  EXPECT_NE(early.out.find("layer 1 attn.o"), std::string::npos) << early.out;
+  EXPECT_NE(early.out.find("instruction 44 (o_residual, layer 1"), std::string::npos) << early.out;
+  const Outcome checked = call_lockstep("schedule --check " + path_);
+  EXPECT_EQ(checked.status, 1);
+  EXPECT_NE(checked.out.find("early read"), std::string::npos) << checked.out;
+}
+
+TEST_F(Interpreter, ShowsRowsThatNobodyComputes) {
+  write("down_residual", 2, 1, [](Json& in) { in[4] = in[4].get<int>() + 16; });
+  const Outcome missing = run("-q");
+  EXPECT_EQ(missing.status, 1) << missing.err;
+  EXPECT_NE(missing.out.find("layer 2 mlp.down"), std::string::npos) << missing.out;
+}
+
+TEST_F(Interpreter, ShowsAPartialResultThatIsLeftOut) {
+  write("partial_attention", 2, 1, [](Json& in) { in[6] = 0; });
+  const Outcome left_out = run("");
+  EXPECT_EQ(left_out.status, 1) << left_out.err;
+  EXPECT_NE(left_out.out.find("layer 2 attn.out"), std::string::npos) << left_out.out;
+  EXPECT_NE(left_out.out.find("(attention_reduction, layer 2"), std::string::npos) << left_out.out;
+}
+
+TEST_F(Interpreter, RefusesWhatItCannotCompute) {
+  const std::string of_model = "run --max-new 2" + model("bard-qwen3") + kPrompts;
+  EXPECT_NE(trouble_of(of_model + "--modes all").find("--executor instructions"),
+            std::string::npos);
+  EXPECT_NE(trouble_of(of_model + "--confirm").find("--executor instructions"), std::string::npos);
+  EXPECT_NE(trouble_of(of_model + "--fault rope-interleaved").find("whole ops"), std::string::npos);
+  EXPECT_NE(trouble_of(of_model + "--interleave 1x").find("1x"), std::string::npos);
+  EXPECT_NE(trouble_of(of_model + "--interleave adversarial").find("found none"),
+            std::string::npos);
+  EXPECT_NE(
+      trouble_of("run --max-new 2 --tokens 1,2 --executor instructions" + model("tiny/qwen3-moe"))
+          .find("experts"),
+      std::string::npos);
+  EXPECT_NE(trouble_of("run --max-new 2 --tokens 1,2 --queues 3" + model("bard-qwen3"))
+                .find("--executor instructions"),
+            std::string::npos);
+  write("o_residual", 1, 0, [](Json& in) { in[7][0][1] = 3; });
+  EXPECT_NE(trouble_of("run --max-new 2 --step " + path_ + model("bard-qwen3") + kPrompts)
+                .find("never run"),
+            std::string::npos);
+  write("norm_qkv_rope_append", 1, 0, [](Json& in) { in[5] = in[5].get<int>() - 16; });
+  EXPECT_NE(trouble_of("run --max-new 2 --step " + path_ + model("bard-qwen3") + kPrompts)
+                .find("whole heads"),
+            std::string::npos);
+  EXPECT_NE(trouble_of("run --max-new 2 --step " + path_ + model("bard-qwen2.5") + kPrompts)
+                .find("the checkpoint's is"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep

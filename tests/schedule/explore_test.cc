@@ -1,0 +1,54 @@
+// Small schedules, of which all executions are tried: the checker finds a fault where one of them
+// shows one, and nowhere else.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "src/schedule/schedule_json.h"
+#include "tests/schedule/against_checker.h"
+#include "tests/schedule/tiny_schedules.h"
+
+namespace lockstep {
+namespace {
+
+// As many as a CTest run has time for, or LOCKSTEP_TINY_SCHEDULES of the environment.
+int64_t schedules() {
+  const char* wanted = std::getenv("LOCKSTEP_TINY_SCHEDULES");
+  return wanted != nullptr ? std::atoll(wanted) : 10000;
+}
+
+TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
+  std::array<int64_t, kScheduleFaults> by_fault{};
+  int64_t right = 0, still = 0, states = 0, failures = 0;
+  TinySchedules tiny(1);
+  for (int64_t i = 0; i < schedules() && failures < 5; ++i) {
+    const Schedule schedule = tiny.made();
+    const Machine machine(schedule);
+    const Truth truth = Exploration(machine).truth();
+    const ScheduleCheck checked = check_schedule(schedule);
+    const std::string text = disagreement(machine, checked, truth);
+    if (!text.empty()) {
+      ++failures;
+      ADD_FAILURE() << i << ": " << text << "\n" << schedule_json(schedule);
+    }
+    for (const ScheduleFinding& finding : checked.findings)
+      ++by_fault[static_cast<size_t>(finding.fault)];
+    right += truth.is_right();
+    still += truth.stands_still;
+    states += static_cast<int64_t>(truth.states);
+  }
+  fmt::print("{} right, {} stand still, {} states\n", right, still, states);
+  EXPECT_GT(right, schedules() / 5);
+  EXPECT_GT(still, schedules() / 50);
+  for (const ScheduleFault fault :
+       {ScheduleFault::missing, ScheduleFault::repeated, ScheduleFault::outside,
+        ScheduleFault::unreachable, ScheduleFault::deadlock, ScheduleFault::early_read,
+        ScheduleFault::overwritten, ScheduleFault::unordered}) {
+    fmt::print("{} {}\n", name_of(fault), by_fault[static_cast<size_t>(fault)]);
+    EXPECT_GT(by_fault[static_cast<size_t>(fault)], schedules() / 200) << name_of(fault);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
