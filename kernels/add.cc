@@ -7,6 +7,7 @@
 namespace lockstep {
 namespace {
 
+// out = a + b in fp32, rounded at the store.
 template <typename T>
 struct AddKernel {
   T* out;

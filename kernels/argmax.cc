@@ -8,6 +8,8 @@
 namespace lockstep {
 namespace {
 
+// The first of the largest; a NaN counts as larger than all, so that it is not hidden behind a
+// token.
 template <typename T>
 int32_t argmax_of(const T* logits, int64_t n) {
   int64_t best = 0;

@@ -1,3 +1,6 @@
+// A mixture of experts on the CPU: rows are grouped by expert, and each expert's matrix is
+// multiplied with all of its rows at once; weighted_sum adds a token's k results in the order of
+// its choices, in fp32, and rounds once.
 #include "kernels/experts.h"
 
 #include <cstring>
@@ -23,6 +26,7 @@ std::vector<std::vector<int64_t>> rows_by_expert(const TensorView& index, int64_
   return rows;
 }
 
+// out[t] = sum_c weights[t, c] x[t, c], in the order of the choices, in fp32.
 template <typename T>
 struct WeightedSumKernel {
   T* out;
@@ -46,6 +50,8 @@ struct WeightedSumKernel {
 
 }  // namespace
 
+// Rows are gathered by expert, multiplied together, and scattered back: each weight is read once a
+// pass.
 void expert_matmul(const OpContext& context, TensorView out, TensorView x, TensorView index,
                    const std::vector<TensorView>& weights) {
   check_expert_matmul(out, x, index, weights, DeviceKind::cpu);

@@ -40,6 +40,8 @@ FusedOps FusedOps::users_alone() const {
   return users;
 }
 
+// A fused op of ours stands for its pieces. Where one of them was replaced (a user's op, a fault),
+// the fused one would pass over the replacement, and is left out.
 FusedOps whole_fused_ops(const Ops& ops) {
   FusedOps whole = ops.fused;
   if (whole.pieces == nullptr) return whole.users_alone();

@@ -1,3 +1,5 @@
+// Writes and reads of the paged cache copy bits. A slot is page * page_size + offset; a negative
+// one writes nowhere, which is how rows that pad a batch are kept out.
 #include "kernels/kv_cache.h"
 
 #include <cstring>
@@ -43,6 +45,7 @@ void check_kv_gather(TensorView out, KvCache cache, TensorView page_table, Devic
     refuse({BadIndex::Of::gathered_table, pages, page_table.count(), cache.page_size()});
 }
 
+// slot = page * page_size + offset; a negative one is of a row that is not kept.
 void kv_write(const OpContext&, KvCache cache, TensorView k, TensorView v, TensorView slots) {
   check_kv_write(cache, k, v, slots, DeviceKind::cpu);
   const int64_t tokens = slots.rows(), pool = cache.pages() * cache.page_size();
@@ -59,6 +62,8 @@ void kv_write(const OpContext&, KvCache cache, TensorView k, TensorView v, Tenso
   }
 }
 
+// Rows of one request in the order of its positions, K and V side by side: what attention reads,
+// made visible.
 void kv_gather(const OpContext& context, TensorView out, KvCache cache, TensorView page_table) {
   check_kv_gather(out, cache, page_table, DeviceKind::cpu);
   const int64_t length = out.rows(), size = cache.page_size();

@@ -49,6 +49,7 @@ struct Keys {
   bool operator==(const Keys&) const = default;
 };
 
+// The arguments of a call, and what follows from their shapes.
 struct Problem {
   TensorView out, q;
   KvCache cache;

@@ -1,3 +1,7 @@
+// The router's two ops. top_k sorts the logits of a token, largest first, of equal ones the smaller
+// index, a NaN before all numbers, so that trouble is chosen and seen. routing_weights is the
+// softmax over all experts, taken at the chosen ones and, for models that normalise, divided by
+// their sum.
 #include "kernels/routing.h"
 
 #include <algorithm>

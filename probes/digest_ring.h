@@ -41,17 +41,17 @@ struct DigestedPass {
   PassInfo info;
 };
 
-// How often, and how long, an engine waited for those who take what it shows.
-struct DigestWaits {
-  int64_t passes = 0, waited = 0;
-  double seconds = 0;
-};
-
 // Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops
 // and in the order of the passes. The engine goes on meanwhile, until kSlots passes are on their
 // way, or `most_bytes` of them: then it waits, and that is counted.
 class DigestRing {
  public:
+  // How often, and how long, an engine waited for those who take what it shows.
+  struct Waits {
+    int64_t passes = 0, waited = 0;
+    double seconds = 0;
+  };
+
   static constexpr size_t kSlots = 8;
 
   // The taker is borrowed, and called from a thread of the ring. Once it throws it is not called
@@ -71,7 +71,7 @@ class DigestRing {
   void flush();
 
   bool keeps(const Point& point, int layer) const { return taker_.keeps(point, layer); }
-  DigestWaits waits() const { return waits_; }
+  Waits waits() const { return waits_; }
   std::string failure() const;         // of the taker; empty: none
   uint64_t id() const { return id_; }  // that no other ring has had
 
@@ -92,7 +92,7 @@ class DigestRing {
   int64_t most_bytes_;
   ThreadPool pool_;  // for passes of many requests, which would else wait for the host
   uint64_t id_;
-  DigestWaits waits_;
+  Waits waits_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Slot>> slots_;

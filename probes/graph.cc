@@ -1,3 +1,5 @@
+// Nodes are numbered in the order in which they are added, which is that of the computation, and
+// found by place in constant time, through a table of layer by order of the point.
 #include "probes/graph.h"
 
 #include <algorithm>
@@ -8,7 +10,7 @@ namespace lockstep {
 namespace {
 
 size_t slot_of(const Place& place) {
-  return (place.layer + 1) * kPoints.size() + order_of(*place.point);
+  return (place.layer + 1) * kPoints.size() + place.point->order();
 }
 
 }  // namespace
@@ -43,15 +45,15 @@ int Graph::index_of(const Place& place) const {
   return numbers_[slot_of(place)];
 }
 
-Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& keep) {
+Graph Graph::restricted(const std::function<bool(const Place&)>& keep) const {
   Graph kept;
-  std::vector<int> number(graph.places().size(), -1);
+  std::vector<int> number(places_.size(), -1);
   for (size_t i = 0; i < number.size(); ++i) {
-    if (!keep(graph.places()[i])) continue;
-    std::vector<int> inputs;
-    for (const int input : graph.inputs(i))
-      if (const int to = number[input]; to >= 0) inputs.push_back(to);
-    number[i] = kept.add(graph.places()[i], std::move(inputs));
+    if (!keep(places_[i])) continue;
+    std::vector<int> kept_inputs;
+    for (const int input : inputs_[i])
+      if (const int to = number[input]; to >= 0) kept_inputs.push_back(to);
+    number[i] = kept.add(places_[i], std::move(kept_inputs));
   }
   return kept;
 }
@@ -73,26 +75,25 @@ const Point* find_point(std::string_view name) {
   return nullptr;
 }
 
-int order_of(const Point& p) {
+int Point::order() const {
   const std::less<const Point*> before;
-  const bool ours = !before(&p, kPoints.data()) && before(&p, kPoints.data() + kPoints.size());
-  return static_cast<int>((ours ? &p : find_point(p.name)) - kPoints.data());
+  const bool ours = !before(this, kPoints.data()) && before(this, kPoints.data() + kPoints.size());
+  return static_cast<int>((ours ? this : find_point(name)) - kPoints.data());
 }
 
-std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection) {
-  const std::vector<Place>& places = graph.places();
-  std::vector<bool> needed(places.size());
-  for (size_t i = places.size(); i-- > 0;) {  // readers before what they read
-    const Point& p = *places[i].point;
-    const bool selected = selection.has(p, places[i].layer);
+std::vector<Place> Graph::places_to_judge(const Selection& selection) const {
+  std::vector<bool> needed(places_.size());
+  for (size_t i = places_.size(); i-- > 0;) {  // readers before what they read
+    const Point& p = *places_[i].point;
+    const bool selected = selection.has(p, places_[i].layer);
     const bool routes = p == point("mlp.router") || p == point("mlp.experts");
     needed[i] = needed[i] || selected || routes || p.rows == RowDomain::logit;
     if (!selected && !(needed[i] && p.is_cache())) continue;
-    for (const int input : graph.inputs(i)) needed[input] = true;
+    for (const int input : inputs_[i]) needed[input] = true;
   }
   std::vector<Place> found;
-  for (size_t i = 0; i < places.size(); ++i)
-    if (needed[i]) found.push_back(places[i]);
+  for (size_t i = 0; i < places_.size(); ++i)
+    if (needed[i]) found.push_back(places_[i]);
   return found;
 }
 

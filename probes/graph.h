@@ -45,6 +45,12 @@ class Graph {
   bool has(const Place& place) const { return index_of(place) >= 0; }
   int layers() const { return layers_; }  // one more than the last layer of a node
 
+  // The nodes that `keep` wants; the others are no longer read either.
+  Graph restricted(const std::function<bool(const Place&)>& keep) const;
+  // Everything that must be seen to judge the selected places: they, what their ops read, what a
+  // K/V cache that is read was written from, which experts rows went to, and logits and tokens. In
+  // the order of places().
+  std::vector<Place> places_to_judge(const Selection& selection) const;
   bool operator==(const Graph& other) const {
     return places_ == other.places_ && inputs_ == other.inputs_;
   }
@@ -56,15 +62,7 @@ class Graph {
   int layers_ = 0;
 };
 
-// The nodes that `keep` wants; the others are no longer read either.
-Graph restricted(const Graph& graph, const std::function<bool(const Place&)>& keep);
-
 // "3 layers with QK-norm, 2 of them with experts", for people.
 std::string text_of(const Graph& graph);
-
-// Everything that must be seen to judge the selected places: they, what their ops read, what a K/V
-// cache that is read was written from, which experts rows went to, and logits and tokens. In the
-// order of places().
-std::vector<Place> places_to_judge(const Graph& graph, const Selection& selection);
 
 }  // namespace lockstep

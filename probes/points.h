@@ -1,9 +1,9 @@
 // Every place in a model where a tensor can be observed, in graph order.
 //
-// To add one: add a row here, say in the family's graph (src/weights/qwen_graph.cc) who reads whom,
-// then `show("name", tensor)` where the tensor exists in src/model and in reference/. If its `op`
-// is a new one, see op_kinds.h. tests/engine/engine_test.cc and tests/reference/model_test.cc fail
-// for a point that their model does not show.
+// To add one: add a row here, then `show("name", tensor)` where the tensor exists in src/model and
+// in reference/. Graphs are made of the rows (qwen_graph.h). If its `op` is a new one, see
+// op_kinds.h. tests/engine/engine_test.cc and tests/reference/model_test.cc fail for a point that
+// their model does not show.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/names.h"
 #include "probes/op_kinds.h"
 
 namespace lockstep {
@@ -21,6 +22,9 @@ enum class NodeClass : uint8_t {
   elementwise,  // one rounding and a few fp32 steps
   reduction,    // one rounding and an accumulation over n products
 };
+template <>
+inline constexpr auto kNamesOf<NodeClass> = std::to_array<const char*>({"exact", "elementwise",
+                                                                        "reduction"});
 
 // The thing that a row of the tensor stands for.
 enum class RowDomain : uint8_t {
@@ -31,25 +35,27 @@ enum class RowDomain : uint8_t {
 
 enum class PointDType : uint8_t { of_the_run, f32, i32 };
 
-enum class Recording : uint8_t {
-  of_the_pass,     // one tensor of all rows, its digest of its numbers
-  of_the_request,  // one tensor a request, its digest of hashes of its rows, most of which are old
-};
-
 struct Point {
+  enum class Recording : uint8_t {
+    of_the_pass,     // one tensor of all rows, its digest of its numbers
+    of_the_request,  // one tensor a request, its digest of hashes of its rows, most of which are
+                     // old
+  };
+
   std::string_view name;   // stable: it is the dataset's name in traces
   std::string_view shape;  // for people: what each axis is
   OpKind op;
   NodeClass node_class;
   bool per_layer;
-  // For people: the points whose tensors the op reads, as far as the model has them; "stream" is
-  // the residual stream that enters the layer. A model's graph says which they are (graph.h).
+  // The points whose tensors the op reads, in the order of its arguments, as far as the model has
+  // them; of "a or b" the first that it has. "stream" is the residual stream that enters the layer.
   std::string_view reads;
   // The checkpoint's tensor, after "model.layers.<i>." for points of a layer and after
   // "mlp.experts.<e>." for those of an expert, without ".weight".
   std::string_view weight = "";
-  std::string_view models = "";  // for people: which models, or layers, have it; "": all
-  int head_axis = -1;            // the axis of heads; -1: none
+  // Which models, or layers, have it: "with QK-norm", "with experts", "without experts"; "": all.
+  std::string_view models = "";
+  int head_axis = -1;  // the axis of heads; -1: none
   RowDomain rows = RowDomain::token;
   PointDType dtype = PointDType::of_the_run;
   Recording recording = Recording::of_the_pass;
@@ -58,6 +64,14 @@ struct Point {
 
   bool is_cache() const { return rows == RowDomain::cache; }
   bool is_of_logits() const { return rows == RowDomain::logit; }
+  // The dtype of its tensors in a run of that dtype.
+  constexpr DType dtype_in(DType run) const {
+    if (dtype == PointDType::of_the_run) return run;
+    return dtype == PointDType::f32 ? DType::f32 : DType::i32;
+  }
+  // Index into kPoints, in constant time for the points of this table. Another library has a table
+  // of its own, whose points are looked up by name.
+  int order() const;
   bool operator==(const Point& other) const { return name == other.name; }
 };
 
@@ -92,14 +106,14 @@ inline constexpr auto kPoints = [] {
        .per_layer = true, .reads = "attn.k", .weight = "self_attn.k_norm", .models = "with QK-norm",
        .head_axis = 1, .column = "kn"},
       {.name = "attn.q_rope", .shape = "token, head, dim", .op = rope, .node_class = elementwise,
-       .per_layer = true, .reads = "attn.q_norm, rope.cos, rope.sin", .head_axis = 1,
+       .per_layer = true, .reads = "attn.q_norm or attn.q, rope.cos, rope.sin", .head_axis = 1,
        .column = "qr"},
       {.name = "attn.k_rope", .shape = "token, kv head, dim", .op = rope, .node_class = elementwise,
-       .per_layer = true, .reads = "attn.k_norm, rope.cos, rope.sin", .head_axis = 1,
+       .per_layer = true, .reads = "attn.k_norm or attn.k, rope.cos, rope.sin", .head_axis = 1,
        .column = "kr"},
       {.name = "attn.kv", .shape = "position, k|v, kv head, dim", .op = cache, .node_class = exact,
        .per_layer = true, .reads = "attn.k_rope, attn.v", .head_axis = 2, .rows = RowDomain::cache,
-       .recording = Recording::of_the_request, .column = "kv"},
+       .recording = Point::Recording::of_the_request, .column = "kv"},
       {.name = "attn.out", .shape = "token, head, dim", .op = attention, .node_class = reduction,
        .per_layer = true, .reads = "attn.q_rope, attn.kv", .head_axis = 1, .column = "att"},
       {.name = "attn.o", .shape = "token, hidden", .op = linear, .node_class = reduction,
@@ -146,7 +160,7 @@ inline constexpr auto kPoints = [] {
        .per_layer = true, .reads = "mlp.expert_down, mlp.weights, mlp.experts",
        .models = "with experts", .column = "cmb"},
       {.name = "mlp.residual", .shape = "token, hidden", .op = add, .node_class = exact,
-       .per_layer = true, .reads = "attn.residual, mlp.combine", .column = "res"},
+       .per_layer = true, .reads = "attn.residual, mlp.combine or mlp.down", .column = "res"},
       {.name = "final.norm", .shape = "token, hidden", .op = norm, .node_class = elementwise,
        .per_layer = false, .reads = "stream", .weight = "model.norm", .column = "nrm"},
       {.name = "logits", .shape = "token, vocab", .op = linear, .node_class = reduction,
@@ -175,15 +189,5 @@ consteval const Point& point(std::string_view name) {
 
 // The same at run time, for names that come from files and options; null when there is none.
 const Point* find_point(std::string_view name);
-
-// The dtype of the point's tensors in a run of that dtype.
-constexpr DType dtype_of(const Point& p, DType run) {
-  if (p.dtype == PointDType::of_the_run) return run;
-  return p.dtype == PointDType::f32 ? DType::f32 : DType::i32;
-}
-
-// Index into kPoints, in constant time for the points of this table. Another library has a table of
-// its own, whose points are looked up by name.
-int order_of(const Point& p);
 
 }  // namespace lockstep

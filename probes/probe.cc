@@ -1,3 +1,5 @@
+// Shows tensors to the sink, as long as that works. A probe never breaks its host: the first
+// exception of a sink is kept as a sentence, and from then on nothing is shown.
 #include "probes/probe.h"
 
 #include <algorithm>

@@ -41,16 +41,16 @@ struct Inherited {
   std::vector<int32_t> tokens;  // of positions 0, 1, ...
 };
 
-// How many requests hold a page, as the engine counts them.
-struct PageCount {
-  int32_t page = 0;
-  int32_t holders = 0;
-};
-
 // One forward pass over the rows of one or more requests. Rows of a request are consecutive and in
 // the order of their positions. A request's positions continue where its last pass or its inherited
 // tokens end, or start again at an earlier one: then what came after has been computed again.
 struct PassInfo {
+  // How many requests hold a page, as the engine counts them.
+  struct PageCount {
+    int32_t page = 0;
+    int32_t holders = 0;
+  };
+
   int32_t pass = 0;  // counted from 0
   std::vector<PassRow> rows;
   std::vector<RequestPages> pages;  // in the order of the requests' rows

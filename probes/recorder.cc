@@ -1,3 +1,6 @@
+// A recorder copies what passes by: rows that are selected, their hashes and digests, the best
+// logits of each choice. K and V on their way into the cache, and what comes out of it, are hashed
+// whatever else is kept, because the judge compares a cache by hashes.
 #include "probes/recorder.h"
 
 #include <algorithm>
@@ -23,6 +26,7 @@ Shape with_rows(const Shape& shape, int64_t rows) {
   return Shape(extents);
 }
 
+// A dense copy of some rows.
 Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
   Tensor copy(with_rows(from.shape, rows.size()), from.dtype);
   const size_t size = from.row_size() * size_of(from.dtype);

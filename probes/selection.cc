@@ -1,3 +1,6 @@
+// Which points, layers, positions and requests are meant: globs over the table of points, and lists
+// of numbers and ranges ("0,2-4"). A glob that matches no point is an error at once, since a
+// misspelt one would leave everything out without a word.
 #include "probes/selection.h"
 
 #include <fnmatch.h>
@@ -92,7 +95,7 @@ void Selection::check_layers(int layers) const {
 }
 
 bool Selection::has(const Point& point, int layer) const {
-  if (!points_.empty() && !points_[order_of(point)]) return false;
+  if (!points_.empty() && !points_[point.order()]) return false;
   return !point.per_layer || within(layers_, layer);
 }
 

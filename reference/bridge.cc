@@ -1,3 +1,8 @@
+// The only file where tensors of Lockstep become LibTorch's and back. to_torch() borrows: the
+// view's memory must outlive the tensor. to_numbers() owns: Numbers hold the tensor that they look
+// into, so that results travel to the judge without a copy.
+//
+// c10::Error is made a sentence here (in_torch), as nothing outside the reference knows that type.
 #include "reference/bridge.h"
 
 #include <ATen/Parallel.h>
@@ -20,6 +25,7 @@ constexpr std::pair<DType, at::ScalarType> kTypes[] = {
     {DType::u8, at::kByte},
 };
 
+// LibTorch's name of a dtype.
 at::ScalarType scalar_type(DType dtype) {
   for (const auto& [ours, theirs] : kTypes)
     if (ours == dtype) return theirs;

@@ -75,10 +75,12 @@ bool rounds_query(RoundingContract contract) {
 bool rounds_cache(RoundingContract contract) {
   return rounds_query(contract) || contract == RoundingContract::cache_fp16;
 }
+// Whether a rounding on the way may go the other way in a right kernel, so that ties are summed up.
 bool has_ties(RoundingContract contract) {
   return rounds_scores(contract) || rounds_query(contract);
 }
 
+// 1 / sqrt(head_dim), the only scale that these models have.
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(q.size(-1)); }
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
@@ -136,7 +138,7 @@ void round_weights(Weights& w, const at::Tensor& most, const at::Tensor& usual, 
                                   w.p * ((3 + 0.6 * below) * u + with_sum(usual)), grid);
   w.step = of_p.step;
   w.step_squares = of_p.chance * of_p.step.square();
-  w.p = rounded(w.p, grid);
+  w.p = grid.rounded(w.p);
 }
 
 // raw: q k, before it is scaled; sizes: sum |q k|; hidden: of masked keys, or undefined. All [..,
@@ -154,21 +156,21 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
     const at::Tensor size = sizes * scale;
     Weights w{.p = softmax(raw * scale)};
     round_weights(w, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u),
-                  grid_of(DType::f16));
+                  Grid::of(DType::f16));
     return w;
   }
   if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
 
-  const Grid grid = grid_of(call.dtype);
-  const at::Tensor product = rounded(raw, grid);
+  const Grid grid = Grid::of(call.dtype);
+  const at::Tensor product = grid.rounded(raw);
   const NearTies of_product =
       near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
-  const at::Tensor scaled = product * scale, scores = rounded(scaled, grid);
+  const at::Tensor scaled = product * scale, scores = grid.rounded(scaled);
   const NearTies of_scaled = near_ties(scaled, scaled.abs() * (2 * u), scaled.abs() * u, grid);
   Weights w{.p = softmax(scores)};
   // A product that is rounded the other way may round its scaled score the other way too.
   const at::Tensor again =
-      at::where(of_product.step > 0, spacing(scaled, grid), at::zeros({}, scaled.options()));
+      at::where(of_product.step > 0, grid.spacing(scaled), at::zeros({}, scaled.options()));
   const at::Tensor move = of_product.step * scale + again + of_scaled.step;
   w.moved = w.p * move;
   w.moved_squares = (of_product.chance + of_scaled.chance) * w.moved.square();
@@ -282,6 +284,8 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return result;
 }
 
+// Takes as many queries at once as a tensor of their scores has room for, and hides the keys that
+// one of them does not see behind a mask. For a device, where launches cost more than arithmetic.
 void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const std::vector<KeyRange>& seen, const AttentionCall& call, Attended& all) {
   const int64_t queries = q.size(0);
@@ -332,12 +336,12 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                       const std::vector<KeyRange>& seen, const AttentionCall& call) {
   const double scale = scale_of(query);
-  const Grid fp16 = grid_of(DType::f16);
+  const Grid fp16 = Grid::of(DType::f16);
   at::Tensor q = query, k = keys, v = values;
   if (call.contract == RoundingContract::query_rounded)
-    q = rounded(query * scale, grid_of(call.dtype)) / scale;
-  if (rounds_query(call.contract)) q = rounded(query, fp16);
-  if (rounds_cache(call.contract)) k = rounded(keys, fp16), v = rounded(values, fp16);
+    q = Grid::of(call.dtype).rounded(query * scale) / scale;
+  if (rounds_query(call.contract)) q = fp16.rounded(query);
+  if (rounds_cache(call.contract)) k = fp16.rounded(keys), v = fp16.rounded(values);
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
   Attended all;

@@ -1,3 +1,5 @@
+// softmax(q k^T / sqrt(d)) v in fp64 with all that its budget needs, for grouped heads and any
+// range of keys a query.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// The table of reference models, by the architecture that config.json names.
 #pragma once
 
 #include <memory>

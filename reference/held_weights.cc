@@ -28,6 +28,7 @@ constexpr int64_t kBlock = 1 << 17;
 // The same on a device, where a product must be large to be fast: 256 MiB, twice for a magnitude.
 constexpr int64_t kDeviceBlock = 1 << 25;
 
+// The checkpoint's name of a tensor of that place.
 std::string name_at(const Place& place, const char* part) {
   const std::string layer =
       place.layer < 0 ? "" : "model.layers." + std::to_string(place.layer) + ".";
@@ -61,6 +62,8 @@ at::Device HeldWeights::device() const {
   return gpu_ < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<int8_t>(gpu_));
 }
 
+// The tensor as products read it: the mapped file on the CPU; on a device a copy in the run's
+// dtype, made when it is first asked for.
 at::Tensor HeldWeights::stored(const std::string& name) const {
   const at::Tensor in_file = to_torch(checkpoint_.tensor(name));
   if (!kept_) return in_file;
@@ -93,7 +96,7 @@ at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
 }
 
 at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
-                                const Tf32* tf32) const {
+                                const HeldWeights::Tf32* tf32) const {
   const at::Tensor weight = stored(name);
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   check(x.dim() == 2 && x.size(1) == inputs, "{} multiplies rows of {} values, found a tensor {}",
@@ -115,12 +118,12 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
         to.narrow(1, first, count).copy_(from);
       };
       const at::Tensor whole = widened(weight.narrow(0, first, count));
-      const at::Tensor block = tf32 ? rounded(whole, kTf32) : whole;
+      const at::Tensor block = tf32 ? kTf32.rounded(whole) : whole;
       put(y, at::mm(x, block.t()));
       if (magnitude) put(*magnitude, at::mm(x_size, block.abs().t()));
       if (tf32)
         put(*tf32->halves,
-            at::mm(*tf32->x_halves, block.abs().t()) + at::mm(x_size, halves(whole, kTf32).t()));
+            at::mm(*tf32->x_halves, block.abs().t()) + at::mm(x_size, kTf32.halves(whole).t()));
     }
   });
   return y;
@@ -135,7 +138,7 @@ bool HeldWeights::has_bias(const Point& p) const {
 at::Tensor HeldWeights::bias(const Place& place) const { return whole(name_at(place, ".bias")); }
 
 at::Tensor HeldWeights::product(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
-                                const Tf32* tf32) const {
+                                const HeldWeights::Tf32* tf32) const {
   return product(name_at(place, ".weight"), x, magnitude, tf32);
 }
 
@@ -144,8 +147,10 @@ at::Tensor HeldWeights::linear(const Place& place, const at::Tensor& x) const {
   return has_bias(*place.point) ? y + bias(place) : y;
 }
 
+// Rows are gathered by expert, multiplied by that expert's matrix at once, and scattered back to
+// (token, choice): each matrix is widened once, however many tokens chose it.
 at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
-                                at::Tensor* magnitude, const Tf32* tf32) const {
+                                at::Tensor* magnitude, const HeldWeights::Tf32* tf32) const {
   const int64_t tokens = chosen.size(0), k = chosen.size(1);
   const at::Tensor flat = chosen.flatten(), outside = (flat < 0) | (flat >= config().experts.count);
   check(!outside.any().item<bool>(),
@@ -166,7 +171,7 @@ at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const a
     if (those.size(0) == 0) continue;
     at::Tensor size, their_halves, of_those;
     if (tf32) of_those = row_halves.index_select(0, those);
-    const Tf32 part{&of_those, &their_halves};
+    const HeldWeights::Tf32 part{&of_those, &their_halves};
     const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, e,
                                          place.point->weight);
     put(y, those,

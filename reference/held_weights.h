@@ -1,3 +1,9 @@
+// The weights of the reference. Owned by whoever computes (the oracle, a model, the hypotheses),
+// one each; on a device the tensors themselves are shared among those of one checkpoint. Products
+// may be asked for from one thread at a time; inside, LibTorch's threads share the blocks of a
+// product.
+//
+//   file (bf16) -> run's dtype -> widened block by block -> x W^T, sum |x||W|, halves of tf32
 #pragma once
 
 #include <map>
@@ -17,12 +23,6 @@ struct Device;
 
 namespace lockstep {
 
-// The weights of a product whose operands are rounded to tf32.
-struct Tf32 {
-  const at::Tensor* x_halves;  // per element of x, its spacing where it lay halfway; else 0
-  at::Tensor* halves;          // filled in: what operands that lay halfway may move the result by
-};
-
 // A checkpoint's weights as a run holds them: cast to the run's dtype, then widened exactly to the
 // dtype that is computed in (fp32 or fp64). Nothing wide is kept: a weight is widened each time a
 // block of it is used, which is faster than reading a widened copy from memory would be. On a CUDA
@@ -30,6 +30,12 @@ struct Tf32 {
 // what is widened at a time takes less than 1 GB.
 class HeldWeights {
  public:
+  // The weights of a product whose operands are rounded to tf32.
+  struct Tf32 {
+    const at::Tensor* x_halves;  // per element of x, its spacing where it lay halfway; else 0
+    at::Tensor* halves;          // filled in: what operands that lay halfway may move the result by
+  };
+
   // Borrows the checkpoint.
   HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& options, DType wide);
 

@@ -1,3 +1,7 @@
+// The door of the shared library: the one symbol that a command opens it by. The reference is a
+// library of its own so that commands that judge nothing start without LibTorch, and so that a
+// build without it has all of them. What the judge takes for exact depends on settings of LibTorch
+// that environment variables can change; they are set here, once.
 #include <ATen/Context.h>
 #include <dlfcn.h>
 #include <torch/cuda.h>
@@ -11,6 +15,7 @@
 namespace lockstep {
 namespace {
 
+// Makes oracles, models and hypotheses, after the options were found to make sense.
 class Library final : public ReferenceLibrary {
  public:
   Library() {

@@ -71,10 +71,12 @@ class OpOracle final : public Oracle {
   Rotary rotary_;
 };
 
+// A result without magnitudes yet.
 Exact exact(const at::Tensor& want, RoundingContract contract) {
   return {.contract = contract, .shape = shape_of(want), .want = to_numbers(want)};
 }
 
+// Whether inner values are rounded where modules of Hugging Face store them.
 bool rounds_as_hf(const OracleCall& call) {
   return call.contract == RoundingContract::hf ||
          call.contract == RoundingContract::hf_unrounded_sum;
@@ -91,18 +93,19 @@ Product product_under(RoundingContract contract, const at::Tensor& x, const auto
   Product product;
   if (contract == RoundingContract::tf32) {
     // Tensor cores take halves away from zero, LibTorch to even: such operands are either.
-    const at::Tensor x_halves = halves(x, kTf32);
-    const Tf32 tf32{&x_halves, &product.halves};
-    product.y = of(rounded(x, kTf32), &product.magnitude, &tf32);
+    const at::Tensor x_halves = kTf32.halves(x);
+    const HeldWeights::Tf32 tf32{&x_halves, &product.halves};
+    product.y = of(kTf32.rounded(x), &product.magnitude, &tf32);
     return product;
   }
   at::Tensor operand = x;
-  if (contract == RoundingContract::operands_bf16) operand = rounded(x, grid_of(DType::bf16));
-  if (contract == RoundingContract::operands_fp16) operand = rounded(x, grid_of(DType::f16));
-  product.y = of(operand, &product.magnitude, static_cast<const Tf32*>(nullptr));
+  if (contract == RoundingContract::operands_bf16) operand = Grid::of(DType::bf16).rounded(x);
+  if (contract == RoundingContract::operands_fp16) operand = Grid::of(DType::f16).rounded(x);
+  product.y = of(operand, &product.magnitude, static_cast<const HeldWeights::Tf32*>(nullptr));
   return product;
 }
 
+// Adds what operands that lie halfway between two numbers of tf32 may move the result by.
 void put_halves(const Product& product, Exact& exact) {
   if (!product.halves.defined()) return;
   exact.ties = to_numbers(product.halves);
@@ -164,6 +167,7 @@ AngleTables tables_of(const OracleCall& call, Rotary& rotary, int64_t pairs, at:
   return {table(angles.cos), table(angles.sin), table(angles.error)};
 }
 
+// cos and sin of the rows' positions, with the error that fp32 steps may have made of each angle.
 Exact OpOracle::angles(const OracleCall& call) {
   check_fused(call);
   check_lengths(call);
@@ -184,7 +188,7 @@ Exact OpOracle::norm(const OracleCall& call) const {
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
   const at::Tensor normalised = x / (mean_square + recipe_.norm_eps).sqrt();
-  const at::Tensor inner = rounds_as_hf(call) ? rounded(normalised, grid_of(run_)) : normalised;
+  const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(normalised) : normalised;
   Exact result = exact(inner * weight, call.contract);
   result.terms = weight.size(0);
   if (rounds_as_hf(call))
@@ -196,7 +200,8 @@ Exact OpOracle::linear(const OracleCall& call) const {
   check_inputs(call, 1);
   at::Tensor x = widened(call.inputs[0]).flatten(1);
   Product product = product_under(
-      call.contract, x, [&](const at::Tensor& operand, at::Tensor* magnitude, const Tf32* tf32) {
+      call.contract, x,
+      [&](const at::Tensor& operand, at::Tensor* magnitude, const HeldWeights::Tf32* tf32) {
         return weights_.product(call.place, operand, magnitude, tf32);
       });
   at::Tensor &y = product.y, &magnitude = product.magnitude;
@@ -205,7 +210,7 @@ Exact OpOracle::linear(const OracleCall& call) const {
     const at::Tensor bias = weights_.bias(call.place);
     if (call.contract == RoundingContract::bias_after_store) {
       steps = {{to_numbers(y), {}, {}}};
-      y = rounded(y, grid_of(run_));
+      y = Grid::of(run_).rounded(y);
     }
     y = y + bias;
     magnitude = magnitude + bias.abs();
@@ -246,10 +251,10 @@ Exact OpOracle::rope(const OracleCall& call) {
   const auto of_pairs = [&](const at::Tensor& t) { return at::cat({t, t}, -1).unsqueeze(1); };
   const at::Tensor c = of_pairs(tables.cos), s = of_pairs(tables.sin);
   const auto whole = [&](const at::Tensor& t) { return to_numbers(t.expand_as(x)); };
-  const Grid grid = grid_of(run_);
+  const Grid grid = Grid::of(run_);
   const bool tables_round = rounds_as_hf(call) || call.contract == RoundingContract::tables_rounded;
-  const auto table = [&](const at::Tensor& t) { return tables_round ? rounded(t, grid) : t; };
-  const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? rounded(t, grid) : t; };
+  const auto table = [&](const at::Tensor& t) { return tables_round ? grid.rounded(t) : t; };
+  const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? grid.rounded(t) : t; };
   Exact result = exact(kept(x1 * table(c)) + kept(x2 * table(s)), call.contract);
   result.magnitude = to_numbers(x1.abs() + x2.abs());
   result.angle = whole(of_pairs(tables.error));
@@ -295,7 +300,7 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
   const at::Tensor silu = gate / (1 + (-gate).exp());
-  const at::Tensor inner = rounds_as_hf(call) ? rounded(silu, grid_of(run_)) : silu;
+  const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(silu) : silu;
   Exact result = exact(inner * up, call.contract);
   result.factor = to_numbers(up);
   if (rounds_as_hf(call)) result.steps = {{to_numbers(silu), result.factor, {}}};
@@ -341,7 +346,8 @@ Exact OpOracle::expert_linear(const OracleCall& call) const {
   check_inputs(call, 2);
   const at::Tensor x = widened(call.inputs[0]), experts = chosen(call);
   const Product product = product_under(
-      call.contract, x, [&](const at::Tensor& operand, at::Tensor* magnitude, const Tf32* tf32) {
+      call.contract, x,
+      [&](const at::Tensor& operand, at::Tensor* magnitude, const HeldWeights::Tf32* tf32) {
         return weights_.experts(call.place, operand, experts, magnitude, tf32);
       });
   Exact result = exact(product.y, call.contract);
@@ -358,8 +364,8 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
         "{} reads a row and a weight for each choice, found tensors {} and {}",
         call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
   at::Tensor terms = x * weights.unsqueeze(-1);
-  const Grid grid = grid_of(run_);
-  if (call.contract != RoundingContract::fused) terms = rounded(terms, grid);
+  const Grid grid = Grid::of(run_);
+  if (call.contract != RoundingContract::fused) terms = grid.rounded(terms);
   at::Tensor sum = terms.sum(1);
   if (call.contract == RoundingContract::hf) {
     // Expert after expert is added to what is stored.
@@ -369,7 +375,7 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
     const at::Tensor ordered = terms.gather(1, order);
     sum = ordered.select(1, 0);
     for (int64_t k = 1; k < ordered.size(1); ++k)
-      sum = (k == 1 ? sum : rounded(sum, grid)) + ordered.select(1, k);
+      sum = (k == 1 ? sum : grid.rounded(sum)) + ordered.select(1, k);
   }
   Exact result = exact(sum, call.contract);
   result.magnitude = to_numbers(terms.abs().sum(1));

@@ -145,16 +145,16 @@ Recipe read_recipe(const std::string& text, const std::string& path) {
   return recipe_from(JsonDocument(text, {path, "fetch the file again"}).root());
 }
 
-std::vector<double> frequencies_of(const RotaryRecipe& r, int64_t dim, int64_t length) {
-  if (r.type == "yarn") return yarn(r, dim);
-  if (r.type == "llama3") return llama3(r, dim);
-  const bool is_long = length > r.first_trained;
-  const double base = r.type == "dynamic" ? dynamic_base(r, dim, length) : r.theta;
+std::vector<double> RotaryRecipe::frequencies(int64_t dim, int64_t length) const {
+  if (type == "yarn") return yarn(*this, dim);
+  if (type == "llama3") return llama3(*this, dim);
+  const bool is_long = length > first_trained;
+  const double base = type == "dynamic" ? dynamic_base(*this, dim, length) : theta;
   std::vector<double> result;
   for (int64_t j = 0; j < dim / 2; ++j) {
     double divisor = power_of(base, j, dim);
-    if (r.type == "linear") divisor *= r.factor;
-    if (r.type == "longrope") divisor *= (is_long ? r.long_factor : r.short_factor).at(j);
+    if (type == "linear") divisor *= factor;
+    if (type == "longrope") divisor *= (is_long ? long_factor : short_factor).at(j);
     result.push_back(1 / divisor);
   }
   return result;
@@ -163,30 +163,30 @@ std::vector<double> frequencies_of(const RotaryRecipe& r, int64_t dim, int64_t l
 // An exponent 2j / dim is exact where dim is a power of two; else its rounding is multiplied by the
 // logarithm of the base. Of a mixture a F + b (1 - F), the weight F is off by some u, and the
 // larger of the two frequencies is `factor` times the other.
-std::vector<double> frequency_errors(const RotaryRecipe& r, int64_t dim) {
+std::vector<double> RotaryRecipe::frequency_errors(int64_t dim) const {
   double steps = 1;
-  if (r.type == "linear" || r.type == "longrope") steps = 2;
-  if (r.type == "dynamic") steps = 6;
-  if (r.type == "yarn") steps = 3 + 2 * r.factor;
-  if (r.type == "llama3") steps = 3 + 4 * r.factor;
+  if (type == "linear" || type == "longrope") steps = 2;
+  if (type == "dynamic") steps = 6;
+  if (type == "yarn") steps = 3 + 2 * factor;
+  if (type == "llama3") steps = 3 + 4 * factor;
   const bool exact = (dim & (dim - 1)) == 0;
   std::vector<double> errors;
   for (int64_t j = 0; j < dim / 2; ++j) {
     const double exponent = 2 * static_cast<double>(j) / static_cast<double>(dim);
-    errors.push_back(steps + (exact ? 0 : std::log(r.theta) * exponent));
+    errors.push_back(steps + (exact ? 0 : std::log(theta) * exponent));
   }
   return errors;
 }
 
-double magnitude_of(const RotaryRecipe& r) {
-  if (r.type != "yarn" && r.type != "longrope") return 1;
-  if (r.attention_factor > 0) return r.attention_factor;
-  if (r.type == "longrope")
-    return r.factor <= 1 ? 1 : std::sqrt(1 + std::log(r.factor) / std::log(r.first_trained));
+double RotaryRecipe::magnitude() const {
+  if (type != "yarn" && type != "longrope") return 1;
+  if (attention_factor > 0) return attention_factor;
+  if (type == "longrope")
+    return factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(first_trained));
   const auto scaled = [&](double scale) {
-    return r.factor <= 1 ? 1 : 0.1 * scale * std::log(r.factor) + 1;
+    return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
   };
-  if (r.mscale > 0 && r.mscale_all_dim > 0) return scaled(r.mscale) / scaled(r.mscale_all_dim);
+  if (mscale > 0 && mscale_all_dim > 0) return scaled(mscale) / scaled(mscale_all_dim);
   return scaled(1);
 }
 

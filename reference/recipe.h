@@ -23,6 +23,14 @@ struct RotaryRecipe {
   std::vector<double> short_factor, long_factor;
 
   bool grows_with_length() const { return type == "dynamic" || type == "longrope"; }
+  // Radians that a pair of dimensions turns by from one position to the next, for a request of
+  // `length` tokens: [head_dim / 2], in fp64 throughout.
+  std::vector<double> frequencies(int64_t head_dim, int64_t length) const;
+  // How far the same in fp32 steps may be off, relative, in units of 2^-24, the rounding of the
+  // angle itself included: 1 for a power and a division that are each rounded once.
+  std::vector<double> frequency_errors(int64_t head_dim) const;
+  // The factor of cosines and sines.
+  double magnitude() const;
 };
 
 struct Recipe {
@@ -35,14 +43,5 @@ struct Recipe {
 
 // Reads the text of a config.json; `whose` names it in errors. Throws Error on what is none.
 Recipe read_recipe(const std::string& text, const std::string& whose);
-
-// Radians that a pair of dimensions turns by from one position to the next, for a request of
-// `length` tokens: [head_dim / 2], in fp64 throughout.
-std::vector<double> frequencies_of(const RotaryRecipe& recipe, int64_t head_dim, int64_t length);
-// How far the same in fp32 steps may be off, relative, in units of 2^-24, the rounding of the
-// angle itself included: 1 for a power and a division that are each rounded once.
-std::vector<double> frequency_errors(const RotaryRecipe& recipe, int64_t head_dim);
-// The factor of cosines and sines.
-double magnitude_of(const RotaryRecipe& recipe);
 
 }  // namespace lockstep

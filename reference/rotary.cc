@@ -1,3 +1,10 @@
+// The angle of pair j at position p is p f[j], f from the recipe (Su et al. 2021, RoFormer; the
+// scalings of Hugging Face's modeling_rope_utils). Frequencies are made once, and again where they
+// grow with the length of the request.
+//
+// `iterated` is llama.cpp's way: each pair's angle is the one before it times theta^(-2/d), in
+// fp32, so that the error grows along the head. errors_ is how far fp32 steps may be off, which the
+// budget of rope.cos and rope.sin reads.
 #include "reference/rotary.h"
 
 #include <cmath>
@@ -10,8 +17,8 @@ Rotary::Rotary(const Recipe& recipe, bool in_fp32)
     : recipe_(recipe.rotary),
       head_dim_(recipe.head_dim),
       in_fp32_(in_fp32),
-      magnitude_(magnitude_of(recipe_)),
-      errors_(frequency_errors(recipe_, head_dim_)) {}
+      magnitude_(recipe_.magnitude()),
+      errors_(recipe_.frequency_errors(head_dim_)) {}
 
 void Rotary::append(Angles& angles, int64_t position, int64_t length, bool iterated) {
   check(position >= 0 && position < length,
@@ -19,7 +26,7 @@ void Rotary::append(Angles& angles, int64_t position, int64_t length, bool itera
         "request has after its pass",
         length, position);
   if (length_ == 0 || (recipe_.grows_with_length() && length != length_)) {
-    frequencies_ = frequencies_of(recipe_, head_dim_, length);
+    frequencies_ = recipe_.frequencies(head_dim_, length);
     length_ = length;
   }
   const auto rounded = [this](double x) {

@@ -1,3 +1,5 @@
+// The rotary tables of the reference, made position by position in fp64, or in fp32 steps for a
+// model that computes as an engine does.
 #pragma once
 
 #include <vector>

@@ -24,8 +24,8 @@ Result learn(const Session& session, const RoundingOptions& rounding,
              const std::vector<std::string>& command_line, Limits& limits) {
   JudgeOptions judge{.learn = &limits};
   ask_for(rounding, judge);
-  const std::string notice = long_run_notice(
-      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  const std::string notice =
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests).notice();
   if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   Progress progress;
   Result result = judge_run({.checkpoint = session.checkpoint,

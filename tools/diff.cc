@@ -55,7 +55,7 @@ int diff_command(Args args) {
              "  lockstep diff before.trace after.trace --model Qwen3-0.6B\n"))
     return 0;
   check_outputs(report, {{"A", a}, {"B", b}, {"--model", model}});
-  const DiffOptions options{.selection = selection_of(observe)};
+  const DiffOptions options{.selection = observe.selection()};
   DiffResult result = diff(*open_trace(a), *open_trace(b), options);
   if (!model.empty()) judge_both(result, model, a, b, options.selection);
   result.trace_a = a, result.trace_b = b;

@@ -19,8 +19,8 @@ namespace {
 std::string text_about(const std::string& topic) {
   const std::vector<CommandPage> pages = command_pages();
   const auto page = std::ranges::find(pages, topic, &CommandPage::name);
-  if (page != pages.end()) return help_text(*page, prose_width(screen_of(STDOUT_FILENO)));
-  if (find_word(topic)) return explanation_of(topic, prose_width(screen_of(STDOUT_FILENO)));
+  if (page != pages.end()) return help_text(*page, screen_of(STDOUT_FILENO).prose_width());
+  if (find_word(topic)) return explanation_of(topic, screen_of(STDOUT_FILENO).prose_width());
   std::vector<std::string_view> known;
   for (const CommandPage& command : pages) known.push_back(command.name);
   for (const Word& word : glossary()) known.push_back(word.name);
@@ -54,7 +54,7 @@ int help_command(Args args) {
              "  lockstep help run\n"
              "  lockstep help budget\n"))
     return 0;
-  print(topic.empty() ? overview_text(command_pages(), prose_width(screen_of(STDOUT_FILENO)))
+  print(topic.empty() ? overview_text(command_pages(), screen_of(STDOUT_FILENO).prose_width())
                       : text_about(topic));
   return 0;
 }

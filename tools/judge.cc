@@ -37,7 +37,7 @@ int judge_command(Args args) {
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema vllm\n"))
     return 0;
   check_outputs(report, {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
-  JudgeOptions options{.selection = selection_of(observe),
+  JudgeOptions options{.selection = observe.selection(),
                        .limits = limits_of(limits),
                        .accumulator = accumulator_of(accumulator),
                        .fail_fast = fail_fast};

@@ -63,7 +63,8 @@ constexpr auto kCommands = std::to_array<Command>({
 
 int dispatch(Args args) {
   if (args.empty()) {
-    fmt::print(stderr, "{}", overview_text(command_pages(), prose_width(screen_of(STDERR_FILENO))));
+    fmt::print(stderr, "{}",
+               overview_text(command_pages(), screen_of(STDERR_FILENO).prose_width()));
     return 2;
   }
   const std::string_view name = args[0];

@@ -169,11 +169,11 @@ void add_engine_option(CLI::App& app, const EngineOption<bool, 2>& option, bool&
 
 void add_engine_option(CLI::App& app, const EngineOption<Preempt, 2>& option, Preempt& value) {
   const auto read = [&value](const std::string& text) {
-    value = text == kPreempts[1] ? Preempt::swap : Preempt::recompute;
+    value = value_named<Preempt>(text, "way to preempt");
   };
   app.add_option_function<std::string>(flag_of(option), read, option.help)
-      ->type_name(CLI::detail::join(kPreempts, "|"))
-      ->check(one_of({kPreempts.begin(), kPreempts.end()}));
+      ->type_name(CLI::detail::join(kNamesOf<Preempt>, "|"))
+      ->check(one_of({kNamesOf<Preempt>.begin(), kNamesOf<Preempt>.end()}));
 }
 
 template <class T, size_t N>

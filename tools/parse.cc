@@ -159,7 +159,7 @@ bool parse(CLI::App& app, Args args, const std::string& examples) {
     check_no_empty_value(app);
     return true;
   } catch (const CLI::CallForHelp&) {
-    print(help_text(page_of(app, examples), prose_width(screen_of(STDOUT_FILENO))));
+    print(help_text(page_of(app, examples), screen_of(STDOUT_FILENO).prose_width()));
     return false;
   } catch (const CLI::Success&) {
     return false;
@@ -175,7 +175,7 @@ void begin_group(CLI::App& app, const char* heading) { app.option_defaults()->gr
 void add_explain_option(CLI::App& app) {
   begin_group(app, "Help");
   const auto explain = [](const std::string& word) {
-    print(explanation_of(word, prose_width(screen_of(STDOUT_FILENO))));
+    print(explanation_of(word, screen_of(STDOUT_FILENO).prose_width()));
     throw CLI::Success();
   };
   app.add_option_function<std::string>("--explain", explain,

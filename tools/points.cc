@@ -12,14 +12,13 @@ namespace lockstep {
 namespace {
 
 Table table_of_points() {
-  constexpr const char* kClasses[] = {"exact", "elementwise", "reduction"};
   Table table{{"point", "of", "axes", "op", "reads", "held to"}, {}};
   for (const Point& p : kPoints) {
     std::string of = p.per_layer ? "layer" : "model";
     if (!p.models.empty()) of += fmt::format(" {}", p.models);
     table.rows.push_back({std::string(p.name), of, std::string(p.shape), name_of(p.op),
                           std::string(p.reads.empty() ? "tokens" : p.reads),
-                          std::string(kClasses[static_cast<size_t>(p.node_class)])});
+                          std::string(name_of(p.node_class))});
   }
   return table;
 }

@@ -36,15 +36,15 @@ Result run(const RunOptions& options, Session& session, Progress& progress,
            const std::map<std::string, std::string>& provenance) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
-  JudgeOptions judge{.selection = selection_of(options.observe),
+  JudgeOptions judge{.selection = options.observe.selection(),
                      .limits = limits_of(options.limits),
                      .accumulator = accumulator_of(options.accumulator),
                      .fail_fast = options.fail_fast};
   ask_for(options.rounding, judge);
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
-  const std::string notice = long_run_notice(
-      estimate_judging(session.checkpoint.config(), session.engine, session.requests));
+  const std::string notice =
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests).notice();
   if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   progress.show("opening the reference");
   const JudgedRun run{.checkpoint = session.checkpoint,

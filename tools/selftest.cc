@@ -6,7 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "src/report/output.h"
-#include "src/selftest/selftest_report.h"
+#include "src/selftest/selftest_run.h"
 #include "src/session/reference_library.h"
 #include "src/session/requests.h"
 #include "src/session/session.h"
@@ -103,7 +103,7 @@ int selftest_command(Args args) {
   const std::vector<Selftest> tests = selftest(run);
   progress.show("");
   put(document_of(tests), options.report);
-  return std::ranges::all_of(tests, passed) ? 0 : 1;
+  return std::ranges::all_of(tests, &Selftest::passed) ? 0 : 1;
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "probes/qwen_graph.h"
 #include "probes/recorder.h"
 #include "traces/bare_rows.h"
 #include "traces/bare_tensor.h"
@@ -82,6 +83,8 @@ class BareTrace final : public TraceReader {
   }
 
  private:
+  // Names are read forgivingly (pass3, pass000003), and whatever cannot be understood is an error:
+  // a tensor that is passed over would be one that nobody judged.
   void list_pass(const std::string& name) {
     const std::optional<int32_t> number = number_after(name, "pass");
     const std::string path = "/tensors/" + name;
@@ -105,6 +108,8 @@ class BareTrace final : public TraceReader {
     }
   }
 
+  // Sizes are added up against the file's: HDF5 lets two datasets share their bytes, by which a
+  // small file would claim more memory than there is.
   void list_tensor(const std::string& path, const std::string& name, int layer,
                    std::vector<Stored>& tensors) {
     const auto [p, request] = point_of(name);
@@ -132,6 +137,7 @@ class BareTrace final : public TraceReader {
     return file_.has("/", name) ? file_.text("/", name) : "";
   }
 
+  // The model is known by its tensors alone: which points there are, in which layers (QwenShape).
   void make_manifest() {
     manifest_.provenance = file_.texts("/");
     if (file_.has("/provenance"))
@@ -145,7 +151,10 @@ class BareTrace final : public TraceReader {
     std::vector<Place> shown;
     for (const auto& [pass, tensors] : stored_)
       for (const Stored& tensor : tensors) shown.push_back(tensor.place);
-    manifest_.graph = graph_of_points(shown);
+    const QwenShape shape = QwenShape::showing(shown);
+    check(shape.layers <= kMostLayers, "a model of at most {} layers was wanted, found {}",
+          kMostLayers, shape.layers);
+    manifest_.graph = qwen_graph(shape);
     manifest_.graph_known = false;
     const std::string dtype = root_text("dtype");
     manifest_.dtype =
@@ -186,6 +195,7 @@ class BareTrace final : public TraceReader {
     return pass;
   }
 
+  // Digests are made here, once: the writer of a bare trace has none.
   RecordedTensor recorded(const Stored& stored, const Tensor& data, const PassInfo& info,
                           const RecordedTensor* known) const {
     RecordedTensor tensor{.point = stored.place.point,

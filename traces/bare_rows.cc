@@ -1,3 +1,6 @@
+// The rows of passes as another program wrote them: columns of tokens and positions, and, where
+// there is more than one request or pass, columns of these. Which rows a tensor holds follows from
+// its number of rows: all of the pass, or the last one of each request.
 #include "traces/bare_rows.h"
 
 #include <algorithm>
@@ -28,6 +31,7 @@ std::vector<int64_t> optional_column(const Hdf5File& file, const std::string& na
   return column_of(file, name, kMostIds);
 }
 
+// The last row of each request in the pass, which gets logits.
 std::vector<int32_t> last_rows(const PassInfo& info) {
   std::vector<int32_t> last;
   for (size_t i = 0; i < info.rows.size(); ++i)
@@ -55,6 +59,7 @@ void check_rows(const PassInfo& info, const std::string& where) {
   }
 }
 
+// A decode row is alone in its pass, and not the first of its request.
 void put_phases(PassInfo& info) {
   std::map<int32_t, int> count;
   for (const PassRow& row : info.rows) ++count[row.row.request];
@@ -62,6 +67,8 @@ void put_phases(PassInfo& info) {
     if (count[row.row.request] == 1 && row.row.position > 0) row.phase = Phase::decode;
 }
 
+// Tensors say by their number of rows which they have: all, or the last of each request. Where both
+// would fit they are all.
 std::optional<std::vector<int32_t>> rows_by_count(int64_t count, const PassInfo& info) {
   std::vector<int32_t> rows = last_rows(info);
   if (count == std::ssize(rows) && count != std::ssize(info.rows)) return rows;
@@ -71,6 +78,7 @@ std::optional<std::vector<int32_t>> rows_by_count(int64_t count, const PassInfo&
   return rows;
 }
 
+// Request and pass may be left out: then there is one request, and one pass.
 std::vector<PassInfo> bare_rows(const Hdf5File& file) {
   for (const char* name : {"token", "position"})
     check(file.has("/passes") && file.has(std::string("/passes/") + name),
@@ -106,6 +114,7 @@ std::vector<PassInfo> bare_rows(const Hdf5File& file) {
   return passes;
 }
 
+// Logits, tokens and what is made of them are of the same rows.
 void put_logit_rows(int64_t count, const std::string& where, PassInfo& info) {
   const auto rows = rows_by_count(count, info);
   check(rows.has_value(),

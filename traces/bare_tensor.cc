@@ -1,3 +1,6 @@
+// A tensor as another program stored it, brought into the form that a point has: the run's dtype,
+// when each number is one of it, heads in an axis of their own, indices as int32. A number that
+// would have to be rounded is an error that names it: a judge must see what the engine had.
 #include "traces/bare_tensor.h"
 
 #include <algorithm>
@@ -34,6 +37,7 @@ Tensor narrowed(const Tensor& from, DType dtype, int64_t& other) {
   return to;
 }
 
+// Engines that compute batches have a first axis of one sequence.
 Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std::string& where) {
   const auto axes = std::ranges::count(point.shape, ',') + 1;
   const Shape& shape = tensor.view().shape;
@@ -45,6 +49,7 @@ Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std:
   return first == 0 ? tensor : tensor.part(0, Shape(extents.subspan(first)), tensor.view().dtype);
 }
 
+// Indices of any width, as int32: what does not fit is an error, not another index.
 Tensor indices(const Tensor& from, const std::string& where) {
   Tensor to(from.view().shape, DType::i32);
   const auto* values = from.as<const int64_t>();
@@ -60,7 +65,7 @@ Tensor from_bits(const Tensor& bits, DType dtype) { return bits.part(0, bits.vie
 
 Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
               std::optional<DType> run, const std::string& where) {
-  const ForeignNumbers stored = file.numbers(path, /*whole=*/false);
+  const Hdf5File::ForeignNumbers stored = file.numbers(path, /*whole=*/false);
   std::optional<DType> said;
   if (file.has(path, "dtype")) {
     said = meaning_of(file.text(path, "dtype"), where + ": dtype", dtype_from);

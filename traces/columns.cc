@@ -41,6 +41,8 @@ void append_digest(const Digest& digest, Columns::Index& index) {
   index.exponent_edges.push_back(std::ssize(index.exponent));
 }
 
+// Lists of different lengths (shapes, exponents, runs) lie end to end in one column; edges[i] and
+// edges[i + 1] bound that of tensor i.
 Digest digest_at(const Columns::Index& index, size_t i) {
   Digest digest{.hash = index.xxh3[i],
                 .count = index.n[i],
@@ -113,6 +115,8 @@ void check_edges(const std::string& file, const char* name, const std::vector<in
       file, name, flat, parts);
 }
 
+// Checks come before anything is built of the columns: a damaged file may say anything, and each
+// number here is an index or a size somewhere.
 void check_rows(const std::string& file, const Columns& columns) {
   std::set<int32_t> numbers;
   for (const int32_t number : columns.number)
@@ -137,6 +141,8 @@ void check_rows(const std::string& file, const Columns& columns) {
   }
 }
 
+// Statistics of one tensor bound each other (min <= mean <= max, counts add up): a flipped bit is
+// seen without the numbers.
 void check_statistics(const std::string& file, const Columns::Index& index, size_t i) {
   const std::vector<uint64_t> hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i);
   const int64_t rows = index.shape[index.shape_edges[i]];
@@ -150,6 +156,8 @@ void check_statistics(const std::string& file, const Columns::Index& index, size
         file, index.pass[i], index.point[i], index.layer[i], other);
 }
 
+// A run of rows is three numbers in the file and as many rows in memory as it says, hence the
+// budget.
 void check_tensors(const std::string& file, const Columns::Index& index, RowBudget budget) {
   for (size_t i = 0; i < index.seq.size(); ++i) {
     check(find_point(index.point[i]) != nullptr,
@@ -189,6 +197,7 @@ void check_tensors(const std::string& file, const Columns::Index& index, RowBudg
   }
 }
 
+// The margin can be had from the first two values, and is compared with that.
 void check_logits(const std::string& file, const Columns& columns) {
   const Columns::Best& logits = columns.logits;
   const size_t rows = logits.request.size(), k = rows == 0 ? 0 : logits.values.size() / rows;
@@ -206,6 +215,7 @@ void check_logits(const std::string& file, const Columns& columns) {
 
 }  // namespace
 
+// "/tensors/pass000003/layer001/attn.q"; a cache has a tensor for each request.
 std::string path_of(int32_t pass, const RecordedTensor& tensor) {
   std::string path = fmt::format("/tensors/pass{:06}/", pass);
   path += tensor.layer < 0 ? "model/" : fmt::format("layer{:03}/", tensor.layer);
@@ -215,6 +225,7 @@ std::string path_of(int32_t pass, const RecordedTensor& tensor) {
   return path;
 }
 
+// Rows of a request at neighbouring positions, as (request, first, count).
 std::vector<RowRun> runs_of(std::span<const Row> rows) {
   std::vector<RowRun> runs;
   for (const Row& row : rows) {
@@ -232,6 +243,7 @@ bool is_sound(const RowRun& run) {
   return run.first >= 0 && run.count >= 0 && run.first <= kMostPositions - run.count;
 }
 
+// Whether the elements can be counted without an overflow.
 bool is_shape(std::span<const int64_t> extents) {
   constexpr int64_t kMost = int64_t{1} << 56;  // elements, whose bytes can be counted too
   int64_t count = 1;
@@ -251,6 +263,7 @@ void append_run(const RowRun& run, std::vector<Row>& rows) {
   for (int32_t i = 0; i < run.count; ++i) rows.push_back({run.request, run.first + i});
 }
 
+// Each list of the pass goes to the end of its column, and the new end to its edges.
 void Columns::append(const Pass& from, int64_t seq) {
   const PassInfo& info = from.info;
   number.push_back(info.pass);
@@ -322,6 +335,7 @@ Pass Columns::pass_at(size_t i) const {
   return out;
 }
 
+// Lengths first, then edges, then what they lead to: each check may rely on those before it.
 void Columns::check_sound(const std::string& file, int64_t bytes) const {
   const size_t tensors = index.seq.size(), best = logits.request.size();
   visit_columns(*this, [&](const char* name, const auto& column, Per per) {

@@ -37,6 +37,7 @@ std::string extensions() {
 
 }  // namespace
 
+// Nothing is overwritten: a trace may have taken hours on a machine that is gone.
 std::unique_ptr<TraceWriter> create_trace(const std::string& path, const Manifest& manifest) {
   for (const Format& format : kFormats) {
     if (!path.ends_with(format.extension)) continue;

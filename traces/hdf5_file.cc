@@ -20,6 +20,7 @@ namespace {
 
 using Id = Hdf5Id;
 
+// Types are spelt out by width and byte order, so that a file is the same on every machine.
 template <typename T>
 Id type_of() {
   if constexpr (std::is_same_v<T, int32_t>) return Id(H5Tcopy(H5T_STD_I32LE));
@@ -31,17 +32,20 @@ Id type_of() {
   if constexpr (std::is_same_v<T, std::string>) return hdf5_text_type();
 }
 
+// A dataspace of those extents; of one axis and no element where a column is empty.
 Id space_of(std::span<const int64_t> dims) {
   const std::vector<hsize_t> extents(dims.begin(), dims.end());
   return Id(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
 }
 
+// HDF5 takes texts of variable length as pointers, which borrow.
 std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
   std::vector<const char*> pointers;
   for (const std::string& text : texts) pointers.push_back(text.c_str());
   return pointers;
 }
 
+// A group or dataset, to read or give it attributes.
 Id opened(hid_t file, const std::string& object) {
   return Id(H5Oopen(file, object.c_str(), H5P_DEFAULT));
 }
@@ -85,6 +89,7 @@ Hdf5File Hdf5File::open(const std::string& path) {
   return open_unsealed(path);
 }
 
+// Its seal is not looked at: bare traces have none, and others are checked before (seal.cc).
 Hdf5File Hdf5File::open_unsealed(const std::string& path) {
   prepare_hdf5();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
@@ -111,6 +116,8 @@ Hdf5File::~Hdf5File() {
   if (id_ >= 0) H5Fclose(id_);
 }
 
+// The seal covers what is written from here on; tensors before it have hashes of their own in the
+// index.
 void Hdf5File::seal_from_here() {
   hsize_t size = 0;
   if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0 || H5Fget_filesize(id_, &size) < 0)
@@ -254,6 +261,7 @@ std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& 
   return values;
 }
 
+// No conversion: a column of another type is of another layout, or damaged.
 template <typename T>
 std::vector<T> Hdf5File::read(const std::string& path) const {
   const Id dataset(stored_dataset(path));

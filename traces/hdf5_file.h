@@ -12,12 +12,6 @@
 
 namespace lockstep {
 
-// Numbers as another program stored them: of 16, 32 or 64 bits.
-struct ForeignNumbers {
-  Tensor tensor;           // bf16, fp16, fp32, or int64
-  bool only_bits = false;  // of unsigned integers of 16 bits, of which nothing says what they mean
-};
-
 // One open file. Every trouble is an Error that names the file, and HDF5 prints nothing itself.
 // What is read takes memory in proportion to the file, whatever the file claims: a dataset lies in
 // it in one piece, neither compressed nor in chunks nor behind a link, and the texts of a column
@@ -25,6 +19,13 @@ struct ForeignNumbers {
 // thread-safe.
 class Hdf5File {
  public:
+  // Numbers as another program stored them: of 16, 32 or 64 bits.
+  struct ForeignNumbers {
+    Tensor tensor;  // bf16, fp16, fp32, or int64
+    bool only_bits =
+        false;  // of unsigned integers of 16 bits, of which nothing says what they mean
+  };
+
   static Hdf5File create(const std::string& path);  // format bounds V110; replaces what is there
   static Hdf5File open(const std::string& path);    // to read; the seal must be whole
   static Hdf5File open_unsealed(const std::string& path);  // to read, whoever wrote it
@@ -67,10 +68,11 @@ class Hdf5File {
   Tensor read_tensor(const std::string& path, const Shape& shape, DType dtype) const;
 
   // Readers of files of others, in whose types nothing is agreed.
-  std::vector<std::string> names(const std::string& group) const;     // of what lies in it
-  std::vector<int64_t> integers(const std::string& path) const;       // a column of any width
-  int64_t stored_bytes(const std::string& path) const;                // of a dataset
-  ForeignNumbers numbers(const std::string& path, bool whole) const;  // whole: integers, as int64
+  std::vector<std::string> names(const std::string& group) const;  // of what lies in it
+  std::vector<int64_t> integers(const std::string& path) const;    // a column of any width
+  int64_t stored_bytes(const std::string& path) const;             // of a dataset
+  ForeignNumbers numbers(const std::string& path,
+                         bool whole) const;  // whole: integers, as int64
 
   // Dimension scales: `path` becomes the scale `name`, and axis `axis` of `dataset` gets it.
   void make_scale(const std::string& path, const std::string& name);

@@ -23,6 +23,7 @@ bool is_bits(int64_t type) { return H5Tequal(type, H5T_STD_U16LE) > 0; }
 
 }  // namespace
 
+// Links could lead out of the file, to any file of the machine.
 std::vector<std::string> Hdf5File::names(const std::string& group) const {
   check(is_own(id_, group), "{}: {} is a link, and nothing of a trace is: write it into the file",
         path_, group);
@@ -58,7 +59,8 @@ int64_t Hdf5File::stored_bytes(const std::string& path) const {
   return count_of(dataset) * H5Tget_size(Hdf5Id(H5Dget_type(dataset)));
 }
 
-ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
+// Floats in the dtypes that runs have; uint16 is taken for bits, since h5py has no bfloat16.
+Hdf5File::ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
   const Hdf5Id dataset(stored_dataset(path));
   const Hdf5Id type(H5Dget_type(dataset));
   const std::vector<int64_t> dims = dims_of(dataset);
@@ -74,7 +76,7 @@ ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) const {
         path_, path,
         whole ? "integer of at most 64 bits"
               : "float32, float16 or bfloat16, little endian, and no uint16 that holds their bits");
-  ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
+  Hdf5File::ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
   found.tensor = Tensor(shape, whole ? DType::i64 : found.only_bits ? DType::f16 : *dtype);
   const int64_t as = whole ? H5T_NATIVE_INT64 : type;
   if (shape.count() > 0 &&

@@ -1,3 +1,5 @@
+// Types and properties of HDF5 that both sides share. bf16 and fp16 are HDF5 floats of 16 bits,
+// built from fp32's by moving the fields, so that any reader of HDF5 knows how to widen them.
 #include "traces/hdf5_parts.h"
 
 #include <hdf5.h>
@@ -45,6 +47,7 @@ void prepare_hdf5() {
   (void)once;
 }
 
+// The description of the innermost error on HDF5's stack, which is where it began.
 std::string hdf5_cause() {
   std::string text = "HDF5 says no more";
   H5Ewalk2(
@@ -92,6 +95,7 @@ std::vector<int64_t> dims_of(int64_t dataset) {
   return {extents.begin(), extents.end()};
 }
 
+// -1 where they cannot be counted.
 int64_t count_of(int64_t dataset) {
   const Hdf5Id space(H5Dget_space(dataset));
   if (H5Sget_simple_extent_type(space) == H5S_NULL) return 0;
@@ -101,6 +105,8 @@ int64_t count_of(int64_t dataset) {
   return count;
 }
 
+// Why the bytes of a dataset are not simply in this file; empty when they are. Only then is its
+// size bounded by the file's.
 std::string_view elsewhere(int64_t dataset) {
   const Hdf5Id made(H5Dget_create_plist(dataset));
   const H5D_layout_t layout = H5Pget_layout(made);
@@ -111,6 +117,7 @@ std::string_view elsewhere(int64_t dataset) {
   return H5Pget_nfilters(made) != 0 ? "is compressed" : "";
 }
 
+// Every part of the path is looked at: a group may be a link as well as a dataset.
 bool is_own(int64_t file, const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     H5L_info_t link{};

@@ -1,3 +1,12 @@
+// The form of a trace that survives its writer: JSON lines, appended and flushed pass by pass, so
+// that a run that is killed leaves every pass that it had finished.
+//
+//   manifest | pass, tensor, tensor, .. | pass, .. | manifest (ended) | result
+//
+// Digests alone are kept, no tensors. A reader stops at the first line that is cut or makes no
+// sense, drops the pass that it belongs to, and says so in `problem`; what stands before is good.
+// Since a line names rows by runs, a few bytes may claim any number of them: RowBudget bounds all
+// rows of a file by its size.
 #include "traces/journal.h"
 
 #include <charconv>
@@ -40,6 +49,7 @@ RowRun run_from(const JsonValue& row, int32_t count) {
   return run;
 }
 
+// The line of a pass: what it computed and chose, and how many lines of tensors follow.
 ordered_json pass_object(const Pass& pass) {
   ordered_json rows = ordered_json::array(), pages = rows, logits = rows;
   for (const PassRow& row : pass.info.rows)
@@ -105,6 +115,7 @@ Pass pass_from(const JsonValue& object) {
   return pass;
 }
 
+// The line of a tensor: where it was shown, its rows, its digest with all bins that are not empty.
 ordered_json tensor_object(int32_t pass, const RecordedTensor& tensor, int64_t seq) {
   const Digest& d = tensor.digest;
   ordered_json rows = ordered_json::array(), hashes = rows, exponents = ordered_json::object();
@@ -167,6 +178,7 @@ Digest digest_from(const JsonValue& object) {
   return digest;
 }
 
+// The inverse of tensor_object. A digest that contradicts itself is damage.
 RecordedTensor tensor_from(const JsonValue& object, RowBudget& budget) {
   const std::string& name = object["point"].text();
   const auto shape = object["shape"].wholes<int64_t>();
@@ -194,6 +206,7 @@ RecordedTensor tensor_from(const JsonValue& object, RowBudget& budget) {
 
 }  // namespace
 
+// A line for the pass, which says how many tensors follow, and a line for each.
 std::string journal_lines(const Pass& pass, int64_t seq) {
   std::string lines = pass_object(pass).dump() + "\n";
   for (const RecordedTensor& tensor : pass.tensors)
@@ -201,6 +214,8 @@ std::string journal_lines(const Pass& pass, int64_t seq) {
   return lines;
 }
 
+// A journal may end anywhere (that is what it is for): all passes before the damage are kept, and
+// one that lacks tensors is left out.
 Journal read_journal(const std::string& path) {
   const std::string all = read_text(path, kMostJournal);
   std::string_view rest = all;

@@ -1,3 +1,7 @@
+// A judgement kept in its trace: behind the end of a single file, as the last line of a journal, or
+// beside the segments of a folder. It has a head with its length and hash, is written over the one
+// before, and is never covered by the trace's own seal: a trace may be judged again without
+// becoming another trace.
 #include "traces/kept_result.h"
 
 #include <unistd.h>
@@ -55,6 +59,8 @@ struct Rest {
   size_t begin = 0;
   std::string text;
 };
+// The bytes after the trace itself: a result, or nothing. They are outside of the seal, so that
+// judging a trace does not change it.
 Rest rest_of(const std::string& path) {
   const InputFile file(path);
   if (!is_journal(path)) {

@@ -1,3 +1,6 @@
+// The manifest of a trace as JSON and as columns of HDF5: what ran, on which graph, with which
+// rounding contracts, which requests came in and what they became. Both forms are read back here,
+// with every field checked, and an unknown version is refused with what to do.
 #include "traces/manifest.h"
 
 #include <fmt/ranges.h>
@@ -17,25 +20,6 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr std::string_view kRemedy = "the file is damaged or no trace, write the trace anew";
-
-// In the order of the enumerations in trace.h.
-constexpr std::array<const char*, 4> kTraceLevels = {"off", "digest", "flagged", "full"};
-constexpr std::array<const char*, kRoundingContracts> kContracts = {"fused",
-                                                                    "hf",
-                                                                    "eager",
-                                                                    "unrounded_sum",
-                                                                    "hf_unrounded_sum",
-                                                                    "bias_after_store",
-                                                                    "scores_rounded",
-                                                                    "query_rounded",
-                                                                    "products_rounded",
-                                                                    "tables_rounded",
-                                                                    "tf32",
-                                                                    "operands_bf16",
-                                                                    "operands_fp16",
-                                                                    "cache_fp16",
-                                                                    "flash_fp16",
-                                                                    "angles_iterated"};
 
 // Invalid UTF-8 (a command line may hold any bytes) is replaced rather than refused.
 std::string dumped(const ordered_json& value, int indent) {
@@ -60,6 +44,7 @@ std::map<std::string, RoundingContract> contracts_from(const JsonValue& object) 
   return contracts;
 }
 
+// How a request draws; null where it takes the most likely token.
 ordered_json draw_object(const std::optional<DrawInfo>& draw) {
   if (!draw) return nullptr;
   return {{"repetition_penalty", draw->repetition_penalty},
@@ -82,6 +67,7 @@ std::optional<DrawInfo> draw_from(const JsonValue& draw) {
                   .sample = draw["sample"].whole<uint32_t>()};
 }
 
+// A request and what became of it.
 ordered_json request_object(const RequestInfo& request) {
   return {{"id", request.id},           {"name", request.name},
           {"prompt", request.prompt},   {"forced", request.forced},
@@ -104,6 +90,7 @@ RequestInfo request_from(const JsonValue& request) {
           .stopped = !stopped.is_missing() && stopped.flag()};
 }
 
+// The nodes in order, each with the numbers of those that it reads.
 ordered_json graph_array(const Graph& graph) {
   ordered_json nodes = ordered_json::array();
   for (size_t i = 0; i < graph.places().size(); ++i) {
@@ -128,20 +115,12 @@ GraphColumns graph_columns_from(const JsonValue& nodes) {
 }  // namespace
 
 TraceLevel trace_level_from(const std::string& name) {
-  for (size_t i = 0; i < kTraceLevels.size(); ++i)
-    if (name == kTraceLevels[i]) return static_cast<TraceLevel>(i);
-  fail("'{}' is no level of a trace: use off, digest, flagged or full", name);
+  return value_named<TraceLevel>(name, "level of a trace");
 }
-
-const char* name_of(TraceLevel level) { return kTraceLevels[static_cast<size_t>(level)]; }
 
 RoundingContract contract_from(const std::string& name) {
-  for (size_t i = 0; i < kContracts.size(); ++i)
-    if (name == kContracts[i]) return static_cast<RoundingContract>(i);
-  fail("'{}' is no rounding contract: use {}", name, fmt::join(kContracts, ", "));
+  return value_named<RoundingContract>(name, "rounding contract");
 }
-
-const char* name_of(RoundingContract contract) { return kContracts[static_cast<size_t>(contract)]; }
 
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,

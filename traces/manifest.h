@@ -56,7 +56,6 @@ Graph graph_from(const GraphColumns& columns, const std::string& file);
 // Throws Error, naming `file`, when two requests have one number.
 void check_requests(const std::vector<RequestInfo>& requests, const std::string& file);
 
-const char* name_of(RoundingContract contract);
 RoundingContract contract_from(const std::string& name);  // throws Error on another name
 
 // How a request draws, as a JSON object: an entry of /requests/draw. "" where it is not known.

@@ -1,3 +1,6 @@
+// The seal is a line at the very begin of a file: its length, and the xxh3 of its bytes from some
+// place on. It is written last, when everything else is on the disk, so that a file without a whole
+// seal was cut or is being written.
 #include "traces/seal.h"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Cubes over pass, layer and point (rms, absmax, mean, nonfinite), with dimension scales, so that a
+// plot in xarray or pandas is one line and needs none of the tensors.
 #include "traces/summary.h"
 
 #include <algorithm>
@@ -44,7 +46,7 @@ void write_summary(const Columns& columns, const Graph& graph, Hdf5File& file) {
   for (size_t pass = 0; pass < columns.passes(); ++pass) {
     for (int64_t i = columns.tensor_edges[pass]; i < columns.tensor_edges[pass + 1]; ++i) {
       const size_t layer = index.layer[i] + 1;
-      const size_t point = order_of(*find_point(index.point[i]));
+      const size_t point = find_point(index.point[i])->order();
       Cell& cell = cells[(pass * layers.size() + layer) * points.size() + point];
       const int64_t nonfinite = index.nan[i] + index.posinf[i] + index.neginf[i];
       const int64_t finite = index.n[i] - nonfinite;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/names.h"
 #include "probes/graph.h"
 #include "probes/recorder.h"
 
@@ -45,6 +46,11 @@ enum class RoundingContract : uint8_t {
   angles_iterated,   // RoPE of fp32 makes each angle of the one before
 };
 inline constexpr int kRoundingContracts = 16;
+template <>
+inline constexpr auto kNamesOf<RoundingContract> = std::to_array<const char*>(
+    {"fused", "hf", "eager", "unrounded_sum", "hf_unrounded_sum", "bias_after_store",
+     "scores_rounded", "query_rounded", "products_rounded", "tables_rounded", "tf32",
+     "operands_bf16", "operands_fp16", "cache_fp16", "flash_fp16", "angles_iterated"});
 
 // Whether a norm reads the sum before it is rounded.
 constexpr bool is_of_sum(RoundingContract contract) {
@@ -70,7 +76,9 @@ inline constexpr int32_t kMostPositions = 1 << 24;
 
 enum class TraceLevel : uint8_t { off, digest, flagged, full };
 TraceLevel trace_level_from(const std::string& name);  // throws Error on another name
-const char* name_of(TraceLevel level);
+template <>
+inline constexpr auto kNamesOf<TraceLevel> = std::to_array<const char*>({"off", "digest", "flagged",
+                                                                         "full"});
 
 // How a request's tokens are drawn, so that a draw can be made again: the filters are those of
 // Hugging Face's logits processors, in the order of the fields, and the number is of Philox4x32-10.

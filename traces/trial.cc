@@ -1,3 +1,6 @@
+// A file that another program made is first read by a child process, with limits on memory and time
+// in proportion to the file: HDF5 crashes on some damaged files, and takes any memory that they
+// claim. The child says by its exit status whether reading works; only then does this process read.
 #include "traces/trial.h"
 
 #include <fcntl.h>

@@ -1,9 +1,13 @@
+// Blocks are kept by size in a multimap and handed out when a want is at most an eighth smaller, so
+// that passes of nearly one length share memory. While a graph is captured, what the capturing
+// thread releases stays apart: the graph writes there whenever it is replayed.
 #include "kernels/base/arena.h"
 
 #include <utility>
 
 namespace lockstep {
 
+// The smallest that fits, unless more than an eighth of it would lie idle.
 void* Arena::take(BySize& from, int64_t bytes) {
   const auto found = from.lower_bound(bytes);
   if (found == from.end() || found->first > bytes + bytes / 8) return nullptr;
@@ -12,6 +16,7 @@ void* Arena::take(BySize& from, int64_t bytes) {
   return memory;
 }
 
+// Memory of other sizes is given back before the device is said to be full.
 void* Arena::allocate(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (keeps_apart())

@@ -10,19 +10,19 @@
 
 namespace lockstep {
 
-// Where an arena has its memory from.
-struct MemorySource {
-  void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not that much left
-  void (*release)(void* memory) = nullptr;
-};
-
 // An arena of memory: it keeps what is released, by size, for later requests of about that size. It
 // owns what the source gave, and several threads may use it.
 class Arena {
  public:
+  // Where an arena has its memory from.
+  struct Source {
+    void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not that much left
+    void (*release)(void* memory) = nullptr;
+  };
+
   using BySize = std::multimap<int64_t, void*>;  // by bytes
 
-  explicit Arena(const MemorySource& source) : source_(source) {}
+  explicit Arena(const Source& source) : source_(source) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -46,7 +46,7 @@ class Arena {
   static void* take(BySize& from, int64_t bytes);
   void give_back_all();
 
-  MemorySource source_;
+  Source source_;
   mutable std::mutex mutex_;
   BySize free_, apart_;
   std::thread::id apart_for_;                    // none: nobody

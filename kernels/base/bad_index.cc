@@ -1,3 +1,5 @@
+// The sentences for indices that are out of range, once for the CPU, which throws at once, and for
+// devices, which report the first one and throw at the next wait.
 #include "kernels/base/bad_index.h"
 
 #include "kernels/base/check.h"
@@ -17,6 +19,7 @@ namespace {
 
 }  // namespace
 
+// One sentence for the CPU and for a device: an op fails alike on both.
 void refuse(const BadIndex& bad) {
   using Of = BadIndex::Of;
   const auto& [of, limit, found, at] = bad;

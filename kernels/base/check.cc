@@ -8,6 +8,7 @@ namespace {
 // The fact stands at the front of a sentence and what to do at its end: both stay.
 constexpr size_t kFront = 700, kBack = 280;
 
+// Cut in the middle: the beginning says what was wanted, the end what to do.
 std::string sentence_of(const std::string& text) {
   const std::string line = printable(text);
   if (line.size() <= kFront + kBack + kCut.size()) return line;

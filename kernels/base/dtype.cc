@@ -1,3 +1,4 @@
+// Names, sizes and formats of dtypes, one row each.
 #include "kernels/base/dtype.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 namespace lockstep {
 namespace {
 
+// A dtype is a row here.
 struct Row {
   DType dtype;
   std::string_view name;
@@ -44,6 +46,7 @@ void fail_no_float(DType dtype) { fail("{} is no floating-point dtype", name_of(
 
 double unit_roundoff(DType dtype) { return std::ldexp(1.0, -format_of(dtype).precision); }
 
+// Exact: every fp16 is an fp32.
 float to_float(Float16 x) {
   const uint32_t sign = (x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
@@ -54,8 +57,10 @@ float to_float(Float16 x) {
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
 }
 
-template <>
-Float16 from_float<Float16>(float x) {
+// To nearest, ties to even: half of the last place, less one where it would stay odd, is added to
+// the bits, and a carry into the exponent is right as it comes. From 65520 on, halfway past the
+// largest, it is Inf.
+Float16 to_float16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const float magnitude = std::fabs(x);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string_view>
+#include <type_traits>
 
 namespace lockstep {
 
@@ -89,20 +90,18 @@ inline float to_float(BFloat16 x) {
 }
 float to_float(Float16 x);
 
+Float16 to_float16(float x);
+
 // Rounds to nearest even. NaN stays NaN (quiet).
 template <typename T>
-T from_float(float x);
-template <>
-inline float from_float<float>(float x) {
-  return x;
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  if constexpr (std::is_same_v<T, Float16>) return to_float16(x);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = std::bit_cast<uint32_t>(x);
+    if (std::isnan(x)) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+    return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+  }
 }
-template <>
-inline BFloat16 from_float<BFloat16>(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  if (std::isnan(x)) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
-  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
-}
-template <>
-Float16 from_float<Float16>(float x);
 
 }  // namespace lockstep

@@ -1,3 +1,7 @@
+// Where memory comes from: on the CPU aligned to a cache line, with room for one more behind it, so
+// that kernels may read whole vectors at the end; on a device from its runtime, which is registered
+// when the device is opened. The table of runtimes is shared by all threads, behind a mutex; a
+// runtime stays registered until the process ends.
 #include "kernels/base/memory.h"
 
 #include <algorithm>
@@ -17,6 +21,7 @@ constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector regis
 std::mutex runtimes_mutex;
 std::map<int, DeviceRuntime> runtimes;
 
+// The memory's own function releases it, from whatever thread lets go of it last.
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   const int64_t size = memory_for(bytes, device);
   if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
@@ -28,6 +33,7 @@ std::shared_ptr<void> allocate(int64_t bytes, Device device) {
 
 }  // namespace
 
+// The bytes that are really taken.
 int64_t memory_for(int64_t bytes, Device device) {
   // Room for one more line: kernels may then read whole vectors at the end of a tensor.
   if (device == Device::cpu) return (bytes / kAlignment + 2) * kAlignment;
@@ -63,6 +69,7 @@ CUstream_st* stream_of(Device device) {
 
 int64_t device_memory_left(Device device) { return runtime_of(device).available(); }
 
+// Waits where the result is in host memory; on a device it is queued.
 void copy(const TensorView& to, const TensorView& from) {
   check(to.bytes() == from.bytes(), "{} bytes cannot be copied into a tensor of {}", from.bytes(),
         to.bytes());

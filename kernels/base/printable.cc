@@ -1,3 +1,5 @@
+// Text from files and options may hold anything, and ends up in sentences on terminals: control
+// characters and bytes that are no UTF-8 are written as escapes.
 #include "kernels/base/printable.h"
 
 #include <fmt/core.h>
@@ -47,7 +49,7 @@ std::string printable(std::string_view text) {
     const Utf8Front front = utf8_front(text);
     const std::string_view bytes = text.substr(0, front.length);
     text.remove_prefix(front.length);
-    if (front.kind != Utf8Kind::whole)
+    if (front.kind != Utf8Front::Kind::whole)
       for (const char byte : bytes) line += fmt::format("\\x{:02x}", static_cast<uint8_t>(byte));
     else if (const uint32_t point = point_of(bytes); is_printable(point))
       line += bytes;
@@ -57,6 +59,7 @@ std::string printable(std::string_view text) {
   return line;
 }
 
+// A value within a sentence: a line of so many characters at most.
 std::string shown(std::string_view value) {
   // Four bytes a character are the most that UTF-8 has: no more need to be looked at.
   const std::string line = printable(value.substr(0, 4 * (kShownCharacters + 1)));
@@ -68,6 +71,7 @@ std::string shown(std::string_view value) {
   return line;
 }
 
+// Cuts fall between characters, never within one.
 std::string front_of(std::string_view text, size_t most) {
   size_t end = most < text.size() ? most : text.size();
   while (end > 0 && end < text.size() && continues(text[end])) --end;

@@ -1,3 +1,5 @@
+// A command line as text and back, by the rules of a POSIX shell: single quotes, double quotes with
+// their escapes, backslashes. A trace keeps the line that made it in a form that can be pasted.
 #include "kernels/base/shell_words.h"
 
 #include <algorithm>
@@ -35,6 +37,8 @@ std::string shell_text(std::span<const std::string> words) {
   return text;
 }
 
+// The reverse of shell_text() for all that it writes: quotes, double quotes and backslashes, no
+// variables.
 std::vector<std::string> shell_words(const std::string& text) {
   std::vector<std::string> words;
   bool inside = false;  // a word

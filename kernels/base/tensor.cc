@@ -1,3 +1,6 @@
+// Shapes, views and devices as values. A view never owns: it is valid as long as the tensor or file
+// that it was taken from. Elements are widened to fp64 by widen(), in blocks, for whoever judges or
+// converts.
 #include "kernels/base/tensor.h"
 
 #include <algorithm>
@@ -69,7 +72,7 @@ TensorView TensorView::slice(int64_t first, int64_t n) const {
 }
 
 const TensorView& plain_codes(std::string_view reader, const WeightView& weight) {
-  check(weight.kind == WeightKind::plain && weight.scales.empty(),
+  check(weight.kind == WeightView::Kind::plain && weight.scales.empty(),
         "{}: the weight {} of {} has scales, and only plain weights are computed with: use a "
         "checkpoint that is not quantised",
         reader, weight.codes.shape.text(), name_of(weight.codes.dtype));

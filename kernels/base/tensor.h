@@ -72,23 +72,23 @@ struct TensorView {
   TensorView slice(int64_t first, int64_t count) const;
 };
 
-// How the codes of a weight stand for numbers.
-enum class WeightKind : uint8_t {
-  plain,   // the codes are the numbers, in a dtype that ops compute in
-  scaled,  // a number is its code times its scale; no op of this build computes with it yet
-};
-
 // A weight matrix as products take it and checkpoints give it: a tensor of codes, and the scales of
 // a quantised one. Borrowed, as a TensorView is.
 struct WeightView {
+  // How the codes of a weight stand for numbers.
+  enum class Kind : uint8_t {
+    plain,   // the codes are the numbers, in a dtype that ops compute in
+    scaled,  // a number is its code times its scale; no op of this build computes with it yet
+  };
+
   TensorView codes;
   TensorView scales;  // empty: none
-  WeightKind kind = WeightKind::plain;
+  Kind kind = Kind::plain;
 
   WeightView() = default;
   WeightView(const TensorView& plain) : codes(plain) {}
   WeightView(const TensorView& codes_, const TensorView& scales_)
-      : codes(codes_), scales(scales_), kind(WeightKind::scaled) {}
+      : codes(codes_), scales(scales_), kind(Kind::scaled) {}
   bool empty() const { return codes.empty(); }
 };
 // The codes of a plain weight, which are its numbers. Throws Error, which names `reader`, for any

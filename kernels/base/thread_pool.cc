@@ -26,6 +26,7 @@ constexpr std::chrono::microseconds kSpin{50};
 thread_local const void* inside = nullptr;
 
 // Waits actively until ready(), but not longer than kSpin: whoever has to wait on then sleeps.
+// An op follows the one before it at once, and waking takes longer than most ops.
 template <typename Ready>
 void spin_until(Ready ready) {
   const auto end = std::chrono::steady_clock::now() + kSpin;

@@ -13,6 +13,8 @@ struct Lead {
   uint8_t high = 0xBF;
 };
 
+// The lead byte gives the length and the bounds of the second byte, by which overlong forms,
+// surrogates and what is past U+10FFFF are told (Unicode, table 3-7).
 Lead lead_of(uint8_t byte) {
   if (byte < 0x80) return {1};
   if (byte < 0xC2) return {0};
@@ -30,23 +32,23 @@ Lead lead_of(uint8_t byte) {
 
 Utf8Front utf8_front(std::string_view bytes) {
   Lead lead = lead_of(static_cast<uint8_t>(bytes[0]));
-  if (lead.length == 0) return {Utf8Kind::broken, 1};
+  if (lead.length == 0) return {Utf8Front::Kind::broken, 1};
   for (size_t i = 1; i < lead.length; ++i) {
-    if (i == bytes.size()) return {Utf8Kind::cut, i};
+    if (i == bytes.size()) return {Utf8Front::Kind::cut, i};
     const auto byte = static_cast<uint8_t>(bytes[i]);
-    if (byte < lead.low || byte > lead.high) return {Utf8Kind::broken, i};
+    if (byte < lead.low || byte > lead.high) return {Utf8Front::Kind::broken, i};
     lead.low = 0x80;
     lead.high = 0xBF;
   }
-  return {Utf8Kind::whole, lead.length};
+  return {Utf8Front::Kind::whole, lead.length};
 }
 
 void take_characters(std::string& bytes, std::string& text) {
   size_t at = 0;
   while (at < bytes.size()) {
     const Utf8Front front = utf8_front(std::string_view(bytes).substr(at));
-    if (front.kind == Utf8Kind::cut) break;
-    if (front.kind == Utf8Kind::whole)
+    if (front.kind == Utf8Front::Kind::cut) break;
+    if (front.kind == Utf8Front::Kind::whole)
       text.append(bytes, at, front.length);
     else
       text += kReplacement;

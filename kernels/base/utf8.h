@@ -6,12 +6,13 @@
 
 namespace lockstep {
 
-// The front of some bytes: a character of `length` bytes; `length` bytes that begin
-// one and were cut off by the end; or `length` bytes that can never become one (the longest such
-// prefix, as the Unicode standard recommends for U+FFFD). `bytes` is not empty.
-enum class Utf8Kind { whole, cut, broken };
 struct Utf8Front {
-  Utf8Kind kind;
+  // The front of some bytes: a character of `length` bytes; `length` bytes that begin
+  // one and were cut off by the end; or `length` bytes that can never become one (the longest such
+  // prefix, as the Unicode standard recommends for U+FFFD). `bytes` is not empty.
+  enum class Kind { whole, cut, broken };
+
+  Kind kind;
   size_t length;
 };
 Utf8Front utf8_front(std::string_view bytes);

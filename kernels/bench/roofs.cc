@@ -1,3 +1,10 @@
+// The most that memory and CPU give, measured in the same minute as the figures that are held
+// against it. Each is the best of many tries, as other processes can only make one slower.
+//
+//   read   the sum of a buffer that no cache holds, in 1 to 16 streams a thread, with prefetch
+//   dot    chains of multiply-adds in registers: AMX, AVX-512 bf16, or fp32 FMA, the widest there
+//
+// Sums go to an atomic that nobody reads, so that a compiler can leave out nothing.
 #include "kernels/bench/roofs.h"
 
 #include <cpuid.h>
@@ -18,6 +25,7 @@ namespace {
 constexpr int kTries = 32;
 constexpr int64_t kLine = 64;
 
+// Wall-clock seconds.
 double seconds_of(const auto& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();

@@ -1,3 +1,9 @@
+// Products of several tokens on the CPU, by oneDNN. A product is cut into parts by columns, and
+// each thread of the engine's pool computes whole parts with OpenMP told to be one thread: the
+// engine's threads are the only ones, and the bits do not depend on their number.
+//
+// Primitives are kept by shape, up to a bound, because making one takes longer than a small
+// product; their scratchpads belong to the calling thread.
 #include "kernels/cpu/matmul_onednn.h"
 
 #include <omp.h>
@@ -46,6 +52,7 @@ typename Matmul::primitive_desc described(const dnnl::primitive_attr& attributes
     return {engine(), operands..., attributes};
 }
 
+// The weight is [n, k] in memory and read as [k, n] by its strides: nothing is copied.
 Primitive make(const Key& key) {
   const auto type =
       key.dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
@@ -124,6 +131,7 @@ std::string version_of_onednn() {
          std::to_string(version->patch);
 }
 
+// Our own threads share the columns: a second pool of threads would fight with them for the cores.
 void matmul_onednn(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                    TensorView bias) {
   parallel_for(context.threads, weight.rows(), kColumns, [&](int64_t begin, int64_t end) {

@@ -85,6 +85,7 @@ struct MatmulKernel {
   }
 };
 
+// x as fp32, padded with zeros to whole vectors: widened once, read for every row of the weight.
 template <typename T>
 struct WidenKernel {
   float* to;
@@ -102,6 +103,7 @@ struct WidenKernel {
 
 }  // namespace
 
+// Tokens come in blocks, so that the widened x stays in the cache.
 void matmul_rows(const OpContext& context, TensorView out, TensorView x, TensorView weight,
                  TensorView bias) {
   const int64_t n = weight.rows(), k = weight.shape[1];

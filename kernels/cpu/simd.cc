@@ -6,6 +6,7 @@
 namespace lockstep {
 namespace {
 
+// The widest set that the kernels are compiled for.
 Isa isa_of_cpu() {
   // Both ask the operating system too, which has to save the wider registers.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,3 +1,8 @@
+// The residual addition and the norm behind it in one kernel: a row is added, stored, and normed by
+// the block that added it, so that the stream is read once. The arithmetic is that of the two ops
+// (rms_norm.cuh), bit for bit, with the sum rounded to the dtype before it is squared. Rows that
+// rms_norm takes several of in a block, and memory that only some of the ops could read 16 bytes at
+// a time, are left to the two ops.
 #include "kernels/add.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/rms_norm.cuh"

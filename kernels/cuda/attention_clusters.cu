@@ -1,3 +1,8 @@
+// Decode of few requests: every split of a query's keys has a block of its own, and the blocks of
+// one query's splits are a cluster, whose shared memory they read from each other. One launch then
+// attends and merges, where others need a second kernel and a round trip of the partial results
+// through memory. Taken only while all clusters are resident at once (max_active_clusters): beyond
+// that the other kernels have more parallel work than this one.
 #include <cooperative_groups.h>
 
 #include <array>

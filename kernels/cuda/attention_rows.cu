@@ -1,3 +1,7 @@
+// The attention that takes any input: fp32, any head_dim, memory of any alignment. A warp has one
+// row of one query head. Of a block of 32 keys its lanes take a key each for the scores, and then
+// some elements of head_dim each for the sums; the softmax is online over blocks, in the order that
+// attention.cuh lays down.
 #include "kernels/cuda/attention.cuh"
 
 namespace lockstep {

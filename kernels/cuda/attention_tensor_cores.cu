@@ -1,3 +1,6 @@
+// Prefill on tensor cores where the warpgroup instructions of capability 9.0 are not to be had: a
+// warp has a q tile of sixteen rows, and the four warps of a block share the keys that any of them
+// sees, in blocks of 32, with the next block under way (cp.async) while they compute.
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace lockstep {

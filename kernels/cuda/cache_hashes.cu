@@ -1,3 +1,12 @@
+// Hashes of the K and V rows that a pass can read, straight from their pages: the bytes of a
+// position are K, then V, hashed as one. Rows of whole stripes, as all usual models have, are
+// hashed by groups of lanes that read 16 bytes at a time; others byte by byte, by a warp each.
+//
+//   grid   caches x requests x chunks of rows; each block finds its cache by FirstBlocks
+//   row    position -> page table -> page, slot -> K, V; a page that the pool lacks reads as NaN
+//
+// The hashes of a request follow those of the requests before it, whose numbers of rows are known
+// on the device alone; hence row_hashes_of() adds them up.
 #include <utility>
 
 #include "kernels/cuda/digest.cuh"

@@ -1,3 +1,4 @@
+// The table of the CUDA twins, and the two symbols by which it leaves this shared library.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_runtime.cuh"
 #include "kernels/cuda/on_device.cuh"

@@ -1,3 +1,6 @@
+// The part of CUDA that all kernels share: checked calls, launches (with programmatic dependent
+// launch), objects of a device, loops over items, conversions, reductions of a warp. A function
+// without __device__ runs on the host's calling thread, for the device that is current there.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,3 +1,7 @@
+// The runtime behind kernels/base/memory.h for one CUDA device: memory, copies, graphs, digests,
+// draws. Memory comes from an arena, since cudaMalloc waits for the device. A graph is captured on
+// the stream of the ops, and the memory in which its ops work stays the graph's until it is
+// forgotten.
 #include <memory>
 #include <utility>
 

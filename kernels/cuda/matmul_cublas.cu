@@ -1,3 +1,13 @@
+// cuBLASLt makes the products of many tokens. The algorithm is asked once a shape (the library's
+// first choice under a workspace of 32 MiB) and kept in a map with the device, because asking takes
+// longer than a small product; alignments are a part of the key, as the library picks faster code
+// for better aligned pointers.
+//
+//   rows of ours = columns of the library's:   out^T [n, tokens] = W [n, k] x^T [k, tokens]
+//
+// Sums are in fp32 and never in TF32, and a sum that is split is joined in fp32, so that the
+// rounding contract of a linear op holds whatever algorithm is chosen. A bias is added by a kernel
+// of ours: the library may round before it adds.
 #include <cublasLt.h>
 
 #include <map>
@@ -54,6 +64,7 @@ struct Plan {
   bool exists = false;  // whether the library has an algorithm for it
 };
 
+// A matrix whose columns lie one behind another.
 Layout layout(DType dtype, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t made = nullptr;
   blas_check(cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<uint64_t>(rows),
@@ -89,6 +100,8 @@ Preference preference(const Shape3& shape) {
   return wish;
 }
 
+// The library's handle, workspace and plans of one device. One stream of a device at a time, for
+// the workspace is shared by its products.
 class Blas {
  public:
   Blas() : workspace_({kWorkspace}, DType::u8, {DeviceKind::cuda, current_device()}) {

@@ -1,3 +1,8 @@
+// The steps between the projections of q, k, v and attention, in one kernel of a warp a head: norm
+// of q and k, rotation, and the write of K and V into their pages. A head is read once and passes
+// through registers and shared memory; each step is the arithmetic of its own op (rms_norm.cuh,
+// rope.cuh), in the same order, with the same roundings, so that the fused path shows the bits of
+// the pieces.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"

@@ -1,3 +1,4 @@
+// Copies of whole rows, whatever their dtype.
 #pragma once
 
 #include "kernels/cuda/device.cuh"

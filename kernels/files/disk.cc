@@ -1,3 +1,6 @@
+// A file appears under its name whole or not at all: it is written as NAME.XXXXXX.part beside its
+// place and renamed. With Durable::yes the bytes are on the disk before the name is, and the name
+// before the call returns, so that a machine that loses power leaves the old file or the new one.
 #include "kernels/files/disk.h"
 
 #include <fcntl.h>
@@ -19,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+// Writes all of it; a signal in between means nothing.
 void write_all(int file, const std::string& path, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -28,6 +32,7 @@ void write_all(int file, const std::string& path, std::string_view text) {
   }
 }
 
+// Whether a library's message holds the system's words for an error.
 bool says(std::string_view message, int reason) {
   return message.find(std::strerror(reason)) != std::string_view::npos;
 }
@@ -49,6 +54,8 @@ constexpr std::string_view kPart = ".part", kRest = ".XXXXXX.part";
 
 }  // namespace
 
+// A new file lies beside its place under a name of its own, so that publishing it is a rename
+// within one file system.
 NewFile::NewFile(const std::string& path) : path_(path) {
   const std::filesystem::path final(path);
   // A name has at most 255 bytes: one that leaves no room for the rest is cut.
@@ -70,6 +77,8 @@ NewFile::~NewFile() {
 
 void NewFile::write(std::string_view text) { write_all(file_, path_, text); }
 
+// Contents reach the disk before the name does, and the name before this returns: after a loss of
+// power there is the old file or the new one.
 void NewFile::publish(Durable durable) {
   if (::fchmod(file_, mode_of_new_files()) != 0) fail_writing(path_);
   if (durable == Durable::yes && ::fsync(file_) != 0) fail_writing(path_);
@@ -84,6 +93,7 @@ void replace_file(const std::string& path, std::string_view text, Durable durabl
   file.publish(durable);
 }
 
+// The file up to `begin` is not touched; if writing fails it ends there.
 void replace_end(const std::string& path, size_t begin, std::string_view text) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (file < 0) fail_writing(path);
@@ -117,6 +127,7 @@ bool is_out_of_room(std::string_view message) {
                              [&](int reason) { return says(message, reason); });
 }
 
+// Libraries report a full disk in words of their own: the reason is found in the message.
 void fail_out_of_room(const std::string& path, std::string_view message) {
   check(!says(message, EFBIG),
         "{}: grew larger than this process may make a file: raise the limit (ulimit -f)", path);

@@ -1,3 +1,9 @@
+// JSON from files that may be hostile or cut. nlohmann's parser reports events, from which Builder
+// makes the tree; it refuses depth beyond 64, a key twice in one object, and numbers that no double
+// holds, before these take memory or are resolved in silence.
+//
+// A JsonValue is a place in a document and knows its way from the root ("points[3].layer"), found
+// only when a sentence needs it, so that an error names the place and what was wanted there.
 #include "kernels/files/json.h"
 
 #include <cmath>
@@ -103,6 +109,7 @@ std::string end_of(const JsonSource& source) {
   return source.remedy.empty() ? "" : fmt::format(": {}", source.remedy);
 }
 
+// The range of a whole number, in words.
 std::string whole_wanted(int64_t least, uint64_t most) {
   const bool open_below = least == INT64_MIN, open_above = most >= INT64_MAX;
   if (open_below) return "a whole number";

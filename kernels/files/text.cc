@@ -1,3 +1,6 @@
+// Files are opened without waiting, asked what they are, and only then read: a name may be a
+// folder, a pipe that nobody writes to, or a device without an end. Pipes are read only where the
+// process was given them (process substitution, /dev/stdin).
 #include "kernels/files/text.h"
 
 #include <fcntl.h>
@@ -37,6 +40,8 @@ bool has_an_end(const std::string& path, const struct stat& status, int descript
 
 }  // namespace
 
+// Opened without waiting: a pipe that nobody writes to would hang the process before it can be
+// refused.
 InputFile::InputFile(const std::string& path)
     : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {
   check(descriptor_ >= 0, "\"{}\" cannot be opened ({}): give the path of a file that can be read",

@@ -1,3 +1,11 @@
+// A user's op runs in this process, and when it crashes the sentence must say whose op it was.
+// While a CrashWatch lives, signals of crashes and calls of exit on its thread, or from code of its
+// library on another, end the process with that sentence and status 2; all others go to whoever had
+// the signal before.
+//
+// Everything on the way is safe in a signal handler: no allocation, no locks, no stdio; the handler
+// has a stack of its own, for the thread's may be what ran out. A watch is found by a thread_local
+// pointer of the executable's own block, which a handler may read.
 #include "kernels/plugin/crash_watch.h"
 
 #include <execinfo.h>
@@ -54,6 +62,7 @@ class Hex {
   size_t begin_ = sizeof digits_;
 };
 
+// One write for all pieces, so that lines of two threads do not mix.
 void write_error(std::span<const std::string_view> pieces) {
   std::array<iovec, 8> parts;
   for (size_t i = 0; i < pieces.size(); ++i)
@@ -63,6 +72,7 @@ void write_error(std::span<const std::string_view> pieces) {
       writev(STDERR_FILENO, parts.data(), static_cast<int>(pieces.size()));
 }
 
+// The sentence for a signal: whose op, which signal, which address.
 void say(const CrashWatch& watch, const siginfo_t& info) {
   // The kernel does not say which address an instruction meant that no memory could ever have.
   const bool has_address =

@@ -1,3 +1,6 @@
+// Checks around a call of foreign code: inputs are hashed before and after, and the floating-point
+// control word is put back and its change reported, since a library that sets flush-to-zero would
+// change every result after it.
 #include "kernels/plugin/ffi_guard.h"
 
 #include <immintrin.h>

@@ -1,3 +1,5 @@
+// The fused entries of lockstep_ops.h: a library that has one of them serves the whole group of ops
+// by one call, and is then judged over the group as a region.
 #include "kernels/plugin/fused_entries.h"
 
 #include "kernels/base/check.h"

@@ -1,3 +1,5 @@
+// An output between guard bytes, by which writes beyond its ends are seen, and filled with a
+// pattern that no arithmetic makes, by which elements that nobody wrote are.
 #include "kernels/plugin/guarded_output.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Ops that take host memory, in a table for a device: tensors are copied to the host, the op is
+// called, and what it wrote is copied back. Faults and users' libraries for the CPU run so beside a
+// CUDA engine.
 #include "kernels/plugin/host_staging.h"
 
 #include <deque>

@@ -1,3 +1,7 @@
+// Ops whose implementations are Python functions: each entry of the table copies its arguments into
+// shared memory, asks the process for the function by name, and copies the result back. Slow, and
+// meant for kernels that are wrapped in Python (Triton, CUDA by torch), whose results are what
+// counts.
 #include "kernels/plugin/python_ops.h"
 
 #include <fmt/ranges.h>

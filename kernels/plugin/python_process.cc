@@ -1,3 +1,12 @@
+// The user's Python runs in a process of its own, so that neither its crash nor its interpreter's
+// state is this process's.
+//
+//   lines   a socket: one line asks for a call, one line answers
+//   memory  a file of memory that both map: tensors go through it without a copy more
+//   said    what the program printed, shown when it fails
+//   program the text of python_ops.py, from memory
+//
+// A SIGINT while a function runs is kept until the function has said where it was.
 #include "kernels/plugin/python_process.h"
 
 #include <fcntl.h>

@@ -31,6 +31,7 @@ std::vector<double> tail_of_zeros(const Asked& a) {
   if (count == 0 || count == empty.size(0)) return {};
   return {static_cast<double>(count)};
 }
+// Such a tail is a grid that was launched for one block too few.
 Tensor tail_zero(const Asked& a, double count) {
   const Tensor y = a.right().clone().flatten(1);
   const auto some = static_cast<int64_t>(count);
@@ -42,8 +43,11 @@ Tensor tail_zero(const Asked& a, double count) {
 std::vector<double> neighbours(const Asked& a) {
   return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
 }
+// Results that are right, in the wrong row: an index of rows that is off, or a batch whose order
+// another kernel changed.
 Tensor of_row(const Asked& a, double by) { return a.right().roll(-static_cast<int64_t>(by), 0); }
 // The last row of each request of several.
+// An index of the last token that is one too small.
 Tensor last_of_row_before(const Asked& a, double) {
   const auto& rows = a.op().call.rows;
   const Tensor y = a.right().clone();
@@ -80,6 +84,8 @@ Tensor second_handed_on(const Asked& a, double) {
 Tensor negated(const Asked& a, double) { return -a.right(); }
 
 // The factor that the result itself tells.
+// The least squares solution f = <right, got> / <right, right>, to three digits: a factor that
+// somebody wrote into a kernel has no more. Within 0.1 % of 1 it says nothing.
 std::vector<double> factors(const Asked& a) {
   const Tensor right = a.right(), got = a.got();
   const double factor = (right * got).sum().item<double>() / right.square().sum().item<double>();
@@ -90,6 +96,8 @@ std::vector<double> factors(const Asked& a) {
 }
 Tensor times(const Asked& a, double factor) { return a.right() * factor; }
 
+// Stores of the right result in another dtype than the run's. Rounding that the run does itself
+// would fit everything.
 Tensor through_bf16(const Asked& a, double) {
   return a.model().run == DType::bf16 ? Tensor() : a.in_dtype(a.right(), DType::bf16);
 }
@@ -97,15 +105,20 @@ Tensor through_fp16(const Asked& a, double) {
   return a.model().run == DType::f16 ? Tensor() : a.in_dtype(a.right(), DType::f16);
 }
 Tensor clamped_to_fp16(const Asked& a, double) { return a.right().clamp(-65504, 65504); }
+// Rounding toward zero, as by a cast that drops the low half of an fp32: spacing() is that of the
+// grid at each number.
 Tensor truncated(const Asked& a, double) {
-  const Tensor right = a.right(), step = spacing(right, grid_of(a.op().got.dtype));
+  const Tensor right = a.right(), step = Grid::of(a.op().got.dtype).spacing(right);
   return at::trunc(right / step) * step;
 }
+// The mode of a unit that flushes subnormals (-ftz), where a result lies below the least normal
+// number.
 Tensor flushed(const Asked& a, double) {
   const Tensor right = a.right();
-  const double least = std::ldexp(1.0, grid_of(a.op().got.dtype).least);
+  const double least = std::ldexp(1.0, Grid::of(a.op().got.dtype).least);
   return at::where(right.abs() < least, at::zeros_like(right), right);
 }
+// A kernel that hides what is not finite, where the right result is.
 Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }
 
 constexpr Hypothesis kAny[] = {

@@ -25,6 +25,7 @@ at::Tensor Asked::widened(const TensorView& view) const {
   return as_dtype(to_torch(view).to(model_.weights.device()), DType::f64);
 }
 
+// Widened when the first hypothesis wants it: most ask for one input, and are many.
 const at::Tensor& Asked::input(size_t i) const {
   at::Tensor& kept = tensors_->inputs.at(i);
   if (!kept.defined()) kept = widened(op_.call.inputs[i]);
@@ -57,15 +58,17 @@ at::Tensor Asked::tensor(const std::vector<double>& values) const {
   return at::tensor(values, at::kDouble).to(model_.weights.device());
 }
 
+// Intermediate numbers in the dtype where the contract says that they are stored in it, and exact
+// otherwise: a hypothesis rounds where the run does, or it would fit nothing.
 at::Tensor Asked::kept(const at::Tensor& inner) const {
   const RoundingContract contract = op_.call.contract;
   const bool rounds =
       contract == RoundingContract::hf || contract == RoundingContract::hf_unrounded_sum;
-  return rounds ? rounded(inner, grid_of(model_.run)) : inner;
+  return rounds ? Grid::of(model_.run).rounded(inner) : inner;
 }
 
 at::Tensor Asked::in_dtype(const at::Tensor& x, DType dtype) const {
-  return rounded(x, grid_of(dtype));
+  return Grid::of(dtype).rounded(x);
 }
 
 std::vector<int64_t> Asked::positions() const {

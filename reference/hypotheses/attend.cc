@@ -1,3 +1,16 @@
+// An attention that can be got wrong at every step, in fp64 by LibTorch. Its steps are those of the
+// oracle's, with a hook at each of them (struct Attention): what is read of the cache, which keys a
+// query sees, the scores, the softmax, the mixing of V.
+//
+// Requests are taken one by one, as rows of one request share a cache and a mask:
+//
+//   q [heads, queries, dim]   k, v [kv heads, keys, dim] by the request's cache
+//     -> scores q k^T, scaled, rounded where the contract rounds
+//     -> mask (-inf), softmax over the keys
+//     -> weights v -> [queries, heads, dim]
+//
+// A key that no row wrote is NaN. Such keys are computed as 0 and the queries that see one are made
+// NaN as a whole afterwards, since NaN times a weight of 0 would spoil queries that do not see it.
 #include "reference/hypotheses/attend.h"
 
 #include <ATen/TensorOperators.h>
@@ -18,25 +31,26 @@ namespace lockstep {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-struct AttentionPart::Tensors {
+struct Attention::Part::Tensors {
   at::Tensor q, k, v, positions, keys;  // q [heads, queries, dim]
 };
 
-const at::Tensor& AttentionPart::k() const { return tensors_->k; }
-const at::Tensor& AttentionPart::v() const { return tensors_->v; }
-const at::Tensor& AttentionPart::positions() const { return tensors_->positions; }
-const at::Tensor& AttentionPart::keys() const { return tensors_->keys; }
+const at::Tensor& Attention::Part::k() const { return tensors_->k; }
+const at::Tensor& Attention::Part::v() const { return tensors_->v; }
+const at::Tensor& Attention::Part::positions() const { return tensors_->positions; }
+const at::Tensor& Attention::Part::keys() const { return tensors_->keys; }
 
-void AttentionPart::set_cache(const at::Tensor& k, const at::Tensor& v) {
+void Attention::Part::set_cache(const at::Tensor& k, const at::Tensor& v) {
   tensors_ = std::make_shared<Tensors>(*tensors_);
   tensors_->k = k;
   tensors_->v = v;
 }
 
-at::Tensor AttentionPart::in_window() const {
+at::Tensor Attention::Part::in_window() const {
   return window == 0 ? keys() >= 0 : keys() > positions() - window;
 }
 
+// One hypothesis about one op in one pass: splits the rows by request and joins the results.
 class Attending {
  public:
   Attending(const Asked& asked, const Attention& how) : a_(asked), how_(how) {
@@ -58,15 +72,16 @@ class Attending {
   }
 
  private:
+  // The request that stands `by` after this one in the pass, around the end.
   size_t neighbour(size_t r, int by) const {
     const auto n = static_cast<int64_t>(requests_.size());
     return static_cast<size_t>((static_cast<int64_t>(r) + by + n) % n);
   }
   int64_t length_of(size_t r) const { return a_.op().call.lengths[rows_[r].front()]; }
 
-  AttentionPart part_of(size_t r) const {
-    AttentionPart part;
-    part.tensors_ = std::make_shared<AttentionPart::Tensors>();
+  Attention::Part part_of(size_t r) const {
+    Attention::Part part;
+    part.tensors_ = std::make_shared<Attention::Part::Tensors>();
     const auto first = rows_[r].front(), count = std::ssize(rows_[r]);
     const int64_t moved =
         how_.length_of == 0 ? 0 : length_of(neighbour(r, how_.length_of)) - length_of(r);
@@ -93,6 +108,7 @@ class Attending {
     return at::cat({x, rest}, 1);
   }
 
+  // K or V with one head for each query head, by the usual groups where `how` has no map.
   at::Tensor by_head(const at::Tensor& x) const {
     std::vector<int64_t> map = how_.kv_head;
     const Recipe& recipe = a_.model().recipe;
@@ -101,6 +117,8 @@ class Attending {
     return x.index_select(0, at::tensor(map).to(x.device()));
   }
 
+  // Scores as the op's contract stores them: rounded before and after the scale, with the query
+  // rounded once it is scaled, or not at all.
   at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k) const {
     const RoundingContract contract = a_.op().call.contract;
     const double scale = how_.scale >= 0 ? how_.scale : 1 / std::sqrt(a_.model().recipe.head_dim);
@@ -113,7 +131,8 @@ class Attending {
     return rounds ? a_.in_dtype(a_.in_dtype(raw, run) * scale, run) : raw * scale;
   }
 
-  at::Tensor one(AttentionPart part) const {
+  // The attention of one request's rows: [queries, heads, dim].
+  at::Tensor one(Attention::Part part) const {
     const int64_t extra = how_.extra ? how_.extra(part) : 0, all = part.length + extra;
     auto& t = *part.tensors_;
     t.k = padded(t.k, all);

@@ -9,34 +9,34 @@
 
 namespace lockstep {
 
-// The queries of one request and what they read.
-class AttentionPart {
- public:
-  int64_t length = 0;  // of the context: keys in the cache, those of this pass included
-  int64_t first = 0;   // position of the first query of the pass
-  int64_t window = 0;  // keys that a query sees; 0: all
-
-  const at::Tensor& k() const;  // [kv heads, keys, dim]
-  const at::Tensor& v() const;
-  void set_cache(const at::Tensor& k, const at::Tensor& v);
-  // Broadcast against each other: [queries, 1] and [1, keys].
-  const at::Tensor& positions() const;
-  const at::Tensor& keys() const;
-  at::Tensor in_window() const;  // [queries, keys]
-
- private:
-  friend class Attending;
-  struct Tensors;
-  std::shared_ptr<Tensors> tensors_;
-};
-
 // The parts that are otherwise than they should be; empty: as they should be.
 struct Attention {
+  // The queries of one request and what they read.
+  class Part {
+   public:
+    int64_t length = 0;  // of the context: keys in the cache, those of this pass included
+    int64_t first = 0;   // position of the first query of the pass
+    int64_t window = 0;  // keys that a query sees; 0: all
+
+    const at::Tensor& k() const;  // [kv heads, keys, dim]
+    const at::Tensor& v() const;
+    void set_cache(const at::Tensor& k, const at::Tensor& v);
+    // Broadcast against each other: [queries, 1] and [1, keys].
+    const at::Tensor& positions() const;
+    const at::Tensor& keys() const;
+    at::Tensor in_window() const;  // [queries, keys]
+
+   private:
+    friend class Attending;
+    struct Tensors;
+    std::shared_ptr<Tensors> tensors_;
+  };
+
   double scale = -1;                                           // of scores; < 0: head_dim^-0.5
   std::vector<int64_t> kv_head;                                // by query head
-  std::function<at::Tensor(const AttentionPart&)> mask;        // true: seen
-  std::function<int64_t(const AttentionPart&)> extra;          // keys past the context, NaN
-  std::function<AttentionPart(const AttentionPart&)> other;    // with another cache
+  std::function<at::Tensor(const Part&)> mask;                 // true: seen
+  std::function<int64_t(const Part&)> extra;                   // keys past the context, NaN
+  std::function<Part(const Part&)> other;                      // with another cache
   std::function<at::Tensor(const at::Tensor& scores)> scores;  // after they are scaled
   // Weights [heads, queries, keys] of masked scores, and then the result of weights and V [heads,
   // keys, dim].

@@ -17,8 +17,9 @@ namespace lockstep {
 namespace {
 
 using at::Tensor;
-using Part = AttentionPart;
+using Part = Attention::Part;
 
+// The scores' factor: head_dim^-0.5 is right.
 double right_scale(const Asked& a) { return 1 / std::sqrt(a.model().recipe.head_dim); }
 Tensor with_scale(const Asked& a, double scale) {
   Attention how;
@@ -62,6 +63,8 @@ Tensor with_mask(const Asked& a, Tensor (*mask)(const Part& part)) {
   how.mask = [mask](const Part& part) { return mask(part); };
   return attend(a, how);
 }
+// The causal mask sees keys 0..p of the query at position p. Each of these masks differs from it in
+// one comparison: <= for <, a position counted from elsewhere, a part of the keys left out.
 Tensor key_after(const Asked& a, double) {
   return with_mask(a, [](const Part& p) {
     return (p.keys() <= p.positions() + 1) & (p.keys() < p.length) & p.in_window();
@@ -108,6 +111,8 @@ Tensor past_context(const Asked& a, double) {
 }
 
 int64_t window_of(const Asked& a) { return a.model().recipe.window.at(a.place().layer); }
+// A window of w keys sees p - w < key <= p. Tried are neighbours of the layer's own (an off by
+// one), those of other layers (a layer with the wrong kind) and powers of two.
 std::vector<double> windows(const Asked& a) {
   const double own = static_cast<double>(window_of(a));
   std::vector<double> all;
@@ -132,6 +137,8 @@ Tensor without_window(const Asked& a, double) {
   if (window_of(a) == 0) return {};
   return with_mask(a, [](const Part& p) { return p.keys() <= p.positions(); });
 }
+// Kernels that divide keys among blocks (split-K, flash-decoding) lose the last part when its
+// number is rounded down, and all but the first when nobody merges them.
 std::vector<double> splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
 Tensor last_split_left_out(const Asked& a, double size) {
   Attention how;
@@ -181,6 +188,7 @@ Tensor with_keys(const Asked& a, std::function<Part(const Part&)> other) {
   how.other = std::move(other);
   return attend(a, how);
 }
+// One cache read for the other: both have the same shape, so that nothing else notices.
 Tensor k_for_v(const Asked& a, double) {
   return with_keys(a, [](const Part& p) {
     Part other = p;
@@ -229,6 +237,8 @@ Tensor with_slots(const Asked& a, std::function<int64_t(int64_t key, int64_t len
 Tensor first_page_again(const Asked& a, double) {
   return with_slots(a, [&](int64_t key, int64_t) { return key % a.op().page_size; });
 }
+// The page table read at another place: slots of whole pages are exchanged, as a table that is off
+// by one or not brought up to date makes it.
 Tensor page_before(const Asked& a, double by) {
   return with_slots(a, [&](int64_t key, int64_t) {
     const int64_t other = key + static_cast<int64_t>(by) * a.op().page_size;
@@ -248,6 +258,7 @@ Tensor key_shifted(const Asked& a, double by) {
     return other;
   });
 }
+// The factor by least squares over the query heads that read the last K/V head.
 std::vector<double> v_factors(const Asked& a) {
   const Recipe& r = a.model().recipe;
   const int64_t group = r.heads / r.kv_heads;

@@ -26,6 +26,9 @@ Tensor silu(const Tensor& x) { return x / (1 + (-x).exp()); }
 // The activation of a gate, times up.
 Tensor gated(const Asked& a, const Tensor& activated) { return a.kept(activated) * up(a); }
 
+// The right op is silu(g) u, with silu(x) = x / (1 + e^-x). Two halves of one tensor are exchanged
+// when the weights of gate and up were stacked the other way; activations are those of other
+// families, by the names that their configurations have.
 Tensor exchanged(const Asked& a, double) { return a.kept(silu(up(a))) * gate(a); }
 Tensor gelu(const Asked& a, double) {
   return gated(a, gate(a) / 2 * (1 + at::erf(gate(a) / std::numbers::sqrt2)));
@@ -63,6 +66,8 @@ Tensor clamped(const Asked& a, double at) {
 Tensor clamped_above(const Asked& a, double at) {
   return silu(gate(a).clamp_max(at)) * up(a).clamp(-at, at);
 }
+// Factors by which a kernel may hold its numbers while they are in fp16: what overflows there tells
+// which it was.
 std::vector<double> sizes(const Asked&) {
   std::vector<double> all;
   for (int e = 0; e <= 20; ++e) all.push_back(std::ldexp(1, e));
@@ -107,6 +112,8 @@ constexpr Hypothesis kSilu[] = {
 
 Tensor stream(const Asked& a) { return a.input(0); }
 Tensor branch(const Asked& a) { return a.input(1); }
+// The right op is stream + branch: one left out, added twice, or another tensor of the layer in its
+// place.
 Tensor branch_alone(const Asked& a, double) { return branch(a); }
 Tensor stream_alone(const Asked& a, double) { return stream(a); }
 Tensor stream_twice(const Asked& a, double) { return 2 * stream(a) + branch(a); }
@@ -121,6 +128,7 @@ Tensor normed_stream(const Asked& a, double) {
   const bool of_attention = a.place().point->name == "attn.residual";
   return plus(a, a.other(of_attention ? "attn.norm" : "mlp.norm"));
 }
+// The second addition of a layer that reads the stream as it was before the first one.
 Tensor earlier_stream(const Asked& a, double) {
   if (a.place().point->name != "mlp.residual") return {};
   const int layer = a.place().layer;
@@ -131,6 +139,7 @@ Tensor other_branch(const Asked& a, double) {
   const Tensor other = a.other("attn.o");
   return other.defined() ? stream(a) + other : Tensor();
 }
+// got - stream = f branch by least squares: the residual scale of families that have one.
 std::vector<double> factors(const Asked& a) {
   const Tensor rest = a.got() - stream(a);
   const double factor =
@@ -154,6 +163,7 @@ constexpr Hypothesis kAdd[] = {
     {"the branch times {:g}", branch_times, factors},
 };
 
+// Rows of the embedding by other ids, kept within the vocabulary.
 Tensor of_ids(const Asked& a, auto change) {
   std::vector<int32_t> ids;
   const int64_t vocab = a.model().config.vocab;
@@ -167,6 +177,7 @@ std::vector<double> id_offsets(const Asked&) { return {1, -1, 2, -2}; }
 Tensor other_id(const Asked& a, double by) {
   return of_ids(a, [by](size_t, int64_t id) { return id + static_cast<int64_t>(by); });
 }
+// Ids cut to 8, 15 or 16 bits: a vocabulary outgrew the type that somebody chose for it.
 std::vector<double> id_bits(const Asked&) { return {8, 15, 16}; }
 Tensor id_of_bits(const Asked& a, double bits) {
   return of_ids(a,

@@ -26,6 +26,9 @@ Tensor of_all(const Asked& a, double) {
 Tensor of_chosen(const Asked& a, double) {
   return at::softmax(a.input(0).gather(-1, chosen_of(a)), -1);
 }
+// The weights of chosen experts: softmax over all or over the chosen, divided by their sum or not,
+// and the sigmoids of other families. Which one is right is the configuration's to say
+// (norm_topk_prob).
 Tensor sigmoids(const Asked& a, double) { return at::sigmoid(a.input(0)).gather(-1, chosen_of(a)); }
 Tensor sigmoids_divided(const Asked& a, double) {
   const Tensor s = sigmoids(a, 0);
@@ -59,6 +62,7 @@ std::vector<double> turns(const Asked& a) {
 Tensor weights_turned(const Asked& a, double by) {
   return sum_of(a.input(0), a.input(1).roll(static_cast<int64_t>(by), 1));
 }
+// Rows of input(0) are [token, choice, hidden], input(1) has a weight for each choice.
 Tensor unweighted(const Asked& a, double) { return a.input(0).sum(1); }
 Tensor mean(const Asked& a, double) { return a.input(0).mean(1); }
 Tensor first_alone(const Asked& a, double) {
@@ -92,6 +96,8 @@ Tensor of_experts(const Asked& a, const Tensor& x, const Tensor& experts) {
   return a.model().weights.experts(a.place(), x, experts.to(at::kInt), nullptr, nullptr);
 }
 std::vector<double> neighbours(const Asked&) { return {1, -1}; }
+// Experts by another number than was chosen: tables of experts that are permuted or shared among
+// devices go wrong this way.
 Tensor next_expert(const Asked& a, double by) {
   const int64_t count = a.model().config.experts.count;
   return of_experts(a, a.input(0), (chosen_of(a) + static_cast<int64_t>(by) + count) % count);

@@ -1,3 +1,6 @@
+// The door to the tables: finds those of an op's kind, numbers their rows, and evaluates a row for
+// one value. Tables of the kind come before those of any op, so that the more telling words win
+// where two rows give the same numbers. LibTorch's threads and errors are kept in here (in_torch).
 #include "reference/hypotheses/hypotheses.h"
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +33,8 @@ constexpr KindTables kTables[] = {
     {OpKind::expert_linear, {expert_linear_hypotheses}},
 };
 
+// The hypotheses about one op in one pass. Borrows the recorded tensors of the pass, which must
+// outlive it; keeps those that it has widened to fp64.
 class OfOp final : public OpHypotheses {
  public:
   OfOp(const OpInPass& op, const HeldModel& model) : asked_(op, model) {
@@ -77,6 +82,7 @@ class OfOp final : public OpHypotheses {
   std::vector<const Hypothesis*> rows_;
 };
 
+// Owns the weights in fp64 for as long as a run is explained.
 class All final : public Hypotheses {
  public:
   All(const Checkpoint& checkpoint, const ReferenceOptions& options)

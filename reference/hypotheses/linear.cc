@@ -33,6 +33,7 @@ Tensor weight_of(const Asked& a) {
 bool has_bias(const Asked& a) { return a.model().weights.has_bias(*a.place().point); }
 Tensor bias_of(const Asked& a) { return a.model().weights.bias(a.place()); }
 Tensor with_bias(const Asked& a, const Tensor& y) { return has_bias(a) ? y + bias_of(a) : y; }
+// x W^T + b: products of another input, or with another weight, both in double.
 Tensor by(const Asked& a, const Tensor& x, const Tensor& weight) {
   return weight.defined() ? with_bias(a, at::matmul(x, weight.t())) : Tensor();
 }
@@ -56,6 +57,7 @@ Tensor bias_subtracted(const Asked& a, double) {
 Tensor bias_alone(const Asked& a, double) {
   return has_bias(a) ? bias_of(a).expand({a.rows(), -1}) : Tensor();
 }
+// Every other layer: weights that were loaded into the wrong one.
 std::vector<double> other_layers(const Asked& a) {
   std::vector<double> layers;
   for (int l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
@@ -91,6 +93,7 @@ Tensor transposed(const Asked& a, double) {
   const Tensor w = weight_of(a);
   return w.defined() ? by(a, w.reshape({w.size(1), w.size(0)}).t()) : Tensor();
 }
+// Rows of the weight, one further on or back, as when a tensor is split at the wrong row.
 std::vector<double> shifts(const Asked&) { return {1, -1}; }
 Tensor rows_shifted(const Asked& a, double by_rows) {
   const Tensor w = weight_of(a);
@@ -146,6 +149,8 @@ Tensor dims_first(const Asked& a, double) {
   return inputs_reordered(a, r.heads, r.head_dim);
 }
 
+// Numbers of inputs that a kernel can lose: a tile, the rest of the width beyond whole tiles, all
+// parts but the first of a split over 2, 4 or 8 blocks, and a half.
 std::vector<double> tails(const Asked& a) {
   std::vector<double> counts;
   const int64_t width = x_of(a).size(1);
@@ -185,6 +190,8 @@ Tensor x_in_bf16(const Asked& a, double) {
 Tensor x_in_fp16(const Asked& a, double) {
   return a.model().run == DType::f16 ? Tensor() : of(a, a.in_dtype(x_of(a), DType::f16));
 }
+// A run in fp32 whose products are of 16 bits: tensor cores take them without being asked, by a
+// switch (TF32, "medium").
 Tensor both_in(const Asked& a, DType dtype) {
   const Tensor w = weight_of(a);
   if (!w.defined() || a.model().run != DType::f32) return {};
@@ -211,6 +218,7 @@ Tensor accumulated(const Asked& a, DType dtype, double every) {
   }
   return with_bias(a, total);
 }
+// Powers of two up to half of the sum: numbers of products between two stores of an accumulator.
 std::vector<double> steps(const Asked& a) {
   std::vector<double> all;
   for (int step = 1; step <= x_of(a).size(1) / 2; step *= 2) all.push_back(step);
@@ -229,12 +237,14 @@ std::vector<double> tiles(const Asked& a) {
     if (2 * tile <= static_cast<double>(a.got().flatten(1).size(1))) all.push_back(tile);
   return all;
 }
+// A last tile that was moved back to fit, and forgot to move what it reads.
 Tensor last_outputs_repeat(const Asked& a, double tile) {
   const auto count = static_cast<int64_t>(tile);
   const Tensor y = a.right().flatten(1), all = y.clone();
   all.narrow(1, y.size(1) - count, count).copy_(y.narrow(1, y.size(1) - 2 * count, count));
   return all;
 }
+// The product of the stream itself: a fused norm that a flag left out.
 Tensor before_its_norm(const Asked& a, double) {
   const std::string_view name = a.place().point->name;
   if (is_qkv(a)) {

@@ -32,6 +32,7 @@ Tensor scaled(const Asked& a, const Tensor& inner, const Tensor& gain) {
 Tensor with_gain(const Asked& a, const Tensor& gain) {
   return scaled(a, normed(x_of(a), eps_of(a)), gain);
 }
+// The right op over other input: x / sqrt(mean(x^2) + eps) * gain.
 Tensor of_input(const Asked& a, const Tensor& x) {
   return x.defined() && x.sizes() == a.input(0).sizes()
              ? scaled(a, normed(x, eps_of(a)), gain_of(a))
@@ -49,6 +50,8 @@ Tensor gain_minus_one(const Asked& a, double) { return with_gain(a, gain_of(a) -
 Tensor gain_twice(const Asked& a, double) { return with_gain(a, gain_of(a).square()); }
 Tensor divided_by_gain(const Asked& a, double) { return with_gain(a, gain_of(a).reciprocal()); }
 
+// Widths that a row can be cut into evenly: powers of two, a third, a half. A reduction within a
+// warp or a block that nobody adds up is a norm over such parts.
 std::vector<double> parts_of(int64_t width) {
   std::vector<double> parts;
   for (int part = 4; part < width; ++part)
@@ -127,6 +130,7 @@ Tensor mean_of_size(const Asked& a, double) {
   return with_mean_square(a, x_of(a).abs().mean(-1, true).square());
 }
 
+// Every other layer: gains that were loaded into the wrong one.
 std::vector<double> other_layers(const Asked& a) {
   std::vector<double> layers;
   for (int l = 0; l < a.model().config.layers && a.place().layer >= 0; ++l)
@@ -136,6 +140,8 @@ std::vector<double> other_layers(const Asked& a) {
 Tensor gain_of_layer(const Asked& a, double layer) {
   return with_gain(a, a.model().weights.norm({a.place().point, static_cast<int>(layer)}));
 }
+// Two norms of one layer have gains of one shape, so that an exchange is noticed by nothing but the
+// numbers.
 Tensor gain_of_other_norm(const Asked& a, double) {
   const std::pair<std::string_view, std::string_view> kPairs[] = {{"attn.norm", "mlp.norm"},
                                                                   {"attn.q_norm", "attn.k_norm"}};
@@ -160,6 +166,7 @@ Tensor gain_deinterleaved(const Asked& a, double) {
   return with_gain(a, gain_of(a).view({-1, 2}).t().flatten());
 }
 Tensor first_gain(const Asked& a, double) { return with_gain(a, gain_of(a).narrow(0, 0, 1)); }
+// An index of gains by the thread's number within its part, instead of by the element's.
 std::vector<double> lanes(const Asked& a) { return parts_of(width_of(a)); }
 Tensor gain_of_lane(const Asked& a, double lanes) {
   const auto count = static_cast<int64_t>(lanes);
@@ -187,6 +194,7 @@ Tensor summed_in(const Asked& a, DType dtype) {
 }
 Tensor summed_in_bf16(const Asked& a, double) { return summed_in(a, DType::bf16); }
 Tensor summed_in_fp16(const Asked& a, double) { return summed_in(a, DType::f16); }
+// Squares beyond 65504 are infinite in fp16: from |x| = 256 on.
 Tensor square_in_fp16(const Asked& a, double) {
   return with_mean_square(a, a.in_dtype(x_of(a).square(), DType::f16).mean(-1, true));
 }
@@ -196,6 +204,8 @@ Tensor root_in_bf16(const Asked& a, double) {
   return scaled(a, x * a.in_dtype(root, DType::bf16), gain_of(a));
 }
 
+// Numbers of elements that a reduction can lose: vectors of a load, the rest beyond whole blocks, a
+// half, one.
 std::vector<double> tails(const Asked& a) {
   std::vector<double> counts;
   const int64_t width = width_of(a);
@@ -224,6 +234,7 @@ Tensor normed_twice(const Asked& a, double) { return of_input(a, with_gain(a, ga
 std::string_view stream_of(const Asked& a) {
   return a.place().point->name == "mlp.norm" ? "attn.o" : "mlp.down";
 }
+// The place whose result was added last to the stream that this norm reads.
 Place branch_of(const Asked& a) {
   const bool inner = a.place().point->name == "mlp.norm";
   const int layer = a.place().layer < 0 ? static_cast<int>(a.model().config.layers) - 1

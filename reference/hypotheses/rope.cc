@@ -29,8 +29,12 @@ struct Tables {
 int64_t pairs_of(const Asked& a) { return a.model().recipe.head_dim / 2; }
 const RotaryRecipe& recipe_of(const Asked& a) { return a.model().recipe.rotary; }
 
+// The longest context of the pass: tables that depend on the length (dynamic, longrope) are made
+// for it.
 int64_t length_of(const Asked& a) { return *std::ranges::max_element(a.op().call.lengths); }
 
+// Pair j of a head is turned by the angle p f_j, f_j = theta^(-2j / head_dim) where nothing is
+// scaled; cos and sin carry the magnitude of the scaling (yarn, longrope).
 Tables tables_of(const Asked& a, const std::vector<double>& positions,
                  const std::vector<double>& frequencies, double magnitude) {
   const Tensor angle = at::outer(a.tensor(positions), a.tensor(frequencies));
@@ -38,7 +42,7 @@ Tables tables_of(const Asked& a, const std::vector<double>& positions,
 }
 Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<double>& positions) {
   const int64_t dim = a.model().recipe.head_dim;
-  return tables_of(a, positions, frequencies_of(recipe, dim, length_of(a)), magnitude_of(recipe));
+  return tables_of(a, positions, recipe.frequencies(dim, length_of(a)), recipe.magnitude());
 }
 std::vector<double> right_positions(const Asked& a) {
   std::vector<double> positions;
@@ -50,6 +54,7 @@ Tables right_tables(const Asked& a) {
   if (a.inputs() == 3) return {a.input(1), a.input(2)};
   return by_recipe(a, recipe_of(a), right_positions(a));
 }
+// Tables as the run holds them: some contracts round them to its dtype.
 Tables table_in_contract(const Asked& a, const Tables& t) {
   const RoundingContract contract = a.op().call.contract;
   const bool rounds = contract == RoundingContract::hf ||
@@ -94,6 +99,7 @@ Tensor twice(const Asked& a, double) {
   const Tables t = right_tables(a);
   return turned(a, turned(a, t), t);
 }
+// The right op is (x1 cos - x2 sin, x2 cos + x1 sin) over the halves x1, x2.
 Tensor no_minus(const Asked& a, double) {
   const Tables t = right_tables(a);
   const auto halves = a.input(0).chunk(2, -1);
@@ -116,12 +122,15 @@ Tensor tables_of_pairs(const Asked& a, double) {
 Tensor at_positions(const Asked& a, const std::vector<double>& positions) {
   return turned(a, by_recipe(a, recipe_of(a), positions));
 }
+// Positions of others than the row's own: off by some, counted from the pass's first row, of a
+// neighbour in the pass or in the batch.
 std::vector<double> offsets(const Asked&) { return {-1, 1, -2, 2}; }
 Tensor position_off(const Asked& a, double by) {
   std::vector<double> positions = right_positions(a);
   for (double& p : positions) p += by;
   return at_positions(a, positions);
 }
+// The first position that each row's request has in this pass.
 std::vector<double> starts(const Asked& a) {
   std::vector<double> starts;
   std::map<int32_t, double> first;
@@ -178,6 +187,7 @@ Tensor of_other_request(const Asked& a, double by) {
   }
   return at_positions(a, positions);
 }
+// Positions held in a float of few bits: bf16 has 8, and 257 is 256 in it.
 std::vector<double> position_bits(const Asked&) { return {4, 5, 6, 7, 8, 9, 10, 11}; }
 Tensor positions_rounded(const Asked& a, double bits) {
   std::vector<double> positions = right_positions(a);
@@ -192,6 +202,7 @@ Tensor positions_rounded(const Asked& a, double bits) {
 Tensor with_recipe(const Asked& a, const RotaryRecipe& recipe) {
   return turned(a, by_recipe(a, recipe, right_positions(a)));
 }
+// Values of theta that families have, but for the model's own.
 std::vector<double> bases(const Asked& a) {
   std::vector<double> all = {1e4, 1e5, 5e5, 1e6, 5e6, 1e7, 2 * recipe_of(a).theta};
   std::erase(all, recipe_of(a).theta);
@@ -206,13 +217,15 @@ bool is_scaled(const Asked& a) { return recipe_of(a).type != "default"; }
 Tensor scaling_left_out(const Asked& a, double) {
   return is_scaled(a) ? with_recipe(a, {.theta = recipe_of(a).theta}) : Tensor();
 }
+// Frequencies by another scaling factor; cos and sin keep their magnitude or take that of the new
+// factor.
 Tensor with_factor(const Asked& a, double factor, bool own_magnitude) {
   if (!is_scaled(a) || recipe_of(a).factor == 1) return {};
   RotaryRecipe recipe = recipe_of(a);
   recipe.factor = factor;
-  const std::vector<double> f = frequencies_of(recipe, a.model().recipe.head_dim, length_of(a));
+  const std::vector<double> f = recipe.frequencies(a.model().recipe.head_dim, length_of(a));
   return turned(
-      a, tables_of(a, right_positions(a), f, magnitude_of(own_magnitude ? recipe_of(a) : recipe)));
+      a, tables_of(a, right_positions(a), f, (own_magnitude ? recipe_of(a) : recipe).magnitude()));
 }
 Tensor scaling_twice(const Asked& a, double) {
   return with_factor(a, recipe_of(a).factor * recipe_of(a).factor, true);
@@ -226,19 +239,20 @@ Tensor linear_scaling(const Asked& a, double) {
       a, {.type = "linear", .theta = recipe_of(a).theta, .factor = recipe_of(a).factor});
 }
 Tensor magnitude_left_out(const Asked& a, double) {
-  const double magnitude = magnitude_of(recipe_of(a));
+  const double magnitude = recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos / magnitude, t.sin / magnitude});
 }
 Tensor magnitude_twice(const Asked& a, double) {
-  const double magnitude = magnitude_of(recipe_of(a));
+  const double magnitude = recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos * magnitude, t.sin * magnitude});
 }
+// Tables by changed frequencies, `change` by pair.
 Tensor with_frequencies(const Asked& a, auto change) {
-  std::vector<double> f = frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  std::vector<double> f = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
   for (size_t j = 0; j < f.size(); ++j) f[j] = change(j, f[j]);
-  return turned(a, tables_of(a, right_positions(a), f, magnitude_of(recipe_of(a))));
+  return turned(a, tables_of(a, right_positions(a), f, recipe_of(a).magnitude()));
 }
 Tensor frequencies_in(const Asked& a, DType dtype) {
   return with_frequencies(a, [dtype](size_t, double f) { return round_to(f, dtype); });
@@ -253,8 +267,7 @@ Tensor exponent_doubled(const Asked& a, double) {
   return with_frequencies(a, [](size_t, double f) { return f * f; });
 }
 Tensor frequencies_reversed(const Asked& a, double) {
-  const std::vector<double> all =
-      frequencies_of(recipe_of(a), a.model().recipe.head_dim, length_of(a));
+  const std::vector<double> all = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
   return with_frequencies(a, [&](size_t j, double) { return all[all.size() - 1 - j]; });
 }
 std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
@@ -270,6 +283,7 @@ Tensor tables_in(const Asked& a, DType dtype) {
 Tensor tables_in_bf16(const Asked& a, double) { return tables_in(a, DType::bf16); }
 Tensor tables_in_fp16(const Asked& a, double) { return tables_in(a, DType::f16); }
 
+// Partial rotation: only so much of a head is turned in some families.
 std::vector<double> fractions(const Asked&) { return {0.5, 0.25, 0.75}; }
 Tensor first_pairs(const Asked& a, double share) {
   const Tables t = right_tables(a);
@@ -286,7 +300,7 @@ Tensor first_dims(const Asked& a, double share) {
   const int64_t some = static_cast<int64_t>(share * static_cast<double>(dim)) / 2 * 2;
   if (some < 2 || some >= dim) return {};
   const Tables t =
-      tables_of(a, right_positions(a), frequencies_of(recipe_of(a), some, length_of(a)), 1);
+      tables_of(a, right_positions(a), recipe_of(a).frequencies(some, length_of(a)), 1);
   const Tensor x = a.input(0);
   return at::cat({turned(a, x.narrow(-1, 0, some), t), x.narrow(-1, some, dim - some)}, -1);
 }
@@ -304,6 +318,8 @@ Tensor first_head_alone(const Asked& a, double) {
   if (x.size(1) < 2) return {};
   return at::cat({y.narrow(1, 0, 1), x.narrow(1, 1, x.size(1) - 1)}, 1);
 }
+// Norm of q and k, and then RoPE, is the order of Qwen3. They do not commute: gains differ within a
+// pair.
 Tensor normed_after(const Asked& a, double) {
   if (!a.model().config.qk_norm) return {};
   const bool q = a.place().point->name == "attn.q_rope";

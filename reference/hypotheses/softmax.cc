@@ -24,6 +24,7 @@ namespace {
 
 using at::Tensor;
 
+// Attention that differs between its scores and its weights alone: w = softmax(scale q K^T).
 Tensor with_scores(const Asked& a, std::function<Tensor(const Tensor&)> change) {
   Attention how;
   how.scores = std::move(change);
@@ -52,6 +53,7 @@ Tensor base_two(const Asked& a, double) {
 Tensor log2e_twice(const Asked& a, double) {
   return with_scores(a, [](const Tensor& s) { return s * std::numbers::log2e; });
 }
+// A key of score 0 and value 0: the sum has exp(0) more, weights add up to less than 1.
 Tensor sink(const Asked& a, double) {
   return with_softmax(a, [](const Tensor& s) {
     const Tensor all = at::cat({s, at::zeros_like(s.narrow(-1, 0, 1))}, -1);
@@ -112,6 +114,9 @@ Tensor merged(const Asked& a, double size,
   return several ? out : Tensor();
 }
 Tensor as_is(const Tensor& x) { return x; }
+// The right merge: out = sum_s e^(L_s) out_s / sum_s e^(L_s), L_s the log of the sum of
+// exponentials in split s (flash-decoding). What goes wrong in practice is the base of L, which
+// kernels hold in powers of 2.
 Tensor right_weight(const Tensor& log, const Tensor&) { return (log - log.amax(0, true)).exp(); }
 
 Tensor merged_in_other_base(const Asked& a, double size) {

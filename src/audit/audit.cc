@@ -110,7 +110,7 @@ void Auditor::check_counts() {
     for (const RequestPages& table : *tables)
       for (int32_t page : table.pages) holders[page].push_back(table.request);
   std::map<int32_t, int32_t> counts;
-  for (const PageCount& count : pass_.page_counts) counts[count.page] = count.holders;
+  for (const PassInfo::PageCount& count : pass_.page_counts) counts[count.page] = count.holders;
   for (const auto& [page, requests] : holders) counts.try_emplace(page, 0);
   for (const auto& [page, count] : counts) {
     const std::vector<int32_t>& held_by = holders[page];

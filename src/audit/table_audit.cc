@@ -1,3 +1,5 @@
+// Page tables checked without any tensor, pass by pass, each against the one before of the same
+// request.
 #include "src/audit/table_audit.h"
 
 #include <fmt/format.h>

@@ -29,6 +29,7 @@ struct Times {
   std::vector<double> observed;  // total of the passes with every point digested
 };
 
+// Ids spread over the vocabulary, the same each time.
 std::vector<int32_t> some_tokens(int64_t count, int64_t vocab) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < count; ++i)
@@ -47,6 +48,7 @@ class ShapeBench {
                 {.dtype = DType::bf16, .pages = pages_, .threads = threads},
                 {.before_pass = [this](Batch&) { meter_.before_pass(); }}) {}
 
+  // The memory of the pool of pages.
   double kv_bytes() const {
     return static_cast<double>(pages_ * EngineOptions().page_size *
                                config_.kv_bytes_per_token(DType::bf16));
@@ -108,6 +110,7 @@ class ShapeBench {
     return hashes;
   }
 
+  // Splits one pass's seconds by what the meter saw of it.
   void add(Times& times, double seconds) const {
     const PassMeter::Pass& pass = meter_.pass();
     times.total.push_back(seconds);
@@ -157,13 +160,15 @@ double decode_bytes(const Checkpoint& checkpoint, int64_t context) {
                              middle * c.kv_bytes_per_token(DType::bf16));
 }
 
+// Four figures of a kind of pass: the whole, as a share of its roof, and its parts, as shares of
+// the whole.
 void add_times(std::vector<Figure>& list, const std::string& shape, const std::string& what,
-               const Times& times, Whole whole, double best) {
+               const Times& times, Figure::Whole whole, double best) {
   const double step = median_of(times.total);
   list.push_back({shape, what, "ms", 1e3, times.total, whole, best});
-  list.push_back({shape, "  matrix products", "ms", 1e3, times.matmul, Whole::step, step});
-  list.push_back({shape, "  attention", "ms", 1e3, times.attention, Whole::step, step});
-  list.push_back({shape, "  rest", "ms", 1e3, times.rest, Whole::step, step});
+  list.push_back({shape, "  matrix products", "ms", 1e3, times.matmul, Figure::Whole::step, step});
+  list.push_back({shape, "  attention", "ms", 1e3, times.attention, Figure::Whole::step, step});
+  list.push_back({shape, "  rest", "ms", 1e3, times.rest, Figure::Whole::step, step});
 }
 
 }  // namespace
@@ -178,14 +183,14 @@ std::vector<Figure> measure_cpu(const std::string& name, const Checkpoint& check
   roofs.sample();
   const Times prefill = bench.prefill();
   roofs.sample();
-  add_times(list, name, fmt::format("prefill, {} tokens", kPrompt), prefill, Whole::dot_roof,
-            prefill_flops(checkpoint.config(), kPrompt) / roofs.dot());
+  add_times(list, name, fmt::format("prefill, {} tokens", kPrompt), prefill,
+            Figure::Whole::dot_roof, prefill_flops(checkpoint.config(), kPrompt) / roofs.dot());
   for (const int64_t context : kContexts) {
     show("decode");
     const Times decode = bench.decode(context, false);
     roofs.sample();
-    add_times(list, name, fmt::format("decode, context {}", context), decode, Whole::read_roof,
-              decode_bytes(checkpoint, context) / roofs.read());
+    add_times(list, name, fmt::format("decode, context {}", context), decode,
+              Figure::Whole::read_roof, decode_bytes(checkpoint, context) / roofs.read());
   }
   const double limit = static_cast<double>(checkpoint.bytes()) + bench.kv_bytes() + kSpare;
   list.push_back({name,
@@ -193,12 +198,12 @@ std::vector<Figure> measure_cpu(const std::string& name, const Checkpoint& check
                   "MB",
                   1e-6,
                   {PeakMemory::bytes() - roofs.bytes()},
-                  Whole::limit,
+                  Figure::Whole::limit,
                   limit});
   show("probes");
   const Times probed = bench.decode(kContexts[0], true);
-  list.push_back({name, "decode with every point digested", "ms", 1e3, probed.observed, Whole::step,
-                  median_of(probed.total)});
+  list.push_back({name, "decode with every point digested", "ms", 1e3, probed.observed,
+                  Figure::Whole::step, median_of(probed.total)});
   return list;
 }
 

@@ -1,4 +1,11 @@
 // How fast the engine is on the CPU.
+//
+// The room of `lockstep bench`: figures of the engine and of the judge beside what the machine
+// could give (roofs), so that a figure says how much is left and a slow machine is not taken for a
+// slow engine. Each figure keeps all its samples.
+//
+//   shapes x (cpu_bench | device_bench | judging_bench) -> Figure -> table
+//                roofs before and after               share of a roof, or of another figure
 #pragma once
 
 #include <functional>

@@ -1,3 +1,10 @@
+// Decode is timed three ways over the same requests: op by op, where the host's launches show; as
+// graphs, which is how it is served; and as graphs that digest every point, which is what observing
+// costs. All three must choose the same tokens, or the figures would be of different work.
+// Attention of long contexts is timed by itself, over pages in random order, for it alone must keep
+// pace with memory.
+//
+// Passes are timed on the host around Engine::step, which returns when the tokens are there.
 #include "src/bench/device_bench.h"
 
 #include <fmt/format.h>
@@ -26,6 +33,7 @@ struct Load {
 };
 constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {64, 1024}};
 
+// Requests of one length, each with other tokens, so that no prefix is shared.
 std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
   std::vector<Request> requests(count);
   for (size_t r = 0; r < requests.size(); ++r) {
@@ -44,6 +52,7 @@ struct Timed {
 // Whether each pass is observed.
 enum class Seen : uint8_t { nothing, digests };
 
+// Serves all requests at once in an engine of its own.
 Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Request>& requests,
             bool graph, Seen seen = Seen::nothing) {
   const EngineOptions options{.device = device,
@@ -115,6 +124,8 @@ struct Caches {
   }
 };
 
+// One layer's attention, several launches in a row per sample. The output is filled with NaN before
+// each and compared by its hash after, so that no launch is timed that did nothing.
 Figure decode_attention(const std::string& shape, const ModelConfig& config, DeviceRoofs& roofs) {
   constexpr int kLaunches = 20;
   const Device device = roofs.device();
@@ -129,7 +140,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   Figure figure{
       shape, fmt::format("attention of a layer, {} x {}", Caches::kRequests, Caches::kContext),
       "ms",  1e3,
-      {},    Whole::read_roof};
+      {},    Figure::Whole::read_roof};
   uint64_t wanted = 0;
   roofs.sample();
   for (int i = -1; i < kDevicePrefills; ++i) {
@@ -151,9 +162,11 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
   return figure;
 }
 
+// Prompts one after another in one engine, a pass each.
 Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t tokens,
                Device device) {
-  Figure figure{shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Whole::least};
+  Figure figure{
+      shape, fmt::format("prefill, {} tokens", tokens), "ms", 1e3, {}, Figure::Whole::least};
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests =
       requests_of(kDevicePrefills + 1, tokens, 1, checkpoint.config().vocab);
@@ -192,7 +205,7 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
                       "ms",
                       1e3,
                       {timed->seconds.begin() + kDeviceWarmUp, timed->seconds.end()},
-                      Whole::read_roof,
+                      Figure::Whole::read_roof,
                       decode_bytes(checkpoint, load) / roofs.read()});
     list.push_back(
         {shape,
@@ -200,7 +213,7 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
          "ms",
          1e3,
          {seen.seconds.begin() + kDeviceWarmUp, seen.seconds.end()},
-         Whole::step,
+         Figure::Whole::step,
          median_of({graph.seconds.begin() + kDeviceWarmUp, graph.seconds.end()})});
   }
   return list;

@@ -1,3 +1,4 @@
+// Figures of the engine on a CUDA device.
 #pragma once
 
 #include <functional>

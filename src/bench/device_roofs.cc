@@ -1,3 +1,6 @@
+// The roofs of a device are measured by kernels of kernels/bench/device_roofs.cu, through the CUDA
+// library; sums of what was read are compared with the truth, since a kernel that skips memory
+// would raise the roof.
 #include "src/bench/device_roofs.h"
 
 #include <algorithm>
@@ -52,7 +55,7 @@ Figure empty_kernel(Device device) {
   wait_for(device);  // which makes it the current one
   queue();
   const DeviceGraph graph(device, queue);
-  Figure figure{"machine", "an empty kernel in a graph", "us", 1e6, {}, Whole::least};
+  Figure figure{"machine", "an empty kernel in a graph", "us", 1e6, {}, Figure::Whole::least};
   for (int i = -1; i < kReplays; ++i) {
     const double seconds = seconds_on(device, [&] { graph.replay(); });
     if (i >= 0) figure.samples.push_back(seconds / kKernels);

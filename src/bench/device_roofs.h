@@ -1,3 +1,4 @@
+// The rates of a CUDA device's memory and launches, measured beside the figures.
 #pragma once
 
 #include <cstdint>

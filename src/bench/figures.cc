@@ -12,21 +12,21 @@ std::vector<Cell> row_of(const Figure& figure) {
         median * figure.scale, most * figure.scale, share,       std::string(of)};
   };
   switch (figure.whole) {
-    case Whole::read_roof:
+    case Figure::Whole::read_roof:
       return row(figure.best / median, "the read roof");
-    case Whole::dot_roof:
+    case Figure::Whole::dot_roof:
       return row(figure.best / median, "the products' roof");
-    case Whole::step:
+    case Figure::Whole::step:
       return row(median / figure.best, "the pass");
-    case Whole::limit:
+    case Figure::Whole::limit:
       return row(median / figure.best, "weights + K/V + 200 MB");
-    case Whole::judging_limit:
+    case Figure::Whole::judging_limit:
       return row(median / figure.best, "2 GB");
-    case Whole::fp64_model:
+    case Figure::Whole::fp64_model:
       return row(median / figure.best, "the fp64 model's pass");
-    case Whole::least:
+    case Figure::Whole::least:
       return row(least / median, "its best");
-    case Whole::most:
+    case Figure::Whole::most:
       break;
   }
   return row(median / most, "its best");

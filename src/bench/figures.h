@@ -1,3 +1,4 @@
+// A figure of a benchmark: its samples, and what they are a share of.
 #pragma once
 
 #include <algorithm>
@@ -10,20 +11,20 @@
 
 namespace lockstep {
 
-// The whole that a figure of a benchmark is a share of. A share of a roof is the time that the work
-// would take there, by the median; any other share is the median by the whole.
-enum class Whole : uint8_t {
-  most,   // its own best, of a rate
-  least,  // its own best, of a time: that by the median
-  read_roof,
-  dot_roof,
-  step,
-  limit,
-  judging_limit,
-  fp64_model
-};
-
 struct Figure {
+  // The whole that a figure of a benchmark is a share of. A share of a roof is the time that the
+  // work would take there, by the median; any other share is the median by the whole.
+  enum class Whole : uint8_t {
+    most,   // its own best, of a rate
+    least,  // its own best, of a time: that by the median
+    read_roof,
+    dot_roof,
+    step,
+    limit,
+    judging_limit,
+    fp64_model
+  };
+
   std::string shape, what, unit;
   double scale = 1;             // from SI to the unit
   std::vector<double> samples;  // in SI
@@ -31,6 +32,7 @@ struct Figure {
   double best = 0;  // what the median is held against, in SI
 };
 
+// Wall-clock seconds of a call.
 inline double seconds_of(const auto& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();

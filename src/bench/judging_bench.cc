@@ -1,3 +1,6 @@
+// The engine serves once and its passes are kept; the fp64 model alone, a judge of ops, and a judge
+// with both models beside it then take the same passes, each timed pass by pass. A pass that is not
+// judged clean ends the benchmark.
 #include "src/bench/judging_bench.h"
 
 #include <fmt/format.h>
@@ -128,25 +131,26 @@ JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threa
   return times;
 }
 
-std::vector<Figure> judging_figures(const std::string& name, const JudgingTimes& times) {
+std::vector<Figure> JudgingTimes::figures(const std::string& name) const {
   std::vector<Figure> list;
-  const auto add = [&](const std::string& pass, const JudgingTimes::Pass& of) {
+  const auto add = [&](const std::string& pass, const Pass& of) {
     const double model = median_of(of.model);
-    const auto row = [&](const char* what, const std::vector<double>& samples, Whole whole) {
+    const auto row = [&](const char* what, const std::vector<double>& samples,
+                         Figure::Whole whole) {
       list.push_back({name, what + pass, "ms", 1e3, samples, whole, model});
     };
-    row("the fp64 model, ", of.model, Whole::least);
-    row("judging the ops of ", of.ops, Whole::fp64_model);
-    row("judging, with both models, ", of.whole, Whole::fp64_model);
+    row("the fp64 model, ", of.model, Figure::Whole::least);
+    row("judging the ops of ", of.ops, Figure::Whole::fp64_model);
+    row("judging, with both models, ", of.whole, Figure::Whole::fp64_model);
   };
-  add("a decode pass", times.decode);
-  add(fmt::format("a prompt of {}", times.tokens), times.prompt);
+  add("a decode pass", decode);
+  add(fmt::format("a prompt of {}", tokens), prompt);
   list.push_back({name,
-                  fmt::format("memory, judging {} rows of logits", times.rows),
+                  fmt::format("memory, judging {} rows of logits", rows),
                   "MB",
                   1e-6,
-                  {times.extra_bytes},
-                  Whole::judging_limit,
+                  {extra_bytes},
+                  Figure::Whole::judging_limit,
                   kJudgingLimit});
   return list;
 }

@@ -1,3 +1,4 @@
+// The cost of judging, beside the least that any judge with an fp64 oracle would need.
 #pragma once
 
 #include <string>
@@ -25,13 +26,12 @@ struct JudgingTimes {
   // Resident memory that judging one pass of `rows` requests took beyond what there was before it.
   int64_t rows = 0;
   double extra_bytes = 0;
+  // The same as figures, with `name` before each.
+  std::vector<Figure> figures(const std::string& name) const;
 };
 
 // Serves requests on that device and times their judges. Throws Error when this build has no
 // reference, or when a pass is not judged clean: a wrong figure is worth nothing.
 JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threads);
-
-// The same as figures, with `name` before each.
-std::vector<Figure> judging_figures(const std::string& name, const JudgingTimes& times);
 
 }  // namespace lockstep

@@ -43,7 +43,7 @@ std::vector<Figure> after_roofs(std::vector<Figure> roofs, const std::vector<Fig
 std::vector<Figure> shapes_judging(const std::string& name, Device device, int threads) {
   return measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
     show("judging");
-    return judging_figures(shape, time_judging(checkpoint, device, threads));
+    return time_judging(checkpoint, device, threads).figures(shape);
   });
 }
 

@@ -1,3 +1,6 @@
+// Entries of the table are wrapped once; each keeps its output, so that the next pass can fill it
+// with NaN first, and products and attention have their time taken. The meter's own work is counted
+// apart and taken off.
 #include "src/bench/meter.h"
 
 #include <chrono>

@@ -1,3 +1,5 @@
+// Where the time of a pass goes, seen from outside the engine through the table of ops. Used by the
+// benchmark's thread alone.
 #pragma once
 
 #include <map>

@@ -1,3 +1,4 @@
+// Resident memory as the system counts it.
 #pragma once
 
 namespace lockstep {

@@ -1,3 +1,6 @@
+// Random weights are written through a table of normal draws rather than drawn one by one, which
+// makes a file of gigabytes in seconds. The file loses its name before the first weight is written,
+// and is on the disk before anything is timed.
 #include "src/bench/synthetic.h"
 
 #include <fcntl.h>

@@ -1,3 +1,9 @@
+// Engines hand in views: slices of larger tensors, transposed heads, indices of 64 bits. A trace
+// has dense tensors of five dtypes, so each is copied once, on the thread that shows it, and the
+// caller may write over its memory when the call returns.
+//
+// A tensor on a device must be dense already: gathering strides there would need a kernel, and this
+// library links no CUDA.
 #include "src/capture/dense.h"
 
 #include <dlpack/dlpack.h>
@@ -27,6 +33,8 @@ DType dtype_of(const DLDataType& type, const std::string& what) {
       what, type.code, type.bits, type.lanes);
 }
 
+// Whether the elements follow one another in the order of the axes. DLPack has no strides where
+// they do; the stride of an axis of one element means nothing.
 bool is_dense(const DLTensor& tensor) {
   if (tensor.strides == nullptr) return true;
   int64_t stride = 1;
@@ -49,6 +57,7 @@ char* copy_strided(const DLTensor& tensor, int axis, const char* from, size_t si
   return to;
 }
 
+// Indices of 64 bits as those of 32 that points have: token ids and experts.
 Tensor as_indices(const Tensor& from, const std::string& what) {
   Tensor to(from.view().shape, DType::i32);
   for (int64_t i = 0; i < from.view().count(); ++i) {

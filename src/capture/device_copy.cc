@@ -1,3 +1,7 @@
+// CUDA's driver is opened at run time, by the two functions that a copy takes: the library that an
+// engine loads must load on machines without CUDA, and must not bring a runtime of its own into a
+// process that has one. The copy runs on the engine's stream, behind the kernels that make the
+// tensor, and is waited for.
 #include "src/capture/device_copy.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,14 @@
 // The library behind traces/lockstep_trace.h.
+//
+// A call of the C interface goes through guarded(): exceptions become the trace's error and -1, and
+// a trace that failed once takes nothing more, so that an engine may check once, at the end.
+//
+//   begin_pass(rows)           the pass before is written, a new one begins
+//   show(point, layer, ..)     copied, hashed and digested at once
+//   logits(..)                 the same, of the point "logits"
+//   close()                    the last pass is written, then the manifest that seals the file
+//
+// A trace belongs to the thread that calls; several traces may be written by several threads.
 #pragma GCC visibility push(default)
 #include "traces/lockstep_trace.h"
 #pragma GCC visibility pop
@@ -34,9 +44,11 @@ const Point& point_named(const char* name) {
   return *point;
 }
 
+// The manifest of a run that was told what the options say: all points that every engine of this
+// model has, without those that an engine need not show.
 Manifest manifest_of(const LockstepTraceOptions& options, const ModelConfig& config) {
   const Graph graph =
-      restricted(qwen_graph_of(config), [](const Place& place) { return !place.point->optional; });
+      qwen_graph_of(config).restricted([](const Place& place) { return !place.point->optional; });
   Manifest manifest{.graph = graph, .dtype = dtype_from(options.dtype), .level = TraceLevel::full};
   check(is_float(manifest.dtype) && manifest.dtype != DType::f64,
         "the dtype of a run was wanted to be bf16, fp16 or fp32, found {}", options.dtype);
@@ -50,6 +62,7 @@ Manifest manifest_of(const LockstepTraceOptions& options, const ModelConfig& con
   return manifest;
 }
 
+// The model's configuration, after the options that must be there were found to be.
 ModelConfig config_of(const LockstepTraceOptions& options) {
   for (const auto& [name, text] :
        {std::pair("path", options.path), {"model", options.model}, {"dtype", options.dtype}})
@@ -59,6 +72,9 @@ ModelConfig config_of(const LockstepTraceOptions& options) {
 
 }  // namespace
 
+// One trace that an engine writes: the model's graph and config, the writer, and the pass that is
+// being shown. Tensors are held until the pass ends and are checked against the graph as they come,
+// so that a wrong name or shape is an error of the call that made it.
 struct LockstepTrace {
   explicit LockstepTrace(const LockstepTraceOptions& options)
       : config(config_of(options)),

@@ -57,12 +57,12 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
 }
 
 bool Causes::may_search(const Place& place) const {
-  const auto searched = searched_.find(order_of(*place.point));
+  const auto searched = searched_.find(place.point->order());
   return searched == searched_.end() || searched->second < kMostPlaces;
 }
 
 void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& requests) {
-  OfPlace& of = places_[{order_of(*place.point), place.layer}];
+  OfPlace& of = places_[{place.point->order(), place.layer}];
   if (place.point->is_cache() || row_of(place.point->op).makes_indices) {
     if (of.passes++ < kMostPasses)
       add_exact(exact_nodes(pass, place, requests, manifest_, judge_), of);
@@ -87,7 +87,7 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
 
 void Causes::search(const Evidence& evidence, OfPlace& of) {
   const Place& place = evidence.op.call.place;
-  const int point = order_of(*place.point);
+  const int point = place.point->order();
   const auto asked = hypotheses_.of(evidence.op);
   ++of.searches;
   Fit none = try_guesses(known_[point], *asked, evidence, of);
@@ -136,8 +136,8 @@ void Causes::add_exact(const std::vector<ExactNode>& nodes, OfPlace& of) {
   }
 }
 
-std::vector<LooksLike> Causes::exact_causes(const OfPlace& of) {
-  std::vector<LooksLike> all;
+std::vector<Finding::LooksLike> Causes::exact_causes(const OfPlace& of) {
+  std::vector<Finding::LooksLike> all;
   for (const auto& [says, fit] : of.exact) {
     Fit whole = fit;
     whole.of_elements = of.all.of_elements;
@@ -147,7 +147,7 @@ std::vector<LooksLike> Causes::exact_causes(const OfPlace& of) {
   return all;
 }
 
-std::vector<LooksLike> Causes::best_causes(const OfPlace& of) {
+std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   std::vector<Candidate> good;
   for (Candidate candidate : of.candidates) {
     candidate.fit.add(of.unexplained);
@@ -160,7 +160,7 @@ std::vector<LooksLike> Causes::best_causes(const OfPlace& of) {
   std::erase_if(good, [&](const Candidate& c) { return distance(c) > most; });
   std::ranges::stable_sort(good, {}, [](const Candidate& c) { return c.guess.number; });
   if (good.size() > kMostSaid) good.resize(kMostSaid);
-  std::vector<LooksLike> all;
+  std::vector<Finding::LooksLike> all;
   for (const Candidate& c : good)
     all.push_back({c.says, c.fit.elements, c.fit.of_elements, c.fit.nodes, c.fit.of_nodes});
   return all;
@@ -169,7 +169,7 @@ std::vector<LooksLike> Causes::best_causes(const OfPlace& of) {
 void Causes::put_into(Result& result) const {
   for (PlaceSummary& summary : result.places) {
     const Place& place = summary.place;
-    const auto found = places_.find({order_of(*place.point), place.layer});
+    const auto found = places_.find({place.point->order(), place.layer});
     if (found == places_.end() || !is_finding(summary.verdict)) continue;
     const bool exact = !found->second.exact.empty();
     summary.looks_like = exact ? exact_causes(found->second) : best_causes(found->second);

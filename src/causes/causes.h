@@ -7,7 +7,7 @@
 //                     -> hypotheses     the op computed wrongly in each known way (reference)
 //                     -> Fit            how many wrong elements lie where the hypothesis has them
 //                     -> candidates     of a place, tried again on all its later wrong nodes
-//                     -> LooksLike      at the end: what explains them all, best first
+//                     -> Finding::LooksLike      at the end: what explains them all, best first
 //
 // Ops that must be exact (caches, choices) are explained without arithmetic (exact.h).
 #pragma once
@@ -58,8 +58,8 @@ class Causes {
 
   void add(const Pass& pass, const Place& place, const std::set<int32_t>& requests);
   static void add_exact(const std::vector<ExactNode>& nodes, OfPlace& of);
-  static std::vector<LooksLike> exact_causes(const OfPlace& of);
-  static std::vector<LooksLike> best_causes(const OfPlace& of);
+  static std::vector<Finding::LooksLike> exact_causes(const OfPlace& of);
+  static std::vector<Finding::LooksLike> best_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
   static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,

@@ -1,3 +1,6 @@
+// The facts of one wrong place, gathered once for all hypotheses: the inputs of the rows in
+// question, their K and V, exact results and budgets, and what else the pass has. Nothing here
+// computes a hypothesis.
 #include "src/causes/evidence.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// How well a hypothesis explains a node: each wrong element must be nearer to what the hypothesis
+// gives than rounding could have it by chance, and right elements must not be made wrong by it. Few
+// elements prove little, which the thresholds take into account.
 #include "src/causes/fit.h"
 
 #include <algorithm>

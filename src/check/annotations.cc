@@ -27,10 +27,10 @@ std::string command(const char* level, const std::string& title, const std::stri
                      escaped(message, "%\r\n"));
 }
 
-std::string commands_of(const char* level, const std::vector<CheckItem>& items) {
+std::string commands_of(const char* level, const std::vector<CheckResult::Item>& items) {
   std::string out;
   for (size_t i = 0; i < std::min(kOfAKind, items.size()); ++i) {
-    const CheckItem& item = items[i];
+    const CheckResult::Item& item = items[i];
     const std::string at = item.op_class ? fmt::format(" at {}", name_of(*item.op_class)) : "";
     out += command(level, fmt::format("lockstep: {}{}", name_of(item.kind), at), item.says);
   }

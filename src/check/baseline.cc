@@ -32,6 +32,8 @@ std::string name_of_folder(const std::filesystem::path& path) {
   return path.has_filename() ? path.filename() : path.parent_path().filename();
 }
 
+// Adds one layer's place to the row of its point. Cache reads have no hash: RunBits leaves them
+// out.
 void add_place(const PlaceSummary& place, const RunBits& bits, Baseline& baseline) {
   const auto same = [&](const Baseline::PointRow& row) { return *row.point == *place.place.point; };
   auto row = std::ranges::find_if(baseline.points, same);
@@ -44,6 +46,7 @@ void add_place(const PlaceSummary& place, const RunBits& bits, Baseline& baselin
     row->bits.push_back(static_cast<uint32_t>(bits.of(place.place)));
 }
 
+// How near each kind of op came, for kinds that the model has; exact kinds have zeros.
 std::vector<Baseline::OpClass> classes_of(const Result& result, const Limits& limits, DType dtype) {
   std::vector<Baseline::OpClass> classes;
   for (const OpKindRow& row : kOpKinds) {
@@ -59,6 +62,8 @@ std::vector<Baseline::OpClass> classes_of(const Result& result, const Limits& li
   return classes;
 }
 
+// One request's text with a hash a position that was fed: the prompt and all chosen tokens but the
+// last.
 Baseline::Text text_of(const RequestResult& request, const RunBits& bits) {
   Baseline::Text text{
       .name = request.name, .prompt = std::ssize(request.prompt), .tokens = request.tokens};

@@ -149,7 +149,7 @@ Baseline baseline_from(const JsonValue& json) {
     baseline.points.push_back(point_from(name, row));
   std::ranges::sort(baseline.classes, {}, &Baseline::OpClass::op);
   std::ranges::sort(baseline.points, {},
-                    [](const Baseline::PointRow& row) { return order_of(*row.point); });
+                    [](const Baseline::PointRow& row) { return row.point->order(); });
   for (const JsonValue& text : json["texts"].items()) baseline.texts.push_back(text_from(text));
   if (baseline.classes.empty() || baseline.points.empty() || baseline.texts.empty())
     json.refuse("op classes, points and texts");

@@ -1,3 +1,11 @@
+// The way of a check: the file is read and found to be of this model, dtype and set of requests;
+// the requests are forced to its tokens; the run is judged under the limits that it holds, while
+// RunBits adds up what every pass shows; compare() holds the one to the other.
+//
+// Forcing is what makes two versions of an engine comparable at all: without it the first token
+// that flips at a near tie would make all that follows another text, and every hash after it
+// another one. The flip itself is still seen, for the engine's own most likely token is recorded
+// beside the forced one.
 #include "src/check/check.h"
 
 #include <fmt/format.h>
@@ -31,6 +39,7 @@ int64_t force(std::vector<Request>& requests, const Baseline& baseline) {
   return forced;
 }
 
+// Judges the run, with its passes handed to `bits` on the thread that judges them.
 Result judge(JudgedRun& run, RunBits& bits) {
   run.seen = [&bits](const Pass& pass, const std::vector<NodeId>&) { bits.add(pass); };
   return judge_run(run);
@@ -41,17 +50,6 @@ std::string counted(size_t count, const char* what) {
 }
 
 }  // namespace
-
-const char* name_of(CheckVerdict verdict) {
-  constexpr const char* kNames[] = {"pass", "fail", "inconclusive"};
-  return kNames[static_cast<size_t>(verdict)];
-}
-
-const char* name_of(CheckKind kind) {
-  constexpr const char* kNames[] = {"introduced", "nonfinite", "structural", "coverage", "bits",
-                                    "provenance", "drift",     "flip",       "drawn"};
-  return kNames[static_cast<size_t>(kind)];
-}
 
 int exit_status(const CheckResult& result) { return static_cast<int>(result.verdict); }
 

@@ -16,13 +16,16 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/names.h"
 #include "src/check/baseline.h"
 #include "src/session/judged_run.h"
 
 namespace lockstep {
 
 enum class CheckVerdict : uint8_t { pass, fail, inconclusive };
-const char* name_of(CheckVerdict verdict);  // "pass" "fail" "inconclusive"
+template <>
+inline constexpr auto kNamesOf<CheckVerdict> = std::to_array<const char*>({"pass", "fail",
+                                                                           "inconclusive"});
 
 enum class CheckKind : uint8_t {
   // These fail.
@@ -37,35 +40,39 @@ enum class CheckKind : uint8_t {
   flip,
   drawn,
 };
-const char* name_of(CheckKind kind);
-
-// One thing that fails a check, or a note of it.
-struct CheckItem {
-  CheckKind kind = CheckKind::introduced;
-  std::optional<OpKind> op_class;  // none: it is of no class alone
-  std::string says;                // a sentence that names the place
-};
-
-// How near the nodes of an op class come to their limits, beside the baseline.
-struct ClassDrift {
-  OpKind op = OpKind::gather;
-  int64_t nodes = 0, baseline_nodes = 0;  // judged
-  int64_t findings = 0;
-  Reached reached, baseline;
-  OpLimits limits;
-};
+template <>
+inline constexpr auto kNamesOf<CheckKind> = std::to_array<const char*>({"introduced", "nonfinite",
+                                                                        "structural", "coverage",
+                                                                        "bits", "provenance",
+                                                                        "drift", "flip", "drawn"});
 
 // Whether an op class was judged by numbers: not one that must be exact.
 inline bool is_measured(const Reached& reached) { return !within(reached.rms, 0); }
 
 struct CheckResult {
+  // How near the nodes of an op class come to their limits, beside the baseline.
+  struct ClassDrift {
+    OpKind op = OpKind::gather;
+    int64_t nodes = 0, baseline_nodes = 0;  // judged
+    int64_t findings = 0;
+    Reached reached, baseline;
+    OpLimits limits;
+  };
+
+  // One thing that fails a check, or a note of it.
+  struct Item {
+    CheckKind kind = CheckKind::introduced;
+    std::optional<OpKind> op_class;  // none: it is of no class alone
+    std::string says;                // a sentence that names the place
+  };
+
   CheckVerdict verdict = CheckVerdict::inconclusive;
   std::string story;         // one sentence
   std::string baseline;      // its path
   std::string baseline_sha;  // git's, of the build that made it; "": none is known
   bool updated = false;      // this run became the baseline
   int64_t forced = 0;        // tokens that requests were forced to
-  std::vector<CheckItem> failures, notes;
+  std::vector<Item> failures, notes;
   std::vector<ClassDrift> classes;
   Result run;
 };

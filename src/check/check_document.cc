@@ -33,7 +33,7 @@ std::string baseline_text(const CheckResult& result) {
 }
 
 // "0.93 / 0.91"; what was not measured, as of an op class that must be exact, is "#".
-std::string pair_text(const ClassDrift& drift, double Reached::*value) {
+std::string pair_text(const CheckResult::ClassDrift& drift, double Reached::*value) {
   const auto shown = [value](const Reached& reached) {
     return is_measured(reached) ? fmt::format("{:.3g}", reached.*value) : "#";
   };
@@ -43,14 +43,14 @@ std::string pair_text(const ClassDrift& drift, double Reached::*value) {
 
 Table classes_table(const CheckResult& result) {
   const bool fp32 = fact_of(result, "compute_dtype") == "fp32";
-  Table table{{{"op class (now / baseline)", Align::left, 0},
-               {"nodes", Align::right, 0},
-               {"wrong", Align::right, 0},
-               {fp32 ? "T1" : "T3", Align::right, 0},
-               {"T2", Align::right, 0},
-               {"T5", Align::right, 0}},
+  Table table{{{"op class (now / baseline)", Table::Align::left, 0},
+               {"nodes", Table::Align::right, 0},
+               {"wrong", Table::Align::right, 0},
+               {fp32 ? "T1" : "T3", Table::Align::right, 0},
+               {"T2", Table::Align::right, 0},
+               {"T5", Table::Align::right, 0}},
               {}};
-  for (const ClassDrift& c : result.classes) {
+  for (const CheckResult::ClassDrift& c : result.classes) {
     const std::string nodes = c.nodes == c.baseline_nodes
                                   ? std::to_string(c.nodes)
                                   : fmt::format("{} / {}", c.nodes, c.baseline_nodes);
@@ -65,14 +65,15 @@ Table data_of(const CheckResult& result) {
   Table table{{"op_class", "nodes", "baseline_nodes", "findings", "t1_inner", "baseline_t1_inner",
                "t2_t4", "baseline_t2_t4", "t3", "baseline_t3", "t5_gain", "baseline_t5_gain"},
               {}};
-  for (const ClassDrift& c : result.classes)
+  for (const CheckResult::ClassDrift& c : result.classes)
     table.rows.push_back({std::string(name_of(c.op)), c.nodes, c.baseline_nodes, c.findings,
                           c.reached.inner, c.baseline.inner, c.reached.rms, c.baseline.rms,
                           c.reached.share, c.baseline.share, c.reached.gain, c.baseline.gain});
   return table;
 }
 
-void add_items(const char* title, const std::vector<CheckItem>& items, std::vector<Block>& blocks) {
+void add_items(const char* title, const std::vector<CheckResult::Item>& items,
+               std::vector<Block>& blocks) {
   if (items.empty()) return;
   List list;
   for (size_t i = 0; i < std::min(kItems, items.size()); ++i)
@@ -92,18 +93,18 @@ TestCase* find_test(TestSuite& suite, const std::string& name) {
 // newly not finite, op classes that are gone.
 TestSuite suite_of(const CheckResult& result) {
   TestSuite suite = tests_of(result.run);
-  for (const CheckItem& item : result.failures) {
+  for (const CheckResult::Item& item : result.failures) {
     const bool of_coverage = item.kind == CheckKind::coverage || !item.op_class;
     TestCase* test = find_test(suite, of_coverage ? "coverage" : name_of(*item.op_class));
-    if (test == nullptr || test->outcome == TestOutcome::trouble) continue;
-    if (test->outcome == TestOutcome::passed) {
-      test->outcome = TestOutcome::failed;
+    if (test == nullptr || test->outcome == TestCase::Outcome::trouble) continue;
+    if (test->outcome == TestCase::Outcome::passed) {
+      test->outcome = TestCase::Outcome::failed;
       test->kind = name_of(item.kind);
       test->message = item.says;
     }
     if (of_coverage) test->details += item.says + "\n";
   }
-  for (const CheckItem& note : result.notes)
+  for (const CheckResult::Item& note : result.notes)
     if (TestCase* test = find_test(suite, note.op_class ? name_of(*note.op_class) : "coverage"))
       test->details += fmt::format("note, {}: {}\n", name_of(note.kind), note.says);
   suite.properties.emplace_back("baseline", result.baseline);

@@ -9,9 +9,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json of_items(const std::vector<CheckItem>& items) {
+Json of_items(const std::vector<CheckResult::Item>& items) {
   Json list = Json::array();
-  for (const CheckItem& item : items)
+  for (const CheckResult::Item& item : items)
     list.push_back({{"kind", name_of(item.kind)},
                     {"op_class", item.op_class ? Json(name_of(*item.op_class)) : Json(nullptr)},
                     {"says", item.says}});
@@ -19,7 +19,8 @@ Json of_items(const std::vector<CheckItem>& items) {
 }
 
 // The value of a statistic now and then, and the calibrated limit; null: theory's, or not measured.
-Json of_statistic(const ClassDrift& c, double Reached::*value, double OpLimits::*limit) {
+Json of_statistic(const CheckResult::ClassDrift& c, double Reached::*value,
+                  double OpLimits::*limit) {
   const auto shown = [value](const Reached& reached) {
     return is_measured(reached) ? json_number<Json>(reached.*value) : Json(nullptr);
   };
@@ -29,7 +30,7 @@ Json of_statistic(const ClassDrift& c, double Reached::*value, double OpLimits::
           {"limit", held_to == OpLimits{}.*limit ? Json(nullptr) : json_number<Json>(held_to)}};
 }
 
-Json of_class(const ClassDrift& c) {
+Json of_class(const CheckResult::ClassDrift& c) {
   return {{"op_class", name_of(c.op)},
           {"nodes", c.nodes},
           {"baseline_nodes", c.baseline_nodes},
@@ -44,7 +45,7 @@ Json of_class(const ClassDrift& c) {
 
 std::string report_json(const CheckResult& result) {
   Json classes = Json::array();
-  for (const ClassDrift& c : result.classes) classes.push_back(of_class(c));
+  for (const CheckResult::ClassDrift& c : result.classes) classes.push_back(of_class(c));
   const Json sha = result.baseline_sha.empty() ? Json(nullptr) : Json(result.baseline_sha);
   const Json json = {{"format", "lockstep-check"},
                      {"format_version", "1.0"},

@@ -1,3 +1,5 @@
+// The faces of a check: a document for people and tables, JSON for programs, annotations for
+// GitHub. All three are functions of CheckResult.
 #pragma once
 
 #include <string>

@@ -21,8 +21,8 @@ CheckKind kind_of(Verdict verdict) {
 }
 
 // One failure a place, in the order of the findings.
-std::vector<CheckItem> failures_of_nodes(const Result& run, const Limits& limits) {
-  std::vector<CheckItem> failures;
+std::vector<CheckResult::Item> failures_of_nodes(const Result& run, const Limits& limits) {
+  std::vector<CheckResult::Item> failures;
   std::vector<Place> seen;
   for (const Finding& first : run.findings) {
     const Place& place = first.node.place;
@@ -49,6 +49,7 @@ struct PointNow {
   int64_t nodes = 0, excluded = 0;
 };
 
+// Sums over the layers in which the run looked at the point.
 PointNow point_of(const Result& run, const Point& point) {
   PointNow now;
   for (const PlaceSummary& place : run.places) {
@@ -65,8 +66,11 @@ std::string_view subject_of(std::string_view untested) {
   return untested.substr(0, untested.find(" ("));
 }
 
+// Failures of one point: it is looked at in fewer layers or nodes, or has more elements that are
+// not finite. The number of nodes says nothing once a drawn text went another way, since it may
+// have ended earlier.
 void add_point(const Compared& c, const Baseline::PointRow& then,
-               std::vector<CheckItem>& failures) {
+               std::vector<CheckResult::Item>& failures) {
   const PointNow now = point_of(c.run, *then.point);
   const auto shrank = [&](const std::string& how) {
     failures.push_back(
@@ -84,7 +88,8 @@ void add_point(const Compared& c, const Baseline::PointRow& then,
                                     then.point->name, now.excluded, then.excluded)});
 }
 
-void add_positions(const Compared& c, size_t i, std::vector<CheckItem>& failures) {
+// The failure of a text that ended earlier than in the baseline.
+void add_positions(const Compared& c, size_t i, std::vector<CheckResult::Item>& failures) {
   const int64_t then = std::ssize(c.baseline.texts[i].bits);
   int64_t now = 0;
   if (i < c.run.requests.size()) {
@@ -98,8 +103,10 @@ void add_positions(const Compared& c, size_t i, std::vector<CheckItem>& failures
                         fmt::format("request {}: {} positions, in the baseline {}", i, now, then)});
 }
 
-std::vector<CheckItem> failures_of(const Compared& c) {
-  std::vector<CheckItem> failures = failures_of_nodes(c.run, c.baseline.limits());
+// All failures. What is untested is compared by its subject, as its numbers change with every set
+// of requests.
+std::vector<CheckResult::Item> failures_of(const Compared& c) {
+  std::vector<CheckResult::Item> failures = failures_of_nodes(c.run, c.baseline.limits());
   for (const Baseline::PointRow& then : c.baseline.points) add_point(c, then, failures);
   for (size_t i = 0; i < c.baseline.texts.size(); ++i) add_positions(c, i, failures);
   for (const std::string& untested : c.run.blind)
@@ -109,11 +116,12 @@ std::vector<CheckItem> failures_of(const Compared& c) {
   return failures;
 }
 
-std::vector<ClassDrift> classes_of(const Compared& c) {
-  std::vector<ClassDrift> classes;
+// The table of op classes: those of the baseline, in its order, with what this run has of them.
+std::vector<CheckResult::ClassDrift> classes_of(const Compared& c) {
+  std::vector<CheckResult::ClassDrift> classes;
   for (const Baseline::OpClass& then : c.baseline.classes) {
-    ClassDrift& drift = classes.emplace_back(
-        ClassDrift{.op = then.op, .baseline = then.reached, .limits = then.limits});
+    CheckResult::ClassDrift& drift = classes.emplace_back(
+        CheckResult::ClassDrift{.op = then.op, .baseline = then.reached, .limits = then.limits});
     if (const auto now = c.run.reached.find(then.op); now != c.run.reached.end())
       drift.reached = now->second;
     for (const PlaceSummary& place : c.run.places)

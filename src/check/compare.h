@@ -1,3 +1,5 @@
+// A run beside its baseline: the table of texts that both have, and what is made of it. Borrows
+// both; called once, when the run has ended.
 #pragma once
 
 #include <vector>
@@ -42,7 +44,8 @@ CheckResult compare(const Baseline& baseline, Result run, const RunBits& bits,
                     const std::vector<bool>& drawn, const CheckOptions& options);
 
 // The notes of it.
-std::vector<CheckItem> notes_of(const Compared& compared, const std::vector<ClassDrift>& classes,
-                                double max_drift);
+std::vector<CheckResult::Item> notes_of(const Compared& compared,
+                                        const std::vector<CheckResult::ClassDrift>& classes,
+                                        double max_drift);
 
 }  // namespace lockstep

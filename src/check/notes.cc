@@ -1,4 +1,10 @@
 // The notes of a check: differences from the baseline that are no bugs.
+//
+// Each of these happens to right engines: another CPU or library moves bits, a near tie flips a
+// token, a draw leaves the baseline's text, an op class comes nearer to its limits than it did.
+// They are told so that a reviewer can ask why, and never fail a check. A drift is a note from
+// `max_drift` times on, for the largest of a few thousand errors moves by that much from run to
+// run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +33,7 @@ std::string changed_places(const Compared& c) {
   for (const PlaceSummary& summary : c.run.places) {
     const Place& place = summary.place;
     if (place.point->is_cache()) continue;
-    const size_t layer = layers[order_of(*place.point)]++;
+    const size_t layer = layers[place.point->order()]++;
     const auto then = std::ranges::find_if(c.baseline.points, [&](const Baseline::PointRow& row) {
       return *row.point == *place.point;
     });
@@ -40,7 +46,9 @@ std::string changed_places(const Compared& c) {
   return fmt::format(", at {} of {} places, the first is {}", changed, places, first);
 }
 
-void add_bits(const Compared& c, std::vector<CheckItem>& notes) {
+// One note on bits for all: how many positions of the texts changed, and the first place that did.
+// Places are not compared once a text was left, as their sums are over all rows.
+void add_bits(const Compared& c, std::vector<CheckResult::Item>& notes) {
   int64_t rows = 0, changed_rows = 0;
   for (size_t i = 0; i < c.texts.size(); ++i) {
     const Baseline::Text& then = c.baseline.texts[i];
@@ -71,7 +79,9 @@ std::string margin_of(const Compared& c, const Row& row, int32_t other) {
                      (top->values.front() - value) / ulp(top->values.front(), c.baseline.dtype));
 }
 
-void add_tokens(const Compared& c, size_t i, std::vector<CheckItem>& notes) {
+// Notes of one text: that it was left, and each position where another token is the most likely
+// now.
+void add_tokens(const Compared& c, size_t i, std::vector<CheckResult::Item>& notes) {
   const RequestResult& now = c.run.requests[i];
   const Baseline::Text& then = c.baseline.texts[i];
   if (c.texts.left(i)) {
@@ -94,8 +104,9 @@ void add_tokens(const Compared& c, size_t i, std::vector<CheckItem>& notes) {
   }
 }
 
-void add_drift(const Compared& c, const ClassDrift& drift, double max_drift,
-               std::vector<CheckItem>& notes) {
+// A note for each statistic of a class that came nearer to its limit by more than `max_drift`.
+void add_drift(const Compared& c, const CheckResult::ClassDrift& drift, double max_drift,
+               std::vector<CheckResult::Item>& notes) {
   if (drift.findings > 0) return;  // which say more
   const OpLimits room = limits_above(drift.baseline, c.baseline.dtype, max_drift), theory;
   const auto look = [&](const char* statistic, double Reached::*value, double OpLimits::*limit) {
@@ -117,7 +128,8 @@ void add_drift(const Compared& c, const ClassDrift& drift, double max_drift,
   look("T5", &Reached::gain, &OpLimits::gain);
 }
 
-void add_provenance(const Compared& c, std::vector<CheckItem>& notes) {
+// Facts of the build and the machine that are others now.
+void add_provenance(const Compared& c, std::vector<CheckResult::Item>& notes) {
   const std::map<std::string, std::string>& now = c.run.provenance;
   for (const auto& [name, then] : c.baseline.provenance) {
     const auto found = now.find(name);
@@ -131,12 +143,13 @@ void add_provenance(const Compared& c, std::vector<CheckItem>& notes) {
 
 }  // namespace
 
-std::vector<CheckItem> notes_of(const Compared& compared, const std::vector<ClassDrift>& classes,
-                                double max_drift) {
-  std::vector<CheckItem> notes;
+std::vector<CheckResult::Item> notes_of(const Compared& compared,
+                                        const std::vector<CheckResult::ClassDrift>& classes,
+                                        double max_drift) {
+  std::vector<CheckResult::Item> notes;
   add_bits(compared, notes);
   for (size_t i = 0; i < compared.texts.size(); ++i) add_tokens(compared, i, notes);
-  for (const ClassDrift& drift : classes) add_drift(compared, drift, max_drift, notes);
+  for (const CheckResult::ClassDrift& drift : classes) add_drift(compared, drift, max_drift, notes);
   add_provenance(compared, notes);
   return notes;
 }

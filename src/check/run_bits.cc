@@ -1,3 +1,7 @@
+// The hash of a row is mixed with who it is (request and position for the sum of a place, point and
+// layer for the sum of a row) and added. Sums modulo 2^64 commute, so that chunked prefill, other
+// batches and a preempted request give the same numbers; mixing sees to it that two rows that
+// exchange places do not.
 #include "src/check/run_bits.h"
 
 #include <array>
@@ -25,7 +29,7 @@ uint64_t value_of(const Map& map, const Key& key) {
 void RunBits::add(const Pass& pass) {
   for (const RecordedTensor& tensor : pass.tensors) {
     if (tensor.point->is_cache() || tensor.data.view().empty()) continue;
-    const int order = order_of(*tensor.point);
+    const int order = tensor.point->order();
     uint64_t& place = places_[{order, tensor.layer}];
     const std::vector<uint64_t> hashes = row_hashes_of(tensor.data);
     for (size_t i = 0; i < hashes.size() && i < tensor.rows.size(); ++i) {
@@ -38,7 +42,7 @@ void RunBits::add(const Pass& pass) {
 }
 
 uint64_t RunBits::of(const Place& place) const {
-  return value_of(places_, std::pair(order_of(*place.point), place.layer));
+  return value_of(places_, std::pair(place.point->order(), place.layer));
 }
 
 uint64_t RunBits::of(const Row& row) const {

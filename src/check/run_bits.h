@@ -1,3 +1,5 @@
+// A fingerprint of a whole run in a few bytes a place and a position, by which two runs are told
+// equal to the bit without keeping either. Filled on the thread that judges, pass by pass.
 #pragma once
 
 #include <cstdint>

@@ -99,7 +99,9 @@ struct DiffJudgement {
 };
 
 enum class DiffVerdict : uint8_t { identical, noise, different, inconclusive };
-const char* name_of(DiffVerdict verdict);
+template <>
+inline constexpr auto kNamesOf<DiffVerdict> =
+    std::to_array<const char*>({"identical", "noise", "different", "inconclusive"});
 
 struct DiffResult {
   DiffVerdict verdict = DiffVerdict::inconclusive;

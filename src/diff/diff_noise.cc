@@ -1,3 +1,7 @@
+// The noise of a place: two right engines that round otherwise, or add up in another order, differ
+// by some roundings of the op's result, and by what its inputs differ by already. The limit of a
+// place is made of what is shown upstream of it, so that noise may grow through a model and a jump
+// may not.
 #include "src/diff/diff_noise.h"
 
 #include <algorithm>
@@ -61,7 +65,7 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
                      DType dtype)
     : places_(places), sources_(places.size()), largest_(places.size()) {
   for (size_t i = 0; i < places.size(); ++i) {
-    const DType stored = dtype_of(*places[i].point, dtype);
+    const DType stored = places[i].point->dtype_in(dtype);
     roundoff_.push_back(unit_roundoff(is_float(stored) ? stored : dtype));
     if (!shown[i]) continue;  // it is not compared
     std::set<size_t> found, hidden;

@@ -1,3 +1,4 @@
+// The bound that diff_scores.h derives, row by row of attention, from K and V as they were written.
 #include "src/diff/diff_scores.h"
 
 #include <algorithm>

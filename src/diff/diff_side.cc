@@ -1,3 +1,6 @@
+// One trace of the two, read once without its tensors: which rows were computed when, by which
+// tokens each stands (a running hash of the prefix), what is shown where. Tensors are read again
+// pass by pass when they are compared.
 #include "src/diff/diff_side.h"
 
 #include <fmt/format.h>
@@ -47,9 +50,9 @@ std::optional<size_t> index_of(const RecordedTensor& tensor, const Row& row, siz
 
 DiffSide::DiffSide(TraceReader& trace, const std::vector<Place>& places) : trace_(trace) {
   for (size_t i = 0; i < places.size(); ++i)
-    places_.emplace(Key{order_of(*places[i].point), places[i].layer}, i);
+    places_.emplace(Key{places[i].point->order(), places[i].layer}, i);
   for (const Place& place : trace_.manifest().graph.places())
-    own_places_.insert({order_of(*place.point), place.layer});
+    own_places_.insert({place.point->order(), place.layer});
   for (int i = 0; i < trace_.passes(); ++i) enter(i, trace_.read(i, false));
 }
 
@@ -143,7 +146,7 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
     const auto where = [&] {
       return fmt::format("pass {} shows {}", pass.info.pass, text_of(Place{t.point, t.layer}));
     };
-    const Key key{order_of(*t.point), t.layer};
+    const Key key{t.point->order(), t.layer};
     if (!own_places_.contains(key)) return where() + ", which its model has not";
     if (!seen.insert({key, reader}).second) return where() + " twice";
     for (const Row& row : t.rows)
@@ -155,7 +158,7 @@ std::string DiffSide::trouble_of(const Pass& pass) const {
 }
 
 std::optional<size_t> DiffSide::place_of(const RecordedTensor& tensor) const {
-  const auto found = places_.find({order_of(*tensor.point), tensor.layer});
+  const auto found = places_.find({tensor.point->order(), tensor.layer});
   if (found == places_.end()) return {};
   return found->second;
 }
@@ -227,7 +230,7 @@ std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const 
 bool of_one_model(const Manifest& a, const Manifest& b) {
   if (!a.graph_known || !b.graph_known) return a.graph.layers() == b.graph.layers();
   const auto wanted = [](const Place& place) { return !place.point->optional; };
-  return restricted(a.graph, wanted) == restricted(b.graph, wanted);
+  return a.graph.restricted(wanted) == b.graph.restricted(wanted);
 }
 
 }  // namespace lockstep

@@ -1,3 +1,6 @@
+// The verdict of a comparison and its sentence. The order matters: traces that cannot be compared
+// are inconclusive; a difference of kind is different, whatever else is within noise; judgements of
+// the two against the oracle, where they were asked for, say which of them is right.
 #include "src/diff/diff_story.h"
 
 #include <fmt/format.h>
@@ -204,11 +207,6 @@ void put_judgements(DiffResult& result, std::vector<DiffJudgement> judged) {
   result.judged = std::move(judged);
   const bool compared = result.rows > 0 && result.verdict != DiffVerdict::identical;
   if (compared && result.judged.size() == 2) conclude_of_judgements(result);
-}
-
-const char* name_of(DiffVerdict verdict) {
-  static constexpr const char* kNames[] = {"identical", "noise", "different", "inconclusive"};
-  return kNames[static_cast<size_t>(verdict)];
 }
 
 int exit_status(const DiffResult& result) {

@@ -1,3 +1,6 @@
+// Why two requests part. A token that differs is traced to what chose it: another prompt or forced
+// token (chosen), a draw from other logits (drawn), two logits that each side had the other way
+// round within noise (near_tie), or numbers that nobody kept (unknown).
 #include "src/diff/diff_tokens.h"
 
 #include <fmt/format.h>

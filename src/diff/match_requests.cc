@@ -1,3 +1,5 @@
+// Requests are paired by prompt, then by name, then by order; a trace whose requests got other
+// numbers is read through a reader that renames them everywhere.
 #include "src/diff/match_requests.h"
 
 #include <fmt/format.h>

@@ -38,8 +38,8 @@ int64_t up_to_power_of_two(int64_t n) {
 
 }  // namespace
 
-bool decodes(const Batch& batch) {
-  const DeviceBatch::Room room = DeviceBatch::room_of(batch);
+bool Batch::decodes() const {
+  const DeviceBatch::Room room = DeviceBatch::room_of(*this);
   return room.tokens == room.requests && room.tokens == room.logit_rows;
 }
 

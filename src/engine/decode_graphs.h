@@ -11,9 +11,6 @@
 
 namespace lockstep {
 
-// Whether every request of the pass adds one token and chooses the next.
-bool decodes(const Batch& batch);
-
 // Room for a decode pass and, so that one graph serves many passes, for some more: requests and
 // width of the page tables up to the next power of two.
 DeviceBatch::Room decode_room(const Batch& batch);

@@ -1,3 +1,6 @@
+// The layout of all digests of a pass is fixed before its first op: heads of digests, then row
+// hashes, then the hashes of caches, in one block of device memory, so that a graph can write them
+// anew on every replay and the host can copy them at once.
 #include "src/engine/device_digests.h"
 
 #include <algorithm>

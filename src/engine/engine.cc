@@ -21,7 +21,7 @@ int threads_from(int wanted) { return wanted > 0 ? wanted : machine_threads(); }
 // that made it: pages of the same tokens are then not the same, and a text would depend on what
 // others asked before it.
 EngineOptions for_scheduler(EngineOptions options, const ModelConfig& config) {
-  options.prefix_cache = options.prefix_cache && !depends_on_length(config.rope);
+  options.prefix_cache = options.prefix_cache && !config.rope.depends_on_length();
   return options;
 }
 
@@ -99,7 +99,7 @@ int32_t Engine::submit(Request request) {
             "request {} has token {}, but the model's vocabulary is 0..{}", id, token,
             model_.config().vocab - 1);
   check_positions(request, id);
-  check_sampling(request.sampling, fmt::format("request {}", id));
+  request.sampling.check_ranges(fmt::format("request {}", id));
   check(request.samples >= 1, "request {} asks for {} samples: ask for at least 1", id,
         request.samples);
   check(request.samples == 1 || request.forced.empty(),
@@ -165,7 +165,7 @@ Forward Engine::compute(Batch batch, Probe& probe) {
 }
 
 Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& digested) {
-  const bool decode = decodes(batch);
+  const bool decode = batch.decodes();
   if (decode && options_.graph) return graphs_.run(std::move(batch), probe, digested);
   // Padded as its graph would be: the same bits, replayed or not.
   const DeviceBatch::Room room = decode ? decode_room(batch) : DeviceBatch::room_of(batch);
@@ -203,9 +203,9 @@ void Engine::prepare_cache(const Plan& plan) {
   }
 }
 
-PassInfo Engine::describe(const std::vector<ScheduledChunk>& chunks) {
+PassInfo Engine::describe(const std::vector<Plan::Chunk>& chunks) {
   PassInfo info{.pass = passes_++};
-  for (const ScheduledChunk& chunk : chunks) {
+  for (const Plan::Chunk& chunk : chunks) {
     Sequence& s = *chunk.sequence;
     if (std::exchange(s.starts_with_cached_prefix, false))
       info.inherited.push_back({s.id, {s.tokens.begin(), s.tokens.begin() + s.computed}});
@@ -233,10 +233,10 @@ void Engine::describe_holders(PassInfo& info) const {
       info.page_counts.push_back({page, holders});
 }
 
-void Engine::advance(const std::vector<ScheduledChunk>& chunks, const Forward& forward) {
+void Engine::advance(const std::vector<Plan::Chunk>& chunks, const Forward& forward) {
   int64_t row = 0;  // of the logits: the shares that reach the end of their tokens
   std::vector<Choice> choices;
-  for (const ScheduledChunk& chunk : chunks) {
+  for (const Plan::Chunk& chunk : chunks) {
     Sequence& s = *chunk.sequence;
     s.computed += chunk.tokens;
     scheduler_.computed(s);

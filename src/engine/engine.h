@@ -66,11 +66,11 @@ class Engine {
 
  private:
   void prepare_cache(const Plan& plan);
-  PassInfo describe(const std::vector<ScheduledChunk>& chunks);
+  PassInfo describe(const std::vector<Plan::Chunk>& chunks);
   void describe_holders(PassInfo& info) const;
   Forward compute(Batch batch, Probe& probe);
   Forward compute_on_device(Batch batch, Probe& probe, DigestedPass& digested);
-  void advance(const std::vector<ScheduledChunk>& chunks, const Forward& forward);
+  void advance(const std::vector<Plan::Chunk>& chunks, const Forward& forward);
   // A sequence that chooses its next token by a row of the logits.
   struct Choice {
     Sequence* sequence;

@@ -20,7 +20,7 @@ int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64
   const int64_t buffers = 2 * activations.memory(options.max_batched_tokens, options.max_batch);
   const int64_t draws = options.max_batch * config.vocab * sizeof(double);
   const int64_t left =
-      bytes - weights_memory(config, options.dtype, options.device) - buffers - draws - kRest;
+      bytes - Weights::memory(config, options.dtype, options.device) - buffers - draws - kRest;
   const int64_t sides = 2 * config.layers;  // K and V of a layer, a tensor each
   const int64_t page =
       config.kv_bytes_per_token(options.dtype) / sides * options.page_size;  // of a side

@@ -14,6 +14,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/memory.h"
+#include "kernels/base/names.h"
 
 namespace lockstep {
 
@@ -25,7 +26,8 @@ enum class Preempt : uint8_t {
   recompute,  // its pages are freed, its tokens are computed again later
   swap,       // its pages are copied to host memory and back later
 };
-inline constexpr std::array<const char*, 2> kPreempts{"recompute", "swap"};  // by Preempt
+template <>
+inline constexpr auto kNamesOf<Preempt> = std::to_array<const char*>({"recompute", "swap"});
 
 struct EngineOptions {
   Device device = Device::cpu;

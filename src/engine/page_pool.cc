@@ -1,3 +1,6 @@
+// Free pages are a stack, published ones that nobody holds a list in the order of their last use. A
+// page is found again by its key and then compared token by token: a hash that two prefixes share
+// must not give one the other's keys.
 #include "src/engine/page_pool.h"
 
 #include <algorithm>
@@ -9,7 +12,7 @@
 
 namespace lockstep {
 
-uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens) {
+uint64_t PagePool::prefix_key(uint64_t parent, std::span<const int32_t> tokens) {
   const uint64_t link[] = {parent, hash_of(tokens.data(), tokens.size_bytes())};
   return hash_of(link, sizeof(link));
 }

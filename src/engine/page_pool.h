@@ -9,10 +9,6 @@
 
 namespace lockstep {
 
-// Names a full page by what it holds: the tokens of the page and, through `parent`, all tokens
-// before it. 0 is the parent of a first page.
-uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens);
-
 // The pool of K/V pages, with the count of holders of each. A page is the same index in every
 // layer's cache. Owned by the engine, used by its thread.
 //   free       nobody holds it and its content means nothing
@@ -23,6 +19,10 @@ uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens);
 // Pages that were freed last are handed out first, so that reuse happens early and often.
 class PagePool {
  public:
+  // Names a full page by what it holds: the tokens of the page and, through `parent`, all tokens
+  // before it. 0 is the parent of a first page.
+  static uint64_t prefix_key(uint64_t parent, std::span<const int32_t> tokens);
+
   // order: 0 hands out 0, 1, 2 ...; another seed shuffles the pages, so that neighbouring positions
   // do not lie in neighbouring pages.
   PagePool(int64_t pages, uint64_t order);

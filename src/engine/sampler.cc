@@ -1,3 +1,11 @@
+// Choosing one token from a row of logits, in fp64. The filters are those of Hugging Face's logits
+// processors, in their order:
+//
+//   penalty of tokens in the text -> temperature -> top-k -> top-p -> min-p -> softmax -> draw
+//
+// A filter takes a token out by setting its logit to -inf. The draw is Philox4x32-10 with the
+// request's seed as its key, so that a text does not depend on what is served beside it. The
+// device's twin (kernels/cuda/sample.cu) follows the same definition.
 #include "src/engine/sampler.h"
 
 #include <algorithm>
@@ -22,6 +30,7 @@ size_t argmax_of(std::span<const double> logits) {
   return best;
 }
 
+// The row in fp64, whatever its dtype.
 std::vector<double> widened(const TensorView& logits) {
   check(logits.count() > 0 && logits.count() == logits.shape.last(),
         "a token is chosen from one row of logits, found the shape {}", logits.shape.text());
@@ -38,6 +47,8 @@ std::vector<double> weights_of(std::span<const double> logits) {
   return weights;
 }
 
+// Keskar et al. 2019 (CTRL), as Hugging Face has it: a token that is in the text loses, once,
+// however often it is there; negative logits are multiplied, so that they fall too.
 void penalise(std::span<double> logits, double penalty, std::span<const int32_t> text) {
   std::vector<bool> seen(logits.size());
   for (const int32_t token : text) {
@@ -48,6 +59,7 @@ void penalise(std::span<double> logits, double penalty, std::span<const int32_t>
   }
 }
 
+// The k largest; of several that are equal to the last of them, all stay.
 void keep_top_k(std::span<double> logits, int64_t k) {
   if (k == 0 || k >= std::ssize(logits)) return;
   std::vector<double> sorted(logits.begin(), logits.end());
@@ -57,6 +69,7 @@ void keep_top_k(std::span<double> logits, int64_t k) {
     if (x < least) x = kNone;
 }
 
+// Holtzman et al. 2020, nucleus sampling: the fewest that together are at least that likely.
 void keep_top_p(std::span<double> logits, double p) {
   if (p >= 1) return;
   const std::vector<double> weights = weights_of(logits);
@@ -75,6 +88,7 @@ void keep_top_p(std::span<double> logits, double p) {
   for (const size_t i : heap) logits[i] = kNone;
 }
 
+// Those at least p times as likely as the most likely one.
 void keep_min_p(std::span<double> logits, double p) {
   if (p == 0) return;
   const std::vector<double> weights = weights_of(logits);
@@ -90,19 +104,17 @@ std::vector<double> certain(size_t token, size_t vocab) {
 
 }  // namespace
 
-void check_sampling(const Sampling& s, const std::string& whose) {
-  check(s.temperature >= 0 && s.temperature <= 1e6,
-        "{} asks for the temperature {}, but it must be 0 (greedy) to 1e6", whose, s.temperature);
-  check(s.top_k >= 0, "{} asks for the top_k {}, but it must be 0 (all) or more", whose, s.top_k);
-  check(s.top_p > 0 && s.top_p <= 1, "{} asks for the top_p {}, but it must be over 0, at most 1",
-        whose, s.top_p);
-  check(s.min_p >= 0 && s.min_p <= 1, "{} asks for the min_p {}, but it must be 0 to 1", whose,
-        s.min_p);
-  check(s.repetition_penalty > 0 && s.repetition_penalty <= 1e6,
+void Sampling::check_ranges(const std::string& whose) const {
+  check(temperature >= 0 && temperature <= 1e6,
+        "{} asks for the temperature {}, but it must be 0 (greedy) to 1e6", whose, temperature);
+  check(top_k >= 0, "{} asks for the top_k {}, but it must be 0 (all) or more", whose, top_k);
+  check(top_p > 0 && top_p <= 1, "{} asks for the top_p {}, but it must be over 0, at most 1",
+        whose, top_p);
+  check(min_p >= 0 && min_p <= 1, "{} asks for the min_p {}, but it must be 0 to 1", whose, min_p);
+  check(repetition_penalty > 0 && repetition_penalty <= 1e6,
         "{} asks for the repetition_penalty {}, but it must be over 0, at most 1e6", whose,
-        s.repetition_penalty);
-  check(s.logprobs >= 0, "{} asks for {} logprobs, but it must be 0 (none) or more", whose,
-        s.logprobs);
+        repetition_penalty);
+  check(logprobs >= 0, "{} asks for {} logprobs, but it must be 0 (none) or more", whose, logprobs);
 }
 
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
@@ -169,7 +181,7 @@ Logprobs logprobs_of(const TensorView& logits, int32_t chosen, int64_t count) {
   const std::vector<double> weights = weights_of(row);
   const double norm =
       *std::ranges::max_element(row) + std::log(std::reduce(weights.begin(), weights.end()));
-  const auto at = [&](size_t i) { return TokenLogprob{static_cast<int32_t>(i), row[i] - norm}; };
+  const auto at = [&](size_t i) { return Logprobs::Token{static_cast<int32_t>(i), row[i] - norm}; };
   std::vector<size_t> order(row.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto end = order.begin() + std::min(count, std::ssize(order));

@@ -10,9 +10,6 @@
 
 namespace lockstep {
 
-// Throws Error when a value is out of its range; `whose` begins the sentence.
-void check_sampling(const Sampling& sampling, const std::string& whose);
-
 // Philox4x32 with 10 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 // 1, 2, 3", SC 2011. A function of counter and key alone, so that a draw depends on nothing that
 // was drawn before or beside it.
@@ -51,16 +48,16 @@ int32_t pick(std::span<const double> probabilities, double uniform);
 int32_t choose(const TensorView& logits, const Sampling& sampling, std::span<const int32_t> text,
                Draw draw);
 
-struct TokenLogprob {
-  int32_t token = 0;
-  double logprob = 0;  // natural logarithm of its probability
-};
-
 // Log-probabilities where a token was chosen, of softmax(logits), before penalty, temperature and
 // filters.
 struct Logprobs {
-  TokenLogprob chosen;
-  std::vector<TokenLogprob> top;  // the most likely first, of equals the smaller id
+  struct Token {
+    int32_t token = 0;
+    double logprob = 0;  // natural logarithm of its probability
+  };
+
+  Token chosen;
+  std::vector<Token> top;  // the most likely first, of equals the smaller id
 };
 //   logits  as in choose(); count: length of `top`, at most the vocabulary
 Logprobs logprobs_of(const TensorView& logits, int32_t chosen, int64_t count);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace lockstep {
 
@@ -16,6 +17,8 @@ struct Sampling {
 
   // Whether the choice is the argmax of the logits and nothing else.
   bool argmax() const { return temperature == 0 && repetition_penalty == 1; }
+  // Throws Error when a value is out of its range; `whose` begins the sentence.
+  void check_ranges(const std::string& whose) const;
 };
 
 }  // namespace lockstep

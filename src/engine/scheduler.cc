@@ -138,7 +138,7 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
     const std::span tokens(sequence.tokens.data() + i * options_.page_size, options_.page_size);
     const auto page = pool_.find(parent, tokens);
     if (!page) break;
-    parent = prefix_key(parent, tokens);
+    parent = PagePool::prefix_key(parent, tokens);
     sequence.pages.push_back(*page);
     sequence.keys.push_back(parent);
     sequence.computed += options_.page_size;
@@ -209,7 +209,7 @@ void Scheduler::computed(Sequence& sequence) {
     const uint64_t parent = i == 0 ? 0 : sequence.keys.back();
     const std::span tokens(sequence.tokens.data() + i * options_.page_size, options_.page_size);
     pool_.publish(sequence.pages[i], parent, tokens);
-    sequence.keys.push_back(prefix_key(parent, tokens));
+    sequence.keys.push_back(PagePool::prefix_key(parent, tokens));
   }
 }
 

@@ -11,15 +11,15 @@
 
 namespace lockstep {
 
-// The next `tokens` tokens of a sequence, scheduled for one pass.
-struct ScheduledChunk {
-  Sequence* sequence = nullptr;
-  int64_t tokens = 0;
-};
-
 // A plan of the next pass: changes of the cache that come first, in this order, and what to
 // compute.
 struct Plan {
+  // The next `tokens` tokens of a sequence, scheduled for one pass.
+  struct Chunk {
+    Sequence* sequence = nullptr;
+    int64_t tokens = 0;
+  };
+
   struct Copy {
     int32_t from = 0, to = 0;
   };
@@ -31,7 +31,7 @@ struct Plan {
   std::vector<Copy> copies;    // a shared page that is about to be written gets a copy of its own
   std::vector<int32_t> fresh;  // handed out, content meaningless
   std::vector<Swap> in;        // fill these pages from host memory
-  std::vector<ScheduledChunk> chunks;
+  std::vector<Chunk> chunks;
   int preempted = 0;  // requests that lost their pages
 };
 

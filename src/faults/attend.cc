@@ -10,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+// The arguments of one call of paged_attention.
 struct AttentionCall {
   TensorView out, q;
   KvCache cache;

@@ -28,8 +28,6 @@ void seed_scale(const Seams& seams, const FaultRequest& request, Wrong wrong) {
                  int64_t window) { inner(context, out, q, cache, batch, wrong(scale), window); });
 }
 
-}  // namespace
-
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request) {
   seed_attention(
       seams, request,
@@ -132,5 +130,87 @@ void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& r
            inner(context, out, q, cache, batch, scale, window);
          });
 }
+
+bool has_groups(const ModelConfig& c) { return c.kv_heads > 1 && c.heads > c.kv_heads; }
+bool has_window(const ModelConfig& c) {
+  return std::ranges::any_of(c.window, [](int64_t keys) { return keys > 0; });
+}
+
+constexpr Fault kAttentionFaults[] = {
+    {"gqa-map-modulo",
+     "attn.out",
+     "query head h reads K/V head h % kv_heads instead of h / group",
+     "grouped heads and more than one K/V head; two visible keys, or K/V heads that differ",
+     {},
+     has_groups,
+     seed_gqa_map_modulo},
+    {"softmax-scale-missing",
+     "attn.out",
+     "scores are not scaled by head_dim^-0.5",
+     "a query that sees two keys",
+     {},
+     always,
+     seed_softmax_scale_missing},
+    {"causal-mask-off-by-one",
+     "attn.out",
+     "a query also sees the key after its own",
+     "a pass with two queries of one request",
+     {},
+     always,
+     seed_causal_mask_off_by_one},
+    {"sliding-window-off-by-one",
+     "attn.out",
+     "a query sees a key more (size 1) or less (size -1) than its sliding window has",
+     "a model with a sliding window, and a position past it",
+     {1, -1},
+     has_window,
+     seed_sliding_window_off_by_one},
+    {"chunk-lengths-of-another-row",
+     "attn.out",
+     "a request's context is as long as that of the request before it in the pass",
+     "two requests of different lengths in one pass",
+     {},
+     always,
+     seed_chunk_lengths_of_another_row},
+    {"last-page-tail-unmasked",
+     "attn.out",
+     "the unused slots of a request's last page are attended",
+     "a length that is no multiple of the page size",
+     {},
+     always,
+     seed_last_page_tail_unmasked},
+    {"softmax-scale-of-another-head-dim",
+     "attn.out",
+     "scores are scaled by another head_dim^-0.5: size times the right one",
+     "a query that sees two keys",
+     {2, 0.5, 1.02},
+     always,
+     seed_softmax_scale_of_another_head_dim},
+    {"softmax-scale-twice",
+     "attn.out",
+     "scores are scaled by head_dim^-0.5 twice",
+     "a query that sees two keys",
+     {},
+     always,
+     seed_softmax_scale_twice},
+    {"causal-mask-top-left",
+     "attn.out",
+     "the causal mask counts queries from 0 instead of from the pass's first position",
+     "a decode pass, or a prompt in chunks",
+     {},
+     always,
+     seed_causal_mask_top_left},
+    {"v-scale-of-another-head",
+     "attn.out",
+     "V of the last K/V head is read at so many times its size (the fault's size)",
+     "any run",
+     {2, 1.1, 1.02},
+     always,
+     seed_v_scale_of_another_head},
+};
+
+}  // namespace
+
+std::span<const Fault> attention_faults() { return kAttentionFaults; }
 
 }  // namespace lockstep

@@ -1,5 +1,9 @@
 // Bugs of what is written to the K/V cache and read from it. A misread page table is given to
 // attention and to kv_gather alike, so that attn.kv shows what attention has read.
+//
+// Writes are wronged through their slots, which say where each row's K and V go; reads through the
+// page tables. Slots and tables are copied first: the engine's own stay right, as they do when a
+// kernel misreads them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -53,8 +57,6 @@ int64_t slot_before(const PassInfo& pass, size_t t, int64_t page_size) {
   const int64_t position = row.position - 1;
   return table->pages[position / page_size] * page_size + position % page_size;
 }
-
-}  // namespace
 
 void seed_wrong_page(const Seams& seams, const FaultRequest& request) {
   seed_tables(seams, request, [](const TensorView& right, const TensorView& wrong) {
@@ -128,5 +130,54 @@ void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request) {
            inner(context, cache, k, v, slots);
          });
 }
+
+constexpr Fault kCacheFaults[] = {
+    {"wrong-page",
+     "attn.kv",
+     "the second request of a pass reads through the first one's page table",
+     "two requests in one pass",
+     {},
+     always,
+     seed_wrong_page},
+    {"page-table-stride",
+     "attn.kv",
+     "rows of the page table are taken to be one page narrower than they are",
+     "two requests in one pass",
+     {},
+     always,
+     seed_page_table_stride},
+    {"slot-offset-32-bit",
+     "attn.kv",
+     "K and V are written to an offset of which only the low bits (size: how many) are kept",
+     "a pool of more than 2^size elements",
+     {31, 12},
+     always,
+     seed_slot_offset_32_bit},
+    {"token-cached-twice",
+     "attn.kv",
+     "in a decode pass the token before is cached once more in place of the new one",
+     "a decode pass",
+     {},
+     always,
+     seed_token_cached_twice},
+    {"new-token-never-cached",
+     "attn.kv",
+     "in a decode pass the new token is not cached",
+     "a decode pass",
+     {},
+     always,
+     seed_new_token_never_cached},
+    {"k-and-v-swapped",
+     "attn.kv",
+     "K is cached as V and V as K",
+     "any run",
+     {},
+     always,
+     seed_k_and_v_swapped},
+};
+
+}  // namespace
+
+std::span<const Fault> cache_faults() { return kCacheFaults; }
 
 }  // namespace lockstep

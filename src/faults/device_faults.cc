@@ -1,4 +1,7 @@
 // Bugs that only a CUDA device's kernels can have: each puts a kernel of its own in an op's place.
+//
+// The kernels are in kernels/faults/broken_ops.cu: a missing barrier or an offset of 32 bits cannot
+// be seeded from outside a kernel. On other devices these faults are refused.
 #include "src/faults/seeds.h"
 
 namespace lockstep {
@@ -15,8 +18,6 @@ void replace_at(std::function<void(const OpContext&, Args...)>& right,
   };
 }
 
-}  // namespace
-
 void seed_norm_without_barrier(const Seams& seams, const FaultRequest& request) {
   replace_at(seams.ops.rms_norm, seams.broken->rms_norm, "attn.norm", request);
 }
@@ -28,5 +29,39 @@ void seed_output_tile_uninitialised(const Seams& seams, const FaultRequest& requ
 void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request) {
   replace_at(seams.ops.kv_write, seams.broken->kv_write, "attn.kv", request);
 }
+
+constexpr Fault kDeviceFaults[] = {
+    {"norm-without-barrier",
+     "attn.norm",
+     "the sum of squares is read before all warps wrote theirs",
+     "--device cuda",
+     {},
+     always,
+     seed_norm_without_barrier,
+     true,
+     Seat::device},
+    {"output-tile-uninitialised",
+     "mlp.up",
+     "the last 64 columns hold what was there before",
+     "--device cuda",
+     {},
+     has_dense,
+     seed_output_tile_uninitialised,
+     true,
+     Seat::device},
+    {"pool-offset-32-bit",
+     "attn.kv",
+     "K and V are written to offsets of 32 bits, or nowhere",
+     "--device cuda, and pages past 2^31 elements of K",
+     {},
+     always,
+     seed_pool_offset_32_bit,
+     true,
+     Seat::device},
+};
+
+}  // namespace
+
+std::span<const Fault> device_faults() { return kDeviceFaults; }
 
 }  // namespace lockstep

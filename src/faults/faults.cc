@@ -1,3 +1,6 @@
+// From the words of --fault to a seeded engine: the name is looked up among all tables, the model
+// is asked whether it has what the fault breaks, sizes get their default, and the fault's own
+// function wraps ops or hooks. Nothing here knows what any fault does.
 #include "src/faults/faults.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Bugs that can be seeded into the engine, to see the tool see them.
 //
-// To add one: write its seeding function in the file of its kind (rope_faults.cc ...), declare it
-// in seeds.h, and add a row to the table in catalogue.cc. Tests and commands take them from there.
+// To add one: write its seeding function in the file of its kind (rope_faults.cc ...) and add its
+// row to the table at the end of that file. Tests and commands take them from faults().
 // A fault changes the engine's arguments, tables, memory or kernels; it shares no code with the
 // reference.
 //

@@ -1,11 +1,16 @@
 // Bugs of graphs that are replayed: what a graph reads from one replay to the next lies in device
 // memory, and so does what pads its passes.
+//
+// A graph's arguments are at fixed addresses that the host fills before each replay. These faults
+// change them there, after the host did, as a kernel would that keeps a pointer or a copy of its
+// own.
 #include <map>
 #include <utility>
 
 #include "src/faults/seeds.h"
 
 namespace lockstep {
+namespace {
 
 void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest&) {
   // By where a graph has its arguments, which is a place of its own.
@@ -31,5 +36,30 @@ void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
     copy(batch.slots.view().slice(rows, 1), tensor_of<int64_t>(slot, {1}, DType::i64));
   });
 }
+
+constexpr Fault kGraphFaults[] = {
+    {"graph-replays-stale-positions",
+     "attn.q_rope",
+     "a graph keeps the positions of its first replay",
+     "--device cuda; several decode passes",
+     {},
+     always,
+     seed_graph_replays_stale_positions,
+     false,
+     Seat::graphs},
+    {"padded-row-writes-live-slot",
+     "attn.kv",
+     "the K and V of a row that pads a graph go where those of a token are",
+     "--device cuda; decode passes of 3 requests, or another number that is no power of two",
+     {},
+     always,
+     seed_padded_row_writes_live_slot,
+     false,
+     Seat::graphs},
+};
+
+}  // namespace
+
+std::span<const Fault> graph_faults() { return kGraphFaults; }
 
 }  // namespace lockstep

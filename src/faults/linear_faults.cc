@@ -1,4 +1,8 @@
 // Bugs of the projections: their weights, their sums and what they leave unwritten.
+//
+// A projection is told by the point that its output is shown at (OpContext::point), since all of
+// them are the same op. Most of these bugs compute the right product by the op that was there, from
+// other arguments; those about sums compute it anew, in plain loops.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -50,8 +54,6 @@ Tensor one_row_on(const TensorView& right) {
   std::rotate(first, first + right.row_size() * size_of(right.dtype), first + right.bytes());
   return shifted;
 }
-
-}  // namespace
 
 void seed_bias_dropped(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](LinearCall linear) {
@@ -169,5 +171,94 @@ void seed_head_is_stale(const Seams& seams, const FaultRequest& request) {
         put(linear.out, t * vocab + i, get(linear.out, t * vocab + i - added));
   });
 }
+
+bool has_bias(const ModelConfig& c) { return c.qkv_bias; }
+bool is_tied(const ModelConfig& c) { return c.tied; }
+
+constexpr Fault kLinearFaults[] = {
+    {"bias-dropped",
+     "attn.q",
+     "q, k and v are projected without their bias",
+     "biases of q, k and v (Qwen2)",
+     {},
+     has_bias,
+     seed_bias_dropped},
+    {"bias-twice",
+     "attn.q",
+     "the bias of q, k and v is added twice",
+     "biases of q, k and v (Qwen2)",
+     {},
+     has_bias,
+     seed_bias_twice},
+    {"weight-rows-shifted",
+     "attn.q",
+     "q is projected by weights that begin one row late",
+     "any run",
+     {},
+     always,
+     seed_weight_rows_shifted},
+    {"projection-dead",
+     "attn.o",
+     "the output projection makes zeros",
+     "any run",
+     {},
+     always,
+     seed_projection_dead},
+    {"weight-layout-transposed",
+     "attn.o",
+     "the weight of the output projection is read column by column",
+     "any run",
+     {},
+     always,
+     seed_weight_layout_transposed},
+    {"one-element-off",
+     "attn.o",
+     "an element of the last row is off by so many bf16 ulp (size)",
+     "any run",
+     {30, 3, 1},
+     always,
+     seed_one_element_off},
+    {"last-row-uses-row-before",
+     "mlp.gate",
+     "the last row of a request takes the row before it as the gate's input",
+     "a layer with one MLP; a pass with two tokens of one request",
+     {},
+     has_dense,
+     seed_last_row_uses_row_before},
+    {"output-tile-never-written",
+     "mlp.up",
+     "the last 64 columns, or half of fewer than 128, are not written and hold zeros",
+     "a layer with one MLP for all tokens",
+     {},
+     has_dense,
+     seed_output_tile_never_written},
+    {"accumulator-16-bit",
+     "mlp.down",
+     "sums are rounded to bf16 after every so many products (size)",
+     "a layer with one MLP whose rows are as long",
+     {16, 64, 256},
+     has_dense,
+     seed_accumulator_16_bit},
+    {"logits-of-another-request",
+     "logits",
+     "logits are made of the row of the next request in the pass",
+     "two requests that get logits in one pass",
+     {},
+     always,
+     seed_logits_of_another_request,
+     false},
+    {"head-is-stale",
+     "logits",
+     "lm_head has for the last 64 ids the weights of the 64 before them",
+     "lm_head tied to the embedding",
+     {},
+     is_tied,
+     seed_head_is_stale,
+     false},
+};
+
+}  // namespace
+
+std::span<const Fault> linear_faults() { return kLinearFaults; }
 
 }  // namespace lockstep

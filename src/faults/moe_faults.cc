@@ -3,6 +3,7 @@
 #include "src/faults/seeds.h"
 
 namespace lockstep {
+namespace {
 
 void seed_moe_expert_order(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::weighted_sum, request,
@@ -21,5 +22,33 @@ void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& requ
          [](const auto& inner, const OpContext& context, TensorView out, TensorView logits,
             TensorView index, bool) { inner(context, out, logits, index, false); });
 }
+
+bool mixes_experts(const ModelConfig& c) {
+  return !c.experts.layers.empty() && c.experts.chosen > 1;
+}
+bool normalises_experts(const ModelConfig& c) {
+  return !c.experts.layers.empty() && c.experts.normalised && c.experts.chosen < c.experts.count;
+}
+
+constexpr Fault kMoeFaults[] = {
+    {"moe-expert-order",
+     "mlp.combine",
+     "the weights of a token's experts are applied in the opposite order",
+     "a mixture of two experts or more",
+     {},
+     mixes_experts,
+     seed_moe_expert_order},
+    {"moe-router-not-normalised",
+     "mlp.weights",
+     "the weights of the chosen experts are not divided by their sum",
+     "experts whose weights are normalised (norm_topk_prob)",
+     {},
+     normalises_experts,
+     seed_moe_router_not_normalised},
+};
+
+}  // namespace
+
+std::span<const Fault> moe_faults() { return kMoeFaults; }
 
 }  // namespace lockstep

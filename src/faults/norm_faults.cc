@@ -1,5 +1,7 @@
 // Bugs of RMSNorm. Most replace the formula of one row (NormRow) and leave the loop over rows as it
 // is; those of QK-norm are told by the point that the op's output is shown at.
+//
+// RMSNorm is y = x / sqrt(mean(x^2) + eps) w; a NormRow is one row of it, got wrong in one place.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -78,8 +80,6 @@ NormRow with_gain(Gain gain_of) {
         for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale * gain_of(w[i]);
       };
 }
-
-}  // namespace
 
 void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::rms_norm, request,
@@ -188,5 +188,87 @@ void seed_norm_gain_after_16_bit_cast(const Seams& seams, const FaultRequest& re
         for (size_t i = 0; i < x.size(); ++i) y[i] = to_bf16(x[i] * scale) * w[i];
       });
 }
+
+bool has_qk_norm(const ModelConfig& c) { return c.qk_norm; }
+bool has_wide_qk_norm(const ModelConfig& c) {
+  return c.qk_norm && c.head_dim > 16 && c.head_dim % 16 == 0;
+}
+
+constexpr Fault kNormFaults[] = {
+    {"qk-norm-missing",
+     "attn.q_norm",
+     "q and k are not normed",
+     "QK-norm (Qwen3)",
+     {},
+     has_qk_norm,
+     seed_qk_norm_missing},
+    {"qk-norm-over-16-wide-blocks",
+     "attn.q_norm",
+     "QK-norm takes the mean square of 16 elements instead of the whole head",
+     "QK-norm over heads wider than 16",
+     {},
+     has_wide_qk_norm,
+     seed_qk_norm_over_16_wide_blocks},
+    {"rms-norm-eps",
+     "attn.norm",
+     "RMSNorm adds another eps (its size) to the mean square",
+     "rows of small norm, as at the first layer, or fp32",
+     {1e-5, 1e-3, 1e-1},
+     always,
+     seed_rms_norm_eps},
+    {"qk-norm-after-rope",
+     "attn.q_norm",
+     "q and k are normed after RoPE instead of before",
+     "QK-norm (Qwen3)",
+     {},
+     has_qk_norm,
+     seed_qk_norm_after_rope},
+    {"qk-norm-gain-of-another-shard",
+     "attn.q_norm",
+     "QK-norm takes its gain from half a head further on",
+     "QK-norm (Qwen3) with a gain that is not constant",
+     {},
+     has_qk_norm,
+     seed_qk_norm_gain_of_another_shard},
+    {"norm-gain-plus-one",
+     "attn.norm",
+     "RMSNorm multiplies by 1 + w instead of w",
+     "any run",
+     {},
+     always,
+     seed_norm_gain_plus_one},
+    {"norm-mean-subtracted",
+     "attn.norm",
+     "RMSNorm subtracts the mean first, as LayerNorm does",
+     "rows whose mean is not 0",
+     {},
+     always,
+     seed_norm_mean_subtracted},
+    {"norm-eps-outside-root",
+     "attn.norm",
+     "RMSNorm adds eps to the root of the mean square, not to the mean square",
+     "fp32 and rows of small norm",
+     {},
+     always,
+     seed_norm_eps_outside_root},
+    {"norm-16-bit-sum",
+     "attn.norm",
+     "RMSNorm adds up the squares in bf16",
+     "any run",
+     {},
+     always,
+     seed_norm_16_bit_sum},
+    {"norm-gain-after-16-bit-cast",
+     "attn.norm",
+     "RMSNorm rounds to bf16 before it multiplies by the gain",
+     "any run",
+     {},
+     always,
+     seed_norm_gain_after_16_bit_cast},
+};
+
+}  // namespace
+
+std::span<const Fault> norm_faults() { return kNormFaults; }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "src/faults/seeds.h"
+#include "src/weights/rope_tables.h"
 
 namespace lockstep {
 namespace {
@@ -64,8 +65,6 @@ void seed_config(const Seams& seams, const FaultRequest& request, ModelConfig wr
            inner(context, out, x, other->batch.cos, other->batch.sin, positions);
          });
 }
-
-}  // namespace
 
 void seed_rope_interleaved(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::rope, request,
@@ -138,5 +137,68 @@ void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request)
            inner(context, out, x, cos, sin, wrong);
          });
 }
+
+bool fixed_tables(const ModelConfig& c) { return !c.rope.depends_on_length(); }
+bool has_own_theta(const ModelConfig& c) {
+  return fixed_tables(c) && c.rope.theta != RopeConfig().theta;
+}
+bool has_two_pairs(const ModelConfig& c) { return c.head_dim >= 4; }
+bool has_yarn(const ModelConfig& c) { return c.rope.type == RopeType::yarn && c.rope.factor > 1; }
+
+constexpr Fault kRopeFaults[] = {
+    {"rope-interleaved",
+     "attn.q_rope",
+     "RoPE rotates the pairs (2j, 2j+1) instead of (j, j + head_dim/2)",
+     "a position after the first",
+     {},
+     always,
+     seed_rope_interleaved},
+    {"rope-position-off-by-one-in-decode",
+     "attn.q_rope",
+     "RoPE gets the position before the token's own, in decode passes only",
+     "a decode pass",
+     {},
+     fixed_tables,
+     seed_rope_position_off_by_one_in_decode},
+    {"rope-theta-ignored",
+     "attn.q_rope",
+     "RoPE turns by the base 10000 instead of the model's own",
+     "a rope_theta other than 10000; a position after the first",
+     {},
+     has_own_theta,
+     seed_rope_theta_ignored},
+    {"yarn-factor-twice",
+     "attn.q_rope",
+     "positions are stretched by the factor of YaRN twice",
+     "a model with YaRN; a position after the first",
+     {},
+     has_yarn,
+     seed_yarn_factor_twice},
+    {"rope-tables-16-bit",
+     "attn.q_rope",
+     "cos and sin are rounded to bf16",
+     "a position after the first",
+     {},
+     always,
+     seed_rope_tables_16_bit},
+    {"rope-positions-16-bit",
+     "attn.q_rope",
+     "positions are rounded to so many significant bits (size; 8: bf16, 11: fp16)",
+     "a position of 2^size or more",
+     {8, 4},
+     fixed_tables,
+     seed_rope_positions_16_bit},
+    {"rope-over-half-of-the-dims",
+     "attn.q_rope",
+     "RoPE turns the first half of the pairs and leaves the others as they are",
+     "heads of four elements or more; a position after the first",
+     {},
+     has_two_pairs,
+     seed_rope_over_half_of_the_dims},
+};
+
+}  // namespace
+
+std::span<const Fault> rope_faults() { return kRopeFaults; }
 
 }  // namespace lockstep

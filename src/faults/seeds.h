@@ -1,3 +1,6 @@
+// The kit of who writes a fault: the op of some layers replaced or wrapped, hooks joined, tensors
+// of any dtype read and written. Used within this room only; everything here runs on the engine's
+// thread, on CPU tensors.
 #pragma once
 
 #include <cstring>
@@ -8,75 +11,25 @@
 
 namespace lockstep {
 
-// The seeding function of every fault; what each one does is said in the table in catalogue.cc.
-void seed_rope_interleaved(const Seams& seams, const FaultRequest& request);
-void seed_rope_position_off_by_one_in_decode(const Seams& seams, const FaultRequest& request);
-void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request);
-void seed_qk_norm_over_16_wide_blocks(const Seams& seams, const FaultRequest& request);
-void seed_rms_norm_eps(const Seams& seams, const FaultRequest& request);
-void seed_gqa_map_modulo(const Seams& seams, const FaultRequest& request);
-void seed_softmax_scale_missing(const Seams& seams, const FaultRequest& request);
-void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request);
-void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& request);
-void seed_moe_expert_order(const Seams& seams, const FaultRequest& request);
-void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request);
-void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& request);
-void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& request);
-void seed_rope_theta_ignored(const Seams& seams, const FaultRequest& request);
-void seed_yarn_factor_twice(const Seams& seams, const FaultRequest& request);
-void seed_wrong_page(const Seams& seams, const FaultRequest& request);
-void seed_page_table_stride(const Seams& seams, const FaultRequest& request);
-void seed_slot_offset_32_bit(const Seams& seams, const FaultRequest& request);
-void seed_token_cached_twice(const Seams& seams, const FaultRequest& request);
-void seed_new_token_never_cached(const Seams& seams, const FaultRequest& request);
-void seed_stale_prefix_page(const Seams& seams, const FaultRequest& request);
-void seed_page_freed_too_early(const Seams& seams, const FaultRequest& request);
-void seed_written_while_shared(const Seams& seams, const FaultRequest& request);
-void seed_swap_restores_another_page(const Seams& seams, const FaultRequest& request);
+// The table of each kind of bug, at the end of the file of its name: the seeding functions are its
+// own, and catalogue.cc joins the tables.
+std::span<const Fault> rope_faults();
+std::span<const Fault> norm_faults();
+std::span<const Fault> attention_faults();
+std::span<const Fault> split_faults();
+std::span<const Fault> cache_faults();
+std::span<const Fault> serving_faults();
+std::span<const Fault> linear_faults();
+std::span<const Fault> stream_faults();
+std::span<const Fault> moe_faults();
+std::span<const Fault> token_faults();
+std::span<const Fault> graph_faults();
+std::span<const Fault> device_faults();
 
-void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request);
-void seed_qk_norm_gain_of_another_shard(const Seams& seams, const FaultRequest& request);
-void seed_norm_gain_plus_one(const Seams& seams, const FaultRequest& request);
-void seed_norm_mean_subtracted(const Seams& seams, const FaultRequest& request);
-void seed_norm_eps_outside_root(const Seams& seams, const FaultRequest& request);
-void seed_norm_16_bit_sum(const Seams& seams, const FaultRequest& request);
-void seed_norm_gain_after_16_bit_cast(const Seams& seams, const FaultRequest& request);
-void seed_rope_tables_16_bit(const Seams& seams, const FaultRequest& request);
-void seed_rope_over_half_of_the_dims(const Seams& seams, const FaultRequest& request);
-void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request);
-void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request);
-void seed_causal_mask_top_left(const Seams& seams, const FaultRequest& request);
-void seed_softmax_scale_of_another_head_dim(const Seams& seams, const FaultRequest& request);
-void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request);
-void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request);
-void seed_split_merge_log2_with_ln(const Seams& seams, const FaultRequest& request);
-void seed_split_merge_max_missing(const Seams& seams, const FaultRequest& request);
-void seed_split_partials_16_bit(const Seams& seams, const FaultRequest& request);
-void seed_split_without_keys(const Seams& seams, const FaultRequest& request);
-void seed_bias_dropped(const Seams& seams, const FaultRequest& request);
-void seed_bias_twice(const Seams& seams, const FaultRequest& request);
-void seed_projection_dead(const Seams& seams, const FaultRequest& request);
-void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& request);
-void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request);
-void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request);
-void seed_one_element_off(const Seams& seams, const FaultRequest& request);
-void seed_output_tile_never_written(const Seams& seams, const FaultRequest& request);
-void seed_last_row_uses_row_before(const Seams& seams, const FaultRequest& request);
-void seed_residual_missing(const Seams& seams, const FaultRequest& request);
-void seed_residual_twice(const Seams& seams, const FaultRequest& request);
-void seed_gate_and_up_swapped(const Seams& seams, const FaultRequest& request);
-void seed_gelu_for_silu(const Seams& seams, const FaultRequest& request);
-void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& request);
-void seed_token_repeated(const Seams& seams, const FaultRequest& request);
-void seed_embedding_of_next_id(const Seams& seams, const FaultRequest& request);
-void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request);
-void seed_logits_of_another_request(const Seams& seams, const FaultRequest& request);
-void seed_head_is_stale(const Seams& seams, const FaultRequest& request);
-void seed_graph_replays_stale_positions(const Seams& seams, const FaultRequest& request);
-void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest& request);
-void seed_norm_without_barrier(const Seams& seams, const FaultRequest& request);
-void seed_output_tile_uninitialised(const Seams& seams, const FaultRequest& request);
-void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request);
+// The column `applies` of those tables: the traits that a model must have for a fault to break
+// anything. Those that one kind alone asks for stand above its table.
+inline bool always(const ModelConfig&) { return true; }
+inline bool has_dense(const ModelConfig& c) { return std::ssize(c.experts.layers) < c.layers; }
 
 // Whether an op that runs now is in the layer to break.
 inline bool hits(const FaultRequest& request, const OpContext& context) {

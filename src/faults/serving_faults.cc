@@ -21,14 +21,12 @@ void replace_page(Sequence& sequence, size_t index, int32_t page, PagePool& pool
   pool.give_back(std::exchange(sequence.pages[index], page));
 }
 
-}  // namespace
-
 void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
   // Page 0 of a prefix is looked for by its tokens: those of an older prompt find the wrong one.
   using Tokens = std::vector<int32_t>;
   const auto older = std::make_shared<std::set<Tokens>>();
   add_to(seams.hooks.after_plan, [older](Plan& plan, PagePool& pool) {
-    for (const ScheduledChunk& chunk : plan.chunks) {
+    for (const Plan::Chunk& chunk : plan.chunks) {
       Sequence& s = *chunk.sequence;
       if (!found_prefix(s)) continue;
       const auto size = s.computed / std::ssize(s.keys);  // of a page
@@ -42,19 +40,19 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
         break;
       }
     }
-    for (const ScheduledChunk& chunk : plan.chunks) older->insert(chunk.sequence->request.prompt);
+    for (const Plan::Chunk& chunk : plan.chunks) older->insert(chunk.sequence->request.prompt);
   });
 }
 
 void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
   const auto freed = std::make_shared<std::set<int32_t>>();  // requests that lost a page
   add_to(seams.hooks.after_plan, [freed](Plan& plan, PagePool& pool) {
-    const auto lives = [&](const ScheduledChunk& chunk) {
+    const auto lives = [&](const Plan::Chunk& chunk) {
       return chunk.sequence->computed > 0 && !freed->contains(chunk.sequence->id);
     };
     const auto victim = std::ranges::find_if(plan.chunks, lives);
     if (victim == plan.chunks.end()) return;
-    for (const ScheduledChunk& chunk : plan.chunks) {
+    for (const Plan::Chunk& chunk : plan.chunks) {
       if (chunk.sequence == victim->sequence) continue;
       std::vector<int32_t>& pages = chunk.sequence->pages;
       const auto handed = std::ranges::find_first_of(pages, plan.fresh);
@@ -71,7 +69,7 @@ void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
 void seed_written_while_shared(const Seams& seams, const FaultRequest&) {
   add_to(seams.hooks.after_plan, [](Plan& plan, PagePool& pool) {
     for (const Plan::Copy& copy : plan.copies)
-      for (const ScheduledChunk& chunk : plan.chunks) {
+      for (const Plan::Chunk& chunk : plan.chunks) {
         std::vector<int32_t>& pages = chunk.sequence->pages;
         const auto own = std::ranges::find(pages, copy.to);
         if (own == pages.end()) continue;
@@ -88,5 +86,44 @@ void seed_swap_restores_another_page(const Seams& seams, const FaultRequest&) {
         std::rotate(swap.pages.begin(), swap.pages.begin() + 1, swap.pages.end());
   });
 }
+
+constexpr Fault kServingFaults[] = {
+    {"stale-prefix-page",
+     "attn.kv",
+     "the first page found for a prefix is one that holds an older request's tokens",
+     "a prefix cache that is hit after another prompt of a page or more",
+     {},
+     always,
+     seed_stale_prefix_page,
+     false},
+    {"page-freed-too-early",
+     "attn.kv",
+     "the first page of a request that still runs is handed to another one",
+     "a request that needs a new page while another one runs",
+     {},
+     always,
+     seed_page_freed_too_early,
+     false},
+    {"written-while-shared",
+     "attn.kv",
+     "a shared page is written without making a copy first",
+     "samples of one prompt that part inside a page",
+     {},
+     always,
+     seed_written_while_shared,
+     false},
+    {"swap-restores-another-page",
+     "attn.kv",
+     "pages that come back from host memory are each filled with what the page before held",
+     "a request of two pages or more that is preempted by swap",
+     {},
+     always,
+     seed_swap_restores_another_page,
+     false},
+};
+
+}  // namespace
+
+std::span<const Fault> serving_faults() { return kServingFaults; }
 
 }  // namespace lockstep

@@ -1,4 +1,8 @@
 // Bugs of an attention that takes the keys in splits and merges what each of them made.
+//
+// Kernels for long contexts give each split of the keys to another block and merge (top, sum, mean)
+// of all splits: y = (w_1 mean_1 + w_2 mean_2 + ..) / (w_1 + w_2 + ..), w_i = sum_i * exp(top_i -
+// top). Each fault gets one of these parts wrong; the size is how many keys a split has.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -39,8 +43,11 @@ float right_weight(const Partial& partial, float top) {
   return partial.sum * std::exp(partial.top - top);
 }
 
+// The keys that a right attention sees.
 bool causal(int64_t key, const Query& query) { return key <= query.position; }
 
+// How splits are merged, each part of it replaceable: which keys a query is offered, the weight of
+// a partial, what is left of its elements, and which scores are taken away afterwards.
 struct Merge {
   Visible visible;
   Weight weight;
@@ -77,8 +84,6 @@ void seed_merge(const Seams& seams, const FaultRequest& request, const Merge& ho
 float as_is(float x) { return x; }
 void hide_nothing(const Query&, std::vector<ScoredKey>&) {}
 
-}  // namespace
-
 void seed_split_merge_log2_with_ln(const Seams& seams, const FaultRequest& request) {
   const Weight weight = [](const Partial& partial, float top) {
     const float log2_of_sum = partial.top * 1.44269504f + std::log2(partial.sum);
@@ -105,5 +110,40 @@ void seed_split_without_keys(const Seams& seams, const FaultRequest& request) {
                   if (key.key > query.position) key.score = kNone;
               }});
 }
+
+constexpr Fault kSplitFaults[] = {
+    {"split-merge-log2-with-ln",
+     "attn.out",
+     "splits of the keys (size: how long) are merged by e^x of log-sums to the base 2",
+     "a context longer than a split",
+     {16, 4},
+     always,
+     seed_split_merge_log2_with_ln},
+    {"split-merge-max-missing",
+     "attn.out",
+     "splits of the keys (size: how long) are merged without their largest scores",
+     "a context longer than a split",
+     {16, 4},
+     always,
+     seed_split_merge_max_missing},
+    {"split-partials-16-bit",
+     "attn.out",
+     "what splits of the keys make (size: how long) is rounded to bf16 before it is merged",
+     "any run",
+     {16, 4},
+     always,
+     seed_split_partials_16_bit},
+    {"split-without-keys",
+     "attn.out",
+     "a split (size: how long) in which a query sees no key makes -inf minus -inf",
+     "a pass in which a query comes before a split that another one sees",
+     {8, 4},
+     always,
+     seed_split_without_keys},
+};
+
+}  // namespace
+
+std::span<const Fault> split_faults() { return kSplitFaults; }
 
 }  // namespace lockstep

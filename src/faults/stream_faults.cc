@@ -1,4 +1,7 @@
 // Bugs of what is elementwise: the residual stream and the gated activation.
+//
+// Each of these replaces the op at one point alone, told by OpContext::point, so that the other
+// sums and activations of the layer stay right.
 #include <cmath>
 #include <cstring>
 
@@ -32,8 +35,6 @@ void seed_act(const Seams& seams, const FaultRequest& request, Act act) {
 
 float silu(float x) { return x / (1 + std::exp(-x)); }
 
-}  // namespace
-
 void seed_residual_missing(const Seams& seams, const FaultRequest& request) {
   seed_residual(seams, request, [](float, float branch) { return branch; });
 }
@@ -59,5 +60,47 @@ void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& requ
     return to_float(from_float<Float16>(silu(gate) * up * factor)) / factor;
   });
 }
+
+constexpr Fault kStreamFaults[] = {
+    {"residual-missing",
+     "attn.residual",
+     "the stream is dropped, and what attention adds is all that is left",
+     "any run",
+     {},
+     always,
+     seed_residual_missing},
+    {"residual-twice",
+     "attn.residual",
+     "the stream is added twice",
+     "any run",
+     {},
+     always,
+     seed_residual_twice},
+    {"gate-and-up-swapped",
+     "mlp.act",
+     "silu is taken of up and multiplied by gate",
+     "a layer with one MLP for all tokens",
+     {},
+     has_dense,
+     seed_gate_and_up_swapped},
+    {"gelu-for-silu",
+     "mlp.act",
+     "the gate goes through GELU instead of SiLU",
+     "a layer with one MLP for all tokens",
+     {},
+     has_dense,
+     seed_gelu_for_silu},
+    {"activation-overflows-fp16",
+     "mlp.act",
+     "the activation passes through fp16 at so many times its size (the fault's size)",
+     "a layer with one MLP; activations of more than 65504 / size, or fp32",
+     {1e6, 1024},
+     has_dense,
+     seed_activation_overflows_fp16},
+};
+
+}  // namespace
+
+std::span<const Fault> stream_faults() { return kStreamFaults; }
 
 }  // namespace lockstep

@@ -1,9 +1,14 @@
 // Bugs of the two ends of the model: which token goes in, and which comes out.
+//
+// Ids are changed in the batch, before anything is computed of them, or in the op that chooses;
+// what a trace says was fed is then what was asked for, and the judge must see that the numbers are
+// of another token.
 #include <map>
 
 #include "src/faults/seeds.h"
 
 namespace lockstep {
+namespace {
 
 void seed_token_repeated(const Seams& seams, const FaultRequest&) {
   // The last token that the prompt's passes fed, by request; the engine shows what it really feeds.
@@ -48,5 +53,36 @@ void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request
            }
          });
 }
+
+constexpr Fault kTokenFaults[] = {
+    {"token-repeated",
+     "embed",
+     "decode is fed the prompt's last token again",
+     "a decode pass",
+     {},
+     always,
+     seed_token_repeated,
+     false},
+    {"embedding-of-next-id",
+     "embed",
+     "a token gets the embedding of the id after its own",
+     "any run",
+     {},
+     always,
+     seed_embedding_of_next_id,
+     false},
+    {"argmax-takes-runner-up",
+     "token",
+     "the second largest logit is chosen",
+     "any run",
+     {},
+     always,
+     seed_argmax_takes_runner_up,
+     false},
+};
+
+}  // namespace
+
+std::span<const Fault> token_faults() { return kTokenFaults; }
 
 }  // namespace lockstep

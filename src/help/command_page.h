@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/names.h"
+
 namespace lockstep {
 
 // The values that a shell can offer for an option or an argument.
@@ -16,6 +18,9 @@ enum class Completion : uint8_t {
   words,  // one of OptionPage::words
   list,   // some of OptionPage::words, with commas between
 };
+template <>
+inline constexpr auto kNamesOf<Completion> =
+    std::to_array<const char*>({"nothing", "files", "folders", "words", "list"});
 
 // One option, or one argument that stands without a name.
 struct OptionPage {
@@ -32,6 +37,9 @@ struct OptionPage {
 
   bool is_argument() const { return !name.starts_with('-'); }
   bool takes_value() const { return !is_argument() && !value.empty(); }
+  std::string signature() const;  // "-m, --model DIR"
+  // Its purpose, and whether it must be given and may be repeated.
+  std::string says() const;
 };
 
 struct CommandPage {
@@ -41,6 +49,11 @@ struct CommandPage {
   std::string about;      // prose; its line breaks mean nothing
   std::vector<OptionPage> options;
   std::vector<std::string> examples;  // shell commands, a line each
+
+  // "lockstep judge TRACE --model DIR [OPTIONS]": what must be given, and that there is more.
+  std::string usage() const;
+  // The headings of its options, in the order in which they first appear.
+  std::vector<std::string> groups() const;
 };
 
 }  // namespace lockstep

@@ -1,3 +1,10 @@
+// Completions are generated from the same pages as --help and are plain shell text: the shell calls
+// no program while a user types, so that a key press costs nothing and a broken build completes
+// too.
+//
+// bash has one case a command, which sets what may stand next: `kind` (files, folders, words, list)
+// and `words`. What follows an option depends on the word before the cursor. zsh has a
+// specification of _arguments an option, where colons and brackets are syntax and must be escaped.
 #include "src/help/completions.h"
 
 #include <fmt/format.h>
@@ -16,13 +23,9 @@ std::vector<std::string> names_of(const OptionPage& option) {
   return names;
 }
 
-const char* kind_of(Completion completion) {
-  constexpr const char* kNames[] = {"nothing", "files", "folders", "words", "list"};
-  return kNames[static_cast<size_t>(completion)];
-}
-
+// Assignments that say what may stand for the option's value, or as the argument.
 std::string bash_values(const OptionPage& option) {
-  std::string text = fmt::format("kind={}", kind_of(option.completion));
+  std::string text = fmt::format("kind={}", name_of(option.completion));
   if (!option.words.empty()) text += fmt::format(" words='{}'", fmt::join(option.words, " "));
   return text;
 }
@@ -100,6 +103,7 @@ std::string zsh_text(const std::string& text) {
   return replaced(out, "'", "'\\''");
 }
 
+// The action of _arguments that completes the value. A blank completes nothing.
 std::string zsh_action(const OptionPage& option) {
   switch (option.completion) {
     case Completion::files:
@@ -130,6 +134,7 @@ std::string zsh_spec(const OptionPage& option) {
                      option.short_name, option.name, says);
 }
 
+// The branch of one command: all its options as specifications, a line each.
 std::string zsh_case(const CommandPage& page) {
   std::string text = fmt::format("    {})\n      _arguments -s", page.name);
   for (const OptionPage& option : page.options)

@@ -1,3 +1,6 @@
+// The table of words. Each row is a word of a screen, the statistic that it stands for where it is
+// one, and a paragraph that a reader of a verdict needs; `everyday` rows are in the README too, and
+// a test holds the README to them. Rows are in the order in which a reader meets the words.
 #include "src/help/glossary.h"
 
 #include <fmt/format.h>
@@ -144,15 +147,15 @@ std::string plain(std::string_view name) {
 
 std::span<const Word> glossary() { return kWords; }
 
-std::string title_of(const Word& word) {
-  std::string title(word.name);
-  if (!word.number.empty()) title += fmt::format(" ({})", word.number);
-  if (!word.unit.empty()) title += fmt::format(", in {}", word.unit);
+std::string Word::title() const {
+  std::string title(name);
+  if (!number.empty()) title += fmt::format(" ({})", number);
+  if (!unit.empty()) title += fmt::format(", in {}", unit);
   return title;
 }
 
-std::string text_of(const Word& word) {
-  return word.more.empty() ? std::string(word.brief) : fmt::format("{} {}", word.brief, word.more);
+std::string Word::text() const {
+  return more.empty() ? std::string(brief) : fmt::format("{} {}", brief, more);
 }
 
 const Word* find_word(std::string_view name) {
@@ -165,7 +168,7 @@ const Word* find_word(std::string_view name) {
 
 std::string explanation_of(std::string_view name, size_t width) {
   if (const Word* word = find_word(name))
-    return fmt::format("{}\n  {}\n", title_of(*word), indented(text_of(*word), 2, width));
+    return fmt::format("{}\n  {}\n", word->title(), indented(word->text(), 2, width));
   std::vector<std::string_view> names;
   for (const Word& word : kWords) names.push_back(word.name);
   const std::string near = did_you_mean(plain(name), names);

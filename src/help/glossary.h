@@ -15,14 +15,12 @@ struct Word {
   std::string_view brief;   // one sentence
   std::string_view more;    // the rest of the paragraph; "" where there is none
   bool everyday = false;    // needed to read any verdict: the README has it
+
+  std::string title() const;  // "max_error (T1), in budgets"
+  std::string text() const;   // its paragraph
 };
 
 std::span<const Word> glossary();
-
-// "max_error (T1), in budgets"
-std::string title_of(const Word& word);
-// The paragraph of a word.
-std::string text_of(const Word& word);
 
 // The word of that name or number, whatever its case, and with blanks or dashes for underscores;
 // null when there is none.

@@ -1,3 +1,9 @@
+// The screens of --help. A command's description comes as data (command_page.h), which the parser
+// of its options fills in, so what is shown here is what is parsed:
+//   CLI11 options -> CommandPage -> about, usage, options by group, examples
+//   all pages     -> overview: the commands under the questions that they answer
+// Text is broken at the width of the terminal here and nowhere else; line breaks within `help`
+// alone are kept, for lists.
 #include "src/help/help_text.h"
 
 #include <fmt/format.h>
@@ -41,49 +47,48 @@ std::string broken(const std::string& signature, size_t width) {
   return text + line;
 }
 
+// The options under the headings of their groups.
 std::string options_text(const CommandPage& page, size_t width) {
   std::string text;
-  for (const std::string& group : groups_of(page)) {
+  for (const std::string& group : page.groups()) {
     text += fmt::format("\n{}:\n", group);
     for (const OptionPage& option : page.options)
       if (option.group == group)
-        text +=
-            two_columns(broken(signature_of(option), width - 2), says_of(option), kColumn, width);
+        text += two_columns(broken(option.signature(), width - 2), option.says(), kColumn, width);
   }
   return text;
 }
 
 }  // namespace
 
-std::vector<std::string> groups_of(const CommandPage& page) {
+std::vector<std::string> CommandPage::groups() const {
   std::vector<std::string> groups;
-  for (const OptionPage& option : page.options)
+  for (const OptionPage& option : options)
     if (std::ranges::find(groups, option.group) == groups.end()) groups.push_back(option.group);
   return groups;
 }
 
-std::string signature_of(const OptionPage& option) {
-  if (option.is_argument()) return option.name;
+std::string OptionPage::signature() const {
+  if (is_argument()) return name;
   // Names without a short form stand below those with one.
-  const std::string names =
-      option.short_name.empty() ? "    " + option.name : option.short_name + ", " + option.name;
-  return option.takes_value() ? names + " " + option.value : names;
+  const std::string names = short_name.empty() ? "    " + name : short_name + ", " + name;
+  return takes_value() ? names + " " + value : names;
 }
 
-std::string says_of(const OptionPage& option) {
-  std::string text = option.help;
-  if (option.repeatable) text += " (repeatable)";
-  if (option.required && !option.is_argument()) text += " (required)";
+std::string OptionPage::says() const {
+  std::string text = help;
+  if (repeatable) text += " (repeatable)";
+  if (required && !is_argument()) text += " (required)";
   return text;
 }
 
-std::string usage_of(const CommandPage& page) {
-  std::string text = "lockstep " + page.name;
-  for (const OptionPage& option : page.options) {
+std::string CommandPage::usage() const {
+  std::string text = "lockstep " + name;
+  for (const OptionPage& option : options) {
     if (!option.is_argument()) continue;
     text += option.required ? " " + option.name : fmt::format(" [{}]", option.name);
   }
-  for (const OptionPage& option : page.options)
+  for (const OptionPage& option : options)
     if (!option.is_argument() && option.required)
       text += fmt::format(" {} {}", option.name, option.value);
   return text + " [OPTIONS]";
@@ -92,7 +97,7 @@ std::string usage_of(const CommandPage& page) {
 std::string help_text(const CommandPage& page, size_t width) {
   std::string text =
       fmt::format("{}\n\nUsage: {}\n", indented(without_breaks(page.about), 0, width),
-                  indented(usage_of(page), 7, width));
+                  indented(page.usage(), 7, width));
   text += options_text(page, width) + "\nExamples:\n";
   for (const std::string& example : page.examples)
     text += "  " + wrapped_command(example, 6, width - 2) + "\n";

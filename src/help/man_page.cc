@@ -1,3 +1,6 @@
+// The manual page, lockstep(1), is made of the pages of all commands and of the glossary, so that
+// it has every option and every word that a screen has. troff takes a line that begins with "." or
+// "'" for a macro, and a backslash for an escape: roff() is the only way by which text gets here.
 #include "src/help/man_page.h"
 
 #include <fmt/format.h>
@@ -41,10 +44,12 @@ std::string items(std::string_view text) {
   return out;
 }
 
+// A tagged paragraph: `head` in bold, what it is below.
 std::string entry(const std::string& head, const std::string& text) {
   return fmt::format(".TP\n.B {}\n{}\n", roff(head), items(text));
 }
 
+// Commands as they are typed, unfilled.
 std::string shell(const std::vector<std::string>& commands) {
   std::string out = ".PP\n.nf\n";
   for (const std::string& command : commands) out += roff(command) + "\n";
@@ -55,18 +60,18 @@ std::string trimmed(std::string text) { return text.erase(0, text.find_first_not
 
 std::string command_section(const CommandPage& page) {
   std::string out = fmt::format(".SS {}\n.B {}\n.PP\n{}\n", roff("lockstep " + page.name),
-                                roff(usage_of(page)), roff(page.about));
-  for (const std::string& group : groups_of(page)) {
+                                roff(page.usage()), roff(page.about));
+  for (const std::string& group : page.groups()) {
     out += fmt::format(".PP\n.I {}\n", roff(group));
     for (const OptionPage& option : page.options)
-      if (option.group == group) out += entry(trimmed(signature_of(option)), says_of(option));
+      if (option.group == group) out += entry(trimmed(option.signature()), option.says());
   }
   return out + shell(page.examples);
 }
 
 std::string words_section() {
   std::string out = ".SH WORDS\nWords of the screens, which \\fBlockstep help\\fR explains too.\n";
-  for (const Word& word : glossary()) out += entry(title_of(word), text_of(word));
+  for (const Word& word : glossary()) out += entry(word.title(), word.text());
   return out;
 }
 

@@ -13,6 +13,7 @@ Ancestry::Origin joined(const Ancestry::Origin& a, const Ancestry::Origin& b) {
 
 }  // namespace
 
+// Inputs are looked up once: they are asked for at every node.
 Ancestry::Ancestry(const Graph& graph, const std::vector<Place>& places) {
   for (const Place& place : places) {
     inputs_.push_back(graph.inputs_of(place));
@@ -28,6 +29,8 @@ Ancestry::Origin Ancestry::of(size_t place, int32_t request) const {
   return found == origins_.end() ? Origin{} : found->second;
 }
 
+// An error comes from the first wrong op among the inputs' origins, or, by the cache, from one of
+// an earlier pass.
 Ancestry::Origin Ancestry::of_inputs(size_t place, int32_t request) const {
   Origin origin;
   for (const size_t input : input_indices_[place]) origin = joined(origin, of(input, request));

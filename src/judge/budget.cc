@@ -23,6 +23,7 @@ bool fits_step(const JudgedOp& op, const Exact& e, const Step& step) {
          (step.slope.empty() || step.slope.size() == n) && (!op.fits || op.fits(e, step));
 }
 
+// An answer that lacks a magnitude would make a budget of 0, which calls every engine wrong.
 void check_sizes(const JudgedOp& op, const Exact& e, Elements elements) {
   const size_t n = e.want.size();
   if (elements.first > n || elements.count > n - elements.first)
@@ -112,6 +113,7 @@ class Filler {
 
 }  // namespace
 
+// The part that each kind of op adds is in src/judge/ops, one file a kind.
 Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements) {
   const JudgedOp& op = judged_op(kind);
   check(op.inner != nullptr,

@@ -31,6 +31,7 @@ struct WrongKv {
   bool differs(size_t half) const { return !std::ranges::equal(want[half], got[half]); }
 };
 
+// A row of [K, V] that is not what was written last: both contents, as far as they were kept.
 WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
                  const KvHistory& history) {
   WrongKv wrong{.row = i, .hash = hash};
@@ -52,6 +53,8 @@ std::string written_by(const KvHistory::Writer& writer, int layer) {
                      where);
 }
 
+// The writer of the numbers that stand there instead: they are looked up by their hash among all
+// that was ever written.
 std::string origin_of(const WrongKv& wrong, size_t half, int layer, const KvHistory& history) {
   const auto of = history.written_as(wrong.got[half], half == 1);
   if (!of || wrong.blank) return "nobody wrote";
@@ -132,6 +135,8 @@ std::vector<uint64_t> hashes_of(const RecordedTensor& kv) {
   return row_hashes_of(kv.data);
 }
 
+// Reads of the cache are exact or wrong: one bit of another row is a wrong page or slot, so hashes
+// of rows decide.
 NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& history) {
   NodeOutcome outcome;
   const std::vector<uint64_t> hashes = hashes_of(kv);
@@ -162,6 +167,8 @@ NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& 
   return outcome;
 }
 
+// K and V that attention reads, from the trace's numbers, or put together from what was written
+// where the trace has hashes alone.
 CacheRead::CacheRead(const RecordedTensor* kv, const KvHistory& history) {
   if (!kv || kv->shape.rank() != 4 || kv->shape[1] != 2) {
     trouble_ = "attn.kv, which the op reads, was not captured, or not as the model has it";

@@ -61,6 +61,7 @@ Tensor repeated_rows(const TensorView& value, int64_t times) {
 }
 
 // The rows of an input once for each of `times`, moved by what error(row, time, element) says.
+// One call of the oracle then evaluates all samples.
 template <typename Error>
 Tensor stacked(const TensorView& value, int64_t times, Error error) {
   if (!is_float(value.dtype)) return repeated_rows(value, times);
@@ -239,6 +240,7 @@ class Carrying {
 
 }  // namespace
 
+// A rounding error is uniform over an ulp: its deviation is ulp / sqrt(12).
 Tensor deviation_of_rounding(const TensorView& rounded, DType dtype) {
   Tensor deviation(rounded.shape, DType::f64);
   for (int64_t i = 0; i < rounded.count(); ++i)
@@ -246,6 +248,8 @@ Tensor deviation_of_rounding(const TensorView& rounded, DType dtype) {
   return deviation;
 }
 
+// Signs drawn at random at the size of the deviation, from a hash of the place: the same every time
+// the run is judged.
 std::vector<float> samples_of(std::span<const double> deviation, size_t row_size, uint64_t seed) {
   std::vector<float> samples(deviation.size() * kErrorSamples);
   for (size_t i = 0; i < deviation.size(); ++i) {
@@ -257,6 +261,9 @@ std::vector<float> samples_of(std::span<const double> deviation, size_t row_size
   return samples;
 }
 
+// How errors of the inputs show in the output, measured: the op is evaluated at inputs that differ
+// by them. A contract that rounds inside would drown small differences, so the smooth one is
+// evaluated.
 CarriedErrors carried_errors(Oracle& oracle, const OracleCall& asked, const InputErrors& errors,
                              const Exact& want) {
   OracleCall call = asked;

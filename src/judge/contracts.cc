@@ -20,6 +20,7 @@ constexpr size_t kFailingLayers = 3;
 
 }  // namespace
 
+// In fp32 nothing is rounded in between, and all contracts are one.
 std::vector<RoundingContract> candidates_of(OpKind op, const ContractTraits& traits) {
   const auto tried = judged_op(op).tried;
   if (traits.dtype == DType::f32 || tried == nullptr) return {fused};
@@ -35,6 +36,7 @@ std::vector<RoundingContract> contracts_of(OpKind op, const ContractTraits& trai
   return all;
 }
 
+// Declared for a whole engine, a contract means for each op the nearest that it can have.
 RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTraits& traits) {
   const std::vector<RoundingContract> all = contracts_of(op, traits);
   const auto has = [&](RoundingContract one) { return std::ranges::count(all, one) > 0; };
@@ -52,7 +54,7 @@ std::vector<RoundingContract> Contracts::candidates(const Place& place,
 }
 
 bool may_round_so(const NodeOutcome& outcome) {
-  return outcome.tried && (!is_finding(outcome) || outcome.passes_on);
+  return outcome.tried && (!outcome.is_finding() || outcome.passes_on);
 }
 
 bool Contracts::Fits::fits_any() const {
@@ -64,7 +66,7 @@ bool Contracts::Fits::fits_any() const {
 void Contracts::add(const Place& place, std::span<const RoundingContract> candidates,
                     std::span<const NodeOutcome> outcomes) {
   if (candidates.size() < 2) return;
-  OfPoint& of = points_[order_of(*place.point)];
+  OfPoint& of = points_[place.point->order()];
   of.point = place.point;
   of.candidates.assign(candidates.begin(), candidates.end());
   Fits& fits = of.by_layer[place.layer];
@@ -77,6 +79,8 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   of.put_out();
 }
 
+// A candidate that fails in several layers and in more than half of those seen is tried no more,
+// unless no other is left: each costs a judgement.
 void Contracts::OfPoint::put_out() {
   std::vector<size_t> failing(candidates.size());  // layers
   for (const auto& [layer, fits] : by_layer)
@@ -87,7 +91,7 @@ void Contracts::OfPoint::put_out() {
 }
 
 bool Contracts::is_out(const Place& place, size_t candidate) const {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end() || candidate >= of->second.out.size() || !of->second.out[candidate])
     return false;
   const auto layer = of->second.by_layer.find(place.layer);
@@ -95,11 +99,13 @@ bool Contracts::is_out(const Place& place, size_t candidate) const {
 }
 
 void Contracts::add_misfit(const Place& place, size_t candidate) {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end() || !of->second.by_layer.contains(place.layer)) return;
   of->second.by_layer[place.layer].misfit.at(candidate) = true;
 }
 
+// By vote of the layers: one kernel computes a point in all of them, and a layer with a bug is
+// outvoted.
 void Contracts::decide() {
   for (auto& [order, of] : points_) {
     // Places first; where all of them are bugs, single nodes.
@@ -113,8 +119,10 @@ void Contracts::decide() {
   }
 }
 
+// A layer that the chosen one does not fit, and another does, is judged by that one, and reported
+// (inconsistent_layers).
 size_t Contracts::chosen(const Place& place) const {
-  const auto of = points_.find(order_of(*place.point));
+  const auto of = points_.find(place.point->order());
   if (of == points_.end()) return 0;
   const auto found = of->second.by_layer.find(place.layer);
   if (found == of->second.by_layer.end()) return 0;
@@ -126,7 +134,7 @@ size_t Contracts::chosen(const Place& place) const {
 }
 
 RoundingContract Contracts::of(const Point& point) const {
-  const auto of = points_.find(order_of(point));
+  const auto of = points_.find(point.order());
   if (of != points_.end()) return of->second.candidates[of->second.chosen];
   const auto declared = declared_.find(std::string(point.name));
   return declared == declared_.end() ? fused : declared->second;

@@ -1,3 +1,7 @@
+// The occasions of a run: Bugs of paging, masks, chunks or routing need circumstances (a second
+// page, a context past a window, two requests of different lengths); they are counted pass by pass,
+// and not_covered() names each kind of bug that had none, with the option that would give it one. A
+// verdict is worth what it was tried on.
 #include "src/judge/coverage.h"
 
 #include <fmt/format.h>
@@ -34,6 +38,8 @@ void RunCoverage::add(const Pass& pass) {
   add_tensors(pass);
 }
 
+// A request that starts again from 0 over a longer text has no cache; one whose positions go back
+// was preempted.
 void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
@@ -78,6 +84,8 @@ void RunCoverage::add_pages(const PassInfo& pass) {
   }
 }
 
+// Gains show in the norm of q beside its input: where all are the same, a norm that takes another
+// element's is not seen.
 void RunCoverage::add_tensors(const Pass& pass) {
   for (const RecordedTensor& tensor : pass.tensors) {
     if (tensor.shape.rank() != 3) continue;
@@ -115,6 +123,8 @@ int32_t RunCoverage::longest() const {
   return longest;
 }
 
+// A sentence for each class of bugs that no request reached: what it is, why, and which option
+// would reach it.
 std::vector<std::string> RunCoverage::blind_in_positions() const {
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {

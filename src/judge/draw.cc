@@ -1,3 +1,7 @@
+// Draws made again from what a trace says of them, by code that shares nothing with the engine's
+// sampler: Philox4x32-10, the filters in Hugging Face's order, the cumulative sum. Where a uniform
+// number falls within 1e-9 of the border between two tokens both are possible, since two right
+// programs may sum in another order.
 #include "src/judge/draw.h"
 
 #include <algorithm>
@@ -23,6 +27,9 @@ Product product(uint32_t a, uint32_t b) {
   return {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)};
 }
 
+// Philox 4x32-10 (Salmon et al., SC 2011): counter (choice, sample), key the seed; 53 bits of the
+// second and first word make a double in [0, 1). Written apart from the engine's, which it holds to
+// account.
 double uniform_of(const DrawInfo& draw, uint64_t choice) {
   std::array<uint32_t, 4> word = {static_cast<uint32_t>(choice),
                                   static_cast<uint32_t>(choice >> 32), draw.sample, 0};
@@ -35,6 +42,7 @@ double uniform_of(const DrawInfo& draw, uint64_t choice) {
   return std::ldexp(bits >> 11, -53);
 }
 
+// CTRL's penalty: a token of the text loses, whatever the sign of its logit.
 void penalise(std::vector<double>& scores, double penalty, std::span<const int32_t> text) {
   for (const int32_t token : std::set<int32_t>(text.begin(), text.end())) {
     if (token < 0 || token >= std::ssize(scores)) continue;
@@ -84,6 +92,8 @@ void keep_near_best(std::vector<double>& scores, double least) {
 
 }  // namespace
 
+// Tokens whose interval of the cumulated weights holds the number that was drawn, or has it on its
+// border: the engine may add in another order.
 std::vector<int32_t> possible_draws(std::span<const double> logits, const DrawInfo& draw,
                                     std::span<const int32_t> text, uint64_t choice) {
   if (logits.empty() || !std::isfinite(*std::ranges::max_element(logits))) return {};

@@ -1,3 +1,5 @@
+// Holds every drawn token to its logits. Requests whose way to draw is known only at the end keep
+// their logits until then, up to a bound; what goes beyond it is counted and said.
 #include "src/judge/draw_replay.h"
 
 #include <fmt/format.h>
@@ -28,6 +30,7 @@ const RequestInfo* DrawReplay::find(int32_t request) const {
   return found == known_.end() ? nullptr : &*found;
 }
 
+// A request that is not known yet has its logits kept until the end, as far as there is room.
 void DrawReplay::add(const Pass& pass, const Text& text) {
   const bool any = std::ranges::any_of(known_, &RequestInfo::sampled);
   const RecordedTensor* logits = pass.find(point("logits"), -1);
@@ -52,6 +55,7 @@ void DrawReplay::add(const Pass& pass, const Text& text) {
   }
 }
 
+// Forced tokens were not drawn. A choice whose logits are not known is counted, not judged.
 DrawReplay::Outcome DrawReplay::outcome(const std::vector<RequestInfo>& requests) const {
   Outcome outcome;
   for (const RequestInfo& info : requests) {

@@ -1,9 +1,14 @@
+// Where the wrong elements of an op lie, over all passes of a run, until shape_rule.h is asked for
+// the rule that they follow. Elements are bits, one a wrong element of a wrong row; a bound on
+// their number (per place, and for all) keeps a run in which everything is wrong from filling the
+// memory. A place that reaches it keeps whole passes only.
 #include "src/judge/error_map.h"
 
 #include <algorithm>
 
 namespace lockstep {
 
+// From the shape's text: "position, head, dim" has the axes head and dim.
 std::vector<std::string> axis_names(const Point& point) {
   std::vector<std::string> names;
   for (size_t at = point.shape.find(", "); at != point.shape.npos;) {
@@ -41,6 +46,8 @@ size_t ErrorMap::begin(const PassView& seen) {
   return passes_.size() - 1;
 }
 
+// Which elements were wrong is kept as bits, up to a bound; a pass that would be kept in part is
+// left out.
 void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
                    const NodeOutcome& outcome) {
   const Point& p = *place.point;
@@ -49,7 +56,7 @@ void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
   const bool judged =
       outcome.verdict != Verdict::inconclusive && outcome.verdict != Verdict::structural;
   if (pass == SIZE_MAX || (judged && outcome.wrong.empty())) return;
-  Errors& errors = errors_[{order_of(p), place.layer}];
+  Errors& errors = errors_[{p.order(), place.layer}];
   if (pass >= errors.passes) return;
   int64_t bits = 0;
   for (const WrongRow& row : outcome.wrong) bits += std::ssize(row.elements);
@@ -66,14 +73,16 @@ void ErrorMap::add(size_t pass, const Place& place, const Shape& row_shape,
 }
 
 bool ErrorMap::has(const Finding& finding) const {
-  const auto errors = errors_.find({order_of(*finding.node.place.point), finding.node.place.layer});
+  const auto errors = errors_.find({finding.node.place.point->order(), finding.node.place.layer});
   if (errors == errors_.end()) return false;
   const auto node = errors->second.nodes.find({finding.node.pass, finding.node.request});
   return node != errors->second.nodes.end() && !node->second.wrong.empty();
 }
 
-std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
-                                         const Place& place) const {
+// All that a rule may be about, for each row: where it stands in its pass, its request and its
+// chunk, its token, its experts.
+std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& node,
+                                                        const Place& place) const {
   const bool cached = place.point->is_cache();
   std::vector<Row> rows = node.rows;
   if (cached)  // attention reads all positions up to there
@@ -84,7 +93,7 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
   int64_t length = 0;
   for (const PassRow& r : pass.rows)
     if (r.row.request == node.request) length = std::max<int64_t>(length, r.row.position + 1);
-  std::vector<PlacedRow> placed;
+  std::vector<WrongElements::PlacedRow> placed;
   for (const Row& row : rows)
     placed.push_back({.row = row,
                       .pass = pass.pass,
@@ -115,13 +124,16 @@ std::vector<PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, const NodeRows& 
   return placed;
 }
 
+// A row of several experts' results becomes one row an expert, so that "expert 17" is a rule of
+// rows.
 void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
-                             std::vector<PlacedRow>& rows, std::vector<WrongRow>& wrong) {
+                             std::vector<WrongElements::PlacedRow>& rows,
+                             std::vector<WrongRow>& wrong) {
   const bool known = pass.experts.contains(place.layer);
-  std::vector<PlacedRow> split;
-  for (const PlacedRow& row : rows)
+  std::vector<WrongElements::PlacedRow> split;
+  for (const WrongElements::PlacedRow& row : rows)
     for (int32_t c = 0; c < choices; ++c) {
-      PlacedRow& one = split.emplace_back(row);
+      WrongElements::PlacedRow& one = split.emplace_back(row);
       one.choice = c;
       if (known) one.expert = row.experts.at(c);
       one.experts.clear();
@@ -139,8 +151,9 @@ void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t 
   wrong = std::move(parts);
 }
 
-std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) const {
-  std::vector<Axis> axes;
+std::vector<WrongElements::Axis> ErrorMap::axes_of(const Point& point,
+                                                   const Shape& row_shape) const {
+  std::vector<WrongElements::Axis> axes;
   const std::vector<std::string> names = axis_names(point);
   for (int i = 0; i < row_shape.rank(); ++i) {
     const size_t at = i;
@@ -151,8 +164,9 @@ std::vector<Axis> ErrorMap::axes_of(const Point& point, const Shape& row_shape) 
   return axes;
 }
 
+// Right nodes are as much of the map as wrong ones: a rule must say what it leaves out.
 std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
-  const auto found = errors_.find({order_of(*place.point), place.layer});
+  const auto found = errors_.find({place.point->order(), place.layer});
   if (found == errors_.end()) return {};
   const Errors& errors = found->second;
   WrongElements all{.axes = axes_of(*place.point, errors.whole_rows ? Shape{} : errors.row_shape),
@@ -166,7 +180,7 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
     for (const NodeRows& node : seen.is_of_logits(place) ? seen.logits : seen.tokens) {
       const auto at = errors.nodes.find({passes_[p].pass, node.request});
       if (at != errors.nodes.end() && !at->second.judged) continue;
-      std::vector<PlacedRow> rows = rows_of(passes_[p], node, place);
+      std::vector<WrongElements::PlacedRow> rows = rows_of(passes_[p], node, place);
       std::vector<WrongRow> wrong;
       if (at != errors.nodes.end())
         for (const WrongRow& row : at->second.wrong)

@@ -67,12 +67,13 @@ class ErrorMap {
     size_t passes = SIZE_MAX;  // how many of the first ones are kept
   };
 
-  std::vector<PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node,
-                                 const Place& place) const;
+  std::vector<WrongElements::PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node,
+                                                const Place& place) const;
   // Makes rows of their own of the choices, at a place with a row for each choice of a token.
   static void split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
-                            std::vector<PlacedRow>& rows, std::vector<WrongRow>& wrong);
-  std::vector<Axis> axes_of(const Point& point, const Shape& row_shape) const;
+                            std::vector<WrongElements::PlacedRow>& rows,
+                            std::vector<WrongRow>& wrong);
+  std::vector<WrongElements::Axis> axes_of(const Point& point, const Shape& row_shape) const;
 
   int64_t page_size_;
   int64_t kv_heads_ = 0;  // 0: not seen

@@ -102,7 +102,7 @@ std::vector<double> row_in(const TensorView& view, int64_t row) {
 
 // The errors of a place's own are drawn anew in each pass.
 uint64_t seed_of(const Place& place, int32_t pass, size_t first) {
-  return static_cast<uint64_t>(order_of(*place.point)) << 48 ^
+  return static_cast<uint64_t>(place.point->order()) << 48 ^
          static_cast<uint64_t>(place.layer + 1) << 40 ^ static_cast<uint64_t>(pass) << 20 ^ first;
 }
 
@@ -197,6 +197,7 @@ void HiddenTensors::mark_covered() {
   }
 }
 
+// Backwards along the graph, through all places that were not recorded, up to those that were.
 std::vector<Place> HiddenTensors::region_of(const Place& place) const {
   std::vector<int> open = {graph_.index_of(place)}, found;
   if (open.front() < 0 || covered_.empty()) return {};
@@ -226,6 +227,7 @@ bool HiddenTensors::rows_alike(const Place& place) const {
   });
 }
 
+// Tokens of all passes are kept: keys of earlier ones may have to be computed.
 void HiddenTensors::begin_pass(const PassView& pass) {
   pass_ = &pass;
   made_.clear();
@@ -290,6 +292,7 @@ const HiddenTensor* HiddenTensors::find(const Place& place) const {
   return found == made_.end() ? nullptr : &found->second;
 }
 
+// Inputs of the place: computed ones with their errors, recorded ones as they are.
 bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trouble) const {
   for (const Place& read : graph_.inputs_of(place)) {
     if (read.point->is_cache() || (is_table(read) && covers(read))) continue;
@@ -311,7 +314,7 @@ bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trou
     if (may_read_unrounded(place, read) && !inputs.deviations.back())
       inputs.unround(
           inputs.values.size() - 1,
-          find(read) ? dtype_of(*read.point, options_.dtype) : inputs.values.back()->dtype,
+          find(read) ? read.point->dtype_in(options_.dtype) : inputs.values.back()->dtype,
           seed_of(read, pass_->info().pass, 1));
   }
   return true;
@@ -339,7 +342,7 @@ void HiddenTensors::make(const Place& place) {
 // Puts rows of a hidden tensor: what the oracle makes of them, and how far a right kernel's may be.
 void HiddenTensors::store(const Place& place, const OracleCall& call, const Inputs& inputs,
                           const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made) {
-  const DType dtype = dtype_of(*place.point, options_.dtype);
+  const DType dtype = place.point->dtype_in(options_.dtype);
   const Exact exact = oracle_.evaluate(call);
   const Shape row_shape(exact.shape.extents().subspan(1));
   reserve(made.value, place, rows_, row_shape, DType::f64);
@@ -423,6 +426,8 @@ void HiddenTensors::make_attention(const Place& place, HiddenTensor& made) {
   }
 }
 
+// A cache that was not recorded is kept row by row, with values, deviations and samples, as K and V
+// come by.
 void HiddenTensors::write_cache(const Place& place, HiddenTensor& made) {
   Inputs inputs;
   if (!gather(place, inputs, made.trouble)) return;

@@ -88,7 +88,7 @@ class HiddenTensors {
   };
   struct Inputs;
 
-  static Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+  static Key key_of(const Place& place) { return {place.point->order(), place.layer}; }
   bool is_recorded(const Place& place) const;
   void mark_covered();
   void find_last_reads();

@@ -79,6 +79,7 @@ bool are_alike(const std::vector<double>& row, const std::vector<double>& slack)
   return !slack.empty() && !(most > least);
 }
 
+// How wide the intervals are beside the values: the share of choices that slack could hide.
 double width_of(const std::vector<double>& row, const std::vector<double>& slack) {
   double sum = 0, power = 0;
   for (const double s : slack) sum += 2 * s;
@@ -88,6 +89,8 @@ double width_of(const std::vector<double>& row, const std::vector<double>& slack
 
 }  // namespace
 
+// An index is exact: it names the largest of what its op read, whatever was right to read. Slack is
+// there where those values were not recorded.
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
                            const TensorView& chosen, const TensorView& deviation) {
   ChoiceOutcome outcome;

@@ -151,9 +151,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
       error_map(facts.page_size) {
-  const Graph wanted = restricted(oracle.graph(), [&](const Place& place) {
-    return !place.point->optional || manifest.graph.has(place);
-  });
+  const Graph wanted = oracle.graph().restricted(
+      [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
   check(wanted == manifest.graph,
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
@@ -176,6 +175,8 @@ void Judge::State::look_for_strays(const Pass& pass) {
   }
 }
 
+// Both models follow the engine's choice of experts: another expert's numbers would be no error of
+// rounding, and no bound would hold after it.
 void Judge::State::run_models(const PassView& seen) {
   exact_pass = rounded_pass = {};
   if (!exact) return;
@@ -197,6 +198,8 @@ void Judge::State::run_models(const PassView& seen) {
                   seen.info().pass));
 }
 
+// Written rows first, then what is read of requests that began in another's cache: what nobody is
+// known to have written is taken as given once.
 void Judge::State::remember_cache(const PassView& seen) {
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
@@ -216,6 +219,8 @@ void Judge::State::remember_cache(const PassView& seen) {
   }
 }
 
+// Places outside of the selection, and hidden ones, have nodes without an outcome: origins pass
+// through them.
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
@@ -296,6 +301,8 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
   }
 }
 
+// A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
+// after it. A finding over a region of hidden ops blames them too.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
@@ -337,7 +344,7 @@ std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place
   std::vector<NodeId> flags;
   for (const Pending& node : judged.pending)
     if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
-          return is_finding(o) && !o.passes_on;
+          return o.is_finding() && !o.passes_on;
         }))
       flags.push_back({places[node.place], judged.pass, node.request});
   return flags;

@@ -35,7 +35,7 @@ void Judge::State::judge_choices() {
   const bool of_all =
       options.selection.is_everything() && ledger.main_reason().empty() && overflowing.empty();
   const double scale = options.limit_scale;
-  for (const LogitsDoubt& doubt : logits.doubts()) {
+  for (const LogitsComparison::Doubt& doubt : logits.doubts()) {
     const Statistic& statistic = doubt.statistic;
     if (of_all) ledger.limit_ratio(statistic.limit_ratio());
     if (statistic.passes(scale)) continue;
@@ -150,6 +150,7 @@ void Judge::State::judge_contracts() {
                             name_of(contract)));
 }
 
+// One rule a place, shared by its findings.
 void Judge::State::find_shapes(Result& result) const {
   std::vector<std::pair<Place, std::optional<ShapeRule>>> known;
   for (Finding& finding : result.findings) {
@@ -225,7 +226,7 @@ void Judge::State::note_regions() {
       if (*place.point == p && !op_judge.hidden().covers(place))
         for (const Place& h : op_judge.hidden().region_of(place)) hidden.insert(h.point->name);
     if (hidden.empty()) continue;
-    const auto width = op_judge.widened_by().find(order_of(p));
+    const auto width = op_judge.widened_by().find(p.order());
     ledger.note(fmt::format("{} is judged together with {}, which the trace does not have: {}",
                             p.name, fmt::join(hidden, " "),
                             width == op_judge.widened_by().end() ? "they are known bit for bit"
@@ -250,6 +251,8 @@ void Judge::State::note_facts(bool complete) {
   if (!complete) ledger.note("the trace is incomplete");
 }
 
+// In this order: contracts, passes that waited for them, what only the end shows (tokens, draws,
+// pools of nodes), notes, and the story. Each step may add findings that the next ones count.
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
   const auto regrade = [&](const Finding& finding) {
     ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request, finding);

@@ -36,6 +36,8 @@ void KvHistory::begin(const PassInfo& pass) {
   for (const PassRow& r : pass.rows) put_token(r.row.request, r.row.position, r.token);
 }
 
+// prefix[p] = hash(prefix[p - 1], token p) names a text up to a position: two requests with the
+// same beginning share what may lie in their caches.
 void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
   std::vector<uint64_t>& chain = prefixes_[request];
   if (chain.size() <= position) chain.resize(position + 1);
@@ -49,6 +51,7 @@ void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
     if (of.second == request) hashes.resize(std::min(hashes.size(), position));
 }
 
+// A row that was written again (a preempted request) is legal in both versions, the latest last.
 void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
                       const TensorView& v) {
   const size_t bytes = k.row_size() * size_of(k.dtype);
@@ -79,6 +82,8 @@ void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> 
   if (fresh && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
 }
 
+// Contents are counted by the slots that hold them: one that no slot holds can still be read by
+// mistake for a while, and is queued to be forgotten.
 void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (!keep_bytes_) return;
   Content& content = contents_.at(hash);
@@ -94,6 +99,7 @@ void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   gone_bytes_ += gone_.back().second;
 }
 
+// Oldest first, while the queue is over its bound.
 void KvHistory::forget_gone() {
   for (size_t looked = gone_.size(); looked > 0 && gone_bytes_ > most_gone_; --looked) {
     const auto [hash, bytes] = gone_.front();
@@ -143,6 +149,8 @@ const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {
   return found == contents_.end() ? nullptr : &found->second.writer;
 }
 
+// A search through everything, as it is asked for findings alone. The earliest writer of the half
+// that was wanted comes first.
 std::optional<KvHistory::HalfOf> KvHistory::written_as(std::span<const char> bytes,
                                                        bool of_v) const {
   std::optional<HalfOf> first;
@@ -184,6 +192,7 @@ std::span<const char> KvHistory::v(uint64_t hash) const {
   return bytes == nullptr ? std::span<const char>() : std::span(*bytes).last(bytes->size() / 2);
 }
 
+// The request's own latest row is looked at first: nearly all rows end there.
 WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
                              std::span<const uint64_t> hashes) const {
   WrongRows found;

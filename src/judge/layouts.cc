@@ -1,3 +1,6 @@
+// Recognises a row that is right but in another order: RoPE's pairs interleaved, halves exchanged,
+// heads regrouped, dims before heads. The order is accepted only where every element fits its own
+// budget there, and a row is too short to be taken for one by chance.
 #include "src/judge/layouts.h"
 
 #include <array>
@@ -35,6 +38,7 @@ size_t source_of(size_t i, Order order, const Axes& axes) {
   return i;
 }
 
+// Every element within the limit of the one it is said to be.
 bool fits(std::span<const double> want, std::span<const double> got, std::span<const double> limit,
           Order order, const Axes& axes) {
   for (size_t i = 0; i < got.size(); ++i) {
@@ -62,6 +66,7 @@ std::string text_of(Order order) {
   return "";
 }
 
+// Orders are tried from the likeliest on; a short row fits too easily, and has none.
 std::optional<Order> order_of_row(std::span<const double> want, std::span<const double> got,
                                   std::span<const double> limit, const Shape& row_shape) {
   if (got.size() < kLeast || row_shape.rank() < 1 || row_shape.rank() > 2) return {};

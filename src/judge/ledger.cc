@@ -17,6 +17,12 @@
 namespace lockstep {
 namespace {
 
+// How grave: bitwise, rounding, propagated, inconclusive, structural, nonfinite, introduced.
+int gravity_of(Verdict verdict) {
+  static constexpr EnumArray<Verdict, int> kGravity = {{0, 1, 2, 6, 5, 4, 3}};
+  return kGravity[verdict];
+}
+
 // Whether a finding stays one however wide the limits are.
 bool absolute(const Finding& finding) {
   return finding.verdict != Verdict::introduced || !finding.statistic ||
@@ -56,24 +62,19 @@ std::string text_of(const Place& place) {
   return fmt::format("layer {} {}", place.layer, place.point->name);
 }
 
-bool is_finding(const NodeOutcome& outcome) {
-  return is_finding(outcome.verdict) && !outcome.overflows;
-}
-
-int gravity_of(Verdict verdict) {
-  static constexpr int kGravity[kVerdicts] = {0, 1, 2, 6, 5, 4, 3};
-  return kGravity[static_cast<size_t>(verdict)];
-}
+bool NodeOutcome::is_finding() const { return lockstep::is_finding(verdict) && !overflows; }
 
 Ledger::Ledger(const Graph& graph) : places_(graph.places()), sums_(places_.size()) {
   for (size_t i = 0; i < places_.size(); ++i) sums_[i].summary.place = places_[i];
 }
 
+// The sums of a place are kept as nodes come, so that a run of any length takes the memory of its
+// places and findings.
 int Ledger::enter(NodeOutcome outcome) {
   int64_t* reason = nullptr;
   if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
   entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict,
-                      is_finding(outcome), outcome.position, reason});
+                      outcome.is_finding(), outcome.position, reason});
   Sums& sums = sums_[outcome.place];
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
@@ -98,7 +99,7 @@ int Ledger::enter(NodeOutcome outcome) {
   ask_other_rules(outcome);
   limit_ratio(outcome.limit_ratio);
   sums.has_t2 = sums.has_t2 || outcome.has_t2;
-  if (!is_finding(outcome)) return -1;
+  if (!outcome.is_finding()) return -1;
 
   outcome.errors.name_node(outcome.pass, outcome.request);
   summary.errors.add(outcome.errors);
@@ -111,6 +112,8 @@ int Ledger::enter(NodeOutcome outcome) {
   return static_cast<int>(findings_.size()) - 1;
 }
 
+// Rules of other tools, for comparison alone: torch.testing.assert_close, and three times the
+// reference's own error.
 void Ledger::ask_other_rules(const NodeOutcome& outcome) {
   const ErrorSums& sums = outcome.sums;
   if (sums.compared == 0 && sums.not_close == 0) return;
@@ -151,6 +154,8 @@ bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& fi
   return false;
 }
 
+// A finding about a place as a whole stands at its first judged node; where a node is wrong by
+// itself, it says enough.
 bool Ledger::regrade_all(int64_t place, Finding finding) {
   Entry* first = nullptr;
   for (Entry& entry : entries_) {
@@ -188,6 +193,7 @@ std::string Ledger::main_reason() const {
   return reason;
 }
 
+// Findings in the order of the computation; the first is what a reader is told.
 Result Ledger::result() const {
   Result result;
   result.notes = notes_;
@@ -212,7 +218,7 @@ Result Ledger::result() const {
   std::vector<int64_t> judged_at(places_.size());
   for (const Entry& entry : entries_) {
     ++result.expected;
-    ++result.counts[static_cast<size_t>(entry.verdict)];
+    ++result.counts[entry.verdict];
     if (!judged(entry.verdict)) continue;
     ++result.judged;
     ++judged_at[entry.place];

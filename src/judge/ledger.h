@@ -19,7 +19,7 @@ struct NodeOutcome {
   Verdict verdict = Verdict::bitwise;
   bool tried = true;       // false: under this contract the node was not judged, what it holds is
                            // that of one which it fits
-  Finding finding;         // when is_finding(verdict); place, pass and request are filled in here
+  Finding finding;         // when is_finding(); place, pass and request are filled in here
   double t1 = 0, t2 = 0;   // in units of their limits
   bool has_t2 = false;     // it was made, of enough elements
   double of_row = 0;       // of the element that t1 is of, as in Finding
@@ -37,9 +37,10 @@ struct NodeOutcome {
   bool unrecorded = false;      // inconclusive since no pass so far had a tensor of the point
   ErrorProfile errors;          // of its wrong rows; empty where nothing is known of them
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
+
+  // Whether it is a difference to report.
+  bool is_finding() const;
 };
-// Whether it is a difference to report.
-bool is_finding(const NodeOutcome& outcome);
 // The outcome of a node that could not be judged.
 NodeOutcome inconclusive(std::string reason);
 // The outcome of a node whose tensor is not as the model has it. position: of its first row.
@@ -110,7 +111,5 @@ class Ledger {
 
 // "layer 2 attn.q_rope", "logits".
 std::string text_of(const Place& place);
-// How grave: bitwise, rounding, propagated, inconclusive, structural, nonfinite, introduced.
-int gravity_of(Verdict verdict);
 
 }  // namespace lockstep

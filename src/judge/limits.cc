@@ -1,3 +1,5 @@
+// Limits from a file, tighter than theory, by kind of op and dtype: what clean runs reached, times
+// some room. They can only tighten: the budget of theory stays the largest that is ever allowed.
 #include "src/judge/limits.h"
 
 #include <fmt/format.h>
@@ -48,6 +50,7 @@ Reached reached_by(const Measure& measure) {
   return reached;
 }
 
+// The largest of each statistic over all clean runs.
 void Reached::add(const Reached& other) {
   inner = std::max(inner, other.inner);
   rms = std::max(rms, other.rms);
@@ -70,6 +73,8 @@ OpLimits limits_above(const Reached& reached, DType dtype, double room) {
           .gain = measured(reached.gain, std::max(room * reached.gain, 1e-9))};
 }
 
+// Learnt from several runs, a limit is the widest of them, and one that was never measured gives
+// way to one that was.
 void Limits::learn(OpKind op, DType dtype, const Reached& reached) {
   const OpLimits learnt = limits_above(reached, dtype, kRoom);
   OpLimits& limits = ops_.try_emplace({op, dtype}, learnt).first->second;
@@ -119,6 +124,7 @@ Limits Limits::read(const std::string& path) {
   return limits;
 }
 
+// Learnt limits lower what theory allows, never raise it.
 void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
   budget.gain = std::min(budget.gain, limits.gain);
   budget.misrounds = std::min(budget.misrounds, limits.share);

@@ -1,3 +1,13 @@
+// Three models beside each other, row by row of logits: the engine, the fp64 model, and the same
+// model in the run's dtype. The last says what rounding alone does along the whole way, so that a
+// token that differs can be called explained or not without any tolerance of ours:
+//
+//   noise      rms of (reference in dtype - fp64) over the 50 largest logits of the row
+//   explained  the fp64 model preferred its own token by no more than 6 sqrt(2) noise
+//   expected   the sum over rows of the chance that noise alone flips the choice
+//
+// and over the run: no more flips than a Poisson law of that expectation allows, and, from 100 rows
+// on, a mean KL divergence at most three times that of the reference in the dtype.
 #include "src/judge/logits.h"
 
 #include <fmt/format.h>
@@ -85,13 +95,13 @@ std::optional<double> percentile(const std::vector<double>& sorted, int64_t per_
   return sorted[std::max<int64_t>(rank, 1) - 1];
 }
 
-KlPercentiles percentiles_of(std::vector<double> divergences) {
+LogitsSummary::KlPercentiles percentiles_of(std::vector<double> divergences) {
   std::ranges::sort(divergences);
-  KlPercentiles all{.median = percentile(divergences, 500),
-                    .p90 = percentile(divergences, 900),
-                    .p95 = percentile(divergences, 950),
-                    .p99 = percentile(divergences, 990),
-                    .p999 = percentile(divergences, 999)};
+  LogitsSummary::KlPercentiles all{.median = percentile(divergences, 500),
+                                   .p90 = percentile(divergences, 900),
+                                   .p95 = percentile(divergences, 950),
+                                   .p99 = percentile(divergences, 990),
+                                   .p999 = percentile(divergences, 999)};
   if (!divergences.empty()) all.max = divergences.back();
   return all;
 }
@@ -133,6 +143,9 @@ void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, std::span<co
                                  std::numeric_limits<double>::infinity(), false, ""});
 }
 
+// A flip is explained when the fp64 model preferred its token by less than rounding moves a
+// difference of two logits: sqrt(2) times the noise, which is how far the rounded model lies from
+// the exact one among the largest logits.
 void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const double> got,
                                std::span<const double> exact, std::span<const double> rounded) {
   for (size_t i = 0; i < got.size(); ++i)
@@ -173,11 +186,11 @@ void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
     if (std::ranges::count(rows, Row{request, flip.position}) > 0) flip.ancestor = finding;
 }
 
-std::vector<LogitsDoubt> LogitsComparison::doubts() const {
+std::vector<LogitsComparison::Doubt> LogitsComparison::doubts() const {
   const int64_t flips = summary_.compared - summary_.argmax_equal;
   const int64_t unexplained = summary_.unexplained_flips;
   const auto rows = static_cast<double>(numbers_);
-  std::vector<LogitsDoubt> all = {unexplained_, first_flip_};
+  std::vector<LogitsComparison::Doubt> all = {unexplained_, first_flip_};
   all[0].statistic = {
       StatisticKind::flips, static_cast<double>(unexplained), 0,
       fmt::format("{} of {} tokens differ from the fp64 model's by more than rounding explains",

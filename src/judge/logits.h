@@ -10,14 +10,6 @@
 
 namespace lockstep {
 
-// A statistic of the choices of a run, which may be wrong though every op is within its budget, and
-// the row that shows it best.
-struct LogitsDoubt {
-  Statistic statistic;
-  Row row;
-  int32_t pass = 0;
-};
-
 // Compares the engine's logits with those of the model in fp64, row by row. A choice that differs
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
 // over its 50 best of (the model in the run's dtype - the model in fp64): both candidates then lie
@@ -28,6 +20,14 @@ struct LogitsDoubt {
 // candidates and rows is the number that is expected at most.
 class LogitsComparison {
  public:
+  // A statistic of the choices of a run, which may be wrong though every op is within its budget,
+  // and the row that shows it best.
+  struct Doubt {
+    Statistic statistic;
+    Row row;
+    int32_t pass = 0;
+  };
+
   explicit LogitsComparison(DType dtype) : dtype_(dtype) {}
 
   // Rows that `exact` or `rounded` lack, that were kept as digests, or in which one of these two is
@@ -45,7 +45,7 @@ class LogitsComparison {
   //          the heavier one: Hoeffding 1956)
   //   KL     mean divergence of 100 rows or more; limit 3 times that of the model in the run's
   //          dtype
-  std::vector<LogitsDoubt> doubts() const;
+  std::vector<Doubt> doubts() const;
 
  private:
   void add_row(int32_t pass, const Row& row, std::span<const double> got,
@@ -59,7 +59,7 @@ class LogitsComparison {
   double kl_sum_ = 0, kl_reference_sum_ = 0;
   std::vector<double> divergences_;  // of which kl_sum_ is the sum
   double largest_kl_ = 0;
-  LogitsDoubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
+  Doubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
   std::map<int32_t, std::vector<Flip>> flips_;
   std::map<int32_t, std::vector<Margin>> margins_;
 };

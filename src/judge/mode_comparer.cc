@@ -44,6 +44,7 @@ std::vector<int64_t> index_in(const Shape& row, int32_t position, int64_t i) {
 BaselineRows::BaselineRows(const Graph& graph)
     : graph_(graph), places_(graph.places()), spots_(places_.size()) {}
 
+// Rows are found by request and position: another mode has them in other passes.
 void BaselineRows::add(Pass pass) {
   std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point->is_cache(); });
   for (const RecordedTensor& tensor : passes_.emplace_back(std::move(pass)).tensors) {
@@ -121,6 +122,8 @@ double ModeComparer::limit(size_t place, const TensorView& want, const Row& base
   return 2 * kLambda * terms * kAccumulatorRoundoff * rms;
 }
 
+// Ops that sum products may add in another order: n terms twice, within 2 lambda n u rms, and half
+// an ulp of each store. All others have equal bits from equal inputs.
 void ModeComparer::compare_row(size_t place, const TensorView& want, const TensorView& got,
                                int32_t position, NodeOutcome& outcome) const {
   if (std::memcmp(want.data, got.data, want.bytes()) == 0) return;
@@ -192,6 +195,8 @@ NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Grou
   return outcome;
 }
 
+// The base's numbers take the place of the mode's, so that the next op reads equal inputs and is
+// compared by itself.
 void ModeComparer::substitute(size_t place, const Record& record, const Group& group) const {
   for (size_t i = group.first; i < group.first + group.count; ++i) {
     const TensorView want = base_.find(place, {group.base, record.rows[i].position});
@@ -221,6 +226,7 @@ void ModeComparer::record(const Record& record) {
   }
 }
 
+// Nodes that the mode did not show.
 void ModeComparer::end() {
   std::vector<Row> all, with_logits;
   for (const PassRow& r : pass_.rows) all.push_back(r.row);

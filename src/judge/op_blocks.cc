@@ -63,6 +63,8 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   return question;
 }
 
+// A block is so many rows of one place, of one request or of several: the oracle answers for it in
+// fp64, and memory holds one answer.
 bool OpJudge::judge_block(RoundingContract contract, const Place& place,
                           const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
                           size_t first, size_t count) {
@@ -140,7 +142,7 @@ bool OpJudge::narrow_enough(const Block& block) {
     size += std::fabs(block.exact.want[i]);
     power += block.exact.want[i] * block.exact.want[i];
   }
-  Width& widest = widened_by_[order_of(*block.place.point)];
+  Width& widest = widened_by_[block.place.point->order()];
   if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
   if (power > 0)
     widest.of_row =

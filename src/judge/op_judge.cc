@@ -38,7 +38,7 @@ bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
 
 }  // namespace
 
-OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options)
+OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
     : oracle_(oracle),
       graph_(graph),
       options_(std::move(options)),
@@ -96,7 +96,7 @@ std::map<OpKind, Reached> OpJudge::reached() const {
 void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   for (const Point& p : kPoints)
-    if (pass.shows(p)) seen_.insert(order_of(p));
+    if (pass.shows(p)) seen_.insert(p.order());
   for (const Place& place : graph_.places()) {
     const RecordedTensor* tensor = may_be_wider(*place.point) ? pass.tensor(place, -1) : nullptr;
     if (tensor && tensor->dtype == DType::f32) wider_.insert(key_of(place));
@@ -105,7 +105,7 @@ void OpJudge::begin_pass(const PassView& pass) {
 }
 
 DType OpJudge::dtype_at(const Place& place) const {
-  return wider_.contains(key_of(place)) ? DType::f32 : dtype_of(*place.point, options_.dtype);
+  return wider_.contains(key_of(place)) ? DType::f32 : place.point->dtype_in(options_.dtype);
 }
 
 ContractTraits OpJudge::traits_of(const Place& place) const {
@@ -251,7 +251,7 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
     judge_under(first, place, inputs, pass, group);
     for (Group::Member& member : group.members)
       if (NodeOutcomes& both = *member.outcomes; both.size() == 2)
-        both.erase(is_finding(both[0]) ? both.begin() : both.begin() + 1);
+        both.erase(both[0].is_finding() ? both.begin() : both.begin() + 1);
   } else {
     judge_under_each(contracts, place, inputs, pass, group);
   }
@@ -365,8 +365,9 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
       member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::none));
     if (!measure_under(other.contract, place, inputs, pass, group)) return;
     for (const size_t i : wrong)
-      if (!is_finding(outcome_of(group.members[i].meter->finish(),
-                                 without_rows(group.tensor->shape), options_.limit_scale)))
+      if (!outcome_of(group.members[i].meter->finish(), without_rows(group.tensor->shape),
+                      options_.limit_scale)
+               .is_finding())
         ++other.fits;
   }
 }

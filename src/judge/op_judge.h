@@ -41,19 +41,6 @@ struct JudgedPass {
   const Pass* rounded = nullptr;
 };
 
-struct OpJudgeOptions {
-  DType dtype = DType::bf16;
-  int64_t page_size = 0;  // 0: not known
-  double limit_scale = 1;
-  int threads = 0;       // that measure; 0: one a core
-  bool partial = false;  // the trace was not meant to hold every tensor
-  bool full = false;     // it was meant to hold the numbers of those that it has
-  // Whether any pass of the trace has a tensor of the place; empty: of every one.
-  std::function<bool(const Place&)> recorded;
-  std::map<std::string, RoundingContract> contracts;  // declared, by point name
-  Limits limits;
-};
-
 // The outcomes of one node under each contract that is tried.
 using NodeOutcomes = std::vector<NodeOutcome>;
 
@@ -70,14 +57,27 @@ struct OtherContracts {
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
 class OpJudge {
  public:
+  struct Options {
+    DType dtype = DType::bf16;
+    int64_t page_size = 0;  // 0: not known
+    double limit_scale = 1;
+    int threads = 0;       // that measure; 0: one a core
+    bool partial = false;  // the trace was not meant to hold every tensor
+    bool full = false;     // it was meant to hold the numbers of those that it has
+    // Whether any pass of the trace has a tensor of the place; empty: of every one.
+    std::function<bool(const Place&)> recorded;
+    std::map<std::string, RoundingContract> contracts;  // declared, by point name
+    Limits limits;
+  };
+
   // graph: of what is judged.
-  OpJudge(Oracle& oracle, const Graph& graph, OpJudgeOptions options);
+  OpJudge(Oracle& oracle, const Graph& graph, Options options);
 
   void begin_pass(const PassView& pass);
   // Each place of a pass in graph order, before it is judged.
   void reach(const Place& place) { hidden_.reach(place); }
   // Whether any pass so far has a tensor of the point, of whatever layer.
-  bool has_seen(const Point& point) const { return seen_.contains(order_of(point)); }
+  bool has_seen(const Point& point) const { return seen_.contains(point.order()); }
   DType dtype_at(const Place& place) const;
   // The places that the trace does not have, and what stands in for them.
   const HiddenTensors& hidden() const { return hidden_; }
@@ -182,7 +182,7 @@ class OpJudge {
   Oracle& oracle_;
   Graph graph_;
   std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
-  OpJudgeOptions options_;
+  Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   std::set<int> seen_;              // order of the points that have tensors

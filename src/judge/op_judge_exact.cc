@@ -32,7 +32,7 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
   ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, values.view(),
                                        chosen.view(), deviation.view());
   if (outcome.width > 0) {
-    double& widest = widened_by_[order_of(*place.point)].of_row;
+    double& widest = widened_by_[place.point->order()].of_row;
     widest = std::max(widest, outcome.width);
   }
   // An op that reads indices of nothing cannot be computed, and is not judged.

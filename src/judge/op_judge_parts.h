@@ -12,7 +12,7 @@
 namespace lockstep {
 
 inline std::pair<int, int> key_of(const Place& place) {
-  return {order_of(*place.point), place.layer};
+  return {place.point->order(), place.layer};
 }
 
 // The axes after the rows.

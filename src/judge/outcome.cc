@@ -41,8 +41,8 @@ void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& r
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
   outcome.finding.budgets = std::numeric_limits<double>::infinity();
-  const bool hidden =
-      measure.nonfinite == NonFinite::introduced && std::isfinite(measure.nonfinite_at.got);
+  const bool hidden = measure.nonfinite == Measure::NonFinite::introduced &&
+                      std::isfinite(measure.nonfinite_at.got);
   outcome.finding.rule =
       fmt::format("{} ({} of {} elements)",
                   hidden ? "introduced: the exact result is no number, and the op hides that"
@@ -102,14 +102,14 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   if (measure.elements == 0) {
     outcome.verdict = Verdict::inconclusive;
     outcome.reason = "the tensor has no elements";
-  } else if (measure.nonfinite == NonFinite::introduced) {
+  } else if (measure.nonfinite == Measure::NonFinite::introduced) {
     make_nonfinite(outcome, measure, row_shape);
   } else if (failing) {
     make_introduced(outcome, measure, *failing, limit_scale, row_shape);
-  } else if (measure.nonfinite == NonFinite::expected) {
+  } else if (measure.nonfinite == Measure::NonFinite::expected) {
     make_nonfinite(outcome, measure, row_shape);
     outcome.overflows = true;
-  } else if (measure.nonfinite == NonFinite::propagated) {
+  } else if (measure.nonfinite == Measure::NonFinite::propagated) {
     make_nonfinite(outcome, measure, row_shape);
     outcome.passes_on = true;
   } else {

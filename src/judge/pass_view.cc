@@ -1,3 +1,6 @@
+// A pass as the judge reads it: which nodes there are (rows by request, at each place), the tensor
+// of each, and what is missing. Rows are grouped once, as nearly every question is about the rows
+// of one request.
 #include "src/judge/pass_view.h"
 
 #include <fmt/format.h>
@@ -10,6 +13,7 @@
 namespace lockstep {
 namespace {
 
+// Neighbouring rows of one request, those that are selected.
 std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection& selection) {
   std::vector<NodeRows> nodes;
   for (const PassRow& r : rows) {
@@ -61,7 +65,7 @@ PassView::PassView(const Pass& pass, const Selection& selection, const Graph* gr
     length = std::max<int64_t>(length, r.row.position + 1);
   }
   for (const RecordedTensor& tensor : pass.tensors)
-    tensors_[{order_of(*tensor.point), tensor.layer}].push_back(&tensor);
+    tensors_[{tensor.point->order(), tensor.layer}].push_back(&tensor);
   if (graph && with_logits.size() < rows.size()) find_short_places(*graph);
 }
 
@@ -75,39 +79,39 @@ void PassView::find_short_places(const Graph& graph) {
     const std::vector<const RecordedTensor*>& shown = all(places[i]);
     ended = ended && shown.empty();
     if (ended || (!shown.empty() && shown.front()->rows == with_logits))
-      short_.emplace(order_of(*places[i].point), places[i].layer);
+      short_.emplace(places[i].point->order(), places[i].layer);
   }
 }
 
 std::function<bool(const Place&)> PassView::is_of_logits() const {
   return [short_places = short_](const Place& place) {
     return place.point->is_of_logits() ||
-           short_places.contains({order_of(*place.point), place.layer});
+           short_places.contains({place.point->order(), place.layer});
   };
 }
 
 const std::vector<NodeRows>& PassView::nodes_of(const Place& place) const {
   const bool few =
-      place.point->is_of_logits() || short_.contains({order_of(*place.point), place.layer});
+      place.point->is_of_logits() || short_.contains({place.point->order(), place.layer});
   return few ? logit_nodes_ : token_nodes_;
 }
 
 bool PassView::shows(const Point& point) const {
-  const auto found = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
-  return found != tensors_.end() && found->first.first == order_of(point);
+  const auto found = tensors_.lower_bound({point.order(), std::numeric_limits<int>::min()});
+  return found != tensors_.end() && found->first.first == point.order();
 }
 
 std::vector<int> PassView::layers_of(const Point& point) const {
   std::vector<int> layers;
-  for (auto at = tensors_.lower_bound({order_of(point), std::numeric_limits<int>::min()});
-       at != tensors_.end() && at->first.first == order_of(point); ++at)
+  for (auto at = tensors_.lower_bound({point.order(), std::numeric_limits<int>::min()});
+       at != tensors_.end() && at->first.first == point.order(); ++at)
     layers.push_back(at->first.second);
   return layers;
 }
 
 const std::vector<const RecordedTensor*>& PassView::all(const Place& place) const {
   static const std::vector<const RecordedTensor*> none;
-  const auto found = tensors_.find({order_of(*place.point), place.layer});
+  const auto found = tensors_.find({place.point->order(), place.layer});
   return found == tensors_.end() ? none : found->second;
 }
 

@@ -1,3 +1,7 @@
+// How other engines round, each line with the source that says so. A preset is a list of lines, by
+// kind of op and, where one kind rounds in two ways, by point; what no line names is fused. A
+// declaration is judged as it stands: where a line is wrong, a right engine alarms, and a reader
+// must be able to check the source.
 #include "src/judge/presets.h"
 
 #include <fmt/ranges.h>
@@ -19,7 +23,7 @@ using enum RoundingContract;
 
 constexpr std::string_view kStreamNorms = "attn.norm,mlp.norm,final.norm";
 
-constexpr ContractLine kHf[] = {
+constexpr Preset::Line kHf[] = {
     {OpKind::norm, "", hf,
      "modeling_qwen3.py, Qwen3RMSNorm: weight * hidden_states.to(input_dtype)"},
     {OpKind::rope, "", hf,
@@ -31,7 +35,7 @@ constexpr ContractLine kHf[] = {
      "modeling_qwen3_moe.py, Qwen3MoeExperts: index_add_, expert by expert"},
 };
 
-constexpr ContractLine kHfEager[] = {
+constexpr Preset::Line kHfEager[] = {
     kHf[0],
     kHf[1],
     kHf[2],
@@ -44,7 +48,7 @@ constexpr ContractLine kHfEager[] = {
 // CUDA kernels were read, and not run here: vLLM's main of August 2026, FlashInfer fb28d72,
 // SGLang's and TensorRT-LLM's main. TensorRT-LLM's FMHA was not read, and is taken for what its XQA
 // is. FlashInfer stores the parts of keys that it splits in the dtype, which no contract has.
-constexpr ContractLine kVllm[] = {
+constexpr Preset::Line kVllm[] = {
     {OpKind::norm, "", fused,
      "csrc/libtorch_stable/layernorm_kernels.cu: (scalar_t)(x * s_variance * w), of the rounded "
      "sum, since 0.20.0"},
@@ -59,7 +63,7 @@ constexpr ContractLine kVllm[] = {
      "(but for 3 or 4 experts a token: in the dtype)"},
 };
 
-constexpr ContractLine kVllm19[] = {
+constexpr Preset::Line kVllm19[] = {
     kVllm[1],
     kVllm[2],
     kVllm[3],
@@ -69,7 +73,7 @@ constexpr ContractLine kVllm19[] = {
      "0.19.1 and wherever #42379 is in"},
 };
 
-constexpr ContractLine kSglang[] = {
+constexpr Preset::Line kSglang[] = {
     {OpKind::norm, "", fused, "FlashInfer, norm.cuh: RMSNormKernel, fp32 inside, one store"},
     {OpKind::norm, kStreamNorms, unrounded_sum,
      "FlashInfer, norm.cuh: FusedAddRMSNormKernel reads the sum in fp32, and stores it rounded"},
@@ -80,7 +84,7 @@ constexpr ContractLine kSglang[] = {
      "moe_sum_reduce adds in fp32"},
 };
 
-constexpr ContractLine kTrtLlm[] = {
+constexpr Preset::Line kTrtLlm[] = {
     {OpKind::norm, "", fused, "_torch/modules/rms_norm.py: flashinfer_rmsnorm"},
     {OpKind::norm, kStreamNorms, unrounded_sum,
      "_torch/modules/rms_norm.py: flashinfer_fused_add_rmsnorm, where FlashInfer is there"},
@@ -91,14 +95,14 @@ constexpr ContractLine kTrtLlm[] = {
 };
 
 // Read in the llama.cpp that llama-cpp-python 0.3.36 has, and held to it by tests/engines/run.
-constexpr ContractLine kLlamaCppF32[] = {
+constexpr Preset::Line kLlamaCppF32[] = {
     {OpKind::rope, "", angles_iterated,
      "ggml-cpu/ops.cpp, ggml_rope_cache_init: theta *= theta_scale, pair by pair"},
     {OpKind::attention, "", flash_fp16,
      "ggml-cpu/ops.cpp, flash_attn_ext_f16: a cache of fp16; of few rows Q and the sum too"},
 };
 
-constexpr ContractLine kLlamaCpp[] = {
+constexpr Preset::Line kLlamaCpp[] = {
     kLlamaCppF32[0],
     kLlamaCppF32[1],
     {OpKind::linear, "", operands_bf16,
@@ -106,7 +110,7 @@ constexpr ContractLine kLlamaCpp[] = {
     {OpKind::expert_linear, "", operands_bf16, "the same, in mul_mat_id"},
 };
 
-constexpr ContractLine kLlamaCppF16[] = {
+constexpr Preset::Line kLlamaCppF16[] = {
     kLlamaCppF32[0],
     kLlamaCppF32[1],
     {OpKind::linear, "", operands_fp16,
@@ -134,7 +138,7 @@ bool is_at(std::string_view globs, const Point& p) {
 
 RoundingContract contract_at(const Preset& preset, const Point& p) {
   RoundingContract contract = fused;
-  for (const ContractLine& line : preset.lines)
+  for (const Preset::Line& line : preset.lines)
     if (line.op == p.op && is_at(line.points, p)) contract = line.contract;
   return contract;
 }

@@ -13,20 +13,20 @@
 
 namespace lockstep {
 
-// One line of an engine's contracts: the ops of that kind round so, at those of their points.
-struct ContractLine {
-  OpKind op;
-  std::string_view points;  // globs, with commas between; "": all points of the op
-  RoundingContract contract;
-  std::string_view source;  // where it can be read
-};
-
 // The contracts of one engine in a 16-bit run, unless it says otherwise. An op without a line
 // rounds once, at its store (fused). Of lines for one point the last one counts.
 struct Preset {
+  // One line of an engine's contracts: the ops of that kind round so, at those of their points.
+  struct Line {
+    OpKind op;
+    std::string_view points;  // globs, with commas between; "": all points of the op
+    RoundingContract contract;
+    std::string_view source;  // where it can be read
+  };
+
   std::string_view name;
   std::string_view says;  // one line for people
-  std::span<const ContractLine> lines;
+  std::span<const Line> lines;
 };
 
 // The one table of engines. To add one: its lines and its row in presets.cc.

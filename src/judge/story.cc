@@ -1,3 +1,9 @@
+// Sentences of a judgement. A story is the whole result in one sentence, made of what is known and
+// in the order in which it matters: a reference that contradicts itself voids everything else; then
+// findings; then what could not be judged; only what is left is clean. "Clean" names its bounds.
+//
+// The text of a finding says its place in the run, the worst element, its size in budgets, and the
+// rule that its wrong elements follow; reports show the same text wherever they name the finding.
 #include "src/judge/story.h"
 
 #include <fmt/format.h>
@@ -16,10 +22,9 @@ namespace {
 constexpr double kUncountable = 1e9;
 constexpr std::string_view kWrong = "wrong: ";  // before where the wrong elements of a rule are
 
-int64_t count_of(const Result& result, Verdict verdict) {
-  return result.counts[static_cast<size_t>(verdict)];
-}
+int64_t count_of(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
+// How even the closest choice of a token was, and whether any went the other way.
 std::string tokens_story(const Result& result) {
   if (!result.logits) return "";
   const LogitsSummary& logits = *result.logits;
@@ -69,6 +74,7 @@ std::string flip_story(const Result& result) {
          (first->ancestor == text_of(result.first->node.place) ? "" : ", from " + first->ancestor);
 }
 
+// The first finding, what came of it, and how much only passes its error on.
 std::string diverged_story(const Result& result) {
   const Finding& first = *result.first;
   std::string text = fmt::format("{} {}: {}", text_of(first.node.place),
@@ -84,6 +90,7 @@ std::string diverged_story(const Result& result) {
   return text;
 }
 
+// How much was judged, why not all of it, and what else stands against calling it clean.
 std::string inconclusive_story(const Result& result, const Inconclusive& inconclusive) {
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
@@ -162,9 +169,9 @@ void split_rule(Finding& f) {
   f.rule.resize(at >= 2 ? at - 2 : 0);  // without the semicolon between the two
 }
 
-std::string text_of(const std::vector<LooksLike>& looks_like) {
+std::string text_of(const std::vector<Finding::LooksLike>& looks_like) {
   std::string text;
-  for (const LooksLike& like : looks_like)
+  for (const Finding::LooksLike& like : looks_like)
     text +=
         fmt::format("{}{} (explains {} of {} elements, {} of {} nodes)", text.empty() ? "" : " or ",
                     like.says, like.elements, like.of_elements, like.nodes, like.of_nodes);

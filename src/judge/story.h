@@ -34,7 +34,7 @@ std::string budgets_text(double budgets);
 
 // Says what a place looks like: "RMSNorm over blocks of 16 (explains 1920 of 1920 elements, 56 of
 // 56 nodes)"; several with " or " between them; empty where nothing explains it.
-std::string text_of(const std::vector<LooksLike>& looks_like);
+std::string text_of(const std::vector<Finding::LooksLike>& looks_like);
 
 // A finding in words: place, request, position, what was wanted and found.
 std::string text_of(const Finding& finding);

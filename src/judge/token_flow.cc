@@ -1,3 +1,9 @@
+// The tokens of a run checked against each other: each row that is fed is the prompt's or what the
+// pass before chose, positions follow one another, and a request that inherits says what it found.
+//
+// A text is known by a running hash, text(p) = hash(text(p - 1), token(p)), one number a position,
+// so that two rows of any two requests can be told to stand behind the same text in constant time:
+// their K and V must then be the same, and logits of the same text can be held to each other.
 #include "src/judge/token_flow.h"
 
 #include <fmt/format.h>
@@ -12,6 +18,7 @@ namespace {
 
 constexpr uint64_t kNoText = 1;  // of no token at all
 
+// The hash of a text with one token more.
 uint64_t text_with(uint64_t before, int32_t token) {
   const uint64_t both[] = {before, static_cast<uint64_t>(token)};
   return hash_of(both, sizeof(both));
@@ -109,7 +116,7 @@ void TokenFlow::check_order(const NodeRows& node, NodeOutcome& outcome) const {
   if (!found->second.unknown) {
     outcome.verdict = Verdict::structural;
     outcome.finding = {.position = node.rows.front().position, .rule = found->second.text};
-  } else if (!is_finding(outcome)) {
+  } else if (!outcome.is_finding()) {
     outcome.verdict = Verdict::inconclusive;
     outcome.reason = found->second.text;
   }

@@ -1,3 +1,5 @@
+// Holds the best logits that a trace names to its own tensor of logits, where it has one: a writer
+// that names others contradicts itself.
 #include "src/judge/top_logits.h"
 
 #include <fmt/format.h>

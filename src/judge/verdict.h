@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base/names.h"
 #include "probes/graph.h"
 #include "src/judge/reached.h"
 #include "src/stats/error_profile.h"
@@ -26,8 +27,9 @@ enum class Verdict : uint8_t {
   structural,    // missing, of another shape, dtype or rows, or not what its consumer read
   inconclusive,  // something needed was not captured
 };
-const char* name_of(Verdict verdict);
-inline constexpr int kVerdicts = 7;
+template <>
+inline constexpr auto kNamesOf<Verdict> = std::to_array<const char*>(
+    {"bitwise", "rounding", "propagated", "introduced", "nonfinite", "structural", "inconclusive"});
 
 // Whether a verdict is a difference to report: introduced, nonfinite or structural. A node that
 // overflows as its exact result does is nonfinite and none.
@@ -39,9 +41,9 @@ enum class RunVerdict : uint8_t {
   diverged,      // there is a finding
   inconclusive,  // there is none, but something was not judged
 };
-const char* name_of(RunVerdict verdict);  // "clean" "diverged" "inconclusive"
-// Throws Error for any other name.
-RunVerdict run_verdict_from(std::string_view name);
+template <>
+inline constexpr auto kNamesOf<RunVerdict> = std::to_array<const char*>({"clean", "diverged",
+                                                                         "inconclusive"});
 
 // Names a node: the rows of one request in one pass at one place.
 struct NodeId {
@@ -52,6 +54,15 @@ struct NodeId {
 };
 
 struct Finding {
+  // A way in which an op may be computed wrongly that gives what the engine stored there.
+  struct LooksLike {
+    std::string says;  // "RMSNorm over blocks of 16"
+    // Elements that were over their budgets, or where none was of other bits than the exact result
+    // rounded, and how many of them come within it; and the same of nodes. Of those compared.
+    int64_t elements = 0, of_elements = 0;
+    int64_t nodes = 0, of_nodes = 0;
+  };
+
   NodeId node;           // the first one, when the finding is that of all nodes of the place
   int32_t position = 0;  // of the worst element's row
   Verdict verdict = Verdict::introduced;
@@ -74,15 +85,6 @@ struct Finding {
   std::optional<ShapeRule> shape;
 };
 
-// A way in which an op may be computed wrongly that gives what the engine stored there.
-struct LooksLike {
-  std::string says;  // "RMSNorm over blocks of 16"
-  // Elements that were over their budgets, or where none was of other bits than the exact result
-  // rounded, and how many of them come within it; and the same of nodes. Of those compared.
-  int64_t elements = 0, of_elements = 0;
-  int64_t nodes = 0, of_nodes = 0;
-};
-
 // All nodes of one place, over all passes and requests.
 struct PlaceSummary {
   Place place;
@@ -100,7 +102,7 @@ struct PlaceSummary {
   bool has_t2 = true;   // false: of few elements and of bits there is no worst_t2
   ErrorProfile errors;  // of its findings; empty where no element of them is known
   // Explanations of its findings, each as good as the others; empty: nothing that was tried.
-  std::vector<LooksLike> looks_like = {};
+  std::vector<Finding::LooksLike> looks_like = {};
 };
 
 struct Flip {
@@ -130,13 +132,13 @@ struct RequestResult {
   std::vector<std::string> token_texts;  // of prompt and tokens, by whoever has a tokenizer
 };
 
-// Percentiles of a divergence over rows, by nearest rank, each where there are enough rows that
-// some are above it: 10 for the 90th, 1000 for the 99.9th.
-struct KlPercentiles {
-  std::optional<double> median, p90, p95, p99, p999, max;
-};
-
 struct LogitsSummary {
+  // Percentiles of a divergence over rows, by nearest rank, each where there are enough rows that
+  // some are above it: 10 for the 90th, 1000 for the 99.9th.
+  struct KlPercentiles {
+    std::optional<double> median, p90, p95, p99, p999, max;
+  };
+
   double max_abs = 0;         // engine against the fp64 model
   double kl_mean = 0;         // nats, of the engine's choices from those of the fp64 model
   double kl_reference = 0;    // the same of the model in the run's dtype
@@ -154,13 +156,6 @@ struct Confirmation {
   std::string says;        // what was seen; where it is not confirmed, why not
 };
 
-// The place that a rule in use elsewhere, which knows no op's inputs, would have blamed on the same
-// run: for measuring this judge against it. The first node in the order of findings; none: nothing.
-struct OtherRule {
-  const char* name;
-  std::optional<Place> first;
-};
-
 // The subject of a verdict, and what it takes for granted.
 struct Scope {
   int layers = 0;         // of the model
@@ -176,12 +171,20 @@ struct Scope {
 };
 
 struct Result {
+  // The place that a rule in use elsewhere, which knows no op's inputs, would have blamed on the
+  // same run: for measuring this judge against it. The first node in the order of findings; none:
+  // nothing.
+  struct OtherRule {
+    const char* name;
+    std::optional<Place> first;
+  };
+
   RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;  // one sentence a person can act on
   int64_t expected = 0, judged = 0;
   int64_t hidden = 0;  // nodes besides, which the trace does not hold: judged in others' regions
-  std::array<int64_t, kVerdicts> counts{};  // by Verdict
-  std::optional<Finding> first;             // in the order (pass, layer, point, request)
+  EnumArray<Verdict, int64_t> counts;
+  std::optional<Finding> first;  // in the order (pass, layer, point, request)
   std::vector<Finding> findings;
   int64_t excluded = 0;  // elements that no statistic counts, as they are not finite
   // The least multiplier on all limits under which there would be no finding; infinity where there

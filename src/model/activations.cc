@@ -1,3 +1,7 @@
+// Buffers of a pass, each a view into one block that grows and never shrinks. With Lifetime::layer
+// a buffer is used again by the next half of a layer, but for the stream, which alternates between
+// two; with Lifetime::pass each half has copies of its own, so that everything that was shown is
+// still there when the pass ends.
 #include "src/model/activations.h"
 
 namespace lockstep {

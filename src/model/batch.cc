@@ -71,7 +71,7 @@ void RopeCache::put_row(const RopeFrequencies& frequencies, int64_t position, in
   const auto span = [&](const Tensor& t) {
     return std::span<float>(t.as<float>() + row * half, half);
   };
-  rope_row(frequencies, position, span(cos_), span(sin_));
+  frequencies.put_row(position, span(cos_), span(sin_));
 }
 
 void RopeCache::grow(int64_t entries) {
@@ -105,7 +105,7 @@ RopeCache::Tables RopeCache::on_device(const Batch& batch) {
 void RopeCache::prepare(Batch& batch) {
   const std::vector<PassRow>& rows = batch.info.rows;
   std::vector<int32_t> positions;
-  if (depends_on_length(config_.rope)) {
+  if (config_.rope.depends_on_length()) {
     grow(rows.size());
     for (size_t first = 0, i = 0; i < rows.size(); first = i) {
       while (i < rows.size() && rows[i].row.request == rows[first].row.request) ++i;

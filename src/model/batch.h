@@ -22,6 +22,8 @@ struct Batch {
   Tensor counts;        // [2]  int32
   TensorView cos, sin;  // [entries, head_dim / 2]  fp32
 
+  // Whether every request of the pass adds one token and chooses the next.
+  bool decodes() const;
   int64_t size() const { return tokens.view().count(); }
   AttentionBatch attention() const { return {query_start, context_length, page_table}; }
 };

@@ -1,3 +1,6 @@
+// The arguments of a pass as one block: filled on the host and copied to the device at once. Rows
+// and tables beyond the batch are padded so that ops do nothing there: slots and pages of -1, empty
+// requests.
 #include "src/model/device_batch.h"
 
 #include <algorithm>

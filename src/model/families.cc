@@ -14,7 +14,7 @@ struct Family {
   Forward (*forward)(const Model&, const Batch&, const std::vector<KvCache>&, Activations&, Probe&);
 };
 
-// To add a family: write its graph beside src/weights/qwen_graph.cc, its forward pass beside
+// To add a family: write its graph beside probes/qwen_graph.cc, its forward pass beside
 // qwen.cc, its row here and in reference/families.cc, and teach its config.json to both readers,
 // src/weights/config.cc and reference/recipe.cc. One that has the same blocks is these four rows.
 constexpr Family kFamilies[] = {

@@ -1,3 +1,5 @@
+// A checkpoint's tensors by meaning, for the engine's device and dtype. On the CPU nothing is
+// copied where the file has that dtype already: the mapped file is what products read.
 #include "src/model/weights.h"
 
 #include "kernels/base/check.h"
@@ -8,7 +10,7 @@ namespace {
 
 // Said before anything is copied, because the sentence for a single tensor speaks of pages.
 void check_room(const Checkpoint& checkpoint, DType dtype, Device device) {
-  const int64_t needed = weights_memory(checkpoint.config(), dtype, device);
+  const int64_t needed = Weights::memory(checkpoint.config(), dtype, device);
   const int64_t left = device_memory_left(device);
   check(needed <= left,
         "the weights need {} bytes as {}, and the device has {} left: use a shorter --dtype, a "
@@ -18,7 +20,7 @@ void check_room(const Checkpoint& checkpoint, DType dtype, Device device) {
 
 }  // namespace
 
-int64_t weights_memory(const ModelConfig& config, DType dtype, Device device) {
+int64_t Weights::memory(const ModelConfig& config, DType dtype, Device device) {
   int64_t bytes = 0;
   for (const auto& [name, shape] : needed_tensors(config))
     bytes += memory_for(shape.count() * size_of(dtype), device);

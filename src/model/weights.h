@@ -39,14 +39,14 @@ class Weights {
   TensorView final_norm;  // [hidden]
   WeightView lm_head;     // [vocab, hidden]
 
+  // The memory that the weights of such a model take on that device; on the CPU as if each were
+  // copied.
+  static int64_t memory(const ModelConfig& config, DType dtype, Device device);
+
  private:
   TensorView load(const TensorView& tensor, DType dtype, Device device);
 
   std::deque<Tensor> copies_;  // a deque: views point into its elements
 };
-
-// The memory that the weights of such a model take on that device; on the CPU as if each were
-// copied.
-int64_t weights_memory(const ModelConfig& config, DType dtype, Device device);
 
 }  // namespace lockstep

@@ -1,3 +1,15 @@
+// One element of one op, computed from its definition in numbers of 64 bits of precision, by code
+// that shares nothing with the oracle, the engine or the hypotheses: not the formulas, not the
+// rounding, not the reader of config.json. A finding that both the oracle and this agree on is no
+// mistake of the judge's.
+//
+//   Place, row, index -> Call: the recorded inputs of that row
+//                     -> the op's definition, an element at a time, in long double
+//                     -> rounded where the contract rounds -> Opinion {exact, stored}
+//
+// Weights are rounded to the run's dtype first, as an engine holds them. Cost does not matter here:
+// a confirmation asks for a handful of elements. What cannot be answered, since a tensor was not
+// kept, comes back as `lacking` and never as agreement.
 #include "src/opinion/second_opinion.h"
 
 #include <fmt/format.h>
@@ -131,6 +143,7 @@ long double SecondOpinion::norm(const Call& call) const {
   return call.kept_by_hf(n) * weight_at(weight, column);
 }
 
+// The sum over k of x[k] w[row, k], with operands rounded where the contract says so.
 long double SecondOpinion::product(const Call& call, const std::string& weight, int64_t row,
                                    const Numbers& x) const {
   const TensorView w = checkpoint_.tensor(weight);
@@ -214,6 +227,7 @@ long double SecondOpinion::attention(const Call& call) const {
   return result;
 }
 
+// g / (1 + e^-g) times u.
 long double SecondOpinion::silu_mul(const Call& call) const {
   int64_t at = call.index[0];  // of an expert's: [choice, intermediate]
   if (call.index.size() > 1) at = at * call.tensor(call.place).shape.last() + call.index[1];
@@ -238,6 +252,8 @@ long double SecondOpinion::softmax(const Call& call) const {
   return std::exp(logits.at(expert) - largest) / sum;
 }
 
+// x W^T of the expert that the row chose: of gate and up x is the row, of down it is one row a
+// choice.
 long double SecondOpinion::expert_linear(const Call& call) const {
   const size_t choice = call.index[0];
   const Numbers chosen = call.input(1);
@@ -268,6 +284,8 @@ long double SecondOpinion::weighted_sum(const Call& call) const {
   return sum;
 }
 
+// The definition by kind of op. Kinds that are exact or no arithmetic of one element (caches,
+// choices, angles) are not asked here: they are compared by their bits.
 long double SecondOpinion::evaluate(const Call& call) const {
   switch (call.place.point->op) {
     case OpKind::gather:
@@ -312,8 +330,9 @@ std::vector<Place> SecondOpinion::reads(const Place& place) const {
   return all;
 }
 
-Opinion SecondOpinion::of(const Place& place, RoundingContract contract, const Pass& pass,
-                          const Row& row, std::span<const int64_t> index) const {
+SecondOpinion::Opinion SecondOpinion::of(const Place& place, RoundingContract contract,
+                                         const Pass& pass, const Row& row,
+                                         std::span<const int64_t> index) const {
   if (contract == tf32)
     return {.lacking = "operands that lie halfway are rounded to tf32 either way"};
   try {

@@ -18,16 +18,16 @@
 
 namespace lockstep {
 
-// The value of one element. long double has 64 bits on x86-64: a sum of n products loses at most
-// n 2^-64 of their sizes.
-struct Opinion {
-  long double exact = 0;  // by the contract's chain, before it is stored
-  double stored = 0;      // rounded to the dtype, halves to even
-  std::string lacking;    // why there is none; empty: there is one
-};
-
 class SecondOpinion {
  public:
+  // The value of one element. long double has 64 bits on x86-64: a sum of n products loses at most
+  // n 2^-64 of their sizes.
+  struct Opinion {
+    long double exact = 0;  // by the contract's chain, before it is stored
+    double stored = 0;      // rounded to the dtype, halves to even
+    std::string lacking;    // why there is none; empty: there is one
+  };
+
   // The checkpoint is borrowed. dtype: of the run, to which weights are rounded first.
   SecondOpinion(const Checkpoint& checkpoint, const Graph& graph, DType dtype);
   ~SecondOpinion();

@@ -1,3 +1,13 @@
+// One call of attention, saved from another program (.npz, .safetensors, a folder of .npy), as a
+// trace of a model that does nothing else: arrays are found by the names that kernels' interfaces
+// have for them, and turned into rows, pages and K/V of requests.
+//
+//   q, k, v, cu_seqlens, block_tables, seqused_k, .. -> Parts -> AttentionCall -> Pass, Manifest
+//
+// Lengths of contexts come from whichever array tells them (seqused_k, cu_seqlens_k, or the slot of
+// a request's last query). A call that computes something else than this attention (another scale,
+// a cap of the scores, slopes, no causal mask) is refused here: it would be judged as what it is
+// not.
 #include "src/replay/bundle.h"
 
 #include <fmt/format.h>
@@ -13,8 +23,8 @@
 
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
+#include "probes/qwen_graph.h"
 #include "src/replay/bundle_arrays.h"
-#include "src/weights/qwen_graph.h"
 #include "src/weights/safetensors_writer.h"
 
 namespace lockstep {
@@ -71,6 +81,7 @@ struct AttentionCall {
   }
 };
 
+// Prefix sums that rise from 0 to `end`.
 std::vector<int64_t> edges_of(const Parts& parts, const TensorView& array, const char* name,
                               int64_t end) {
   std::vector<int64_t> edges = parts.integers(array, name, array.count());
@@ -113,6 +124,7 @@ void lengths_by_slots(const Parts& parts, AttentionCall& call) {
   }
 }
 
+// How many keys each request has, from the first array that says so.
 void read_lengths(const Parts& parts, AttentionCall& call) {
   const int64_t requests = call.requests();
   const bool flat = call.page_size == 0;
@@ -150,6 +162,7 @@ void read_lengths(const Parts& parts, AttentionCall& call) {
           parts.path(), r, call.queries(r), call.lengths[static_cast<size_t>(r)]);
 }
 
+// Refuses shapes that are no attention over grouped heads.
 void check_shapes(const Parts& parts, const AttentionCall& call) {
   const auto& [q, k, v] = std::tie(call.q, call.k, call.v);
   check(q.shape.rank() == 3 && is_float(q.dtype), "{}: q is {} {}, [tokens, heads, dim] was wanted",

@@ -1,3 +1,6 @@
+// Arrays by name from the files in which other programs save tensors: an uncompressed .npz of NumPy
+// (a zip archive whose entries are .npy files, stored as they are), .safetensors, or a folder of
+// .npy files.
 #include "src/replay/bundle_arrays.h"
 
 #include <algorithm>

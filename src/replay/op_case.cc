@@ -1,3 +1,6 @@
+// A case is a pass of one op: its rows, its inputs, and its result, stored or computed. Judging it
+// asks the oracle for the exact numbers and the budget of every element, without models beside it,
+// contexts or limits of a run: the question is which elements of these inputs are wrong.
 #include "src/replay/op_case.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The rows of a pass that can be computed again: those of which everything that the op reads was
+// kept. What is missing is said in words, so that a replay of nothing tells why.
 #include "src/replay/op_inputs.h"
 
 #include <fmt/format.h>
@@ -25,7 +27,7 @@ bool follows(const Row& a, const Row& b) {
 bool uses_cache(const Point& p) { return p.op == OpKind::attention || p.is_cache(); }
 
 TensorView OpInputs::at(const Point& p, int layer) const {
-  const auto found = tensors_.find({order_of(p), layer});
+  const auto found = tensors_.find({p.order(), layer});
   return found == tensors_.end() ? TensorView{} : found->second;
 }
 
@@ -57,8 +59,7 @@ std::string OpInputs::pick(const Pass& kept, const Place& place, const Graph& gr
     if (of_logits) pass_.info.logit_rows.push_back(static_cast<int32_t>(i));
   }
   for (const RecordedTensor* tensor : read)
-    tensors_[{order_of(*tensor->point), tensor->layer}] =
-        picked_.emplace_back(tensor, rows_).view();
+    tensors_[{tensor->point->order(), tensor->layer}] = picked_.emplace_back(tensor, rows_).view();
   return "";
 }
 

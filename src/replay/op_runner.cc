@@ -1,3 +1,9 @@
+// An op alone, in the place where it stands: the model runs one pass with a table of ops in which
+// every other op is a stand-in that copies its recorded output, so that the op gets its arguments
+// as the engine passes them (shapes, pages, padding, taps) and not as a harness thinks they are.
+//
+// Which implementation computes is switched between passes; the first call of a place can be
+// captured with all its arguments, for repro.
 #include "src/replay/op_runner.h"
 
 #include <algorithm>
@@ -22,6 +28,7 @@ int threads_of(int asked) {
   return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// 0, 1, .. as a tensor of indices.
 Tensor int32_counting(size_t count) {
   Tensor numbers({static_cast<int64_t>(count)}, DType::i32);
   for (size_t i = 0; i < count; ++i) numbers.as<int32_t>()[i] = static_cast<int32_t>(i);

@@ -1,3 +1,6 @@
+// Pages for a pass that is computed again. The trace's own tables are used where it has them all,
+// since a bug of paging shows only with these; else every request gets pages of its own, one after
+// another.
 #include "src/replay/paged.h"
 
 #include <algorithm>

@@ -1,3 +1,14 @@
+// A case made as small as it stays wrong, in four steps, each by delta debugging (Zeller and
+// Hildebrandt 2002): rows of the pass, keys of each request, keys whose K and V are not zero, and,
+// for a product, columns of its input that are not zero.
+//
+//   items -> cut into n pieces -> one piece alone wrong? keep it
+//                              -> all but one piece wrong? keep these
+//                              -> neither: twice as many pieces, until each is one item
+//
+// Every candidate is judged as any run is; "wrong" is what the judge says, so that the reduced case
+// still shows the bug and not another. A kernel that fails on a candidate shows something else, and
+// the candidate is dropped.
 #include "src/replay/reduction.h"
 
 #include <fmt/format.h>
@@ -14,6 +25,7 @@ namespace {
 // Cases that are tried in one step.
 constexpr int64_t kMostTries = 400;
 
+// 0, 1, .. count - 1.
 std::vector<int64_t> counting(int64_t count) {
   std::vector<int64_t> all(static_cast<size_t>(count));
   std::iota(all.begin(), all.end(), int64_t{0});
@@ -37,6 +49,7 @@ std::vector<int64_t> without(const std::vector<int64_t>& items, const std::vecto
   return rest;
 }
 
+// A copy of some rows of a tensor, by their indices.
 RecordedTensor with_rows(const RecordedTensor& tensor, const std::vector<int64_t>& kept) {
   RecordedTensor some = tensor;
   std::vector<int64_t> extents(tensor.shape.extents().begin(), tensor.shape.extents().end());
@@ -137,6 +150,7 @@ Pass with_columns(const Pass& pass, const Place& input, const std::vector<int64_
   return some;
 }
 
+// Holds the case, smaller after each step, and what was done.
 class Reducer {
  public:
   Reducer(const CaseJudge& judge, Pass op_case, bool stored)

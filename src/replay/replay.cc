@@ -1,3 +1,11 @@
+// One op of a recorded run, computed again from its recorded inputs by several implementations,
+// each judged as the run itself would be:
+//
+//   trace -> inputs of the place, pass by pass -> OpRunner: the op by each implementation
+//         -> Trial of each: judge, distances in ulp, causes; beside the trace's own numbers
+//
+// The implementations are ours and that of the library which --ops names, beside the numbers that
+// the trace stored; the oracle is asked once per pass for all of them (SharedOracle).
 #include "src/replay/replay.h"
 
 #include <fmt/format.h>
@@ -24,6 +32,7 @@ Selection here_of(const ReplayOptions& options, const Place& place) {
           options.positions, options.requests};
 }
 
+// The pass with other tensors at that place.
 Pass with(const Pass& pass, const Place& place, std::vector<RecordedTensor> made) {
   Pass other{.info = pass.info};
   for (const RecordedTensor& tensor : pass.tensors)
@@ -71,6 +80,7 @@ Source source_of(const ReplayOptions& options) {
   return {std::move(bundle.checkpoint), {std::move(bundle.reader), std::move(manifest)}, true};
 }
 
+// The options for a bundle, which has one op at one place.
 ReplayOptions of_bundle(ReplayOptions options) {
   options.point = "attn.out";
   options.layer = 0;

@@ -32,10 +32,10 @@ std::string verdict_of(const TrialResult& trial) {
 Table table_of(const ReplayResult& result) {
   Table table{{"by",
                "nodes",
-               {"rows as the trace", Align::right, 0},
-               {"ulp", Align::right, 0},
-               {"budgets", Align::right, 0},
-               {"time", Align::right, 0}},
+               {"rows as the trace", Table::Align::right, 0},
+               {"ulp", Table::Align::right, 0},
+               {"budgets", Table::Align::right, 0},
+               {"time", Table::Align::right, 0}},
               {}};
   for (const TrialResult& trial : result.trials)
     table.rows.push_back(

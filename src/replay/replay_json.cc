@@ -21,9 +21,9 @@ Json worst_json(const std::optional<FurthestElement>& worst) {
           {"budgets", json_number<Json>(worst->budgets)}};
 }
 
-Json looks_like_json(const std::vector<LooksLike>& all) {
+Json looks_like_json(const std::vector<Finding::LooksLike>& all) {
   Json json = Json::array();
-  for (const LooksLike& like : all)
+  for (const Finding::LooksLike& like : all)
     json.push_back({{"says", like.says},
                     {"elements", like.elements},
                     {"of_elements", like.of_elements},

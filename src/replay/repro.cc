@@ -1,3 +1,9 @@
+// From a trace to a folder: the first wrong op is found (or the one that was named), its inputs
+// become a case of one op, the case is computed by the implementation in question and judged, made
+// smaller while it stays wrong, and written with what a right op gives.
+//
+// Without --ops the numbers that are wrong are those that the trace stored; the folder then holds
+// them as `got`, and the programs need the reader's own kernel to call.
 #include "src/replay/repro.h"
 
 #include <fmt/format.h>

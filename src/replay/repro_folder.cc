@@ -1,3 +1,13 @@
+// Writes a folder that shows one wrong op without Lockstep: the arguments of the call, what a right
+// op makes of them, and programs in C and Python that call the kernel and compare.
+//
+//   CapturedCall -> Kept, a tensor each: rows and columns that matter -> packed -> case.safetensors
+//                -> the arguments in the order of lockstep_ops.h  -> a table in C, JSON in Python
+//
+// What the elements in question do not depend on, in any right op, is left out: rows of a weight
+// that make other outputs, columns that meet a zero, tables' rows that no index names. Left-out
+// memory is filled by the programs, with 0, or in a cache with a byte that is NaN in every float
+// dtype, so that a kernel that reads there shows it.
 #include "src/replay/repro_folder.h"
 
 #include <fmt/format.h>
@@ -34,6 +44,7 @@ struct Kept {
   bool all_rows = true, all_columns = true;
 };
 
+// The last axis, along which rows are contiguous.
 int64_t width_of(const TensorView& tensor) {
   return tensor.shape.rank() > 0 ? tensor.shape.last() : 1;
 }
@@ -49,6 +60,7 @@ std::vector<int32_t> numbers_below(int64_t count) {
   return all;
 }
 
+// A tensor with the rows that hold anything but its fill.
 Kept kept_of(const CapturedTensor& tensor) {
   Kept kept{&tensor};
   const TensorView& view = tensor.data;
@@ -110,6 +122,7 @@ void leave_out(const CapturedCall& call, const ReproElements& elements, std::vec
   }
 }
 
+// The kept rows and columns as one dense matrix.
 Tensor packed(const Kept& part) {
   const TensorView& whole = part.tensor->data;
   const int64_t bytes = size_of(whole.dtype), width = width_of(whole);
@@ -207,6 +220,7 @@ std::string call_in_c(const CapturedCall& call) {
   return text + fmt::format("    failed = ((const char* (*)({}))function)({});", types, values);
 }
 
+// The contents of the folder, made from one call.
 class Folder {
  public:
   Folder(const CapturedCall& call, const ReproElements& elements)

@@ -1,3 +1,5 @@
+// An implementation on trial: a judge, causes and distances of its own, over the passes that are
+// replayed. The exact results are shared among trials, as they are the same and the dearest part.
 #include "src/replay/trial.h"
 
 #include <algorithm>
@@ -124,7 +126,7 @@ TrialResult Trial::finish() {
   causes_.put_into(judged);
   result_.expected = judged.expected;
   result_.judged = judged.judged;
-  result_.bitwise = judged.counts[static_cast<size_t>(Verdict::bitwise)];
+  result_.bitwise = judged.counts[Verdict::bitwise];
   for (const PlaceSummary& place : judged.places)
     if (place.place == place_) result_.looks_like = place.looks_like;
   if (judged.judged < judged.expected) result_.reason = judged.story;

@@ -54,7 +54,7 @@ struct TrialResult {
   std::optional<double> seconds;     // of all passes together; none: it was not computed here
   std::string contract;              // that it was held to
   std::string rule;                  // of its findings: which part of the tensor
-  std::vector<LooksLike> looks_like;
+  std::vector<Finding::LooksLike> looks_like;
 };
 
 // Judges one place of passes that hold what its op reads and what an implementation made of it.

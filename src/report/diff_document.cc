@@ -1,3 +1,6 @@
+// A comparison of two traces as people read it: the two sides and how their origins differ
+// (diff_origin.h), a map of how far apart each op is in ulp, in which the first difference stands
+// in brackets, tokens that part, and the verdict.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -41,9 +44,9 @@ Table map_of(const DiffResult& result) {
     layers = std::max(layers, p.place.layer + 1);
   }
   const std::vector<const Point*> points = layer_columns(places);
-  Table table{{{"ulps", Align::right, 5}}, {}, "{}", 1};
+  Table table{{{"ulps", Table::Align::right, 5}}, {}, "{}", 1};
   for (const Point* point : points)
-    table.columns.emplace_back(std::string(point->column), Align::right, 3);
+    table.columns.emplace_back(std::string(point->column), Table::Align::right, 3);
   int first = 0;
   for (int layer = 0; layer < layers && !points.empty(); ++layer) {
     std::vector<Cell> row{std::to_string(layer)};
@@ -79,6 +82,7 @@ std::string legend_of(const DiffResult& result) {
   return legend + (result.first_kind ? "   [ ] first beyond noise" : "");
 }
 
+// The map of layers and points, where there is anything to see.
 void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   if (result.rows == result.equal && !result.first_kind) return;
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
@@ -87,6 +91,7 @@ void add_map(const DiffResult& result, std::vector<Block>& blocks) {
   blocks.push_back(Paragraph{legend_of(result), 6, 8});
 }
 
+// A line for a request whose texts part; it says how to compare on beyond it.
 std::string text_of(const DiffFlip& flip, const DiffResult& result) {
   std::string text =
       fmt::format("tokens  request {} leaves at position {}", flip.request, flip.position);
@@ -103,6 +108,7 @@ std::string text_of(const DiffFlip& flip, const DiffResult& result) {
   return text;
 }
 
+// The first flips, and how far the distributions over the next token lie apart.
 void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
   for (size_t i = 0; i < std::min(kMostFlips, result.flips.size()); ++i)
     blocks.push_back(Paragraph{text_of(result.flips[i], result), 0, kHang});

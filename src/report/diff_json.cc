@@ -1,3 +1,4 @@
+// The whole comparison as JSON: schema tools/schemas/diff.schema.json.
 #include <nlohmann/json.hpp>
 
 #include "src/report/place_json.h"
@@ -9,6 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A field that does not apply is null, never left out: programs read one shape.
 Json of_share(const std::optional<DiffShare>& share) {
   if (!share) return nullptr;
   return {{"of", share->of_rows ? "rows" : "elements"},
@@ -86,6 +88,7 @@ Json of_trace(const std::string& path, const std::map<std::string, std::string>&
   return {{"path", path.empty() ? Json() : Json(path)}, {"provenance", provenance}};
 }
 
+// A list in JSON, each element by `of`.
 template <typename Parts, typename Of>
 Json list_of(const Parts& parts, Of of) {
   Json list = Json::array();

@@ -1,3 +1,6 @@
+// Two lines that say where two traces come from, A whole and B by what is different about it.
+// Options of the command lines are compared word by word, so that "the same but for --fault X" can
+// be said.
 #include "src/report/diff_origin.h"
 
 #include <fmt/format.h>
@@ -30,6 +33,7 @@ bool is_of_every_run(const std::string& name) {
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
+// The commit, a + where it had changes, and the day.
 std::string source_of(const Facts& facts) {
   const std::string sha = fact(facts, "git_sha").substr(0, 7);
   const char* dirty = fact(facts, "git_dirty") == "1" ? "+" : "";
@@ -37,6 +41,7 @@ std::string source_of(const Facts& facts) {
                      fact(facts, "created_utc").substr(0, 10));
 }
 
+// A is told in full.
 std::string first_line(const DiffResult& result) {
   const Facts& facts = result.provenance_a;
   std::string line = fmt::format("A {}  {}", result.trace_a, source_of(facts));
@@ -80,6 +85,8 @@ Facts options_of(const std::string& command_line) {
   return options;
 }
 
+// B is told by what it has otherwise than A: that is where a reader looks for the cause. Facts that
+// differ in every run (times, hosts) are left out, and so is what one of two engines does not say.
 std::string second_line(const DiffResult& result) {
   const Facts &a = result.provenance_a, &b = result.provenance_b;
   std::vector<std::string> others;
@@ -111,6 +118,7 @@ std::string second_line(const DiffResult& result) {
 
 }  // namespace
 
+// Options of the command lines that change numbers; names of files and of reports do not.
 std::vector<std::string> other_options(const std::string& of_a, const std::string& of_b) {
   static constexpr auto kLeftOut = std::to_array<std::string_view>(
       {"--trace", "--json", "--format", "--keep", "--prompt", "--tokens", "--requests", "--model",

@@ -1,4 +1,8 @@
 // Two traces against each other as continuous integration counts it.
+//
+// One test an op class, so that CI shows which kind of op began to differ; a difference further
+// down the graph is not counted a second time. Structure, tokens and coverage are tests of their
+// own.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +40,7 @@ TestCase test_of(const OpKindRow& kind, const DiffResult& result) {
   test.details += fmt::format("{} of {} rows have equal bits\n", equal, rows);
   const bool begins = result.first_kind && result.first_kind->id.place.point->op == kind.kind;
   if (result.verdict != DiffVerdict::different || !begins) return test;
-  test.outcome = TestOutcome::failed;
+  test.outcome = TestCase::Outcome::failed;
   test.kind = name_of(result.verdict);
   test.message = result.story;
   return test;
@@ -47,12 +51,13 @@ TestCase structure_of(const DiffResult& result, bool fails) {
   TestCase test{.name = "structure"};
   for (const std::string& sentence : result.structure) test.details += sentence + "\n";
   if (!fails) return test;
-  test.outcome = TestOutcome::failed;
+  test.outcome = TestCase::Outcome::failed;
   test.kind = name_of(result.verdict);
   test.message = result.story;
   return test;
 }
 
+// Never fails by itself: texts that part are not wrong where the numbers are not.
 TestCase tokens_of(const DiffResult& result) {
   TestCase test{.name = "tokens"};
   for (size_t i = 0; i < std::min(kLines, result.flips.size()); ++i)
@@ -63,10 +68,11 @@ TestCase tokens_of(const DiffResult& result) {
   return test;
 }
 
+// Nothing compared is trouble, not a pass.
 TestCase coverage_of(const DiffResult& result) {
   TestCase test{.name = "coverage", .details = fmt::format("{} rows compared\n", result.rows)};
   if (result.verdict != DiffVerdict::inconclusive) return test;
-  test.outcome = TestOutcome::trouble;
+  test.outcome = TestCase::Outcome::trouble;
   test.kind = name_of(result.verdict);
   test.message = result.story;
   return test;
@@ -74,6 +80,8 @@ TestCase coverage_of(const DiffResult& result) {
 
 }  // namespace
 
+// A case for each kind of op that was compared. A verdict that no case tells makes the structure's
+// fail, so that a file of tests is never green beside a red word.
 TestSuite tests_of(const DiffResult& result) {
   TestSuite suite{
       .name = fmt::format("{} beside {}", file_of(result.trace_b), file_of(result.trace_a))};
@@ -82,7 +90,8 @@ TestSuite tests_of(const DiffResult& result) {
           return place.place.point->op == kind.kind;
         }))
       suite.cases.push_back(test_of(kind, result));
-  const bool told = std::ranges::count(suite.cases, TestOutcome::failed, &TestCase::outcome) > 0;
+  const bool told =
+      std::ranges::count(suite.cases, TestCase::Outcome::failed, &TestCase::outcome) > 0;
   suite.cases.push_back(structure_of(
       result, result.verdict == DiffVerdict::different && (!told || !result.structure.empty())));
   suite.cases.push_back(tokens_of(result));

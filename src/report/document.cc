@@ -1,13 +1,14 @@
+// The questions that every renderer asks of a document, answered once for all of them.
 #include "src/report/document.h"
 
 #include <algorithm>
 
 namespace lockstep {
 
-bool is_right_aligned(const Table& table, size_t column) {
-  if (table.columns[column].align != Align::by_content)
-    return table.columns[column].align == Align::right;
-  return std::ranges::any_of(table.rows, [column](const auto& row) {
+bool Table::is_right_aligned(size_t column) const {
+  if (columns[column].align != Table::Align::by_content)
+    return columns[column].align == Table::Align::right;
+  return std::ranges::any_of(rows, [column](const auto& row) {
     return !std::holds_alternative<std::string>(row[column]);
   });
 }

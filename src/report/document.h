@@ -17,36 +17,36 @@ namespace lockstep {
 // A cell of a table: text, a whole number or a fraction.
 using Cell = std::variant<std::string, int64_t, double>;
 
-enum class Align : uint8_t {
-  by_content,  // numbers right, text left
-  left,
-  right,
-};
-
-struct Column {
-  Column(const char* name_) : name(name_) {}
-  Column(std::string name_) : name(std::move(name_)) {}
-  Column(std::string name_, Align align_, int least_width_)
-      : name(std::move(name_)), align(align_), least_width(least_width_) {}
-
-  std::string name;
-  Align align = Align::by_content;
-  int least_width = 0;  // characters that people's table gives it, however short its cells are
-};
-
 // Where it is wider than the screen, its widest column of text is broken into lines if that makes
 // it fit; else the columns that do not fit stand below the others, beside the first one again.
 struct Table {
+  enum class Align : uint8_t {
+    by_content,  // numbers right, text left
+    left,
+    right,
+  };
+
+  struct Column {
+    Column(const char* name_) : name(name_) {}
+    Column(std::string name_) : name(std::move(name_)) {}
+    Column(std::string name_, Align align_, int least_width_)
+        : name(std::move(name_)), align(align_), least_width(least_width_) {}
+
+    std::string name;
+    Align align = Align::by_content;
+    int least_width = 0;  // characters that people's table gives it, however short its cells are
+  };
+
   std::vector<Column> columns;
   std::vector<std::vector<Cell>> rows;
   const char* number_format = "{:.4g}";  // of fractions, when people read them
   int gap = 2;                           // blanks between two columns, when people read them
   std::string title = {};                // a line above it
   bool marks = false;                    // its texts are glyphs of a map, "=" ".", "~" and the like
-};
 
-// Whether a column stands at its right edge.
-bool is_right_aligned(const Table& table, size_t column);
+  // Whether a column stands at its right edge.
+  bool is_right_aligned(size_t column) const;
+};
 
 // Begins a part of the document. One without text only separates what follows from what precedes.
 struct Heading {
@@ -85,17 +85,17 @@ struct Conclusion {
 
 using Block = std::variant<Heading, Paragraph, List, KeyValues, Table, Bars, Conclusion>;
 
-enum class TestOutcome : uint8_t {
-  passed,
-  failed,   // there is a difference
-  trouble,  // it could not be told
-  skipped,  // it was not tried
-};
-
 // One line of a report of tests.
 struct TestCase {
+  enum class Outcome : uint8_t {
+    passed,
+    failed,   // there is a difference
+    trouble,  // it could not be told
+    skipped,  // it was not tried
+  };
+
   std::string name;
-  TestOutcome outcome = TestOutcome::passed;
+  Outcome outcome = Outcome::passed;
   std::string kind = {};     // of what is wrong, one word
   std::string message = {};  // a sentence; of a case that passed none
   std::string details = {};  // lines

@@ -1,3 +1,4 @@
+// Which elements of a tensor `inspect --slice` and `--head` mean, in the tensor's own axes.
 #include "src/report/element_filter.h"
 
 #include <algorithm>
@@ -19,6 +20,7 @@ std::string_view trimmed(std::string_view text) {
              : text.substr(first, text.find_last_not_of(' ') + 1 - first);
 }
 
+// "3, 5:7" as its parts.
 std::vector<std::string_view> parts_of(std::string_view text) {
   std::vector<std::string_view> parts;
   while (true) {
@@ -50,6 +52,7 @@ std::pair<int64_t, int64_t> range_from(std::string_view text, char separator) {
 
 }  // namespace
 
+// Ranges are kept with both ends in: --head counts that way, --slice as Python does.
 ElementFilter::ElementFilter(const std::string& heads, const std::string& slice) {
   if (!heads.empty())
     for (const std::string_view part : parts_of(heads)) {
@@ -78,6 +81,8 @@ bool ElementFilter::has(const Row& row) const {
   return slice_.empty() || (row.position >= slice_[0].first && row.position <= slice_[0].second);
 }
 
+// By axis but the first, which are positions and chosen elsewhere: the indices that all options
+// leave.
 std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& tensor) const {
   const int head_axis = tensor.point->head_axis;
   check(heads_.empty() || head_axis > 0, "--head was given, but {} has no heads: use --slice",
@@ -102,6 +107,7 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
   return axes;
 }
 
+// Offsets within one row, the last axis fastest, as the numbers lie.
 std::vector<int64_t> ElementFilter::offsets(const RecordedTensor& tensor) const {
   std::vector<int64_t> offsets = {0};
   const std::vector<std::vector<int64_t>> axes = wanted(tensor);

@@ -1,3 +1,5 @@
+// The glyphs of maps, one a verdict, in the order in which a legend lists them. Screen, page and
+// Markdown draw the same map by them, so that a reader learns them once.
 #include "src/report/marks.h"
 
 #include <fmt/format.h>
@@ -12,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array<Mark, kVerdicts + 1> kMarks = {{
+constexpr std::array<Mark, kNamesOf<Verdict>.size() + 1> kMarks = {{
     {"bitwise", "=", "exact bits"},
     {"rounding", ".", "within rounding"},
     {"introduced", "X", "wrong here"},
@@ -41,6 +43,7 @@ std::span<const Mark> marks() { return kMarks; }
 
 const Mark& mark_of(Verdict verdict) { return mark_named(name_of(verdict)); }
 
+// NaN and Inf that nobody is to blame for: the exact result overflows the dtype too.
 const Mark& mark_of(const Result& result, const PlaceSummary& place) {
   const bool found = std::ranges::any_of(
       result.findings, [&](const Finding& f) { return f.node.place == place.place; });
@@ -48,13 +51,14 @@ const Mark& mark_of(const Result& result, const PlaceSummary& place) {
                                                        : mark_of(place.verdict);
 }
 
+// By place of the result: whether a finding begins there.
 std::vector<bool> wrong_places(const Result& result) {
   std::set<std::pair<int, int>> found;
   for (const Finding& f : result.findings)
-    found.emplace(order_of(*f.node.place.point), f.node.place.layer);
+    found.emplace(f.node.place.point->order(), f.node.place.layer);
   std::vector<bool> wrong;
   for (const PlaceSummary& p : result.places)
-    wrong.push_back(found.contains({order_of(*p.place.point), p.place.layer}));
+    wrong.push_back(found.contains({p.place.point->order(), p.place.layer}));
   return wrong;
 }
 

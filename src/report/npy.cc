@@ -1,3 +1,5 @@
+// NumPy's .npy format, version 1.0: a header that is text, padded so that the data is aligned to 64
+// bytes.
 #include "src/report/npy.h"
 
 #include <fmt/format.h>
@@ -5,6 +7,8 @@
 
 namespace lockstep {
 
+// Version 1.0 of NumPy's format: magic, two bytes of version, a header's length in little-endian,
+// the header as a Python dict padded to a multiple of 64 bytes, and the numbers.
 std::string npy_of(std::span<const float> numbers, const std::vector<int64_t>& shape) {
   constexpr size_t kBefore = 10, kAligned = 64;  // magic, version and length; of the header
   std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}{}), }}",

@@ -1,3 +1,10 @@
+// Everything that a command prints or writes goes through this file: one table of formats for
+// stdout, one for files, and one way to write each. A file replaces what was there only once it is
+// whole (kernels/files/disk.h), whereas a pipe or a device takes bytes as they come.
+//
+// Names of outputs are checked before any work is done. An output must not be an input, nor another
+// output, nor a file of the checkpoint, by whatever links it is reached: a run of an hour that ends
+// by overwriting its model is worse than a refusal.
 #include "src/report/output.h"
 
 #include <fmt/format.h>
@@ -63,6 +70,7 @@ fs::path end_of_links(fs::path path) {
   return path;
 }
 
+// --json /dev/stdout and the like are printed, once, with all else that is printed.
 bool is_stdout(const std::string& path) {
   struct stat there {
   }, ours{};
@@ -70,6 +78,7 @@ bool is_stdout(const std::string& path) {
          there.st_dev == ours.st_dev && there.st_ino == ours.st_ino;
 }
 
+// By what is there, else by where the paths lead: a file to be written need not exist.
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
   if (fs::is_other(fs::status(a, ignored))) return false;  // a terminal may be read and written
@@ -91,6 +100,7 @@ bool takes_bytes(const std::string& path) {
   return fs::is_other(fs::status(path, ignored));
 }
 
+// In place, for pipes and devices, which no new file may replace.
 void write_to(const std::string& path, const std::string& text) {
   errno = 0;
   std::ofstream file(path, std::ios::binary);
@@ -130,6 +140,7 @@ bool replaces_checkpoint(const std::string& path, const std::string& folder) {
   });
 }
 
+// The conclusion alone, for --quiet.
 Document last_word_of(Document document) {
   std::erase_if(document.blocks,
                 [](const Block& block) { return !std::holds_alternative<Conclusion>(block); });
@@ -151,12 +162,15 @@ void print(const std::string& text) {
   check(whole, "the result cannot be written to stdout: {}", std::strerror(errno));
 }
 
+// A regular file appears whole or not at all.
 void write_file(const std::string& path, const std::string& text) {
   if (is_stdout(path)) return print(text);
   if (takes_bytes(path)) return write_to(path, text);
   replace_file(end_of_links(path), text, Durable::no);
 }
 
+// Before the work, which may take an hour, and by trying: a place is good when a new file can be
+// made there.
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
   if (written.path.empty()) return;
   for (const NamedFile& other : others) {

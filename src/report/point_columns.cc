@@ -4,6 +4,7 @@
 
 namespace lockstep {
 
+// Points of a layer that occur, in the order in which they are computed.
 std::vector<const Point*> layer_columns(const std::vector<Place>& places) {
   std::vector<const Point*> columns;
   for (const Point& point : kPoints)

@@ -1,3 +1,5 @@
+// The data of a document as CSV (RFC 4180): fields with commas, quotes or line breaks are quoted,
+// and numbers have all their digits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -34,7 +36,7 @@ std::string line_of(const std::vector<std::string>& fields) {
 std::string render_csv(const Document& document) {
   const Table& table = data_of(document);
   std::vector<std::string> fields;
-  for (const Column& column : table.columns) fields.push_back(quoted(column.name));
+  for (const Table::Column& column : table.columns) fields.push_back(quoted(column.name));
   std::string out = line_of(fields);
   for (const auto& row : table.rows) {
     fields.clear();

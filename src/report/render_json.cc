@@ -1,3 +1,4 @@
+// JSON of a document: its own where it has one, else the rows of its data as objects by column.
 #include <nlohmann/json.hpp>
 
 #include "src/report/render.h"

@@ -1,3 +1,5 @@
+// The tests of a document in JUnit's XML, which CI systems read. Characters that XML 1.0 has no way
+// to hold are written as a programmer writes them, \x1b.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,26 +62,26 @@ std::string attribute(const char* name, const std::string& value) {
 
 // " tests=.. failures=.. errors=.. skipped=.."
 std::string counts_of(const TestSuite& suite) {
-  const auto count = [&](TestOutcome outcome) {
+  const auto count = [&](TestCase::Outcome outcome) {
     return std::to_string(std::ranges::count(suite.cases, outcome, &TestCase::outcome));
   };
   return attribute("tests", std::to_string(suite.cases.size())) +
-         attribute("failures", count(TestOutcome::failed)) +
-         attribute("errors", count(TestOutcome::trouble)) +
-         attribute("skipped", count(TestOutcome::skipped));
+         attribute("failures", count(TestCase::Outcome::failed)) +
+         attribute("errors", count(TestCase::Outcome::trouble)) +
+         attribute("skipped", count(TestCase::Outcome::skipped));
 }
 
 std::string element_of(const TestCase& test) {
   const std::string about = attribute("message", test.message) + attribute("type", test.kind);
   const std::string details = escaped(test.details, /*attribute=*/false);
   switch (test.outcome) {
-    case TestOutcome::failed:
+    case TestCase::Outcome::failed:
       return fmt::format("      <failure{}>{}</failure>\n", about, details);
-    case TestOutcome::trouble:
+    case TestCase::Outcome::trouble:
       return fmt::format("      <error{}>{}</error>\n", about, details);
-    case TestOutcome::skipped:
+    case TestCase::Outcome::skipped:
       return "      <skipped/>\n";
-    case TestOutcome::passed:
+    case TestCase::Outcome::passed:
       break;
   }
   return details.empty() ? "" : fmt::format("      <system-out>{}</system-out>\n", details);

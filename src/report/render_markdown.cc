@@ -1,3 +1,5 @@
+// The document for a pull request or an issue: tables as pipes, text escaped so that names like
+// `a_b` stay as they are.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,7 +67,7 @@ std::string markdown_of(const Table& table) {
   std::string head = "|", rule = "|";
   for (size_t i = 0; i < table.columns.size(); ++i) {
     head += fmt::format(" {} |", escaped(table.columns[i].name));
-    rule += is_right_aligned(table, i) ? " ---: |" : " --- |";
+    rule += table.is_right_aligned(i) ? " ---: |" : " --- |";
   }
   out += head + "\n" + rule + "\n";
   for (const auto& row : table.rows) {

@@ -1,3 +1,10 @@
+// The document on a screen. Text is broken at the width of the screen; a table that is wider gets
+// narrower gaps, then a narrower column of text, and then continues below, each part beside the
+// first column again. Colour repeats what a word or glyph says already, so that nothing is lost
+// without it.
+//
+// On what is no terminal the width is 80 columns, whoever looks, and the last line, the verdict, is
+// never broken: scripts read it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +38,7 @@ std::string shown(const Cell& cell, const char* number_format) {
   return fmt::format(fmt::runtime(number_format), std::get<double>(cell));
 }
 
+// The colour of a glyph of a map (marks.h): wrong, or in doubt.
 const char* colour_of_glyph(const std::string& glyph) {
   if (glyph == "X" || glyph == "N" || glyph == "!") return kBad;
   return glyph == "~" || glyph == "^" || glyph == "#" ? kUnsure : nullptr;
@@ -79,7 +87,7 @@ class TextRenderer {
   std::string operator()(const Table& table) const {
     if (table.columns.empty()) return "";
     Lines lines(1);
-    for (const Column& column : table.columns) lines[0].push_back(screen_text(column.name));
+    for (const Table::Column& column : table.columns) lines[0].push_back(screen_text(column.name));
     for (const auto& row : table.rows) {
       auto& line = lines.emplace_back();
       for (const Cell& cell : row) line.push_back(shown(cell, table.number_format));
@@ -153,7 +161,7 @@ class TextRenderer {
 
   static std::vector<size_t> widths_of(const Table& table, const Lines& lines) {
     std::vector<size_t> widths;
-    for (const Column& column : table.columns) widths.push_back(column.least_width);
+    for (const Table::Column& column : table.columns) widths.push_back(column.least_width);
     for (const auto& line : lines)
       for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], columns_of(line[i]));
     return widths;
@@ -174,7 +182,7 @@ class TextRenderer {
     std::optional<size_t> widest;
     for (size_t i = 0; i < widths.size(); ++i) {
       all += widths[i] + (i > 0 ? gap : 0);
-      const bool text = !is_right_aligned(table, i) && !table.marks;
+      const bool text = !table.is_right_aligned(i) && !table.marks;
       if (text && (!widest || widths[i] >= widths[*widest])) widest = i;
     }
     if (all <= width_ || !widest) return;
@@ -202,7 +210,7 @@ class TextRenderer {
           const std::string blanks = pad(widths[i] - std::min(widths[i], columns_of(cell)));
           const bool glyph = table.marks && &line != lines.data();
           const std::string drawn = coloured(cell, glyph ? colour_of_glyph(cell) : nullptr);
-          text += (is_right_aligned(table, i) ? blanks + drawn : drawn + blanks) + pad(gap);
+          text += (table.is_right_aligned(i) ? blanks + drawn : drawn + blanks) + pad(gap);
         }
         out += without_end_blanks(text) + "\n";
       }

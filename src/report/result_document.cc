@@ -1,3 +1,14 @@
+// A judgement as people read it, first line to last:
+//
+//   lockstep 0.1.0  bard-qwen3  bf16 on cpu   what ran, from the provenance
+//   map               layers x points         only where something is wrong or was not judged
+//   1. layer 2 ..     the wrong ops           result_entries.cc
+//   nodes, nearest, tokens, cache, ..         facts, each a name and a sentence
+//   next              commands                that get further from here
+//   diverged: ..      verdict and scope       the last line, which scripts read
+//
+// A right run is told by how near it came to its limits and by what it could not have shown:
+// "clean" alone would claim more than was looked at.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -23,15 +34,14 @@ constexpr int kKeys = 9;  // columns of the names below the map
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
 
-int64_t count_of(const Result& result, Verdict verdict) {
-  return result.counts[static_cast<size_t>(verdict)];
-}
+int64_t count_of(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
 std::string shown_fact(const Result& result, const std::string& name) {
   const auto at = result.provenance.find(name);
   return at == result.provenance.end() ? "" : screen_text(at->second);
 }
 
+// How much was served: requests, tokens in, tokens out.
 std::string requests_text(const Result& result) {
   if (result.requests.empty()) return "";
   int64_t in = 0, out = 0;
@@ -62,6 +72,8 @@ std::string ran_text(const Result& result) {
   return fmt::format("{}", fmt::join(parts, "  "));
 }
 
+// The nodes by verdict. Kinds of which there are none are not named, but for the wrong ones: their
+// 0 is what a reader looks for.
 std::string counts_text(const Result& result) {
   std::string text =
       fmt::format("{} of {}: {} exact bits, {} within rounding", result.judged, result.expected,
@@ -104,6 +116,7 @@ std::string divergence_text(const LogitsSummary& l, const Result& result) {
                      dtype.empty() ? "the run's dtype" : dtype, l.kl_reference);
 }
 
+// How the tokens compare with those of the fp64 model, and how even the closest choice was.
 std::string tokens_text(const Result& result) {
   const LogitsSummary& l = *result.logits;
   const int64_t flips = l.compared - l.argmax_equal;
@@ -142,6 +155,7 @@ std::string effect_text(const Result& result) {
   return joined("\n", text, result.logits ? divergence_text(*result.logits, result) : "");
 }
 
+// The classes of bugs that this run had no occasion to show, by name.
 std::string untested_text(const Result& result) {
   std::vector<std::string> names;
   for (const std::string& line : result.blind) names.push_back(untested_from(line).name);
@@ -221,6 +235,7 @@ std::string next_text(const Result& result, const NextSteps& steps) {
   return text;
 }
 
+// The middle of a run that diverged.
 void add_wrong(const Result& result, const NextSteps& steps, std::vector<Block>& blocks,
                Entries& facts) {
   blocks.push_back(Heading{});
@@ -232,6 +247,7 @@ void add_wrong(const Result& result, const NextSteps& steps, std::vector<Block>&
     facts.emplace_back("next", next);
 }
 
+// The middle of a run without a finding.
 void add_right(const Result& result, std::vector<Block>& blocks, Entries& facts) {
   if (result.verdict == RunVerdict::inconclusive && result.expected > 0) {
     blocks.push_back(Heading{});
@@ -244,6 +260,8 @@ void add_right(const Result& result, std::vector<Block>& blocks, Entries& facts)
   if (result.logits) facts.emplace_back("tokens", tokens_text(result));
 }
 
+// Facts that bound the verdict: what was selected, which rounding was taken for right, notes, what
+// is untested. They stand before the commands.
 void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   const auto next =
       facts.empty() || facts.back().first != "next" ? facts.end() : std::prev(facts.end());
@@ -307,13 +325,13 @@ Table data_of(const Result& result) {
 
 // Every place with its numbers, the findings one by one, and what this run could not have shown.
 void add_everything(const Result& result, std::vector<Block>& blocks) {
-  Table places{{{"place", Align::left, 24},
-                {"verdict", Align::left, 12},
-                {"nodes", Align::right, 9},
-                {"T1", Align::right, 9},
-                {"T2", Align::right, 9},
-                {"introduced", Align::right, 11},
-                {"total rms", Align::right, 11}},
+  Table places{{{"place", Table::Align::left, 24},
+                {"verdict", Table::Align::left, 12},
+                {"nodes", Table::Align::right, 9},
+                {"T1", Table::Align::right, 9},
+                {"T2", Table::Align::right, 9},
+                {"introduced", Table::Align::right, 11},
+                {"total rms", Table::Align::right, 11}},
                {},
                "{:.3g}",
                1};

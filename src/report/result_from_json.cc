@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kMostResult = size_t{1} << 28;  // bytes
 
+// Refusals name the field that was read and what was wanted there (JsonValue::refuse): a result may
+// come from another version, or from somebody's script.
 Place place_of(const JsonValue& json) {
   const Point* point = find_point(json["point"].text());
   if (point == nullptr) json["point"].refuse("the name of a point");
@@ -22,17 +24,17 @@ Place place_of(const JsonValue& json) {
 
 Verdict verdict_of(const JsonValue& json) {
   const std::string& name = json["verdict"].text();
-  for (int i = 0; i < kVerdicts; ++i)
-    if (name == name_of(static_cast<Verdict>(i))) return static_cast<Verdict>(i);
+  if (const auto verdict = find_named<Verdict>(name)) return *verdict;
   json["verdict"].refuse("the verdict of a node");
 }
 
+// `want` and `got` are null where a finding is about no element.
 Finding finding_from(const JsonValue& json) {
   Finding f{
       .node = {place_of(json), json["pass"].whole<int32_t>(), json["request"].whole<int32_t>()},
       .position = json["position"].whole<int32_t>(),
       .verdict = verdict_of(json),
-      .statistic = statistic_kind_from(json["statistic"].text()),
+      .statistic = find_named<StatisticKind>(json["statistic"].text()),
       .value = json["value"].real(),
       .limit = json["limit"].real(),
       .index = json["index"].wholes<int64_t>(),
@@ -63,13 +65,14 @@ std::optional<double> measured_from(const JsonValue& json) {
 
 double bucket_from(const JsonValue& json) { return measured_from(json).value_or(kNothingCompared); }
 
-Buckets buckets_from(const JsonValue& json) {
-  Buckets buckets{.width = json["width"].whole<int64_t>()};
+ErrorProfile::Buckets buckets_from(const JsonValue& json) {
+  ErrorProfile::Buckets buckets{.width = json["width"].whole<int64_t>()};
   for (const JsonValue& bucket : json["buckets"].items())
     buckets.largest.push_back(bucket_from(bucket["budgets"]));
   return buckets;
 }
 
+// Sizes are checked against each other: a map is drawn by buckets that stand elsewhere in the file.
 ErrorProfile errors_from(const JsonValue& json) {
   if (json.is_null()) return {};
   ErrorProfile errors(json["row_shape"].wholes<int64_t>());
@@ -97,7 +100,7 @@ ErrorProfile errors_from(const JsonValue& json) {
   return errors;
 }
 
-KlPercentiles percentiles_from(const JsonValue& json) {
+LogitsSummary::KlPercentiles percentiles_from(const JsonValue& json) {
   return {.median = measured_from(json["median"]),
           .p90 = measured_from(json["p90"]),
           .p95 = measured_from(json["p95"]),
@@ -107,8 +110,8 @@ KlPercentiles percentiles_from(const JsonValue& json) {
 }
 
 // Results of format 1.0 have none.
-std::vector<LooksLike> looks_like_from(const JsonValue& json) {
-  std::vector<LooksLike> all;
+std::vector<Finding::LooksLike> looks_like_from(const JsonValue& json) {
+  std::vector<Finding::LooksLike> all;
   if (!json) return all;
   for (const JsonValue& like : json.items())
     all.push_back({.says = like["says"].text(),
@@ -168,6 +171,7 @@ RequestResult request_from(const JsonValue& json) {
   return request;
 }
 
+// "24/24": both counts in one field, for people who read the file.
 LogitsSummary logits_from(const JsonValue& json) {
   const std::string& equal = json["argmax_equal"].text();
   int64_t equals = 0, compared = 0;
@@ -198,12 +202,13 @@ Scope scope_from(const JsonValue& json) {
           .references_checked = json["references_checked"].whole<int64_t>()};
 }
 
+// Fields that 1.1 has beyond 1.0 may be missing.
 Result result_from(const JsonValue& json) {
   if (!json["format"].is("lockstep-result")) json["format"].refuse("\"lockstep-result\"");
   if (!json["format_version"].is("1.0") && !json["format_version"].is("1.1"))
     json["format_version"].refuse("\"1.0\" or \"1.1\"");
   const JsonValue nodes = json["nodes"];
-  Result result{.verdict = run_verdict_from(json["verdict"].text()),
+  Result result{.verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
                 .story = json["story"].text(),
                 .expected = nodes["expected"].whole<int64_t>(),
                 .judged = nodes["judged"].whole<int64_t>(),
@@ -214,8 +219,8 @@ Result result_from(const JsonValue& json) {
                 .cache = json["cache"].text(),
                 .blind = json["blind"].texts(),
                 .notes = json["notes"].texts()};
-  for (int i = 0; i < kVerdicts; ++i)
-    result.counts[i] = nodes[name_of(static_cast<Verdict>(i))].whole<int64_t>();
+  for (const Verdict verdict : values_of<Verdict>())
+    result.counts[verdict] = nodes[name_of(verdict)].whole<int64_t>();
   if (const JsonValue first = json["first"]; !first.is_null()) result.first = finding_from(first);
   for (const JsonValue& f : json["findings"].items()) result.findings.push_back(finding_from(f));
   for (const JsonValue& c : json["confirmations"].items())

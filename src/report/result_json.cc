@@ -1,3 +1,7 @@
+// The whole Result as JSON, the form that is kept (in a trace, by CI) and read back by
+// result_from_json.cc. tools/schemas/result.schema.json describes it, and a test holds one to the
+// other. A number that was not measured is null, never 0; NaN and infinities are texts, as JSON has
+// none.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -13,6 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// The ops that were judged together with the one of the finding, as their tensors were not
+// recorded.
 Json of_region(const Finding& f) {
   Json region = Json::array();
   for (const Place& place : f.region)
@@ -53,10 +59,11 @@ Json number_if(bool measured, double number) {
   return measured ? json_number<Json>(number) : Json(nullptr);
 }
 
+// NaN, where nothing was compared, is null.
 Json of_bucket(double largest) { return number_if(!std::isnan(largest), largest); }
 
 // extent: of the axis; 0: not known.
-Json of_buckets(const std::string& axis, const Buckets& buckets, int64_t extent) {
+Json of_buckets(const std::string& axis, const ErrorProfile::Buckets& buckets, int64_t extent) {
   Json all = Json::array();
   for (size_t i = 0; i < buckets.largest.size(); ++i) {
     const int64_t first = i * buckets.width;
@@ -68,6 +75,7 @@ Json of_buckets(const std::string& axis, const Buckets& buckets, int64_t extent)
   return {{"axis", axis}, {"width", buckets.width}, {"buckets", all}};
 }
 
+// Rows of buckets, by position and then by column.
 Json of_map(const ErrorProfile& errors) {
   if (errors.map.empty()) return nullptr;
   Json rows = Json::array();
@@ -79,10 +87,11 @@ Json of_map(const ErrorProfile& errors) {
   return rows;
 }
 
+// Columns of the map are named by the row's first axis: heads, experts, or plain elements.
 Json of_errors(const Point& point, const ErrorProfile& errors) {
   if (errors.elements == 0) return nullptr;
   Json worst = Json::array();
-  for (const WorstElement& e : errors.worst)
+  for (const ErrorProfile::WorstElement& e : errors.worst)
     worst.push_back({{"request", e.request},
                      {"pass", e.pass},
                      {"index", e.index},
@@ -102,9 +111,10 @@ Json of_errors(const Point& point, const ErrorProfile& errors) {
           {"worst", worst}};
 }
 
-Json of_looks_like(const std::vector<LooksLike>& all) {
+// The causes that explain the place's findings, best first, with how much of them.
+Json of_looks_like(const std::vector<Finding::LooksLike>& all) {
   Json list = Json::array();
-  for (const LooksLike& like : all)
+  for (const Finding::LooksLike& like : all)
     list.push_back({{"says", like.says},
                     {"elements", like.elements},
                     {"of_elements", like.of_elements},
@@ -163,7 +173,7 @@ Json of_request(const RequestResult& r) {
       {"margins", margins}};
 }
 
-Json of_percentiles(const KlPercentiles& kl) {
+Json of_percentiles(const LogitsSummary::KlPercentiles& kl) {
   const auto of = [](const std::optional<double>& x) {
     return number_if(x.has_value(), x.value_or(0));
   };
@@ -183,12 +193,14 @@ Json of_logits(const LogitsSummary& l) {
           {"least_margin_ulp", json_number<Json>(l.least_margin_ulp)}};
 }
 
+// The counts of nodes; a verdict's name is its key.
 Json of_nodes(const Result& result) {
   Json nodes = {{"expected", result.expected},
                 {"judged", result.judged},
                 {"hidden", result.hidden},
                 {"excluded_elements", result.excluded}};
-  for (int i = 0; i < kVerdicts; ++i) nodes[name_of(static_cast<Verdict>(i))] = result.counts[i];
+  for (const Verdict verdict : values_of<Verdict>())
+    nodes[name_of(verdict)] = result.counts[verdict];
   return nodes;
 }
 

@@ -1,3 +1,6 @@
+// The map of layers by points, one glyph an op. Neighbouring layers that look alike are drawn once,
+// as a range, and of a large model layers without errors of their own are left out first, so that a
+// map of eighty layers is a few lines.
 #include "src/report/result_map.h"
 
 #include <fmt/format.h>
@@ -29,6 +32,7 @@ struct MapRow {
   bool has_errors() const { return glyphs.find_first_of("XN!") != std::string::npos; }
 };
 
+// A row a layer, a mark a point; a blank where there was nothing to judge.
 std::vector<MapRow> rows_of(const Result& result, const std::vector<const Point*>& columns) {
   std::map<int, std::string> by_layer;
   for (const PlaceSummary& p : result.places) {
@@ -43,6 +47,7 @@ std::vector<MapRow> rows_of(const Result& result, const std::vector<const Point*
   return rows;
 }
 
+// Neighbours that look alike become one row: "12-30".
 std::vector<MapRow> merged(const std::vector<MapRow>& rows) {
   std::vector<MapRow> out;
   for (const MapRow& row : rows)
@@ -62,6 +67,7 @@ std::vector<MapRow> at_most(std::vector<MapRow> rows, size_t most) {
   return rows;
 }
 
+// A map that leaves rows out says what is in them, or a reader would take them for right.
 std::string left_out(const std::vector<MapRow>& shown, const std::vector<MapRow>& all) {
   int64_t calm = 0, errors = 0, others = 0;
   for (const MapRow& row : all) {
@@ -80,11 +86,11 @@ std::string left_out(const std::vector<MapRow>& shown, const std::vector<MapRow>
 }
 
 Table table_of(const std::vector<MapRow>& rows, const std::vector<const Point*>& columns) {
-  Table table{.columns = {{"layer", Align::right, 5}}, .gap = 1, .marks = true};
+  Table table{.columns = {{"layer", Table::Align::right, 5}}, .gap = 1, .marks = true};
   // Names of two characters and more stand three apart, so that columns can be followed by eye.
   const int width = columns.size() > 18 ? 1 : 3;
   for (const Point* column : columns)
-    table.columns.push_back({std::string(column->column), Align::right, width});
+    table.columns.push_back({std::string(column->column), Table::Align::right, width});
   for (const MapRow& row : rows) {
     const std::string layers = row.first == row.last ? std::to_string(row.first)
                                                      : fmt::format("{}-{}", row.first, row.last);
@@ -104,6 +110,7 @@ std::string others_of(const Result& result) {
   return text;
 }
 
+// The marks that occur alone.
 std::string legend_of(const std::set<char>& used) {
   std::string text;
   for (const Mark& mark : marks())
@@ -114,6 +121,8 @@ std::string legend_of(const std::set<char>& used) {
 
 }  // namespace
 
+// Models of few layers are drawn whole. Of others, layers in which all is well are left out, like
+// neighbours are merged, and the first rows are shown.
 std::vector<Block> map_of(const Result& result) {
   std::vector<Place> places;
   std::set<char> used;

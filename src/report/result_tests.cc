@@ -1,4 +1,8 @@
 // A judgement as continuous integration counts it.
+//
+// One test an op class that the model has, and one each for the audit of pages, the tokens and the
+// coverage. A class whose nodes could not all be judged is trouble and no pass; what was never
+// looked at is skipped.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +48,7 @@ TestCase test_of(const std::string& name, const Result& result, Fails fails) {
         fmt::format("{}, pass {}: {}{}", text_of(finding.node.place), finding.node.pass,
                     text_of(finding), told_cause(result, finding.node.place));
     if (found++ == 0) {
-      test.outcome = TestOutcome::failed;
+      test.outcome = TestCase::Outcome::failed;
       test.kind = name_of(finding.verdict);
       test.message = line;
     }
@@ -65,16 +69,17 @@ TestCase test_of(const OpKindRow& kind, const Result& result) {
     expected += place.expected;
     judged += place.judged;
   }
-  if (test.outcome == TestOutcome::passed && judged < expected)
+  if (test.outcome == TestCase::Outcome::passed && judged < expected)
     return {
         .name = kind.name,
-        .outcome = TestOutcome::trouble,
+        .outcome = TestCase::Outcome::trouble,
         .kind = "inconclusive",
         .message = fmt::format("{} of {} nodes could not be judged", expected - judged, expected)};
   if (test.details.empty()) test.details = fmt::format("{} nodes judged\n", judged);
   return test;
 }
 
+// The audit of pages and slots; skipped in a run that made none.
 TestCase audit_of(const Result& result) {
   TestCase test = test_of(
       "audit", result, [](const Finding& finding) { return finding.node.place.point->is_cache(); });
@@ -83,7 +88,7 @@ TestCase audit_of(const Result& result) {
     test.details += note + "\n";
     return test;
   }
-  if (test.outcome == TestOutcome::passed) test.outcome = TestOutcome::skipped;
+  if (test.outcome == TestCase::Outcome::passed) test.outcome = TestCase::Outcome::skipped;
   return test;
 }
 
@@ -100,11 +105,12 @@ TestCase tokens_of(const Result& result) {
   return test;
 }
 
+// The kinds of bugs that the run could not have shown. An inconclusive run fails here.
 TestCase coverage_of(const Result& result) {
   TestCase test{.name = "coverage"};
   for (const std::string& blind : result.blind) test.details += "untested: " + blind + "\n";
   if (result.verdict != RunVerdict::inconclusive) return test;
-  test.outcome = TestOutcome::trouble;
+  test.outcome = TestCase::Outcome::trouble;
   test.kind = name_of(result.verdict);
   test.message = result.story;
   return test;
@@ -112,6 +118,8 @@ TestCase coverage_of(const Result& result) {
 
 }  // namespace
 
+// A case for each kind of op that was judged, and one for the audit, the tokens, and what was
+// covered: continuous integration shows names, and the same names every time.
 TestSuite tests_of(const Result& result) {
   TestSuite suite{.name = name_of_suite(result)};
   for (const OpKindRow& kind : kOpKinds)

@@ -1,3 +1,4 @@
+// Selected tensors of one trace beside the same of another, element by element.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,6 +30,8 @@ struct SelectedRow {
 };
 using Rows = std::map<RowKey, SelectedRow>;
 
+// Two reads of a pass, the first without numbers: most passes hold nothing that is wanted. A row
+// that occurs twice (a prompt computed again) is told apart by its number.
 Rows rows_of(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
   const ElementFilter filter(options.heads, options.slice);
@@ -49,7 +52,7 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
         SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
         for (const int64_t offset : offsets)
           selected.numbers.push_back(value_at(data, r * data.row_size() + offset));
-        RowKey key{order_of(*t.point), t.layer, row.request, row.position, 0};
+        RowKey key{t.point->order(), t.layer, row.request, row.position, 0};
         while (rows.contains(key)) ++std::get<4>(key);
         rows.emplace(key, std::move(selected));
       }
@@ -58,6 +61,7 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
   return rows;
 }
 
+// One element of both traces, and how far they lie apart.
 struct Difference {
   double size = 0;
   RowKey key;
@@ -65,6 +69,7 @@ struct Difference {
   double a = 0, b = 0;
 };
 
+// The sums of one place over all rows.
 struct PlaceDifference {
   int64_t rows = 0, equal = 0, alone = 0;
   double largest = 0, squares = 0;
@@ -75,6 +80,8 @@ bool same_number(double a, double b) {
   return a == b ? std::signbit(a) == std::signbit(b) : std::isnan(a) && std::isnan(b);
 }
 
+// Adds one row that both have; keeps the largest differences sorted, those that are not finite
+// first.
 void compare(const RowKey& key, const SelectedRow& a, const SelectedRow& b, PlaceDifference& sum,
              std::vector<Difference>& largest) {
   ++sum.rows;
@@ -110,6 +117,8 @@ Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
 
 }  // namespace
 
+// Rows meet by place, request and position, whatever pass they were in: chunks and batches of two
+// runs differ.
 std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
                                  const InspectOptions& options) {
   const Rows a = rows_of(trace, options), b = rows_of(other, options);

@@ -38,7 +38,9 @@ std::string slots_text(std::span<const PassRow> rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-void add(const RecordedTensor& tensor, PlaceTotal& total) {
+// The digest of several tensors is that of their numbers together, as far as it can be had from
+// theirs: sums, counts and extremes, no hash.
+void add(const RecordedTensor& tensor, TraceTotals::PlaceTotal& total) {
   const Digest& d = tensor.digest;
   Digest& all = total.digest;
   if (d.finite() > 0) {
@@ -95,6 +97,7 @@ std::string judged_text(const std::string& path) {
   }
 }
 
+// The line by which a trace is recognised.
 std::string headline(const TraceReader& trace, const std::string& path) {
   const Manifest& m = trace.manifest();
   std::string text =
@@ -104,6 +107,7 @@ std::string headline(const TraceReader& trace, const std::string& path) {
   return fmt::format("{}   {}", text, judged_text(path));
 }
 
+// Which engine, model and machine it is of, as far as the trace says.
 std::string origin_text(const Manifest& m) {
   std::vector<std::string> parts;
   const auto say = [&parts](const std::string& part) {
@@ -160,30 +164,31 @@ std::string inputs_text(const Graph& graph, const TraceTotals& totals) {
 }
 
 std::string nonfinite_text(const TraceReader& trace, const TraceTotals& totals) {
-  const FirstNonFinite& f = *totals.first;
+  const TraceTotals::FirstNonFinite& f = *totals.first;
   return fmt::format("NOT FINITE: first in pass {}, {}: {} of {} NaN, {} Inf{}", f.pass,
                      text_of(f.place), f.nan, f.elements, f.inf,
                      inputs_text(trace.manifest().graph, totals));
 }
 
-std::string size_of_numbers(const PlaceTotal& total) {
+std::string size_of_numbers(const TraceTotals::PlaceTotal& total) {
   if (total.hashes_alone) return "#";
   const Digest& d = total.digest;
   if (d.nan > 0) return "NaN";
   return d.pos_inf + d.neg_inf > 0 ? "Inf" : number_in_four(d.rms());
 }
 
+// The rms of each layer and point: where the size of the stream jumps is seen at a glance.
 void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   std::vector<Place> places;
-  for (const PlaceTotal& total : totals.places) places.push_back(total.place);
+  for (const TraceTotals::PlaceTotal& total : totals.places) places.push_back(total.place);
   const std::vector<const Point*> columns = layer_columns(places);
-  Table table{.columns = {{"rms", Align::right, 5}}, .gap = 1};
+  Table table{.columns = {{"rms", Table::Align::right, 5}}, .gap = 1};
   for (const Point* column : columns)
     table.columns.push_back(
-        {std::string(column->column), Align::right, columns.size() > 18 ? 1 : 3});
+        {std::string(column->column), Table::Align::right, columns.size() > 18 ? 1 : 3});
   std::map<int, std::vector<Cell>> rows;
   std::string others;
-  for (const PlaceTotal& total : totals.places) {
+  for (const TraceTotals::PlaceTotal& total : totals.places) {
     if (total.place.layer < 0) {
       others += fmt::format("{}{} {}", others.empty() ? "" : "   ", total.place.point->name,
                             size_of_numbers(total));
@@ -198,12 +203,14 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));
   if (!table.rows.empty()) blocks.push_back(std::move(table));
   if (!others.empty()) blocks.push_back(Paragraph{others, 6, 8});
-  if (std::ranges::any_of(totals.places, &PlaceTotal::hashes_alone))
+  if (std::ranges::any_of(totals.places, &TraceTotals::PlaceTotal::hashes_alone))
     blocks.push_back(Paragraph{"# hashes alone, no numbers", 6, 8});
 }
 
 }  // namespace
 
+// Columns of the map are narrow: "0.1" becomes ".1", and what does not fit is written by its
+// exponent.
 std::string number_in_four(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
@@ -224,23 +231,25 @@ std::string number_in_four(double value) {
   return text;
 }
 
+// By digests alone, which every trace has: no numbers are read. Sorted as computed: what comes
+// before the layers, the layers, what comes after.
 TraceTotals totals_of(TraceReader& trace) {
   TraceTotals totals;
-  std::map<std::pair<int, int>, PlaceTotal> places;
+  std::map<std::pair<int, int>, TraceTotals::PlaceTotal> places;
   const int layers = trace.manifest().graph.layers();
   for (int i = 0; i < trace.passes(); ++i) {
     const Pass pass = trace.read(i, /*data=*/false);
     for (const RecordedTensor& t : pass.tensors) {
-      const int order = order_of(*t.point);
-      const bool before = order < order_of(point("attn.norm"));  // all layers
+      const int order = t.point->order();
+      const bool before = order < point("attn.norm").order();  // all layers
       const int group = t.point->per_layer ? t.layer : before ? -1 : layers;
-      PlaceTotal& total = places[{group, order}];
+      TraceTotals::PlaceTotal& total = places[{group, order}];
       total.place = {t.point, t.layer};
       add(t, total);
       const Digest& d = t.digest;
       if (!totals.first && d.has_numbers() && d.finite() < d.count)
-        totals.first =
-            FirstNonFinite{pass.info.pass, total.place, d.nan, d.pos_inf + d.neg_inf, d.count};
+        totals.first = TraceTotals::FirstNonFinite{pass.info.pass, total.place, d.nan,
+                                                   d.pos_inf + d.neg_inf, d.count};
     }
   }
   for (auto& [key, total] : places) {
@@ -263,6 +272,7 @@ std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
   return blocks;
 }
 
+// A line for each request of each pass, with the arguments that kernels get of it.
 Table passes_of(TraceReader& trace) {
   Table table{{"pass", "request", "positions", "phase", "pages", "slots", "cu_seqlens", "context"},
               {}};

@@ -10,23 +10,23 @@
 
 namespace lockstep {
 
-// A place's digests over all passes: counts, range and sums.
-struct PlaceTotal {
-  Place place;
-  Digest digest;
-  bool hashes_alone = false;
-  DType dtype = DType::f32;
-  int64_t tensors = 0, rows = 0;
-};
-
-// The first tensor, in the order of the computation, that holds NaN or Inf.
-struct FirstNonFinite {
-  int32_t pass = 0;
-  Place place;
-  int64_t nan = 0, inf = 0, elements = 0;
-};
-
 struct TraceTotals {
+  // A place's digests over all passes: counts, range and sums.
+  struct PlaceTotal {
+    Place place;
+    Digest digest;
+    bool hashes_alone = false;
+    DType dtype = DType::f32;
+    int64_t tensors = 0, rows = 0;
+  };
+
+  // The first tensor, in the order of the computation, that holds NaN or Inf.
+  struct FirstNonFinite {
+    int32_t pass = 0;
+    Place place;
+    int64_t nan = 0, inf = 0, elements = 0;
+  };
+
   std::vector<PlaceTotal> places;  // in the order of the graph
   std::optional<FirstNonFinite> first;
   std::vector<Place> recorded_with_numbers;

@@ -16,7 +16,7 @@ namespace {
 // One line a place, in graph order.
 Table table_of_places(const TraceTotals& totals) {
   Table table = with_digest_columns({"layer", "point", "dtype", "tensors", "rows"});
-  for (const PlaceTotal& total : totals.places) {
+  for (const TraceTotals::PlaceTotal& total : totals.places) {
     auto& row = table.rows.emplace_back();
     row = {total.place.layer < 0 ? Cell(std::string("-")) : Cell(int64_t{total.place.layer}),
            std::string(total.place.point->name), std::string(name_of(total.dtype)), total.tensors,
@@ -26,6 +26,7 @@ Table table_of_places(const TraceTotals& totals) {
   return table;
 }
 
+// One array needs one shape: rows of one place.
 void save(const Selected& selected, const InspectOptions& options, std::vector<Block>& blocks) {
   check(selected.places.size() == 1,
         "--npy takes the numbers of one place, and {} are selected: choose with --point and "
@@ -64,6 +65,7 @@ void add_whole(TraceReader& trace, const InspectOptions& options, Document& docu
 
 }  // namespace
 
+// One question at a time, the most particular option first; an overview when none asks.
 Document inspect(TraceReader& trace, const InspectOptions& options) {
   Document document;
   std::vector<Block>& blocks = document.blocks;

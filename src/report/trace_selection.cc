@@ -1,3 +1,7 @@
+// Reads what `inspect` was asked for, pass by pass: the digests of all passes are looked at,
+// tensors are read of those passes alone in which something is selected. Of the numbers themselves
+// only sums are kept (exponents, squares by head, the ten largest), unless --values or --npy ask
+// for all.
 #include "src/report/trace_selection.h"
 
 #include <fmt/format.h>
@@ -39,14 +43,16 @@ std::string rows_text(const std::vector<Row>& rows) {
   return fmt::format("{}", fmt::join(runs, " "));
 }
 
-void keep_if_large(std::vector<LargeElement>& largest, double value, const auto& cells) {
+// Keeps the ten largest magnitudes, in their order; NaN counts as larger than any. The cells are
+// made only for what is kept.
+void keep_if_large(std::vector<Selected::LargeElement>& largest, double value, const auto& cells) {
   const auto magnitude = [](double x) {
     return std::isnan(x) ? std::numeric_limits<double>::infinity() : std::fabs(x);
   };
   if (largest.size() == kLargest && magnitude(value) <= magnitude(largest.back().value)) return;
   const auto place = std::ranges::upper_bound(
       largest, magnitude(value), std::greater{},
-      [&](const LargeElement& element) { return magnitude(element.value); });
+      [&](const Selected::LargeElement& element) { return magnitude(element.value); });
   largest.insert(place, {value, cells()});
   if (largest.size() > kLargest) largest.pop_back();
 }
@@ -91,7 +97,7 @@ class Gatherer {
     auto& sums = out_.heads[{row.request, row.position}];
     const size_t head = axis > 0 ? i / inner % t.shape[axis] : 0;
     if (sums.size() <= head) sums.resize(head + 1);
-    HeadSum& sum = sums[head];
+    Selected::HeadSum& sum = sums[head];
     ++sum.elements;
     if (std::isfinite(value))
       sum.squares += value * value;
@@ -138,16 +144,19 @@ Bars bars_of(const Selected& selected) {
   return bars;
 }
 
+// The table of the largest numbers, with where each stands.
 void add_largest(const Selected& selected, std::vector<Block>& blocks) {
   blocks.push_back(Heading{
       fmt::format("the {} largest numbers of the selected rows:", selected.largest.size())});
   Table table{selected.values.columns, {}, selected.values.number_format};
-  for (const LargeElement& element : selected.largest) table.rows.push_back(element.cells);
+  for (const Selected::LargeElement& element : selected.largest)
+    table.rows.push_back(element.cells);
   blocks.push_back(std::move(table));
 }
 
 }  // namespace
 
+// Without the first axis: the row is named by request and position.
 std::string index_text(const Shape& shape, int64_t in_row) {
   std::vector<int64_t> index;
   for (int axis = shape.rank() - 1; axis > 0; --axis) {
@@ -157,7 +166,7 @@ std::string index_text(const Shape& shape, int64_t in_row) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }
 
-Table with_digest_columns(std::vector<Column> columns) {
+Table with_digest_columns(std::vector<Table::Column> columns) {
   for (const char* name : {"rms", "min", "max", "nan", "inf", "zeros"}) columns.push_back(name);
   return {std::move(columns), {}};
 }
@@ -173,6 +182,8 @@ void append_digest(const Digest& d, std::vector<Cell>& row) {
   for (const int64_t count : {d.nan, d.pos_inf + d.neg_inf, d.zeros}) row.push_back(count);
 }
 
+// Read twice as in trace_against.cc; that nothing is selected is an error, for an empty table looks
+// like an answer.
 Selected select(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
   selection.check_layers(trace.manifest().graph.layers());

@@ -11,20 +11,20 @@
 
 namespace lockstep {
 
-// An element that is among the largest, and the cells that say where it stands and what it is.
-struct LargeElement {
-  double value = 0;
-  std::vector<Cell> cells;
-};
-
-// Squares of the elements of one head of one row, added up.
-struct HeadSum {
-  double squares = 0;
-  int64_t elements = 0, nonfinite = 0;
-};
-
 // Everything that one reading of the trace gathers.
 struct Selected {
+  // Squares of the elements of one head of one row, added up.
+  struct HeadSum {
+    double squares = 0;
+    int64_t elements = 0, nonfinite = 0;
+  };
+
+  // An element that is among the largest, and the cells that say where it stands and what it is.
+  struct LargeElement {
+    double value = 0;
+    std::vector<Cell> cells;
+  };
+
   Table tensors;  // a line each
   Table values{{"pass", "layer", "point", "request", "position", "index", "value"}, {}, "{:.9g}"};
   std::array<int64_t, 256> exponents{};  // of the selected numbers, as Digest counts them
@@ -49,7 +49,7 @@ std::vector<Block> blocks_of(const Selected& selected, const InspectOptions& opt
 std::string index_text(const Shape& shape, int64_t in_row);
 
 // The columns of a digest, and its cells.
-Table with_digest_columns(std::vector<Column> columns);
+Table with_digest_columns(std::vector<Table::Column> columns);
 void append_digest(const Digest& digest, std::vector<Cell>& row);
 
 // The selected rows of two traces side by side: bits and differences by place, then the largest

@@ -4,6 +4,7 @@
 
 namespace lockstep {
 
+// "name (why): remedy", as a result has its lines, taken apart.
 Untested untested_from(const std::string& line) {
   const size_t open = line.find(" ("), close = line.rfind("): ");
   if (open == std::string::npos) return {line, "", ""};

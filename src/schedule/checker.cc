@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -82,7 +81,7 @@ class Checker {
 
   // Whether another finding of that kind is kept; counts it where not.
   bool is_kept(ScheduleFault fault) {
-    const bool few = kept_[static_cast<size_t>(fault)] < kMostFindings;
+    const bool few = kept_[fault] < kMostFindings;
     if (few) return true;
     ++checked_.not_kept;
     return false;
@@ -90,7 +89,7 @@ class Checker {
 
   void add(ScheduleFinding finding) {
     if (!is_kept(finding.fault)) return;
-    ++kept_[static_cast<size_t>(finding.fault)];
+    ++kept_[finding.fault];
     checked_.findings.push_back(std::move(finding));
   }
 
@@ -392,18 +391,11 @@ class Checker {
   std::vector<std::vector<Use>> readers_, writers_;  // by tensor
   std::vector<int> follows_;  // by tensor, the next one in its memory; -1: there is none
   std::vector<int> order_;    // of an execution of all
-  std::array<size_t, kScheduleFaults> kept_ = {};
+  EnumArray<ScheduleFault, size_t> kept_;
   ScheduleCheck checked_;
 };
 
 }  // namespace
-
-std::string_view name_of(ScheduleFault fault) {
-  static constexpr std::array<std::string_view, kScheduleFaults> kNames = {
-      "missing",     "repeated", "outside",    "other rows",  "split head",
-      "unreachable", "deadlock", "early read", "overwritten", "unordered"};
-  return kNames.at(static_cast<size_t>(fault));
-}
 
 ScheduleCheck check_schedule(const Schedule& schedule) { return Checker(schedule).checked(); }
 

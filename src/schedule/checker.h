@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/names.h"
 #include "src/schedule/schedule.h"
 
 namespace lockstep {
@@ -28,8 +29,10 @@ enum class ScheduleFault : uint8_t {
   overwritten,  // a write that may come before the last read of what lay there
   unordered,    // two writes to one place of which either may be the last
 };
-inline constexpr size_t kScheduleFaults = 10;
-std::string_view name_of(ScheduleFault fault);
+template <>
+inline constexpr auto kNamesOf<ScheduleFault> = std::to_array<const char*>(
+    {"missing", "repeated", "outside", "other rows", "split head", "unreachable", "deadlock",
+     "early read", "overwritten", "unordered"});
 
 struct ScheduleFinding {
   ScheduleFault fault = ScheduleFault::missing;

@@ -3,16 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::array<std::string_view, kOpcodes> kNames = {
-    "norm_qkv_rope_append", "partial_attention", "attention_reduction", "o_residual",
-    "norm_gate_up_silu",    "down_residual",     "norm_head",           "other"};
 
 // The numbers that an instruction may hold: of the rows of its weights, or its KV heads.
 int64_t extent_of(const ScheduledModel& m, Opcode opcode) {
@@ -138,8 +133,6 @@ class EffectsMaker {
 };
 
 }  // namespace
-
-std::string_view name_of(Opcode opcode) { return kNames.at(static_cast<size_t>(opcode)); }
 
 int Schedule::tensor(std::string_view point, int layer) const {
   for (size_t i = 0; i < tensors.size(); ++i)

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base/names.h"
+
 namespace lockstep {
 
 // The work of an instruction. Names and cuts are those of the megakernels of Hazy Research ("Look
@@ -27,8 +29,10 @@ enum class Opcode : uint8_t {
   norm_head,
   other,
 };
-inline constexpr int kOpcodes = 8;
-std::string_view name_of(Opcode opcode);
+template <>
+inline constexpr auto kNamesOf<Opcode> = std::to_array<const char*>(
+    {"norm_qkv_rope_append", "partial_attention", "attention_reduction", "o_residual",
+     "norm_gate_up_silu", "down_residual", "norm_head", "other"});
 
 // The sizes of the model that a step is cut along, in numbers of a row (one token of one request).
 struct ScheduledModel {

@@ -202,8 +202,7 @@ class ScheduleReader {
     in.name = value.is_text() ? value.text() : fmt::format("{}", value.whole<int64_t>());
     const JsonValue meaning = root_["opcodes"] ? root_["opcodes"][in.name] : root_["opcodes"];
     const std::string known = meaning ? meaning.text() : in.name;
-    for (int i = 0; i < kOpcodes; ++i)
-      if (name_of(static_cast<Opcode>(i)) == known) in.opcode = static_cast<Opcode>(i);
+    in.opcode = find_named<Opcode>(known).value_or(Opcode::other);
     if (in.opcode != Opcode::other) in.name = known;
   }
 

@@ -46,9 +46,9 @@ Screen screen_of(int descriptor) {
                      std::getenv("NO_COLOR"), std::getenv("TERM"));
 }
 
-size_t prose_width(const Screen& screen) {
+size_t Screen::prose_width() const {
   constexpr int kNarrowest = 40, kWidest = 120;
-  return std::clamp(screen.width, kNarrowest, kWidest);
+  return std::clamp(width, kNarrowest, kWidest);
 }
 
 }  // namespace lockstep

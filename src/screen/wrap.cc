@@ -1,3 +1,7 @@
+// Text on a terminal: characters have a width of 0, 1 or 2 columns (Unicode's annex 11), lines
+// break between parts that stand apart, else between words, and characters that would move the
+// cursor or turn the order of what follows are shown as escapes. Bytes that are no UTF-8 are
+// escapes too.
 #include "src/screen/wrap.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,6 @@
+// An engine is served once and its passes are kept; each control changes a copy of what was seen,
+// or of what the oracle says, and judges it anew. Only the first, which changes nothing, must be
+// clean: without it the others would mean nothing.
 #include "src/selftest/controls.h"
 
 #include <algorithm>
@@ -34,6 +37,7 @@ class HalvingOracle final : public Oracle {
   Place place_;
 };
 
+// Judges changed copies of one run, and collects what came out.
 class Controls {
  public:
   Controls(const Checkpoint& checkpoint, ReferenceLibrary& reference, Seen seen)
@@ -71,6 +75,7 @@ class Controls {
   std::vector<Control> controls_;
 };
 
+// The tensor of the first pass.
 RecordedTensor& tensor_at(Seen& seen, const Point& point, int layer) {
   for (RecordedTensor& tensor : seen.passes.front().tensors)
     if (*tensor.point == point && tensor.layer == layer) return tensor;

@@ -1,3 +1,5 @@
+// Positive controls: something put wrong between the engine and the judge, which must never come
+// out clean. They show that the judge looks at all, before any share of found faults is believed.
 #pragma once
 
 #include <string>

@@ -34,7 +34,7 @@ bool rounds(const Point& point) {
 }
 
 using PlaceKey = std::pair<int, int>;  // order of the point, layer
-PlaceKey key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+PlaceKey key_of(const Place& place) { return {place.point->order(), place.layer}; }
 
 // Keeps what ops make before it is rounded to the dtype: in fp32, of the inputs widened.
 class WideResults final : public OpWatch {
@@ -340,8 +340,7 @@ class Ladder {
       oracle_.forget();
       const std::vector<int> layers = shown_.layers_of(*point);
       const Result clean = judged(*point, layers, Effect::gain, 0);
-      for (int e = 0; e < kEffects; ++e) {
-        const auto effect = static_cast<Effect>(e);
+      for (const Effect effect : values_of<Effect>()) {
         limits.push_back(least(*point, {layers.back()}, effect, clean));
         if (layers.size() > 1) limits.push_back(least(*point, layers, effect, clean));
       }
@@ -363,7 +362,7 @@ class Ladder {
       const Point& point = *plan_.points[at];
       if (runs.empty() || at != last) oracle_.forget();
       last = at;
-      const auto effect = static_cast<Effect>(one_of(kEffects));
+      const Effect effect = values_of<Effect>()[one_of(values_of<Effect>().size())];
       std::vector<int> layers = shown_.layers_of(point);
       if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
       const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
@@ -438,12 +437,6 @@ class Ladder {
 };
 
 }  // namespace
-
-const char* name_of(Effect effect) {
-  static constexpr const char* kNames[kEffects] = {"gain", "offset", "noise",
-                                                   "row",  "column", "element"};
-  return kNames[static_cast<size_t>(effect)];
-}
 
 double stated_limit(const Seeable& s) {
   const RightKernel right = right_kernel(s);

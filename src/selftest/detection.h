@@ -1,3 +1,6 @@
+// Errors of a known size, put into an op's result right before it is stored, and the least size
+// that the judge finds. A selftest holds that to stated_limit(), which follows from the budget
+// alone.
 #pragma once
 
 #include <functional>
@@ -23,8 +26,9 @@ enum class Effect : uint8_t {
   column,   // the last column times 1 + size u
   element,  // one element + size ulp(r): of the last 8 of its row the largest that is not over r
 };
-inline constexpr int kEffects = 6;
-const char* name_of(Effect effect);
+template <>
+inline constexpr auto kNamesOf<Effect> = std::to_array<const char*>({"gain", "offset", "noise",
+                                                                     "row", "column", "element"});
 
 // The least size of an effect that the judge finds, and names the right place for.
 struct DetectionLimit {

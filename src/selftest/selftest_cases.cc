@@ -1,3 +1,10 @@
+// Prompts and ways of serving are drawn from seeds that are written here, by Dice, as distributions
+// of the standard library differ between implementations. The kinds of prompts are those that have
+// raised false alarms somewhere: single tokens, lengths about a page, one token repeated, special
+// tokens, contexts past 256.
+//
+// Faults need occasions: mixed() has chunks beside decodes over scattered pages, crowded() has
+// prefixes that are found again, texts that part inside a page and requests that are swapped out.
 #include "src/selftest/selftest_cases.h"
 
 #include <fmt/format.h>
@@ -30,6 +37,7 @@ class Dice {
   std::mt19937_64 random_;
 };
 
+// Any ids of the vocabulary, as likely as each other.
 std::vector<int32_t> random_tokens(const SelftestPlan& plan, Dice& dice, int64_t count) {
   std::vector<int32_t> tokens;
   while (std::ssize(tokens) < count)
@@ -66,6 +74,8 @@ std::vector<int32_t> some_prompt(const SelftestPlan& plan, Dice& dice, int i) {
   }
 }
 
+// Pages of the request that needs the most: with no more than that, requests must wait or be
+// preempted.
 int64_t largest_need(const std::vector<Request>& requests, int64_t page_size) {
   int64_t pages = 0;
   for (const Request& r : requests)
@@ -144,17 +154,17 @@ bool can_seed(const ModelConfig& config, const FaultRequest& request) {
 
 }  // namespace
 
-std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
+std::vector<SelftestCase> SelftestPlan::clean_cases(DType dtype) const {
   std::vector<SelftestCase> cases;
-  for (int i = 0; i < (plan.quick ? kQuickClean : kClean); ++i) {
+  for (int i = 0; i < (quick ? kQuickClean : kClean); ++i) {
     Dice dice(1000 + i);
     SelftestCase c{.name = fmt::format("clean {} {}", name_of(dtype), i)};
     const int64_t requests = i % 3 == 0 ? 1 : 1 + dice.below(8);
     for (int64_t r = 0; r < requests; ++r)
-      c.requests.push_back({.prompt = some_prompt(plan, dice, i + static_cast<int>(7 * r)),
+      c.requests.push_back({.prompt = some_prompt(*this, dice, i + static_cast<int>(7 * r)),
                             .max_new = 1 + dice.below(4),
                             .arrival = dice.below(3)});
-    c.engine = {.device = plan.device, .dtype = dtype};
+    c.engine = {.device = device, .dtype = dtype};
     for_each_engine_option([&](const auto& option) {
       constexpr size_t draws = std::tuple_size_v<std::remove_cvref_t<decltype(option.draws)>>;
       if constexpr (draws > 0) c.engine.*option.member = dice.one_of(option.draws);
@@ -163,40 +173,40 @@ std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype) {
     if (i % 4 == 1) c.engine.pages = largest_need(c.requests, c.engine.page_size) + 2;
     cases.push_back(std::move(c));
   }
-  std::ranges::move(long_cases(plan, dtype), std::back_inserter(cases));
+  std::ranges::move(long_cases(*this, dtype), std::back_inserter(cases));
   return cases;
 }
 
-SelftestCase detection_case(const SelftestPlan& plan, DType dtype) {
+SelftestCase SelftestPlan::detection_case(DType dtype) const {
   Dice dice(77);
   SelftestCase c{.name = fmt::format("detection {}", name_of(dtype))};
-  for (const int64_t length : {plan.quick ? 50 : 100, plan.quick ? 40 : 80, 33, 17})
+  for (const int64_t length : {quick ? 50 : 100, quick ? 40 : 80, 33, 17})
     c.requests.push_back(
-        {.prompt = random_tokens(plan, dice,
-                                 std::clamp<int64_t>(plan.config.max_positions - 8, 1, length)),
+        {.prompt =
+             random_tokens(*this, dice, std::clamp<int64_t>(config.max_positions - 8, 1, length)),
          .max_new = 6});
-  c.engine = {.device = plan.device, .dtype = dtype, .page_size = 16, .page_order_seed = 3};
+  c.engine = {.device = device, .dtype = dtype, .page_size = 16, .page_order_seed = 3};
   c.engine.pages = pages_for(c.requests, c.engine.page_size);
   return c;
 }
 
-std::vector<int> fault_layers(const SelftestPlan& plan) {
-  const auto last = static_cast<int>(plan.config.layers - 1);
+std::vector<int> SelftestPlan::fault_layers() const {
+  const auto last = static_cast<int>(config.layers - 1);
   std::vector<int> layers =
-      plan.quick ? std::vector<int>{0, last} : std::vector<int>{0, last / 3, 2 * last / 3, last};
+      quick ? std::vector<int>{0, last} : std::vector<int>{0, last / 3, 2 * last / 3, last};
   layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
   return layers;
 }
 
-std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype) {
+std::vector<SelftestCase> SelftestPlan::fault_cases(DType dtype) const {
   std::vector<SelftestCase> cases;
   for (const Fault& fault : faults()) {
-    if (!fault.applies(plan.config) || fault.seat != Seat::host) continue;
-    for (int layer : fault.one_layer ? fault_layers(plan) : std::vector<int>{-1})
+    if (!fault.applies(config) || fault.seat != Seat::host) continue;
+    for (int layer : fault.one_layer ? fault_layers() : std::vector<int>{-1})
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {
         const FaultRequest request{std::string(fault.name), layer, fault.sizes[i]};
-        if (!can_seed(plan.config, request)) continue;
-        SelftestCase c = fault.one_layer ? mixed(plan, dtype) : crowded(plan, dtype);
+        if (!can_seed(config, request)) continue;
+        SelftestCase c = fault.one_layer ? mixed(*this, dtype) : crowded(*this, dtype);
         c.faults = {request};
         c.name = fmt::format("fault {} {} layer {} size {:g}", name_of(dtype), fault.name, layer,
                              fault.sizes[i]);
@@ -206,13 +216,13 @@ std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype) {
   return cases;
 }
 
-std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
-                                        const std::vector<FaultRequest>& known) {
+std::vector<SelftestCase> SelftestPlan::several_cases(
+    DType dtype, const std::vector<FaultRequest>& known) const {
   std::vector<SelftestCase> cases;
-  for (int i = 0; i < (plan.quick ? kQuickDraws : kDraws); ++i) {
+  for (int i = 0; i < (quick ? kQuickDraws : kDraws); ++i) {
     Dice dice(5000 + i);
-    SelftestCase c = mixed(plan, dtype);
-    const int64_t wanted = std::min<int64_t>(2 + dice.below(2), plan.config.layers);
+    SelftestCase c = mixed(*this, dtype);
+    const int64_t wanted = std::min<int64_t>(2 + dice.below(2), config.layers);
     std::vector<std::string> names;
     for (int64_t tries = 0; std::ssize(c.faults) < wanted && tries < 1000 && !known.empty();
          ++tries) {

@@ -1,3 +1,5 @@
+// The runs of a selftest, made of a plan alone: the same plan gives the same runs on every machine,
+// so that a journal can say which of them are done.
 #pragma once
 
 #include <string>
@@ -8,14 +10,6 @@
 
 namespace lockstep {
 
-// The subject of a selftest, and how much of it is tried.
-struct SelftestPlan {
-  const ModelConfig& config;
-  std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
-  bool quick = false;
-  Device device = Device::cpu;  // of the engine
-};
-
 // One judged run of a selftest.
 struct SelftestCase {
   std::string name;  // says all of it, so that one plan has no name twice
@@ -24,25 +18,33 @@ struct SelftestCase {
   std::vector<FaultRequest> faults;  // none: the run must come out clean
 };
 
-// Runs that must come out clean, of one dtype: prompts of 1, 15, 16, 17 and over 256 tokens,
-// repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
-// and thread counts by chance. quick: 12, else 300; and long ones, of one request of 100 tokens, or
-// of three with 400 each, where the model has as many positions.
-std::vector<SelftestCase> clean_cases(const SelftestPlan& plan, DType dtype);
+// The subject of a selftest, and how much of it is tried.
+struct SelftestPlan {
+  const ModelConfig& config;
+  std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
+  bool quick = false;
+  Device device = Device::cpu;  // of the engine
 
-// Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
-// first and the last one and, unless quick, in two between, where the layer can have it; faults
-// that have sizes in each.
-std::vector<SelftestCase> fault_cases(const SelftestPlan& plan, DType dtype);
+  // Runs that must come out clean, of one dtype: prompts of 1, 15, 16, 17 and over 256 tokens,
+  // repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
+  // and thread counts by chance. quick: 12, else 300; and long ones, of one request of 100 tokens,
+  // or of three with 400 each, where the model has as many positions.
+  std::vector<SelftestCase> clean_cases(DType dtype) const;
 
-// The run that effects of known sizes are put in (detection.h): four requests, prompts and steps.
-SelftestCase detection_case(const SelftestPlan& plan, DType dtype);
+  // Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
+  // first and the last one and, unless quick, in two between, where the layer can have it; faults
+  // that have sizes in each.
+  std::vector<SelftestCase> fault_cases(DType dtype) const;
 
-// Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
-std::vector<SelftestCase> several_cases(const SelftestPlan& plan, DType dtype,
-                                        const std::vector<FaultRequest>& faults);
+  // The run that effects of known sizes are put in (detection.h): four requests, prompts and steps.
+  SelftestCase detection_case(DType dtype) const;
 
-// The layers in which faults are seeded, ascending.
-std::vector<int> fault_layers(const SelftestPlan& plan);
+  // Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
+  std::vector<SelftestCase> several_cases(DType dtype,
+                                          const std::vector<FaultRequest>& faults) const;
+
+  // The layers in which faults are seeded, ascending.
+  std::vector<int> fault_layers() const;
+};
 
 }  // namespace lockstep

@@ -1,3 +1,7 @@
+// A selftest as people read it, a section a dtype: false alarms, traces of others, controls,
+// statistics, limits of detection, several faults at once, the table of power, the curve over all
+// limits, and other rules on the same runs; below it what cannot be shown here. The data, for
+// programs, has a row a run.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,7 +31,7 @@ std::string bounds_text(int64_t k, int64_t n) {
                      100 * clopper_pearson_lower(k, n));
 }
 
-std::string wanted_text(const PowerRow& row) {
+std::string wanted_text(const Selftest::PowerRow& row) {
   if (row.least_detected == 0) return row.reached() ? "" : "no";
   return fmt::format("at least {:.0f} and {:.0f} %{}", 100 * row.least_detected,
                      100 * row.least_exact, row.reached() ? "" : ": no");
@@ -35,11 +39,11 @@ std::string wanted_text(const PowerRow& row) {
 
 void add_clean(const Selftest& test, Blocks& blocks) {
   const auto n = std::ssize(test.clean);
-  const auto alarms = std::ranges::count_if(test.clean, is_alarm);
+  const auto alarms = std::ranges::count_if(test.clean, &SelftestOutcome::is_alarm);
   List list{.title = fmt::format("false alarms      {} of {} clean runs (at most {:.2f} %)", alarms,
                                  n, 100 * clopper_pearson_upper(alarms, n))};
   for (const SelftestOutcome& outcome : test.clean)
-    if (is_alarm(outcome))
+    if (outcome.is_alarm())
       list.items.push_back(fmt::format("alarm: {}: {}", outcome.name, outcome.story));
   blocks.push_back(std::move(list));
 }
@@ -80,11 +84,11 @@ std::string limit_text(const DetectionLimit& limit) {
 // A row a point and number of layers, a column an effect.
 void add_limits(const Selftest& test, Blocks& blocks) {
   Table table{{"point", "layers"}, {}};
-  for (int e = 0; e < kEffects; ++e) table.columns.push_back(name_of(static_cast<Effect>(e)));
+  for (const Effect effect : values_of<Effect>()) table.columns.push_back(name_of(effect));
   std::map<std::pair<int, int>, size_t> row_of_place;
   for (const DetectionLimit& limit : test.limits) {
     const auto [found, is_new] =
-        row_of_place.try_emplace({order_of(*limit.point), limit.layers}, table.rows.size());
+        row_of_place.try_emplace({limit.point->order(), limit.layers}, table.rows.size());
     if (is_new) table.rows.push_back({std::string(limit.point->name), int64_t{limit.layers}});
     table.rows[found->second].push_back(limit_text(limit));
   }
@@ -96,12 +100,13 @@ void add_limits(const Selftest& test, Blocks& blocks) {
 }
 
 void add_several(const Selftest& test, Blocks& blocks) {
-  List list{.title = fmt::format("several faults    all named in {}, wanted at least {:.0f} %",
-                                 bounds_text(std::ranges::count_if(test.several, named_all),
-                                             std::ssize(test.several)),
-                                 100 * least_named(test))};
+  List list{.title = fmt::format(
+                "several faults    all named in {}, wanted at least {:.0f} %",
+                bounds_text(std::ranges::count_if(test.several, &SelftestOutcome::named_all),
+                            std::ssize(test.several)),
+                100 * test.least_named())};
   for (const SelftestOutcome& outcome : test.several)
-    if (!named_all(outcome))
+    if (!outcome.named_all())
       list.items.push_back(
           fmt::format("missed: {}, found {}", outcome.name, fmt::join(outcome.found, ", ")));
   blocks.push_back(std::move(list));
@@ -109,27 +114,27 @@ void add_several(const Selftest& test, Blocks& blocks) {
 
 void add_power(const Selftest& test, Blocks& blocks) {
   Table table{{"one fault or effect", "runs", "detected", "first op exact", "wanted"}, {}};
-  for (const PowerRow& row : power_of(test)) {
+  for (const Selftest::PowerRow& row : test.power()) {
     if (row.runs == 0) continue;
     table.rows.push_back({std::string(row.name), row.runs, bounds_text(row.detected, row.runs),
                           bounds_text(row.exact, row.runs), wanted_text(row)});
   }
   blocks.push_back(std::move(table));
   List missed;
-  for (const SelftestOutcome* outcome : with_one(test))
-    if (!outcome->first_exact && !unseeable(*outcome))
+  for (const SelftestOutcome* outcome : test.with_one())
+    if (!outcome->first_exact && !outcome->is_unseeable())
       missed.items.push_back(
           fmt::format("missed: {}, {}: {}", outcome->name, effect_text(*outcome), outcome->story));
   blocks.push_back(std::move(missed));
 }
 
 void add_curve(const Selftest& test, Blocks& blocks) {
-  const std::vector<PowerRow> power = power_of(test);
+  const std::vector<Selftest::PowerRow> power = test.power();
   Table table{.columns = {"all limits times", "clean runs alarmed"},
               .title = "what other limits would have found"};
-  for (const PowerRow& row : power)
+  for (const Selftest::PowerRow& row : power)
     if (row.runs > 0) table.columns.push_back(row.name);
-  for (const CurvePoint& point : curve_of(test)) {
+  for (const Selftest::CurvePoint& point : test.curve()) {
     std::vector<Cell> cells = {point.multiplier,
                                fmt::format("{} of {}", point.alarms, test.clean.size())};
     for (size_t i = 0; i < power.size(); ++i)
@@ -143,7 +148,7 @@ void add_curve(const Selftest& test, Blocks& blocks) {
 void add_rules(const Selftest& test, Blocks& blocks) {
   Table table{.columns = {"rule", "clean runs alarmed", "faults detected", "first op exact"},
               .title = "and other rules on the same runs"};
-  for (const RuleRow& row : rules_of(test))
+  for (const Selftest::RuleRow& row : test.rules())
     table.rows.push_back({row.name, fmt::format("{} of {}", row.alarms, row.clean),
                           fmt::format("{} of {}", row.detected, row.faults),
                           fmt::format("{} of {}", row.exact, row.faults)});
@@ -154,7 +159,7 @@ void add_rules(const Selftest& test, Blocks& blocks) {
 std::vector<std::string> blind_spots(const Selftest& test) {
   std::vector<std::string> blind = test.left_out;
   for (const SelftestOutcome& outcome : test.faults) {
-    if (!unseeable(outcome)) continue;
+    if (!outcome.is_unseeable()) continue;
     const std::string name = outcome.seeded[0].substr(0, outcome.seeded[0].find('@'));
     const auto fault = std::ranges::find(faults(), std::string_view(name), &Fault::name);
     blind.push_back(
@@ -172,7 +177,7 @@ Blocks blocks_of(const std::vector<Selftest>& tests) {
       add(test, blocks);
     blocks.push_back(List{blind_spots(test), "cannot be shown here"});
   }
-  const auto good = std::ranges::count_if(tests, passed);
+  const auto good = std::ranges::count_if(tests, &Selftest::passed);
   blocks.push_back(Heading{});
   blocks.push_back(
       Conclusion{good == std::ssize(tests) ? "passed" : "failed",
@@ -203,13 +208,13 @@ Table data_of(const std::vector<Selftest>& tests) {
 
 Json number(double x) { return json_number<Json>(x); }
 
-Json json_of(const CurvePoint& point) {
+Json json_of(const Selftest::CurvePoint& point) {
   return {{"multiplier", number(point.multiplier)},
           {"false_alarms", point.alarms},
           {"detected", point.detected}};
 }
 
-Json json_of(const RuleRow& row) {
+Json json_of(const Selftest::RuleRow& row) {
   return {{"rule", row.name},         {"clean_runs", row.clean},  {"false_alarms", row.alarms},
           {"fault_runs", row.faults}, {"detected", row.detected}, {"first_op_exact", row.exact}};
 }
@@ -235,7 +240,7 @@ Json json_of(const Control& c) {
   return {{"name", c.name}, {"verdict", name_of(c.verdict)}, {"failed", c.failed}};
 }
 
-Json json_of(const PowerRow& row) {
+Json json_of(const Selftest::PowerRow& row) {
   return {{"effect", row.name},
           {"runs", row.runs},
           {"detected", row.detected},
@@ -264,16 +269,16 @@ Json list_of(const std::vector<Item>& items) {
 }
 
 Json json_of(const Selftest& test) {
-  const auto alarms = std::ranges::count_if(test.clean, is_alarm);
+  const auto alarms = std::ranges::count_if(test.clean, &SelftestOutcome::is_alarm);
   const double most = clopper_pearson_upper(alarms, std::ssize(test.clean));
   return {{"dtype", name_of(test.dtype)},
-          {"passed", passed(test)},
+          {"passed", test.passed()},
           {"clean_runs", test.clean.size()},
           {"false_alarms", alarms},
           {"false_alarms_at_most", number(most)},
-          {"power", list_of(power_of(test))},
-          {"curve", list_of(curve_of(test))},
-          {"rules", list_of(rules_of(test))},
+          {"power", list_of(test.power())},
+          {"curve", list_of(test.curve())},
+          {"rules", list_of(test.rules())},
           {"controls", list_of(test.controls)},
           {"statistics", list_of(test.statistics)},
           {"detection_limits", list_of(test.limits)},

@@ -12,7 +12,7 @@ constexpr size_t kPowerRows = 5;
 
 // The row of the power table that a run belongs to.
 size_t row_of(const SelftestOutcome& outcome) {
-  if (unseeable(outcome)) return 4;
+  if (outcome.is_unseeable()) return 4;
   if (!outcome.effect || outcome.nonfinite || outcome.exact_class) return 0;
   const double times = *outcome.effect / outcome.limit;
   return times >= 2 ? 1 : times >= 0.5 ? 2 : 3;
@@ -20,33 +20,27 @@ size_t row_of(const SelftestOutcome& outcome) {
 
 }  // namespace
 
-bool is_alarm(const SelftestOutcome& outcome) { return outcome.verdict != RunVerdict::clean; }
-bool named_all(const SelftestOutcome& outcome) { return outcome.found == outcome.seeded; }
-bool unseeable(const SelftestOutcome& outcome) { return outcome.effect && *outcome.effect == 0; }
-
-std::vector<const SelftestOutcome*> with_one(const Selftest& test) {
+std::vector<const SelftestOutcome*> Selftest::with_one() const {
   std::vector<const SelftestOutcome*> all;
-  for (const auto* outcomes : {&test.faults, &test.effects})
+  for (const auto* outcomes : {&faults, &effects})
     for (const SelftestOutcome& outcome : *outcomes) all.push_back(&outcome);
   return all;
 }
 
-double least_named(const Selftest& test) { return test.quick ? 0.50 : 0.90; }
-
-bool PowerRow::reached() const {
+bool Selftest::PowerRow::reached() const {
   return clopper_pearson_lower(detected, runs) >= least_detected &&
          clopper_pearson_lower(exact, runs) >= least_exact;
 }
 
-std::vector<PowerRow> power_of(const Selftest& test) {
-  const auto least = [&](double full, double quick) { return test.quick ? quick : full; };
+std::vector<Selftest::PowerRow> Selftest::power() const {
+  const auto least = [&](double of_full, double of_quick) { return quick ? of_quick : of_full; };
   const double exact = least(0.90, 0.80);
   std::vector<PowerRow> rows = {{"structural, non-finite, class exact", exact, exact},
                                 {"2 limits or more", least(0.97, 0.93), least(0.95, 0.90)},
                                 {"0.5 to 2 limits", 0.80, 0.75},
                                 {"under 0.5 limits", 0, 0},
                                 {"no effect: cannot be seen", 0, 0}};
-  for (const SelftestOutcome* outcome : with_one(test)) {
+  for (const SelftestOutcome* outcome : with_one()) {
     PowerRow& row = rows[row_of(*outcome)];
     ++row.runs;
     row.detected += outcome->verdict == RunVerdict::diverged ? 1 : 0;
@@ -55,20 +49,20 @@ std::vector<PowerRow> power_of(const Selftest& test) {
   return rows;
 }
 
-std::vector<CurvePoint> curve_of(const Selftest& test) {
+std::vector<Selftest::CurvePoint> Selftest::curve() const {
   std::vector<CurvePoint> curve;
   for (const double multiplier : {0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 4.0, 10.0}) {
     CurvePoint& point = curve.emplace_back(CurvePoint{.multiplier = multiplier});
     const auto found = [&](const SelftestOutcome& o) { return !(o.limit_ratio <= multiplier); };
-    point.alarms = std::ranges::count_if(test.clean, found);
+    point.alarms = std::ranges::count_if(clean, found);
     point.detected.resize(kPowerRows);
-    for (const SelftestOutcome* outcome : with_one(test))
+    for (const SelftestOutcome* outcome : with_one())
       point.detected[row_of(*outcome)] += found(*outcome) ? 1 : 0;
   }
   return curve;
 }
 
-std::vector<RuleRow> rules_of(const Selftest& test) {
+std::vector<Selftest::RuleRow> Selftest::rules() const {
   std::vector<RuleRow> rows = {{.name = "lockstep"}};
   const auto each = [&](const SelftestOutcome& outcome, const auto& count) {
     count(rows[0], outcome.verdict != RunVerdict::clean, outcome.first_exact);
@@ -78,13 +72,13 @@ std::vector<RuleRow> rules_of(const Selftest& test) {
       count(*row, other.alarmed, other.first_exact);
     }
   };
-  for (const SelftestOutcome& outcome : test.clean)
+  for (const SelftestOutcome& outcome : clean)
     each(outcome, [](RuleRow& row, bool alarmed, bool) {
       ++row.clean;
       row.alarms += alarmed ? 1 : 0;
     });
-  for (const SelftestOutcome& outcome : test.faults)
-    if (!unseeable(outcome))
+  for (const SelftestOutcome& outcome : faults)
+    if (!outcome.is_unseeable())
       each(outcome, [](RuleRow& row, bool alarmed, bool exact) {
         ++row.faults;
         row.detected += alarmed ? 1 : 0;
@@ -93,18 +87,18 @@ std::vector<RuleRow> rules_of(const Selftest& test) {
   return rows;
 }
 
-bool judge_sees(const Selftest& test) {
-  return !test.controls.empty() && std::ranges::all_of(test.controls, &Control::failed) &&
-         !test.statistics.empty() && std::ranges::all_of(test.statistics, &StatisticCase::passed) &&
-         !test.limits.empty() && std::ranges::all_of(test.limits, &DetectionLimit::passed);
+bool Selftest::sees() const {
+  return !controls.empty() && std::ranges::all_of(controls, &Control::failed) &&
+         !statistics.empty() && std::ranges::all_of(statistics, &StatisticCase::passed) &&
+         !limits.empty() && std::ranges::all_of(limits, &DetectionLimit::passed);
 }
 
-bool passed(const Selftest& test) {
-  const auto named = std::ranges::count_if(test.several, named_all);
-  const double several = clopper_pearson_lower(named, std::ssize(test.several));
-  return judge_sees(test) && !test.clean.empty() && std::ranges::none_of(test.clean, is_alarm) &&
-         std::ranges::none_of(test.traces, &TraceCheck::alarmed) &&
-         std::ranges::all_of(power_of(test), &PowerRow::reached) && several >= least_named(test);
+bool Selftest::passed() const {
+  const auto named = std::ranges::count_if(several, &SelftestOutcome::named_all);
+  const double bound = clopper_pearson_lower(named, std::ssize(several));
+  return sees() && !clean.empty() && std::ranges::none_of(clean, &SelftestOutcome::is_alarm) &&
+         std::ranges::none_of(traces, &TraceCheck::alarmed) &&
+         std::ranges::all_of(power(), &PowerRow::reached) && bound >= least_named();
 }
 
 }  // namespace lockstep

@@ -55,7 +55,7 @@ Json record_of(const SelftestOutcome& outcome) {
 
 SelftestOutcome outcome_from(const JsonValue& json) {
   SelftestOutcome outcome{.name = json["name"].text(),
-                          .verdict = run_verdict_from(json["verdict"].text()),
+                          .verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
                           .story = json["story"].text(),
                           .nonfinite = json["nonfinite"].flag(),
                           .seeded = json["seeded"].texts(),
@@ -237,7 +237,7 @@ class Runner {
     outcome.verdict = result.verdict;
     outcome.story = result.story;
     outcome.limit_ratio = result.limit_ratio;
-    for (const OtherRule& rule : result.others) {
+    for (const Result::OtherRule& rule : result.others) {
       SelftestOutcome::Other& other = outcome.others[rule.name];
       other.alarmed = rule.first.has_value();
       for (const FaultRequest& fault : c.faults)
@@ -320,17 +320,17 @@ double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit
 
 void measure_judge(const SelftestRun& run, Selftest& test) {
   const SelftestPlan& plan = run.plan;
-  const SelftestCase base = clean_cases(plan, test.dtype).at(1);
+  const SelftestCase base = plan.clean_cases(test.dtype).at(1);
   test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
   test.statistics = statistic_cases();
-  const SelftestCase seen = detection_case(plan, test.dtype);
+  const SelftestCase seen = plan.detection_case(test.dtype);
   const Graph graph =
       run.reference.oracle(run.checkpoint, {.dtype = test.dtype, .threads = run.threads})->graph();
   Detection found = detection({.checkpoint = run.checkpoint,
                                .reference = run.reference,
                                .engine = seen.engine,
                                .requests = seen.requests,
-                               .layers = fault_layers(plan),
+                               .layers = plan.fault_layers(),
                                .points = detectable_points(graph, plan.quick),
                                .limits = run.limits,
                                .threads = run.threads,
@@ -345,18 +345,18 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
   Runner runner(run);
   std::vector<Selftest> tests;
   for (DType dtype : run.dtypes)
-    runner.expect(clean_cases(run.plan, dtype).size() + fault_cases(run.plan, dtype).size());
+    runner.expect(run.plan.clean_cases(dtype).size() + run.plan.fault_cases(dtype).size());
   for (DType dtype : run.dtypes) {
     Selftest& test = tests.emplace_back(Selftest{.dtype = dtype, .quick = run.plan.quick});
     measure_judge(run, test);
-    test.clean = runner.all(clean_cases(run.plan, dtype));
-    const std::vector<SelftestCase> cases = fault_cases(run.plan, dtype);
+    test.clean = runner.all(run.plan.clean_cases(dtype));
+    const std::vector<SelftestCase> cases = run.plan.fault_cases(dtype);
     test.faults = runner.all(cases);
     for (SelftestOutcome& outcome : test.faults) outcome.limit = limit_of(outcome, test.limits);
-    const auto several = several_cases(run.plan, dtype, for_several(cases, test.faults));
+    const auto several = run.plan.several_cases(dtype, for_several(cases, test.faults));
     runner.expect(several.size());
     test.several = runner.all(several);
-    SelftestCase base = clean_cases(run.plan, dtype).at(1);
+    SelftestCase base = run.plan.clean_cases(dtype).at(1);
     test.clean.push_back(
         outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
     for (size_t i = 0; i < run.traces.size(); ++i)

@@ -22,50 +22,10 @@
 
 #include "reference/reference.h"
 #include "src/judge/limits.h"
-#include "src/selftest/controls.h"
-#include "src/selftest/detection.h"
 #include "src/selftest/selftest_cases.h"
-#include "src/selftest/selftest_traces.h"
-#include "src/selftest/statistic_cases.h"
+#include "src/selftest/selftest_report.h"
 
 namespace lockstep {
-
-// The outcome of one judged run of a selftest.
-struct SelftestOutcome {
-  std::string name;  // of its case
-  RunVerdict verdict = RunVerdict::inconclusive;
-  std::string story;
-  bool nonfinite = false;           // what was found first is
-  std::vector<std::string> seeded;  // the faults of the case, as "fault@layer"
-  std::vector<std::string> found;   // those of them that have a finding at their own first place
-  bool first_exact = false;         // the first finding is at the first place of one of them
-  bool exact_class = false;         // of a run with one fault: the op it breaks is exact
-  // The size of the one fault or effect of a run, in ulp of the run's dtype: how far it puts a
-  // result of the op that it breaks from the right one, on the same inputs (EffectMeter). Nothing:
-  // the fault is one of memory or tables, which are exact or wrong; 0: it had no occasion.
-  std::optional<double> effect;
-  // The size of such an effect that a judge must find (stated_limit): of a fault, in one element.
-  double limit = 1;
-  double limit_ratio = 0;  // the least multiplier on all limits under which there is no finding
-  // The answers of Result::others, by their names.
-  struct Other {
-    bool alarmed = false, first_exact = false;
-  };
-  std::map<std::string, Other> others;
-};
-
-struct Selftest {
-  DType dtype = DType::bf16;
-  bool quick = false;
-  // clean: of the engine, and the last of the reference in the engine's place.
-  std::vector<SelftestOutcome> clean, faults, several;
-  std::vector<SelftestOutcome> effects;  // of sizes about what must be found (detection.h)
-  std::vector<DetectionLimit> limits;
-  std::vector<StatisticCase> statistics;
-  std::vector<Control> controls;
-  std::vector<TraceCheck> traces;     // of other engines
-  std::vector<std::string> left_out;  // faults that the model cannot have, with what they need
-};
 
 struct SelftestRun {
   const Checkpoint& checkpoint;

@@ -1,3 +1,4 @@
+// Traces of other engines that are known to be right: a judge that accuses one is wrong.
 #pragma once
 
 #include <cstdint>

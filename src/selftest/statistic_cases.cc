@@ -1,3 +1,11 @@
+// No model computes here: exact results are drawn from a normal distribution, the kernel's are
+// these plus an error of known kind and size, rounded to the dtype. The judge runs as ever, over a
+// graph of one or more layers, with an oracle that knows what was drawn.
+//
+//   MadeUp: point, shape, S, passes, error(spot) -> MadeUpOracle + tensors -> Judge -> statistic
+//
+// Each case says which statistic must find it (`wanted`); finding it by another one is a failure
+// too, for then two statistics would be one.
 #include "src/selftest/statistic_cases.h"
 
 #include <algorithm>
@@ -6,9 +14,9 @@
 #include <numbers>
 #include <random>
 
+#include "probes/qwen_graph.h"
 #include "src/judge/judge.h"
 #include "src/session/store.h"
-#include "src/weights/qwen_graph.h"
 
 namespace lockstep {
 namespace {
@@ -116,6 +124,7 @@ void show(const MadeUp& c, int layer, const std::vector<Row>& rows, Pass& pass) 
   pass.tensors.push_back(std::move(made));
 }
 
+// The statistic of the first finding, or what else came out.
 std::string found_in(const MadeUp& c, const Result& result) {
   if (!result.first) return name_of(result.verdict);
   const Finding& first = *result.first;
@@ -124,6 +133,7 @@ std::string found_in(const MadeUp& c, const Result& result) {
   return statistic_of(first);
 }
 
+// Shows a case to a judge and says what it saw.
 StatisticCase judged(const MadeUp& c) {
   Manifest manifest{.graph = qwen_graph({.layers = c.layers}), .dtype = c.dtype};
   for (const Point& p : kPoints) manifest.contracts[std::string(p.name)] = RoundingContract::fused;

@@ -1,3 +1,5 @@
+// Kernels that are made up so that one statistic alone can see what is wrong with them, and right
+// ones that none may accuse.
 #pragma once
 
 #include <string>

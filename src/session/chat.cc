@@ -6,6 +6,7 @@
 
 namespace lockstep {
 
+// ChatML, the template of Qwen's models, without the turns for tools and thinking.
 std::string chat_text(const std::vector<Message>& messages) {
   std::string text;
   for (const Message& m : messages)

@@ -84,7 +84,9 @@ struct SecondJudgement {
   std::string says;
 };
 
-bool close(const Opinion& opinion, const Finding& finding, DType dtype) {
+// Two right computations differ by far less than the engine from both: by a part of an ulp of the
+// dtype, or by a part of what the engine is off.
+bool close(const SecondOpinion::Opinion& opinion, const Finding& finding, DType dtype) {
   if (!std::isfinite(finding.want) || !std::isfinite(opinion.stored)) {
     const double want = round_to(finding.want, dtype);
     return want == opinion.stored || (std::isnan(want) && std::isnan(opinion.stored));
@@ -105,7 +107,7 @@ SecondJudgement judge_again(const Result& result, const Place& place, const Evid
   for (const Finding& f : result.findings) {
     const Pass* pass = evidence.of(f.node.pass);
     if (!(f.node.place == place) || f.index.empty() || !pass || computed == kMostComputed) continue;
-    const Opinion opinion =
+    const SecondOpinion::Opinion opinion =
         second.of(place,
                   contract == result.scope.contracts.end() ? RoundingContract::fused
                                                            : contract_from(contract->second),
@@ -152,6 +154,9 @@ Result heal(const JudgedRun& run, std::vector<Place>& right) {
   return healed;
 }
 
+// Two runs make one confirmation. With all wrong places computed by the oracle, nothing is found
+// (`healed`); with all but this one, it is what is found first. Then it is computed a second time
+// by other hands (src/opinion), in long double.
 Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& place,
                    const Result& healed, const SecondOpinion& second) {
   if (!healed.findings.empty())
@@ -200,6 +205,7 @@ void check_can_confirm(const Session& session) {
         session.user_ops);
 }
 
+// heal() may add to the places: what is wrong behind a greater error shows when that is put right.
 std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, size_t most) {
   std::vector<Confirmation> confirmations;
   std::vector<Place> right;

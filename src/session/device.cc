@@ -14,6 +14,7 @@ const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
 
+// The CUDA ops are a library of their own, so that one binary runs where there is no driver.
 void open_cuda(int number) {
   // Never closed: tensors of static storage may be released after main.
   void* handle = open_built_library("liblockstep_cuda.so");

@@ -1,3 +1,6 @@
+// Tokens of another run for the requests of this one: a request is found by its name or number
+// where the prompt is the same, a nameless one also by its prompt, and one that fits none is an
+// error, since a wrong text would be forced without a word.
 #include "src/session/forced.h"
 
 #include <fmt/format.h>
@@ -20,6 +23,7 @@ struct Served {
   std::vector<int32_t> prompt, tokens;
 };
 
+// The requests of a trace, or of a result in JSON.
 std::vector<Served> served_in(const std::string& path) {
   std::vector<Served> served;
   const auto take = [&](const auto& requests) {

@@ -26,16 +26,20 @@ void tell(const Auditor& auditor) {
 
 }  // namespace
 
+//   engine -> Probe -> [RecordBefore] -> [TraceCapture] -> [Auditor]
+//
+// Each in brackets is there when it is asked for; a Tee hands on to two.
 bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line) {
   Session session = open_session(options.model);
   const bool json = options.format == "json";
   const Tokenizer* tokenizer = json && !session.tokenizer ? nullptr : &session.wanted_tokenizer();
-  selection_of(options.observe).check_layers(static_cast<int>(session.checkpoint.config().layers));
+  options.observe.selection().check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   if (before) before->wrap(session.ops);
   Engine engine(session.checkpoint, session.ops, session.engine);
   for (const Request& request : session.requests) engine.submit(request);
-  Printer printer(engine, engine.requests(), tokenizer, json ? TextFormat::json : TextFormat::text);
+  Printer printer(engine, engine.requests(), tokenizer,
+                  json ? Printer::Format::json : Printer::Format::text);
   Auditor auditor(session.engine.page_size);
   std::optional<TraceCapture> capture;
   if (!options.observe.trace.empty())

@@ -29,10 +29,10 @@ namespace {
 
 Only::Wanted wanted_to_judge(const Graph& graph, const Selection& selection) {
   std::set<std::pair<int, int>> places;
-  for (const Place& place : places_to_judge(graph, selection))
-    places.emplace(order_of(*place.point), place.layer);
+  for (const Place& place : graph.places_to_judge(selection))
+    places.emplace(place.point->order(), place.layer);
   return [places = std::move(places)](const Point& point, int layer) {
-    return places.contains({order_of(point), layer});
+    return places.contains({point.order(), layer});
   };
 }
 
@@ -71,6 +71,8 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 
 }  // namespace
 
+// Faults of kernels replace them on the device. Faults of the host, and a watch, need the numbers
+// in host memory: then every op is staged through it.
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch)
     : ops(std::move(of_device)),
@@ -90,6 +92,7 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
   if (on_device) ops = staged_on(ops, Device::cpu);
 }
 
+// `flagged` keeps the numbers that a finding can be looked into with: its own and those it read.
 void keep_only(Pass& pass, TraceLevel level, const std::vector<NodeId>& flags, const Graph& graph) {
   const auto flagged = [&](const RecordedTensor& tensor) {
     const Place place{tensor.point, tensor.layer};
@@ -142,6 +145,8 @@ struct Models {
   std::unique_ptr<Hypotheses> hypotheses;
 };
 
+// The model in fp64, and in the run's dtype: how far they lie apart is what rounding alone does to
+// the logits.
 Models models_of(const JudgedRun& run, const ReferenceOptions& options) {
   return {run.reference.model(run.checkpoint, options, DType::f64),
           run.reference.model(run.checkpoint, options, run.engine.dtype),
@@ -161,6 +166,12 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
 
 }  // namespace
 
+//   Engine -> Probe -> LayerWatch -> [RecordBefore] -> [watch] -> [Auditor] -> Only -> Recorder
+//                                                                                        |
+//                      trace <- keep_only <- Causes <- Judge, pass by pass, while the engine waits
+//
+// A pass is judged before the next one is computed: memory holds one pass, and --fail-fast stops at
+// the first finding.
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = run.reference.oracle(run.checkpoint, reference);

@@ -1,3 +1,7 @@
+// A saved trace, judged as a live run is. Two readings: the first, without tensors, finds how much
+// there is and which places are recorded, so that progress can be told and regions known; the
+// second hands each pass to the judge. What a foreign trace leaves open (its graph, its contracts,
+// its order of pairs) is filled in from the model and from what the trace declares.
 #include "src/session/judged_trace.h"
 
 #include <fmt/format.h>
@@ -31,6 +35,8 @@ struct Extent {
   std::function<bool(const Place&)> recorded;
 };
 
+// Read without numbers: how much there is to judge, and which places. A trace of a selection lacks
+// places on purpose; in others a point that occurs anywhere is expected everywhere.
 Extent extent_of(TraceReader& trace) {
   Extent extent;
   std::set<std::pair<int, int>> places;
@@ -39,14 +45,14 @@ Extent extent_of(TraceReader& trace) {
     const Pass pass = trace.read(i, /*data=*/false);
     extent.tokens += std::ssize(pass.info.rows);
     for (const RecordedTensor& tensor : pass.tensors) {
-      places.emplace(order_of(*tensor.point), tensor.layer);
-      points.insert(order_of(*tensor.point));
+      places.emplace(tensor.point->order(), tensor.layer);
+      points.insert(tensor.point->order());
     }
   }
   const bool selected = !trace.manifest().selection.empty();
   extent.recorded = [places = std::move(places), points = std::move(points),
                      selected](const Place& place) {
-    const int order = order_of(*place.point);
+    const int order = place.point->order();
     return selected ? places.contains({order, place.layer}) : points.contains(order);
   };
   return extent;
@@ -54,11 +60,12 @@ Extent extent_of(TraceReader& trace) {
 
 }  // namespace
 
+// A bare trace does not say what it left out: its graph is the model's, without the optional points
+// that it never shows.
 void OpenedTrace::fill_in(const Graph& of_model, const std::string& path) {
   if (!manifest.graph_known)
-    manifest.graph = restricted(of_model, [&](const Place& place) {
-      return !place.point->optional || manifest.graph.has(place);
-    });
+    manifest.graph = of_model.restricted(
+        [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
   const auto schema = manifest.provenance.find(kSchema);
   if (schema == manifest.provenance.end() || !manifest.contracts.empty()) return;
   manifest.contracts =
@@ -86,6 +93,8 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
   return opened;
 }
 
+// The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
+// judged.
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
                    Detail detail, const std::string& rope_pairs) {
   OpenedTrace opened = open_to_judge(path, checkpoint, rope_pairs);

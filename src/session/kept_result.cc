@@ -45,6 +45,8 @@ bool keep_result(const std::string& trace, const Result& result) {
   }
 }
 
+// A result is known by its first bytes, for its name may be anything; all else is opened as a
+// trace.
 std::string page_of_file(const std::string& path) {
   if (!fs::is_directory(path)) {
     const std::string begins = content_of(path, kBeginning);

@@ -1,3 +1,5 @@
+// Engines that rotate pairs (2j, 2j + 1) have Q and K in another order of dims than Hugging Face's
+// halves; the judge knows halves, so such tensors are reordered as they are read.
 #include "src/session/layouts.h"
 
 #include <array>
@@ -27,6 +29,7 @@ void put_in_halves(const char* from, char* to, int64_t dim, size_t size) {
   }
 }
 
+// Pairs (2j, 2j + 1) of a head go to (j, j + dim / 2), bytes as they are.
 Tensor in_halves(const RecordedTensor& tensor) {
   const TensorView& view = tensor.data;
   const int64_t dim = view.shape.last(), heads = view.count() / dim;
@@ -58,6 +61,7 @@ bool has_interleaved_pairs(const Manifest& manifest, const std::string& asked) {
   return word == "interleaved";
 }
 
+// Digests are of the numbers in their order, and are made anew.
 void put_pairs_in_halves(Pass& pass) {
   for (RecordedTensor& tensor : pass.tensors) {
     const TensorView& view = tensor.data;

@@ -45,6 +45,7 @@ std::string gpu_driver() {
 
 }  // namespace
 
+// "name : value", as /proc has its facts.
 std::string field_of(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

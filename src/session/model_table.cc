@@ -1,3 +1,5 @@
+// A checkpoint, as lockstep model shows it: read from config.json alone, so that weights need not
+// be there, with what it would take to run it here.
 #include "src/session/model_table.h"
 
 #include <fmt/format.h>
@@ -38,7 +40,7 @@ std::string window_text(const std::vector<int64_t>& window) {
                      *std::ranges::max_element(window));
 }
 
-std::string experts_text(const ExpertsConfig& experts) {
+std::string experts_text(const ModelConfig::Experts& experts) {
   if (experts.layers.empty()) return "none";
   return fmt::format("{} of {} wide in {} layers, {} a token, weights {}", experts.count,
                      experts.intermediate, experts.layers.size(), experts.chosen,
@@ -51,6 +53,8 @@ std::string norm_and_bias_text(const ModelConfig& c) {
                      c.o_bias ? "bias on" : "no bias on");
 }
 
+// A folder with the configuration alone is answered too: what a model would need can be asked
+// before it is downloaded.
 std::string weights_text(const std::string& dir) {
   const auto is_weights = [](const auto& file) {
     return file.path().extension() == ".safetensors";

@@ -60,6 +60,7 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
   return request;
 }
 
+// Strangers before and after, so that every row of the base has another number.
 std::vector<Serving> with_batch_mates(const BaseServing& base) {
   Serving serving = all_with(base, [](EngineOptions&) {})[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
@@ -164,6 +165,8 @@ std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
   return sequences;
 }
 
+// The plainest serving there is: options that shape passes at their defaults, all requests at once,
+// no graphs.
 BaseServing base_of(const ModesRun& run) {
   BaseServing base{run.engine, run.requests};
   EngineOptions& engine = base.engine;
@@ -187,14 +190,13 @@ void take_audit(const Auditor& auditor, std::string_view mode, std::vector<Findi
   }
 }
 
+// The ledger counts over all modes; one of them is what it added.
 std::string summary(std::string_view mode, const Result& before, const Result& after) {
   std::string text =
       fmt::format("{} and {}: {} nodes", kBase, mode, after.expected - before.expected);
-  for (int i = 0; i < kVerdicts; ++i) {
-    const size_t v = i;
-    if (const int64_t n = after.counts[v] - before.counts[v]; n > 0)
-      text += fmt::format(", {} {}", n, name_of(static_cast<Verdict>(i)));
-  }
+  for (const Verdict verdict : values_of<Verdict>())
+    if (const int64_t n = after.counts[verdict] - before.counts[verdict]; n > 0)
+      text += fmt::format(", {} {}", n, name_of(verdict));
   return text;
 }
 
@@ -207,7 +209,7 @@ std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
     if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
       ledger.note(fmt::format("{} was left out: it needs --device cuda, and no fault of an op",
                               mode->name));
-    else if (!mode->other_lengths || !depends_on_length(run.checkpoint.config().rope))
+    else if (!mode->other_lengths || !run.checkpoint.config().rope.depends_on_length())
       left.push_back(mode);
     else
       ledger.note(
@@ -244,6 +246,8 @@ std::vector<const Mode*> modes_from(const std::string& list) {
   return chosen;
 }
 
+// Tokens of the base are forced on every mode: one that chose otherwise would be compared on
+// another text, and differ for that reason alone.
 Result run_modes(const ModesRun& run) {
   check(!run.engine.make_executor,
         "--modes gives each op what it was given in another mode, found --executor instructions, "

@@ -20,8 +20,8 @@ struct Serving {
   std::vector<int32_t> base_of;  // as Pairing::base_of
 };
 
-// Whole prompts in one batch: what every mode is held against. Its requests are forced to what they
-// chose.
+// Whole prompts in one batch: what every mode is held against. Its requests are forced to
+// what they chose.
 struct BaseServing {
   EngineOptions engine;
   std::vector<Request> requests;

@@ -94,6 +94,7 @@ void OpWatch::wrap(std::function<void(const OpContext&, TensorView, Inputs...)>&
   };
 }
 
+// Ops know their place by the name of the point and the layer that the model hands them.
 void OpWatch::wrap(Ops& ops, const Ops& right) {
   // The rows that logits are made of are gathered under the name of the logits, and are none.
   const auto gather = ops.gather_rows;
@@ -156,6 +157,8 @@ void OpWatch::each_exact(
   }
 }
 
+// The op runs first, for what it does beside its result; the exact result, rounded once, replaces
+// it.
 void Substitution::call(const Place& place, const TensorView& out, const Runs& runs) {
   runs.op();
   const size_t width = out.row_size();
@@ -169,6 +172,9 @@ void Substitution::call(const Place& place, const TensorView& out, const Runs& r
   });
 }
 
+// Both ops once more with outputs in fp32, on the same inputs: an effect below half an ulp of the
+// dtype is measured as well. Its unit is the ulp at the larger of the element and its row's rms, so
+// that elements near zero do not count as huge.
 void EffectMeter::call(const Place&, const TensorView& out, const Runs& runs) {
   const Tensor seen(out.shape, DType::f32), right(out.shape, DType::f32);
   runs.wide(seen);

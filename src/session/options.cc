@@ -6,19 +6,17 @@
 
 namespace lockstep {
 
-DType dtype_of(const ModelOptions& options, const ModelConfig& config) {
-  return options.dtype == "auto" ? config.dtype : dtype_from(options.dtype);
+DType ModelOptions::dtype_for(const ModelConfig& config) const {
+  return dtype == "auto" ? config.dtype : dtype_from(dtype);
 }
 
-EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config) {
-  EngineOptions engine = options.engine;
-  engine.dtype = dtype_of(options, config);
-  return engine;
+EngineOptions ModelOptions::engine_for(const ModelConfig& config) const {
+  EngineOptions decided = engine;
+  decided.dtype = dtype_for(config);
+  return decided;
 }
 
-Selection selection_of(const ObserveOptions& options) {
-  return {options.points, options.layers, options.positions, ""};
-}
+Selection ObserveOptions::selection() const { return {points, layers, positions, ""}; }
 
 std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema) {
   if (schema.empty()) return {};

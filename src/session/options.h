@@ -48,11 +48,11 @@ struct ModelOptions {
   EngineOptions engine;
 
   bool asks_for_nothing() const { return prompts.empty() && tokens.empty() && requests.empty(); }
+  // The dtype of a run: the one asked for, or the checkpoint's own.
+  DType dtype_for(const ModelConfig& config) const;
+  // `engine`, decided.
+  EngineOptions engine_for(const ModelConfig& config) const;
 };
-
-// The dtype of a run: the one asked for, or the checkpoint's own.
-DType dtype_of(const ModelOptions& options, const ModelConfig& config);
-EngineOptions engine_options_of(const ModelOptions& options, const ModelConfig& config);
 
 // The options of everything that observes.
 struct ObserveOptions {
@@ -60,8 +60,9 @@ struct ObserveOptions {
   std::string points, layers, positions;
   std::string trace;          // path; empty: nothing is kept
   std::string record_before;  // globs; empty: no op's inputs
+
+  Selection selection() const;  // of points, layers and positions
 };
-Selection selection_of(const ObserveOptions& options);
 
 // A file of Limits; "" for theory alone.
 Limits limits_of(const std::string& path);

@@ -1,3 +1,5 @@
+// The output of generate. Texts stream as they come, one request after another, so that two never
+// mix; as JSON each is a line when it has ended.
 #include "src/session/printer.h"
 
 #include <nlohmann/json.hpp>
@@ -24,7 +26,7 @@ const char* name_of(Ending ending) {
   return "";
 }
 
-Json json_of(const TokenLogprob& token, const Tokenizer* tokenizer) {
+Json json_of(const Logprobs::Token& token, const Tokenizer* tokenizer) {
   Json json = {{"token", token.token}};
   if (tokenizer != nullptr) json["text"] = tokenizer->decode(std::span(&token.token, 1));
   json["logprob"] = json_number<Json>(token.logprob);
@@ -35,7 +37,7 @@ Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer* tokenizer) 
   Json list = Json::array();
   for (const Logprobs& choice : logprobs) {
     Json one = json_of(choice.chosen, tokenizer);
-    for (const TokenLogprob& top : choice.top) one["top"].push_back(json_of(top, tokenizer));
+    for (const Logprobs::Token& top : choice.top) one["top"].push_back(json_of(top, tokenizer));
     list.push_back(std::move(one));
   }
   return list;
@@ -43,6 +45,7 @@ Json json_of(const std::vector<Logprobs>& logprobs, const Tokenizer* tokenizer) 
 
 }  // namespace
 
+// Without the token that ended it, which is no text.
 std::string SequenceText::take_new() {
   const int64_t prompt = std::ssize(sequence_.request.prompt);
   const int64_t made = sequence_.length() - prompt - (sequence_.ending == Ending::eos ? 1 : 0);
@@ -52,9 +55,10 @@ std::string SequenceText::take_new() {
 }
 
 Printer::Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer,
-                 TextFormat format)
+                 Printer::Format format)
     : engine_(engine), tokenizer_(tokenizer), format_(format), requests_(requests) {}
 
+// Samples of one request are sequences of their own, and appear when the prompt has been read.
 const Sequence* Printer::current() const {
   for (int32_t id = request_; id < engine_.requests(); ++id)
     if (const Sequence& s = engine_.sequence(id); s.root_request == request_ && s.sample == sample_)
@@ -73,18 +77,19 @@ std::string Printer::json_line(const Sequence& s) const {
   return line.dump() + "\n";
 }
 
+// In the order of the requests, whatever order they end in: one that is ahead waits.
 void Printer::print_new() {
   while (request_ < requests_) {
     const Sequence* sequence = current();
     if (!sequence) return;
     if (!text_ && tokenizer_ != nullptr) text_.emplace(*sequence, *tokenizer_);
     const std::string text = text_ ? text_->take_new() : "";
-    if (format_ == TextFormat::json)
+    if (format_ == Printer::Format::json)
       whole_ += text;
     else if (!text.empty())
       print(text);
     if (!sequence->finished) return;
-    print(format_ == TextFormat::json ? json_line(*sequence) : "\n");
+    print(format_ == Printer::Format::json ? json_line(*sequence) : "\n");
     text_.reset();
     whole_.clear();
     if (++sample_ == sequence->request.samples) sample_ = 0, ++request_;

@@ -26,18 +26,18 @@ class SequenceText {
   int64_t read_ = 0;  // tokens after the prompt
 };
 
-// How generate shows what its requests became.
-enum class TextFormat : uint8_t {
-  text,  // a paragraph each, as it comes
-  json,  // an object a line, when it has ended
-};
-
 // Prints every text of the first requests of an engine, one after another: by request, then by
 // sample. Those after the first wait for their turn, so that texts do not mix.
 class Printer {
  public:
+  // How generate shows what its requests became.
+  enum class Format : uint8_t {
+    text,  // a paragraph each, as it comes
+    json,  // an object a line, when it has ended
+  };
+
   // Without a tokenizer, which may be null for JSON alone, tokens are all that is known of a text.
-  Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer, TextFormat format);
+  Printer(const Engine& engine, int32_t requests, const Tokenizer* tokenizer, Format format);
 
   void print_new();  // what came since the last call
 
@@ -47,7 +47,7 @@ class Printer {
 
   const Engine& engine_;
   const Tokenizer* tokenizer_;
-  TextFormat format_;
+  Format format_;
   int32_t requests_;
   int32_t request_ = 0, sample_ = 0;  // whose turn it is
   std::optional<SequenceText> text_;

@@ -36,6 +36,7 @@ void open_standard_descriptors() {
 
 }  // namespace
 
+// The restart is last: all before it is done again by the process that comes.
 void prepare_process(char** argv) {
   open_standard_descriptors();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is a write that fails, with its sentence

@@ -1,3 +1,6 @@
+// Everything that another run would need to be this one, as texts by name: the model and its
+// fingerprint, options, versions, the machine, the command line. A comparison of two traces reads
+// differences from here, so that names are stable.
 #include "src/session/provenance.h"
 
 #include <fmt/chrono.h>
@@ -41,11 +44,13 @@ int64_t narrowest_window(const ModelConfig& config) {
   return least;
 }
 
-std::string text_of(Preempt preempt) { return kPreempts[static_cast<size_t>(preempt)]; }
+std::string text_of(Preempt preempt) { return name_of(preempt); }
 std::string text_of(auto number) { return std::to_string(number); }  // of bool: 1 or 0
 
 }  // namespace
 
+// All that numbers can depend on, so that traces can be told apart by their facts; `lockstep diff`
+// prints those that differ.
 std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line) {
   const Checkpoint& checkpoint = session.checkpoint;

@@ -1,3 +1,5 @@
+// Before each chosen op the tensors that it is about to read are written as a trace of one pass,
+// replacing the last: whatever the op then does to the process, its inputs are on the disk.
 #include "src/session/record_before.h"
 
 #include <fmt/format.h>
@@ -27,6 +29,8 @@ RecordBefore::RecordBefore(const std::string& points, const std::string& trace, 
         path_);
 }
 
+// The file is written before the op is called: an op that kills the process leaves its inputs
+// behind.
 void RecordBefore::wrap(Ops& ops) {
   check(
       ops.fused.of_user.empty(),

@@ -81,7 +81,7 @@ void read_sampling(const JsonValue& line, Sampling& sampling) {
   number("repetition_penalty", sampling.repetition_penalty);
   read_whole(line, "top_k", 0, sampling.top_k);
   read_whole(line, "seed", 0, sampling.seed);
-  check_sampling(sampling, line.where() + ": a request");
+  sampling.check_ranges(line.where() + ": a request");
 }
 
 void read_stop(const JsonValue& stop, std::vector<std::string>& texts) {
@@ -95,6 +95,7 @@ void read_force(const JsonValue& force, Request& request) {
     force.refuse("a list of at least one token id; leave it out to let the engine choose: that");
 }
 
+// Fields of the line override what the command line says of all requests.
 void read_request(const JsonValue& line, const ModelOptions& options, const Tokenizer* tokenizer,
                   Request& request) {
   check_fields(line);

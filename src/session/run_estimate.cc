@@ -1,3 +1,5 @@
+// How long judging will take, from sizes alone. The constants were fitted to runs on one machine
+// and are good to a factor of three: enough to warn of hours, no promise.
 #include "src/session/run_estimate.h"
 
 #include <fmt/format.h>
@@ -22,6 +24,7 @@ constexpr double kPerNumber = 120e-9;
 constexpr double kPerPromptKey = 5e-9, kPerDecodedKey = 25e-9;
 constexpr double kPlacesOfLayer = 18;
 
+// Weights that each token meets: q and o are hidden x heads x dim, k and v hidden x kv_heads x dim.
 double weights_of(const ModelConfig& config) {
   const double attention = static_cast<double>(config.hidden * config.head_dim) *
                            static_cast<double>(2 * config.heads + 2 * config.kv_heads);
@@ -39,6 +42,9 @@ double numbers_of(const ModelConfig& config) {
 
 }  // namespace
 
+// Work is a sum of terms: by weight and token, by number and token, by weight and pass, by place
+// and pass, and by key that a query sees (half the square of a prompt). Their factors were measured
+// on one machine; the estimate tells minutes from hours, no more.
 RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& options,
                              const std::vector<Request>& requests) {
   const double heads = static_cast<double>(config.layers * config.heads * config.head_dim);
@@ -64,17 +70,16 @@ RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& opt
   return {static_cast<int64_t>(tokens), work / threads};
 }
 
-std::string long_run_notice(const RunEstimate& estimate) {
+std::string RunEstimate::notice() const {
   constexpr double kMinute = 60, kHour = 3600, kDay = 86400;
-  if (!(estimate.seconds > kMinute)) return "";
-  const double seconds = estimate.seconds;
+  if (!(seconds > kMinute)) return "";
   const std::string time = seconds < 2 * kHour  ? fmt::format("{:.0f} minutes", seconds / kMinute)
                            : seconds < 2 * kDay ? fmt::format("{:.0f} hours", seconds / kHour)
                                                 : fmt::format("{:.0f} days", seconds / kDay);
   return fmt::format(
       "{} tokens to judge take about {} here: lower --max-new, shorten the prompts, or judge some "
       "--layers or --points alone",
-      estimate.tokens, time);
+      tokens, time);
 }
 
 }  // namespace lockstep

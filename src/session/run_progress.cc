@@ -20,14 +20,13 @@ std::string duration_text(double seconds) {
 
 }  // namespace
 
-std::string text_of(const RunMoment& m) {
-  const std::string where = m.layer < 0 ? "" : fmt::format(" layer {} of {}", m.layer, m.layers);
-  std::string text =
-      fmt::format("pass {}, {} token{}: {}{}; {} of {} tokens", m.pass, m.rows,
-                  m.rows == 1 ? "" : "s", m.doing, where, std::min(m.done, m.total), m.total);
-  if (m.done <= 0 || m.seconds <= 0) return text + ", " + duration_text(m.seconds);
-  const double rate = static_cast<double>(m.done) / m.seconds;
-  const auto left = static_cast<double>(std::max<int64_t>(m.total - m.done, 0));
+std::string RunMoment::text() const {
+  const std::string where = layer < 0 ? "" : fmt::format(" layer {} of {}", layer, layers);
+  std::string text = fmt::format("pass {}, {} token{}: {}{}; {} of {} tokens", pass, rows,
+                                 rows == 1 ? "" : "s", doing, where, std::min(done, total), total);
+  if (done <= 0 || seconds <= 0) return text + ", " + duration_text(seconds);
+  const double rate = static_cast<double>(done) / seconds;
+  const auto left = static_cast<double>(std::max<int64_t>(total - done, 0));
   return text + fmt::format(", {:.2g} a second, about {} left", rate, duration_text(left / rate));
 }
 
@@ -41,6 +40,7 @@ void RunProgress::begin_pass(int32_t pass, int64_t rows) {
   moment_.rows = rows;
 }
 
+// Called for every layer, shown ten times a second at most.
 void RunProgress::at(std::string_view doing, int layer) {
   if (!show_) return;
   const Clock::time_point now = Clock::now();
@@ -49,7 +49,7 @@ void RunProgress::at(std::string_view doing, int layer) {
   moment_.doing = doing;
   moment_.layer = layer;
   moment_.seconds = std::chrono::duration<double>(now - begin_).count();
-  show_(text_of(moment_));
+  show_(moment_.text());
 }
 
 }  // namespace lockstep

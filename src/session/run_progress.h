@@ -18,8 +18,9 @@ struct RunMoment {
   int layer = 0, layers = 0;    // -1: of no layer
   int64_t done = 0, total = 0;  // tokens of the passes that have ended, and of the run
   double seconds = 0;           // since the run began
+
+  std::string text() const;
 };
-std::string text_of(const RunMoment& moment);
 
 // Follows a run pass by pass and hands out its line, ten times a second at most. One thread.
 class RunProgress {

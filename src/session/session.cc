@@ -25,9 +25,11 @@ const Tokenizer& Session::wanted_tokenizer() const {
   return *tokenizer;
 }
 
+// The order matters: the device is opened before its ops are asked for, and --ops replaces some of
+// them last.
 Session open_model(const ModelOptions& options) {
   Session session{.checkpoint = Checkpoint::open(options.model)};
-  session.engine = engine_options_of(options, session.checkpoint.config());
+  session.engine = options.engine_for(session.checkpoint.config());
   session.engine.device = open_device(options.device);
   check(options.graph != "on" || session.engine.device != Device::cpu,
         "--graph on needs a device that has graphs: add --device cuda");

@@ -16,6 +16,8 @@ size_t overlap(std::string_view text, std::string_view stop) {
 
 }  // namespace
 
+// Text that may be the beginning of a stop is held back until it is decided. The first stop ends
+// the text.
 std::string TextStream::take_certain() {
   size_t first = std::string::npos, held = 0;
   for (const std::string& stop : stop_) {

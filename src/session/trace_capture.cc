@@ -1,3 +1,5 @@
+// A trace without a judge. On a device digests are made there and copied beside the passes, through
+// a ring; how often the engine had to wait for it is said at the end.
 #include "src/session/trace_capture.h"
 
 #include <fmt/format.h>
@@ -7,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// Enough to draw the same token again; nothing where the largest logit is taken.
 std::optional<DrawInfo> draw_of(const Sequence& s) {
   const Sampling& sampling = s.request.sampling;
   if (sampling.argmax()) return {};
@@ -62,18 +65,21 @@ TraceCapture::TraceCapture(const ObserveOptions& options, const Engine& engine,
         "--keep digest or full is wanted where nothing is judged, found {}: use lockstep run, or "
         "one of both",
         options.keep);
-  const Selection selection = selection_of(options);
+  const Selection selection = options.selection();
   manifest_ = manifest_of(engine, level, selection, provenance);
   writer_ = create_trace(options.trace, manifest_);
   recorder_.emplace(selection, level == TraceLevel::full,
                     [this](const Pass& pass) { writer_->write(pass); });
 }
 
+// How often the engine waited for the trace is a fact of the trace: its times are not those of a
+// run without one.
 void TraceCapture::finish(const Engine& engine, Probe& probe) {
   check(probe.failure().empty(), "{}", probe.failure());
   const DigestRing* ring = probe.digests();
   // On the CPU nothing is on its way.
-  if (const DigestWaits waits = ring ? ring->waits() : DigestWaits{}; waits.passes > 0) {
+  if (const DigestRing::Waits waits = ring ? ring->waits() : DigestRing::Waits{};
+      waits.passes > 0) {
     const std::string said =
         fmt::format("{} of {} passes, {:.3f} s", waits.waited, waits.passes, waits.seconds);
     writer_->note("trace_waits", said);

@@ -73,10 +73,11 @@ void ErrorProfile::make_room_for(int64_t position) {
   map.resize(buckets * columns.largest.size(), kNothingCompared);
 }
 
-void ErrorProfile::keep(const WorstElement& element) {
+void ErrorProfile::keep(const ErrorProfile::WorstElement& element) {
   if (worst.size() == kMostWorst && !(element.budgets > worst.back().budgets)) return;
-  const auto before = std::ranges::find_if(
-      worst, [&](const WorstElement& other) { return element.budgets > other.budgets; });
+  const auto before = std::ranges::find_if(worst, [&](const ErrorProfile::WorstElement& other) {
+    return element.budgets > other.budgets;
+  });
   worst.insert(before, element);
   if (worst.size() > kMostWorst) worst.pop_back();
 }
@@ -123,7 +124,7 @@ void ErrorProfile::add(const ErrorProfile& other) {
   elements += other.elements;
   nonfinite += other.nonfinite;
   for (size_t i = 0; i < histogram.size(); ++i) histogram[i] += other.histogram[i];
-  for (const WorstElement& element : other.worst) keep(element);
+  for (const ErrorProfile::WorstElement& element : other.worst) keep(element);
 }
 
 void ErrorProfile::shorten_map() {
@@ -132,7 +133,7 @@ void ErrorProfile::shorten_map() {
 }
 
 void ErrorProfile::name_node(int32_t pass, int32_t request) {
-  for (WorstElement& element : worst) element.pass = pass, element.request = request;
+  for (ErrorProfile::WorstElement& element : worst) element.pass = pass, element.request = request;
 }
 
 }  // namespace lockstep

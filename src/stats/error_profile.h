@@ -11,20 +11,6 @@ namespace lockstep {
 // The value of a bucket in which nothing was compared.
 inline constexpr double kNothingCompared = std::numeric_limits<double>::quiet_NaN();
 
-// Neighbouring indices of one axis, `width` of them in each bucket, from 0 on.
-struct Buckets {
-  int64_t width = 1;
-  std::vector<double> largest;  // error in budgets; kNothingCompared where there is none
-};
-
-// One of the elements that are furthest off.
-struct WorstElement {
-  int32_t pass = 0, request = 0;  // filled in by whoever knows the node
-  std::vector<int64_t> index;     // [position, axes of the point ...]
-  double want = 0, got = 0;
-  double budgets = 0;  // |got - want| / B
-};
-
 // Errors |got - want| in budgets B, of the rows of wrong nodes that were looked at: all rows with a
 // wrong element, or, where a node is wrong only by what its elements have in common, all its rows.
 // An element that is not finite though the exact result is, or that has no budget, is infinitely
@@ -38,6 +24,20 @@ struct WorstElement {
 // Positions double the width of their buckets whenever there are more than kMostBuckets of them,
 // so that a run of any length takes the same memory.
 struct ErrorProfile {
+  // One of the elements that are furthest off.
+  struct WorstElement {
+    int32_t pass = 0, request = 0;  // filled in by whoever knows the node
+    std::vector<int64_t> index;     // [position, axes of the point ...]
+    double want = 0, got = 0;
+    double budgets = 0;  // |got - want| / B
+  };
+
+  // Neighbouring indices of one axis, `width` of them in each bucket, from 0 on.
+  struct Buckets {
+    int64_t width = 1;
+    std::vector<double> largest;  // error in budgets; kNothingCompared where there is none
+  };
+
   static constexpr int64_t kMostBuckets = 64;
   static constexpr int kBins = 64;
   static constexpr int kFirstExponent = -16;  // bin 0 holds what is at most 2 to that power

@@ -14,10 +14,10 @@ ErrorProfile Meter::profile_of(int64_t position, const RowNumbers& row) const {
   for (size_t i = 0; i < row.got.size(); ++i) {
     const int64_t offset = i;
     const Stored stored_ = stored(position, offset, row);
-    const NonFinite kind = kind_of(stored_, row.limit[i]);
-    if (kind == NonFinite::expected || kind == NonFinite::propagated) continue;
+    const Measure::NonFinite kind = kind_of(stored_, row.limit[i]);
+    if (kind == Measure::NonFinite::expected || kind == Measure::NonFinite::propagated) continue;
     const Element& e = stored_.element;
-    const bool number = kind == NonFinite::none && !std::isnan(e.budgets);
+    const bool number = kind == Measure::NonFinite::none && !std::isnan(e.budgets);
     profile.add(position, offset, e.want, e.got,
                 number ? e.budgets : std::numeric_limits<double>::infinity());
   }

@@ -97,7 +97,7 @@ Feature flag(Keys keys, std::string no, std::string yes, double bits) {
 template <typename Of>
 Keys keys_of_rows(const WrongElements& e, Of of) {
   Keys all;
-  for (const PlacedRow& row : e.rows) all.push_back(of(row));
+  for (const WrongElements::PlacedRow& row : e.rows) all.push_back(of(row));
   return all;
 }
 
@@ -106,9 +106,9 @@ Keys keys_of_rows(const WrongElements& e, Of of) {
 void add_tiles(const WrongElements& e, std::vector<Feature>& features) {
   constexpr int64_t kTiles[] = {8, 16, 32, 64, 128};
   const double which = std::log2(std::size(kTiles));
-  const auto known = [](const PlacedRow& r) { return r.of_pass >= 0; };
+  const auto known = [](const WrongElements::PlacedRow& r) { return r.of_pass >= 0; };
   if (!std::ranges::all_of(e.rows, known)) return;
-  const Keys rows = keys_of_rows(e, [](const PlacedRow& r) { return r.of_pass; });
+  const Keys rows = keys_of_rows(e, [](const WrongElements::PlacedRow& r) { return r.of_pass; });
   features.push_back(plain(rows, "row of the pass", 4));
   features.back().say = [](Relation relation, const Keys& values) {
     if (relation == Relation::at_least) return fmt::format("rows of the pass >= {}", values[0]);
@@ -127,7 +127,7 @@ void add_tiles(const WrongElements& e, std::vector<Feature>& features) {
         return fmt::format("rows of the pass % {} <= {}", tile, values.back());
       return fmt::format("rows of the pass % {} == {}", tile, values.front());
     };
-    const auto partial = [tile](const PlacedRow& r) {
+    const auto partial = [tile](const WrongElements::PlacedRow& r) {
       return r.of_pass >= r.pass_rows - r.pass_rows % tile;
     };
     features.push_back(
@@ -137,7 +137,8 @@ void add_tiles(const WrongElements& e, std::vector<Feature>& features) {
 }
 
 Feature fed_token(const WrongElements& e) {
-  Feature feature = plain(keys_of_rows(e, [](const PlacedRow& r) { return r.token; }), "", 2);
+  Feature feature =
+      plain(keys_of_rows(e, [](const WrongElements::PlacedRow& r) { return r.token; }), "", 2);
   feature.listed = 1;
   feature.say = [](Relation relation, const Keys& values) {
     if (relation == Relation::at_least)
@@ -150,8 +151,9 @@ Feature fed_token(const WrongElements& e) {
 }
 
 Feature length_in_page(const WrongElements& e) {
-  Feature feature = modular(keys_of_rows(e, [](const PlacedRow& r) { return r.length; }), "length",
-                            e.page_size, 4);
+  Feature feature =
+      modular(keys_of_rows(e, [](const WrongElements::PlacedRow& r) { return r.length; }), "length",
+              e.page_size, 4);
   feature.say = [page = e.page_size](Relation relation, const Keys& values) {
     const char* sign = relation == Relation::among      ? "=="
                        : relation == Relation::at_least ? ">="
@@ -165,21 +167,23 @@ Feature length_in_page(const WrongElements& e) {
 // Which expert made the row; or, where a row is made of several, the one that nearly all wrong rows
 // have chosen, of all that could have been named.
 void add_experts(const WrongElements& e, std::vector<Feature>& features) {
-  if (std::ranges::all_of(e.rows, [](const PlacedRow& r) { return r.expert >= 0; })) {
-    features.push_back(
-        plain(keys_of_rows(e, [](const PlacedRow& r) { return r.expert; }), "expert", 1));
-    features.push_back(
-        plain(keys_of_rows(e, [](const PlacedRow& r) { return r.choice; }), "choice", 1));
+  if (std::ranges::all_of(e.rows,
+                          [](const WrongElements::PlacedRow& r) { return r.expert >= 0; })) {
+    features.push_back(plain(
+        keys_of_rows(e, [](const WrongElements::PlacedRow& r) { return r.expert; }), "expert", 1));
+    features.push_back(plain(
+        keys_of_rows(e, [](const WrongElements::PlacedRow& r) { return r.choice; }), "choice", 1));
     return;
   }
   std::set<int32_t> known;
-  for (const PlacedRow& row : e.rows) known.insert(row.experts.begin(), row.experts.end());
+  for (const WrongElements::PlacedRow& row : e.rows)
+    known.insert(row.experts.begin(), row.experts.end());
   std::map<int32_t, size_t> wrong;  // rows by expert
   for (const WrongRow& row : e.wrong)
     for (const int32_t expert : e.rows[row.row].experts) ++wrong[expert];
   for (const auto& [expert, rows] : wrong) {
     if (static_cast<double>(rows) < kLeastRecall * static_cast<double>(e.wrong.size())) continue;
-    const auto chose = [expert = expert](const PlacedRow& r) {
+    const auto chose = [expert = expert](const WrongElements::PlacedRow& r) {
       return std::ranges::count(r.experts, expert) > 0;
     };
     features.push_back(
@@ -191,20 +195,21 @@ void add_experts(const WrongElements& e, std::vector<Feature>& features) {
 // of_kernels: also what only a kernel knows of a row, its tile, its token or its expert.
 std::vector<Feature> features_of_rows(const WrongElements& e, bool of_kernels) {
   const auto keys = [&](auto of) { return keys_of_rows(e, of); };
-  const Keys positions = keys([](const PlacedRow& r) { return r.row.position; });
+  const Keys positions = keys([](const WrongElements::PlacedRow& r) { return r.row.position; });
   std::vector<Feature> features = {
       plain(positions, "position"),
-      plain(keys([](const PlacedRow& r) { return r.row.request; }), "request"),
-      flag(keys([](const PlacedRow& r) { return r.decode; }), "in prefill", "in decode", 1),
-      flag(keys([](const PlacedRow& r) { return r.continues; }),
+      plain(keys([](const WrongElements::PlacedRow& r) { return r.row.request; }), "request"),
+      flag(keys([](const WrongElements::PlacedRow& r) { return r.decode; }), "in prefill",
+           "in decode", 1),
+      flag(keys([](const WrongElements::PlacedRow& r) { return r.continues; }),
            "in passes that start at position 0", "in passes that continue a request", 1),
-      flag(keys([](const PlacedRow& r) { return r.last; }), "all but the last row of a request",
-           "the last row of each request in a pass", 2),
-      flag(keys([](const PlacedRow& r) { return r.first; }), "all but the first row of a request",
-           "the first row of each request in a pass", 2),
-      flag(keys([](const PlacedRow& r) { return r.opens; }),
+      flag(keys([](const WrongElements::PlacedRow& r) { return r.last; }),
+           "all but the last row of a request", "the last row of each request in a pass", 2),
+      flag(keys([](const WrongElements::PlacedRow& r) { return r.first; }),
+           "all but the first row of a request", "the first row of each request in a pass", 2),
+      flag(keys([](const WrongElements::PlacedRow& r) { return r.opens; }),
            "every request of a pass but its first", "the first request of each pass", 2),
-      plain(keys([](const PlacedRow& r) { return r.pass; }), "pass", 1),
+      plain(keys([](const WrongElements::PlacedRow& r) { return r.pass; }), "pass", 1),
       modular(positions, "position", 2, 3)};
   features[7].say = [](Relation relation, const Keys& values) {
     if (relation == Relation::at_least) return fmt::format("passes >= {}", values.front());
@@ -218,14 +223,14 @@ std::vector<Feature> features_of_rows(const WrongElements& e, bool of_kernels) {
   if (!of_kernels) return features;
   if (e.page_size > 1 && std::ranges::all_of(e.rows, [](auto& r) { return r.length > 0; }))
     features.push_back(length_in_page(e));
-  if (std::ranges::all_of(e.rows, [](const PlacedRow& r) { return r.token >= 0; }))
+  if (std::ranges::all_of(e.rows, [](const WrongElements::PlacedRow& r) { return r.token >= 0; }))
     features.push_back(fed_token(e));
   add_tiles(e, features);
   add_experts(e, features);
   return features;
 }
 
-std::vector<Feature> features_of(const Axis& axis) {
+std::vector<Feature> features_of(const WrongElements::Axis& axis) {
   Keys index;
   for (int64_t i = 0; i < axis.size; ++i) index.push_back(i);
   if (axis.name == "k|v") return {flag(index, "K", "V", 0)};
@@ -313,7 +318,8 @@ class Search {
 
 Search::Search(const WrongElements& elements, bool of_kernels) : elements_(elements) {
   units_.push_back({.features = features_of_rows(elements, of_kernels)});
-  for (const Axis& axis : elements.axes) units_.push_back({.features = features_of(axis)});
+  for (const WrongElements::Axis& axis : elements.axes)
+    units_.push_back({.features = features_of(axis)});
   for (size_t a = 0; a < units_.size(); ++a) {
     const size_t size = a == 0 ? elements.rows.size() : elements.axes[a - 1].size;
     units_[a].in.assign(size, true);

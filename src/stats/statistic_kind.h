@@ -1,8 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <optional>
-#include <string_view>
+
+#include "kernels/base/names.h"
 
 namespace lockstep {
 
@@ -20,9 +21,8 @@ enum class StatisticKind : uint8_t {
 };
 inline constexpr int kStatisticKinds = 9;
 
-// "T0" .. "T5", "flips", "KL", "contract".
-const char* name_of(StatisticKind kind);
-// The kind of that name; nothing when there is none.
-std::optional<StatisticKind> statistic_kind_from(std::string_view name);
+template <>
+inline constexpr auto kNamesOf<StatisticKind> =
+    std::to_array<const char*>({"T0", "T1", "T2", "T3", "T4", "T5", "flips", "KL", "contract"});
 
 }  // namespace lockstep

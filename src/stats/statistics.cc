@@ -78,7 +78,7 @@ void NodeSlice::add(const Scatter& some, const Element& their_worst,
   Scatter::add(some);
 }
 
-Meter::Meter(const MeterOptions& options, int64_t rows, PlacePool* pool)
+Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
     : options_(options),
       row_size_(options.row_shape.count()),
       head_size_(options.row_shape.rank() == 2 ? options.row_shape[1] : 0),
@@ -101,31 +101,32 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
   return {element, rounded, ulp(want, options_.dtype), different};
 }
 
-NonFinite Meter::kind_of(const Stored& stored, double limit) const {
+Measure::NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   const Element& e = stored.element;
-  if (is_mutant(Mutant::nan_passes) && std::isnan(e.got)) return NonFinite::expected;
+  if (is_mutant(Mutant::nan_passes) && std::isnan(e.got)) return Measure::NonFinite::expected;
   if (!std::isfinite(e.want)) return kind_of_infinite(e);
-  if (std::fabs(e.got) < largest_) return NonFinite::none;
+  if (std::fabs(e.got) < largest_) return Measure::NonFinite::none;
   // Rounding up across the border needs no more than what the op may be off before it rounds.
   const double inner = std::max(0.0, limit - stored.spacing / 2);
   const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, options_.dtype));
   const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
   const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
-  if (overflows && same_sign && (std::isinf(e.got) || saturated)) return NonFinite::expected;
-  return std::isfinite(e.got) ? NonFinite::none : NonFinite::introduced;
+  if (overflows && same_sign && (std::isinf(e.got) || saturated))
+    return Measure::NonFinite::expected;
+  return std::isfinite(e.got) ? Measure::NonFinite::none : Measure::NonFinite::introduced;
 }
 
-NonFinite Meter::kind_of_infinite(const Element& e) const {
+Measure::NonFinite Meter::kind_of_infinite(const Element& e) const {
   bool as_wanted = !std::isfinite(e.got);  // what is no number may be any
   if (std::isinf(e.want))
     as_wanted = e.got == e.want || e.got == std::copysign(largest_, e.want) ||
                 (options_.may_lose_weights && std::isnan(e.got));
-  return as_wanted ? NonFinite::propagated : NonFinite::introduced;
+  return as_wanted ? Measure::NonFinite::propagated : Measure::NonFinite::introduced;
 }
 
-void Meter::exclude(Row& measured, const Element& e, NonFinite kind) const {
+void Meter::exclude(Row& measured, const Element& e, Measure::NonFinite kind) const {
   Measure& measure = measured.measure;
-  if (kind == NonFinite::introduced) note_wrong(measured, e);
+  if (kind == Measure::NonFinite::introduced) note_wrong(measured, e);
   ++measure.excluded;
   if (kind > measure.nonfinite) {
     measure.nonfinite = kind;
@@ -236,10 +237,10 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
   for (size_t i = 0; i < row.got.size(); ++i) {
     const Stored element = stored(position, i, row);
     ++measured.measure.elements;
-    const NonFinite kind = kind_of(element, row.limit[i]);
+    const Measure::NonFinite kind = kind_of(element, row.limit[i]);
     // Saturation is another number than Inf, and as right.
-    if (element.different && kind != NonFinite::expected) ++measured.measure.different;
-    if (kind != NonFinite::none) {
+    if (element.different && kind != Measure::NonFinite::expected) ++measured.measure.different;
+    if (kind != Measure::NonFinite::none) {
       exclude(measured, element.element, kind);
       continue;
     }

@@ -5,7 +5,7 @@
 // The path of one node's numbers, all in double:
 //
 //     rows of (got, want, limit B, variance V)  one row at a time, by several threads
-//       -> not finite on either side: named and counted, in no sum (NonFinite)
+//       -> not finite on either side: named and counted, in no sum (Measure::NonFinite)
 //       -> T0, T1   each element against its bits or its budget
 //       -> T2 .. T5 sums over all elements that count: scatter, misrounds, gain (moments.h)
 //       -> T4       the same sums over slices: rows, pages, heads, columns
@@ -30,14 +30,6 @@
 
 namespace lockstep {
 
-// How a non-finite element came about, gravest last.
-enum class NonFinite : uint8_t {
-  none,
-  expected,    // the exact result overflows the dtype and got is that Inf, or the largest number
-  propagated,  // the exact result is not finite either: an input was not
-  introduced,  // the exact result is a number or another Inf, or the op makes NaN of an Inf
-};
-
 // An element worth naming.
 struct Element {
   int64_t position = 0;  // of its row
@@ -48,6 +40,14 @@ struct Element {
 };
 
 struct Measure {
+  // How a non-finite element came about, gravest last.
+  enum class NonFinite : uint8_t {
+    none,
+    expected,    // the exact result overflows the dtype and got is that Inf, or the largest number
+    propagated,  // the exact result is not finite either: an input was not
+    introduced,  // the exact result is a number or another Inf, or the op makes NaN of an Inf
+  };
+
   int64_t elements = 0;
   int64_t excluded = 0;   // not finite on one side or both
   int64_t different = 0;  // got is not want rounded; for class exact: has other bits
@@ -55,7 +55,7 @@ struct Measure {
   // Rows with elements that are over, of other bits where class exact, or not finite though the
   // exact result is: row i is the i-th that was added.
   std::vector<WrongRow> wrong;
-  ErrorProfile errors;      // of the rows that MeterOptions::profiled asks for
+  ErrorProfile errors;      // of the rows that Meter::Options::profiled asks for
   double sum_squares = 0;   // of eta = got - want
   double largest = 0;       // of got, by size, among what is finite
   double inner = 0;         // largest share of B beyond ulp/2 that an element used
@@ -82,19 +82,6 @@ struct RowNumbers {
 // them.
 enum class ProfiledRows : uint8_t { none, wrong, all };
 
-// The traits of a place that decide how its nodes are measured.
-struct MeterOptions {
-  DType dtype = DType::bf16;
-  NodeClass node_class = NodeClass::elementwise;
-  Shape row_shape;        // the axes after the rows
-  int64_t page_size = 0;  // 0: not known, no slices by page
-  // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
-  bool may_lose_weights = false;
-  // Whether RowNumbers::carried is one error in all rows of the node, and not one a row.
-  bool rows_alike = false;
-  ProfiledRows profiled = ProfiledRows::none;
-};
-
 // A slice of a node with its worst element, and the worst of those that are misrounded.
 struct NodeSlice : Scatter {
   Element worst;
@@ -110,11 +97,24 @@ class PlacePool;
 // Measures one node in one pass over its rows.
 class Meter {
  public:
+  // The traits of a place that decide how its nodes are measured.
+  struct Options {
+    DType dtype = DType::bf16;
+    NodeClass node_class = NodeClass::elementwise;
+    Shape row_shape;        // the axes after the rows
+    int64_t page_size = 0;  // 0: not known, no slices by page
+    // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
+    bool may_lose_weights = false;
+    // Whether RowNumbers::carried is one error in all rows of the node, and not one a row.
+    bool rows_alike = false;
+    ProfiledRows profiled = ProfiledRows::none;
+  };
+
   struct Row;  // one that is measured
 
   // rows: how many will come. pool: where the rows go that all nodes of the place are measured by;
   // borrowed, or null.
-  Meter(const MeterOptions& options, int64_t rows, PlacePool* pool = nullptr);
+  Meter(const Options& options, int64_t rows, PlacePool* pool = nullptr);
 
   // Adds rows in their order. What each comes to does not depend on the others, and several
   // threads may measure some at once. threads: what shares the adding; borrowed, may be null.
@@ -133,9 +133,9 @@ class Meter {
 
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
   // How a non-finite element came about; none: its numbers count.
-  NonFinite kind_of(const Stored& stored, double limit) const;
-  NonFinite kind_of_infinite(const Element& element) const;
-  void exclude(Row& measured, const Element& element, NonFinite kind) const;
+  Measure::NonFinite kind_of(const Stored& stored, double limit) const;
+  Measure::NonFinite kind_of_infinite(const Element& element) const;
+  void exclude(Row& measured, const Element& element, Measure::NonFinite kind) const;
   void note_wrong(Row& measured, const Element& element) const;
   ErrorProfile profile_of(int64_t position, const RowNumbers& row) const;
   // T0 and T1.
@@ -149,7 +149,7 @@ class Meter {
   void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
   void add_worst_slices(Measure& measure) const;
 
-  MeterOptions options_;
+  Options options_;
   int64_t row_size_;
   int64_t head_size_;  // elements of a head in a row; 0: the tensor has no heads
   double largest_;     // finite value of the dtype

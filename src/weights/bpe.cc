@@ -28,6 +28,7 @@ struct Candidate {
   }
 };
 
+// A pair of tokens as one key of the table of merges.
 uint64_t key_of(int32_t left, int32_t right) {
   return (uint64_t{static_cast<uint32_t>(left)} << 32) | static_cast<uint32_t>(right);
 }
@@ -67,6 +68,7 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
   const auto symbol = [&](int64_t i) -> Symbol& { return symbols[i]; };
 
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  // Queues the merge of a symbol with its right neighbour, if there is one.
   const auto offer = [&](int64_t at) {
     if (at < 0 || symbol(at).right < 0) return;
     if (const Merge* merge = find(symbol(at).id, symbol(symbol(at).right).id))

@@ -1,3 +1,9 @@
+// The merges of byte pair encoding (Sennrich, Haddow and Birch 2016, on bytes as GPT-2 has it).
+//
+//   "ROMEO"  ->  R O M E O  ->  R O ME O  ->  RO ME O  ->  ids
+//                bytes          by rank: the merge of lowest rank first
+//
+// Immutable once its merges are added; many threads may encode.
 #pragma once
 
 #include <array>

@@ -1,3 +1,11 @@
+// Old and new spellings of Hugging Face's config.json end up in one ModelConfig, with Hugging
+// Face's defaults for what is missing. What this engine would compute otherwise than the model was
+// trained (an activation, a kind of rope, a pattern of windows that it does not know) is refused
+// here in a sentence, not approximated.
+//
+// Order of reading: the architecture with its built-in constants, sizes, which are held to each
+// other at once, rope with its scaling, experts, windows, and the tokens that end a text, which
+// generation_config.json may name anew.
 #include "src/weights/config.h"
 
 #include <algorithm>
@@ -28,15 +36,6 @@ constexpr std::array<Family, 3> kFamilies = {{
     {"Qwen2ForCausalLM", "qwen2", true, false, 0, false},
     {"Qwen3ForCausalLM", "qwen3", false, true, 128, false},
     {"Qwen3MoeForCausalLM", "qwen3_moe", false, true, 0, true},
-}};
-
-constexpr std::array<std::pair<std::string_view, RopeType>, 6> kRopeTypes = {{
-    {"default", RopeType::standard},
-    {"linear", RopeType::linear},
-    {"dynamic", RopeType::dynamic},
-    {"yarn", RopeType::yarn},
-    {"llama3", RopeType::llama3},
-    {"longrope", RopeType::longrope},
 }};
 
 constexpr char kRemedy[] = "correct it, or fetch the file again";
@@ -105,8 +104,7 @@ DType dtype_of(const JsonValue& fields) {
 
 RopeType rope_type_of(const JsonValue& fields) {
   const std::string name = text_of(fields, "rope_type", text_of(fields, "type", "default"));
-  for (const auto& [known, type] : kRopeTypes)
-    if (known == name) return type;
+  if (const auto type = find_named<RopeType>(name)) return *type;
   fail(
       "{} has the rope type \"{}\", and default, linear, dynamic, yarn, llama3 and longrope are "
       "known; use such a checkpoint",
@@ -220,8 +218,8 @@ std::vector<int> expert_layers_of(const JsonValue& fields, int64_t layers) {
   return found;
 }
 
-ExpertsConfig experts_of(const JsonValue& fields, const ModelConfig& config) {
-  ExpertsConfig experts;
+ModelConfig::Experts experts_of(const JsonValue& fields, const ModelConfig& config) {
+  ModelConfig::Experts experts;
   experts.count = integer(fields, fields["num_experts"] ? "num_experts" : "num_local_experts");
   experts.chosen = integer(fields, "num_experts_per_tok");
   check(experts.chosen <= experts.count,
@@ -266,12 +264,8 @@ void read_sizes(const JsonValue& fields, const Family& family, ModelConfig& conf
 
 }  // namespace
 
-bool ExpertsConfig::in(int64_t layer) const { return std::ranges::binary_search(layers, layer); }
-
-std::string_view name_of(RopeType type) {
-  for (const auto& [name, known] : kRopeTypes)
-    if (known == type) return name;
-  fail("rope type {} has no name", static_cast<int>(type));
+bool ModelConfig::Experts::in(int64_t layer) const {
+  return std::ranges::binary_search(layers, layer);
 }
 
 ModelConfig read_config(const std::string& dir) {

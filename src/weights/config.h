@@ -1,3 +1,6 @@
+// config.json as the engine reads it. One struct for all supported architectures: what differs
+// between them is a field here and no class. The reference reads the same file by a reader of its
+// own (reference/recipe.h).
 #pragma once
 
 #include <cstdint>
@@ -6,12 +9,15 @@
 #include <vector>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/names.h"
 
 namespace lockstep {
 
 // How rotary frequencies are made from the base; the formulas are in rope_tables.cc.
 enum class RopeType : uint8_t { standard, linear, dynamic, yarn, llama3, longrope };
-std::string_view name_of(RopeType type);  // Hugging Face's: "default", "linear", ...
+template <>
+inline constexpr auto kNamesOf<RopeType> = std::to_array<const char*>(
+    {"default", "linear", "dynamic", "yarn", "llama3", "longrope"});  // Hugging Face's
 
 // config.json's rope_parameters, or rope_theta with rope_scaling, after defaults.
 struct RopeConfig {
@@ -25,21 +31,25 @@ struct RopeConfig {
   bool truncate = true;                              // yarn
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   std::vector<double> short_factor, long_factor;     // longrope
-};
 
-// A mixture of experts in place of the MLP: a router gives each token `chosen` of `count` experts.
-struct ExpertsConfig {
-  int64_t count = 0;  // 0: the model has none
-  int64_t chosen = 0;
-  int64_t intermediate = 0;  // of one expert
-  bool normalised = false;   // the weights of the chosen ones are divided by their sum
-  std::vector<int> layers;   // that have experts, ascending
-
-  bool in(int64_t layer) const;
+  // Whether its frequencies depend on how long the request is.
+  bool depends_on_length() const;
 };
 
 // The contents of config.json, in one spelling.
 struct ModelConfig {
+  // A mixture of experts in place of the MLP: a router gives each token `chosen` of `count`
+  // experts.
+  struct Experts {
+    int64_t count = 0;  // 0: the model has none
+    int64_t chosen = 0;
+    int64_t intermediate = 0;  // of one expert
+    bool normalised = false;   // the weights of the chosen ones are divided by their sum
+    std::vector<int> layers;   // that have experts, ascending
+
+    bool in(int64_t layer) const;
+  };
+
   std::string architecture;  // "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
   std::string model_type;    // "qwen2", "qwen3", "qwen3_moe"
   int64_t hidden = 0;
@@ -57,7 +67,7 @@ struct ModelConfig {
   bool qk_norm = false;       // RMSNorm over head_dim on q and k, before RoPE
   DType dtype = DType::bf16;  // of the stored weights, as declared
   RopeConfig rope;
-  ExpertsConfig experts;
+  Experts experts;
   std::vector<int64_t> window;  // by layer: keys that a query sees, itself included; 0: all
   std::vector<int32_t> eos;     // ids that end a text, from config and generation_config
 

@@ -1,3 +1,6 @@
+// The list of mapped files is walked in a signal handler, which may neither lock nor allocate: it
+// is linked by atomics, entries are prepended and never freed, and a mapping that ended has the
+// size 0. A file is remembered before anybody can read it.
 #include "src/weights/mapped_file.h"
 
 #include <sys/mman.h>
@@ -27,6 +30,8 @@ struct Mapped {
 };
 constinit std::atomic<Mapped*> newest = nullptr;
 
+// Prepends an entry for a mapping that begins now. The few bytes of it outlive the process's use of
+// the file on purpose.
 Mapped* remember(const std::string& path, const void* memory, size_t size) {
   auto* mapped = new Mapped{.path = shown(path), .begin = reinterpret_cast<uintptr_t>(memory)};
   mapped->size = size;
@@ -36,6 +41,7 @@ Mapped* remember(const std::string& path, const void* memory, size_t size) {
   return mapped;
 }
 
+// Writes by one call, as a handler may: no allocation, no stream.
 void write_error(std::string_view path) {
   constexpr std::string_view kBefore = "error: \"";
   constexpr std::string_view kAfter =
@@ -50,6 +56,8 @@ void write_error(std::string_view path) {
   (void)written;
 }
 
+// SIGBUS at an address within a mapped file means that the file is shorter now. Any other is a bug
+// of the program and takes the way that it had.
 void on_bus_error(int signal, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
   for (const Mapped* mapped = newest; mapped != nullptr; mapped = mapped->next) {

@@ -1,3 +1,6 @@
+// A file in memory by mmap, so that a checkpoint larger than memory can be opened and only what is
+// read is loaded. A file that another process cuts meanwhile would end this one by SIGBUS: see
+// mapped_watch.h.
 #pragma once
 
 #include <cstdint>

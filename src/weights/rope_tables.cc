@@ -159,13 +159,12 @@ RopeFrequencies rope_frequencies(const ModelConfig& config, int64_t length) {
   return {inverse_frequencies(config, length), attention_factor(config.rope)};
 }
 
-bool depends_on_length(const RopeConfig& rope) {
-  return rope.type == RopeType::dynamic || rope.type == RopeType::longrope;
+bool RopeConfig::depends_on_length() const {
+  return type == RopeType::dynamic || type == RopeType::longrope;
 }
 
-void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<float> cos,
-              std::span<float> sin) {
-  const auto& [inverse, factor] = frequencies;
+void RopeFrequencies::put_row(int64_t position, std::span<float> cos, std::span<float> sin) const {
+  const auto& [inverse, factor] = *this;
   check(position >= 0 && cos.size() == inverse.size() && sin.size() == inverse.size(),
         "position {} of a rope table wants {} cosines and sines, found room for {} and {}",
         position, inverse.size(), cos.size(), sin.size());

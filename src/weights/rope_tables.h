@@ -1,3 +1,4 @@
+// Rotary frequencies from a configuration, for the engine.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +16,13 @@ namespace lockstep {
 struct RopeFrequencies {
   std::vector<float> inv_freq;  // [head_dim / 2], as Hugging Face computes it, in fp32 steps
   double attention_factor = 1;  // multiplies cos and sin
+  // cos and sin of position * inv_freq[j], times the attention factor, for j < head_dim / 2: angle,
+  // cosine and product each rounded to fp32.
+  void put_row(int64_t position, std::span<float> cos, std::span<float> sin) const;
 };
 
-// For a request of `length` tokens (dynamic and longrope depend on it, see depends_on_length).
+// For a request of `length` tokens (dynamic and longrope depend on it, see
+// RopeConfig::depends_on_length).
 RopeFrequencies rope_frequencies(const ModelConfig& config, int64_t length);
-bool depends_on_length(const RopeConfig& rope);
-
-// cos and sin of position * inv_freq[j], times the attention factor, for j < head_dim / 2: angle,
-// cosine and product each rounded to fp32.
-void rope_row(const RopeFrequencies& frequencies, int64_t position, std::span<float> cos,
-              std::span<float> sin);
 
 }  // namespace lockstep

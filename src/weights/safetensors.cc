@@ -1,3 +1,10 @@
+// A file from the network is read as if it were hostile. The header's length is held to the file
+// before it is followed; shapes are multiplied with a check for overflow; offsets must fit dtype
+// and shape; and the tensors must cover the data without a hole or an overlap, as the format
+// demands, so that nothing can hide between them or be read twice.
+//
+//   u64 length | JSON header | data
+//                name -> {dtype, shape, data_offsets [begin, end)}
 #include "src/weights/safetensors.h"
 
 #include <algorithm>
@@ -33,6 +40,7 @@ struct Extent {
   auto operator<=>(const Extent&) const = default;
 };
 
+// The JSON text, after its length was found to lie within the file.
 std::span<const uint8_t> header_of(std::span<const uint8_t> file, const std::string& path) {
   check(file.size() >= kLengthBytes,
         "\"{}\" has {} bytes and a safetensors file has at least 8; fetch it again", path,
@@ -72,6 +80,7 @@ uint64_t bytes_of(const JsonValue& entry, const Shape& shape, DType dtype) {
   return bytes;
 }
 
+// A tensor's bytes in the data, which must lie within it.
 Extent extent_of(const JsonValue& entry, std::string_view name, uint64_t data_size) {
   const JsonValue pair = entry["data_offsets"];
   if (!pair.is_list() || pair.size() != 2) pair.refuse("a list of two whole numbers");

@@ -1,3 +1,4 @@
+// The reader of safetensors: one file, checked as a whole when it is opened.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,6 @@
+// Tensors are laid one behind another, the widest elements first, so that each is aligned to its
+// dtype without a gap, which the format forbids; the header is padded with blanks to a multiple of
+// 8 bytes for the same reason.
 #include "src/weights/safetensors_writer.h"
 
 #include <algorithm>

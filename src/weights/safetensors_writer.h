@@ -1,3 +1,4 @@
+// The writer of safetensors, for folders that replay and repro hand to people without Lockstep.
 #pragma once
 
 #include <map>

@@ -40,6 +40,7 @@ constexpr size_t kMostBytes = 64 << 20;  // of a tokenizer.json; those of 250,00
 constexpr char kTokenizerRemedy[] =
     "use the tokenizer.json of a Qwen checkpoint, or fetch it again";
 
+// Whether a setting is absent or says nothing.
 bool is_off(const JsonValue& value) { return !value || value.is(false) || value.is(""); }
 
 // The settings of tokenizer.json that change ids: the Qwen kind is read and no other.
@@ -124,12 +125,14 @@ std::string Reader::raw(std::string_view token) const {
   return bytes;
 }
 
+// Gives an id its bytes; the same id twice must have the same ones.
 void Reader::put(int32_t id, const std::string& bytes) {
   const auto [there, is_new] = bytes_.emplace(id, bytes);
   check(is_new || there->second == bytes,
         "id {} of \"{}\" belongs to two tokens; fetch the file again", id, path_);
 }
 
+// The tokens that merges make, by their bytes.
 void Reader::read_vocabulary(const JsonValue& vocabulary) {
   if (vocabulary.size() == 0) vocabulary.refuse("tokens with their ids");
   for (const auto& [token, id] : vocabulary.fields()) {
@@ -139,6 +142,8 @@ void Reader::read_vocabulary(const JsonValue& vocabulary) {
   }
 }
 
+// Added tokens ("<|im_end|>") are found in the text before anything is normalised; at one place the
+// longest wins.
 void Reader::read_added(const JsonValue& list, AddedTokens& by_first) {
   if (!list) return;
   // An added token may repeat a token of the vocabulary, but only under the same id.
@@ -165,6 +170,7 @@ int32_t Reader::known(const std::string& bytes) const {
   return found->second;
 }
 
+// The two halves of a merge: "a b" in older files, ["a", "b"] in newer ones.
 std::pair<std::string, std::string> Reader::parts_of(const JsonValue& merge) const {
   if (merge.is_list() && merge.size() == 2) return {raw(merge[0].text()), raw(merge[1].text())};
   const std::string_view text = merge.is_text() ? merge.text() : std::string_view();
@@ -206,7 +212,7 @@ Tokenizer Tokenizer::open(const std::string& dir) {
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   for (size_t at = 0; at < text.size();) {
     const Utf8Front front = utf8_front(text.substr(at));
-    check(front.kind == Utf8Kind::whole,
+    check(front.kind == Utf8Front::Kind::whole,
           "a text to be encoded is not UTF-8 at byte {} of {}; convert it", at, text.size());
     at += front.length;
   }

@@ -1,3 +1,4 @@
+// Text to token ids and back, as the Qwen family has it, read from a checkpoint's tokenizer.json.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,10 @@
+// The expression is Qwen's own, compiled once by PCRE2 with its JIT where the machine has one. Two
+// things differ between PCRE2 and the library that tokenizers were trained with: `\s` has other
+// members, so it is written out as a list; and a run of blanks recurses, so the matcher gets a
+// stack of its own.
+//
+// Normal form C is made in two steps, decompose() and utf8proc's composition, as utf8proc's own way
+// of ordering marks is quadratic in a run of them and a prompt may be all marks.
 #include "src/weights/words.h"
 
 #include <pcre2.h>
@@ -41,12 +48,14 @@ std::string written_out() {
   return out;
 }
 
+// PCRE2's words for one of its error codes.
 std::string message_of(int code) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(code, text.data(), text.size());
   return reinterpret_cast<const char*>(text.data());
 }
 
+// The text as PCRE2 takes it, which wants a pointer even to nothing.
 PCRE2_SPTR code_units(std::string_view text) {
   return reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
 }

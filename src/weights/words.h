@@ -1,3 +1,4 @@
+// Unicode's part of tokenization: normal form C and the cutting into words, by PCRE2 and utf8proc.
 #pragma once
 
 #include <functional>

@@ -148,10 +148,17 @@ TEST(PassMeter, ShowsAnOpThatLeavesItsOutputUnwritten) {
 
 TEST(Figures, AreATableInTheUnitsThatTheyName) {
   const auto rows = nlohmann::json::parse(text_of(
-      table_of({{"machine", "device memory, read", "GB/s", 1e-9, {4e12, 4.4e12, 4.2e12}},
-                {"machine", "an empty kernel in a graph", "us", 1e6, {5e-7, 4e-7}, Whole::least},
-                {"qwen3-0.6b", "decode", "ms", 1e3, {0.002, 0.003, 0.001}, Whole::read_roof, 1e-3},
-                {"qwen3-0.6b", "decode, digested", "ms", 1e3, {0.004}, Whole::step, 2e-3}}),
+      table_of(
+          {{"machine", "device memory, read", "GB/s", 1e-9, {4e12, 4.4e12, 4.2e12}},
+           {"machine", "an empty kernel in a graph", "us", 1e6, {5e-7, 4e-7}, Figure::Whole::least},
+           {"qwen3-0.6b",
+            "decode",
+            "ms",
+            1e3,
+            {0.002, 0.003, 0.001},
+            Figure::Whole::read_roof,
+            1e-3},
+           {"qwen3-0.6b", "decode, digested", "ms", 1e3, {0.004}, Figure::Whole::step, 2e-3}}),
       "json"));
   ASSERT_EQ(rows.size(), 4u);
   const Json rules = schema_of("bench");

@@ -80,7 +80,8 @@ TEST_F(Check, HoldsAcrossCpus) {
       limit_isa(now);
       const CheckResult result = check("isa.json", run_of(requests()));
       EXPECT_EQ(result.verdict, CheckVerdict::pass) << result.story;
-      const bool bits = std::ranges::count(result.notes, CheckKind::bits, &CheckItem::kind) > 0;
+      const bool bits =
+          std::ranges::count(result.notes, CheckKind::bits, &CheckResult::Item::kind) > 0;
       EXPECT_TRUE(now != then || !bits);
       changed += bits ? 1 : 0;
     }
@@ -103,7 +104,7 @@ TEST_F(Check, FailsForEveryFaultOfASampleAndNamesTheOp) {
     const std::string point(fault_of(fault).point);
     EXPECT_TRUE(std::ranges::any_of(
         result.failures,
-        [&](const CheckItem& i) { return i.says.find(point) != std::string::npos; }))
+        [&](const CheckResult::Item& i) { return i.says.find(point) != std::string::npos; }))
         << name << ": " << first_failure(result);
     EXPECT_EQ(result.failures.front().says.find(result.run.first->node.place.point->name) !=
                   std::string::npos,

@@ -92,14 +92,14 @@ CheckResult compared(const Result& run, const Baseline& with, bool spoiled = fal
 }
 CheckResult compared(const Result& run) { return compared(run, baseline()); }
 
-std::vector<std::string> texts_of(const std::vector<CheckItem>& items) {
+std::vector<std::string> texts_of(const std::vector<CheckResult::Item>& items) {
   std::vector<std::string> texts;
-  for (const CheckItem& item : items)
+  for (const CheckResult::Item& item : items)
     texts.push_back(fmt::format("{}: {}", name_of(item.kind), item.says));
   return texts;
 }
 
-void expect_one(const std::vector<CheckItem>& items, const std::string& text) {
+void expect_one(const std::vector<CheckResult::Item>& items, const std::string& text) {
   ASSERT_EQ(items.size(), 1u) << Json(texts_of(items)).dump(1);
   EXPECT_EQ(texts_of(items)[0], text);
 }

@@ -29,7 +29,7 @@ class DeviceDigestsTest : public testing::TestWithParam<bool> {
     std::vector<Pass> passes;
     std::vector<std::vector<int32_t>> tokens;
     std::string failure;
-    DigestWaits waits;
+    DigestRing::Waits waits;
   };
   Seen serve(const std::string& model, const std::vector<Request>& requests, DType dtype,
              const std::function<std::unique_ptr<Sink>(std::vector<Pass>&)>& sink) {

@@ -55,9 +55,9 @@ TEST(PagePool, APublishedPageIsFoundByItsWholePrefix) {
   const Tokens a = {1, 2}, b = {3, 4};
   const int32_t first = pool.take(), second = pool.take();
   pool.publish(first, 0, a);
-  pool.publish(second, prefix_key(0, a), b);
+  pool.publish(second, PagePool::prefix_key(0, a), b);
   EXPECT_EQ(pool.find(0, a), first);
-  EXPECT_EQ(pool.find(prefix_key(0, a), b), second);
+  EXPECT_EQ(pool.find(PagePool::prefix_key(0, a), b), second);
   EXPECT_EQ(pool.find(0, b), std::nullopt) << "the same tokens after another prefix";
   EXPECT_EQ(pool.holders(first), 2);
 }

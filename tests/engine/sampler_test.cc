@@ -223,10 +223,10 @@ TEST(LogprobsOf, AreOfTheModelAndSortedWithTheChosenOne) {
 
 TEST(CheckSampling, RefusesWhatIsOutOfRange) {
   const auto sentence = [](const Sampling& s) {
-    return error_of([&] { check_sampling(s, "request 3"); });
+    return error_of([&] { s.check_ranges("request 3"); });
   };
-  check_sampling({}, "request 3");
-  check_sampling({1, 5, 0.5, 0.5, 1.1, 7, 3}, "request 3");
+  Sampling{}.check_ranges("request 3");
+  Sampling{1, 5, 0.5, 0.5, 1.1, 7, 3}.check_ranges("request 3");
   EXPECT_EQ(sentence({.temperature = -1}),
             "request 3 asks for the temperature -1, but it must be 0 (greedy) to 1e6");
   EXPECT_NE(sentence({.temperature = kNan}).find("nan"), std::string::npos);

@@ -153,7 +153,7 @@ std::string logits_answers(const Pair& pair) {
   const auto sign = [](double x) { return !std::isfinite(x) ? '!' : x == 0 ? '=' : '~'; };
   const double divergence = comparison.summary()->kl_mean;
   const bool choices = std::ranges::all_of(
-      comparison.doubts(), [](const LogitsDoubt& d) { return d.statistic.passes(1); });
+      comparison.doubts(), [](const LogitsComparison::Doubt& d) { return d.statistic.passes(1); });
   return {sign(comparison.summary()->max_abs), sign(std::fabs(divergence) < 1e-12 ? 0 : divergence),
           choices ? '=' : '!'};
 }

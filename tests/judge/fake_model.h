@@ -75,7 +75,7 @@ class FakeOracle : public Oracle {
   // Weight number i of a place: fixed, of either sign, in bf16 so that every dtype holds it.
   static double weight(const Place& place, size_t i, double scale) {
     std::minstd_rand random(static_cast<unsigned>(
-        1 + order_of(*place.point) * 1009 + (place.layer + 1) * 104729 + static_cast<int>(i) * 31));
+        1 + place.point->order() * 1009 + (place.layer + 1) * 104729 + static_cast<int>(i) * 31));
     random.discard(3);
     const double unit = static_cast<double>(random()) / static_cast<double>(random.max());
     return round_to((2 * unit - 1) * scale, DType::bf16);
@@ -281,7 +281,7 @@ class FakeModel : public ReferenceModel {
   void run(const PassInfo& pass, Probe& probe) override {
     probe.begin(pass);
     std::map<std::pair<int, int>, Tensor> made;
-    const auto key = [](const Place& p) { return std::pair(order_of(*p.point), p.layer); };
+    const auto key = [](const Place& p) { return std::pair(p.point->order(), p.layer); };
     std::vector<Row> rows;
     std::vector<int32_t> tokens;
     for (const PassRow& r : pass.rows) rows.push_back(r.row), tokens.push_back(r.token);

@@ -42,9 +42,7 @@ class JudgeTest : public testing::Test {
     return const_cast<RecordedTensor&>(*pass.find(*find_point(name), layer));
   }
 
-  static int64_t count(const Result& result, Verdict verdict) {
-    return result.counts[static_cast<size_t>(verdict)];
-  }
+  static int64_t count(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
   static void expect_first(const Result& result, const std::string& place, int pass,
                            int32_t request, Verdict verdict) {

@@ -276,7 +276,7 @@ TEST_F(JudgeTest, NonFiniteIsIntroducedOnceAndThenPropagated) {
   EXPECT_NE(result.first->rule.find("introduced"), std::string::npos);
   // Whatever it reaches is wrong by it, and no finding.
   EXPECT_EQ(result.findings.size(), 1u) << result.story;
-  EXPECT_GT(result.counts[static_cast<size_t>(Verdict::propagated)], 10);
+  EXPECT_GT(result.counts[Verdict::propagated], 10);
 }
 
 TEST_F(JudgeTest, LimitsTimesZeroFailEveryInexactNode) {

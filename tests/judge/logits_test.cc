@@ -49,7 +49,7 @@ TEST(Logits, PercentilesAreOfAsManyRowsAsTheyNeed) {
     divergences.push_back(alone.summary()->kl_mean);
     c.add(0, &got, &exact, &exact);
   }
-  const KlPercentiles kl = c.summary()->kl;
+  const LogitsSummary::KlPercentiles kl = c.summary()->kl;
   EXPECT_EQ(kl.median, divergences[9]);
   EXPECT_EQ(kl.p90, divergences[17]);
   EXPECT_EQ(kl.p95, divergences[18]);
@@ -76,8 +76,9 @@ TEST(Logits, AFlipIsExplainedByTheNoiseOfTheDtypeOnly) {
   EXPECT_EQ(c.summary()->argmax_equal, 0);
 }
 
-Statistic statistic(const std::vector<LogitsDoubt>& all, StatisticKind kind, size_t nth) {
-  for (const LogitsDoubt& doubt : all)
+Statistic statistic(const std::vector<LogitsComparison::Doubt>& all, StatisticKind kind,
+                    size_t nth) {
+  for (const LogitsComparison::Doubt& doubt : all)
     if (doubt.statistic.kind == kind && nth-- == 0) return doubt.statistic;
   fail("no statistic {}", name_of(kind));
 }
@@ -97,7 +98,7 @@ TEST(Flips, AreComparedWithTheirExpectedNumber) {
   // Poisson distribution, P(X >= 17) = 9e-7.
   const LogitsComparison some = flips_at(0.2, 50, 10), many = flips_at(0.2, 50, 17);
   EXPECT_NEAR(some.summary()->expected_flips, 50 * 0.07865, 0.01);
-  const std::vector<LogitsDoubt> statistics = some.doubts();
+  const std::vector<LogitsComparison::Doubt> statistics = some.doubts();
   EXPECT_EQ(statistic(statistics, StatisticKind::flips, 0).value, 0);  // unexplained ones
   EXPECT_TRUE(statistic(statistics, StatisticKind::flips, 0).passes(1));
   EXPECT_EQ(statistic(statistics, StatisticKind::flips, 1).value, 10);
@@ -139,7 +140,7 @@ TEST(Flips, AreFoundAtTheirOwnRow) {
     for (RecordedTensor* t : {&got, &at_row, &of_rounded}) t->rows = {{7, 20 + pass}};
     c.add(pass, &got, &at_row, &of_rounded);
   }
-  const LogitsDoubt doubt = c.doubts().at(0);
+  const LogitsComparison::Doubt doubt = c.doubts().at(0);
   EXPECT_FALSE(doubt.statistic.passes(1));
   EXPECT_EQ(doubt.pass, 5);
   EXPECT_EQ(doubt.row, (Row{7, 25}));

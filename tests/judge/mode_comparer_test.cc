@@ -55,9 +55,7 @@ class Lined : public testing::Test {
   BaselineRows base_{kGraph};
 };
 
-int64_t count(const Result& result, Verdict verdict) {
-  return result.counts[static_cast<size_t>(verdict)];
-}
+int64_t count(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
 TEST_F(Lined, EqualRunsAreBitwise) {
   take_base();

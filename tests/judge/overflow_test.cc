@@ -43,9 +43,7 @@ Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = n
   return judge.finish(run.requests, true);
 }
 
-int64_t count(const Result& result, Verdict verdict) {
-  return result.counts[static_cast<size_t>(verdict)];
-}
+int64_t count(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
 TEST(Overflow, OfTheExactResultIsNoFindingAndWhatItMakesNaNIsNotJudged) {
   LargeOracle oracle;

@@ -42,7 +42,7 @@ TEST(Presets, HaveNamesOfTheirOwnAndSaySo) {
 
 TEST(Presets, HaveLinesWithASourceAndAContractThatTheOpHas) {
   for (const Preset& preset : presets())
-    for (const ContractLine& line : preset.lines) {
+    for (const Preset::Line& line : preset.lines) {
       EXPECT_GT(line.source.size(), 10u) << preset.name << ' ' << name_of(line.op);
       EXPECT_TRUE(has(line.op, kBf16, line.contract) || has(line.op, kFp32, line.contract))
           << preset.name << ' ' << name_of(line.op);

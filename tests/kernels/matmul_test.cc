@@ -185,7 +185,7 @@ TEST(Matmul, RefusesAWeightWithScales) {
   const WeightView scaled(weight.view(), scales.view());
   expect_refused([&] { matmul({}, out, x, scaled, {}); }, {"matmul", "[3, 8]", "scales"});
   WeightView mislabelled = scaled;
-  mislabelled.kind = WeightKind::plain;
+  mislabelled.kind = WeightView::Kind::plain;
   expect_refused([&] { matmul({}, out, x, mislabelled, {}); }, {"matmul", "scales"});
   matmul({}, out, x, weight, {});
 }

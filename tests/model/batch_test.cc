@@ -57,7 +57,7 @@ void expect_rows(const Batch& batch, const ModelConfig& config,
   const auto half = static_cast<size_t>(config.head_dim / 2);
   for (size_t t = 0; t < batch.info.rows.size(); ++t) {
     std::vector<float> cos(half), sin(half);
-    rope_row(rope_frequencies(config, lengths[t]), batch.info.rows[t].row.position, cos, sin);
+    rope_frequencies(config, lengths[t]).put_row(batch.info.rows[t].row.position, cos, sin);
     const int64_t row = batch.positions.as<int32_t>()[t];
     ASSERT_LT(row, batch.cos.rows());
     EXPECT_EQ(values<float>(batch.cos.slice(row, 1)), cos) << "token " << t;

@@ -97,7 +97,7 @@ class SecondOpinionTest : public testing::TestWithParam<const char*> {
         index.insert(index.begin(), rest % exact.shape[axis]);
         rest /= exact.shape[axis];
       }
-      const Opinion opinion = second.of(place, contract, pass, row, index);
+      const SecondOpinion::Opinion opinion = second.of(place, contract, pass, row, index);
       ASSERT_EQ(opinion.lacking, "") << text_of(place);
       const double want = exact.want[static_cast<size_t>(at)];
       EXPECT_NEAR(static_cast<double>(opinion.exact), want, ulp(want, dtype) * 1e-3)

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/base/check.h"
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 
 namespace lockstep {
 namespace {
@@ -68,7 +68,7 @@ TEST(Graph, TheStreamComesFromTheLayerBefore) {
 
 TEST(Graph, JudgingSomePlacesTakesWhatTheyRead) {
   const auto needed = [](const char* points, const char* layers) {
-    return text_of(places_to_judge(kQwen3, Selection(points, layers, "", "")));
+    return text_of(kQwen3.places_to_judge(Selection(points, layers, "", "")));
   };
   EXPECT_EQ(needed("", ""), text_of(kQwen3.places()));
   EXPECT_EQ(needed("mlp.act", "1"), "mlp.gate@1 mlp.up@1 mlp.act@1 logits token");
@@ -130,7 +130,7 @@ TEST(Graph, FindsItsNodesByPlace) {
 TEST(Graph, WithoutSomeNodesNobodyReadsThem) {
   const Graph with = qwen_graph({.layers = 2, .qk_norm = true, .rope_tables = true});
   EXPECT_EQ(inputs(with, point("attn.k_rope"), 1), "attn.k_norm@1 rope.cos rope.sin");
-  const Graph without = restricted(with, [](const Place& at) { return !at.point->optional; });
+  const Graph without = with.restricted([](const Place& at) { return !at.point->optional; });
   EXPECT_EQ(without, kQwen3);
   EXPECT_NE(with, kQwen3);
 }
@@ -138,7 +138,7 @@ TEST(Graph, WithoutSomeNodesNobodyReadsThem) {
 TEST(Graph, NamesFromFilesAreFoundOrNot) {
   EXPECT_EQ(find_point("attn.kv"), &kPoints[11]);
   EXPECT_EQ(find_point("attn.qk"), nullptr);
-  EXPECT_EQ(order_of(point("token")), static_cast<int>(kPoints.size()) - 1);
+  EXPECT_EQ(point("token").order(), static_cast<int>(kPoints.size()) - 1);
 }
 
 }  // namespace

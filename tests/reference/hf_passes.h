@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "tests/reference/passes.h"
 #include "traces/trace.h"
 

@@ -184,10 +184,7 @@ TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
                                             pass_over(1, {{1, 3, {9}}})});
   const ModelConfig& config = checkpoint_.config();
   std::vector<std::string> expected;
-  for (const Place& place :
-       qwen_graph({static_cast<int>(config.layers), config.qk_norm, config.experts.layers,
-                   /*rope_tables=*/true})
-           .places())
+  for (const Place& place : qwen_graph_of(config).places())
     for (int times = place.point->is_cache() ? 2 : 1; times > 0; --times)
       expected.push_back(std::to_string(place.layer) + " " + std::string(place.point->name));
   std::vector<std::string> shown;

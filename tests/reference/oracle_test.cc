@@ -86,7 +86,7 @@ class AgainstGolden : public testing::TestWithParam<std::string> {
   std::unique_ptr<Oracle> oracle_ = open_reference().oracle(checkpoint_, {.dtype = DType::bf16});
   // What is stored has no rotary tables: they are the reference's own.
   const Graph graph_ = [this] {
-    return restricted(oracle_->graph(), [](const Place& place) { return !place.point->optional; });
+    return oracle_->graph().restricted([](const Place& place) { return !place.point->optional; });
   }();
 };
 

@@ -156,7 +156,7 @@ TEST(Angles, OfFp32AreWithinTheirBudgetAtAllPositions) {
       int64_t rows = 0;
       for (int64_t position = 1; position < 32768; position += 41, ++rows) {
         std::vector<float> cosines(pairs), sines(pairs);
-        rope_row(frequencies, position, cosines, sines);
+        frequencies.put_row(position, cosines, sines);
         std::vector<double> want(pairs), angle(pairs), turned(pairs);
         for (size_t j = 0; j < pairs; ++j) {
           const double frequency =

@@ -95,7 +95,7 @@ TEST(DiffScreen, MarksWhatNoNumberMeasures) {
 
 TEST(DiffScreen, FailsTheTestOfTheOpWhereTheDifferenceBegins) {
   const auto outcomes = [](const DiffResult& r) {
-    std::map<std::string, TestOutcome> by_name;
+    std::map<std::string, TestCase::Outcome> by_name;
     for (const TestCase& test : tests_of(r).cases) by_name[test.name] = test.outcome;
     return by_name;
   };
@@ -103,15 +103,18 @@ TEST(DiffScreen, FailsTheTestOfTheOpWhereTheDifferenceBegins) {
   bug.trace_a = "runs/base.trace", bug.trace_b = "bug.trace/";
   EXPECT_EQ(tests_of(bug).name, "bug.trace beside base.trace");
   for (const auto& [name, outcome] : outcomes(bug))
-    EXPECT_EQ(outcome, name == "linear" ? TestOutcome::failed : TestOutcome::passed) << name;
+    EXPECT_EQ(outcome, name == "linear" ? TestCase::Outcome::failed : TestCase::Outcome::passed)
+        << name;
   // What no op shows fails too: other requests, or a trace that is judged wrong.
   bug.first_kind.reset();
-  EXPECT_EQ(outcomes(bug).at("structure"), TestOutcome::failed);
+  EXPECT_EQ(outcomes(bug).at("structure"), TestCase::Outcome::failed);
   bug.verdict = DiffVerdict::inconclusive;
   for (const auto& [name, outcome] : outcomes(bug))
-    EXPECT_EQ(outcome, name == "coverage" ? TestOutcome::trouble : TestOutcome::passed) << name;
+    EXPECT_EQ(outcome, name == "coverage" ? TestCase::Outcome::trouble : TestCase::Outcome::passed)
+        << name;
   bug.verdict = DiffVerdict::noise;
-  for (const auto& [name, outcome] : outcomes(bug)) EXPECT_EQ(outcome, TestOutcome::passed) << name;
+  for (const auto& [name, outcome] : outcomes(bug))
+    EXPECT_EQ(outcome, TestCase::Outcome::passed) << name;
 }
 
 TEST(DiffScreen, LongSentencesHangBelowTheirBeginnings) {

@@ -60,7 +60,7 @@ Document of_text(const std::string& text) {
       .blocks = {Heading{text}, Paragraph{text}, List{{text, "next"}, text},
                  KeyValues{{{"key", text}}}, table, Bars{{{"2^0", 1}}}, Conclusion{"clean", text}},
       .data = table,
-      .tests = {text, {{text, TestOutcome::failed, text, text, text}}, {{text, text}}}};
+      .tests = {text, {{text, TestCase::Outcome::failed, text, text, text}}, {{text, text}}}};
 }
 
 // The lines that begin with that text.
@@ -143,14 +143,14 @@ TEST(EveryFormat, KeepsATableOfMarkdownWholeWhateverItsTexts) {
 }
 
 TestSuite some_tests() {
-  return {
-      .name = "m.1 bf16",
-      .cases = {{"norm"},
-                {"rope", TestOutcome::failed, "introduced", "want <1> & \"2\"\n3", "a\tb\x01\r"},
-                {"linear", TestOutcome::trouble, "inconclusive", "\xef\xbf\xbf\xff", ""},
-                {"audit", TestOutcome::skipped},
-                {"tokens", TestOutcome::passed, "", "", "3 of 3 ]]>\n"}},
-      .properties = {{"device", "cpu"}}};
+  return {.name = "m.1 bf16",
+          .cases = {{"norm"},
+                    {"rope", TestCase::Outcome::failed, "introduced", "want <1> & \"2\"\n3",
+                     "a\tb\x01\r"},
+                    {"linear", TestCase::Outcome::trouble, "inconclusive", "\xef\xbf\xbf\xff", ""},
+                    {"audit", TestCase::Outcome::skipped},
+                    {"tokens", TestCase::Outcome::passed, "", "", "3 of 3 ]]>\n"}},
+          .properties = {{"device", "cpu"}}};
 }
 
 TEST(Junit, IsWhatReadersOfItTake) {
@@ -193,15 +193,16 @@ TEST(TestsOf, AResultFailWhereItsFindingsAre) {
   const TestSuite suite = tests_of(run);
   EXPECT_EQ(suite.name, "m fp16");
   std::vector<std::string> names;
-  std::vector<TestOutcome> outcomes;
+  std::vector<TestCase::Outcome> outcomes;
   for (const TestCase& test : suite.cases) {
     names.push_back(test.name);
     outcomes.push_back(test.outcome);
   }
   EXPECT_EQ(names,
             (std::vector<std::string>{"gather", "norm", "rope", "audit", "tokens", "coverage"}));
-  using enum TestOutcome;
-  EXPECT_EQ(outcomes, (std::vector<TestOutcome>{passed, trouble, failed, skipped, passed, passed}));
+  using enum TestCase::Outcome;
+  EXPECT_EQ(outcomes,
+            (std::vector<TestCase::Outcome>{passed, trouble, failed, skipped, passed, passed}));
   EXPECT_EQ(suite.cases[2].message, "layer 0 attn.q_rope, pass 0: request 0, position 7");
   EXPECT_EQ(std::ranges::count(suite.cases[2].details, '\n'), 21);  // 20, and how many more
   run.findings.clear();

@@ -53,7 +53,7 @@ Result result_of(double x) {
     p.worst_t1 = p.worst_t2 = p.worst_of_row = x;
     p.introduced_rms = p.propagated_rms = p.total_rms = x;
     p.measured = p.compared = true;
-    for (WorstElement& e : p.errors.worst) e.want = e.got = e.budgets = x;
+    for (ErrorProfile::WorstElement& e : p.errors.worst) e.want = e.got = e.budgets = x;
     p.looks_like = {{"RMSNorm over blocks of 16", 1920, 1921, 56, 57}, {"another", 1, 2, 3, 4}};
   }
   r.requests[0].margins[0].ulp = x;

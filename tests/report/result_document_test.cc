@@ -45,7 +45,7 @@ Result result_of(int layers, std::span<const char* const> points) {
   for (int layer = 0; layer < layers; ++layer)
     for (const char* name : points) place(find_point(name), layer);
   place(&point("logits"), -1);
-  r.expected = r.judged = r.counts[0] = 7 * std::ssize(r.places);
+  r.expected = r.judged = r.counts[Verdict::bitwise] = 7 * std::ssize(r.places);
   r.scope = {.layers = layers, .positions = 8, .requests = 2};
   r.logits = LogitsSummary{.kl_mean = 0.00098,
                            .kl_reference = 0.00011,

@@ -21,8 +21,8 @@ inline ErrorProfile some_errors() {
 inline Result clean_result() {
   Result r;
   r.expected = r.judged = 412;
-  r.counts[0] = 130;
-  r.counts[1] = 282;
+  r.counts[Verdict::bitwise] = 130;
+  r.counts[Verdict::rounding] = 282;
   r.places = {{.place = {&point("embed"), -1}, .expected = 4, .judged = 4},
               {.place = {&point("attn.q"), 0},
                .expected = 4,

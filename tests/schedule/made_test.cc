@@ -81,8 +81,8 @@ TEST(MadeSchedule, WithoutWaitsIsRefutedInBoundedTimeAndSpace) {
   EXPECT_GT(count_of(checked, ScheduleFault::early_read), 0);
   EXPECT_GT(count_of(checked, ScheduleFault::overwritten), 0);
   EXPECT_GT(checked.not_kept, 0);
-  for (size_t fault = 0; fault < kScheduleFaults; ++fault)
-    EXPECT_LE(count_of(checked, static_cast<ScheduleFault>(fault)), 200);
+  for (const ScheduleFault fault : values_of<ScheduleFault>())
+    EXPECT_LE(count_of(checked, fault), 200);
   const Machine machine(schedule);
   for (const size_t i : {size_t{0}, checked.findings.size() / 2, checked.findings.size() - 1})
     EXPECT_EQ(not_shown(machine, checked, checked.findings[i]), "");

@@ -19,8 +19,8 @@ TEST(Screen, IsTheTerminalsAndPlainWhereThereIsNone) {
   EXPECT_FALSE(screen_from(true, 80, nullptr, nullptr, "dumb").colour);
   EXPECT_FALSE(screen_from(true, 80, nullptr, nullptr, nullptr).colour);
   EXPECT_FALSE(screen_from(false, 80, nullptr, nullptr, "xterm").colour);
-  EXPECT_EQ(prose_width({.width = 300}), 120u) << "no longer lines than people can read";
-  EXPECT_EQ(prose_width({.width = 20}), 40u);
+  EXPECT_EQ(Screen{.width = 300}.prose_width(), 120u) << "no longer lines than people can read";
+  EXPECT_EQ(Screen{.width = 20}.prose_width(), 40u);
 }
 
 TEST(Wrap, BreaksAtBlanksAndInsideOfWhatIsTooLong) {

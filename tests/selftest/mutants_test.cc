@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "src/report/output.h"
-#include "src/selftest/selftest_report.h"
+#include "src/selftest/selftest_run.h"
 #include "src/stats/mutant.h"
 #include "tests/judged.h"
 
@@ -40,7 +40,7 @@ bool statistics_fail() { return !std::ranges::all_of(statistic_cases(), &Statist
 
 TEST_F(Mutants, NoneOfThemPasses) {
   const Selftest right = measured();
-  EXPECT_TRUE(judge_sees(right)) << text_of(document_of({right}), "table");
+  EXPECT_TRUE(right.sees()) << text_of(document_of({right}), "table");
   for (size_t m = 1; m < kMutantNames.size(); ++m) {
     set_mutant(static_cast<Mutant>(m));
     // The second only where the first, which is cheaper, does not fail.
@@ -52,12 +52,12 @@ TEST_F(Mutants, NoneOfThemPasses) {
 // Of these, sizes in ulp alone are enough.
 TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
   const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
-  const SelftestCase seen = detection_case(plan, DType::bf16);
+  const SelftestCase seen = plan.detection_case(DType::bf16);
   const DetectionPlan sizes{.checkpoint = checkpoint_,
                             .reference = open_reference(),
                             .engine = seen.engine,
                             .requests = seen.requests,
-                            .layers = fault_layers(plan),
+                            .layers = plan.fault_layers(),
                             .points = {&point("attn.k")}};
   const auto passes = [&] {
     return std::ranges::all_of(detection(sizes).limits, &DetectionLimit::passed);
@@ -71,8 +71,8 @@ TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
 }
 
 TEST_F(Mutants, OfNoKindLeavesEffectsAtEveryPointSeen) {
-  const SelftestCase seen =
-      detection_case({.config = checkpoint_.config(), .prompts = {}, .quick = true}, DType::bf16);
+  const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
+  const SelftestCase seen = plan.detection_case(DType::bf16);
   for (const DetectionLimit& limit :
        detection({.checkpoint = checkpoint_,
        .reference = open_reference(),

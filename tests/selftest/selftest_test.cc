@@ -10,7 +10,7 @@
 
 #include "kernels/files/json.h"
 #include "src/report/output.h"
-#include "src/selftest/selftest_report.h"
+#include "src/selftest/selftest_run.h"
 #include "src/session/judged_trace.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
@@ -49,42 +49,42 @@ Selftest good_test() {
 }
 
 TEST(Passed, NeedsEverything) {
-  EXPECT_TRUE(passed(good_test()));
+  EXPECT_TRUE(good_test().passed());
   Selftest test = good_test();
   test.clean[0].verdict = RunVerdict::diverged;
-  EXPECT_FALSE(passed(test)) << "a false alarm";
+  EXPECT_FALSE(test.passed()) << "a false alarm";
   test = good_test();
   test.clean[0].verdict = RunVerdict::inconclusive;
-  EXPECT_FALSE(passed(test)) << "a clean run that was not judged";
+  EXPECT_FALSE(test.passed()) << "a clean run that was not judged";
   test = good_test();
   test.clean.clear();
-  EXPECT_FALSE(passed(test)) << "nothing was run";
+  EXPECT_FALSE(test.passed()) << "nothing was run";
   test = good_test();
   test.controls[0].failed = false;
-  EXPECT_FALSE(passed(test)) << "a control that passes";
+  EXPECT_FALSE(test.passed()) << "a control that passes";
   test = good_test();
   test.controls.clear();
-  EXPECT_FALSE(passed(test)) << "no control";
+  EXPECT_FALSE(test.passed()) << "no control";
   test = good_test();
   test.limits[0].size = 4;
-  EXPECT_FALSE(passed(test)) << "an effect that is not seen where it must be";
+  EXPECT_FALSE(test.passed()) << "an effect that is not seen where it must be";
   test.limits[0].size = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_FALSE(passed(test)) << "a size that is no number";
+  EXPECT_FALSE(test.passed()) << "a size that is no number";
   test.limits.clear();
-  EXPECT_FALSE(passed(test)) << "nothing was measured";
+  EXPECT_FALSE(test.passed()) << "nothing was measured";
   test = good_test();
   test.statistics[0].found = "T1";
-  EXPECT_FALSE(passed(test)) << "found by another statistic than the one that can see it";
+  EXPECT_FALSE(test.passed()) << "found by another statistic than the one that can see it";
   test.statistics.clear();
-  EXPECT_FALSE(passed(test)) << "no statistic was tried";
+  EXPECT_FALSE(test.passed()) << "no statistic was tried";
   test = good_test();
   for (const TraceCheck& bad : {TraceCheck{"a trace", RunVerdict::diverged, "", 5, 5},
                                 TraceCheck{"a trace", RunVerdict::inconclusive, "", 0, 5}}) {
     test = good_test();
     test.traces = {{"a trace", RunVerdict::inconclusive, "", 3, 5}};
-    EXPECT_TRUE(passed(test)) << "a trace that holds a part, all of it right";
+    EXPECT_TRUE(test.passed()) << "a trace that holds a part, all of it right";
     test.traces.push_back(bad);
-    EXPECT_FALSE(passed(test)) << "a right trace that is called wrong, or an empty one";
+    EXPECT_FALSE(test.passed()) << "a right trace that is called wrong, or an empty one";
   }
 }
 
@@ -112,7 +112,7 @@ TEST(Passed, HoldsTheBoundsOfSharesToNumbers) {
   const auto missing = [](size_t first, int missed, const auto& change) {
     Selftest test = good_test();
     for (int i = 0; i < missed; ++i) change(test.faults[first + 3 * static_cast<size_t>(i)]);
-    return passed(test);
+    return test.passed();
   };
   const auto miss = [](SelftestOutcome& outcome) { outcome = fault_run(outcome.effect, false); };
   const auto name_other = [](SelftestOutcome& outcome) { outcome.first_exact = false; };
@@ -128,12 +128,12 @@ TEST(Passed, HoldsTheBoundsOfSharesToNumbers) {
   std::erase_if(few.faults, [n = 0](const SelftestOutcome& o) mutable {
     return o.effect && *o.effect == 1.0 && ++n > 10;
   });
-  EXPECT_FALSE(passed(few)) << "10 of 10 are at least 69 %";
+  EXPECT_FALSE(few.passed()) << "10 of 10 are at least 69 %";
   Selftest test = good_test();
   for (size_t i = 0; i < 5; ++i) test.several[i].found.clear();
-  EXPECT_FALSE(passed(test)) << "95 of 100 are at least 88.7 %";
+  EXPECT_FALSE(test.passed()) << "95 of 100 are at least 88.7 %";
   test.several.clear();
-  EXPECT_FALSE(passed(test)) << "none of several was tried";
+  EXPECT_FALSE(test.passed()) << "none of several was tried";
 }
 
 // What decides is the size of an effect beside what must be found, in ulp both.
@@ -142,16 +142,16 @@ TEST(Power, CountsEffectsInUnitsOfWhatMustBeFound) {
   SelftestOutcome effect = fault_run(100, false);
   effect.limit = 1000;
   test.effects = {effect};
-  EXPECT_EQ(power_of(test)[3].runs, 2) << "100 ulp where 1000 must be found";
+  EXPECT_EQ(test.power()[3].runs, 2) << "100 ulp where 1000 must be found";
   test.effects[0].limit = 100;
-  EXPECT_EQ(power_of(test)[2].runs, 201);
+  EXPECT_EQ(test.power()[2].runs, 201);
   test.quick = true;
-  EXPECT_LT(power_of(test)[1].least_detected, power_of(good_test())[1].least_detected);
+  EXPECT_LT(test.power()[1].least_detected, good_test().power()[1].least_detected);
 }
 
 TEST(Passed, AFaultThatChangesNothingIsListedAndNotCounted) {
   const Selftest test = good_test();
-  EXPECT_EQ(power_of(test)[4].runs, 1);
+  EXPECT_EQ(test.power()[4].runs, 1);
   EXPECT_NE(
       text_of(document_of({test}), "table").find("wrong-page@0: it changed nothing; it needs"),
       std::string::npos);
@@ -161,9 +161,9 @@ TEST(Cases, HaveNamesOfTheirOwnAndFitTheirPages) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   for (bool quick : {false, true}) {
     const SelftestPlan plan{.config = checkpoint.config(), .prompts = {}, .quick = quick};
-    std::vector<SelftestCase> cases = clean_cases(plan, DType::bf16);
+    std::vector<SelftestCase> cases = plan.clean_cases(DType::bf16);
     EXPECT_GE(cases.size(), quick ? 10u : 300u);
-    for (SelftestCase& c : fault_cases(plan, DType::bf16)) cases.push_back(std::move(c));
+    for (SelftestCase& c : plan.fault_cases(DType::bf16)) cases.push_back(std::move(c));
     std::set<std::string> names;
     for (const SelftestCase& c : cases) {
       EXPECT_TRUE(names.insert(c.name).second) << c.name;
@@ -192,14 +192,14 @@ TEST(Curve, CountsWhatAMultiplierOnAllLimitsWouldFind) {
   test.clean[0].limit_ratio = 0.6;
   test.faults[1].limit_ratio = 3;
   test.faults[0].limit_ratio = std::numeric_limits<double>::infinity();
-  for (const CurvePoint& point : curve_of(test)) {
+  for (const Selftest::CurvePoint& point : test.curve()) {
     EXPECT_EQ(point.alarms, point.multiplier < 0.6 ? 1 : 0) << point.multiplier;
     EXPECT_EQ(point.detected[0], 1) << "no multiplier hides what no limit decides";
     EXPECT_EQ(point.detected[1], point.multiplier < 3 ? 1 : 0) << point.multiplier;
     EXPECT_EQ(point.detected[2], 0);
   }
   test.clean[0].limit_ratio = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(curve_of(test).back().alarms, 1) << "what is no number passes nothing";
+  EXPECT_EQ(test.curve().back().alarms, 1) << "what is no number passes nothing";
 }
 
 TEST(Rules, AreCountedOnTheSameRuns) {
@@ -208,7 +208,7 @@ TEST(Rules, AreCountedOnTheSameRuns) {
   test.faults[1].others["three-way"] = {.alarmed = true, .first_exact = true};
   test.faults[2].others["three-way"] = {.alarmed = true};
   test.faults[4].others["three-way"] = {.alarmed = true};  // changes nothing: not counted
-  const std::vector<RuleRow> rows = rules_of(test);
+  const std::vector<Selftest::RuleRow> rows = test.rules();
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].name, "lockstep");
   EXPECT_EQ(rows[0].faults, 4);
@@ -232,17 +232,17 @@ TEST(Selftest, PassesOnATinyModelAndGoesOnFromItsJournal) {
   run.journal = temp_path("selftest.jsonl");
   std::filesystem::remove(run.journal);
   const std::vector<Selftest> first = selftest(run);
-  EXPECT_TRUE(passed(first.at(0))) << text_of(document_of(first), "table");
+  EXPECT_TRUE(first.at(0).passed()) << text_of(document_of(first), "table");
   // Every bug has an occasion but those that need a pool of more than 2^31 elements, or a position
   // of 2^8: in two layers each.
-  EXPECT_EQ(power_of(first.at(0))[4].runs, 4) << text_of(document_of(first), "table");
-  for (const CurvePoint& point : curve_of(first.at(0))) {
+  EXPECT_EQ(first.at(0).power()[4].runs, 4) << text_of(document_of(first), "table");
+  for (const Selftest::CurvePoint& point : first.at(0).curve()) {
     if (point.multiplier != 1) continue;
     EXPECT_EQ(point.alarms, 0);
     for (size_t row = 0; row < 5; ++row)
-      EXPECT_EQ(point.detected[row], power_of(first.at(0))[row].detected);
+      EXPECT_EQ(point.detected[row], first.at(0).power()[row].detected);
   }
-  const std::vector<RuleRow> rules = rules_of(first.at(0));
+  const std::vector<Selftest::RuleRow> rules = first.at(0).rules();
   ASSERT_EQ(rules.size(), 3u) << text_of(document_of(first), "table");
   for (size_t other : {1, 2}) EXPECT_LT(rules[other].exact, rules[0].exact) << rules[other].name;
   {

@@ -102,7 +102,7 @@ TEST_P(ConfirmTest, EveryOpCanBePutRight) {
   for (const PlaceSummary& place : result.places)
     if (place.place.point->op == OpKind::angles) angles += place.expected;
   EXPECT_GT(angles, 0);
-  EXPECT_GE(result.counts[static_cast<size_t>(Verdict::bitwise)], result.expected - angles);
+  EXPECT_GE(result.counts[Verdict::bitwise], result.expected - angles);
 }
 
 TEST_P(ConfirmTest, PlacesPastTheLimitAreSaidNotToHaveBeenTried) {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "probes/qwen_graph.h"
 #include "src/report/report.h"
 #include "src/session/machine.h"
-#include "src/weights/qwen_graph.h"
 #include "tests/helpers.h"
 #include "traces/trace.h"
 

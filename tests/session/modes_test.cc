@@ -45,7 +45,7 @@ void expect_clean(const Result& result, const std::string& what) {
   EXPECT_EQ(result.verdict, RunVerdict::clean) << what << ": " << result.story;
   EXPECT_EQ(result.judged, result.expected) << what;
   EXPECT_GT(result.judged, 1000) << what;
-  EXPECT_GT(result.counts[static_cast<size_t>(Verdict::bitwise)], result.judged / 2) << what;
+  EXPECT_GT(result.counts[Verdict::bitwise], result.judged / 2) << what;
 }
 
 TEST(Modes, AllAgreeOnAnEngineThatIsRight) {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "tests/host_device.h"
 #include "tests/lockstep_binary.h"
 #include "tests/places.h"

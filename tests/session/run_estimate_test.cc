@@ -40,16 +40,16 @@ TEST(RunEstimate, CountsPassesAndThreads) {
 }
 
 TEST(RunEstimate, IsNoticedAboveAMinute) {
-  EXPECT_EQ(long_run_notice({.tokens = 5, .seconds = 59}), "");
-  EXPECT_TRUE(long_run_notice({.tokens = 5, .seconds = 180})
-                  .starts_with("5 tokens to judge take about 3 minutes here: "));
-  EXPECT_NE(long_run_notice({.tokens = 5, .seconds = 36e3}).find("10 hours"), std::string::npos);
-  EXPECT_NE(long_run_notice({.tokens = 5, .seconds = 864e4}).find("100 days"), std::string::npos);
-  EXPECT_NE(long_run_notice(estimate_of(2, 65535, {.threads = 2})), "");
-  EXPECT_NE(long_run_notice(estimate_of(1000000, 1, {.threads = 64})), "");
-  EXPECT_EQ(long_run_notice(estimate_of(2, std::numeric_limits<int64_t>::max(), {})), "")
+  EXPECT_EQ({.tokens = 5, .seconds = 59}.notice(), "");
+  EXPECT_TRUE({.tokens = 5, .seconds = 180}.notice().starts_with(
+      "5 tokens to judge take about 3 minutes here: "));
+  EXPECT_NE({.tokens = 5, .seconds = 36e3}.notice().find("10 hours"), std::string::npos);
+  EXPECT_NE({.tokens = 5, .seconds = 864e4}.notice().find("100 days"), std::string::npos);
+  EXPECT_NE(estimate_of(2, 65535, {.threads = 2}).notice(), "");
+  EXPECT_NE(estimate_of(1000000, 1, {.threads = 64}).notice(), "");
+  EXPECT_EQ(estimate_of(2, std::numeric_limits<int64_t>::max(), {}).notice(), "")
       << "no engine takes it";
-  EXPECT_EQ(long_run_notice(estimate_of(20, 16, {.threads = 1})), "");
+  EXPECT_EQ(estimate_of(20, 16, {.threads = 1}).notice(), "");
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ TEST_P(Selected, PlacesAndWhatTheirOpsReadAreKept) {
   const Result of_run = run(selection, bug_, trace_);
   ASSERT_TRUE(of_run.first) << of_run.story;
   EXPECT_EQ(of_run.first->node.place.point->name, "attn.q_rope");
-  const std::vector<Place> needed = places_to_judge(graph_of(checkpoint_.config()), selection);
+  const std::vector<Place> needed = graph_of(checkpoint_.config()).places_to_judge(selection);
   const auto trace = open_trace(trace_);
   EXPECT_GT(trace->passes(), 3);
   for (int i = 0; i < trace->passes(); ++i) {

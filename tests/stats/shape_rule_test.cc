@@ -14,15 +14,16 @@ struct Mask {
   std::vector<int> prompts = {24, 17};
   int decodes = 4;
   int chunk = 1000;
-  std::vector<Axis> axes = {{"head", 6, 2}, {"dim", 64}};
+  std::vector<WrongElements::Axis> axes = {{"head", 6, 2}, {"dim", 64}};
 };
 
-using IsWrong = std::function<bool(const PlacedRow&, int64_t first, int64_t second)>;
+using IsWrong = std::function<bool(const WrongElements::PlacedRow&, int64_t first, int64_t second)>;
 
 // What of a row follows from the others of its pass, and a token from a small vocabulary.
-void place(std::vector<PlacedRow>& rows) {
+void place(std::vector<WrongElements::PlacedRow>& rows) {
   for (auto from = rows.begin(), to = from; from != rows.end(); from = to) {
-    to = std::find_if(from, rows.end(), [&](const PlacedRow& r) { return r.pass != from->pass; });
+    to = std::find_if(from, rows.end(),
+                      [&](const WrongElements::PlacedRow& r) { return r.pass != from->pass; });
     for (auto row = from; row != to; ++row) {
       row->of_pass = row - from;
       row->pass_rows = to - from;
@@ -168,14 +169,16 @@ TEST(ShapeRule, NamesLengthsByPage) {
 }
 
 // Rows of 60 tokens, each of which chose two of eight experts.
-WrongElements chosen(bool by_choice, const std::function<bool(const PlacedRow&)>& is_wrong) {
+WrongElements chosen(bool by_choice,
+                     const std::function<bool(const WrongElements::PlacedRow&)>& is_wrong) {
   std::mt19937 random(7);
   WrongElements e{.axes = {{"channel", 32}}, .page_size = 16};
   for (int32_t p = 0; p < 60; ++p) {
     const auto a = static_cast<int32_t>(random() % 8);
     const auto b = static_cast<int32_t>((static_cast<unsigned>(a) + 1 + random() % 7) % 8);
     for (int32_t c = 0; c < (by_choice ? 2 : 1); ++c) {
-      PlacedRow& row = e.rows.emplace_back(PlacedRow{.row = {p / 30, p % 30}});
+      WrongElements::PlacedRow& row =
+          e.rows.emplace_back(WrongElements::PlacedRow{.row = {p / 30, p % 30}});
       row.of_pass = p, row.pass_rows = 60, row.token = p * 7 % 53, row.length = 30;
       if (by_choice) row.choice = c, row.expert = c == 0 ? a : b;
       if (!by_choice) row.experts = {a, b};
@@ -189,13 +192,19 @@ WrongElements chosen(bool by_choice, const std::function<bool(const PlacedRow&)>
 
 TEST(ShapeRule, NamesExperts) {
   const auto of_choices = [](auto is_wrong) { return shape_rule(chosen(true, is_wrong))->where; };
-  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.expert == 3; }), "expert 3");
-  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.expert >= 6; }), "experts >= 6");
-  EXPECT_EQ(of_choices([](const PlacedRow& r) { return r.choice == 1; }), "choice 1");
+  EXPECT_EQ(of_choices([](const WrongElements::PlacedRow& r) { return r.expert == 3; }),
+            "expert 3");
+  EXPECT_EQ(of_choices([](const WrongElements::PlacedRow& r) { return r.expert >= 6; }),
+            "experts >= 6");
+  EXPECT_EQ(of_choices([](const WrongElements::PlacedRow& r) { return r.choice == 1; }),
+            "choice 1");
   const auto of_rows = [](auto is_wrong) { return shape_rule(chosen(false, is_wrong))->where; };
-  EXPECT_EQ(of_rows([](const PlacedRow& r) { return std::ranges::count(r.experts, 5) > 0; }),
+  EXPECT_EQ(of_rows([](const WrongElements::PlacedRow& r) {
+              return std::ranges::count(r.experts, 5) > 0;
+            }),
             "rows that chose expert 5");
-  EXPECT_EQ(of_rows([](const PlacedRow& r) { return r.row.request == 1; }), "request 1");
+  EXPECT_EQ(of_rows([](const WrongElements::PlacedRow& r) { return r.row.request == 1; }),
+            "request 1");
 }
 
 TEST(ShapeRule, PlainerRulesAreSaidWhereTheyAreTrueToo) {
@@ -230,8 +239,10 @@ TEST(ShapeRule, OfNoiseOfABatchThereIsNone) {
       EXPECT_EQ(rule(is_wrong, kBatch), "") << seed << " one row in " << one_in;
     }
     std::mt19937 random(seed);
-    EXPECT_FALSE(shape_rule(chosen(true, [&](const PlacedRow&) { return random() % 3 == 0; })));
-    EXPECT_FALSE(shape_rule(chosen(false, [&](const PlacedRow&) { return random() % 3 == 0; })));
+    EXPECT_FALSE(shape_rule(
+        chosen(true, [&](const WrongElements::PlacedRow&) { return random() % 3 == 0; })));
+    EXPECT_FALSE(shape_rule(
+        chosen(false, [&](const WrongElements::PlacedRow&) { return random() % 3 == 0; })));
   }
 }
 

@@ -96,29 +96,32 @@ Verdict verdict(std::vector<double> want, std::vector<double> got, DType dtype =
 
 TEST(Adversarial, NanIsNeverAlike) {
   EXPECT_EQ(verdict({1, 1}, {kNan, 1}), Verdict::nonfinite);
-  EXPECT_EQ(measure({1, 1}, {kNan, 1}).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({kNan, 1}, {1, 1}).nonfinite, NonFinite::introduced);  // it hides a NaN
-  EXPECT_EQ(measure({kNan, 1}, {kNan, 1}).nonfinite, NonFinite::propagated);
+  EXPECT_EQ(measure({1, 1}, {kNan, 1}).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({kNan, 1}, {1, 1}).nonfinite,
+            Measure::NonFinite::introduced);  // it hides a NaN
+  EXPECT_EQ(measure({kNan, 1}, {kNan, 1}).nonfinite, Measure::NonFinite::propagated);
   EXPECT_EQ(verdict({kNan, 1}, {kNan, 1}), Verdict::nonfinite);
   EXPECT_EQ(verdict({1, kNan}, {1, kNan}, DType::f32, NodeClass::exact), Verdict::nonfinite);
   EXPECT_EQ(measure({1, 1, 1}, {1, 1, kNan}).excluded, 1);
 }
 
 TEST(Adversarial, Infinities) {
-  EXPECT_EQ(measure({1, 2}, {kInf, 2}).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({1, 2}, {-kInf, 2}).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({kInf}, {kInf}).nonfinite, NonFinite::propagated);
-  EXPECT_EQ(measure({kInf}, {-kInf}).nonfinite, NonFinite::introduced);  // its sign is the op's
-  EXPECT_EQ(measure({kInf}, {kNan}).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({kNan}, {kInf}).nonfinite, NonFinite::propagated);  // either may come of NaN
-  EXPECT_EQ(measure({kInf}, {3}).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({1, 2}, {kInf, 2}).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({1, 2}, {-kInf, 2}).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({kInf}, {kInf}).nonfinite, Measure::NonFinite::propagated);
+  EXPECT_EQ(measure({kInf}, {-kInf}).nonfinite,
+            Measure::NonFinite::introduced);  // its sign is the op's
+  EXPECT_EQ(measure({kInf}, {kNan}).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({kNan}, {kInf}).nonfinite,
+            Measure::NonFinite::propagated);  // either may come of NaN
+  EXPECT_EQ(measure({kInf}, {3}).nonfinite, Measure::NonFinite::introduced);
   // The exact result is above what fp16 holds: Inf and the largest number are what is expected.
-  EXPECT_EQ(measure({70000}, {kInf}, DType::f16).nonfinite, NonFinite::expected);
-  EXPECT_EQ(measure({70000}, {65504}, DType::f16).nonfinite, NonFinite::expected);
-  EXPECT_EQ(measure({-70000}, {-65504}, DType::f16).nonfinite, NonFinite::expected);
-  EXPECT_EQ(measure({70000}, {-kInf}, DType::f16).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({70000}, {kNan}, DType::f16).nonfinite, NonFinite::introduced);
-  EXPECT_EQ(measure({65504}, {kInf}, DType::f16).nonfinite, NonFinite::introduced);
+  EXPECT_EQ(measure({70000}, {kInf}, DType::f16).nonfinite, Measure::NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {65504}, DType::f16).nonfinite, Measure::NonFinite::expected);
+  EXPECT_EQ(measure({-70000}, {-65504}, DType::f16).nonfinite, Measure::NonFinite::expected);
+  EXPECT_EQ(measure({70000}, {-kInf}, DType::f16).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({70000}, {kNan}, DType::f16).nonfinite, Measure::NonFinite::introduced);
+  EXPECT_EQ(measure({65504}, {kInf}, DType::f16).nonfinite, Measure::NonFinite::introduced);
   EXPECT_EQ(verdict({70000}, {65000}, DType::f16), Verdict::introduced);
 }
 

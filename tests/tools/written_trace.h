@@ -1,6 +1,6 @@
 #pragma once
 
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "tests/fixtures.h"
 #include "traces/trace.h"
 

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "tests/helpers.h"
 #include "traces/bare_file.h"
 #include "traces/kept_result.h"
@@ -355,16 +355,15 @@ TEST_F(Bare, DamageIsAnError) {
   }
 }
 
-// What the points say that they read is what the family says.
-TEST(GraphOfPoints, IsThatOfTheFamily) {
+TEST(QwenShape, IsThatOfTheLeastModelThatShowsThePlaces) {
   for (const QwenShape& shape :
        {QwenShape{2, true}, QwenShape{3, false}, QwenShape{3, true, {0, 2}, true}}) {
     const Graph wanted = qwen_graph(shape);
-    EXPECT_EQ(graph_of_points(wanted.places()), wanted) << text_of(wanted);
+    EXPECT_EQ(qwen_graph(QwenShape::showing(wanted.places())), wanted) << text_of(wanted);
   }
   // A few points are enough, of the last layer and of what not all models have.
-  EXPECT_EQ(graph_of_points({{&point("attn.k_norm"), 0}, {&point("mlp.residual"), 3}}),
-            qwen_graph({4, true}));
+  const std::vector<Place> few = {{&point("attn.k_norm"), 0}, {&point("mlp.residual"), 3}};
+  EXPECT_EQ(qwen_graph(QwenShape::showing(few)), qwen_graph({4, true}));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "tests/helpers.h"
 #include "traces/trace.h"
 

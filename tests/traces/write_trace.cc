@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <limits>
 
-#include "src/weights/qwen_graph.h"
+#include "probes/qwen_graph.h"
 #include "traces/trace.h"
 
 namespace lockstep {

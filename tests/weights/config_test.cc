@@ -161,7 +161,7 @@ TEST(Config, reads_every_tiny_checkpoint) {
 TEST(Config, experts_are_where_the_step_and_the_list_put_them) {
   const json base = json::parse(text_of(data_path("tiny/qwen3-moe/config.json")));
   const auto layers = [&](const json& fields) { return read(with(base, fields)).experts.layers; };
-  const ExpertsConfig experts = read(base).experts;
+  const ModelConfig::Experts experts = read(base).experts;
   EXPECT_EQ(experts.count, 8);
   EXPECT_EQ(experts.chosen, 2);
   EXPECT_EQ(experts.intermediate, 96);

@@ -81,7 +81,7 @@ TEST_F(RopeTables, rows_are_those_of_transformers_from_the_same_frequencies) {
     frequencies.attention_factor = rope_frequencies(read(c.config), c.length).attention_factor;
     std::vector<float> cos(frequencies.inv_freq.size()), sin(cos.size());
     for (size_t i = 0; i < positions.size(); ++i) {
-      rope_row(frequencies, positions[i], cos, sin);
+      frequencies.put_row(positions[i], cos, sin);
       const auto wanted_cos = row(c.name + "/cos", static_cast<int64_t>(i));
       const auto wanted_sin = row(c.name + "/sin", static_cast<int64_t>(i));
       for (size_t j = 0; j < cos.size(); ++j) {
@@ -114,15 +114,15 @@ TEST_F(RopeTables, only_dynamic_and_longrope_depend_on_the_length) {
     const ModelConfig config = read(c.config);
     const bool differs =
         rope_frequencies(config, 1).inv_freq != rope_frequencies(config, int64_t{1} << 20).inv_freq;
-    EXPECT_EQ(differs, depends_on_length(config.rope));
+    EXPECT_EQ(differs, config.rope.depends_on_length());
   }
 }
 
 TEST_F(RopeTables, refuses_rows_that_do_not_fit) {
   const RopeFrequencies found = rope_frequencies(read(cases()[0].config), 1);
   std::vector<float> right(found.inv_freq.size()), wrong(right.size() - 1);
-  expect_trouble("wants 64 cosines", [&] { rope_row(found, 1, wrong, right); });
-  expect_trouble("position -1", [&] { rope_row(found, -1, right, right); });
+  expect_trouble("wants 64 cosines", [&] { found.put_row(1, wrong, right); });
+  expect_trouble("position -1", [&] { found.put_row(-1, right, right); });
   expect_trouble("at least one token", [&] { rope_frequencies(read(cases()[0].config), 0); });
 }
 

@@ -123,24 +123,24 @@ TEST(BytePairs, every_byte_must_be_a_token) {
 }
 
 TEST(Utf8, fronts_are_whole_cut_or_broken) {
-  const auto is = [](std::string_view bytes, Utf8Kind kind, size_t length) {
+  const auto is = [](std::string_view bytes, Utf8Front::Kind kind, size_t length) {
     const Utf8Front front = utf8_front(bytes);
     EXPECT_EQ(front.kind, kind) << bytes;
     EXPECT_EQ(front.length, length) << bytes;
   };
-  is("a\xC3", Utf8Kind::whole, 1);
-  is("\xC3\xA9x", Utf8Kind::whole, 2);
-  is("\xEF\xBF\xBD", Utf8Kind::whole, 3);
-  is("\xF0\x9F\x99\x82", Utf8Kind::whole, 4);
-  is("\xF0\x9F\x99", Utf8Kind::cut, 3);
-  is("\xE6", Utf8Kind::cut, 1);
-  is("\x80\x80", Utf8Kind::broken, 1);
-  is("\xC0\x80", Utf8Kind::broken, 1);      // overlong
-  is("\xE0\x80\x80", Utf8Kind::broken, 1);  // overlong
-  is("\xED\xA0\x80", Utf8Kind::broken, 1);  // a surrogate
-  is("\xF4\x90\x80\x80", Utf8Kind::broken, 1);
-  is("\xF5\x80\x80\x80", Utf8Kind::broken, 1);
-  is("\xF0\x9F\x99x", Utf8Kind::broken, 3);
+  is("a\xC3", Utf8Front::Kind::whole, 1);
+  is("\xC3\xA9x", Utf8Front::Kind::whole, 2);
+  is("\xEF\xBF\xBD", Utf8Front::Kind::whole, 3);
+  is("\xF0\x9F\x99\x82", Utf8Front::Kind::whole, 4);
+  is("\xF0\x9F\x99", Utf8Front::Kind::cut, 3);
+  is("\xE6", Utf8Front::Kind::cut, 1);
+  is("\x80\x80", Utf8Front::Kind::broken, 1);
+  is("\xC0\x80", Utf8Front::Kind::broken, 1);      // overlong
+  is("\xE0\x80\x80", Utf8Front::Kind::broken, 1);  // overlong
+  is("\xED\xA0\x80", Utf8Front::Kind::broken, 1);  // a surrogate
+  is("\xF4\x90\x80\x80", Utf8Front::Kind::broken, 1);
+  is("\xF5\x80\x80\x80", Utf8Front::Kind::broken, 1);
+  is("\xF0\x9F\x99x", Utf8Front::Kind::broken, 3);
 }
 
 TEST(Utf8, characters_are_taken_and_a_cut_one_is_left) {

@@ -51,6 +51,7 @@ std::string subject_of(const Result& result) {
   return text;
 }
 
+// The figures that a reader asks for first; what was not measured is left out.
 void write_stats(Html& html, const Result& result) {
   const auto stats = html.open("dl", {{"class", "stats"}});
   write_stat(html, "nodes judged", std::to_string(result.judged),
@@ -96,6 +97,8 @@ void write_band(Html& html, const Result& result, const PageTop& top) {
   write_stats(html, result);
 }
 
+// Green for identical and noise, red for different, grey where it cannot be told: the colours of a
+// judged run.
 void write_band(Html& html, const DiffResult& result) {
   const bool alike =
       result.verdict == DiffVerdict::identical || result.verdict == DiffVerdict::noise;

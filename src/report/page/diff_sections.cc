@@ -27,6 +27,7 @@ std::string row_class_of(const DiffPlace& p) {
   return fmt::format("v-{}", kind.ends_with("differs") ? "differs" : kind);
 }
 
+// The text of a cell, for who points at it and for who hears the page read.
 std::string line_of(const DiffPlace& p) {
   std::string line = fmt::format("{}: {}; {} of {} rows equal", text_of(p.place),
                                  meaning_of_mark(mark_of(p)), p.equal, p.rows);
@@ -38,6 +39,8 @@ std::string line_of(const DiffPlace& p) {
 
 }  // namespace
 
+// Cells are coloured by the kinds that a judged run has, so that both pages share one style and one
+// filter.
 void write_map(Html& html, const DiffResult& result) {
   if (result.places.empty()) return;
   const Part part(html, "map", "Every op of every layer",
@@ -68,6 +71,7 @@ void write_map(Html& html, const DiffResult& result) {
   write_place_map(html, cells, choices);
 }
 
+// Every number of the map once more, as a table: each cell links to its row.
 void write_places(Html& html, const DiffResult& result) {
   if (!result.structure.empty()) {
     const Part part(html, "structure", "What makes them no runs of the same thing");

@@ -20,6 +20,8 @@ struct Nearness {
   int wrong = 0;
 };
 
+// By kind of op, the nearest of its right places. Wrong ones are counted apart: their bars would be
+// full and say nothing.
 std::map<OpKind, Nearness> nearness_of(const Result& result) {
   const std::vector<bool> wrong = wrong_places(result);
   std::map<OpKind, Nearness> all;
@@ -74,6 +76,7 @@ void write_facts(Html& html, const std::map<std::string, std::string>& facts) {
   }
 }
 
+// The scope of the verdict, as sentences: a clean run is clean within these bounds alone.
 std::vector<std::string> scope_of(const Result& result) {
   const Scope& s = result.scope;
   std::vector<std::string> lines = {
@@ -129,6 +132,7 @@ void write_untested(Html& html, const Result& result) {
   write_list(html, "Notes", result.notes);
 }
 
+// Folded, for it has a row an op.
 void write_places(Html& html, const Result& result) {
   if (result.places.empty()) return;
   const Part part(html, "places", "All ops",
@@ -177,13 +181,14 @@ void write_origin(Html& html, const Result& result) {
   write_facts(html, limits);
 }
 
+// Cells keep the number format of the text report.
 void write_table(Html& html, const Table& table, std::string_view kind) {
   const auto scroll = html.open("div", {{"class", "scroll"}, {"tabindex", "0"}});
   const auto list = html.open("table", {{"class", fmt::format("list {}", kind)}});
   if (!table.title.empty()) html.leaf("caption", table.title);
   const auto is_number = [&](size_t column) {
-    if (table.columns[column].align != Align::by_content)
-      return table.columns[column].align == Align::right;
+    if (table.columns[column].align != Table::Align::by_content)
+      return table.columns[column].align == Table::Align::right;
     return !table.rows.empty() && table.rows[0][column].index() != 0;
   };
   {

@@ -41,6 +41,7 @@ double x_of(size_t place, size_t places) {
   return (static_cast<double>(place) + 0.5) / static_cast<double>(places) * kWidth;
 }
 
+// The y axis: whole powers of ten around all that is drawn.
 Decades decades_of(const Result& result) {
   Decades decades;
   for (const PlaceSummary& p : result.places) {
@@ -92,6 +93,8 @@ void write_total(Html& html, const Result& result, const Decades& decades) {
   if (!path.empty()) html.single("path", {{"class", "total"}, {"d", path}});
 }
 
+// Right dots are drawn first and wrong ones over them, in two calls. One that is not finite stands
+// at the top.
 void write_dots(Html& html, const Result& result, const Decades& decades, bool of_wrong) {
   const std::vector<bool> wrong = wrong_places(result);
   for (size_t i = 0; i < result.places.size(); ++i) {
@@ -112,6 +115,8 @@ void write_dots(Html& html, const Result& result, const Decades& decades, bool o
   }
 }
 
+// Labels are HTML over the picture: SVG text would be stretched with it. At most nine on one axis
+// and twelve layers on the other.
 void write_axes(Html& html, const Result& result, const Decades& decades) {
   const auto at_y = [&](double y, const std::string& text) {
     html.leaf("span", text,
@@ -156,6 +161,8 @@ void write_key(Html& html, const Result& result) {
 
 }  // namespace
 
+// The picture is stretched to the page's width (preserveAspectRatio none): lines keep their width
+// by vector-effect.
 void write_growth(Html& html, const Result& result) {
   const auto shown = [](const PlaceSummary& p) { return p.measured || p.compared; };
   if (std::ranges::none_of(result.places, shown)) return;

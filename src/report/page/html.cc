@@ -1,3 +1,6 @@
+// The only place that puts text into HTML. Text and attribute values pass through html_escaped(),
+// tags are literals of this program, and an Element closes its tag when its scope ends: a page can
+// be cut short by an exception and not by a forgotten end tag.
 #include "src/report/page/html.h"
 
 #include <cstdint>
@@ -29,6 +32,8 @@ bool is_control(char c) {
 
 }  // namespace
 
+// For text and for attributes alike. Bytes that are no UTF-8 and control characters become U+FFFD:
+// names come from files.
 std::string html_escaped(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -64,7 +69,7 @@ Html::Element::~Element() {
 void Html::start(std::string_view tag, Attributes attributes, std::string_view end) {
   out_ += '<';
   out_ += tag;
-  for (const Attribute& attribute : attributes) {
+  for (const Html::Attribute& attribute : attributes) {
     out_ += ' ';
     out_ += attribute.name;
     out_ += "=\"";
@@ -96,6 +101,8 @@ void Html::script(std::string_view code) {
   out_ += code;
 }
 
+// No < is left, so that nothing in the data can end the element; spaces between tokens go, as a
+// third of a long result is indentation.
 void Html::json(std::string_view id, std::string_view json) {
   const Element element = open("script", {{"type", "application/json"}, {"id", id}});
   bool in_string = false;

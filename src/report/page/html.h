@@ -11,13 +11,13 @@ namespace lockstep {
 // no UTF-8, or a control character that HTML does not know, is a replacement character.
 std::string html_escaped(std::string_view text);
 
-struct Attribute {
-  std::string_view name, value;
-};
-using Attributes = std::initializer_list<Attribute>;
-
 class Html {
  public:
+  struct Attribute {
+    std::string_view name, value;
+  };
+  using Attributes = std::initializer_list<Attribute>;
+
   // An element that was opened; it closes when its scope ends.
   class Element {
    public:

@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kTallRows = 24;  // layers beyond which cells are less high
 
+// A link, so that the map works without the script.
 void write_cell(Html& html, const std::vector<MapCell>& cells, size_t i) {
   const MapCell& cell = cells[i];
   html.leaf("a", cell.glyph,
@@ -62,17 +63,18 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
     for (const int point : points) {
       const auto place = html.open("td");
       const auto cell = std::ranges::find_if(cells, [&](const MapCell& c) {
-        return c.place.layer == layer && order_of(*c.place.point) == point;
+        return c.place.layer == layer && c.place.point->order() == point;
       });
       if (cell != cells.end()) write_cell(html, cells, cell - cells.begin());
     }
   }
 }
 
+// Layers down, points across; cells shrink where there are many layers.
 void write_layers(Html& html, const std::vector<MapCell>& cells) {
   std::set<int> layers, points;
   for (const MapCell& c : cells)
-    if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(order_of(*c.place.point));
+    if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(c.place.point->order());
   if (layers.empty()) return;
   const bool tall = layers.size() > kTallRows;
   const auto table =
@@ -95,6 +97,7 @@ void write_layers(Html& html, const std::vector<MapCell>& cells) {
   write_rows(html, cells, layers, points);
 }
 
+// Choices without a cell are not offered.
 std::vector<FilterChoice> choices_of(const Result& result) {
   std::vector<FilterChoice> choices;
   const auto add = [&](const std::string& id, const Mark& mark, size_t cells) {
@@ -118,6 +121,7 @@ std::vector<FilterChoice> choices_of(const Result& result) {
 
 }  // namespace
 
+// Places of no layer stand above or below the table, as they are computed before or after.
 void write_place_map(Html& html, const std::vector<MapCell>& cells,
                      const std::vector<FilterChoice>& choices) {
   std::vector<size_t> before, after;
@@ -134,6 +138,7 @@ void write_place_map(Html& html, const std::vector<MapCell>& cells,
             {{"class", "readout"}, {"id", "readout"}, {"aria-live", "polite"}});
 }
 
+// A wrong cell leads to its description, another one to its row in the table.
 void write_map(Html& html, const Result& result) {
   if (result.places.empty()) return;
   const Part part(html, "map", "Every op of every layer",

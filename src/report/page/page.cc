@@ -18,6 +18,7 @@ constexpr std::string_view kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'";
 
+// The policy forbids every connection: a page may be mailed and opened anywhere.
 void write_head(Html& html, std::string_view title) {
   const auto head = html.open("head");
   html.single("meta", {{"charset", "utf-8"}});
@@ -30,6 +31,7 @@ void write_head(Html& html, std::string_view title) {
 }
 
 // Writes the frame of a page: `band`, then `body` in its middle.
+// The whole result goes along as JSON: who has the page has the numbers.
 template <typename Band, typename Body>
 std::string page(std::string_view title, const std::string& json, Band band, Body body) {
   Html html;
@@ -101,6 +103,8 @@ std::string page_of(const Result& result) {
                   .json = report_json(result)});
 }
 
+// In the order of a reader's questions: where, what, since when, which tokens, how near were the
+// others, what was not looked at, every number.
 std::string page_of(const Result& result, const PageTop& top) {
   return page(
       top.title, top.json, [&](Html& html) { write_band(html, result, top); },

@@ -17,6 +17,7 @@ std::string short_number(double x, bool measured) {
 std::string row_id(size_t place) { return fmt::format("p{}", place); }
 std::string part_id(size_t place) { return fmt::format("w{}", place); }
 
+// All that is known of a place in one line; what was not measured is not said.
 std::string line_of(const PlaceSummary& p, const Mark& mark) {
   std::string line = fmt::format("{}: {}", text_of(p.place), mark.says);
   if (!p.ancestor.empty()) line += ", from " + p.ancestor;

@@ -27,6 +27,7 @@ std::string shown(const std::string& token) {
   return text;
 }
 
+// Four times as far a shade: within an ulp any token may win.
 std::string_view shade_of(double margin) {
   if (margin <= 1) return "m0";
   if (margin <= 4) return "m1";
@@ -77,6 +78,7 @@ class TokenStrip {
   std::map<int32_t, const Flip*> flips_;
 };
 
+// The end of the prompt, and the beginning of what was chosen.
 void write_request(Html& html, const RequestResult& request) {
   const size_t prompt = request.prompt.size();
   const size_t first = prompt > kMostPrompt ? prompt - kMostPrompt : 0;

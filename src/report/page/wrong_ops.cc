@@ -34,7 +34,7 @@ size_t band_of(double budgets) {
   return band;
 }
 
-std::string range_of(const Buckets& buckets, size_t i, int64_t extent) {
+std::string range_of(const ErrorProfile::Buckets& buckets, size_t i, int64_t extent) {
   const int64_t first = i * buckets.width;
   const int64_t last = std::min(first + buckets.width, extent > 0 ? extent : INT64_MAX) - 1;
   return first == last ? std::to_string(first) : fmt::format("{}-{}", first, last);
@@ -196,13 +196,13 @@ void write_worst(Html& html, const PlaceSummary& place) {
   for (size_t a = 0; a < inner; ++a)
     table.columns.emplace_back(a < axes.size() ? axes[a] : "element");
   for (const char* name : {"want", "got", "budgets"}) table.columns.emplace_back(name);
-  for (const WorstElement& e : place.errors.worst) {
+  for (const ErrorProfile::WorstElement& e : place.errors.worst) {
     std::vector<Cell>& row =
         table.rows.emplace_back(std::vector<Cell>{int64_t{e.request}, int64_t{e.pass}});
     for (const int64_t i : e.index) row.emplace_back(i);
     row.insert(row.end(), {e.want, e.got, short_number(e.budgets)});
   }
-  table.columns.back().align = Align::right;
+  table.columns.back().align = Table::Align::right;
   html.leaf("h4", fmt::format("The {} worst elements", place.errors.worst.size()));
   write_table(html, table, "tight");
 }
