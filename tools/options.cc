@@ -276,6 +276,13 @@ void add_fail_fast_option(CLI::App& app, bool& fail_fast) {
   app.add_flag("--fail-fast", fail_fast, "stop after the first pass with a finding");
 }
 
+void add_error_budget_option(CLI::App& app, bool& error_budget) {
+  begin_group(app, "Judge");
+  app.add_flag("--error-budget", error_budget,
+               "share out the error of the logits: how much of it each op's own error causes "
+               "(keeps every tensor in memory)");
+}
+
 void add_format_option(CLI::App& app, std::string& format) {
   begin_group(app, "Output");
   add_choice(app, "--format", format, format_names(), "how the result is printed (table)");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "probes/graph.h"
+#include "src/judge/error_budget.h"
 #include "src/judge/reached.h"
 #include "src/stats/error_profile.h"
 #include "src/stats/shape_rule.h"
@@ -193,6 +194,7 @@ struct Result {
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;
   std::optional<LogitsSummary> logits;
+  std::optional<ErrorBudget> error_budget;  // none: it was not asked for
   Scope scope;
   std::map<std::string, std::string> provenance;
   std::map<std::string, double> limits;
