@@ -57,6 +57,9 @@ void add_error_budget_option(CLI::App& app, bool& error_budget);
 // --modes: a text for modes_from.
 CLI::Option* add_modes_option(CLI::App& app, std::string& modes);
 
+// --determinism: how often the same is served; 0: not asked for.
+CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats);
+
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);
 

@@ -28,6 +28,7 @@ int run_command(Args args) {
                "run again with what was found wrong put right, all of it and all but one, and "
                "compute the worst elements a second time, by another hand than the oracle's");
   CLI::Option* modes = add_modes_option(app, options.modes);
+  CLI::Option* determinism = add_determinism_option(app, options.determinism)->excludes(modes);
   add_limits_option(app, options.limits);
   add_rounding_options(app, options.rounding);
   add_accumulator_option(app, options.accumulator);
@@ -35,19 +36,25 @@ int run_command(Args args) {
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
         "--confirm", "--fail-fast", "--error-budget", "--limits", "--schema", "--rounding",
         "--accumulator"})
-    modes->excludes(app.get_option(of_reference));
+    for (CLI::Option* alone : {modes, determinism}) alone->excludes(app.get_option(of_reference));
   add_result_options(app, options.report);
   if (!parse(app, args,
              "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --trace once.trace --keep full\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --fault rope-interleaved@layer=3\n"
-             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"))
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"
+             "  lockstep run --model Qwen3-0.6B --prompt 'Once' --determinism 3\n"))
     return 0;
   check_outputs(options.report, {{"--model", options.model.model},
                                  {"--trace", options.observe.trace},
                                  {"--limits", options.limits},
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
+  if (options.determinism > 0) {
+    const Determinism bits = run_determinism(options, command_line_of("run", args));
+    put(document_of(bits), options.report);
+    return exit_status(bits);
+  }
   const Result result = run(options, command_line_of("run", args));
   const std::string& trace = options.observe.trace;
   const NextSteps steps{.serves = options.modes.empty(),

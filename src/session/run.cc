@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "src/session/confirm.h"
+#include "src/session/determinism.h"
 #include "src/session/judged_run.h"
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
@@ -85,6 +86,22 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
     result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
                                        fault_of(fault).needs));
   return result;
+}
+
+Determinism run_determinism(const RunOptions& options,
+                            const std::vector<std::string>& command_line) {
+  const std::vector<FaultRequest> faults = parse_faults(options.faults);
+  const Session session = open_session(options.model);
+  Progress progress(options.report.detail);
+  return run_determinism({.checkpoint = session.checkpoint,
+                          .engine = session.engine,
+                          .requests = session.requests,
+                          .faults = faults,
+                          .repeats = options.determinism,
+                          .ops = session.ops,
+                          .can_graph = session.engine.graph && faults.empty(),
+                          .provenance = provenance_of(session, command_line),
+                          .progress = [&](const std::string& line) { progress.show(line); }});
 }
 
 }  // namespace lockstep
