@@ -28,23 +28,6 @@ TextKey text_key(const Place& place) { return {order_of(*place.point), place.lay
 
 const TextKey kLogitsKey = text_key({&point("logits"), -1});
 
-// Where a row of a place was stored.
-struct Spot {
-  const RecordedTensor* tensor = nullptr;
-  int64_t row = 0;
-};
-
-struct KnownText {
-  std::map<int32_t, int32_t> tokens;   // by position
-  std::map<int32_t, int64_t> lengths;  // of the request after the pass of the position
-  std::set<int32_t> computed, logit_rows;
-  std::map<TextKey, std::map<int32_t, Spot>> spots;
-
-  bool is_whole() const {
-    return !tokens.empty() && tokens.rbegin()->first + 1 == std::ssize(tokens);
-  }
-};
-
 bool can_be_shared_out(const RecordedTensor& tensor) {
   const bool indices = tensor.point->op == OpKind::argmax;
   return !tensor.point->is_cache() && !indices && !tensor.data.view().empty() &&
@@ -59,6 +42,23 @@ bool is_of_last(const Place& place) {
 }  // namespace
 
 struct ErrorBudgetMaker::State {
+  // Where a row of a place was stored.
+  struct Spot {
+    const RecordedTensor* tensor = nullptr;
+    int64_t row = 0;
+  };
+
+  struct KnownText {
+    std::map<int32_t, int32_t> tokens;   // by position
+    std::map<int32_t, int64_t> lengths;  // of the request after the pass of the position
+    std::set<int32_t> computed, logit_rows;
+    std::map<TextKey, std::map<int32_t, Spot>> spots;
+
+    bool is_whole() const {
+      return !tokens.empty() && tokens.rbegin()->first + 1 == std::ssize(tokens);
+    }
+  };
+
   Graph graph;
   std::vector<Pass> passes = {};
   std::map<int32_t, KnownText> texts = {};
