@@ -1,5 +1,4 @@
 // The table of commands, the only catch, the only exit.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,7 +6,6 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -19,7 +17,7 @@
 #include "src/help/help_text.h"
 #include "src/report/output.h"
 #include "src/screen/screen.h"
-#include "src/session/build_info.h"
+#include "src/session/process_start.h"
 #include "src/weights/mapped_watch.h"
 #include "tools/commands.h"
 
@@ -62,26 +60,6 @@ constexpr auto kCommands = std::to_array<Command>({
     {"man", "How is it used?", "print the manual page", man_command},
 });
 
-// The version, and what a report of trouble needs to say of this build.
-std::string version_text() {
-  const auto library = [](std::string_view version, std::string_view without) {
-    return version.empty() ? fmt::format("none: {}", without) : std::string(version);
-  };
-  const std::string_view sha = kGitSha;
-  return fmt::format(
-      "lockstep {}\n"
-      "commit    {}{}\n"
-      "build     {}, {}\n"
-      "compiler  {}\n"
-      "oneDNN    {}\n"
-      "LibTorch  {}\n"
-      "CUDA      {}\n",
-      kToolVersion, sha.empty() ? "not known" : sha, kGitDirty ? ", with changes" : "", kBuildType,
-      kBuildFlags, kCompiler, kOneDnnVersion,
-      library(kLibTorchVersion, "it judges nothing (LOCKSTEP_TORCH=OFF)"),
-      library(kCudaVersion, "it has the CPU alone (LOCKSTEP_CUDA=OFF)"));
-}
-
 int dispatch(Args args) {
   if (args.empty()) {
     fmt::print(stderr, "{}", overview_text(command_pages(), prose_width(screen_of(STDERR_FILENO))));
@@ -100,28 +78,6 @@ int dispatch(Args args) {
   std::ranges::transform(kCommands, names.begin(), &Command::name);
   fail("lockstep has no command \"{}\"{} (`lockstep --help` lists them)", name,
        did_you_mean(name, names));
-}
-
-// Two things can only be told before a process begins: by starting again. OpenMP's threads
-// (LibTorch's and oneDNN's) spin while they wait, which costs tenfold as soon as another process
-// shares the cores. And the system clears new memory 4 KiB at a time unless it is asked for huge
-// pages (glibc 2.35 on; elsewhere nothing changes), which is a third of the time of judging a long
-// prompt: all that two models and an engine show of it is kept.
-void start_again_prepared(char** argv) {
-  const auto told = [](const char* name) { return std::getenv(name) != nullptr; };
-  if (told("OMP_WAIT_POLICY") && told("GLIBC_TUNABLES")) return;
-  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
-  setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", /*overwrite=*/0);
-  execv("/proc/self/exe", argv);  // returns only when it cannot: then it is slow, not wrong
-}
-
-// A descriptor that the caller closed would be given to the next file that is opened, and what is
-// printed would go into it. Each is opened so that its use fails, as it did: a result that reached
-// nobody is trouble.
-void open_standard_descriptors() {
-  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (fcntl(descriptor, F_GETFD) == -1)
-      open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 // Whether or not there is somebody to tell. A library's exception is told as one of ours is.

@@ -1,0 +1,76 @@
+#include "src/bench/measure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/base/thread_pool.h"
+#include "src/bench/cpu_bench.h"
+#include "src/bench/device_bench.h"
+#include "src/bench/device_roofs.h"
+#include "src/bench/judging_bench.h"
+#include "src/bench/shapes.h"
+#include "src/bench/synthetic.h"
+#include "src/report/output.h"
+
+namespace lockstep {
+namespace {
+
+// The figures that `measure` returns of the shapes of that name, each with its own checkpoint,
+// which is gone before the next is made.
+template <typename Measure>
+std::vector<Figure> measure_shapes(const std::string& name, Measure measure) {
+  Progress progress;
+  std::vector<Figure> figures;
+  for (const BenchShape& shape : bench_shapes()) {
+    if (name != shape.name && (name != "all" || shape.large)) continue;
+    const auto show = [&](const char* what) {
+      progress.show(fmt::format("{}: {}", shape.name, what));
+    };
+    show("making weights");
+    const Checkpoint checkpoint = synthetic_checkpoint(shape.config);
+    std::ranges::move(measure(shape.name, checkpoint, show), std::back_inserter(figures));
+  }
+  return figures;
+}
+
+// The figures of the roofs are known when all else is measured, and are said first.
+std::vector<Figure> after_roofs(std::vector<Figure> roofs, const std::vector<Figure>& figures) {
+  roofs.insert(roofs.end(), figures.begin(), figures.end());
+  return roofs;
+}
+
+std::vector<Figure> measure_judging(const std::string& name, Device device, int threads) {
+  return measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
+    show("judging");
+    return judging_figures(shape, time_judging(checkpoint, device, threads));
+  });
+}
+
+std::vector<Figure> measure_on_cpu(const std::string& name, int threads) {
+  CpuRoofs roofs(threads);
+  const std::vector<Figure> figures =
+      measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
+        return measure_cpu(shape, checkpoint, threads, roofs, show);
+      });
+  return after_roofs(roofs.figures(), figures);
+}
+
+std::vector<Figure> measure_on_device(const std::string& name, Device device) {
+  DeviceRoofs roofs(device);
+  const std::vector<Figure> figures =
+      measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
+        return measure_device(shape, checkpoint, roofs, show);
+      });
+  return after_roofs(roofs.figures(), figures);
+}
+
+}  // namespace
+
+std::vector<Figure> measured(const std::string& shape, Device device, int threads, bool judging) {
+  const int all = threads == 0 ? machine_threads() : threads;
+  if (judging) return measure_judging(shape, device, all);
+  return device == Device::cpu ? measure_on_cpu(shape, all) : measure_on_device(shape, device);
+}
+
+}  // namespace lockstep
