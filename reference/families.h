@@ -15,6 +15,7 @@ struct Family {
   Graph (*graph)(const ModelConfig&);
   std::unique_ptr<ReferenceModel> (*make)(const Checkpoint&, const ReferenceOptions&,
                                           DType compute);
+  std::unique_ptr<ErrorSharer> (*make_sharer)(const Checkpoint&, const ReferenceOptions&);
 };
 
 // Throws Error when the reference does not know the architecture.

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,12 +28,19 @@ namespace {
 constexpr int64_t kBlock = 1 << 17;
 // The same on a device, where a product must be large to be fast: 256 MiB, twice for a magnitude.
 constexpr int64_t kDeviceBlock = 1 << 25;
+// And on the CPU where one product after another is added up, each by all threads: 8 MiB.
+constexpr int64_t kSummedBlock = 1 << 20;
 
 // The checkpoint's name of a tensor of that place.
 std::string name_at(const Place& place, const char* part) {
   const std::string layer =
       place.layer < 0 ? "" : "model.layers." + std::to_string(place.layer) + ".";
   return layer + std::string(place.point->weight) + part;
+}
+
+std::string name_of_expert(const Place& place, int64_t expert) {
+  return fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, expert,
+                     place.point->weight);
 }
 
 }  // namespace
@@ -172,8 +180,7 @@ at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const a
     at::Tensor size, their_halves, of_those;
     if (tf32) of_those = row_halves.index_select(0, those);
     const HeldWeights::Tf32 part{&of_those, &their_halves};
-    const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", place.layer, e,
-                                         place.point->weight);
+    const std::string name = name_of_expert(place, e);
     put(y, those,
         product(name, rows.index_select(0, those), magnitude ? &size : nullptr,
                 tf32 ? &part : nullptr));
@@ -184,6 +191,40 @@ at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const a
   if (magnitude) *magnitude = by_token(*magnitude);
   if (tf32) *tf32->halves = by_token(*tf32->halves);
   return by_token(y);
+}
+
+at::Tensor HeldWeights::back(const std::string& name, const at::Tensor& g) const {
+  const at::Tensor weight = stored(name);
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  const at::Tensor x = at::zeros({g.size(0), inputs}, g.options());
+  const auto work = static_cast<double>(weight.numel()) * static_cast<double>(g.size(0) + 10);
+  const Threads threads(gpu_ < 0 ? work : 0, threads_);
+  const int64_t rows =
+      std::max<int64_t>(1, (gpu_ < 0 ? kSummedBlock : kDeviceBlock) / std::max<int64_t>(1, inputs));
+  for (int64_t first = 0; first < outputs; first += rows) {
+    const int64_t count = std::min(rows, outputs - first);
+    x.addmm_(g.narrow(1, first, count), widened(weight.narrow(0, first, count)));
+  }
+  return x;
+}
+
+at::Tensor HeldWeights::back(const Place& place, const at::Tensor& g) const {
+  return back(name_at(place, ".weight"), g);
+}
+
+at::Tensor HeldWeights::experts_back(const Place& place, const at::Tensor& g,
+                                     const at::Tensor& chosen) const {
+  const at::Tensor flat = chosen.flatten(), rows = g.flatten(0, 1);
+  at::Tensor x;
+  for (int64_t e = 0; e < config().experts.count; ++e) {
+    const at::Tensor those = at::nonzero(flat == e).flatten();
+    if (those.size(0) == 0) continue;
+    const at::Tensor part =
+        back(name_of_expert(place, e), rows.index_select(0, those).contiguous());
+    if (!x.defined()) x = at::zeros({rows.size(0), part.size(1)}, part.options());
+    x.index_copy_(0, those, part);
+  }
+  return x.view({chosen.size(0), chosen.size(1), -1});
 }
 
 }  // namespace lockstep

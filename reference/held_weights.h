@@ -63,6 +63,11 @@ class HeldWeights {
   // y [tokens, k, out]. Throws Error for a choice that is no expert.
   at::Tensor experts(const Place& place, const at::Tensor& x, const at::Tensor& chosen,
                      at::Tensor* magnitude, const Tf32* tf32) const;
+  // g W of the linear op at `place`: the derivative by x of the sum of g y, g [tokens, out],
+  // [tokens, in].
+  at::Tensor back(const Place& place, const at::Tensor& g) const;
+  // The same of each chosen expert: g [tokens, k, out], [tokens, k, in].
+  at::Tensor experts_back(const Place& place, const at::Tensor& g, const at::Tensor& chosen) const;
 
  private:
   using Kept = std::map<std::string, at::Tensor>;
@@ -72,6 +77,7 @@ class HeldWeights {
   at::Tensor stored(const std::string& name) const;
   at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
                      const Tf32* tf32) const;
+  at::Tensor back(const std::string& name, const at::Tensor& g) const;
   at::Tensor widened(const at::Tensor& part) const;
   at::Tensor whole(const std::string& name) const;
 

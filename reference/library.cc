@@ -52,6 +52,12 @@ class Library final : public ReferenceLibrary {
     return family_of(checkpoint.config()).make(checkpoint, options, compute);
   }
 
+  std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint& checkpoint,
+                                            const ReferenceOptions& options) override {
+    check_options(options);
+    return family_of(checkpoint.config()).make_sharer(checkpoint, options);
+  }
+
   std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
                                          const ReferenceOptions& options) override {
     check_options(options);

@@ -8,11 +8,13 @@
 //     oracle      each op alone, in fp64, of inputs that are given: what an op is judged by
 //     model       the whole model around scaled_dot_product_attention, in fp64 or rounded: what an
 //                 error has become further on, and which tokens follow
+//     sharer      the model once more, differentiated: which op's error becomes which of the logits
 //     hypotheses  each op computed wrongly in a known way: what a finding looks like
 #pragma once
 
 #include <memory>
 
+#include "src/judge/error_sharer.h"
 #include "src/judge/hypotheses.h"
 #include "src/judge/oracle.h"
 #include "src/weights/checkpoint.h"
@@ -39,6 +41,8 @@ class ReferenceLibrary {
   // first cast to `options.dtype`.
   virtual std::unique_ptr<ReferenceModel> model(const Checkpoint&, const ReferenceOptions&,
                                                 DType compute) = 0;
+  // Tells how much of the error of the logits each op causes, weights as cast to `options.dtype`.
+  virtual std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint&, const ReferenceOptions&) = 0;
   // The ways in which its ops may be computed wrongly, by the oracle's arithmetic.
   virtual std::unique_ptr<Hypotheses> hypotheses(const Checkpoint&, const ReferenceOptions&) = 0;
 };

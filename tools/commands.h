@@ -21,6 +21,7 @@ struct Command {
   std::string_view situation;  // the question that it answers; neighbours share it
   std::string_view summary;
   int (*run)(Args args);
+  bool computes = false;  // tensors: then its process is prepared for that (src/session/process.h)
 };
 std::span<const Command> commands();
 

@@ -17,7 +17,7 @@ int judge_command(Args args) {
       "were not kept is inconclusive. A verdict on all of the trace is kept in it, for inspect and "
       "report.\nExit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
-  bool fail_fast = false;
+  bool fail_fast = false, error_budget = false;
   std::string path, model, limits, accumulator, pairs;
   RoundingOptions rounding;
   ObserveOptions observe;
@@ -30,17 +30,20 @@ int judge_command(Args args) {
   add_accumulator_option(app, accumulator);
   add_rope_pairs_option(app, pairs);
   add_fail_fast_option(app, fail_fast);
+  add_error_budget_option(app, error_budget);
   add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
              "  lockstep judge once.trace --model Qwen3-0.6B --layers 3 --json result.json\n"
+             "  lockstep judge once.trace --model Qwen3-0.6B --error-budget\n"
              "  lockstep judge theirs.h5 --model Qwen3-0.6B --schema vllm\n"))
     return 0;
   check_outputs(report, {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
   JudgeOptions options{.selection = observe.selection(),
                        .limits = limits_of(limits),
                        .accumulator = accumulator_of(accumulator),
-                       .fail_fast = fail_fast};
+                       .fail_fast = fail_fast,
+                       .error_budget = error_budget};
   ask_for(rounding, options);
   const Checkpoint checkpoint = Checkpoint::open(model);
   const Result result = judge_trace(path, checkpoint, options, report.detail, pairs);

@@ -25,43 +25,45 @@ namespace {
 
 constexpr auto kCommands = std::to_array<Command>({
     {"run", "Is the engine right?", "run engine beside reference and judge every op (start here)",
-     run_command},
+     run_command, /*computes=*/true},
     {"judge", "Is the engine right?", "judge a saved trace: each op against its exact result",
-     judge_command},
+     judge_command, /*computes=*/true},
     {"check", "What changed, and what was computed?",
-     "hold a run to a kept baseline, for continuous integration", check_command},
+     "hold a run to a kept baseline, for continuous integration", check_command, /*computes=*/true},
     {"diff", "What changed, and what was computed?",
-     "compare two traces and name the first place where they differ", diff_command},
+     "compare two traces and name the first place where they differ", diff_command,
+     /*computes=*/true},
     {"inspect", "What changed, and what was computed?",
      "show what is in a trace: provenance, digests, numbers", inspect_command},
     {"replay", "What changed, and what was computed?",
      "compute one op again on what a trace kept: yours, Lockstep's, the exact result",
-     replay_command},
+     replay_command, /*computes=*/true},
     {"repro", "What changed, and what was computed?",
-     "write a folder that shows one wrong op without Lockstep", repro_command},
+     "write a folder that shows one wrong op without Lockstep", repro_command, /*computes=*/true},
     {"report", "What changed, and what was computed?",
      "draw a page for people of a result or a trace", report_command},
     {"schedule", "What changed, and what was computed?",
      "make, show and check the instructions of a persistent kernel", schedule_command},
     {"generate", "What changed, and what was computed?", "run the engine alone and print the text",
-     generate_command},
+     generate_command, /*computes=*/true},
     {"selftest", "Can the verdict be trusted, and how tight is it?",
-     "measure whether the judge can be trusted on a model", selftest_command},
+     "measure whether the judge can be trusted on a model", selftest_command, /*computes=*/true},
     {"calibrate", "Can the verdict be trusted, and how tight is it?",
-     "learn from clean runs how tight the limits of this engine can be", calibrate_command},
+     "learn from clean runs how tight the limits of this engine can be", calibrate_command,
+     /*computes=*/true},
     {"model", "What is there?", "show what was understood of a checkpoint", model_command},
     {"points", "What is there?", "list the places in a model where a tensor can be seen",
      points_command},
     {"faults", "What is there?", "list the bugs that --fault can seed", faults_command},
     {"bench", "How fast is it here?", "measure the engine as shares of what this machine can give",
-     bench_command},
+     bench_command, /*computes=*/true},
     {"help", "How is it used?", "explain a command, or a word of the screens", help_command},
     {"completions", "How is it used?", "print what bash or zsh needs to complete a command line",
      completions_command},
     {"man", "How is it used?", "print the manual page", man_command},
 });
 
-int dispatch(Args args) {
+int dispatch(char** argv, Args args) {
   if (args.empty()) {
     fmt::print(stderr, "{}",
                overview_text(command_pages(), screen_of(STDERR_FILENO).prose_width()));
@@ -74,8 +76,11 @@ int dispatch(Args args) {
   }
   const Args rest{args.subspan(1)};
   if (name == "--help" || name == "-h") return help_command(rest);
-  for (const Command& c : kCommands)
-    if (c.name == name) return c.run(rest);
+  for (const Command& c : kCommands) {
+    if (c.name != name) continue;
+    if (c.computes) prepare_to_compute(argv);
+    return c.run(rest);
+  }
   std::array<std::string_view, kCommands.size()> names;
   std::ranges::transform(kCommands, names.begin(), &Command::name);
   fail("lockstep has no command \"{}\"{} (`lockstep --help` lists them)", name,
@@ -96,8 +101,8 @@ std::span<const Command> commands() { return kCommands; }
 }  // namespace lockstep
 
 int main(int argc, char** argv) try {
-  lockstep::prepare_process(argv);
-  return lockstep::dispatch({std::span(argv, static_cast<size_t>(argc)).subspan(1)});
+  lockstep::prepare_process();
+  return lockstep::dispatch(argv, {std::span(argv, static_cast<size_t>(argc)).subspan(1)});
 } catch (const std::exception& error) {
   return lockstep::trouble(lockstep::sentence_of(error));
 }

@@ -286,9 +286,23 @@ CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
   return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
 }
 
+CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats) {
+  begin_group(app, "Judge");
+  return add_count(app, "--determinism", repeats, 2,
+                   "no reference: serve each request so often, then in batches, at other places of "
+                   "them and by other threads, and say of each op what its bits depend on");
+}
+
 void add_fail_fast_option(CLI::App& app, bool& fail_fast) {
   begin_group(app, "Judge");
   app.add_flag("--fail-fast", fail_fast, "stop after the first pass with a finding");
+}
+
+void add_error_budget_option(CLI::App& app, bool& error_budget) {
+  begin_group(app, "Judge");
+  app.add_flag("--error-budget", error_budget,
+               "share out the error of the logits: how much of it each op's own error causes "
+               "(keeps every tensor in memory)");
 }
 
 void add_format_option(CLI::App& app, std::string& format) {

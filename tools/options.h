@@ -51,8 +51,14 @@ void add_rope_pairs_option(CLI::App& app, std::string& pairs);
 // --fail-fast: see JudgeOptions.
 void add_fail_fast_option(CLI::App& app, bool& fail_fast);
 
+// --error-budget: see JudgeOptions.
+void add_error_budget_option(CLI::App& app, bool& error_budget);
+
 // --modes: a text for modes_from.
 CLI::Option* add_modes_option(CLI::App& app, std::string& modes);
+
+// --determinism: how often the same is served; 0: not asked for.
+CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats);
 
 // --fault, repeatable: texts for parse_fault.
 void add_fault_option(CLI::App& app, std::vector<std::string>& faults);

@@ -85,6 +85,7 @@ class Attending {
     const auto first = rows_[r].front(), count = std::ssize(rows_[r]);
     const int64_t moved =
         how_.length_of == 0 ? 0 : length_of(neighbour(r, how_.length_of)) - length_of(r);
+    part.number = r;
     part.length = length_of(r) + moved;
     const KeysValues& cache = a_.op().caches.at(requests_[neighbour(r, how_.cache_of)]);
     auto& t = *part.tensors_;
@@ -158,9 +159,19 @@ class Attending {
     }
     // A query that sees no key is left at 0.
     const at::Tensor none = seen.any(1).logical_not().view({1, -1, 1});
-    out = at::where(none, at::zeros_like(out), out);
+    out = at::where(none, how_.unseen_may_be_nan ? zero_or_nan(part) : at::zeros_like(out), out);
     out = out.masked_fill(spoilt.view({1, -1, 1}), std::numeric_limits<double>::quiet_NaN());
     return out.transpose(0, 1);
+  }
+
+  // NaN where that was stored for the queries, else 0: [heads, queries, dim].
+  at::Tensor zero_or_nan(const Attention::Part& part) const {
+    const auto& rows = rows_[part.number];
+    const at::Tensor got = a_.got()
+                               .narrow(0, rows.front(), std::ssize(rows))
+                               .reshape({std::ssize(rows), -1, a_.model().recipe.head_dim});
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    return at::zeros_like(got).masked_fill(got.isnan(), nan).transpose(0, 1);
   }
 
   const Asked& a_;

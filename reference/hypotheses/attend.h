@@ -14,6 +14,7 @@ struct Attention {
   // The queries of one request and what they read.
   class Part {
    public:
+    size_t number = 0;   // of the request among those of the pass
     int64_t length = 0;  // of the context: keys in the cache, those of this pass included
     int64_t first = 0;   // position of the first query of the pass
     int64_t window = 0;  // keys that a query sees; 0: all
@@ -42,6 +43,8 @@ struct Attention {
   // keys, dim].
   std::function<at::Tensor(const at::Tensor& scores)> softmax;
   std::function<at::Tensor(const at::Tensor& scores, const at::Tensor& v)> mix;
+  // A query that sees no key may also give NaN, as 0 / 0 is: where that was stored, it does.
+  bool unseen_may_be_nan = false;
   // How many requests further on in the pass the cache, or the length, is another's; 0: its own.
   int cache_of = 0, length_of = 0;
 };

@@ -77,8 +77,10 @@ Tensor not_itself(const Asked& a, double) {
   });
 }
 Tensor top_left(const Asked& a, double) {
-  return with_mask(
-      a, [](const Part& p) { return (p.keys() <= p.positions() - p.first) & p.in_window(); });
+  Attention how;
+  how.mask = [](const Part& p) { return (p.keys() <= p.positions() - p.first) & p.in_window(); };
+  how.unseen_may_be_nan = true;  // past a window that is all behind such a mask
+  return attend(a, how);
 }
 Tensor no_mask(const Asked& a, double) {
   return with_mask(a, [](const Part& p) { return (p.keys() < p.length) & p.in_window(); });
@@ -106,7 +108,9 @@ Tensor past_context(const Asked& a, double) {
   how.extra = [&a](const Part& p) {
     return (a.op().page_size - p.length % a.op().page_size) % a.op().page_size;
   };
-  how.mask = [](const Part& p) { return (p.keys() <= p.positions()) | (p.keys() >= p.length); };
+  how.mask = [](const Part& p) {
+    return ((p.keys() <= p.positions()) | (p.keys() >= p.length)) & p.in_window();
+  };
   return attend(a, how);
 }
 

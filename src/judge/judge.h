@@ -47,6 +47,8 @@ struct JudgeOptions {
   std::optional<std::string> accumulator;
   // Whoever feeds the judge stops after the first pass with a finding.
   bool fail_fast = false;
+  // Whoever feeds the judge makes the error budget of the logits too (error_budget.h).
+  bool error_budget = false;
   // Whether any pass has a tensor of the place, of a trace that may lack some: what is judged at a
   // place then is its region (hidden.h). Empty: every place is recorded.
   std::function<bool(const Place&)> recorded;

@@ -11,6 +11,7 @@
 
 #include "kernels/base/names.h"
 #include "probes/graph.h"
+#include "src/judge/error_budget.h"
 #include "src/judge/reached.h"
 #include "src/stats/error_profile.h"
 #include "src/stats/shape_rule.h"
@@ -196,6 +197,7 @@ struct Result {
   std::vector<PlaceSummary> places;
   std::vector<RequestResult> requests;
   std::optional<LogitsSummary> logits;
+  std::optional<ErrorBudget> error_budget;  // none: it was not asked for
   Scope scope;
   std::map<std::string, std::string> provenance;
   std::map<std::string, double> limits;

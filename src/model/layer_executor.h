@@ -60,8 +60,8 @@ struct PassView {
 // Who makes executors in the place of those below.
 using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassView&)>;
 
-// Makes the executor that the model was told of; otherwise one with fused ops, as far as the
-// model's table has them whole, and one op at a time where the probe may change what it is shown.
+// Makes the executor that the model was told of; otherwise one with fused ops, as far as its table
+// has them whole, and one op at a time where the probe may change what it is shown.
 std::unique_ptr<LayerExecutor> make_executor(const PassView& pass);
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 
 namespace lockstep {
 
+struct Determinism;
+
 // Tells what can be done after a command, so that its screen proposes only what works.
 struct NextSteps {
   bool serves = false;     // it was `lockstep run` beside a reference, which can be run again
@@ -19,6 +21,8 @@ struct NextSteps {
 Document document_of(const Result& result, const NextSteps& steps = {},
                      Detail detail = Detail::screen);
 Document document_of(const DiffResult& result);
+// The bits of ops, under tools/schemas/determinism.schema.json. CSV has a line an op.
+Document document_of(const Determinism& determinism);
 
 // A judgement as tests: one an op class that was looked at (a row of kOpKinds), and `audit` (of the
 // K/V cache), `tokens` and `coverage`. Where nodes could not be judged the tests are in trouble.

@@ -18,6 +18,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
+#include "src/report/error_budget_blocks.h"
 #include "src/report/report.h"
 #include "src/report/result_entries.h"
 #include "src/report/result_map.h"
@@ -371,8 +372,11 @@ Document document_of(const Result& result, const NextSteps& steps, Detail detail
   add_scope(result, steps, facts);
   if (!result.findings.empty()) blocks.push_back(Heading{});
   blocks.push_back(KeyValues{std::move(facts), 0, kKeys});
+  if (result.error_budget)
+    std::ranges::move(error_budget_blocks(*result.error_budget, detail == Detail::everything),
+                      std::back_inserter(blocks));
   if (detail == Detail::everything) add_everything(result, blocks);
-  if (result.verdict != RunVerdict::clean) blocks.push_back(Heading{});
+  if (result.error_budget || result.verdict != RunVerdict::clean) blocks.push_back(Heading{});
   blocks.push_back(Conclusion{name_of(result.verdict), conclusion_of(result)});
   return document;
 }

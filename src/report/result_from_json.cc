@@ -189,6 +189,24 @@ LogitsSummary logits_from(const JsonValue& json) {
           .least_margin_ulp = json["least_margin_ulp"].real()};
 }
 
+ErrorBudget error_budget_from(const JsonValue& json) {
+  ErrorBudget budget{.none = json["none"].text(),
+                     .rms = json["rms"].real(),
+                     .rows = json["rows"].whole<int64_t>(),
+                     .requests = json["requests"].whole<int64_t>(),
+                     .rest = json["rest"].real(),
+                     .steps = json["steps"].whole<int32_t>(),
+                     .recorded = json["recorded"].whole<int64_t>(),
+                     .expected = json["expected"].whole<int64_t>(),
+                     .left_out = json["left_out"].text()};
+  for (const JsonValue& s : json["shares"].items()) {
+    ErrorShare& share = budget.shares.emplace_back(
+        ErrorShare{place_of(s), s["share"].real(), measured_from(s["alone"])});
+    for (const JsonValue& hidden : s["with"].items()) share.with.push_back(place_of(hidden));
+  }
+  return budget;
+}
+
 Scope scope_from(const JsonValue& json) {
   return {.layers = json["layers"].whole<int32_t>(),
           .selection = json["selection"].text(),
@@ -228,6 +246,9 @@ Result result_from(const JsonValue& json) {
   for (const JsonValue& p : json["points"].items()) result.places.push_back(place_from(p));
   for (const JsonValue& r : json["requests"].items()) result.requests.push_back(request_from(r));
   if (const JsonValue l = json["logits"]; !l.is_null()) result.logits = logits_from(l);
+  // Results of before have none.
+  if (const JsonValue b = json["error_budget"]; !b.is_missing() && !b.is_null())
+    result.error_budget = error_budget_from(b);
   for (const auto& [name, value] : json["limits"].fields())
     result.limits.emplace(name, value.real());
   return result;

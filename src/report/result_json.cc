@@ -17,13 +17,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The ops that were judged together with the one of the finding, as their tensors were not
-// recorded.
-Json of_region(const Finding& f) {
-  Json region = Json::array();
-  for (const Place& place : f.region)
-    region.push_back({{"layer", layer_json<Json>(place)}, {"point", place.point->name}});
-  return region;
+// The ops that were judged or shared out together, as their tensors were not recorded.
+Json of_places(const std::vector<Place>& places) {
+  Json all = Json::array();
+  for (const Place& place : places)
+    all.push_back({{"layer", layer_json<Json>(place)}, {"point", place.point->name}});
+  return all;
 }
 
 Json of_finding(const Finding& f) {
@@ -41,7 +40,7 @@ Json of_finding(const Finding& f) {
           {"got", f.index.empty() ? Json(nullptr) : json_number<Json>(f.got)},
           {"budgets", json_number<Json>(f.budgets)},
           {"of_row", json_number<Json>(f.of_row)},
-          {"region", of_region(f)},
+          {"region", of_places(f.region)},
           {"rule", rule_of(f)},
           {"precision", f.shape ? json_number<Json>(f.shape->precision) : Json(nullptr)},
           {"recall", f.shape ? json_number<Json>(f.shape->recall) : Json(nullptr)}};
@@ -193,6 +192,34 @@ Json of_logits(const LogitsSummary& l) {
           {"least_margin_ulp", json_number<Json>(l.least_margin_ulp)}};
 }
 
+Json of_error_budget(const ErrorBudget& b) {
+  Json points = Json::array(), shares = Json::array();
+  const auto layer = [](int number) { return number < 0 ? Json(nullptr) : Json(number); };
+  for (const PointShare& share : by_point(b))
+    points.push_back({{"point", share.point->name},
+                      {"share", json_number<Json>(share.share)},
+                      {"first_layer", layer(share.first)},
+                      {"last_layer", layer(share.last)},
+                      {"within", json_number<Json>(share.within)}});
+  for (const ErrorShare& share : b.shares)
+    shares.push_back({{"layer", layer_json<Json>(share.place)},
+                      {"point", share.place.point->name},
+                      {"share", json_number<Json>(share.share)},
+                      {"alone", number_if(share.alone.has_value(), share.alone.value_or(0))},
+                      {"with", of_places(share.with)}});
+  return {{"none", b.none},
+          {"rms", json_number<Json>(b.rms)},
+          {"rows", b.rows},
+          {"requests", b.requests},
+          {"steps", b.steps},
+          {"recorded", b.recorded},
+          {"expected", b.expected},
+          {"left_out", b.left_out},
+          {"rest", json_number<Json>(b.rest)},
+          {"by_point", points},
+          {"shares", shares}};
+}
+
 // The counts of nodes; a verdict's name is its key.
 Json of_nodes(const Result& result) {
   Json nodes = {{"expected", result.expected},
@@ -215,23 +242,25 @@ std::string report_json(const Result& result) {
   for (const RequestResult& r : result.requests) requests.push_back(of_request(r));
   Json limits = Json::object();
   for (const auto& [name, value] : result.limits) limits[name] = json_number<Json>(value);
-  Json json = {{"format", "lockstep-result"},
-               {"format_version", "1.1"},
-               {"verdict", name_of(result.verdict)},
-               {"story", result.story},
-               {"nodes", of_nodes(result)},
-               {"first", result.first ? of_finding(*result.first) : Json(nullptr)},
-               {"findings", findings},
-               {"confirmations", confirmations},
-               {"points", points},
-               {"requests", requests},
-               {"logits", result.logits ? of_logits(*result.logits) : Json(nullptr)},
-               {"scope", of_scope(result.scope)},
-               {"provenance", result.provenance},
-               {"limits", limits},
-               {"cache", result.cache},
-               {"blind", result.blind},
-               {"notes", result.notes}};
+  Json json = {
+      {"format", "lockstep-result"},
+      {"format_version", "1.1"},
+      {"verdict", name_of(result.verdict)},
+      {"story", result.story},
+      {"nodes", of_nodes(result)},
+      {"first", result.first ? of_finding(*result.first) : Json(nullptr)},
+      {"findings", findings},
+      {"confirmations", confirmations},
+      {"points", points},
+      {"requests", requests},
+      {"logits", result.logits ? of_logits(*result.logits) : Json(nullptr)},
+      {"error_budget", result.error_budget ? of_error_budget(*result.error_budget) : Json(nullptr)},
+      {"scope", of_scope(result.scope)},
+      {"provenance", result.provenance},
+      {"limits", limits},
+      {"cache", result.cache},
+      {"blind", result.blind},
+      {"notes", result.notes}};
   // A prompt's name may hold bytes that are no UTF-8: shown as replacement characters.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -18,7 +18,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostText = size_t{256} << 20;
-constexpr int64_t kMostQueues = 1 << 16, kMostCounters = 1 << 24;
+constexpr int64_t kMostQueues = 1 << 16, kMostCounters = 1 << 20;
+constexpr int64_t kMostHeads = 1 << 12, kMostHeadDim = 1 << 16;
 constexpr int64_t kMostWidth = int64_t{1} << 32;  // numbers of a row, of any model
 constexpr int64_t kMostLayers = 1 << 12;
 
@@ -100,15 +101,15 @@ class ScheduleReader {
 
   void read_model() {
     const JsonValue json = root_["model"];
-    const auto size = [&](std::string_view key) {
-      return json[key].whole<int64_t>(1, int64_t{1} << 26);
+    const auto size = [&](std::string_view key, int64_t most = int64_t{1} << 26) {
+      return json[key].whole<int64_t>(1, most);
     };
     ScheduledModel& m = made_.model;
-    m.layers = json["layers"].whole<int64_t>(1, kMostLayers);
+    m.layers = size("layers", kMostLayers);
     m.hidden = size("hidden");
-    m.heads = size("heads");
-    m.kv_heads = size("kv_heads");
-    m.head_dim = size("head_dim");
+    m.heads = size("heads", kMostHeads);
+    m.kv_heads = size("kv_heads", kMostHeads);
+    m.head_dim = size("head_dim", kMostHeadDim);
     m.intermediate = size("intermediate");
     m.vocab = size("vocab");
     m.qk_norm = json["qk_norm"] && json["qk_norm"].flag();
@@ -224,9 +225,12 @@ class ScheduleReader {
   std::vector<CounterUse> uses_of(const JsonValue& json) const {
     std::vector<CounterUse> uses;
     if (!json) return uses;
-    for (const JsonValue& item : json.items())
-      uses.push_back({item[0].whole<int>(0, static_cast<int>(made_.counters.size()) - 1),
-                      item[1].whole<int64_t>(0, int64_t{1} << 40)});
+    for (const JsonValue& item : json.items()) {
+      const auto counter = item[0].whole<int64_t>(0, kMostCounters);
+      if (counter >= std::ssize(made_.counters))
+        item[0].refuse(fmt::format("one of the {} counters", made_.counters.size()));
+      uses.push_back({static_cast<int>(counter), item[1].whole<int64_t>(0, int64_t{1} << 40)});
+    }
     return uses;
   }
 

@@ -3,6 +3,7 @@
 //
 //     heal()         all wrong places put right, until nothing new is wrong: they explain the run
 //     alone()        all but one put right: that one must be found again, on right inputs
+//     tokens_back()  it alone put right: which of the tokens that differ come back
 //     judge_again()  its elements by the other hand of src/opinion: the oracle is not the suspect
 #include "src/session/confirm.h"
 
@@ -194,6 +195,36 @@ Confirmation alone(JudgedRun run, const std::vector<Place>& right, const Place& 
                       found)};
 }
 
+const Flip* flip_at(const Result& result, size_t request, int32_t position) {
+  if (request >= result.requests.size()) return nullptr;
+  const std::vector<Flip>& flips = result.requests[request].flips;
+  const auto found = std::ranges::find(flips, position, &Flip::position);
+  return found == flips.end() ? nullptr : &*found;
+}
+
+// The tokens that differ because of a finding, and which of them are the model's again in a run
+// with one place put right. "": none differs.
+std::string tokens_back(const Result& result, const Result& put_right) {
+  int64_t differ = 0, back = 0;
+  std::string first;
+  for (size_t i = 0; i < result.requests.size(); ++i)
+    for (const Flip& flip : result.requests[i].flips) {
+      if (flip.ancestor.empty()) continue;
+      ++differ;
+      if (flip_at(put_right, i, flip.position)) continue;
+      if (back++ == 0)
+        first =
+            fmt::format("token at position {} of request {}", flip.position, result.requests[i].id);
+    }
+  if (differ == 0) return "";
+  if (back == 0) return "; put right alone, it brings no token back";
+  if (back == 1 && differ == 1)
+    return fmt::format("; the {} comes back when it is put right", first);
+  return fmt::format(
+      "; {} of {} tokens that differ come back when it alone is put right, first the {}", back,
+      differ, first);
+}
+
 }  // namespace
 
 void check_can_confirm(const Session& session) {
@@ -222,6 +253,10 @@ std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, si
       run.reference.oracle(run.checkpoint, reference_options(run.reference, run.engine));
   const SecondOpinion second(run.checkpoint, oracle->graph(), run.engine.dtype);
   const size_t known = right.size();
+  const bool differs = std::ranges::any_of(result.requests, [](const RequestResult& request) {
+    return std::ranges::any_of(request.flips,
+                               [](const Flip& flip) { return !flip.ancestor.empty(); });
+  });
   const Result healed = heal(same, right);
   for (size_t i = 0; i < right.size(); ++i) {
     if (i >= most) {
@@ -231,6 +266,7 @@ std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, si
     }
     Confirmation& made = confirmations.emplace_back(alone(same, right, right[i], healed, second));
     if (i >= known) made.says += "; a greater error before it hid it";
+    if (differs) made.says += tokens_back(result, with_right(same, {right[i]}));
   }
   return confirmations;
 }

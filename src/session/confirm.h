@@ -18,9 +18,11 @@ namespace lockstep {
 //   oracle's (SecondOpinion), from the inputs that were recorded. What that gives may lie no
 //   further from the oracle's result than an eighth of what the engine is off, or a hundredth of an
 //   ulp.
+// - with it alone put right, tokens that differ because of what is wrong may come back: which do is
+//   said, and decides nothing.
 // Only what passes all three is confirmed; what cannot be computed a second time is said by name.
-// Places are in the order of the computation. Costs one run and one for each place, of which the
-// first `most` are tried alone; the rest are said not to have been.
+// Places are in the order of the computation. Costs one run, and for each place one more or, where
+// tokens differ, two; the first `most` places are tried, the rest are said not to have been.
 //
 // check_can_confirm() throws Error where the ops of a session cannot be put right one by one.
 void check_can_confirm(const Session& session);

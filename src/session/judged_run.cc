@@ -164,6 +164,18 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
   return judging;
 }
 
+Seeded seeded_of(const JudgedRun& run) {
+  const Device device = run.engine.device;
+  return {run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
+          run.watch};
+}
+
+ErrorBudget share_out(const JudgedRun& run, const ReferenceOptions& options,
+                      ErrorBudgetMaker& maker) {
+  if (run.progress) run.progress("sharing out the error of the logits");
+  return maker.make(*run.reference.error_sharer(run.checkpoint, options));
+}
+
 }  // namespace
 
 //   Engine -> Probe -> LayerWatch -> [RecordBefore] -> [watch] -> [Auditor] -> Only -> Recorder
@@ -175,9 +187,7 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = run.reference.oracle(run.checkpoint, reference);
-  const Device device = run.engine.device;
-  Seeded seeded(run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
-                run.watch);
+  Seeded seeded = seeded_of(run);
   check_faults(run, seeded.clean);
   EngineOptions options = run.engine;
   options.graph = options.graph && seeded.clean && run.before == nullptr;
@@ -194,12 +204,14 @@ Result judge_run(const JudgedRun& run) {
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);
   Causes causes(manifest, judge, *oracle, *models.hypotheses);
+  std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
   bool found = false;  // a pass had a finding
   Recorder recorder({}, writer != nullptr, [&](Pass pass) {
     const std::vector<NodeId> flags = judge.judge(pass);
     progress.end_pass();
     found |= !flags.empty();
     if (run.causes) causes.add(pass, flags);
+    if (budget) budget->add(pass);
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
     keep_only(pass, run.level, flags, manifest.graph);
@@ -227,6 +239,7 @@ Result judge_run(const JudgedRun& run) {
   causes.put_into(result);
   if (run.audit) add_audit(result, auditor);
   if (stopped) note_stop(engine, total, result);
+  if (budget) result.error_budget = share_out(run, reference, *budget);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (writer) writer->finish(requests);
   return result;

@@ -93,6 +93,12 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
   return opened;
 }
 
+std::optional<ErrorBudgetMaker> budget_maker_of(const JudgeOptions& options,
+                                                const Manifest& manifest) {
+  if (!options.error_budget) return {};
+  return std::make_optional<ErrorBudgetMaker>(manifest.graph);
+}
+
 // The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
 // judged.
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
@@ -116,6 +122,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
   const auto hypotheses = open_reference().hypotheses(checkpoint, reference);
   Causes causes(manifest, judge, *oracle, *hypotheses);
+  std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
@@ -124,12 +131,17 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();
     causes.add(pass, flags);
+    if (budget) budget->add(pass);
     tables.add(pass.info);
     progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   causes.put_into(result);
   tables.put_into(result);
+  if (budget) {
+    line.show("sharing out the error of the logits");
+    result.error_budget = budget->make(*open_reference().error_sharer(checkpoint, reference));
+  }
   if (interleaved)
     result.notes.push_back(
         fmt::format("pairs of Q and K are interleaved, as {}: they were put in "

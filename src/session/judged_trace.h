@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "src/judge/error_budget.h"
 #include "src/judge/judge.h"
 #include "src/report/document.h"
 #include "src/weights/checkpoint.h"
@@ -30,6 +32,10 @@ struct OpenedTrace {
 // (layouts.h). Throws Error when it is no trace, or names another model.
 OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
                           const std::string& rope_pairs = "");
+
+// Whoever gathers what the error budget of the logits is made of; none: it is not asked for.
+std::optional<ErrorBudgetMaker> budget_maker_of(const JudgeOptions& options,
+                                                const Manifest& manifest);
 
 // The verdict on a saved trace, pass by pass. Throws Error when it is no trace, or when its
 // manifest names another model than `checkpoint`.

@@ -3,9 +3,12 @@
 namespace lockstep {
 
 // Makes this process what the command wants to be, first of all that main does: the standard
-// descriptors are open, what the system would end it for becomes a sentence, and it has begun with
-// the environment that its libraries read once. Does not return where it begins again for that,
-// with the same arguments (main's).
-void prepare_process(char** argv);
+// descriptors are open, and what the system would end it for becomes a sentence.
+void prepare_process();
+
+// For a command that computes: its libraries read the environment once, when the process begins.
+// Where that is not as they want it the process begins again, with the same arguments (main's), and
+// this does not return.
+void prepare_to_compute(char** argv);
 
 }  // namespace lockstep

@@ -81,8 +81,7 @@ def outcomes_of_variant(binary: str, path: pathlib.Path, setting: Setting, varia
         outcome = {"clean": "clean", "diverged": "ALARM"}.get(verdict.verdict, verdict.verdict)
         yield Outcome("lacks" if variant.lacks else "right", variant.name,
                       pathlib.Path(setting.folder).name, setting.dtype, setting.attention,
-                      declared, outcome, "inconclusive" if variant.lacks else "clean", verdict,
-                      None)
+                      declared, outcome, "clean", verdict, None)
 
 
 def wanted(setting: Setting, options: argparse.Namespace) -> tuple[list[Bug], list[Variant]]:
@@ -162,7 +161,7 @@ def print_all(outcomes: list[Outcome]) -> None:
                 parts["lacks"])
     print_names(parts["bug"], {RIGHT})
     print_names(parts["right"], {"clean"})
-    print_names(parts["lacks"], {"inconclusive"})
+    print_names(parts["lacks"], {"clean"})
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import work
-from work import CHECK, GENERATE, IMPORT, JOURNAL, RUN, Ended, Place, Work, call
+from work import (CHECK, GENERATE, IMPORT, INSPECT, JOURNAL, JUDGE, RUN, SMALL, Ended, Place,
+                  Work, call)
 
 KINDS = ("CALL", "READ", "OPEN", "ALLOC")  # as the library counts them
 
@@ -163,6 +164,16 @@ class Faults:
                     yield self.one(f"{KINDS[kind]} {n} fails", task,
                                    {f"TROUBLE_{KINDS[kind]}": str(n), "TROUBLE_ERRNO": str(what)})
 
+    def each(self) -> Iterator[Tried]:
+        """Each write, read and open of a command fails once, or is interrupted once."""
+        for task in (SMALL, JUDGE, INSPECT, CHECK) if self.whole else (INSPECT,):
+            for kind, count in zip(KINDS[:3], self.counts(task)):
+                for what in (errno.EIO, errno.EINTR):
+                    for n in self.some(list(range(1, count + 1)), 2):
+                        yield self.one(f"{kind} {n} fails with "
+                                       f"{errno.errorcode[what]}", task,
+                                       {f"TROUBLE_{kind}": str(n), "TROUBLE_ERRNO": str(what)})
+
     def allocations(self) -> Iterator[Tried]:
         """The n-th allocation fails, and then all or none of those after it.
 
@@ -267,8 +278,8 @@ class Faults:
         return self.judged("read-only", task, folder, ended, ())
 
 
-CLASSES = ("kills", "writes", "short", "reads", "allocations", "limits", "streams", "writers",
-           "surroundings")
+CLASSES = ("kills", "writes", "short", "reads", "each", "allocations", "limits", "streams",
+           "writers", "surroundings")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -166,6 +167,30 @@ def _check() -> Work:
     return Work("check --update", arguments, trouble, prepare)
 
 
+def _reading(name: str, *more: str) -> Work:
+    """A command that reads a trace, and may keep its result in it."""
+    def prepare(place: Place, folder: Path) -> None:
+        kept = place.folder / "kept.h5"
+        if not kept.exists():
+            made = call([str(place.lockstep), "generate", "-m", place.model, "--tokens", "1,2,3",
+                         "-n", "2", "--keep", "full", "--trace", str(kept), "--format", "json"])
+            assert made.status == 0, made
+        shutil.copy(kept, folder / "x.h5")
+
+    def arguments(place: Place, folder: Path) -> list[str]:
+        given = [word.format(model=place.model, folder=folder) for word in more]
+        return [str(place.lockstep), name, str(folder / "x.h5"), *given]
+
+    def trouble(place: Place, folder: Path, ended: Ended) -> str:
+        whole = ended.status == 0
+        return (trouble_of_trace(place, folder / "x.h5", True)
+                or trouble_of_json(folder / "r.json", whole and name == "judge")
+                or trouble_of_folder(folder, {"x.h5", "r.json", "counts"})
+                or ("the verdict is another one" if whole and name == "judge"
+                    and "clean: " not in ended.out else ""))
+    return Work(name, arguments, trouble, prepare)
+
+
 def _journal() -> Work:
     """A journal that was cut is gone on with."""
     def arguments(place: Place, folder: Path) -> list[str]:
@@ -210,4 +235,7 @@ GENERATE = [_traced("generate", ".h5", "--keep", "full"),
             _traced("generate", ".trace", "--keep", "full"), _traced("generate", ".jsonl")]
 RUN = [_traced("run", ".h5", "--keep", "full"), _traced("run", ".trace")]
 CHECK, JOURNAL, IMPORT = _check(), _journal(), _import()
+JUDGE = _reading("judge", "--model", "{model}", "--json", "{folder}/r.json")
+INSPECT = _reading("inspect")
+SMALL = _traced("run", ".h5", "--points", "logits")
 NUMBER = re.compile(r"\d+")

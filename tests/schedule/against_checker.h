@@ -60,6 +60,51 @@ inline std::string not_shown(const Machine& machine, const ScheduleCheck& checke
   return complaint("no fault on the machine");
 }
 
+// Executes what a finding says that all runs come to; "" where nothing can follow it.
+inline std::string not_standing(const Machine& machine, const ScheduleFinding& finding) {
+  Machine::State state = machine.start();
+  try {
+    for (const int place : finding.order) machine.run(state, place);
+  } catch (const Error& error) {
+    return fmt::format("{}: {}", finding.says, error.what());
+  }
+  const bool is_head =
+      machine.next(state, machine.schedule().instructions[finding.second].queue) == finding.second;
+  return machine.ready(state).empty() && is_head ? "" : finding.says + ": it does not end there so";
+}
+
+// The numbers that are written too rarely, or too often, by counting, and those of the findings.
+using Numbers = std::set<std::pair<int, int64_t>>;
+inline Numbers miscounted(const Schedule& schedule, bool too_often) {
+  std::map<std::pair<int, int64_t>, std::multiset<int64_t>> shares;
+  int64_t other = -1;  // shares of which the list does not say which they are
+  for (const Instruction& in : schedule.instructions)
+    for (const Span& span : in.writes)
+      for (int64_t number = span.begin; number < span.end; ++number)
+        shares[{span.tensor, number}].insert(in.opcode == Opcode::down_residual ? in.share
+                                                                                : --other);
+  Numbers numbers;
+  for (size_t t = 0; t < schedule.tensors.size(); ++t) {
+    const ScheduledTensor& tensor = schedule.tensors[t];
+    const size_t due = tensor.given ? 0 : std::max<size_t>(static_cast<size_t>(tensor.shares), 1);
+    for (int64_t number = 0; number < tensor.width; ++number) {
+      const std::multiset<int64_t>& has = shares[{static_cast<int>(t), number}];
+      const bool is_twice = std::ranges::adjacent_find(has) != has.end();
+      if (too_often ? has.size() > due || (has.size() == due && is_twice) : has.size() < due)
+        numbers.insert({static_cast<int>(t), number});
+    }
+  }
+  return numbers;
+}
+inline Numbers found(const ScheduleCheck& checked, ScheduleFault fault) {
+  Numbers numbers;
+  for (const ScheduleFinding& finding : checked.findings)
+    if (finding.fault == fault)
+      for (int64_t i = finding.span->begin; i < finding.span->end; ++i)
+        numbers.insert({finding.span->tensor, i});
+  return numbers;
+}
+
 // Every wrong that the machine met must be the object of a finding: of the same number, or an order
 // with that instruction.
 inline std::string not_found(const Schedule& schedule, const ScheduleCheck& checked,
@@ -92,9 +137,18 @@ inline std::string disagreement(const Machine& machine, const ScheduleCheck& che
   for (const Wrong& wrong : truth.wrongs)
     if (const std::string text = not_found(machine.schedule(), checked, wrong); !text.empty())
       return text;
-  for (const ScheduleFinding& finding : checked.findings)
-    if (is_of_order(finding.fault))
-      if (const std::string text = not_shown(machine, checked, finding); !text.empty()) return text;
+  for (const ScheduleFinding& finding : checked.findings) {
+    std::string text;
+    if (is_of_order(finding.fault)) text = not_shown(machine, checked, finding);
+    if (is_of_standing(finding.fault)) text = not_standing(machine, finding);
+    if (!text.empty()) return text;
+  }
+  if (checked.not_kept > 0) return "";
+  const Schedule& schedule = machine.schedule();
+  if (found(checked, ScheduleFault::missing) != miscounted(schedule, false))
+    return "other numbers are missing";
+  if (found(checked, ScheduleFault::repeated) != miscounted(schedule, true))
+    return "other numbers are repeated";
   return "";
 }
 

@@ -26,28 +26,41 @@ struct Truth {
   }
 };
 
-// All interleavings, each state that two of them share looked at once.
+// All interleavings, each state that two of them share looked at once. Instructions run at one go,
+// or `in_halves`, between which others do what they can.
 class Exploration {
  public:
-  explicit Exploration(const Machine& machine) : machine_(machine) { visit(machine.start()); }
+  explicit Exploration(const Machine& machine, bool in_halves = false)
+      : machine_(machine), in_halves_(in_halves) {
+    visit(machine.start(), {});
+  }
   const Truth& truth() const { return truth_; }
 
  private:
-  void visit(Machine::State state) {
+  // `begun`: places of those that have read, and not yet written.
+  void visit(Machine::State state, const std::set<int>& begun) {
     truth_.wrongs.merge(state.wrongs);
     state.wrongs.clear();
-    if (!seen_.insert(key_of(state)).second) return;
+    if (!seen_.insert(key_of(state, begun)).second) return;
     ++truth_.states;
     const std::vector<int> places = machine_.ready(state);
     if (places.empty()) truth_.add(state);
     for (const int place : places) {
       Machine::State after = state;
-      machine_.run(after, place);
-      visit(std::move(after));
+      std::set<int> begun_after = begun;
+      if (in_halves_ && begun_after.erase(place) == 0) {
+        machine_.begin(after, place);
+        begun_after.insert(place);
+      } else if (in_halves_) {
+        machine_.end(after, place);
+      } else {
+        machine_.run(after, place);
+      }
+      visit(std::move(after), begun_after);
     }
   }
   // Counters and how often each was written follow from what has run.
-  static std::string key_of(const Machine::State& state) {
+  static std::string key_of(const Machine::State& state, const std::set<int>& begun) {
     std::string key;
     const auto add = [&](int64_t number) { key += static_cast<char>(number + 1); };
     for (const int head : state.heads) add(head);
@@ -57,10 +70,12 @@ class Exploration {
       add(cell.count);
       add(static_cast<int64_t>(cell.added));
     }
+    for (const int place : begun) add(place);
     return key;
   }
 
   const Machine& machine_;
+  bool in_halves_;
   std::unordered_set<std::string> seen_;
   Truth truth_;
 };

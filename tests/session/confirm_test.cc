@@ -2,8 +2,10 @@
 // what no op makes is said not to have been tried.
 #include "src/session/confirm.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "src/judge/budget.h"
@@ -54,6 +56,42 @@ TEST_P(ConfirmTest, ThreeBugsAtOnceAreEachConfirmed) {
   EXPECT_EQ(confirmed(confirm(run, result)),
             (std::vector<std::string>{"layer 0 attn.out", "layer 2 attn.q_rope",
                                       "layer 2 attn.k_rope", "layer 4 attn.out"}));
+}
+
+// Two bugs, of which the second is in the last layer's stream: each alone put right leaves the
+// other's tokens.
+TEST_P(ConfirmTest, SaysWhichTokensComeBackWhenAPlaceIsPutRight) {
+  JudgedRun run = run_with({"softmax-scale-missing@layer=0"});
+  for (Request& request : run.requests) request.max_new = 8;
+  run.engine.pages = pages_for(run.requests, run.engine.page_size);
+  Result result = judge_run(run);
+  int64_t flips = 0;
+  for (const RequestResult& request : result.requests)
+    flips +=
+        std::ranges::count_if(request.flips, [](const Flip& f) { return !f.ancestor.empty(); });
+  ASSERT_GT(flips, 0) << "the bug must move a token";
+  std::vector<Confirmation> all = confirm(run, result);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all[0].confirmed) << all[0].says;
+  EXPECT_NE(all[0].says.find(flips == 1 ? "comes back when it is put right"
+                                        : fmt::format("; {} of {} tokens that differ come back "
+                                                      "when it alone is put right",
+                                                      flips, flips)),
+            std::string::npos)
+      << all[0].says;
+
+  run.faults.push_back(parse_fault("rope-interleaved@layer=2"));
+  result = judge_run(run);
+  all = confirm(run, result);
+  ASSERT_EQ(all.size(), 3u);
+  for (const Confirmation& c : all) {
+    if (c.place.layer != 2) continue;
+    EXPECT_EQ(c.says.find("comes back when it is put right"), std::string::npos)
+        << "Q and K are both wrong, and attention before them: " << c.says;
+    EXPECT_TRUE(c.says.find("brings no token back") != std::string::npos ||
+                c.says.find("when it alone is put right") != std::string::npos)
+        << c.says;
+  }
 }
 
 TEST_P(ConfirmTest, APlaceThatIsRightIsNotConfirmed) {
@@ -136,6 +174,10 @@ class WrongLibrary final : public ReferenceLibrary {
   std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
                                          const ReferenceOptions& options) override {
     return open_reference().hypotheses(checkpoint, options);
+  }
+  std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint& checkpoint,
+                                            const ReferenceOptions& options) override {
+    return open_reference().error_sharer(checkpoint, options);
   }
 
  private:

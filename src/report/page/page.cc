@@ -116,6 +116,7 @@ std::string page_of(const Result& result, const PageTop& top) {
         write_map(html, result);
         write_wrong_ops(html, result);
         write_growth(html, result);
+        write_error_budget(html, result);
         write_tokens(html, result);
         write_nearness(html, result);
         write_untested(html, result);

@@ -3,6 +3,7 @@
 //   band       the verdict, and what it is about
 //   map        layers x points: which ops are right, which are wrong, which carry an error
 //   growth     the error that is in the stream and what each op adds, along the graph
+//   budget     which ops cause the error of the logits, where that was asked for
 //   wrong ops  of each: where its errors lie, how large they are, the ten worst
 //   tokens     each token by how sure the model was of it
 //   nearness   how much of its limit each kind of op used
@@ -30,6 +31,7 @@ namespace lockstep {
 void write_band(Html& html, const Result& result, const PageTop& top);
 void write_map(Html& html, const Result& result);
 void write_growth(Html& html, const Result& result);
+void write_error_budget(Html& html, const Result& result);
 void write_wrong_ops(Html& html, const Result& result);
 void write_tokens(Html& html, const Result& result);
 void write_nearness(Html& html, const Result& result);

@@ -1,0 +1,107 @@
+#include "src/session/run.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/check.h"
+#include "src/session/confirm.h"
+#include "src/session/determinism.h"
+#include "src/session/instructions.h"
+#include "src/session/judged_run.h"
+#include "src/session/modes.h"
+#include "src/session/provenance.h"
+#include "src/session/reference_library.h"
+#include "src/session/result_texts.h"
+#include "src/session/run_estimate.h"
+#include "src/session/session.h"
+
+namespace lockstep {
+namespace {
+
+// The engine beside the reference.
+Result run_beside(const RunOptions& options, Session& session, Progress& progress,
+                  const std::map<std::string, std::string>& provenance) {
+  // Bad options are said first: opening the reference takes a while, and a build may have none.
+  const std::vector<FaultRequest> faults = parse_faults(options.faults);
+  JudgeOptions judge{.selection = options.observe.selection(),
+                     .limits = limits_of(options.limits),
+                     .accumulator = accumulator_of(options.accumulator),
+                     .fail_fast = options.fail_fast,
+                     .error_budget = options.error_budget};
+  ask_for(options.rounding, judge);
+  judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
+  const auto before = record_before_of(options.observe, options.model, session.engine);
+  const std::string notice =
+      estimate_judging(session.checkpoint.config(), session.engine, session.requests).notice();
+  if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
+  progress.show("opening the reference");
+  const JudgedRun run{.checkpoint = session.checkpoint,
+                      .reference = open_reference(),
+                      .engine = session.engine,
+                      .ops = session.ops,
+                      .requests = session.requests,
+                      .faults = faults,
+                      .judge = judge,
+                      .before = before.get(),
+                      .audit = !options.no_audit,
+                      .trace = options.observe.trace,
+                      .level = trace_level_from(options.observe.keep),
+                      .provenance = provenance,
+                      .progress = [&](const std::string& line) { progress.show(line); }};
+  Result result = judge_run(run);
+  if (options.confirm) {
+    progress.show("running again with ops put right");
+    result.confirmations = confirm(run, result);
+  }
+  return result;
+}
+
+// The engine against itself, served in other ways.
+Result run_in_modes(const RunOptions& options, Session& session, Progress& progress,
+                    const std::map<std::string, std::string>& provenance) {
+  return run_modes({.checkpoint = session.checkpoint,
+                    .engine = session.engine,
+                    .requests = session.requests,
+                    .faults = parse_faults(options.faults),
+                    .modes = modes_from(options.modes),
+                    .ops = session.ops,
+                    .provenance = provenance,
+                    .progress = [&](std::string_view mode) {
+                      progress.show(fmt::format("serving: {}", mode));
+                    }});
+}
+
+}  // namespace
+
+Result run(const RunOptions& options, const std::vector<std::string>& command_line) {
+  Session session = open_session(options.model);
+  if (options.confirm) check_can_confirm(session);
+  const auto provenance = provenance_of(session, command_line);
+  Progress progress(options.report.detail);
+  Result result =
+      (options.modes.empty() ? run_beside : run_in_modes)(options, session, progress, provenance);
+  if (session.schedule) name_instructions(result, *session.schedule);
+  if (session.tokenizer) add_texts(result, *session.tokenizer);
+  if (exit_status(result) != 0) return result;
+  for (const FaultRequest& fault : parse_faults(options.faults))
+    result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
+                                       fault_of(fault).needs));
+  return result;
+}
+
+Determinism run_determinism(const RunOptions& options,
+                            const std::vector<std::string>& command_line) {
+  const std::vector<FaultRequest> faults = parse_faults(options.faults);
+  const Session session = open_session(options.model);
+  Progress progress(options.report.detail);
+  return run_determinism({.checkpoint = session.checkpoint,
+                          .engine = session.engine,
+                          .requests = session.requests,
+                          .faults = faults,
+                          .repeats = options.determinism,
+                          .ops = session.ops,
+                          .can_graph = session.engine.graph && faults.empty(),
+                          .provenance = provenance_of(session, command_line),
+                          .progress = [&](const std::string& line) { progress.show(line); }});
+}
+
+}  // namespace lockstep

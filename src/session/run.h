@@ -1,0 +1,34 @@
+// The work of `lockstep run`, whatever it is asked to do with the engine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/judge/determinism.h"
+#include "src/judge/verdict.h"
+#include "src/report/output.h"
+#include "src/session/options.h"
+
+namespace lockstep {
+
+struct RunOptions {
+  ModelOptions model;
+  ObserveOptions observe;
+  ReportOptions report;
+  std::vector<std::string> faults;
+  std::string limits, accumulator;
+  RoundingOptions rounding;
+  bool no_audit = false, confirm = false, fail_fast = false, error_budget = false;
+  std::string modes;        // empty: beside the reference
+  int64_t determinism = 0;  // how often the same is served; 0: it is not asked for
+};
+
+// Serves what the options ask for, beside the reference or in several modes. Throws Error where the
+// options do not fit each other or the run cannot go on.
+Result run(const RunOptions& options, const std::vector<std::string>& command_line);
+
+// Serves each request in many ways and compares the bits. Throws Error as run() does.
+Determinism run_determinism(const RunOptions& options,
+                            const std::vector<std::string>& command_line);
+
+}  // namespace lockstep
