@@ -128,7 +128,7 @@ class QwenSharer final : public ErrorSharer {
   int layer_ = -1;
 };
 
-Key key_of(const Place& place) { return {order_of(*place.point), place.layer}; }
+Key key_of(const Place& place) { return {place.point->order(), place.layer}; }
 
 double dot(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum().item<double>(); }
 

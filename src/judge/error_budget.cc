@@ -24,7 +24,7 @@ using TextKey = RecordedText::Key;
 // may be, so that naming them says something.
 constexpr double kMostOfPoint = 0.8, kFewLayers = 0.67;
 
-TextKey text_key(const Place& place) { return {order_of(*place.point), place.layer}; }
+TextKey text_key(const Place& place) { return {place.point->order(), place.layer}; }
 
 const TextKey kLogitsKey = text_key({&point("logits"), -1});
 
@@ -104,7 +104,7 @@ void ErrorBudgetMaker::State::index(const Pass& pass) {
   for (const RecordedTensor& tensor : pass.tensors)
     for (size_t i = 0; i < tensor.rows.size(); ++i)
       texts[tensor.rows[i].request]
-          .spots[{order_of(*tensor.point), tensor.layer}][tensor.rows[i].position] = {
+          .spots[{tensor.point->order(), tensor.layer}][tensor.rows[i].position] = {
           &tensor, static_cast<int64_t>(i)};
 }
 

@@ -28,7 +28,7 @@ struct RecordedText {
   std::map<Key, RecordedRows> rows;
 
   const RecordedRows* find(const Place& place) const {
-    const auto found = rows.find({order_of(*place.point), place.layer});
+    const auto found = rows.find({place.point->order(), place.layer});
     return found == rows.end() ? nullptr : &found->second;
   }
 };

@@ -117,16 +117,16 @@ TestSuite tests_of(const Determinism& determinism) {
     const std::string name(op.place.point->name);
     auto test = std::ranges::find(suite.cases, name, &TestCase::name);
     if (test == suite.cases.end()) test = suite.cases.insert(test, TestCase{.name = name});
-    if (op.allowed || test->outcome == TestOutcome::failed) continue;
+    if (op.allowed || test->outcome == TestCase::Outcome::failed) continue;
     *test = {.name = name,
-             .outcome = TestOutcome::failed,
+             .outcome = TestCase::Outcome::failed,
              .kind = name_of(op.bits),
              .message = fmt::format("{} depends on {}", text_of(op.place), text_of(op)),
              .details = op.first};
   }
   if (suite.cases.empty())
     suite.cases.push_back({.name = "coverage",
-                           .outcome = TestOutcome::trouble,
+                           .outcome = TestCase::Outcome::trouble,
                            .kind = "nothing",
                            .message = determinism.story});
   return suite;
@@ -139,11 +139,11 @@ Document document_of(const Determinism& determinism) {
                     .json = determinism_json(determinism),
                     .tests = tests_of(determinism)};
   std::vector<Block>& blocks = document.blocks;
-  Table table{{{"op", Align::left, 16},
-               {"layers", Align::left, 6},
-               {"bits", Align::left, 16},
-               {"ulp", Align::right, 5},
-               {"depends on", Align::left, 20}},
+  Table table{{{"op", Table::Align::left, 16},
+               {"layers", Table::Align::left, 6},
+               {"bits", Table::Align::left, 16},
+               {"ulp", Table::Align::right, 5},
+               {"depends on", Table::Align::left, 20}},
               {},
               "{:.3g}"};
   List wrong{.title = "not as their headers promise:"};
