@@ -42,7 +42,9 @@ std::string layers_text(const PointShare& share) {
 }  // namespace
 
 Table points_table(const ErrorBudget& budget) {
-  Table table{{{"share", Align::right, 8}, {"ops", Align::left, 10}, {"layers", Align::left, 10}},
+  Table table{{{"share", Table::Align::right, 8},
+               {"ops", Table::Align::left, 10},
+               {"layers", Table::Align::left, 10}},
               {}};
   double others = 0;
   size_t count = 0;
@@ -61,7 +63,9 @@ Table points_table(const ErrorBudget& budget) {
 }
 
 Table ops_table(const ErrorBudget& budget) {
-  Table table{{{"share", Align::right, 8}, {"alone", Align::right, 8}, {"op", Align::left, 24}},
+  Table table{{{"share", Table::Align::right, 8},
+               {"alone", Table::Align::right, 8},
+               {"op", Table::Align::left, 24}},
               {}};
   std::vector<const ErrorShare*> shares;
   for (const ErrorShare& share : budget.shares) shares.push_back(&share);

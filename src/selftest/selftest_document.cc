@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "src/faults/faults.h"
 #include "src/selftest/selftest_report.h"
 #include "src/stats/moments.h"
 #include "traces/json_number.h"
