@@ -76,9 +76,7 @@ struct AttentionCall {
   int64_t page_size = 0;                     // 0: K and V are flat
   int64_t window = 0;
   int64_t requests() const { return std::ssize(starts) - 1; }
-  int64_t queries(int64_t r) const {
-    return starts[static_cast<size_t>(r) + 1] - starts[static_cast<size_t>(r)];
-  }
+  int64_t queries(int64_t r) const { return starts[r + 1] - starts[r]; }
 };
 
 // Prefix sums that rise from 0 to `end`.
@@ -98,7 +96,7 @@ void read_tables(const Parts& parts, AttentionCall& call) {
         "{}: block_tables is {}, a row for each of {} requests was wanted", parts.path(),
         table.shape.text(), requests);
   const std::vector<int64_t> all = parts.integers(table, "block_tables", table.count());
-  const auto width = static_cast<size_t>(table.shape[1]);
+  const size_t width = table.shape[1];
   for (size_t r = 0; r < static_cast<size_t>(requests); ++r) {
     auto& pages = call.tables.emplace_back();
     for (size_t i = 0; i < width; ++i) pages.push_back(static_cast<int32_t>(all[r * width + i]));
@@ -114,7 +112,7 @@ void lengths_by_slots(const Parts& parts, AttentionCall& call) {
     }
     const int64_t slot =
         call.slots[static_cast<size_t>(call.starts[static_cast<size_t>(r) + 1] - 1)];
-    const auto& table = call.tables[static_cast<size_t>(r)];
+    const auto& table = call.tables[r];
     const auto page = std::ranges::find(table, static_cast<int32_t>(slot / call.page_size));
     check(slot >= 0 && page != table.end(),
           "{}: slot_mapping puts the last query of request {} into slot {}, which none of its "
@@ -155,11 +153,10 @@ void read_lengths(const Parts& parts, AttentionCall& call) {
     lengths_by_slots(parts, call);
   }
   for (int64_t r = 0; r < requests; ++r)
-    check(call.lengths[static_cast<size_t>(r)] >= call.queries(r) &&
-              call.lengths[static_cast<size_t>(r)] <= kMostLength,
+    check(call.lengths[r] >= call.queries(r) && call.lengths[r] <= kMostLength,
           "{}: request {} has {} queries and {} keys: a query sees itself, so that there are no "
           "fewer keys",
-          parts.path(), r, call.queries(r), call.lengths[static_cast<size_t>(r)]);
+          parts.path(), r, call.queries(r), call.lengths[r]);
 }
 
 // Refuses shapes that are no attention over grouped heads.
@@ -225,7 +222,7 @@ AttentionCall call_of(const Parts& parts) {
 
 // K and V of a request by position. Throws Error where a table leads out of the cache.
 RecordedTensor cache_of(const Parts& parts, const AttentionCall& call, int64_t r) {
-  const int64_t length = call.lengths[static_cast<size_t>(r)];
+  const int64_t length = call.lengths[r];
   const TensorView& k = call.k;
   RecordedTensor kv{.point = &point("attn.kv"),
                     .layer = 0,
@@ -238,10 +235,10 @@ RecordedTensor cache_of(const Parts& parts, const AttentionCall& call, int64_t r
     kv.rows.push_back({static_cast<int32_t>(r), static_cast<int32_t>(p)});
     int64_t slot = 0;
     if (call.page_size == 0) {
-      slot = call.first_keys[static_cast<size_t>(r)] + p;
+      slot = call.first_keys[r] + p;
     } else {
-      const auto& table = call.tables[static_cast<size_t>(r)];
-      const auto column = static_cast<size_t>(p / call.page_size);
+      const auto& table = call.tables[r];
+      const size_t column = p / call.page_size;
       const int64_t page = column < table.size() ? table[column] : -1;
       check(page >= 0 && page < k.shape[0],
             "{}: block_tables has no block of the cache's {} for position {} of request {}",
@@ -268,26 +265,24 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
   std::vector<Row> rows;
   for (int64_t r = 0; r < call.requests(); ++r) {
     const auto request = static_cast<int32_t>(r);
-    const int64_t first = call.lengths[static_cast<size_t>(r)] - call.queries(r);
+    const int64_t first = call.lengths[r] - call.queries(r);
     if (call.queries(r) == 0) continue;
     for (int64_t i = 0; i < call.queries(r); ++i) {
       const Row row{request, static_cast<int32_t>(first + i)};
       rows.push_back(row);
       int64_t slot = -1;
       if (call.page_size > 0)
-        slot = call.tables[static_cast<size_t>(r)].at(
-                   static_cast<size_t>(row.position / call.page_size)) *
-                   call.page_size +
-               row.position % call.page_size;
+        slot =
+            call.tables[r].at(static_cast<size_t>(row.position / call.page_size)) * call.page_size +
+            row.position % call.page_size;
       pass.info.rows.push_back({.row = row, .token = 1, .slot = slot});
     }
     if (first > 0)
       pass.info.inherited.push_back({request, std::vector<int32_t>(static_cast<size_t>(first), 1)});
     if (call.page_size > 0) {
-      std::vector<int32_t> pages = call.tables[static_cast<size_t>(r)];
-      pages.resize(std::min(
-          pages.size(),
-          static_cast<size_t>((call.lengths[static_cast<size_t>(r)] - 1) / call.page_size + 1)));
+      std::vector<int32_t> pages = call.tables[r];
+      pages.resize(
+          std::min(pages.size(), static_cast<size_t>((call.lengths[r] - 1) / call.page_size + 1)));
       pass.info.pages.push_back({request, std::move(pages)});
     }
     pass.tensors.push_back(cache_of(parts, call, r));

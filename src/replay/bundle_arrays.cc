@@ -129,7 +129,7 @@ Tensor array_of_npy(std::string_view bytes, const std::string& name) {
   check(header.find("'fortran_order': False") != header.npos,
         "{} is in Fortran's order: write numpy.ascontiguousarray of it", name);
   Tensor array(shape_of(shape[1], name), dtype_of(descr[1], name));
-  const auto size = static_cast<size_t>(array.view().bytes());
+  const size_t size = array.view().bytes();
   check(bytes.size() - begin - length == size, "{} has {} bytes of numbers, its shape {} wants {}",
         name, bytes.size() - begin - length, array.view().shape.text(), size);
   std::memcpy(array.as<char>(), bytes.data() + begin + length, size);

@@ -19,7 +19,7 @@ namespace {
 RecordedTensor joined(const RecordedTensor& kv, const KeysValues& read) {
   RecordedTensor whole = kv;
   const int64_t length = read.k.rows();
-  const auto bytes = static_cast<size_t>(read.k.row_size() * size_of(read.k.dtype));
+  const size_t bytes = read.k.row_size() * size_of(read.k.dtype);
   whole.row_hashes.clear();
   whole.shape = {length, 2, read.k.shape[1], read.k.shape[2]};
   whole.data = Tensor(whole.shape, read.k.dtype);
@@ -104,7 +104,7 @@ void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elem
   const int64_t width = logits.row_size();
   for (int64_t row = 0; row < logits.rows(); ++row) {
     std::vector<int64_t> order(static_cast<size_t>(width));
-    for (int64_t i = 0; i < width; ++i) order[static_cast<size_t>(i)] = i;
+    for (int64_t i = 0; i < width; ++i) order[i] = i;
     const auto value = [&](int64_t i) {
       const double x = value_at(logits, row * width + i);
       return std::isnan(x) ? std::numeric_limits<double>::infinity() : x;
@@ -112,7 +112,7 @@ void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elem
     std::stable_sort(order.begin(), order.end(),
                      [&](int64_t a, int64_t b) { return value(a) > value(b); });
     for (int64_t k = 0; k < elements.row_size; ++k) {
-      elements.want.push_back(static_cast<double>(order[static_cast<size_t>(k)]));
+      elements.want.push_back(static_cast<double>(order[k]));
       elements.limit.push_back(0);
     }
   }

@@ -44,8 +44,7 @@ std::string OpInputs::pick(const Pass& kept, const Place& place, const Graph& gr
   const bool of_logits = is_of_logits(*place.point);
   std::vector<PassRow> some;
   if (of_logits)
-    for (const int32_t row : kept.info.logit_rows)
-      some.push_back(kept.info.rows.at(static_cast<size_t>(row)));
+    for (const int32_t row : kept.info.logit_rows) some.push_back(kept.info.rows.at(row));
   else
     some = kept.info.rows;
   std::erase_if(some, [&](const PassRow& row) {

@@ -99,7 +99,7 @@ HostCache filled_cache(const PagedPass& pass, const std::map<int32_t, KeysValues
   const TensorView& like = held.begin()->second.k;
   const Shape shape = {pass.pages, pass.page_size, like.shape[1], like.shape[2]};
   HostCache cache{Tensor(shape, like.dtype), Tensor(shape, like.dtype)};
-  const auto bytes = static_cast<size_t>(like.row_size() * size_of(like.dtype));
+  const size_t bytes = like.row_size() * size_of(like.dtype);
   for (const Tensor* half : {&cache.k, &cache.v})
     std::memset(half->as<char>(), 0xFF, static_cast<size_t>(half->view().bytes()));
   for (const RequestPages& table : pass.info.pages) {
@@ -111,7 +111,7 @@ HostCache filled_cache(const PagedPass& pass, const std::map<int32_t, KeysValues
         return row.row.request == table.request && row.row.position == p;
       };
       if (std::ranges::any_of(left_out, own)) continue;
-      const auto page = static_cast<size_t>(p / pass.page_size);
+      const size_t page = p / pass.page_size;
       if (page >= table.pages.size()) break;
       const auto slot =
           static_cast<size_t>(table.pages[page] * pass.page_size + p % pass.page_size);

@@ -57,9 +57,9 @@ RecordedTensor with_rows(const RecordedTensor& tensor, const std::vector<int64_t
   some.shape = Shape(extents);
   some.data = Tensor(some.shape, tensor.dtype);
   some.rows.clear();
-  const auto bytes = static_cast<size_t>(tensor.data.view().row_size() * size_of(tensor.dtype));
+  const size_t bytes = tensor.data.view().row_size() * size_of(tensor.dtype);
   for (size_t i = 0; i < kept.size(); ++i) {
-    const auto from = static_cast<size_t>(kept[i]);
+    const size_t from = kept[i];
     some.rows.push_back(tensor.rows.at(from));
     std::memcpy(some.data.as<char>() + i * bytes, tensor.data.as<char>() + from * bytes, bytes);
   }
@@ -74,7 +74,7 @@ Pass with_rows(const Pass& pass, const std::vector<int64_t>& kept) {
   for (const int64_t row : kept) {
     if (std::ranges::count(pass.info.logit_rows, static_cast<int32_t>(row)) > 0)
       some.info.logit_rows.push_back(static_cast<int32_t>(some.info.rows.size()));
-    some.info.rows.push_back(pass.info.rows[static_cast<size_t>(row)]);
+    some.info.rows.push_back(pass.info.rows[row]);
   }
   // K and V that no query of it sees are left out.
   for (RecordedTensor& tensor : some.tensors) {
@@ -125,7 +125,7 @@ Pass with_nonzero_keys(const Pass& pass, int32_t request, const std::vector<int6
   for (RecordedTensor& tensor : some.tensors) {
     if (!tensor.point->is_cache() || tensor.rows.front().request != request) continue;
     tensor = with_rows(tensor, counting(std::ssize(tensor.rows)));
-    const auto bytes = static_cast<size_t>(tensor.data.view().row_size() * size_of(tensor.dtype));
+    const size_t bytes = tensor.data.view().row_size() * size_of(tensor.dtype);
     for (size_t p = 0; p < tensor.rows.size(); ++p)
       if (!std::ranges::binary_search(kept, static_cast<int64_t>(p)))
         std::memset(tensor.data.as<char>() + p * bytes, 0, bytes);
@@ -140,11 +140,11 @@ Pass with_columns(const Pass& pass, const Place& input, const std::vector<int64_
     if (!(Place{tensor.point, tensor.layer} == input)) continue;
     tensor = with_rows(tensor, counting(std::ssize(tensor.rows)));
     const int64_t width = tensor.data.view().row_size();
-    const auto bytes = static_cast<size_t>(size_of(tensor.dtype));
+    const size_t bytes = size_of(tensor.dtype);
     std::vector<bool> keeps(static_cast<size_t>(width));
-    for (const int64_t column : kept) keeps[static_cast<size_t>(column)] = true;
+    for (const int64_t column : kept) keeps[column] = true;
     for (int64_t i = 0; i < tensor.data.view().count(); ++i)
-      if (!keeps[static_cast<size_t>(i % width)])
+      if (!keeps[i % width])
         std::memset(tensor.data.as<char>() + static_cast<size_t>(i) * bytes, 0, bytes);
   }
   return some;

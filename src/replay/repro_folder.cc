@@ -81,10 +81,10 @@ std::vector<int32_t> nonzero_columns(const TensorView& x) {
   const int64_t width = width_of(x);
   std::vector<bool> some(static_cast<size_t>(width));
   for (int64_t i = 0; i < x.count(); ++i)
-    if (value_at(x, i) != 0) some[static_cast<size_t>(i % width)] = true;
+    if (value_at(x, i) != 0) some[i % width] = true;
   std::vector<int32_t> columns;
   for (int64_t c = 0; c < width; ++c)
-    if (some[static_cast<size_t>(c)]) columns.push_back(static_cast<int32_t>(c));
+    if (some[c]) columns.push_back(static_cast<int32_t>(c));
   return columns;
 }
 

@@ -18,7 +18,7 @@ namespace {
 std::vector<int64_t> index_of(const Row& row, int64_t offset, const Shape& shape) {
   std::vector<int64_t> index(static_cast<size_t>(shape.rank()));
   for (int axis = shape.rank() - 1; axis > 0; --axis) {
-    index[static_cast<size_t>(axis)] = offset % shape[axis];
+    index[axis] = offset % shape[axis];
     offset /= shape[axis];
   }
   index[0] = row.position;
@@ -78,7 +78,7 @@ void Trial::measure(int32_t pass, const SharedOracle::Answer& answer, const Tens
   Distances& distances = distances_[answer.contract];
   const Budget budget = budget_of(place_.point->op, answer.exact, got.dtype);
   for (int64_t i = 0; i < got.count(); ++i) {
-    const auto e = static_cast<size_t>(i);
+    const size_t e = i;
     const double value = value_at(got, i), want = answer.exact.want[e];
     // An Infinity that the exact result is too, once it is rounded, is as right as can be.
     const bool overflows = !std::isfinite(value) && value == round_to(want, got.dtype);
@@ -110,7 +110,7 @@ void Trial::compare(const Pass& pass, const Pass& kept) {
       const auto row = std::ranges::find(of_trace->rows, made.rows[i]) - of_trace->rows.begin();
       if (static_cast<size_t>(row) >= theirs.size()) continue;
       ++result_.rows;
-      result_.equal_rows += own[i] == theirs[static_cast<size_t>(row)] ? 1 : 0;
+      result_.equal_rows += own[i] == theirs[row] ? 1 : 0;
     }
   }
 }
