@@ -31,7 +31,7 @@ Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
   Tensor copy(with_rows(from.shape, rows.size()), from.dtype);
   const size_t size = from.row_size() * size_of(from.dtype);
   auto* to = copy.as<char>();
-  if (static_cast<int64_t>(rows.size()) == from.rows()) {
+  if (std::ssize(rows) == from.rows()) {
     if (from.bytes() > 0) std::memcpy(to, from.data, from.bytes());
     return copy;
   }

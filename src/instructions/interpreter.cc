@@ -29,7 +29,7 @@ class Interpreter {
     activations_.emplace(config_, pass.model.dtype(), Device::cpu, Activations::Lifetime::pass);
     activations_->resize(pass.batch.size(), pass.batch.logit_rows.view().count());
     tensors_ = {};
-    tensors_.layers.reserve(static_cast<size_t>(config_.layers));
+    tensors_.layers.reserve(config_.layers);
     const int64_t rows = config_.heads * options_.schedule.kv_shares * pass.batch.size();
     constexpr double kUnwritten = std::numeric_limits<double>::quiet_NaN();
     tensors_.partial.assign(static_cast<size_t>(rows * config_.head_dim), kUnwritten);

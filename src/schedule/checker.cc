@@ -57,7 +57,7 @@ class Checker {
         readers_(schedule.tensors.size()),
         writers_(schedule.tensors.size()),
         follows_(schedule.tensors.size(), -1) {
-    checked_.instructions = static_cast<int64_t>(schedule.instructions.size());
+    checked_.instructions = std::ssize(schedule.instructions);
     std::map<std::string, int> last;  // tensor in a memory
     for (size_t t = 0; t < schedule.tensors.size(); ++t) {
       const auto [before, is_first] =
@@ -173,7 +173,7 @@ class Checker {
       std::erase_if(open, [&](const Use& use) { return use.end <= part.begin; });
       for (; entered < uses.size() && uses[entered].begin <= part.begin; ++entered)
         open.push_back(uses[entered]);
-      const auto count = static_cast<int64_t>(open.size());
+      const auto count = std::ssize(open);
       if (count < due) {
         if (missing.end == part.begin && missing.end > missing.begin)
           missing.end = part.end;

@@ -46,7 +46,7 @@ Table opcodes_of(const Schedule& s) {
     ++row->count;
     row->least = std::min(row->least, held);
     row->most = std::max(row->most, held);
-    row->waits += static_cast<int64_t>(in.waits.size());
+    row->waits += std::ssize(in.waits);
   }
   Table table{{"opcode", "instructions", "rows of one", "waits"}, {}};
   for (const Row& row : rows)
