@@ -2,7 +2,6 @@
 // shows one, and nowhere else.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdlib>
 
 #include "src/schedule/schedule_json.h"
@@ -19,7 +18,7 @@ int64_t schedules() {
 }
 
 TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
-  std::array<int64_t, kScheduleFaults> by_fault{};
+  EnumArray<ScheduleFault, int64_t> by_fault;
   int64_t right = 0, still = 0, states = 0, failures = 0;
   TinySchedules tiny(1);
   for (int64_t i = 0; i < schedules() && failures < 5; ++i) {
@@ -32,8 +31,7 @@ TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
       ++failures;
       ADD_FAILURE() << i << ": " << text << "\n" << schedule_json(schedule);
     }
-    for (const ScheduleFinding& finding : checked.findings)
-      ++by_fault[static_cast<size_t>(finding.fault)];
+    for (const ScheduleFinding& finding : checked.findings) ++by_fault[finding.fault];
     right += truth.is_right();
     still += truth.stands_still;
     states += static_cast<int64_t>(truth.states);
@@ -45,8 +43,8 @@ TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
        {ScheduleFault::missing, ScheduleFault::repeated, ScheduleFault::outside,
         ScheduleFault::unreachable, ScheduleFault::deadlock, ScheduleFault::early_read,
         ScheduleFault::overwritten, ScheduleFault::unordered}) {
-    fmt::print("{} {}\n", name_of(fault), by_fault[static_cast<size_t>(fault)]);
-    EXPECT_GT(by_fault[static_cast<size_t>(fault)], schedules() / 200) << name_of(fault);
+    fmt::print("{} {}\n", name_of(fault), by_fault[fault]);
+    EXPECT_GT(by_fault[fault], schedules() / 200) << name_of(fault);
   }
 }
 

@@ -79,8 +79,9 @@ Json foreign(const Schedule& schedule) {
   json["opcodes"] = Json::object();
   json["block"] = Json::object();
   json["instructions"] = Json::array();
-  for (int i = 0; i < kOpcodes - 1; ++i)
-    json["opcodes"][std::to_string(i + 1)] = name_of(static_cast<Opcode>(i));
+  for (const Opcode opcode : values_of<Opcode>())
+    if (opcode != Opcode::other)
+      json["opcodes"][fmt::format("{}", static_cast<int>(opcode) + 1)] = name_of(opcode);
   const auto pairs = [](const std::vector<CounterUse>& uses) {
     Json all = Json::array();
     for (const CounterUse& use : uses) all.push_back({use.counter, use.value});
