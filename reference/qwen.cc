@@ -84,6 +84,8 @@ class Qwen final : public ReferenceModel {
 
   void follow(Routes routes) override { routes_ = std::move(routes); }
 
+  void end(int32_t request) override { caches_.erase(request); }
+
   void run(const PassInfo& pass, Probe& probe) override {
     in_torch([&] {
       ++passes_;

@@ -123,6 +123,7 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
   child.request.prompt = from.tokens;
   child.request.max_new = max_new;
   scheduler_.fork(from, sequences_.emplace_back(std::move(child)));
+  forked_.insert({parent, requests() - 1});
   return requests() - 1;
 }
 
@@ -306,7 +307,9 @@ void Engine::take(const Choice& choice, const Forward& forward) {
         logprobs_of(copy_on(Device::cpu, forward.logits.slice(row, 1)), token, count));
   s.tokens.push_back(token);
   s.ending = ending_of(s);
-  if (s.ending != Ending::none) scheduler_.end(s);
+  if (s.ending == Ending::none) return;
+  scheduler_.end(s);
+  if (!options_.prefix_cache && !forked_.contains(s.id)) ended_.push_back(s.id);
 }
 
 Ending Engine::ending_of(const Sequence& s) const {

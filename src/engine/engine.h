@@ -15,7 +15,9 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/thread_pool.h"
@@ -59,6 +61,10 @@ class Engine {
   // is pending; by then every record has been delivered to the sink.
   bool step(Probe& probe);
 
+  // The requests that ended since the last call whose K and V nobody can find again: they were
+  // shared with no fork, and no prefix cache keeps them.
+  std::vector<int32_t> take_ended() { return std::exchange(ended_, {}); }
+
   const Model& model() const { return model_; }
   const PagePool& pool() const { return pool_; }
   const Sequence& sequence(int32_t id) const { return sequences_[id]; }
@@ -95,6 +101,8 @@ class Engine {
   Scheduler scheduler_;
   std::deque<Sequence> sequences_;                  // a deque: the scheduler points into it
   std::map<int32_t, std::vector<Tensor>> swapped_;  // by request: its pages, layer by layer
+  std::set<int32_t> forked_;                        // and who was forked
+  std::vector<int32_t> ended_;
   int64_t steps_ = 0;
   int32_t passes_ = 0;
 };

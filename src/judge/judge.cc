@@ -391,6 +391,12 @@ std::vector<NodeId> Judge::judge(const Pass& pass) {
   return state_->judge(narrowed(pass, state_->manifest.dtype));
 }
 
+void Judge::end(int32_t request) {
+  state_->history.end(request);
+  for (ReferenceModel* model : {state_->exact, state_->rounded})
+    if (model != nullptr) model->end(request);
+}
+
 RoundingContract Judge::contract_at(const Place& place) const {
   const OpJudge& ops = state_->op_judge;
   const std::vector<RoundingContract> candidates = ops.candidates(place);

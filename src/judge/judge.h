@@ -72,6 +72,9 @@ class Judge {
   // The passes of a run in their order. Returns the places of this pass that were not clean, so
   // that a writer can keep their tensors and those of their producers.
   std::vector<NodeId> judge(const Pass& pass);
+  // The request is in no further pass, and nobody inherits from it: here and in both models goes
+  // what was kept of its K and V for later passes.
+  void end(int32_t request);
 
   // For who looks into findings as they come: the contract that the place is judged under so far,
   // and what was written to the caches up to the last pass that was judged.

@@ -79,7 +79,8 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
 
 void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> bytes) {
   const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, {}});
-  if (fresh && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
+  const bool lacks = fresh || content->second.bytes.empty();  // who wrote them first may have ended
+  if (lacks && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
 }
 
 // Contents are counted by the slots that hold them: one that no slot holds can still be read by
@@ -95,8 +96,19 @@ void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (content.slots >= 0) ++content.slots;
   const auto old = contents_.find(before);
   if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
+  if (ended_.contains(old->second.writer.row.request)) {
+    old->second.bytes = {};
+    return;
+  }
   gone_.emplace_back(before, std::ssize(old->second.bytes));
   gone_bytes_ += gone_.back().second;
+}
+
+void KvHistory::end(int32_t request) {
+  ended_.insert(request);
+  prefixes_.erase(request);
+  inherited_.erase(request);
+  std::erase_if(own_, [request](const auto& own) { return own.first.second == request; });
 }
 
 // Oldest first, while the queue is over its bound.

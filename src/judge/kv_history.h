@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,10 @@ class KvHistory {
   // Row i of k and v belongs to rows[i], a row of the pass. Both [rows, kv_heads, head_dim], CPU,
   // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
+
+  // The request is in no further pass, and nobody inherits from it: its bytes are kept for as long
+  // as a slot holds them. Who wrote them stays known.
+  void end(int32_t request);
 
   // Takes what a request was found to read of inherited tokens that nobody wrote for what was
   // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i].
@@ -109,6 +114,7 @@ class KvHistory {
   // By (layer, request), by position: what the request itself wrote last, 0: nothing. Nearly all
   // that is read is that, and this finds it without a lookup for each row.
   std::map<std::pair<int, int32_t>, std::vector<uint64_t>> own_;
+  std::unordered_set<int32_t> ended_;
 };
 
 }  // namespace lockstep

@@ -106,6 +106,8 @@ class ReferenceModel {
   // in mlp.experts. Where it is empty, not set, or of no such expert, the model chooses itself.
   using Routes = std::function<TensorView(int layer)>;
   virtual void follow(Routes routes) = 0;
+  // The request is in no further pass, and nobody inherits from it: what was kept of it may go.
+  virtual void end(int32_t request) = 0;
 };
 
 }  // namespace lockstep

@@ -139,6 +139,25 @@ void note_stop(const Engine& engine, int64_t total, Result& result) {
   result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
 }
 
+// Steps until every request has ended, or enough is known.
+void serve(Engine& engine, Probe& probe, Judge& judge, const std::function<bool()>& enough) {
+  while (!enough() && engine.step(probe)) {
+    check(probe.failure().empty(), "{}", probe.failure());
+    const std::vector<int32_t> ended = engine.take_ended();
+    if (!ended.empty()) probe.flush();  // a device may be behind with what the judge is to see
+    for (const int32_t request : ended) judge.end(request);
+  }
+}
+
+// When all requests have ended nobody holds a page.
+void note_held_pages(const Engine& engine, Result& result) {
+  const int64_t all = engine.pool().pages(), held = all - engine.pool().available();
+  if (held > 0)
+    result.notes.push_back(fmt::format(
+        "{} of {} pages of the cache are held though every request has ended: they are lost", held,
+        all));
+}
+
 // The models beside the engine, and the ways in which its ops may go wrong.
 struct Models {
   std::unique_ptr<ReferenceModel> exact, rounded;
@@ -230,7 +249,7 @@ Result judge_run(const JudgedRun& run) {
   });
   Probe probe(&shown);
   const auto enough = [&] { return run.judge.fail_fast && (found || !auditor.findings().empty()); };
-  while (!enough() && engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  serve(engine, probe, judge, enough);
   const std::vector<RequestInfo> requests = infos_of(engine);
   const bool stopped = enough() && tokens_chosen(engine) < total;
   if (!stopped) check_served(run.requests, requests);
@@ -238,7 +257,7 @@ Result judge_run(const JudgedRun& run) {
   Result result = judge.finish(requests, true);
   causes.put_into(result);
   if (run.audit) add_audit(result, auditor);
-  if (stopped) note_stop(engine, total, result);
+  stopped ? note_stop(engine, total, result) : note_held_pages(engine, result);
   if (budget) result.error_budget = share_out(run, reference, *budget);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (writer) writer->finish(requests);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "tests/fixtures.h"
@@ -53,6 +54,29 @@ TEST_F(EngineTest, AProbeThatIsOffSeesNothingAndTheTokensAreTheSame) {
   while (engine.step(off)) {
   }
   EXPECT_EQ(engine.sequence(0).argmax, serve(bard(), {}, {r}).sequences[0].argmax);
+}
+
+// Who is told, in the order in which they ended.
+TEST_F(EngineTest, ARequestThatEndsIsToldOnceWhereNobodyCanFindItsCacheAgain) {
+  const auto ended = [](EngineOptions options) {
+    options.dtype = DType::f32;
+    Engine engine(bard(), cpu_ops(), options);
+    engine.submit(request(9, 4));
+    engine.submit(request(7, 2));
+    Request sampled = request(5, 2);
+    sampled.samples = 2;  // it is forked, and the fork is request 3
+    engine.submit(sampled);
+    std::vector<int32_t> all;
+    Probe off;
+    while (engine.step(off)) std::ranges::copy(engine.take_ended(), std::back_inserter(all));
+    EXPECT_EQ(engine.requests(), 4);
+    for (int32_t id = 0; id < engine.requests(); ++id)
+      EXPECT_NE(engine.sequence(id).ending, Ending::none);
+    EXPECT_EQ(engine.pool().available(), engine.pool().pages()) << "all are given back";
+    return all;
+  };
+  EXPECT_EQ(ended({.pages = 12}), (std::vector<int32_t>{1, 0}));
+  EXPECT_TRUE(ended({.pages = 12, .prefix_cache = true}).empty());
 }
 
 TEST_F(EngineTest, EveryPointOfTheTableIsShownInGraphOrder) {

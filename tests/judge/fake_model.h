@@ -277,6 +277,7 @@ class FakeModel : public ReferenceModel {
       : dtype_(dtype), spoil_(std::move(spoil)), contract_(std::move(contract)) {}
 
   void follow(Routes) override {}  // it has no experts
+  void end(int32_t) override {}
 
   void run(const PassInfo& pass, Probe& probe) override {
     probe.begin(pass);

@@ -39,6 +39,7 @@ class AskedModel : public ReferenceModel {
     model_.run(pass, probe);
   }
   void follow(Routes) override {}
+  void end(int32_t) override {}
   std::set<std::string> asked;
 
  private:

@@ -63,6 +63,22 @@ TEST(KvHistory, KeepsWhatIsReadOrWrittenAgain) {
   EXPECT_TRUE(is_kept(history, 0));
 }
 
+TEST(KvHistory, LetsGoOfAnEndedRequestAsSoonAsItsSlotsAreWrittenAgain) {
+  KvHistory history(/*keep_bytes=*/true);
+  write(history, 0, 0, 7, 1);
+  const uint64_t hash = hash_of_request(history, 0);
+  history.end(0);
+  EXPECT_FALSE(history.k(hash).empty()) << "a slot holds it";
+  write(history, 1, 1, 7, 2);
+  EXPECT_TRUE(history.k(hash).empty());
+  ASSERT_TRUE(history.writer_of(hash)) << "who reads it nevertheless is told whose it was";
+  EXPECT_EQ(history.writer_of(hash)->row.request, 0);
+  EXPECT_TRUE(is_kept(history, 1));
+  write(history, 2, 2, 8, 1);  // the same numbers for another request
+  EXPECT_TRUE(is_kept(history, 2));
+  EXPECT_FALSE(history.k(hash).empty());
+}
+
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {
   KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
   for (int32_t request = 0; request < 5; ++request)

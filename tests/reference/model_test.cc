@@ -179,6 +179,21 @@ TEST_P(ServedOtherwise, InheritedTokensAreComputedUnseen) {
   expect_same(rows_of({own[1]}, 3), rows_of(inherits, 3), 4 * 10 * 3);
 }
 
+TEST_P(ServedOtherwise, WhatAnEndedRequestHadIsComputedAgainForWhoInheritsIt) {
+  const std::vector<int32_t> t = tokens(12);
+  const auto part = [&t](int32_t request, int from, int to) {
+    return Chunk{request, from, {t.begin() + from, t.begin() + to}};
+  };
+  const auto own = model(), ended = model();
+  run_passes(*own, {pass_over(0, {part(0, 0, 8)})});
+  run_passes(*ended, {pass_over(0, {part(0, 0, 8)})});
+  ended->end(0);
+  PassInfo pass = pass_over(1, {part(3, 8, 12)});
+  pass.inherited = {{3, {t.begin(), t.begin() + 8}}};
+  const auto with = run_passes(*own, {pass}), without = run_passes(*ended, {pass});
+  expect_same(rows_of(with, 3), rows_of(without, 3), 4 * 10 * 3);
+}
+
 TEST_P(ServedOtherwise, ShowsEveryPlaceInOrderWithItsRows) {
   const auto passes = run_passes(*model(), {pass_over(0, {{0, 0, tokens(5)}, {1, 0, tokens(3)}}),
                                             pass_over(1, {{1, 3, {9}}})});
