@@ -58,11 +58,10 @@ TEST_P(ConfirmTest, ThreeBugsAtOnceAreEachConfirmed) {
                                       "layer 2 attn.k_rope", "layer 4 attn.out"}));
 }
 
-// Two bugs, of which the second is in the last layer's stream: each alone put right leaves the
-// other's tokens.
+// Of two bugs, each alone put right leaves the other's tokens.
 TEST_P(ConfirmTest, SaysWhichTokensComeBackWhenAPlaceIsPutRight) {
   JudgedRun run = run_with({"softmax-scale-missing@layer=0"});
-  for (Request& request : run.requests) request.max_new = 8;
+  for (Request& request : run.requests) request.max_new = 6;
   run.engine.pages = pages_for(run.requests, run.engine.page_size);
   Result result = judge_run(run);
   int64_t flips = 0;
@@ -80,6 +79,7 @@ TEST_P(ConfirmTest, SaysWhichTokensComeBackWhenAPlaceIsPutRight) {
             std::string::npos)
       << all[0].says;
 
+  if (std::string(GetParam()) != "bard-qwen3") return;
   run.faults.push_back(parse_fault("rope-interleaved@layer=2"));
   result = judge_run(run);
   all = confirm(run, result);

@@ -26,7 +26,7 @@ JudgedRun run_of(const Checkpoint& checkpoint, DType dtype) {
           .reference = open_reference(),
           .engine = {.dtype = dtype, .page_size = 4, .page_order_seed = 3},
           .requests = {{.prompt = some_tokens(9, vocab, 1), .max_new = 4},
-                       {.prompt = some_tokens(21, vocab, 2), .max_new = 3}},
+                       {.prompt = some_tokens(13, vocab, 2), .max_new = 3}},
           .judge = judge};
 }
 
@@ -105,7 +105,7 @@ TEST_P(ErrorBudgetOf, ARunComesToTheWholeHoweverItIsServed) {
   run.requests.back().arrival = 2;
   run.requests.back().samples = 2;
   run.engine.prefix_cache = true;
-  run.engine.chunk = 7;
+  run.engine.chunk = 5;
   const Result result = judged(run);
   expect_whole(*result.error_budget, GetParam());
   EXPECT_EQ(result.error_budget->requests, 4);
