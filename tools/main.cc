@@ -29,6 +29,8 @@ constexpr auto kCommands = std::to_array<Command>({
      run_command},
     {"judge", "Is the engine right?", "judge a saved trace: each op against its exact result",
      judge_command},
+    {"ops", "Is the engine right?", "try each op of your library alone, over a grid of shapes",
+     ops_command},
     {"check", "What changed, and what was computed?",
      "hold a run to a kept baseline, for continuous integration", check_command},
     {"diff", "What changed, and what was computed?",

@@ -14,8 +14,8 @@ import termios
 import unittest
 
 LOCKSTEP = os.path.abspath(sys.argv[1])
-COMMANDS = ("run judge check diff inspect replay repro report generate selftest calibrate model "
-            "points faults bench help completions man").split()
+COMMANDS = ("run judge ops check diff inspect replay repro report generate selftest calibrate "
+            "model points faults bench help completions man").split()
 
 
 def said(*arguments):
