@@ -89,19 +89,6 @@ const char* lockstep_add(const LockstepCall* call, const DLTensor* out, const DL
   return NULL;
 }
 
-/* Takes the last of equal ones. */
-const char* lockstep_argmax(const LockstepCall* call, const DLTensor* out, const DLTensor* logits) {
-  (void)call;
-  const int64_t width = logits->shape[1];
-  for (int64_t t = 0; t < logits->shape[0]; ++t) {
-    int32_t best = 0;
-    for (int64_t i = 1; i < width; ++i)
-      if (load(logits, t * width + i) >= load(logits, t * width + best)) best = (int32_t)i;
-    ((int32_t*)out->data)[t] = best;
-  }
-  return NULL;
-}
-
 /* Clears the slot behind the last one. */
 const char* lockstep_kv_write(const LockstepCall* call, const LockstepCache* cache,
                               const DLTensor* k, const DLTensor* v, const DLTensor* slots) {
