@@ -33,6 +33,7 @@ int run_command(Args args);
 int judge_command(Args args);
 int calibrate_command(Args args);
 int check_command(Args args);
+int ops_command(Args args);
 int diff_command(Args args);
 int report_command(Args args);
 int inspect_command(Args args);

@@ -28,6 +28,8 @@ constexpr auto kCommands = std::to_array<Command>({
      run_command, /*computes=*/true},
     {"judge", "Is the engine right?", "judge a saved trace: each op against its exact result",
      judge_command, /*computes=*/true},
+    {"ops", "Is the engine right?", "try each op of your library alone, over a grid of shapes",
+     ops_command, /*computes=*/true},
     {"check", "What changed, and what was computed?",
      "hold a run to a kept baseline, for continuous integration", check_command, /*computes=*/true},
     {"diff", "What changed, and what was computed?",

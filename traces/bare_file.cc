@@ -17,6 +17,7 @@
 #include "traces/bare_tensor.h"
 #include "traces/hdf5_file.h"
 #include "traces/manifest.h"
+#include "traces/place_reader.h"
 
 namespace lockstep {
 namespace {
@@ -48,7 +49,7 @@ std::pair<const Point*, int32_t> point_of(const std::string& name) {
   return {find_point(name), name == cache.name ? 0 : -1};
 }
 
-class BareTrace final : public TraceReader {
+class BareTrace final : public TraceReader, public PlaceReader {
  public:
   explicit BareTrace(const std::string& path)
       : file_(Hdf5File::open_unsealed(path)), rows_(bare_rows(file_)) {
@@ -74,12 +75,17 @@ class BareTrace final : public TraceReader {
     check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", file_.path(), i, passes());
     std::optional<Pass>& known = known_[i];
     if (known && !data) return *known;
-    Pass pass = load(rows_[i], known ? &*known : nullptr);
+    Pass pass = load(rows_[i], known ? &*known : nullptr, [](const Place&) { return true; });
     if (!known) {
       known = pass;
       for (RecordedTensor& tensor : known->tensors) tensor.data = {};
     }
     return data ? pass : *known;
+  }
+
+  Pass read_places(int i, const WantedPlaces& wanted) override {
+    check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", file_.path(), i, passes());
+    return load(rows_[i], nullptr, wanted);
   }
 
  private:
@@ -176,21 +182,25 @@ class BareTrace final : public TraceReader {
         file_.path());
   }
 
-  // known: the same pass, with digests; null: it has not been read yet.
-  Pass load(const PassInfo& rows, const Pass* known) const {
+  // known: the same pass, whole, with digests; null: it has not been read yet. Tensors that tell
+  // which rows have logits are always read.
+  Pass load(const PassInfo& rows, const Pass* known, const WantedPlaces& wanted) const {
     Pass pass{.info = rows};
-    const auto tensors = stored_.find(rows.pass);
-    if (tensors == stored_.end()) return pass;
+    const auto found = stored_.find(rows.pass);
+    if (found == stored_.end()) return pass;
+    std::vector<Stored> tensors = found->second;
+    std::erase_if(tensors, [&](const Stored& tensor) {
+      return tensor.place.point->rows != RowDomain::logit && !wanted(tensor.place);
+    });
     std::vector<Tensor> data;
-    for (const Stored& tensor : tensors->second)
+    for (const Stored& tensor : tensors)
       data.push_back(bare_tensor(file_, tensor.path, *tensor.place.point, manifest_.dtype));
     for (size_t i = 0; i < data.size(); ++i)
-      if (tensors->second[i].place.point->rows == RowDomain::logit)
-        put_logit_rows(data[i].view().rows(), file_.path() + ": " + tensors->second[i].path,
-                       pass.info);
+      if (tensors[i].place.point->rows == RowDomain::logit)
+        put_logit_rows(data[i].view().rows(), file_.path() + ": " + tensors[i].path, pass.info);
     for (size_t i = 0; i < data.size(); ++i)
       pass.tensors.push_back(
-          recorded(tensors->second[i], data[i], pass.info, known ? &known->tensors[i] : nullptr));
+          recorded(tensors[i], data[i], pass.info, known ? &known->tensors[i] : nullptr));
     put_top_logits(pass);
     return pass;
   }

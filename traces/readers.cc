@@ -15,6 +15,7 @@
 #include "kernels/files/text.h"
 #include "traces/bare_file.h"
 #include "traces/journal.h"
+#include "traces/place_reader.h"
 #include "traces/seal.h"
 #include "traces/segment.h"
 #include "traces/trial.h"
@@ -23,7 +24,7 @@ namespace lockstep {
 namespace {
 
 // Passes gathered from segments and a journal.
-class SavedTrace final : public TraceReader {
+class SavedTrace final : public TraceReader, public PlaceReader {
  public:
   SavedTrace(Manifest manifest, std::string path)
       : manifest_(std::move(manifest)), path_(std::move(path)) {}
@@ -34,9 +35,13 @@ class SavedTrace final : public TraceReader {
   const std::vector<std::string>& problems() const override { return problems_; }
 
   Pass read(int i, bool data) override {
+    return read_places(i, [data](const Place&) { return data; });
+  }
+
+  Pass read_places(int i, const WantedPlaces& wanted) override {
     check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", path_, i, passes());
     const Source& source = std::next(sources_.begin(), i)->second;
-    return source.segment ? source.segment->read(source.index, data) : journal_[source.index];
+    return source.segment ? source.segment->read(source.index, wanted) : journal_[source.index];
   }
 
   void problem(std::string sentence) {

@@ -241,13 +241,12 @@ void SegmentReader::open_tensors() const {
     if (!path.empty()) file_.stored_bytes(path);
 }
 
-Pass SegmentReader::read(size_t i, bool data) const {
+Pass SegmentReader::read(size_t i, const WantedPlaces& wanted) const {
   Pass pass = columns_.pass_at(i);
-  if (!data) return pass;
   size_t at = columns_.tensor_edges[i];
   for (RecordedTensor& tensor : pass.tensors) {
     const std::string& path = columns_.index.path[at++];
-    if (path.empty()) continue;
+    if (path.empty() || !wanted({tensor.point, tensor.layer})) continue;
     tensor.data = file_.read_tensor(path, tensor.shape, tensor.dtype);
     const bool own_rows =
         tensor.row_hashes.empty() || tensor.row_hashes == row_hashes_of(tensor.data);

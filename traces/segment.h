@@ -5,7 +5,7 @@
 
 #include "traces/columns.h"
 #include "traces/hdf5_file.h"
-#include "traces/trace.h"
+#include "traces/place_reader.h"
 
 namespace lockstep {
 
@@ -45,8 +45,9 @@ class SegmentReader {
   // Opens every tensor that is there, and reads none. Throws Error where one is not stored as
   // tensors of a trace are.
   void open_tensors() const;
-  // Pass i of this file; with `data`, each tensor is checked against its xxh3.
-  Pass read(size_t i, bool data) const;
+  // Pass i of this file; each tensor of a place that is wanted is read, and checked against its
+  // xxh3.
+  Pass read(size_t i, const WantedPlaces& wanted) const;
 
  private:
   Hdf5File file_;

@@ -14,18 +14,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <deque>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 
 #include "kernels/base/check.h"
-#include "kernels/files/disk.h"
-#include "probes/qwen_graph.h"
 #include "src/replay/bundle_arrays.h"
-#include "src/weights/safetensors_writer.h"
+#include "src/replay/passes_reader.h"
+#include "src/replay/small_model.h"
 
 namespace lockstep {
 namespace {
@@ -299,75 +295,24 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
 }
 
 // A model of one layer whose attention is the call's.
-Checkpoint model_of(const AttentionCall& call) {
-  const ScratchFolder scratch;
-  static constexpr const char* kNames[] = {"float32", "float16", "bfloat16"};
-  const DType dtype = call.q.dtype;
-  const char* name = kNames[dtype == DType::f32 ? 0 : dtype == DType::f16 ? 1 : 2];
-  nlohmann::json config = {{"architectures", {"Qwen3ForCausalLM"}},
-                           {"model_type", "qwen3"},
-                           {"dtype", name},
-                           {"hidden_act", "silu"},
-                           {"hidden_size", 8},
-                           {"intermediate_size", 8},
-                           {"num_hidden_layers", 1},
-                           {"num_attention_heads", call.q.shape[1]},
-                           {"num_key_value_heads", call.k.shape[call.k.shape.rank() - 2]},
-                           {"head_dim", call.q.shape[2]},
-                           {"rms_norm_eps", 1e-6},
-                           {"vocab_size", 8},
-                           {"max_position_embeddings", 1 << 22},
-                           {"tie_word_embeddings", true},
-                           {"attention_bias", false},
-                           {"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "default"}}},
-                           {"use_sliding_window", call.window > 0}};
-  if (call.window > 0) {
-    config["sliding_window"] = call.window;
-    config["max_window_layers"] = 0;
-    config["layer_types"] = {"sliding_attention"};
-  }
-  replace_file(scratch.path() + "/config.json", config.dump(), Durable::no);
-  const ModelConfig read = read_config(scratch.path());
-  std::vector<NamedTensor> tensors;
-  std::deque<Tensor> zeros;
-  for (const auto& [tensor, shape] : needed_tensors(read)) {
-    const Tensor& zero = zeros.emplace_back(shape, dtype);
-    std::memset(zero.as<char>(), 0, static_cast<size_t>(zero.view().bytes()));
-    tensors.push_back({tensor, zero});
-  }
-  std::map<std::string, size_t> offsets;
-  replace_file(scratch.path() + "/model.safetensors",
-               safetensors_of(std::move(tensors), {}, offsets), Durable::no);
-  return Checkpoint::open(scratch.path());
+SmallModel model_of(const AttentionCall& call) {
+  return {.heads = call.q.shape[1],
+          .kv_heads = call.k.shape[call.k.shape.rank() - 2],
+          .head_dim = call.q.shape[2],
+          .window = call.window};
 }
-
-class BundleReader final : public TraceReader {
- public:
-  BundleReader(Manifest manifest, Pass pass)
-      : manifest_(std::move(manifest)), pass_(std::move(pass)) {}
-
-  const Manifest& manifest() const override { return manifest_; }
-  int passes() const override { return 1; }
-  Pass read(int, bool) override { return pass_; }
-  bool complete() const override { return true; }
-  const std::vector<std::string>& problems() const override { return none_; }
-
- private:
-  Manifest manifest_;
-  Pass pass_;
-  std::vector<std::string> none_;
-};
 
 }  // namespace
 
 Bundle open_bundle(const std::string& path) {
   const Parts parts(path);
   const AttentionCall call = call_of(parts);
-  Bundle bundle{model_of(call), nullptr};
-  Manifest manifest{.graph = qwen_graph({.layers = 1, .qk_norm = true}), .dtype = call.q.dtype};
+  const SmallModel model = model_of(call);
+  Bundle bundle{checkpoint_of(model, call.q.dtype), nullptr};
+  Manifest manifest{.graph = graph_of(model), .dtype = call.q.dtype};
   manifest.selection = "--points attn.out";
   if (call.page_size > 0) manifest.provenance["page_size"] = fmt::format("{}", call.page_size);
-  bundle.reader = std::make_unique<BundleReader>(std::move(manifest), pass_of(parts, call));
+  bundle.reader = reader_of(std::move(manifest), {pass_of(parts, call)});
   return bundle;
 }
 

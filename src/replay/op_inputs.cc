@@ -31,9 +31,9 @@ TensorView OpInputs::at(const Point& p, int layer) const {
   return found == tensors_.end() ? TensorView{} : found->second;
 }
 
-std::string OpInputs::pick(const Pass& kept, const Place& place, const Graph& graph) {
+std::string OpInputs::pick(const Pass& kept, const Place& place, const std::vector<Place>& reads) {
   std::vector<const RecordedTensor*> read;
-  for (const Place& input : graph.inputs_of(place)) {
+  for (const Place& input : reads) {
     if (input.point->is_cache()) continue;
     const RecordedTensor* tensor = kept.find(*input.point, input.layer);
     const bool there = tensor != nullptr && !tensor->data.view().empty();
@@ -106,10 +106,10 @@ std::string OpInputs::pick_cache(const Pass& kept, const Place& place, const Pla
   return "";
 }
 
-OpInputs::OpInputs(const Pass& kept, const Place& place, const Graph& graph,
+OpInputs::OpInputs(const Pass& kept, const Place& place, const std::vector<Place>& reads,
                    const KvHistory& history, int64_t page_size) {
   pass_.info = kept.info;
-  lacking_ = pick(kept, place, graph);
+  lacking_ = pick(kept, place, reads);
   if (!lacking_.empty()) return;
   if (place.point->op == OpKind::attention) part_requests();
   if (uses_cache(*place.point)) {

@@ -22,7 +22,11 @@ class OpInputs {
   // Takes the rows of the pass that have all that the op reads, with numbers; of a cache hashes do,
   // where `history` has what was written under them. The pass is borrowed.
   OpInputs(const Pass& kept, const Place& place, const Graph& graph, const KvHistory& history,
-           int64_t page_size);
+           int64_t page_size)
+      : OpInputs(kept, place, graph.inputs_of(place), history, page_size) {}
+  // The same of an op that reads other places than the graph has there, as a fused one does.
+  OpInputs(const Pass& kept, const Place& place, const std::vector<Place>& reads,
+           const KvHistory& history, int64_t page_size);
   OpInputs(const OpInputs&) = delete;
   OpInputs& operator=(const OpInputs&) = delete;
 
@@ -37,7 +41,7 @@ class OpInputs {
   const HostCache& cache() const { return cache_; }  // of ops that use it
 
  private:
-  std::string pick(const Pass& kept, const Place& place, const Graph& graph);
+  std::string pick(const Pass& kept, const Place& place, const std::vector<Place>& reads);
   std::string pick_cache(const Pass& kept, const Place& place, const Place& cache,
                          const KvHistory& history, int64_t page_size);
   void part_requests();

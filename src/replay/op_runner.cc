@@ -76,6 +76,8 @@ OpRunner::OpRunner(const Checkpoint& checkpoint, const Place& place,
       rope_(checkpoint.config(), options.device) {
   Ops ops;
   for_each_op([&](const auto& row) { stand_in(ops, row); });
+  if (options_.shown.empty()) options_.shown = {place_};
+  if (!options_.fused.empty()) stand_in_fused(ops.fused);
   model_ = std::make_unique<Model>(checkpoint, options.dtype, std::move(ops),
                                    Placement{&threads_, stream_of(options.device), options.device});
 }
@@ -96,6 +98,47 @@ void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)
     compute(out,
             [&](const Out& to) { (implementations_[which_].ops.*row.entry)(context, to, in...); });
   };
+}
+
+// It is timed on outputs of its own first, where one of them may be an input too.
+void OpRunner::stand_in_fused(FusedOps& ops) {
+  const std::string_view name = options_.fused;
+  ops.of_user = {name};
+  if (name == kAddRmsNorm.name) {
+    ops.add_rms_norm = [this](const OpContext& context, const TensorView& out,
+                              const AddNormInput& in) {
+      const Tensor sum(in.sum.shape, in.sum.dtype, in.sum.device);
+      AddNormInput beside = in;
+      beside.sum = sum;
+      if (timed_) time([&] { fused().add_rms_norm(context, out, beside); });
+      fused().add_rms_norm(context, out, in);
+    };
+  } else if (name == kQkvMatmul.name) {
+    ops.qkv_matmul = [this](const OpContext& context, std::span<const Linear> all,
+                            const TensorView& x, const AddNormInput*) {
+      if (timed_) time([&] { fused().qkv_matmul(context, all, x, nullptr); });
+      fused().qkv_matmul(context, all, x, nullptr);
+    };
+  } else if (name == kQkNormRopeKvWrite.name) {
+    ops.qk_norm_rope_kv_write = [this](const OpContext& context, const QkNormRopeKvWrite& all) {
+      const Tensor q_rope(all.q_rope.shape, all.q_rope.dtype, all.q_rope.device);
+      QkNormRopeKvWrite beside = all;
+      beside.q_rope = q_rope;
+      if (timed_) time([&] { fused().qk_norm_rope_kv_write(context, beside); });
+      fused().qk_norm_rope_kv_write(context, all);
+    };
+  } else {
+    check(name == kGateUpSilu.name, "there is no fused op {}", name);
+    ops.gate_up_silu = [this](const OpContext& context, const TensorView& out, const TensorView& x,
+                              const WeightView& gate_weight, const WeightView& up_weight,
+                              const TensorView& gate, const TensorView& up, const AddNormInput*) {
+      const auto op = [&] {
+        fused().gate_up_silu(context, out, x, gate_weight, up_weight, gate, up, nullptr);
+      };
+      if (timed_) time(op);
+      op();
+    };
+  }
 }
 
 bool OpRunner::is_place(const OpContext& context) const {
@@ -184,7 +227,9 @@ OpRunner::Made OpRunner::run(size_t which, const OpInputs& inputs, bool timed) {
   seconds_ = 0;
   Pass made;
   Recorder recorder({}, /*digests=*/false, [&](Pass pass) { made = std::move(pass); });
-  Only here(recorder, [&](const Point& p, int layer) { return Place{&p, layer} == place_; });
+  Only here(recorder, [&](const Point& p, int layer) {
+    return std::ranges::count(options_.shown, Place{&p, layer}) > 0;
+  });
   Probe probe(&here);
   std::vector<Tensor> storage;
   const std::vector<KvCache> caches = caches_of(inputs, storage);
@@ -200,7 +245,7 @@ OpRunner::Made OpRunner::run(size_t which, const OpInputs& inputs, bool timed) {
   check(probe.failure().empty(), "{}", probe.failure());
   inputs_ = nullptr;
   for (RecordedTensor& tensor : made.tensors) {
-    if (place_.point->is_cache()) continue;  // its rows keep the request's number
+    if (tensor.point->is_cache()) continue;  // its rows keep the request's number
     check(tensor.rows.size() == inputs.rows().size(), "{} was made of {} rows, {} were wanted",
           text_of(place_), tensor.rows.size(), inputs.rows().size());
     tensor.rows = inputs.rows();

@@ -28,6 +28,10 @@ struct OpRunnerOptions {
   DType dtype = DType::bf16;
   Device device = Device::cpu;
   int threads = 0;  // 0: one a core
+  // A fused op, by the name of its row in kFusedOps, that every implementation has: it is run in
+  // the place of its pieces, at the place that it names in its calls. "": the op of the place.
+  std::string_view fused;
+  std::vector<Place> shown;  // that Made has; empty: the runner's place
 };
 
 // Runs the op of one place in the model that it belongs to, with its weights and settings as the
@@ -42,7 +46,7 @@ class OpRunner {
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
-  // The result of one of them: the tensors of the place, of a cache one a request.
+  // The result of one of them: the tensors of its places, of a cache one a request.
   struct Made {
     std::vector<RecordedTensor> tensors;
     double seconds = 0;  // of the op alone, the least of some calls
@@ -57,6 +61,8 @@ class OpRunner {
   void stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)>& row);
   void compute(const TensorView& out, const std::function<void(const TensorView& out)>& op);
   void compute(const KvCache& cache, const std::function<void(const KvCache& cache)>& op);
+  void stand_in_fused(FusedOps& fused);
+  const FusedOps& fused() const { return implementations_[which_].ops.fused; }
   void time(const std::function<void()>& op);
   bool is_place(const OpContext& context) const;
   void supply(const OpContext& context, const TensorView& out) const;

@@ -185,14 +185,14 @@ ReplayResult Replay::result() {
   const int passes = opened_.reader->passes();
   for (int i = 0; i < passes; ++i) {
     progress_.show(fmt::format("pass {} of {}", i + 1, passes));
-    add(only(opened_.read(i), needed), result);
+    add(read_only(opened_, i, needed), result);
   }
   check(result.of_passes > 0,
         "{} has no row of those that were asked for: `lockstep inspect` lists "
         "its requests",
         options_.trace);
-  check(result.passes > 0, "{} cannot be computed again from {}: {}; run again with --keep full",
-        text_of(place_), options_.trace, result.lacking);
+  check(result.passes > 0, "{} cannot be computed again from {}: {}; {}", text_of(place_),
+        options_.trace, result.lacking, remedy_of(opened_.manifest));
   for (size_t i = is_bundle_ && !stored_ ? 1 : 0; i < trials_.size(); ++i)
     result.trials.push_back(trials_[i]->finish());
   return result;

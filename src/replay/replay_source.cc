@@ -10,6 +10,8 @@
 #include "kernels/plugin/user_ops.h"
 #include "src/judge/ledger.h"
 #include "src/session/device.h"
+#include "src/session/layouts.h"
+#include "traces/place_reader.h"
 
 namespace lockstep {
 
@@ -44,12 +46,20 @@ std::vector<Place> needed_by(const Place& place, const Graph& graph) {
   return needed;
 }
 
-Pass only(const Pass& pass, const std::vector<Place>& places) {
-  Pass some{.info = pass.info, .logits = pass.logits};
-  for (const RecordedTensor& tensor : pass.tensors)
-    if (std::ranges::count(places, Place{tensor.point, tensor.layer}) > 0)
-      some.tensors.push_back(tensor);
-  return some;
+Pass read_only(const OpenedTrace& trace, int number, const std::vector<Place>& places) {
+  const auto wanted = [&](const Place& place) { return std::ranges::count(places, place) > 0; };
+  Pass pass = read_places(*trace.reader, number, wanted);
+  std::erase_if(pass.tensors, [&](const RecordedTensor& tensor) {
+    return !wanted({tensor.point, tensor.layer});
+  });
+  if (trace.interleaved) put_pairs_in_halves(pass);
+  return pass;
+}
+
+const char* remedy_of(const Manifest& manifest) {
+  return manifest.level == TraceLevel::full
+             ? "name an op whose inputs are there (`lockstep inspect` lists them), or show them too"
+             : "run again with --keep full";
 }
 
 std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "src/replay/replay.h"
+#include "src/session/judged_trace.h"
 
 namespace lockstep {
 
@@ -13,8 +14,11 @@ Place place_of(const ReplayOptions& options, const Graph& graph);
 // The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
 // cache that it reads.
 std::vector<Place> needed_by(const Place& place, const Graph& graph);
-// A pass that has those places alone.
-Pass only(const Pass& pass, const std::vector<Place>& places);
+// A pass of the trace that has those places alone; no others are read.
+Pass read_only(const OpenedTrace& trace, int pass, const std::vector<Place>& places);
+
+// The advice where a trace lacks what an op reads: its engine may show nothing else.
+const char* remedy_of(const Manifest& manifest);
 
 // Lockstep's own ops of that device, and the user's, if there are any. Throws Error where the user
 // has none that computes the place.

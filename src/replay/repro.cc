@@ -23,7 +23,6 @@
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/device.h"
-#include "src/session/judged_trace.h"
 #include "src/session/reference_library.h"
 #include "traces/kept_result.h"
 #include "traces/manifest.h"
@@ -48,11 +47,12 @@ void name_first(ReplayOptions& options, const Checkpoint& checkpoint, Detail det
 
 class Maker {
  public:
-  Maker(const ReproOptions& options, const Checkpoint& checkpoint, Detail detail)
+  Maker(const ReproOptions& options, const Checkpoint& checkpoint, OpenedTrace opened,
+        Detail detail)
       : options_(options),
         of_(options.of),
         checkpoint_(checkpoint),
-        opened_(open_to_judge(of_.trace, checkpoint, of_.rope_pairs)),
+        opened_(std::move(opened)),
         device_(open_device(of_.device)),
         reference_{.dtype = opened_.manifest.dtype, .threads = of_.threads},
         oracle_(open_reference().oracle(checkpoint, reference_)),
@@ -74,6 +74,7 @@ class Maker {
   ReproResult result();
 
  private:
+  ContractTraits traits() const;
   RoundingContract contract() const;
   CaseJudge judge() const {
     return {.manifest = opened_.manifest,
@@ -103,21 +104,23 @@ class Maker {
   std::unique_ptr<OpRunner> runner_;
 };
 
+ContractTraits Maker::traits() const {
+  const bool linear = place_.point->op == OpKind::linear;
+  return {.dtype = opened_.manifest.dtype, .has_bias = linear && oracle_->has_bias(place_)};
+}
+
 RoundingContract Maker::contract() const {
   const OpKind op = place_.point->op;
-  const bool linear = op == OpKind::linear;
-  const ContractTraits traits{.dtype = opened_.manifest.dtype,
-                              .has_bias = linear && oracle_->has_bias(place_)};
   JudgeOptions asked;
   ask_for(of_.rounding, asked);
   const auto& declared = asked.contracts ? *asked.contracts : opened_.manifest.contracts;
-  RoundingContract contract = candidates_of(op, traits).front();
+  RoundingContract contract = candidates_of(op, traits()).front();
   const auto found = declared.find(std::string(place_.point->name));
   if (found != declared.end() && (stored_ || asked.contracts))
-    contract = meant_by(found->second, op, traits);
+    contract = meant_by(found->second, op, traits());
   for (const PointRounding& rounding : asked.rounding)
     if (std::ranges::count(rounding.points, place_.point) > 0)
-      contract = meant_by(rounding.contract, op, traits);
+      contract = meant_by(rounding.contract, op, traits());
   check(!is_of_sum(contract),
         "{} norms a sum before it is rounded ({}), which no call of rms_norm does: there is no "
         "folder that shows it alone",
@@ -139,7 +142,7 @@ std::pair<Pass, CaseElements> Maker::found() {
   int64_t looked = 0;
   for (int i = 0; i < opened_.reader->passes(); ++i) {
     progress_.show(fmt::format("pass {} of {}", i + 1, opened_.reader->passes()));
-    const Pass pass = only(narrowed(opened_.read(i), opened_.manifest.dtype), needed);
+    const Pass pass = narrowed(read_only(opened_, i, needed), opened_.manifest.dtype);
     history.begin(pass.info);
     const RecordedTensor* k = pass.find(point("attn.k_rope"), place_.layer);
     const RecordedTensor* v = pass.find(point("attn.v"), place_.layer);
@@ -161,8 +164,8 @@ std::pair<Pass, CaseElements> Maker::found() {
     CaseElements elements = judged_case(judge(), op_case, stored_);
     if (!elements.wrong().empty()) return {std::move(op_case), std::move(elements)};
   }
-  check(looked > 0, "{} cannot be computed again from {}: {}; run again with --keep full",
-        text_of(place_), of_.trace, lacking.empty() ? "no row was asked for" : lacking);
+  check(looked > 0, "{} cannot be computed again from {}: {}; {}", text_of(place_), of_.trace,
+        lacking.empty() ? "no row was asked for" : lacking, remedy_of(opened_.manifest));
   fail(
       "no single element of {} by {} is over its budget in {} passes, so that no small case shows "
       "one: `lockstep replay` judges all of them together",
@@ -183,8 +186,11 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
   const CapturedCall call = runner_->call_on(inputs);
   const ReproElements elements = picked_from(reduced.elements);
   result.elements = std::ssize(elements.index);
+  // Lockstep's own rounds once, whatever the trace's does.
   CaseJudge own = judge();
   own.which = 0;
+  const RoundingContract of_case = own.contract;
+  own.contract = candidates_of(place_.point->op, traits()).front();
   result.own_is_right = judged_case(own, reduced.op_case, /*stored=*/false).wrong().empty();
   const FurthestElement& worst = result.worst;
   ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
@@ -192,6 +198,9 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
       "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "
       "budgets.",
       by_, result.wrong, reduced.elements.got.size(), worst.want, worst.got, worst.budgets));
+  if (of_case != own.contract)
+    story.lines.push_back(fmt::format(
+        "`want` rounds inside as `{}` does, which the trace declares.", name_of(of_case)));
   if (!reduced.steps.empty())
     story.lines.push_back(
         fmt::format("Reduced from pass {}: {}.", result.pass, fmt::join(reduced.steps, "; ")));
@@ -236,7 +245,13 @@ ReproResult make_repro(const ReproOptions& options, Detail detail) {
   const Checkpoint checkpoint = Checkpoint::open(options.of.model);
   ReproOptions named = options;
   if (named.of.point.empty()) name_first(named.of, checkpoint, detail);
-  return Maker(named, checkpoint, detail).result();
+  return make_repro(named, checkpoint,
+                    open_to_judge(named.of.trace, checkpoint, named.of.rope_pairs), detail);
+}
+
+ReproResult make_repro(const ReproOptions& options, const Checkpoint& checkpoint,
+                       OpenedTrace opened, Detail detail) {
+  return Maker(options, checkpoint, std::move(opened), detail).result();
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/replay/replay.h"
+#include "src/session/judged_trace.h"
 
 namespace lockstep {
 
@@ -28,6 +29,9 @@ struct ReproResult {
 
 // Throws Error where nothing is wrong, or nothing that single elements show.
 ReproResult make_repro(const ReproOptions& options, Detail detail = Detail::screen);
+// The same of a trace that is open, with a point: its path is a title.
+ReproResult make_repro(const ReproOptions& options, const Checkpoint& checkpoint,
+                       OpenedTrace opened, Detail detail = Detail::screen);
 
 // schema: tools/schemas/repro.schema.json
 Document document_of(const ReproResult& result);

@@ -47,6 +47,7 @@ MAY_INCLUDE = {
     "src/opinion": TRACES | WEIGHTS,
     "src/session": SESSION,
     "src/replay": SESSION,
+    "src/opcheck": SESSION | {"src/replay"},
     "src/check": SESSION,
     "src/selftest": SESSION,
     "src/bench": SESSION,

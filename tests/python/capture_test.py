@@ -5,6 +5,7 @@ python capture_test.py LOCKSTEP. capture_table.py is the long form of it.
 import contextlib
 import io
 import runpy
+import subprocess
 import sys
 import unittest.mock
 
@@ -16,6 +17,7 @@ from support import EXPERTS, QWEN3, QWEN25, SLIDING, InFolder, load, padded, tok
 
 import lockstep
 from lockstep.patches import modeling_of
+from lockstep.verdict import find_command
 
 torch.set_num_threads(1)
 
@@ -49,6 +51,63 @@ def forced_loop(model):
     for part in (ids[:, :5], ids[:, 5:11], ids[:, 11:12], ids[:, 12:13], ids[:, 13:]):
         made = model(part, past_key_values=cache).logits
     return made[0]
+
+
+class Replayed(Captured):
+    """One op of a captured trace again, and in a folder of its own."""
+
+    def called(self, *words):
+        made = subprocess.run([find_command(), *map(str, words)], capture_output=True, text=True,
+                              check=False)
+        return made.returncode, made.stdout + made.stderr
+
+    def captured_with_bug(self, **options):
+        """The tail of the inputs of a product is left out."""
+        model = load(QWEN3)
+        hook = model.model.layers[1].mlp.down_proj.register_forward_hook(
+            lambda module, x, out: torch.nn.functional.linear(x[0][..., :-64],
+                                                              module.weight[:, :-64]))
+        try:
+            return self.captured(model, generated(tokens(9, 1, 300)), **options)
+        finally:
+            hook.remove()
+
+    def test_a_wrong_op_is_replayed_and_shown_alone(self):
+        path = self.captured_with_bug()
+        place = ("--model", QWEN3, "--layer", 1, "--point")
+        for right in ("mlp.norm", "attn.out", "attn.kv"):
+            status, screen = self.called("replay", path, *place, right)
+            self.assertEqual(status, 0, screen)
+        status, screen = self.called("replay", path, *place, "mlp.down")
+        self.assertEqual(status, 1, screen)
+        self.assertIn("the trace computed it wrong, lockstep right", " ".join(screen.split()))
+        bug = self.folder / "bug"
+        status, screen = self.called("repro", path, "--model", QWEN3, "--first", "--out", bug)
+        self.assertEqual(status, 0, screen)
+        self.assertIn("its own op is right on the case", screen)
+        ran = subprocess.run([sys.executable, bug / "repro.py"], capture_output=True, text=True,
+                             check=False)
+        self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr)
+
+    def test_what_lockstep_s_op_is_held_to_is_its_own_rounding(self):
+        model = load(QWEN3)
+        norm = model.model.layers[2].post_attention_layernorm
+        with unittest.mock.patch.object(norm, "variance_epsilon", 1e-2):
+            path = self.captured(model, generated(tokens(9, 1, 300)))
+        bug = self.folder / "bug"
+        status, screen = self.called("repro", path, "--model", QWEN3, "--first", "--out", bug)
+        self.assertEqual(status, 0, screen)
+        self.assertIn("its own op is right on the case", screen)
+        self.assertIn("rounds inside as `hf`", (bug / "README.md").read_text())
+
+    def test_inputs_that_were_not_shown_are_named(self):
+        path = self.captured_with_bug(points=["mlp.norm", "mlp.down", "attn.residual"])
+        status, screen = self.called("replay", path, "--model", QWEN3, "--layer", 1, "--point",
+                                     "mlp.down")
+        self.assertEqual(status, 2, screen)
+        self.assertIn("the numbers of layer 1 mlp.act were not kept; name an op", screen)
+        self.assertEqual(self.called("replay", path, "--model", QWEN3, "--layer", 1, "--point",
+                                     "mlp.norm")[0], 0)
 
 
 class Clean(Captured):

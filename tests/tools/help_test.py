@@ -14,7 +14,7 @@ import termios
 import unittest
 
 LOCKSTEP = os.path.abspath(sys.argv[1])
-COMMANDS = ("run judge check diff inspect replay repro report schedule generate selftest "
+COMMANDS = ("run judge ops check diff inspect replay repro report schedule generate selftest "
             "calibrate model points faults bench help completions man").split()
 
 

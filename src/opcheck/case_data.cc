@@ -1,0 +1,293 @@
+#include "src/opcheck/case_data.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "kernels/base/check.h"
+#include "src/session/store.h"
+#include "src/weights/rope_tables.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kTable = 16411;  // a prime, so that rows of no width are equal
+
+// The most that the normal numbers of a table may be scaled by where fp16 holds them all.
+constexpr double kLarge = 18000;
+// Scores of such Q and K overflow fp16, and so do the exponentials of such gates.
+constexpr double kLargeScore = 60, kLargeGate = 100, kLargeUp = 1000, kLargeLogit = 300;
+
+// Normal numbers, of four uniform ones each: none is beyond 3.5.
+std::vector<double> normal_numbers() {
+  std::mt19937_64 random(7);
+  const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
+  std::vector<double> all(kTable);
+  for (double& x : all)
+    x = (uniform() + uniform() + uniform() + uniform() - 2) * std::numbers::sqrt3;
+  return all;
+}
+
+double tiny_scale(DType dtype) { return dtype == DType::f16 ? 0x1p-19 : 0x1p-121; }
+
+bool is_any(const Point& p, std::initializer_list<std::string_view> names) {
+  return std::ranges::count(names, p.name) > 0;
+}
+
+double scale_of(const Point& p, Values values, DType dtype) {
+  if (values == Values::tiny)
+    return is_any(p, {"attn.q_rope", "mlp.gate", "mlp.expert_gate"}) ? 1 : tiny_scale(dtype);
+  if (values != Values::large) return 1;
+  if (is_any(p, {"attn.q_rope"})) return kLargeScore;
+  if (is_any(p, {"mlp.gate", "mlp.expert_gate"})) return kLargeGate;
+  if (is_any(p, {"mlp.up", "mlp.expert_up"})) return kLargeUp;
+  if (is_any(p, {"mlp.router", "logits"})) return kLargeLogit;
+  return kLarge;
+}
+
+class CaseMaker {
+ public:
+  CaseMaker(const GridCase& shape, const OpPlaces& places, DType dtype)
+      : shape_(shape), places_(places), dtype_(dtype) {}
+
+  CaseData make();
+
+ private:
+  void fill(const TensorView& out, double scale, double base = 0);
+  void fill_weight(const std::string& name, const TensorView& weight);
+  Shape shape_of(const Point& p, int64_t rows) const;
+  void give_pages();
+  PassInfo info_of(size_t pass) const;
+  RecordedTensor tensor_of(const Place& place, const Pass& pass);
+  void fill_choices(const TensorView& out, const RecordedTensor* logits);
+  void add_tables(Pass& pass) const;
+  RecordedTensor cache_of(const Place& place, int32_t request, int64_t length);
+
+  const GridCase& shape_;
+  const OpPlaces& places_;
+  DType dtype_;
+  int64_t next_ = 0;                                // number of the table
+  std::map<int32_t, std::vector<int32_t>> tables_;  // of pages, by request
+};
+
+// The next numbers of the table.
+void CaseMaker::fill(const TensorView& out, double scale, double base) {
+  static const std::vector<double> normal = normal_numbers();
+  const Tensor table({std::min(kTable, out.count())}, out.dtype);
+  for (int64_t i = 0; i < table.view().count(); ++i)
+    store(table, i, base + scale * normal[static_cast<size_t>((next_ + i) % kTable)]);
+  const int64_t bytes = table.view().bytes();
+  for (int64_t at = 0; at < out.bytes(); at += bytes)
+    std::memcpy(out.as<char>() + at, table.as<char>(),
+                static_cast<size_t>(std::min(bytes, out.bytes() - at)));
+  next_ = (next_ + 5 * out.count() + 101) % kTable;
+}
+
+// The op reads its own weights alone: all others stay 0.
+void CaseMaker::fill_weight(const std::string& name, const TensorView& weight) {
+  std::vector<Place> own = places_.outputs;
+  own.insert(own.end(), places_.hidden.begin(), places_.hidden.end());
+  const bool read = std::ranges::any_of(own, [&](const Place& place) {
+    const std::string_view of = place.point->weight;
+    return !of.empty() && name.find(of == "lm_head" ? "embed_tokens" : of) != name.npos;
+  });
+  if (!read) return;
+  const bool norm = name.ends_with("norm.weight");
+  const double gain = shape_.values == Values::large ? 4 : 1;
+  const bool product = weight.shape.rank() == 2 && !name.ends_with("embed_tokens.weight");
+  if (norm)
+    fill(weight, 0.3, 1);
+  else
+    fill(weight, product ? gain / std::sqrt(weight.shape.last()) : 1);
+}
+
+Shape CaseMaker::shape_of(const Point& p, int64_t rows) const {
+  const SmallModel& m = shape_.model;
+  const std::map<std::string_view, int64_t> extents = {
+      {"hidden", m.hidden},  {"head", m.heads},   {"kv head", m.kv_heads},
+      {"dim", m.head_dim},   {"vocab", m.vocab},  {"intermediate", m.intermediate},
+      {"expert", m.experts}, {"choice", m.chosen}};
+  std::vector<int64_t> axes = {rows};
+  std::string_view rest = p.shape;
+  for (size_t comma = rest.find(", "); comma != rest.npos; comma = rest.find(", ")) {
+    rest.remove_prefix(comma + 2);
+    axes.push_back(extents.at(rest.substr(0, rest.find(", "))));
+  }
+  return Shape(axes);
+}
+
+void CaseMaker::give_pages() {
+  std::map<int32_t, int64_t> lengths;
+  for (const auto& pass : shape_.passes)
+    for (size_t r = 0; r < pass.size(); ++r)
+      lengths[static_cast<int32_t>(r)] = pass[r].first + pass[r].count;
+  int64_t needed = 3;  // that nobody has
+  for (const auto& [request, length] : lengths)
+    needed += (length + shape_.page_size - 1) / shape_.page_size;
+  std::vector<int32_t> order(static_cast<size_t>(needed));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(11);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  size_t next = 0;
+  for (const auto& [request, length] : lengths)
+    for (int64_t at = 0; at < length; at += shape_.page_size)
+      tables_[request].push_back(order[next++]);
+}
+
+PassInfo CaseMaker::info_of(size_t number) const {
+  PassInfo info{.pass = static_cast<int32_t>(number)};
+  const auto token_at = [&](int32_t request, int32_t position) {
+    const bool is_id = places_.outputs.front().point->op == OpKind::gather;
+    const int64_t unlike = int64_t{request} * 65537 + position + 1;
+    // Both ends of a table are among its rows that are read.
+    return static_cast<int32_t>(is_id ? (shape_.model.vocab - 1) * unlike % shape_.model.vocab
+                                      : unlike);
+  };
+  const auto& pass = shape_.passes[number];
+  for (size_t r = 0; r < pass.size(); ++r) {
+    const auto request = static_cast<int32_t>(r);
+    const auto& [first, count] = pass[r];
+    std::vector<int32_t> pages = tables_.at(request);
+    pages.resize(static_cast<size_t>((first + count - 1) / shape_.page_size + 1));
+    for (int32_t p = first; p < first + count; ++p) {
+      const auto page = static_cast<size_t>(p / shape_.page_size);
+      if (places_.outputs.front().point->is_of_logits())
+        info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()));
+      info.rows.push_back({.row = {request, p},
+                           .token = token_at(request, p),
+                           .slot = pages[page] * shape_.page_size + p % shape_.page_size,
+                           .phase = first > 0 && count == 1 ? Phase::decode : Phase::prefill});
+    }
+    info.pages.push_back({request, std::move(pages)});
+    if (number > 0 || first == 0) continue;
+    Inherited& inherited = info.inherited.emplace_back(Inherited{request, {}});
+    for (int32_t p = 0; p < first; ++p) inherited.tokens.push_back(token_at(request, p));
+  }
+  return info;
+}
+
+// Each row gets as many experts as it has choices, none twice; where there are logits, their
+// largest.
+void CaseMaker::fill_choices(const TensorView& out, const RecordedTensor* logits) {
+  std::mt19937_64 random(static_cast<uint64_t>(13 + next_));
+  std::vector<int32_t> all(static_cast<size_t>(shape_.model.experts));
+  std::iota(all.begin(), all.end(), 0);
+  const int64_t chosen = out.row_size();
+  for (int64_t row = 0; row < out.rows(); ++row) {
+    for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[random() % i]);
+    if (logits != nullptr)
+      std::ranges::sort(all, std::greater(), [&](int32_t expert) {
+        return value_at(logits->data, row * std::ssize(all) + expert);
+      });
+    std::copy_n(all.begin(), chosen, out.as<int32_t>() + row * chosen);
+  }
+}
+
+// The rows of cosines and sines that RoPE reads: it is judged on them, and not on their rounding.
+void CaseMaker::add_tables(Pass& pass) const {
+  ModelConfig config;
+  config.head_dim = shape_.model.head_dim;
+  const RopeFrequencies frequencies = rope_frequencies(config, 1);
+  for (const char* name : {"rope.cos", "rope.sin"}) {
+    RecordedTensor& table = pass.tensors.emplace_back(RecordedTensor{.point = find_point(name)});
+    table.dtype = DType::f32;
+    const int64_t half = config.head_dim / 2;
+    table.shape = {std::ssize(pass.info.rows), half};
+    table.data = Tensor(table.shape, table.dtype);
+    std::vector<float> cos(static_cast<size_t>(half)), sin = cos;
+    for (size_t i = 0; i < pass.info.rows.size(); ++i) {
+      table.rows.push_back(pass.info.rows[i].row);
+      rope_row(frequencies, table.rows.back().position, cos, sin);
+      std::ranges::copy(std::string_view(name) == "rope.cos" ? cos : sin,
+                        table.data.as<float>() + static_cast<int64_t>(i) * half);
+    }
+  }
+}
+
+RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
+  const Point& p = *place.point;
+  RecordedTensor made{.point = place.point, .layer = place.layer};
+  for (const PassRow& row : pass.info.rows) made.rows.push_back(row.row);
+  made.dtype = dtype_of(p, dtype_);
+  made.shape = shape_of(p, std::ssize(made.rows));
+  made.data = Tensor(made.shape, made.dtype);
+  const TensorView& out = made.data;
+  if (made.dtype == DType::i32) {
+    fill_choices(out, pass.find(point("mlp.router"), 0));
+    return made;
+  }
+  fill(out, scale_of(p, shape_.values, dtype_));
+  for (int64_t i = 0; i < out.count(); ++i) {
+    const double x = value_at(out, i);
+    if (p.name == "mlp.weights") store(out, i, std::min(1.0, std::fabs(x) / 4));
+    // Where e^-x is no number of fp32, no SiLU in fp32 is one rounding off.
+    if (shape_.values == Values::large && is_any(p, {"mlp.gate", "mlp.expert_gate"}))
+      store(out, i, std::max(-60.0, x));
+    if (shape_.values == Values::ties) store(out, i, std::round(1.3 * x));
+    if (shape_.values == Values::zeros && i / out.row_size() % 3 == 1) store(out, i, 0);
+  }
+  return made;
+}
+
+// K and V of a request up to the end of the pass.
+RecordedTensor CaseMaker::cache_of(const Place& place, int32_t request, int64_t length) {
+  const SmallModel& m = shape_.model;
+  RecordedTensor made{.point = place.point, .layer = place.layer, .dtype = dtype_};
+  made.shape = {length, 2, m.kv_heads, m.head_dim};
+  for (int64_t p = 0; p < length; ++p) made.rows.push_back({request, static_cast<int32_t>(p)});
+  made.data = Tensor(made.shape, dtype_);
+  fill(made.data, 1);
+  if (shape_.values != Values::large && shape_.values != Values::tiny) return made;
+  const int64_t half = m.kv_heads * m.head_dim;
+  const bool large = shape_.values == Values::large;
+  for (int64_t i = 0; i < made.data.view().count(); ++i) {
+    const bool is_v = i / half % 2 == 1;
+    const double of_k = large ? kLargeScore : 1, of_v = large ? kLarge : tiny_scale(dtype_);
+    store(made.data, i, value_at(made.data, i) * (is_v ? of_v : of_k));
+  }
+  return made;
+}
+
+CaseData CaseMaker::make() {
+  give_pages();
+  CaseData made{.checkpoint = checkpoint_of(shape_.model, dtype_,
+                                            [&](const std::string& name, const TensorView& weight) {
+                                              fill_weight(name, weight);
+                                            }),
+                .manifest = {.graph = graph_of(shape_.model), .dtype = dtype_},
+                .passes = {}};
+  std::vector<std::string_view> names;
+  for (const Place& place : places_.outputs) names.push_back(place.point->name);
+  made.manifest.selection = fmt::format("--points {}", fmt::join(names, ","));
+  made.manifest.provenance["page_size"] = fmt::format("{}", shape_.page_size);
+  for (size_t i = 0; i < shape_.passes.size(); ++i) {
+    Pass& pass = made.passes.emplace_back(Pass{.info = info_of(i)});
+    for (const Place& place : places_.reads) {
+      if (!place.point->is_cache()) {
+        pass.tensors.push_back(tensor_of(place, pass));
+        continue;
+      }
+      for (size_t r = 0; r < shape_.passes[i].size(); ++r) {
+        const auto& [first, count] = shape_.passes[i][r];
+        pass.tensors.push_back(cache_of(place, static_cast<int32_t>(r), first + count));
+      }
+    }
+    if (places_.turns) add_tables(pass);
+  }
+  return made;
+}
+
+}  // namespace
+
+CaseData data_of(const GridCase& shape, const OpPlaces& places, DType dtype) {
+  return CaseMaker(shape, places, dtype).make();
+}
+
+}  // namespace lockstep

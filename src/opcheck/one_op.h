@@ -1,0 +1,29 @@
+// A user's op in a table of Lockstep's own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "src/replay/op_runner.h"
+
+namespace lockstep {
+
+// The user's op did what no op may, or said that it failed: what() names it.
+class OpError : public Error {
+ public:
+  using Error::Error;
+};
+
+struct OneOp {
+  // Lockstep's own, fused ops included, and the same with one op of the user's, which throws
+  // OpError where it throws Error, and where it writes the cache beside the slots that it is given.
+  std::vector<Implementation> implementations;
+  std::shared_ptr<int64_t> calls;  // of the user's op
+};
+OneOp one_op(std::string_view op, const Ops& own, const Ops& of_user, const std::string& library);
+
+}  // namespace lockstep

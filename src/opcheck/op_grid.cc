@@ -1,0 +1,150 @@
+#include "src/opcheck/op_grid.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "kernels/base/check.h"
+#include "kernels/fused.h"
+#include "src/opcheck/grids.h"
+
+namespace lockstep {
+namespace {
+
+using Grid = std::vector<GridCase> (*)();
+
+const std::map<std::string_view, Grid>& grids() {
+  static const std::map<std::string_view, Grid> all = {{"gather_rows", gather_grid},
+                                                       {"rms_norm", norm_grid},
+                                                       {"matmul", matmul_grid},
+                                                       {"rope", rope_grid},
+                                                       {"kv_write", cache_grid},
+                                                       {"kv_gather", cache_grid},
+                                                       {"paged_attention", attention_grid},
+                                                       {"silu_mul", silu_grid},
+                                                       {"add", add_grid},
+                                                       {"argmax", argmax_grid},
+                                                       {"top_k", top_k_grid},
+                                                       {"softmax_of", softmax_grid},
+                                                       {"expert_matmul", expert_grid},
+                                                       {"weighted_sum", weighted_sum_grid},
+                                                       {kAddRmsNorm.name, add_norm_grid},
+                                                       {kQkvMatmul.name, qkv_grid},
+                                                       {kQkNormRopeKvWrite.name, qk_norm_rope_grid},
+                                                       {kGateUpSilu.name, gate_up_grid}};
+  return all;
+}
+
+Place place_of(std::string_view name) {
+  const Point* p = find_point(name);
+  check(p != nullptr, "the grid names a point {}, which there is not", name);
+  return {p, p->per_layer ? 0 : -1};
+}
+
+std::vector<Place> places(std::initializer_list<std::string_view> names) {
+  std::vector<Place> all;
+  for (const std::string_view name : names) all.push_back(place_of(name));
+  return all;
+}
+
+const char* name_of(Values values) {
+  static constexpr const char* kNames[] = {"usual", "that overflow fp16", "near subnormal",
+                                           "with rows of 0", "with ties"};
+  return kNames[static_cast<size_t>(values)];
+}
+
+int32_t last_position(const GridCase& shape) {
+  int32_t last = 0;
+  for (const auto& pass : shape.passes)
+    for (const Stretch& stretch : pass) last = std::max(last, stretch.first + stretch.count - 1);
+  return last;
+}
+
+const char* kind_of(const GridCase& shape) {
+  bool decodes = false, chunks = false, whole = false;
+  for (const auto& pass : shape.passes)
+    for (const Stretch& s : pass) (s.first == 0 ? whole : s.count == 1 ? decodes : chunks) = true;
+  if (decodes + chunks + whole > 1) return "mixed";
+  return decodes ? "decode" : chunks ? "chunks over a cache" : "prefill";
+}
+
+}  // namespace
+
+OpPlaces places_of(std::string_view op, const GridCase& shape) {
+  if (op == kAddRmsNorm.name)
+    return {places({"attn.residual", "mlp.norm"}), places({"embed", "attn.o"}), {}};
+  if (op == kQkvMatmul.name)
+    return {places({"attn.q", "attn.k", "attn.v"}), places({"attn.norm"}), {}};
+  if (op == kGateUpSilu.name)
+    return {places({"mlp.act"}), places({"mlp.norm"}), places({"mlp.gate", "mlp.up"})};
+  if (op == kQkNormRopeKvWrite.name) {
+    OpPlaces all = {places({"attn.q_rope", "attn.k_rope", "attn.kv"}),
+                    places({"attn.q", "attn.k", "attn.v"}),
+                    {}};
+    if (shape.model.family != "qwen2") all.hidden = places({"attn.q_norm", "attn.k_norm"});
+    all.turns = true;
+    return all;
+  }
+  const Place place = place_of(shape.point);
+  return {{place}, graph_of(shape.model).inputs_of(place), {}, place.point->op == OpKind::rope};
+}
+
+std::vector<GridCase> grid_of(std::string_view op) {
+  const auto found = grids().find(op);
+  check(found != grids().end(), "there is no grid of shapes for the op {}", op);
+  std::vector<GridCase> all = found->second();
+  check(!all.empty(), "the grid of {} has no shape", op);
+  std::ranges::stable_sort(all, {}, numbers_in);
+  return all;
+}
+
+std::vector<Trait> traits_of(const GridCase& shape, DType dtype) {
+  std::vector<Trait> all = {{"dtype", std::string(lockstep::name_of(dtype))}};
+  for (const Trait& trait : shape.traits) all.push_back(trait);
+  all.push_back({"passes", kind_of(shape)});
+  all.push_back({"positions", last_position(shape) > 65535 ? "past 65535" : "to 65535"});
+  all.push_back({"values", name_of(shape.values)});
+  bool whole = true;
+  for (const Trait& trait : shape.traits) {
+    const auto one_of = [&](auto... names) { return ((trait.name == names) || ...); };
+    if (one_of("queries per KV head", "KV heads", "heads", "rows"))
+      all.push_back({trait.name, trait.value == "1" ? "that are one" : "that are several"});
+    if (one_of("head_dim", "queries per KV head")) {
+      const bool is_power = std::has_single_bit(std::stoull(trait.value));
+      all.push_back({trait.name, is_power ? "that is a power of 2" : "that is no power of 2"});
+    }
+    if (!one_of("width", "inputs", "outputs")) continue;
+    const bool here = std::stoll(trait.value) % 32 == 0;
+    all.push_back({trait.name, here ? "that is a multiple of 32" : "that is no multiple of 32"});
+    whole = whole && here;
+  }
+  all.push_back({"widths", whole ? "that are multiples of 32" : "that are no multiples of 32"});
+  return all;
+}
+
+std::string text_of(const std::vector<Trait>& traits) {
+  std::string text;
+  for (const Trait& trait : traits) {
+    const bool derived =
+        trait.value.starts_with("that is ") || trait.value.starts_with("that are ");
+    const bool plain = trait == Trait{"positions", "to 65535"} || trait == Trait{"values", "usual"};
+    if (derived || plain) continue;
+    const bool bare = trait.name == "dtype" || trait.name == "passes";
+    text += text.empty() ? "" : ", ";
+    text += bare ? trait.value : fmt::format("{} {}", trait.name, trait.value);
+  }
+  return text;
+}
+
+int64_t numbers_in(const GridCase& shape) {
+  const SmallModel& m = shape.model;
+  int64_t rows = 0, context = 0;
+  for (const auto& pass : shape.passes)
+    for (const Stretch& s : pass) rows += s.count, context += s.first + s.count;
+  const int64_t width = m.hidden + m.intermediate + m.heads * m.head_dim + m.vocab;
+  return rows * width + context * m.kv_heads * m.head_dim + m.hidden * m.intermediate;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,179 @@
+#include "src/opcheck/op_trial.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "kernels/base/check.h"
+#include "probes/recorder.h"
+#include "src/judge/ledger.h"
+#include "src/opcheck/one_op.h"
+#include "src/session/reference_library.h"
+
+namespace lockstep {
+namespace {
+
+Place named_place(const GridCase& shape, const OpPlaces& places) {
+  const auto found = std::ranges::find(places.outputs, shape.point,
+                                       [](const Place& place) { return place.point->name; });
+  check(found != places.outputs.end(), "the op at {} does not store that", shape.point);
+  return *found;
+}
+
+bool is_fused(std::string_view op) {
+  return std::ranges::count(kFusedOps, op, &FusedRow::name) > 0;
+}
+
+OpRunnerOptions runner_options(std::string_view op, DType dtype, const OpTrialOptions& options,
+                               const OpPlaces& places) {
+  return {.dtype = dtype,
+          .device = options.device,
+          .threads = options.threads,
+          .fused = is_fused(op) ? op : std::string_view(),
+          .shown = places.outputs};
+}
+
+JudgeOptions judging_as_run(const OpTrialOptions& options, const OpPlaces& places) {
+  std::vector<std::string_view> names;
+  for (const Place& place : places.outputs) names.push_back(place.point->name);
+  JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
+                     .threads = options.threads,
+                     .contracts = contracts_of_preset("fused")};
+  ask_for(options.rounding, judge);
+  if (!places.hidden.empty())
+    judge.recorded = [hidden = places.hidden](const Place& place) {
+      return std::ranges::count(hidden, place) == 0;
+    };
+  return judge;
+}
+
+}  // namespace
+
+OpTrial::OpTrial(std::string_view op, const GridCase& shape, DType dtype,
+                 const std::vector<Implementation>& implementations, const OpTrialOptions& options)
+    : op_(op),
+      shape_(shape),
+      dtype_(dtype),
+      options_(options),
+      places_(places_of(op, shape)),
+      data_(data_of(shape, places_, dtype)),
+      judged_(data_.manifest),
+      reference_{.dtype = dtype, .threads = options.threads},
+      oracle_(open_reference().oracle(data_.checkpoint, reference_)),
+      runner_(data_.checkpoint, named_place(shape, places_), implementations,
+              runner_options(op, dtype, options, places_)) {
+  judged_.graph = graph_of(shape.model, places_.turns);
+}
+
+Pass OpTrial::begun(size_t number, const std::vector<RecordedTensor>& made) const {
+  Pass pass = data_.passes[number];
+  const SmallModel& m = shape_.model;
+  for (const Place& place : places_.outputs) {
+    if (!place.point->is_cache()) continue;
+    for (size_t r = 0; r < shape_.passes[number].size(); ++r) {
+      const auto request = static_cast<int32_t>(r);
+      const auto& [first, count] = shape_.passes[number][r];
+      RecordedTensor kv{.point = place.point, .layer = place.layer, .dtype = dtype_};
+      kv.shape = {first + count, 2, m.kv_heads, m.head_dim};
+      for (int32_t p = 0; p < first + count; ++p) kv.rows.push_back({request, p});
+      kv.data = Tensor(kv.shape, dtype_);
+      std::memset(kv.data.as<char>(), 0, static_cast<size_t>(kv.data.view().bytes()));
+      for (const RecordedTensor& before : made)
+        if (before.point->is_cache() && before.rows.front().request == request)
+          std::memcpy(kv.data.as<char>(), before.data.as<char>(),
+                      static_cast<size_t>(before.data.view().bytes()));
+      pass.tensors.push_back(std::move(kv));
+    }
+  }
+  return pass;
+}
+
+std::vector<RecordedTensor> OpTrial::compute(const Pass& pass, size_t which, bool timed,
+                                             double* seconds) {
+  const KvHistory nothing(/*keep_bytes=*/false);
+  const OpInputs inputs(pass, named_place(shape_, places_), places_.reads, nothing,
+                        shape_.page_size);
+  check(inputs.lacking().empty(), "the grid's case {} lacks what {} reads: {}", shape_.point, op_,
+        inputs.lacking());
+  OpRunner::Made made = runner_.run(which, inputs, timed);
+  if (seconds != nullptr) *seconds += made.seconds;
+  return std::move(made.tensors);
+}
+
+double OpTrial::seconds(size_t which) {
+  double all = 0;
+  std::vector<RecordedTensor> made;
+  for (size_t i = 0; i < data_.passes.size(); ++i)
+    made = compute(begun(i, made), which, /*timed=*/true, &all);
+  return all;
+}
+
+OpTrial::Verdict OpTrial::judge(bool with_causes) {
+  try {
+    return judge_passes(with_causes);
+  } catch (const OpError& error) {
+    Verdict verdict{.budgets = std::numeric_limits<double>::infinity()};
+    verdict.failure = OpFailure{.shape = text_of(traits_of(shape_, dtype_)),
+                                .says = error.what(),
+                                .budgets = verdict.budgets};
+    return verdict;
+  }
+}
+
+OpTrial::Verdict OpTrial::judge_passes(bool with_causes) {
+  Judge judge(judged_, *oracle_, nullptr, nullptr, judging_as_run(options_, places_));
+  std::unique_ptr<Hypotheses> hypotheses;
+  std::unique_ptr<Causes> causes;
+  if (with_causes) {
+    hypotheses = open_reference().hypotheses(data_.checkpoint, reference_);
+    causes = std::make_unique<Causes>(judged_, judge, *oracle_, *hypotheses);
+  }
+  std::vector<RecordedTensor> made;
+  for (size_t i = 0; i < data_.passes.size(); ++i) {
+    made = compute(begun(i, made), 1, /*timed=*/false, nullptr);
+    Pass pass = data_.passes[i];
+    pass.tensors.insert(pass.tensors.end(), made.begin(), made.end());
+    if (pass.find(point("logits"), -1) != nullptr) put_top_logits(pass);
+    const std::vector<NodeId> flags = judge.judge(pass);
+    if (causes) causes->add(pass, flags);
+  }
+  Result result = judge.finish({}, /*complete=*/true);
+  if (causes) causes->put_into(result);
+  check(result.judged > 0 && result.judged == result.expected,
+        "of the grid's case {} ({}) {} of {} nodes could be judged: {}", op_,
+        text_of(traits_of(shape_, dtype_)), result.judged, result.expected, result.story);
+  return verdict_of(result);
+}
+
+OpTrial::Verdict OpTrial::verdict_of(const Result& result) const {
+  Verdict verdict;
+  for (const PlaceSummary& place : result.places)
+    if (place.measured && std::ranges::count(places_.outputs, place.place) > 0)
+      verdict.budgets = std::max(verdict.budgets, place.worst_t1);
+  const Finding* gravest = nullptr;
+  for (const Finding& finding : result.findings)
+    if (gravest == nullptr || finding.budgets > gravest->budgets) gravest = &finding;
+  if (gravest == nullptr) return verdict;
+  const Finding& f = *gravest;
+  verdict.budgets = std::max(verdict.budgets, f.budgets);
+  OpFailure& failure = verdict.failure.emplace();
+  failure = {.shape = text_of(traits_of(shape_, dtype_)),
+             .point = std::string(f.node.place.point->name),
+             .statistic = f.statistic ? name_of(*f.statistic) : "",
+             .pass = f.node.pass,
+             .request = f.node.request,
+             .index = f.index,
+             .want = f.want,
+             .got = f.got,
+             .budgets = f.budgets,
+             .rule = f.rule};
+  if (f.index.empty()) failure.says = f.rule.empty() ? name_of(f.verdict) : f.rule;
+  for (const PlaceSummary& place : result.places)
+    if (place.place == f.node.place) failure.looks_like = place.looks_like;
+  return verdict;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+// A case of an op's grid, computed by a user's op and judged as the nodes of a run are.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/reference.h"
+#include "src/causes/causes.h"
+#include "src/opcheck/case_data.h"
+#include "src/replay/op_runner.h"
+#include "src/session/options.h"
+
+namespace lockstep {
+
+// The place in a case where an op was wrong.
+struct OpFailure {
+  std::string shape;      // of the case
+  std::string point;      // of the output; "": the op ended with a sentence
+  std::string says;       // that sentence, or what is wrong where no element is known
+  std::string statistic;  // "": none
+  int32_t pass = 0, request = 0;
+  std::vector<int64_t> index;  // as in Finding
+  double want = 0, got = 0, budgets = 0;
+  std::string rule;
+  std::vector<LooksLike> looks_like;
+};
+
+// Who computes a case, and how it is judged.
+struct OpTrialOptions {
+  Device device = Device::cpu;
+  int threads = 0;
+  RoundingOptions rounding;
+};
+
+class OpTrial {
+ public:
+  // implementations: of Lockstep and of the user, who has that op alone. All is borrowed.
+  OpTrial(std::string_view op, const GridCase& shape, DType dtype,
+          const std::vector<Implementation>& implementations, const OpTrialOptions& options);
+
+  struct Verdict {
+    double budgets = 0;  // the most that an element is off
+    std::optional<OpFailure> failure;
+  };
+  // The user's op held to the exact results. with_causes: looks for what a wrong one looks like.
+  // Throws Error when the case cannot be judged, which would be this room's fault.
+  Verdict judge(bool with_causes);
+  // Seconds that one of the implementations takes for all passes.
+  double seconds(size_t which);
+
+  const OpPlaces& places() const { return places_; }
+  const CaseData& data() const { return data_; }
+
+ private:
+  Verdict judge_passes(bool with_causes);
+  // The pass as the op finds it: with the caches as the passes before left them.
+  Pass begun(size_t pass, const std::vector<RecordedTensor>& made) const;
+  std::vector<RecordedTensor> compute(const Pass& pass, size_t which, bool timed, double* seconds);
+  Verdict verdict_of(const Result& result) const;
+
+  std::string op_;
+  const GridCase& shape_;
+  DType dtype_;
+  OpTrialOptions options_;
+  OpPlaces places_;
+  CaseData data_;
+  Manifest judged_;  // of the same, with the rotary tables
+  ReferenceOptions reference_;
+  std::unique_ptr<Oracle> oracle_;
+  OpRunner runner_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,13 @@
+// Passes in memory, read as a trace is.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "traces/trace.h"
+
+namespace lockstep {
+
+std::unique_ptr<TraceReader> reader_of(Manifest manifest, std::vector<Pass> passes);
+
+}  // namespace lockstep

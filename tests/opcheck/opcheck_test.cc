@@ -1,0 +1,167 @@
+// The ops of a library, each alone, over a grid of shapes.
+#include "src/opcheck/opcheck.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "src/opcheck/op_grid.h"
+#include "tests/lockstep_binary.h"
+#include "tests/places.h"
+#include "tests/report/json_schema.h"
+
+namespace lockstep {
+namespace {
+
+std::string library(const std::string& name) { return built_path("tests/opcheck/" + name + ".so"); }
+
+OpAccount tried(const std::string& name, const std::string& op,
+                const std::vector<std::string>& dtypes = {"bf16"}, const std::string& folder = "") {
+  const OpsResult result =
+      check_ops({.library = library(name), .only = {op}, .dtypes = dtypes, .folder = folder});
+  EXPECT_EQ(result.ops.size(), 1U);
+  EXPECT_EQ(exit_status(result), result.ops[0].wrong > 0 ? 1 : 0);
+  return result.ops[0];
+}
+
+// What is said of a wrong op, for people.
+std::string said_of(const OpAccount& op) {
+  if (!op.first) return "right";
+  return fmt::format("{} of {}: {} | {} | {} | {} {} [{}] want {} got {}", op.wrong, op.cases,
+                     op.common, op.first->shape, op.first->says, op.first->point, op.first->rule,
+                     op.first->statistic, op.first->want, op.first->got);
+}
+
+void expect_wrong(const OpAccount& op, const std::string& common) {
+  EXPECT_GT(op.wrong, 0) << op.op;
+  EXPECT_LT(op.wrong, op.cases) << said_of(op);
+  EXPECT_NE(op.common.find(common), std::string::npos) << said_of(op);
+  ASSERT_TRUE(op.first) << op.op;
+}
+
+TEST(Ops, OfLockstepAreRightOverTheWholeGrid) {
+  const OpsResult result = check_ops({.library = library("ours")});
+  EXPECT_EQ(exit_status(result), 0);
+  EXPECT_EQ(result.ops.size(), 18U) << "every op that a library can have";
+  for (const OpAccount& op : result.ops) {
+    EXPECT_EQ(op.wrong, 0) << op.op << " " << said_of(op);
+    EXPECT_GE(op.cases, 40) << op.op;
+    EXPECT_LE(op.budgets, 1) << op.op;
+    EXPECT_FALSE(op.worst_case.empty()) << op.op;
+    ASSERT_TRUE(op.seconds && op.own_seconds && op.ratio) << op.op;
+    EXPECT_GT(*op.seconds, 0) << op.op;
+  }
+}
+
+TEST(Ops, ThatAreWrongInSomeShapesAreNamedByThem) {
+  expect_wrong(tried("first", "gather_rows"), "table rows from 33000 on");
+  expect_wrong(tried("first", "rms_norm", {"bf16", "fp16"}), "fp16");
+  expect_wrong(tried("first", "matmul"), "inputs that is no multiple of 32");
+  expect_wrong(tried("first", "rope"), "positions past 65535");
+  const OpAccount heads = tried("first", "paged_attention");
+  expect_wrong(heads, "KV heads 2 and queries per KV head that are several");
+  ASSERT_TRUE(heads.first && !heads.first->looks_like.empty()) << said_of(heads);
+  EXPECT_NE(heads.first->looks_like[0].says.find("modulo"), std::string::npos)
+      << heads.first->looks_like[0].says;
+  expect_wrong(tried("first", "silu_mul", {"fp32"}), "values that overflow fp16");
+  expect_wrong(tried("first", "softmax_of", {"fp32"}), "values that overflow fp16");
+  expect_wrong(tried("second", "rope"), "head_dim 80");
+  expect_wrong(tried("second", "add_rms_norm", {"fp32"}), "eps from 1e-05 on");
+}
+
+TEST(Ops, ThatWriteWhereTheyMayNotAreNamed) {
+  const OpAccount beside = tried("first", "add");
+  EXPECT_GT(beside.wrong, 0);
+  ASSERT_TRUE(beside.first);
+  EXPECT_NE(beside.first->says.find("wrote after its output"), std::string::npos)
+      << said_of(beside);
+  const OpAccount changing = tried("second", "rms_norm");
+  EXPECT_EQ(changing.wrong, changing.cases);
+  ASSERT_TRUE(changing.first);
+  EXPECT_NE(changing.first->says.find("changed its input x"), std::string::npos)
+      << said_of(changing);
+  const OpAccount slot = tried("first", "kv_write");
+  EXPECT_GT(slot.wrong, 0);
+  ASSERT_TRUE(slot.first);
+  EXPECT_NE(slot.first->says.find("which another token may have"), std::string::npos)
+      << said_of(slot);
+  const OpAccount unwritten = tried("second", "silu_mul");
+  expect_wrong(unwritten, "");
+  EXPECT_NE(unwritten.first->says.find("unwritten"), std::string::npos) << said_of(unwritten);
+}
+
+TEST(Ops, ThatAreFusedAreNamedByTheirOutput) {
+  const OpAccount halves = tried("second", "gate_up_silu");
+  ASSERT_TRUE(halves.first);
+  EXPECT_EQ(halves.first->point, "mlp.act");
+  EXPECT_EQ(halves.wrong, halves.cases) << said_of(halves);
+}
+
+TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
+  const std::string folder = temp_path("bugs");
+  const OpAccount op = tried("first", "matmul", {"bf16"}, folder);
+  ASSERT_EQ(op.folder, folder + "/matmul") << op.no_folder;
+  const auto status = [&](const std::string& name) {
+    return WEXITSTATUS(
+        std::system(fmt::format("cc {0}/repro.c -o {0}/repro -ldl -lm && {0}/repro {1} >{0}/out",
+                                op.folder, library(name))
+                        .c_str()));
+  };
+  EXPECT_EQ(status("first"), 1);
+  EXPECT_EQ(status("ours"), 0) << text_of(op.folder + "/out");
+  const OpAccount beside = tried("first", "add", {"bf16"}, folder);
+  EXPECT_TRUE(beside.folder.empty());
+  EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
+}
+
+TEST(Ops, ThatAreNotThereAreNoRightOnes) {
+  const auto expect_said = [](const std::string& arguments, const std::string& wanted) {
+    const std::string said = trouble_of("ops " + arguments);
+    EXPECT_NE(said.find(wanted), std::string::npos) << said;
+  };
+  expect_said(library("first") + " --ops-only rms_nrm", "did you mean \"rms_norm\"");
+  expect_said(library("first") + " --ops-only top_k", "has gather_rows");
+  expect_said(library("first") + " --dtype fp8", "fp32, bf16 or fp16");
+  expect_said(built_path("plugin_no_op.so"), "did you mean \"rms_norm\"?");
+  expect_said(built_path("plugin_broken_ops.so") + " --ops-only nothing", "nothing");
+  expect_said(library("nowhere"), "cannot be opened");
+}
+
+TEST(Ops, PrintWhatTheirSchemaSays) {
+  const Outcome outcome =
+      call_lockstep("ops " + library("first") + " --ops-only rope,add --dtype fp32 --format json");
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const Json rules = schema_of("ops"), json = Json::parse(outcome.out);
+  EXPECT_EQ(violation(json, rules, rules), "");
+  EXPECT_EQ(json["ops"][0]["op"], "rope");
+  EXPECT_EQ(json["verdict"], "diverged");
+  const Outcome people = call_lockstep("ops " + library("first") + " --ops-only rope --dtype fp32");
+  EXPECT_NE(people.out.find("diverged: 1 of 1 ops is wrong: rope ("), std::string::npos)
+      << people.out;
+}
+
+TEST(OpGrid, HasWhatSingleModelsLack) {
+  int64_t far = 0, long_contexts = 0;
+  std::set<int64_t> head_dims, groups, pages;
+  for (const GridCase& shape : grid_of("paged_attention")) {
+    head_dims.insert(shape.model.head_dim);
+    groups.insert(shape.model.heads / shape.model.kv_heads);
+    pages.insert(shape.page_size);
+    for (const Stretch& stretch : shape.passes.at(0)) {
+      const int32_t length = stretch.first + stretch.count;
+      far += length > 65536 ? 1 : 0;
+      long_contexts += length >= 8192 ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(head_dims, (std::set<int64_t>{64, 80, 96, 128, 256}));
+  EXPECT_TRUE(groups.contains(1) && groups.contains(16));
+  EXPECT_EQ(pages, (std::set<int64_t>{8, 16, 32}));
+  EXPECT_GE(far, 1);
+  EXPECT_GE(long_contexts, 2);
+}
+
+}  // namespace
+}  // namespace lockstep
