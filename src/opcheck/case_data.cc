@@ -215,7 +215,7 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
   const Point& p = *place.point;
   RecordedTensor made{.point = place.point, .layer = place.layer};
   for (const PassRow& row : pass.info.rows) made.rows.push_back(row.row);
-  made.dtype = dtype_of(p, dtype_);
+  made.dtype = p.dtype_in(dtype_);
   made.shape = shape_of(p, std::ssize(made.rows));
   made.data = Tensor(made.shape, made.dtype);
   const TensorView& out = made.data;

@@ -25,7 +25,7 @@ struct OpFailure {
   std::vector<int64_t> index;  // as in Finding
   double want = 0, got = 0, budgets = 0;
   std::string rule;
-  std::vector<LooksLike> looks_like;
+  std::vector<Finding::LooksLike> looks_like;
 };
 
 // Who computes a case, and how it is judged.

@@ -27,12 +27,12 @@ std::string time_of(double seconds) {
 
 Table table_of_ops(const OpsResult& result) {
   Table table{{"op",
-               {"cases", Align::right, 0},
+               {"cases", Table::Align::right, 0},
                "verdict",
-               {"budgets", Align::right, 0},
-               {"time", Align::right, 0},
-               {"ours", Align::right, 0},
-               {"times ours", Align::right, 0}},
+               {"budgets", Table::Align::right, 0},
+               {"time", Table::Align::right, 0},
+               {"ours", Table::Align::right, 0},
+               {"times ours", Table::Align::right, 0}},
               {}};
   for (const OpAccount& op : result.ops)
     table.rows.push_back(
@@ -106,7 +106,7 @@ Json optional_seconds(const std::optional<double>& x) { return x ? json_number<J
 Json failure_json(const std::optional<OpFailure>& failure) {
   if (!failure) return {};
   Json like = Json::array();
-  for (const LooksLike& one : failure->looks_like) like.push_back(one.says);
+  for (const Finding::LooksLike& one : failure->looks_like) like.push_back(one.says);
   return {{"shape", failure->shape},
           {"point", failure->point.empty() ? Json() : Json(failure->point)},
           {"pass", failure->pass},
