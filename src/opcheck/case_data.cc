@@ -204,7 +204,7 @@ void CaseMaker::add_tables(Pass& pass) const {
     std::vector<float> cos(static_cast<size_t>(half)), sin = cos;
     for (size_t i = 0; i < pass.info.rows.size(); ++i) {
       table.rows.push_back(pass.info.rows[i].row);
-      rope_row(frequencies, table.rows.back().position, cos, sin);
+      frequencies.put_row(table.rows.back().position, cos, sin);
       std::ranges::copy(std::string_view(name) == "rope.cos" ? cos : sin,
                         table.data.as<float>() + static_cast<int64_t>(i) * half);
     }
