@@ -159,12 +159,13 @@ Tensor gain_shifted(const Asked& a, double by) {
   return with_gain(a, gain_of(a).roll(-static_cast<int64_t>(by)));
 }
 Tensor gain_reversed(const Asked& a, double) { return with_gain(a, gain_of(a).flip(0)); }
-Tensor gain_interleaved(const Asked& a, double) {
-  return with_gain(a, gain_of(a).view({2, -1}).t().flatten());
+// Gains as [a, b], turned to [b, a]; a width that has no halves has no such order.
+Tensor gain_turned(const Asked& a, at::IntArrayRef shape) {
+  const Tensor gain = gain_of(a);
+  return gain.numel() % 2 == 0 ? with_gain(a, gain.view(shape).t().flatten()) : Tensor();
 }
-Tensor gain_deinterleaved(const Asked& a, double) {
-  return with_gain(a, gain_of(a).view({-1, 2}).t().flatten());
-}
+Tensor gain_interleaved(const Asked& a, double) { return gain_turned(a, {2, -1}); }
+Tensor gain_deinterleaved(const Asked& a, double) { return gain_turned(a, {-1, 2}); }
 Tensor first_gain(const Asked& a, double) { return with_gain(a, gain_of(a).narrow(0, 0, 1)); }
 // An index of gains by the thread's number within its part, instead of by the element's.
 std::vector<double> lanes(const Asked& a) { return parts_of(width_of(a)); }
