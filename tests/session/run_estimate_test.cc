@@ -39,12 +39,16 @@ TEST(RunEstimate, CountsPassesAndThreads) {
                    estimate_of(500, 1, one).seconds);
 }
 
+std::string notice_of(double seconds) {
+  const RunEstimate five{.tokens = 5, .seconds = seconds};
+  return five.notice();
+}
+
 TEST(RunEstimate, IsNoticedAboveAMinute) {
-  EXPECT_EQ({.tokens = 5, .seconds = 59}.notice(), "");
-  EXPECT_TRUE({.tokens = 5, .seconds = 180}.notice().starts_with(
-      "5 tokens to judge take about 3 minutes here: "));
-  EXPECT_NE({.tokens = 5, .seconds = 36e3}.notice().find("10 hours"), std::string::npos);
-  EXPECT_NE({.tokens = 5, .seconds = 864e4}.notice().find("100 days"), std::string::npos);
+  EXPECT_EQ(notice_of(59), "");
+  EXPECT_TRUE(notice_of(180).starts_with("5 tokens to judge take about 3 minutes here: "));
+  EXPECT_NE(notice_of(36e3).find("10 hours"), std::string::npos);
+  EXPECT_NE(notice_of(864e4).find("100 days"), std::string::npos);
   EXPECT_NE(estimate_of(2, 65535, {.threads = 2}).notice(), "");
   EXPECT_NE(estimate_of(1000000, 1, {.threads = 64}).notice(), "");
   EXPECT_EQ(estimate_of(2, std::numeric_limits<int64_t>::max(), {}).notice(), "")
