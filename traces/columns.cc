@@ -164,8 +164,11 @@ void check_tensors(const std::string& file, const Columns::Index& index, RowBudg
           "{}: pass {} has a tensor of the point '{}', which this version does not know: it was "
           "renamed or the trace is of another version (see lockstep points)",
           file, index.pass[i], index.point[i]);
-    check(index.layer[i] >= -1, "{}: the tensor {} of pass {} is of layer {}", file, index.point[i],
-          index.pass[i], index.layer[i]);
+    const bool per_layer = find_point(index.point[i])->per_layer;
+    check(per_layer ? index.layer[i] >= 0 : index.layer[i] == -1,
+          "{}: the tensor {} of pass {} is of layer {}, and {} was wanted: the file is damaged, "
+          "write the trace anew",
+          file, index.point[i], index.pass[i], index.layer[i], per_layer ? "0 or more" : "-1");
     const int64_t rank = index.shape_edges[i + 1] - index.shape_edges[i];
     check(rank >= 1 && rank <= 5, "{}: the tensor {} of pass {} has {} axes, wanted 1 to 5", file,
           index.point[i], index.pass[i], rank);

@@ -72,6 +72,8 @@ Hdf5File Hdf5File::create(const std::string& path) {
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   // Closing the file closes what is open in it, or a failed write would keep it open.
   H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+  // Closing a dataset leaves nothing to be written: nobody would be told that it failed.
+  H5Pset_sieve_buf_size(access, 0);
   // Columns never fill the gaps between tensors, where the seal would not cover them.
   H5Pset_small_data_block_size(access, 0);
   const Id layout(H5Pcreate(H5P_FILE_CREATE));

@@ -189,15 +189,15 @@ void add_map(const TraceTotals& totals, std::vector<Block>& blocks) {
   std::map<int, std::vector<Cell>> rows;
   std::string others;
   for (const TraceTotals::PlaceTotal& total : totals.places) {
-    if (total.place.layer < 0) {
+    const auto at =
+        std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
+    if (total.place.layer < 0 || at == columns.end()) {
       others += fmt::format("{}{} {}", others.empty() ? "" : "   ", total.place.point->name,
                             size_of_numbers(total));
       continue;
     }
     auto& row = rows.try_emplace(total.place.layer, columns.size() + 1, Cell("")).first->second;
     row[0] = std::to_string(total.place.layer);
-    const auto at =
-        std::ranges::find_if(columns, [&](const Point* c) { return *c == *total.place.point; });
     row[(at - columns.begin()) + 1] = size_of_numbers(total);
   }
   for (auto& [layer, row] : rows) table.rows.push_back(std::move(row));

@@ -71,6 +71,16 @@ TEST(Columns, ARenamedPointIsNamed) {
             std::string::npos);
 }
 
+TEST(Columns, LayersMustBeThoseOfThePoint) {
+  for (const auto& [tensor, layer] : {std::pair<size_t, int32_t>(0, 0), {1, -1}, {1, -2}}) {
+    Columns columns = two_passes();
+    columns.index.layer[tensor] = layer;
+    EXPECT_NE(trouble_with(columns).find(fmt::format("is of layer {}, and ", layer)),
+              std::string::npos)
+        << trouble_with(columns);
+  }
+}
+
 TEST(Columns, RowsMustBeThoseOfTheShape) {
   Columns columns = two_passes();
   ++columns.index.run_count[0];
