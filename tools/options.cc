@@ -110,10 +110,11 @@ void add_instruction_options(CLI::App& app, InstructionOptions& options) {
   add_count(app, "--queues", options.queues, 1, "queues of a schedule that is made (4)");
   app.add_option("--step", options.step, "a schedule of yours, as lockstep schedule writes one")
       ->type_name("FILE");
-  app.add_option("--interleave", options.interleave,
-                 "run instructions in a random order that the counters allow, or in one that shows "
-                 "what they leave unordered (each queue is a thread)")
-      ->type_name("SEED|adversarial");
+  app.add_option(
+         "--interleave", options.interleave,
+         "run instructions in a random order that the counters allow; \"adversarial\": in one that "
+         "shows what they leave unordered (each queue is a thread)")
+      ->type_name("SEED");
 }
 
 // The options of what is asked of the model.
@@ -187,10 +188,10 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   add_computing_options(app, options);
   add_request_options(app, options);
   add_sampling_options(app, options);
-  add_instruction_options(app, options.instructions);
   begin_group(app, "Serving");
   for_each_engine_option(
       [&](const auto& option) { add_engine_option(app, option, options.engine.*option.member); });
+  add_instruction_options(app, options.instructions);
 }
 
 void add_logprobs_option(CLI::App& app, ModelOptions& options) {

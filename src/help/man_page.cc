@@ -27,6 +27,8 @@ std::string roff(std::string_view text) {
       out += "\\(aq";
     else if (c == '`')
       out += "\\(ga";
+    else if (c == '|')
+      out += "|\\:";  // a list of choices may be longer than a line, which breaks here
     else
       out += c == '\n' ? ' ' : c;
   }

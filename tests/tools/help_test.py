@@ -94,8 +94,8 @@ class Help(unittest.TestCase):
     def test_groups_options_the_most_used_first(self):
         text = said("run", "--help")
         headings = re.findall(r"^(\w+):$", text, re.M)
-        self.assertEqual(headings, ["Model", "Requests", "Sampling", "Serving", "Observe", "Judge",
-                                    "Output", "Help", "Examples"])
+        self.assertEqual(headings, ["Model", "Requests", "Sampling", "Serving", "Instructions",
+                                    "Observe", "Judge", "Output", "Help", "Examples"])
         self.assertLess(text.index("--prompt"), text.index("--stop"))
 
     def test_explains_words_before_anything_is_opened(self):
