@@ -16,7 +16,7 @@ int ops_command(Args args) {
       "run; nothing else is needed. Says what the wrong cases have in common, shows the smallest,\n"
       "and how fast each op is beside Lockstep's own. Exit status: 0 all are right, 1 one is "
       "wrong,\n"
-      "2 trouble.",
+      "2 trouble, or one computed no case.",
       "lockstep ops"};
   OpsOptions options;
   ReportOptions report;

@@ -22,6 +22,7 @@
 #include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/ffi_guard.h"
 #include "kernels/plugin/guarded_output.h"
+#include "kernels/plugin/op_refusal.h"
 
 namespace lockstep {
 
@@ -109,8 +110,9 @@ struct UserOp {
     return fmt::format("{} of {} at {}{}", name, library, layer, context.point);
   }
   // Calls its function with `in`, made by `arguments`, and waits for what it queued on a device.
-  // Throws Error when it failed, or left the floating-point control of this thread changed, which
-  // all ops after it would feel. Ends the process in one sentence when it crashes or exits.
+  // Throws OpRefusal when it says that it failed, and Error when it left the floating-point control
+  // of this thread changed, which all ops after it would feel. Ends the process in one sentence
+  // when it crashes or exits.
   template <typename Function, typename... In>
   void call(const OpContext& context, const Arguments& arguments, Function* function,
             In... in) const {
@@ -125,7 +127,7 @@ struct UserOp {
       const CrashWatch watch(who, code, arguments.on_device());
       return function(&call, in...);
     }();
-    check(trouble == nullptr, "{} failed: {}", who, trouble == nullptr ? "" : trouble);
+    if (trouble != nullptr) throw OpRefusal(fmt::format("{} failed: {}", who, trouble));
     if (on_device) wait_for_kernels_of(who, arguments.device());
     add_user_op_seconds(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

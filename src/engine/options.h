@@ -19,7 +19,7 @@
 namespace lockstep {
 
 class LayerExecutor;
-struct PassView;
+struct PassParts;
 
 // The fate of a running request whose pages another one needs.
 enum class Preempt : uint8_t {
@@ -47,7 +47,7 @@ struct EngineOptions {
   // output.
   float poison = std::numeric_limits<float>::quiet_NaN();
   // Makes the executors of passes in the place of the model's own (src/model/layer_executor.h).
-  std::function<std::unique_ptr<LayerExecutor>(const PassView&)> make_executor;
+  std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor;
   // The text of tokens, in which the requests' stop texts are sought; only those need it.
   std::function<std::string(std::span<const int32_t>)> text_of;
 };

@@ -25,7 +25,7 @@ class Interpreter {
   PassTensors& tensors() { return tensors_; }
 
   // Makes room for a pass, none of whose numbers is there before it is computed.
-  Activations& begin(const PassView& pass) {
+  Activations& begin(const PassParts& pass) {
     activations_.emplace(config_, pass.model.dtype(), Device::cpu, Activations::Lifetime::pass);
     activations_->resize(pass.batch.size(), pass.batch.logit_rows.view().count());
     tensors_ = {};
@@ -54,7 +54,7 @@ void poison(const TensorView& tensor) {
 // when the head is asked for.
 class InstructionExecutor : public PieceExecutor {
  public:
-  InstructionExecutor(const PassView& pass, std::shared_ptr<Interpreter> interpreter)
+  InstructionExecutor(const PassParts& pass, std::shared_ptr<Interpreter> interpreter)
       : InstructionExecutor({pass.model, pass.batch, interpreter->begin(pass), pass.probe},
                             interpreter, 0) {}
 
@@ -136,7 +136,7 @@ class InstructionExecutor : public PieceExecutor {
   }
 
  private:
-  InstructionExecutor(const PassView& pass, std::shared_ptr<Interpreter> interpreter, int /*own*/)
+  InstructionExecutor(const PassParts& pass, std::shared_ptr<Interpreter> interpreter, int /*own*/)
       : PieceExecutor(pass),
         pass_(pass),
         interpreter_(std::move(interpreter)),
@@ -181,7 +181,7 @@ class InstructionExecutor : public PieceExecutor {
     show("mlp.residual", l.mlp_residual);
   }
 
-  PassView pass_;
+  PassParts pass_;
   std::shared_ptr<Interpreter> interpreter_;
   PassTensors& tensors_;  // the interpreter's
 };
@@ -265,7 +265,7 @@ MakeExecutor interpreter_of(const ModelConfig& config, InterpreterOptions option
   check_sizes(config, options.schedule.model);
   check_computable(options.schedule);
   auto interpreter = std::make_shared<Interpreter>(config, std::move(options));
-  return [interpreter](const PassView& pass) -> std::unique_ptr<LayerExecutor> {
+  return [interpreter](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
     return std::make_unique<InstructionExecutor>(pass, interpreter);
   };
 }

@@ -11,7 +11,7 @@ namespace lockstep {
 // compute different instructions of one pass. Borrows all for the pass.
 class StepOps {
  public:
-  StepOps(const PassView& pass, const Schedule& schedule, PassTensors& tensors)
+  StepOps(const PassParts& pass, const Schedule& schedule, PassTensors& tensors)
       : pass_(pass), config_(pass.model.config()), schedule_(schedule), t_(tensors) {}
 
   // Throws what the ops throw.
@@ -59,7 +59,7 @@ class StepOps {
         ((kv_head * schedule_.kv_shares + share) * tokens() + token) * group + head);
   }
 
-  const PassView& pass_;
+  const PassParts& pass_;
   const ModelConfig& config_;
   const Schedule& schedule_;
   PassTensors& t_;

@@ -95,7 +95,7 @@ void FusedExecutor::gate_up_silu(const LayerWeights& w) {
   show("mlp.act", a_.act);
 }
 
-std::unique_ptr<LayerExecutor> make_executor(const PassView& pass) {
+std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass) {
   if (const auto& own = pass.model.placement().make_executor) return own(pass);
   const FusedOps& all = pass.model.fused();
   // Who changes what is shown must be asked before the next piece is computed, which a user's

@@ -13,7 +13,7 @@ namespace lockstep {
 // not shown. It lives for one pass.
 class FusedExecutor final : public PieceExecutor {
  public:
-  FusedExecutor(const PassView& pass, FusedOps fused)
+  FusedExecutor(const PassParts& pass, FusedOps fused)
       : PieceExecutor(pass), fused_(std::move(fused)) {}
 
   void qkv(const LayerWeights& w) override;

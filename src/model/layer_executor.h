@@ -50,7 +50,7 @@ class LayerExecutor {
 };
 
 // The parts of one pass, borrowed: model, arguments, buffers, probe.
-struct PassView {
+struct PassParts {
   const Model& model;
   const Batch& batch;
   Activations& activations;
@@ -58,10 +58,10 @@ struct PassView {
 };
 
 // Who makes executors in the place of those below.
-using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassView&)>;
+using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassParts&)>;
 
 // Makes the executor that the model was told of; otherwise one with fused ops, as far as its table
 // has them whole, and one op at a time where the probe may change what it is shown.
-std::unique_ptr<LayerExecutor> make_executor(const PassView& pass);
+std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass);
 
 }  // namespace lockstep

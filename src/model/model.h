@@ -24,7 +24,7 @@
 namespace lockstep {
 
 class LayerExecutor;
-struct PassView;
+struct PassParts;
 
 // Where a model's ops run, and by whom.
 struct Placement {
@@ -32,7 +32,7 @@ struct Placement {
   CUstream_st* stream = nullptr;
   Device device = Device::cpu;
   // Makes the executors of passes in the place of the model's own (layer_executor.h); empty: none.
-  std::function<std::unique_ptr<LayerExecutor>(const PassView&)> make_executor = {};
+  std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor = {};
 };
 
 // The result of one forward pass, valid until the next one.

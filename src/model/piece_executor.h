@@ -8,7 +8,7 @@ namespace lockstep {
 // one pass.
 class PieceExecutor : public LayerExecutor {
  public:
-  explicit PieceExecutor(const PassView& pass)
+  explicit PieceExecutor(const PassParts& pass)
       : model_(pass.model),
         config_(pass.model.config()),
         ops_(pass.model.ops()),

@@ -57,6 +57,7 @@ class Common {
     return fmt::format("all {} with {}, and no other", wrong(), what);
   }
   std::string of_numbers() const;
+  std::string fewest_around() const;
 
   const std::vector<TriedCase>& tried_;
   std::vector<Trait> traits_;
@@ -86,6 +87,36 @@ std::string Common::of_numbers() const {
   return "";
 }
 
+// Where nothing is of wrong cases alone: the fewest among which they all are.
+std::string Common::fewest_around() const {
+  int64_t fewest = right_with({});
+  std::string what;
+  const auto offer = [&](int64_t right, const std::string& phrase) {
+    if (right < fewest) fewest = right, what = phrase;
+  };
+  for (const Trait& trait : tried_.front().traits) {
+    double least = std::numeric_limits<double>::infinity(), most = -least;
+    bool all = true;
+    for (const TriedCase& one : tried_) {
+      const std::optional<double> x = number_of_trait(one, trait.name);
+      all = all && x.has_value();
+      if (x && one.wrong) least = std::min(least, *x), most = std::max(most, *x);
+    }
+    if (!all) continue;
+    const auto right_where = [&](const auto& is_within) {
+      return std::ranges::count_if(tried_, [&](const TriedCase& one) {
+        return !one.wrong && is_within(number_of_trait(one, trait.name).value());
+      });
+    };
+    offer(right_where([least](double x) { return x >= least; }),
+          fmt::format("{} from {} on", trait.name, least));
+    offer(right_where([most](double x) { return x <= most; }),
+          fmt::format("{} up to {}", trait.name, most));
+  }
+  for (const Trait& trait : traits_) offer(right_with({trait}), phrase_of(trait));
+  return what.empty() ? "" : fmt::format("all among the {} with {}", wrong() + fewest, what);
+}
+
 std::string Common::text() const {
   for (const Trait& trait : traits_)
     if (right_with({trait}) == 0) return all_with(phrase_of(trait));
@@ -94,10 +125,7 @@ std::string Common::text() const {
     for (size_t j = i + 1; j < traits_.size(); ++j)
       if (right_with({traits_[i], traits_[j]}) == 0)
         return all_with(phrase_of(traits_[i]) + " and " + phrase_of(traits_[j]));
-  if (traits_.empty()) return "";
-  const Trait best =
-      *std::ranges::min_element(traits_, {}, [&](const Trait& t) { return right_with({t}); });
-  return fmt::format("all of the {} with {}", wrong() + right_with({best}), phrase_of(best));
+  return fewest_around();
 }
 
 }  // namespace

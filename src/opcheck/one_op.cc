@@ -48,6 +48,8 @@ template <typename Call>
 void as_op_error(const Call& call) {
   try {
     call();
+  } catch (const OpRefusal&) {
+    throw;
   } catch (const Error& error) {
     throw OpError(error.what());
   }

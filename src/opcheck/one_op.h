@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/plugin/op_refusal.h"
 #include "src/replay/op_runner.h"
 
 namespace lockstep {
 
-// The user's op did what no op may, or said that it failed: what() names it.
+// The user's op did what no op may: what() names it.
 class OpError : public Error {
  public:
   using Error::Error;
@@ -20,7 +21,8 @@ class OpError : public Error {
 
 struct OneOp {
   // Lockstep's own, fused ops included, and the same with one op of the user's, which throws
-  // OpError where it throws Error, and where it writes the cache beside the slots that it is given.
+  // OpError where it throws another Error than OpRefusal, and where it writes the cache beside the
+  // slots that it is given.
   std::vector<Implementation> implementations;
   std::shared_ptr<int64_t> calls;  // of the user's op
 };

@@ -114,6 +114,8 @@ double OpTrial::seconds(size_t which) {
 OpTrial::Verdict OpTrial::judge(bool with_causes) {
   try {
     return judge_passes(with_causes);
+  } catch (const OpRefusal& refusal) {
+    return {.refusal = refusal.what()};
   } catch (const OpError& error) {
     Verdict verdict{.budgets = std::numeric_limits<double>::infinity()};
     verdict.failure = OpFailure{.shape = text_of(traits_of(shape_, dtype_)),

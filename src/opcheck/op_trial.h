@@ -44,6 +44,7 @@ class OpTrial {
   struct Verdict {
     double budgets = 0;  // the most that an element is off
     std::optional<OpFailure> failure;
+    std::string refusal;  // the op's own sentence, where it did not compute the case; "": it did
   };
   // The user's op held to the exact results. with_causes: looks for what a wrong one looks like.
   // Throws Error when the case cannot be judged, which would be this room's fault.

@@ -121,7 +121,7 @@ OpAccount Checker::account(const std::string& op) {
   account_.seconds = median(seconds_);
   account_.own_seconds = median(own_seconds_);
   account_.ratio = median(ratios_);
-  check(account_.cases > 0, "no shape of {} was tried", op);
+  check(account_.cases + account_.refused > 0, "no shape of {} was tried", op);
   if (account_.first && !options_.folder.empty()) write_repro_of_first();
   return std::move(account_);
 }
@@ -133,6 +133,10 @@ void Checker::try_case(const GridCase& shape, DType dtype, const OneOp& one) {
   OpTrial::Verdict verdict = trial.judge(/*with_causes=*/false);
   check(*one.calls > 0, "the grid's case of {} ({}) does not call it", account_.op,
         text_of(traits_of(shape, dtype)));
+  if (!verdict.refusal.empty()) {
+    if (account_.refused++ == 0) account_.refusal = std::move(verdict.refusal);
+    return;
+  }
   const bool wrong = verdict.failure.has_value();
   tried_.push_back({traits_of(shape, dtype), wrong});
   if (account_.worst_case.empty() || verdict.budgets > account_.budgets) {
@@ -202,7 +206,8 @@ OpsResult check_ops(const OpsOptions& options, Detail detail) {
 }
 
 int exit_status(const OpsResult& result) {
-  return std::ranges::any_of(result.ops, [](const OpAccount& op) { return op.wrong > 0; }) ? 1 : 0;
+  if (std::ranges::any_of(result.ops, [](const OpAccount& op) { return op.wrong > 0; })) return 1;
+  return std::ranges::count(result.ops, 0, &OpAccount::cases) > 0 ? 2 : 0;
 }
 
 }  // namespace lockstep

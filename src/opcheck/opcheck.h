@@ -25,7 +25,9 @@ struct OpsOptions {
 // The cases of one op.
 struct OpAccount {
   std::string op;
-  int64_t cases = 0, wrong = 0;
+  int64_t cases = 0, wrong = 0;  // that it computed
+  int64_t refused = 0;           // that it said by a sentence not to compute
+  std::string refusal;           // the first of these sentences
   double budgets = 0;      // the most that an element of a right case is off, or of a wrong one
   std::string worst_case;  // whose that is
   std::optional<OpFailure> first;  // the smallest wrong case
@@ -47,7 +49,7 @@ struct OpsResult {
 // could not be judged.
 OpsResult check_ops(const OpsOptions& options, Detail detail = Detail::screen);
 
-// 0: all are right, 1: some are wrong.
+// 0: all are right, 1: some are wrong, 2: one computed no case, and none is wrong.
 int exit_status(const OpsResult& result);
 
 // schema: tools/schemas/ops.schema.json

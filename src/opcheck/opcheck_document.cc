@@ -35,12 +35,14 @@ Table table_of_ops(const OpsResult& result) {
                {"times ours", Table::Align::right, 0}},
               {}};
   for (const OpAccount& op : result.ops)
-    table.rows.push_back(
-        {op.op, op.cases,
-         op.wrong == 0 ? std::string("right") : fmt::format("wrong in {}", op.wrong),
-         short_number(op.budgets), op.seconds ? time_of(*op.seconds) : std::string("-"),
-         op.own_seconds ? time_of(*op.own_seconds) : std::string("-"),
-         op.ratio ? fmt::format("{:.2f}", *op.ratio) : std::string("-")});
+    table.rows.push_back({op.op, op.cases,
+                          op.cases == 0   ? std::string("refused")
+                          : op.wrong == 0 ? std::string("right")
+                                          : fmt::format("wrong in {}", op.wrong),
+                          op.cases == 0 ? std::string("-") : short_number(op.budgets),
+                          op.seconds ? time_of(*op.seconds) : std::string("-"),
+                          op.own_seconds ? time_of(*op.own_seconds) : std::string("-"),
+                          op.ratio ? fmt::format("{:.2f}", *op.ratio) : std::string("-")});
   return table;
 }
 
@@ -94,6 +96,12 @@ std::string story_of_ops(const OpsResult& result) {
     if (op.wrong > 0)
       wrong.push_back(fmt::format("{} ({} of {} cases)", op.op, op.wrong, op.cases));
   const size_t count = result.ops.size();
+  std::vector<std::string> untried;
+  for (const OpAccount& op : result.ops)
+    if (op.cases == 0) untried.push_back(op.op);
+  if (wrong.empty() && !untried.empty())
+    return fmt::format("{} computed none of the cases, and was held to nothing",
+                       fmt::join(untried, ", "));
   if (wrong.empty())
     return fmt::format("{} {} right in {} cases", count, count == 1 ? "op is" : "ops are",
                        cases_of(result));
@@ -125,6 +133,8 @@ Json account_json(const OpAccount& op) {
   return {{"op", op.op},
           {"cases", op.cases},
           {"wrong", op.wrong},
+          {"refused", op.refused},
+          {"refusal", op.refusal},
           {"worst", {{"budgets", json_number<Json>(op.budgets)}, {"shape", op.worst_case}}},
           {"common", op.common},
           {"first", failure_json(op.first)},
@@ -137,7 +147,8 @@ Json account_json(const OpAccount& op) {
 }  // namespace
 
 Document document_of(const OpsResult& result) {
-  const char* verdict = exit_status(result) == 0 ? "clean" : "diverged";
+  static constexpr const char* kVerdicts[] = {"clean", "diverged", "inconclusive"};
+  const char* verdict = kVerdicts[exit_status(result)];
   Json ops = Json::array();
   for (const OpAccount& op : result.ops) ops.push_back(account_json(op));
   Document document{.json = Json{
@@ -159,6 +170,11 @@ Document document_of(const OpsResult& result) {
       Paragraph{fmt::format("{} cases in {}", cases_of(result), time_of(result.seconds)), 2, 4});
   blocks.push_back(Heading{});
   blocks.push_back(table_of_ops(result));
+  for (const OpAccount& op : result.ops)
+    if (op.refused > 0)
+      blocks.push_back(Paragraph{
+          fmt::format("{} did not compute {} more cases: {}", op.op, op.refused, op.refusal), 2,
+          4});
   for (const OpAccount& op : result.ops) {
     if (op.wrong == 0) continue;
     blocks.push_back(Heading{});

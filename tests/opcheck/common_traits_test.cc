@@ -31,7 +31,7 @@ TEST(CommonTraits, AreTwoTogether) {
 TEST(CommonTraits, MayBeOneThatRightCasesHaveToo) {
   EXPECT_EQ(common_to({one(8, "fp16", "large", true), one(96, "fp16", "usual", true),
                        one(33, "fp16", "usual", false), one(9, "bf16", "large", false)}),
-            "all of the 3 with fp16");
+            "all among the 3 with fp16");
 }
 
 TEST(CommonTraits, AreNothingWhereAllAreWrongOrOne) {

@@ -117,6 +117,24 @@ TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
 }
 
+TEST(Ops, ThatDoNotKnowADtypeAreHeldToWhatTheyCompute) {
+  const std::string path = built_path("plugin_wrong_rms_norm.so");
+  const OpsResult some = check_ops({.library = path, .dtypes = {"bf16", "fp16"}});
+  ASSERT_EQ(some.ops.size(), 1U);
+  EXPECT_EQ(exit_status(some), 1);
+  EXPECT_GT(some.ops[0].cases, 40);
+  EXPECT_GT(some.ops[0].refused, 40);
+  EXPECT_LT(some.ops[0].wrong, some.ops[0].cases) << "rows of 128 elements and fewer are right";
+  EXPECT_NE(some.ops[0].refusal.find("it knows fp32 and bf16 only"), std::string::npos);
+  ASSERT_TRUE(some.ops[0].first);
+  EXPECT_EQ(some.ops[0].first->point, "attn.norm") << said_of(some.ops[0]);
+
+  const OpsResult none = check_ops({.library = path, .dtypes = {"fp16"}});
+  EXPECT_EQ(exit_status(none), 2);
+  EXPECT_EQ(none.ops[0].cases, 0);
+  EXPECT_FALSE(none.ops[0].first);
+}
+
 TEST(Ops, ThatAreNotThereAreNoRightOnes) {
   const auto expect_said = [](const std::string& arguments, const std::string& wanted) {
     const std::string said = trouble_of("ops " + arguments);
