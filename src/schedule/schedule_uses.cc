@@ -1,0 +1,57 @@
+#include "src/schedule/schedule_uses.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMostFindings = 200;  // that are kept, of one kind
+
+}  // namespace
+
+ScheduleUses::ScheduleUses(const Schedule& schedule)
+    : schedule_(schedule),
+      readers_(schedule.tensors.size()),
+      writers_(schedule.tensors.size()),
+      follows_(schedule.tensors.size(), -1) {
+  std::map<std::string, int> last;  // tensor in a memory
+  for (size_t t = 0; t < schedule.tensors.size(); ++t) {
+    const auto [before, is_first] =
+        last.try_emplace(schedule.tensors[t].memory, static_cast<int>(t));
+    if (!is_first)
+      follows_[std::exchange(before->second, static_cast<int>(t))] = static_cast<int>(t);
+  }
+  for (size_t i = 0; i < schedule.instructions.size(); ++i) {
+    const int place = static_cast<int>(i);
+    for (const Span& span : schedule.instructions[i].reads)
+      readers_[span.tensor].push_back({span.begin, span.end, place});
+    for (const Span& span : schedule.instructions[i].writes)
+      writers_[span.tensor].push_back({span.begin, span.end, place});
+  }
+}
+
+bool FindingLog::is_kept(ScheduleFault fault) {
+  if (kept_[fault] < kMostFindings) return true;
+  ++checked_.not_kept;
+  return false;
+}
+
+void FindingLog::add(ScheduleFinding finding) {
+  if (!is_kept(finding.fault)) return;
+  ++kept_[finding.fault];
+  checked_.findings.push_back(std::move(finding));
+}
+
+std::string numbers_of(const Schedule& schedule, const Span& span) {
+  const ScheduledTensor& tensor = schedule.tensors[span.tensor];
+  std::string text =
+      span.end == span.begin + 1
+          ? fmt::format("number {} of {}", span.begin, tensor.point)
+          : fmt::format("numbers {}..{} of {}", span.begin, span.end - 1, tensor.point);
+  return tensor.layer < 0 ? text : fmt::format("{} in layer {}", text, tensor.layer);
+}
+
+}  // namespace lockstep
