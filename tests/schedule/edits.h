@@ -1,6 +1,8 @@
 // One edit by chance of a schedule of Lockstep's opcodes: what a hand or a compiler gets wrong.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <random>
 #include <string>
