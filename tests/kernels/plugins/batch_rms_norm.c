@@ -3,32 +3,11 @@
 // rounding, both are right.
 #include <math.h>
 #include <stddef.h>
-#include <string.h>
 
 #include "kernels/lockstep_ops.h"
+#include "tests/kernels/plugins/elements.inc"
 
 int32_t lockstep_ops_abi(void) { return LOCKSTEP_OPS_ABI; }
-
-static float load(const DLTensor* t, int64_t i) {
-  const char* at = (const char*)t->data + t->byte_offset;
-  if (t->dtype.bits == 32) return ((const float*)at)[i];
-  const uint32_t bits = (uint32_t)((const uint16_t*)at)[i] << 16;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-static void store(const DLTensor* t, int64_t i, float value) {
-  char* at = (char*)t->data + t->byte_offset;
-  if (t->dtype.bits == 32) {
-    ((float*)at)[i] = value;
-    return;
-  }
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  bits += 0x7fff + ((bits >> 16) & 1);  // to the nearest, halves to even
-  ((uint16_t*)at)[i] = (uint16_t)(bits >> 16);
-}
 
 const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                               const DLTensor* weight, float eps) {
