@@ -34,8 +34,4 @@ using Mix =
 
 void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix);
 
-// Softmax over all the keys, then the mean of V.
-void mix_by_softmax(const Query& query, std::span<const ScoredKey> keys,
-                    const std::function<std::vector<float>(size_t)>& value, std::span<float> y);
-
 }  // namespace lockstep
