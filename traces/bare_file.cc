@@ -22,6 +22,30 @@
 namespace lockstep {
 namespace {
 
+// The rows of a tensor by their number: of all tokens of the pass, or of the last of each request.
+// Throws Error, naming `where`, when it is of neither.
+std::vector<Row> rows_of_tensor(int64_t count, const Point& point, const PassInfo& info,
+                                const std::string& where) {
+  const auto of =
+      point.rows == RowDomain::logit ? std::optional(info.logit_rows) : rows_by_count(count, info);
+  check(of && count == std::ssize(*of),
+        "{} has {} rows, and pass {} has {} in /passes: write a row for each token, or for the "
+        "last of each request",
+        where, count, info.pass, info.rows.size());
+  std::vector<Row> rows;
+  for (const int32_t i : *of) rows.push_back(info.rows[i].row);
+  return rows;
+}
+
+// The rows of a request's attn.kv: positions from 0 on.
+std::vector<Row> rows_of_cache(int64_t count, int32_t request, const std::string& where) {
+  check(count <= kMostPositions, "{} has {} positions, wanted at most {}", where, count,
+        kMostPositions);
+  std::vector<Row> rows;
+  for (int32_t i = 0; i < count; ++i) rows.push_back({request, i});
+  return rows;
+}
+
 // One tensor of the file.
 struct Stored {
   std::string path;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "kernels/base/check.h"
@@ -74,7 +75,7 @@ std::optional<std::vector<int32_t>> rows_by_count(int64_t count, const PassInfo&
   if (count == std::ssize(rows) && count != std::ssize(info.rows)) return rows;
   if (count != std::ssize(info.rows)) return {};
   rows.resize(info.rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  std::iota(rows.begin(), rows.end(), 0);
   return rows;
 }
 
@@ -125,27 +126,6 @@ void put_logit_rows(int64_t count, const std::string& where, PassInfo& info) {
         "{} has {} rows, and another tensor of logits has {}: both are of the same rows", where,
         count, info.logit_rows.size());
   info.logit_rows = *rows;
-}
-
-std::vector<Row> rows_of_tensor(int64_t count, const Point& point, const PassInfo& info,
-                                const std::string& where) {
-  const auto of =
-      point.rows == RowDomain::logit ? std::optional(info.logit_rows) : rows_by_count(count, info);
-  check(of && count == std::ssize(*of),
-        "{} has {} rows, and pass {} has {} in /passes: write a row for each token, or for the "
-        "last of each request",
-        where, count, info.pass, info.rows.size());
-  std::vector<Row> rows;
-  for (const int32_t i : *of) rows.push_back(info.rows[i].row);
-  return rows;
-}
-
-std::vector<Row> rows_of_cache(int64_t count, int32_t request, const std::string& where) {
-  check(count <= kMostPositions, "{} has {} positions, wanted at most {}", where, count,
-        kMostPositions);
-  std::vector<Row> rows;
-  for (int64_t i = 0; i < count; ++i) rows.push_back({request, static_cast<int32_t>(i)});
-  return rows;
 }
 
 }  // namespace lockstep

@@ -27,11 +27,4 @@ std::optional<std::vector<int32_t>> rows_by_count(int64_t count, const PassInfo&
 // request. Throws Error, naming `where`, when it is neither, or another tensor said otherwise.
 void put_logit_rows(int64_t count, const std::string& where, PassInfo& info);
 
-// The rows of a tensor by their number: of all tokens of the pass, or of the last of each request.
-// Throws Error, naming `where`, when it is of neither.
-std::vector<Row> rows_of_tensor(int64_t count, const Point& point, const PassInfo& info,
-                                const std::string& where);
-// The rows of a request's attn.kv: positions from 0 on.
-std::vector<Row> rows_of_cache(int64_t count, int32_t request, const std::string& where);
-
 }  // namespace lockstep

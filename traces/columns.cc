@@ -8,6 +8,7 @@
 #include <cmath>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "traces/trace.h"
@@ -100,7 +101,7 @@ RecordedTensor tensor_at(const Columns::Index& index, size_t i) {
                         .digest = digest_at(index, i),
                         .row_hashes = part_of(index.row_xxh3, index.row_xxh3_edges, i)};
   for (int64_t j = index.run_edges[i]; j < index.run_edges[i + 1]; ++j)
-    append_run({index.run_request[j], index.run_first[j], index.run_count[j]}, tensor.rows);
+    RowRun{index.run_request[j], index.run_first[j], index.run_count[j]}.append_to(tensor.rows);
   return tensor;
 }
 
@@ -109,7 +110,7 @@ void check_edges(const std::string& file, const char* name, const std::vector<in
                  size_t parts, size_t flat) {
   check(
       edges.size() == parts + 1 && edges.front() == 0 && std::ranges::is_sorted(edges) &&
-          edges.back() == static_cast<int64_t>(flat),
+          std::cmp_equal(edges.back(), flat),
       "{}: the column {} does not divide its {} entries into {} parts: the file is damaged, write "
       "the trace anew",
       file, name, flat, parts);
@@ -125,7 +126,7 @@ void check_rows(const std::string& file, const Columns& columns) {
           "trace anew",
           file, number);
   for (size_t i = 0; i < columns.position.size(); ++i)
-    check(is_sound({columns.request[i], columns.position[i], 1}),
+    check((RowRun{columns.request[i], columns.position[i], 1}.is_sound()),
           "{}: pass {} has a row at position {}, wanted 0 to {}: the file is damaged, write the "
           "trace anew",
           file, columns.pass[i], columns.position[i], kMostPositions - 1);
@@ -177,7 +178,7 @@ void check_tensors(const std::string& file, const Columns::Index& index, RowBudg
       const size_t at = j;
       const RowRun run{index.run_request[at], index.run_first[at], index.run_count[at]};
       check(
-          is_sound(run),
+          run.is_sound(),
           "{}: the tensor {} of pass {} has {} rows from position {} on, wanted positions of 0 to "
           "{}: the file is damaged, write the trace anew",
           file, index.point[i], index.pass[i], run.count, run.first, kMostPositions - 1);
@@ -242,8 +243,8 @@ std::vector<RowRun> runs_of(std::span<const Row> rows) {
   return runs;
 }
 
-bool is_sound(const RowRun& run) {
-  return run.first >= 0 && run.count >= 0 && run.first <= kMostPositions - run.count;
+bool RowRun::is_sound() const {
+  return first >= 0 && count >= 0 && first <= kMostPositions - count;
 }
 
 // Whether the elements can be counted without an overflow.
@@ -262,8 +263,8 @@ bool RowBudget::take(int64_t rows) {
   return left_ >= 0;
 }
 
-void append_run(const RowRun& run, std::vector<Row>& rows) {
-  for (int32_t i = 0; i < run.count; ++i) rows.push_back({run.request, run.first + i});
+void RowRun::append_to(std::vector<Row>& rows) const {
+  for (int32_t i = 0; i < count; ++i) rows.push_back({request, first + i});
 }
 
 // Each list of the pass goes to the end of its column, and the new end to its edges.
@@ -341,7 +342,7 @@ Pass Columns::pass_at(size_t i) const {
 // Lengths first, then edges, then what they lead to: each check may rely on those before it.
 void Columns::check_sound(const std::string& file, int64_t bytes) const {
   const size_t tensors = index.seq.size(), best = logits.request.size();
-  visit_columns(*this, [&](const char* name, const auto& column, Per per) {
+  visit_columns(*this, [&](const char* name, const auto& column, Columns::Per per) {
     size_t want = column.size();
     if (per == Per::row) want = request.size();
     if (per == Per::tensor) want = tensors;

@@ -10,21 +10,21 @@
 
 namespace lockstep {
 
-// How many entries a column has.
-enum class Per : uint8_t {
-  pass,    // one a pass
-  row,     // one a token row of a pass
-  tensor,  // one a tensor
-  table,   // one a page table
-  logit,   // one a row of logits
-  best,    // kTopLogits, or the vocabulary if that is less, a row of logits
-  edge,    // one more than what it divides: entries [i], [i + 1] bound the part of i
-  part,    // as the column of edges says
-};
-
 // Everything about passes but the tensors' bytes. Members are named as the columns on disk
 // (README.md); `..._edges` divide flat columns, start with 0 and end with their length.
 struct Columns {
+  // How many entries a column has.
+  enum class Per : uint8_t {
+    pass,    // one a pass
+    row,     // one a token row of a pass
+    tensor,  // one a tensor
+    table,   // one a page table
+    logit,   // one a row of logits
+    best,    // kTopLogits, or the vocabulary if that is less, a row of logits
+    edge,    // one more than what it divides: entries [i], [i + 1] bound the part of i
+    part,    // as the column of edges says
+  };
+
   // passes/
   std::vector<int32_t> number;
   std::vector<int64_t> row_edges{0}, logit_row_edges{0}, table_edges{0}, tensor_edges{0};
@@ -82,8 +82,10 @@ std::string path_of(int32_t pass, const RecordedTensor& tensor);
 // A pass's rows as runs of consecutive positions, and back; used by the journal too.
 struct RowRun {
   int32_t request = 0, first = 0, count = 0;
+
+  bool is_sound() const;  // whether its positions are below kMostPositions
+  void append_to(std::vector<Row>& rows) const;
 };
-bool is_sound(const RowRun& run);  // whether its positions are below kMostPositions
 std::vector<RowRun> runs_of(std::span<const Row> rows);
 // Whether those are extents of 0 and more whose bytes can be counted.
 bool is_shape(std::span<const int64_t> extents);
@@ -101,100 +103,87 @@ class RowBudget {
   static constexpr int64_t kRowsPerByte = 64;
   int64_t left_;
 };
-void append_run(const RowRun& run, std::vector<Row>& rows);
 
 // Where it is missing, so are the other columns of what is inherited.
 inline constexpr const char* kInheritedEdges = "passes/inherited_edges";
-
-// The one list of columns: visit(path, column, per) for each.
-template <typename C, typename Visit>
-void visit_passes(C& c, Visit visit) {
-  visit("passes/number", c.number, Per::pass);
-  visit("passes/row_edges", c.row_edges, Per::edge);
-  visit("passes/logit_row_edges", c.logit_row_edges, Per::edge);
-  visit("passes/table_edges", c.table_edges, Per::edge);
-  visit("passes/tensor_edges", c.tensor_edges, Per::edge);
-  visit("passes/pass", c.pass, Per::row);
-  visit("passes/request", c.request, Per::row);
-  visit("passes/position", c.position, Per::row);
-  visit("passes/slot", c.slot, Per::row);
-  visit("passes/phase", c.phase, Per::row);
-  visit("passes/token", c.token, Per::row);
-  visit("passes/logit_rows", c.logit_rows, Per::part);
-  visit("passes/table_pass", c.table_pass, Per::table);
-  visit("passes/table_request", c.table_request, Per::table);
-  visit("passes/page_edges", c.page_edges, Per::edge);
-  visit("passes/pages", c.pages, Per::part);
-}
-
-template <typename C, typename Visit>
-void visit_inherited(C& c, Visit visit) {
-  visit(kInheritedEdges, c.inherited_edges, Per::edge);
-  visit("passes/inherited_request", c.inherited_request, Per::part);
-  visit("passes/inherited_token_edges", c.inherited_token_edges, Per::edge);
-  visit("passes/inherited_tokens", c.inherited_tokens, Per::part);
-}
 
 // Under it are the columns of the index that have not one entry a tensor: a table of /index alone
 // is one that any reader of tables takes. Version 2.0 had them in /index.
 inline constexpr const char* kIndexParts = "index/parts";
 
+// Those of the index alone.
 template <typename I, typename Visit>
 void visit_index(I& i, Visit visit) {
-  visit("index/seq", i.seq, Per::tensor);
-  visit("index/pass", i.pass, Per::tensor);
-  visit("index/layer", i.layer, Per::tensor);
-  visit("index/point", i.point, Per::tensor);
-  visit("index/dtype", i.dtype, Per::tensor);
-  visit("index/axes", i.axes, Per::tensor);
-  visit("index/path", i.path, Per::tensor);
-  visit("index/parts/shape", i.shape, Per::part);
-  visit("index/parts/shape_edges", i.shape_edges, Per::edge);
-  visit("index/xxh3", i.xxh3, Per::tensor);
-  visit("index/n", i.n, Per::tensor);
-  visit("index/nan", i.nan, Per::tensor);
-  visit("index/posinf", i.posinf, Per::tensor);
-  visit("index/neginf", i.neginf, Per::tensor);
-  visit("index/zeros", i.zeros, Per::tensor);
-  visit("index/subnormal", i.subnormal, Per::tensor);
-  visit("index/min", i.min, Per::tensor);
-  visit("index/max", i.max, Per::tensor);
-  visit("index/absmax", i.absmax, Per::tensor);
-  visit("index/absmax_at", i.absmax_at, Per::tensor);
-  visit("index/mean", i.mean, Per::tensor);
-  visit("index/m2", i.m2, Per::tensor);
-  visit("index/rms", i.rms, Per::tensor);
-  visit("index/sum_abs", i.sum_abs, Per::tensor);
-  visit("index/sum_squares", i.sum_squares, Per::tensor);
-  visit("index/parts/exponent", i.exponent, Per::part);
-  visit("index/parts/exponent_count", i.exponent_count, Per::part);
-  visit("index/parts/exponent_edges", i.exponent_edges, Per::edge);
-  visit("index/parts/run_request", i.run_request, Per::part);
-  visit("index/parts/run_first", i.run_first, Per::part);
-  visit("index/parts/run_count", i.run_count, Per::part);
-  visit("index/parts/run_edges", i.run_edges, Per::edge);
-  visit("index/parts/row_xxh3", i.row_xxh3, Per::part);
-  visit("index/parts/row_xxh3_edges", i.row_xxh3_edges, Per::edge);
+  visit("index/seq", i.seq, Columns::Per::tensor);
+  visit("index/pass", i.pass, Columns::Per::tensor);
+  visit("index/layer", i.layer, Columns::Per::tensor);
+  visit("index/point", i.point, Columns::Per::tensor);
+  visit("index/dtype", i.dtype, Columns::Per::tensor);
+  visit("index/axes", i.axes, Columns::Per::tensor);
+  visit("index/path", i.path, Columns::Per::tensor);
+  visit("index/parts/shape", i.shape, Columns::Per::part);
+  visit("index/parts/shape_edges", i.shape_edges, Columns::Per::edge);
+  visit("index/xxh3", i.xxh3, Columns::Per::tensor);
+  visit("index/n", i.n, Columns::Per::tensor);
+  visit("index/nan", i.nan, Columns::Per::tensor);
+  visit("index/posinf", i.posinf, Columns::Per::tensor);
+  visit("index/neginf", i.neginf, Columns::Per::tensor);
+  visit("index/zeros", i.zeros, Columns::Per::tensor);
+  visit("index/subnormal", i.subnormal, Columns::Per::tensor);
+  visit("index/min", i.min, Columns::Per::tensor);
+  visit("index/max", i.max, Columns::Per::tensor);
+  visit("index/absmax", i.absmax, Columns::Per::tensor);
+  visit("index/absmax_at", i.absmax_at, Columns::Per::tensor);
+  visit("index/mean", i.mean, Columns::Per::tensor);
+  visit("index/m2", i.m2, Columns::Per::tensor);
+  visit("index/rms", i.rms, Columns::Per::tensor);
+  visit("index/sum_abs", i.sum_abs, Columns::Per::tensor);
+  visit("index/sum_squares", i.sum_squares, Columns::Per::tensor);
+  visit("index/parts/exponent", i.exponent, Columns::Per::part);
+  visit("index/parts/exponent_count", i.exponent_count, Columns::Per::part);
+  visit("index/parts/exponent_edges", i.exponent_edges, Columns::Per::edge);
+  visit("index/parts/run_request", i.run_request, Columns::Per::part);
+  visit("index/parts/run_first", i.run_first, Columns::Per::part);
+  visit("index/parts/run_count", i.run_count, Columns::Per::part);
+  visit("index/parts/run_edges", i.run_edges, Columns::Per::edge);
+  visit("index/parts/row_xxh3", i.row_xxh3, Columns::Per::part);
+  visit("index/parts/row_xxh3_edges", i.row_xxh3_edges, Columns::Per::edge);
 }
 
-template <typename L, typename Visit>
-void visit_logits(L& l, Visit visit) {
-  visit("logits/edges", l.edges, Per::edge);
-  visit("logits/pass", l.pass, Per::logit);
-  visit("logits/request", l.request, Per::logit);
-  visit("logits/position", l.position, Per::logit);
-  visit("logits/chosen", l.chosen, Per::logit);
-  visit("logits/margin", l.margin, Per::logit);
-  visit("logits/ids", l.ids, Per::best);
-  visit("logits/values", l.values, Per::best);
-}
-
+// The one list of columns: visit(path, column, per) for each.
 template <typename C, typename Visit>  // C: Columns or const Columns
 void visit_columns(C& c, Visit visit) {
-  visit_passes(c, visit);
-  if (c.inherited_known) visit_inherited(c, visit);
+  visit("passes/number", c.number, Columns::Per::pass);
+  visit("passes/row_edges", c.row_edges, Columns::Per::edge);
+  visit("passes/logit_row_edges", c.logit_row_edges, Columns::Per::edge);
+  visit("passes/table_edges", c.table_edges, Columns::Per::edge);
+  visit("passes/tensor_edges", c.tensor_edges, Columns::Per::edge);
+  visit("passes/pass", c.pass, Columns::Per::row);
+  visit("passes/request", c.request, Columns::Per::row);
+  visit("passes/position", c.position, Columns::Per::row);
+  visit("passes/slot", c.slot, Columns::Per::row);
+  visit("passes/phase", c.phase, Columns::Per::row);
+  visit("passes/token", c.token, Columns::Per::row);
+  visit("passes/logit_rows", c.logit_rows, Columns::Per::part);
+  visit("passes/table_pass", c.table_pass, Columns::Per::table);
+  visit("passes/table_request", c.table_request, Columns::Per::table);
+  visit("passes/page_edges", c.page_edges, Columns::Per::edge);
+  visit("passes/pages", c.pages, Columns::Per::part);
+  if (c.inherited_known) {
+    visit(kInheritedEdges, c.inherited_edges, Columns::Per::edge);
+    visit("passes/inherited_request", c.inherited_request, Columns::Per::part);
+    visit("passes/inherited_token_edges", c.inherited_token_edges, Columns::Per::edge);
+    visit("passes/inherited_tokens", c.inherited_tokens, Columns::Per::part);
+  }
   visit_index(c.index, visit);
-  visit_logits(c.logits, visit);
+  visit("logits/edges", c.logits.edges, Columns::Per::edge);
+  visit("logits/pass", c.logits.pass, Columns::Per::logit);
+  visit("logits/request", c.logits.request, Columns::Per::logit);
+  visit("logits/position", c.logits.position, Columns::Per::logit);
+  visit("logits/chosen", c.logits.chosen, Columns::Per::logit);
+  visit("logits/margin", c.logits.margin, Columns::Per::logit);
+  visit("logits/ids", c.logits.ids, Columns::Per::best);
+  visit("logits/values", c.logits.values, Columns::Per::best);
 }
 
 }  // namespace lockstep

@@ -58,6 +58,54 @@ bool set_attribute(hid_t file, const std::string& object, const char* name, hid_
   return attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
 }
 
+// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
+// it would try again for ever.
+void prepare_hdf5() {
+  static const bool once = [] {
+    H5dont_atexit();
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    H5PLset_loading_state(0);  // a file's filters would load code from HDF5_PLUGIN_PATH
+    return true;
+  }();
+  (void)once;
+}
+
+// The description of the innermost error on HDF5's stack, which is where it began.
+std::string hdf5_cause() {
+  std::string text = "HDF5 says no more";
+  H5Ewalk2(
+      H5E_DEFAULT, H5E_WALK_UPWARD,
+      [](unsigned depth, const H5E_error2_t* error, void* to) -> herr_t {
+        if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(to) = error->desc;
+        return 0;
+      },
+      &text);
+  return text;
+}
+
+// Reads a text of a fixed length, as numpy's bytes are.
+bool get_fixed_text(int64_t attribute, int64_t stored, std::string& value) {
+  constexpr size_t kMost = size_t{1} << 16;  // as HDF5 has room for
+  value.assign(std::min(H5Tget_size(stored), kMost), '\0');
+  if (H5Tget_size(stored) > kMost || H5Aread(attribute, stored, value.data()) < 0) return false;
+  value.resize(std::min(value.find('\0'), value.size()));
+  return true;
+}
+
+// Reads a text; false when the attribute is none.
+bool get_text(int64_t attribute, std::string& value) {
+  const Hdf5Id stored(H5Aget_type(attribute)), space(H5Aget_space(attribute));
+  if (H5Tget_class(stored) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1) return false;
+  if (H5Tis_variable_str(stored) <= 0) return get_fixed_text(attribute, stored, value);
+  char* text = nullptr;
+  const Hdf5Id as = hdf5_text_type();
+  H5Tset_cset(as, H5Tget_cset(stored));  // ASCII is not converted to UTF-8
+  if (H5Aread(attribute, as, &text) < 0) return false;
+  value = text ? text : "";
+  H5free_memory(text);
+  return true;
+}
+
 }  // namespace
 
 void Hdf5File::trouble(const std::string& what) const {
@@ -230,7 +278,7 @@ int64_t Hdf5File::stored_dataset(const std::string& path) const {
   int64_t bytes = 0;
   const bool fits = !__builtin_mul_overflow(count_of(dataset), H5Tget_size(type), &bytes) &&
                     0 <= bytes && bytes <= bytes_ &&
-                    static_cast<hsize_t>(bytes) <= H5Dget_storage_size(dataset);
+                    std::cmp_less_equal(bytes, H5Dget_storage_size(dataset));
   check(fits, "{}: {} says that it has more bytes than are there: the file is damaged", path_,
         path);
   return dataset.release();

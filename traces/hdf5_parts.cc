@@ -20,44 +20,10 @@ Hdf5Id half_type(size_t mantissa, size_t bias) {
   return type;
 }
 
-// The same of a fixed length, as numpy's bytes are.
-bool get_fixed_text(int64_t attribute, int64_t stored, std::string& value) {
-  constexpr size_t kMost = size_t{1} << 16;  // as HDF5 has room for
-  value.assign(std::min(H5Tget_size(stored), kMost), '\0');
-  if (H5Tget_size(stored) > kMost || H5Aread(attribute, stored, value.data()) < 0) return false;
-  value.resize(std::min(value.find('\0'), value.size()));
-  return true;
-}
-
 }  // namespace
 
 Hdf5Id::~Hdf5Id() {
   if (id_ >= 0) H5Idec_ref(id_);
-}
-
-// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
-// it would try again for ever.
-void prepare_hdf5() {
-  static const bool once = [] {
-    H5dont_atexit();
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-    H5PLset_loading_state(0);  // a file's filters would load code from HDF5_PLUGIN_PATH
-    return true;
-  }();
-  (void)once;
-}
-
-// The description of the innermost error on HDF5's stack, which is where it began.
-std::string hdf5_cause() {
-  std::string text = "HDF5 says no more";
-  H5Ewalk2(
-      H5E_DEFAULT, H5E_WALK_UPWARD,
-      [](unsigned depth, const H5E_error2_t* error, void* to) -> herr_t {
-        if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(to) = error->desc;
-        return 0;
-      },
-      &text);
-  return text;
 }
 
 Hdf5Id hdf5_text_type() {
@@ -126,19 +92,6 @@ bool is_own(int64_t file, const std::string& path) {
     if (link.type != H5L_TYPE_HARD) return false;
     if (end == path.npos) return true;
   }
-}
-
-bool get_text(int64_t attribute, std::string& value) {
-  const Hdf5Id stored(H5Aget_type(attribute)), space(H5Aget_space(attribute));
-  if (H5Tget_class(stored) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1) return false;
-  if (H5Tis_variable_str(stored) <= 0) return get_fixed_text(attribute, stored, value);
-  char* text = nullptr;
-  const Hdf5Id as = hdf5_text_type();
-  H5Tset_cset(as, H5Tget_cset(stored));  // ASCII is not converted to UTF-8
-  if (H5Aread(attribute, as, &text) < 0) return false;
-  value = text ? text : "";
-  H5free_memory(text);
-  return true;
 }
 
 }  // namespace lockstep

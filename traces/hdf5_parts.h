@@ -24,11 +24,6 @@ class Hdf5Id {
   int64_t id_;
 };
 
-// Before the first call of the library.
-void prepare_hdf5();
-// The innermost sentence of HDF5's stack of errors: the cause.
-std::string hdf5_cause();
-
 Hdf5Id hdf5_type_of(DType dtype);  // little endian; bf16 and fp16 are floats
 Hdf5Id hdf5_text_type();           // of variable length, UTF-8
 
@@ -39,7 +34,4 @@ int64_t count_of(int64_t dataset);
 std::string_view elsewhere(int64_t dataset);
 // Whether each name of the path is one of the file's own, which no link stands for.
 bool is_own(int64_t file, const std::string& path);
-// Reads a text; false when the attribute is none.
-bool get_text(int64_t attribute, std::string& value);
-
 }  // namespace lockstep

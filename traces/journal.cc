@@ -44,7 +44,7 @@ uint64_t hash_from(const JsonValue& value) {
 
 RowRun run_from(const JsonValue& row, int32_t count) {
   const RowRun run{row[0].whole<int32_t>(), row[1].whole<int32_t>(), count};
-  check(is_sound(run), "{} rows from position {} on are none, wanted positions of 0 to {}",
+  check(run.is_sound(), "{} rows from position {} on are none, wanted positions of 0 to {}",
         run.count, run.first, kMostPositions - 1);
   return run;
 }
@@ -192,7 +192,7 @@ RecordedTensor tensor_from(const JsonValue& object, RowBudget& budget) {
   for (const JsonValue& run : object["rows"].items()) {
     const RowRun rows = run_from(run, run[2].whole<int32_t>());
     check(budget.take(rows.count), "its tensors {}", kTooManyRows);
-    append_run(rows, tensor.rows);
+    rows.append_to(tensor.rows);
   }
   check(!shape.empty() && std::ssize(tensor.rows) == shape[0], "{} has names of {} rows", name,
         tensor.rows.size());

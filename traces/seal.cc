@@ -59,10 +59,9 @@ bool only_a_result_follows(const InputFile& file, const Seal& seal) {
 // Writes it to the front of a file.
 bool write_at_front(int file, std::string_view text) {
   for (size_t at = 0; at < text.size();) {
-    const ssize_t written =
-        ::pwrite(file, text.data() + at, text.size() - at, static_cast<off_t>(at));
+    const ssize_t written = ::pwrite(file, text.data() + at, text.size() - at, at);
     if (written < 0 && errno != EINTR) return false;
-    at += static_cast<size_t>(std::max<ssize_t>(written, 0));
+    at += std::max<ssize_t>(written, 0);
   }
   return true;
 }

@@ -114,15 +114,15 @@ std::string path_of_2_0(const std::string& path) {
 
 // Columns of one length share the scale seq, so that viewers draw them against each other.
 void write_columns(const Columns& columns, Hdf5File& file) {
-  visit_columns(columns, [&](const std::string& path, const auto& column, Per per) {
+  visit_columns(columns, [&](const std::string& path, const auto& column, Columns::Per per) {
     std::vector<int64_t> dims = {std::ssize(column)};
     const int64_t rows = std::ssize(columns.logits.request);
-    if (per == Per::best && rows > 0) dims = {rows, dims[0] / rows};
+    if (per == Columns::Per::best && rows > 0) dims = {rows, dims[0] / rows};
     file.write(path, column, dims);
   });
   file.make_scale("index/seq", "seq");
-  visit_index(columns.index, [&](const std::string& path, const auto&, Per per) {
-    if (per == Per::tensor && path != "index/seq") file.attach_scale(path, 0, "index/seq");
+  visit_index(columns.index, [&](const std::string& path, const auto&, Columns::Per per) {
+    if (per == Columns::Per::tensor && path != "index/seq") file.attach_scale(path, 0, "index/seq");
   });
 }
 
@@ -215,9 +215,10 @@ SegmentReader::SegmentReader(Hdf5File file) : file_(std::move(file)) {
         "{}: its writing did not end (no attribute complete = 1): use the journal beside it", path);
   columns_.inherited_known = file_.has(kInheritedEdges);
   const bool has_parts = file_.has(kIndexParts);
-  visit_columns(columns_, [&]<typename T>(const std::string& path, std::vector<T>& column, Per) {
-    column = file_.read<T>(has_parts ? path : path_of_2_0(path));
-  });
+  visit_columns(columns_,
+                [&]<typename T>(const std::string& path, std::vector<T>& column, Columns::Per) {
+                  column = file_.read<T>(has_parts ? path : path_of_2_0(path));
+                });
   columns_.check_sound(path, file_.bytes());
 }
 

@@ -42,7 +42,7 @@ void limit(__rlimit_resource_t what, rlim_t most) {
 rlim_t bytes_of_addresses() {
   rlim_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  return pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE));
+  return pages * ::sysconf(_SC_PAGESIZE);
 }
 
 // Libraries say on stderr how they crash, and sanitizers at length.
@@ -68,7 +68,7 @@ void confine(rlim_t file_bytes) {
   std::string sentence;
   try {
     be_silent();
-    confine(static_cast<rlim_t>(std::filesystem::file_size(path)));
+    confine(std::filesystem::file_size(path));
     reading();
     ::_exit(0);
   } catch (const Error& error) {
@@ -89,7 +89,7 @@ std::string all_of(int from) {
     const ssize_t got = ::read(from, part.data(), part.size());
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return text;
-    text.append(part.data(), static_cast<size_t>(got));
+    text.append(part.data(), got);
   }
 }
 

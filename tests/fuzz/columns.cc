@@ -54,7 +54,7 @@ void change_one(Columns& columns, Bytes& bytes) {
   constexpr int kColumns = 62;
   const int which = bytes.byte() % kColumns;
   int i = 0;
-  visit_columns(columns, [&](const char*, auto& column, Per) {
+  visit_columns(columns, [&](const char*, auto& column, Columns::Per) {
     if (i++ == which) change(column, bytes);
   });
 }

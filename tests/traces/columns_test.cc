@@ -43,11 +43,11 @@ TEST(Columns, PathsNameTheTensor) {
 TEST(Columns, EveryOneIsCheckedAgainstTheOthers) {
   int checked = 0;
   const Columns sound = two_passes();
-  visit_columns(sound, [&](const std::string& name, const auto& of, Per) {
+  visit_columns(sound, [&](const std::string& name, const auto& of, Columns::Per) {
     // pass numbers and the columns that count the others cannot be told from the rest.
     for (const bool longer : {true, false}) {
       Columns columns = two_passes();
-      visit_columns(columns, [&](const std::string& other, auto& column, Per) {
+      visit_columns(columns, [&](const std::string& other, auto& column, Columns::Per) {
         if (other == name) column.resize(column.size() + (longer ? 1 : -1));
       });
       EXPECT_NE(trouble_with(columns), "") << name << " of " << of.size();
@@ -155,7 +155,7 @@ TEST(Runs, JoinConsecutivePositionsOfARequest) {
   const std::vector<Row> rows = {{0, 4}, {0, 5}, {1, 6}, {1, 6}, {0, 6}};
   std::vector<Row> back;
   const auto runs = runs_of(rows);
-  for (const RowRun& run : runs) append_run(run, back);
+  for (const RowRun& run : runs) run.append_to(back);
   EXPECT_EQ(runs.size(), 4u);
   EXPECT_EQ(back, rows);
   EXPECT_TRUE(runs_of({}).empty());
