@@ -32,35 +32,35 @@ Words names_of(const auto& rows) {
 // The completions of a value, by what stands for it in the help. To add a kind: its row.
 struct ValueKind {
   std::string_view value;
-  Completion completion;
+  OptionPage::Completion completion;
   Words (*words)();
 };
 constexpr auto kValueKinds = std::to_array<ValueKind>({
-    {"DIR", Completion::folders, nullptr},
-    {"FILE", Completion::files, nullptr},
-    {"FILE.jsonl", Completion::files, nullptr},
-    {"LIB.so|FILE.py", Completion::files, nullptr},
-    {"PATH.trace", Completion::files, nullptr},
-    {"TRACE", Completion::files, nullptr},
-    {"cpu|cuda[:N]", Completion::words,
+    {"DIR", OptionPage::Completion::folders, nullptr},
+    {"FILE", OptionPage::Completion::files, nullptr},
+    {"FILE.jsonl", OptionPage::Completion::files, nullptr},
+    {"LIB.so|FILE.py", OptionPage::Completion::files, nullptr},
+    {"PATH.trace", OptionPage::Completion::files, nullptr},
+    {"TRACE", OptionPage::Completion::files, nullptr},
+    {"cpu|cuda[:N]", OptionPage::Completion::words,
      [] {
        return Words{"cpu", "cuda"};
      }},
-    {"GLOB,...", Completion::list, [] { return names_of(kPoints); }},
-    {"NAME[@layer=L]", Completion::words, [] { return names_of(faults()); }},
-    {"MODE,...|all", Completion::list,
+    {"GLOB,...", OptionPage::Completion::list, [] { return names_of(kPoints); }},
+    {"NAME[@layer=L]", OptionPage::Completion::words, [] { return names_of(faults()); }},
+    {"MODE,...|all", OptionPage::Completion::list,
      [] {
        Words words = names_of(modes());
        words.emplace_back("all");
        return words;
      }},
-    {"WORD", Completion::words,
+    {"WORD", OptionPage::Completion::words,
      [] {
        Words words = names_of(glossary());
        std::ranges::for_each(words, [](std::string& w) { std::ranges::replace(w, ' ', '_'); });
        return words;
      }},
-    {"COMMAND|WORD", Completion::words, [] { return names_of(commands()); }},
+    {"COMMAND|WORD", OptionPage::Completion::words, [] { return names_of(commands()); }},
 });
 
 void describe_value(OptionPage& option) {
@@ -69,7 +69,7 @@ void describe_value(OptionPage& option) {
     option.completion = kind->completion;
     if (kind->words) option.words = kind->words();
   } else if (option.value.find('|') != std::string::npos) {
-    option.completion = Completion::words;
+    option.completion = OptionPage::Completion::words;
     option.words = CLI::detail::split(option.value, '|');
   }
 }

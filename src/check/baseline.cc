@@ -69,8 +69,8 @@ Baseline::Text text_of(const RequestResult& request, const RunBits& bits) {
       .name = request.name, .prompt = std::ssize(request.prompt), .tokens = request.tokens};
   if (request.argmax != request.tokens) text.argmax = request.argmax;
   const int64_t positions = text.prompt + std::ssize(text.tokens) - 1;
-  for (int64_t p = 0; p < positions; ++p)
-    text.bits.push_back(static_cast<uint16_t>(bits.of(Row{request.id, static_cast<int32_t>(p)})));
+  for (int32_t p = 0; p < positions; ++p)
+    text.bits.push_back(static_cast<uint16_t>(bits.of(Row{request.id, p})));
   return text;
 }
 

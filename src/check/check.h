@@ -27,29 +27,24 @@ template <>
 inline constexpr auto kNamesOf<CheckVerdict> = std::to_array<const char*>({"pass", "fail",
                                                                            "inconclusive"});
 
-enum class CheckKind : uint8_t {
-  // These fail.
-  introduced,
-  nonfinite,
-  structural,
-  coverage,
-  // These are notes.
-  bits,
-  provenance,
-  drift,
-  flip,
-  drawn,
-};
-template <>
-inline constexpr auto kNamesOf<CheckKind> = std::to_array<const char*>({"introduced", "nonfinite",
-                                                                        "structural", "coverage",
-                                                                        "bits", "provenance",
-                                                                        "drift", "flip", "drawn"});
-
 // Whether an op class was judged by numbers: not one that must be exact.
 inline bool is_measured(const Reached& reached) { return !within(reached.rms, 0); }
 
 struct CheckResult {
+  enum class Kind : uint8_t {
+    // These fail.
+    introduced,
+    nonfinite,
+    structural,
+    coverage,
+    // These are notes.
+    bits,
+    provenance,
+    drift,
+    flip,
+    drawn,
+  };
+
   // How near the nodes of an op class come to their limits, beside the baseline.
   struct ClassDrift {
     OpKind op = OpKind::gather;
@@ -61,7 +56,7 @@ struct CheckResult {
 
   // One thing that fails a check, or a note of it.
   struct Item {
-    CheckKind kind = CheckKind::introduced;
+    Kind kind = Kind::introduced;
     std::optional<OpKind> op_class;  // none: it is of no class alone
     std::string says;                // a sentence that names the place
   };
@@ -76,6 +71,10 @@ struct CheckResult {
   std::vector<ClassDrift> classes;
   Result run;
 };
+template <>
+inline constexpr auto kNamesOf<CheckResult::Kind> =
+    std::to_array<const char*>({"introduced", "nonfinite", "structural", "coverage", "bits",
+                                "provenance", "drift", "flip", "drawn"});
 
 // 0 pass, 1 fail, 2 inconclusive.
 int exit_status(const CheckResult& result);

@@ -94,7 +94,7 @@ TestCase* find_test(TestSuite& suite, const std::string& name) {
 TestSuite suite_of(const CheckResult& result) {
   TestSuite suite = tests_of(result.run);
   for (const CheckResult::Item& item : result.failures) {
-    const bool of_coverage = item.kind == CheckKind::coverage || !item.op_class;
+    const bool of_coverage = item.kind == CheckResult::Kind::coverage || !item.op_class;
     TestCase* test = find_test(suite, of_coverage ? "coverage" : name_of(*item.op_class));
     if (test == nullptr || test->outcome == TestCase::Outcome::trouble) continue;
     if (test->outcome == TestCase::Outcome::passed) {

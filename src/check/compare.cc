@@ -15,9 +15,10 @@
 namespace lockstep {
 namespace {
 
-CheckKind kind_of(Verdict verdict) {
-  if (verdict == Verdict::nonfinite) return CheckKind::nonfinite;
-  return verdict == Verdict::structural ? CheckKind::structural : CheckKind::introduced;
+CheckResult::Kind kind_of(Verdict verdict) {
+  if (verdict == Verdict::nonfinite) return CheckResult::Kind::nonfinite;
+  return verdict == Verdict::structural ? CheckResult::Kind::structural
+                                        : CheckResult::Kind::introduced;
 }
 
 // One failure a place, in the order of the findings.
@@ -73,8 +74,8 @@ void add_point(const Compared& c, const Baseline::PointRow& then,
                std::vector<CheckResult::Item>& failures) {
   const PointNow now = point_of(c.run, *then.point);
   const auto shrank = [&](const std::string& how) {
-    failures.push_back(
-        {CheckKind::coverage, then.point->op, fmt::format("{}: {}", then.point->name, how)});
+    failures.push_back({CheckResult::Kind::coverage, then.point->op,
+                        fmt::format("{}: {}", then.point->name, how)});
   };
   if (now.layers == 0)
     shrank(fmt::format("looked at no more; the baseline has {} nodes of it", then.nodes));
@@ -83,7 +84,7 @@ void add_point(const Compared& c, const Baseline::PointRow& then,
   else if (now.nodes < then.nodes && !c.texts.any_left())
     shrank(fmt::format("{} nodes judged, in the baseline {}", now.nodes, then.nodes));
   if (now.excluded > then.excluded && !c.texts.any_left())
-    failures.push_back({CheckKind::nonfinite, then.point->op,
+    failures.push_back({CheckResult::Kind::nonfinite, then.point->op,
                         fmt::format("{}: {} elements are not finite, in the baseline {}",
                                     then.point->name, now.excluded, then.excluded)});
 }
@@ -98,7 +99,7 @@ void add_positions(const Compared& c, size_t i, std::vector<CheckResult::Item>& 
     if (c.texts.left(i)) return;
   }
   if (now < then)
-    failures.push_back({CheckKind::coverage,
+    failures.push_back({CheckResult::Kind::coverage,
                         {},
                         fmt::format("request {}: {} positions, in the baseline {}", i, now, then)});
 }
@@ -111,8 +112,9 @@ std::vector<CheckResult::Item> failures_of(const Compared& c) {
   for (size_t i = 0; i < c.baseline.texts.size(); ++i) add_positions(c, i, failures);
   for (const std::string& untested : c.run.blind)
     if (std::ranges::count(c.baseline.untested, subject_of(untested), subject_of) == 0)
-      failures.push_back(
-          {CheckKind::coverage, {}, "tested in the baseline and not in this run: " + untested});
+      failures.push_back({CheckResult::Kind::coverage,
+                          {},
+                          "tested in the baseline and not in this run: " + untested});
   return failures;
 }
 

@@ -54,8 +54,8 @@ void add_bits(const Compared& c, std::vector<CheckResult::Item>& notes) {
     const Baseline::Text& then = c.baseline.texts[i];
     const int64_t same = then.prompt + c.texts.same(i);
     const int64_t end = c.texts.left(i) ? same : std::ssize(then.bits);
-    for (int64_t p = 0; p < end; ++p) {
-      const Row row{c.run.requests[i].id, static_cast<int32_t>(p)};
+    for (int32_t p = 0; p < end; ++p) {
+      const Row row{c.run.requests[i].id, p};
       ++rows;
       changed_rows += static_cast<uint16_t>(c.bits.of(row)) != then.bits[p] ? 1 : 0;
     }
@@ -63,7 +63,7 @@ void add_bits(const Compared& c, std::vector<CheckResult::Item>& notes) {
   std::string at;
   if (!c.texts.any_left()) at = changed_places(c);
   if (changed_rows == 0 && at.empty()) return;
-  notes.push_back({CheckKind::bits,
+  notes.push_back({CheckResult::Kind::bits,
                    {},
                    fmt::format("bits changed in {} of {} positions{}", changed_rows, rows, at)});
 }
@@ -85,7 +85,7 @@ void add_tokens(const Compared& c, size_t i, std::vector<CheckResult::Item>& not
   const RequestResult& now = c.run.requests[i];
   const Baseline::Text& then = c.baseline.texts[i];
   if (c.texts.left(i)) {
-    notes.push_back({CheckKind::drawn,
+    notes.push_back({CheckResult::Kind::drawn,
                      {},
                      fmt::format("{} drew another token at position {}: its text is not compared "
                                  "from there",
@@ -96,7 +96,7 @@ void add_tokens(const Compared& c, size_t i, std::vector<CheckResult::Item>& not
   for (size_t k = 0; k < std::min(end, now.argmax.size()); ++k) {
     if (now.argmax[k] == argmax[k]) continue;
     const auto position = static_cast<int32_t>(then.prompt + k - 1);
-    notes.push_back({CheckKind::flip, OpKind::argmax,
+    notes.push_back({CheckResult::Kind::flip, OpKind::argmax,
                      fmt::format("{}, position {}: token {} is the most likely, {} in the "
                                  "baseline ({})",
                                  name_of(now), position, now.argmax[k], argmax[k],
@@ -117,7 +117,7 @@ void add_drift(const Compared& c, const CheckResult::ClassDrift& drift, double m
     if (then > 0) says += fmt::format(": {:.2g} times", now / then);
     if (drift.limits.*limit < theory.*limit)
       says += fmt::format("; its calibrated limit is {:.3g}", drift.limits.*limit);
-    notes.push_back({CheckKind::drift, drift.op, std::move(says)});
+    notes.push_back({CheckResult::Kind::drift, drift.op, std::move(says)});
   };
   // Accumulation moves most elements of fp32, and the store hides most that happens in 16 bits.
   if (c.baseline.dtype == DType::f32)
@@ -135,7 +135,7 @@ void add_provenance(const Compared& c, std::vector<CheckResult::Item>& notes) {
     const auto found = now.find(name);
     const std::string value = found == now.end() ? "" : found->second;
     if (value == then || std::ranges::count(kEveryCommit, name) > 0) continue;
-    notes.push_back({CheckKind::provenance,
+    notes.push_back({CheckResult::Kind::provenance,
                      {},
                      fmt::format("{} is \"{}\", \"{}\" in the baseline", name, value, then)});
   }

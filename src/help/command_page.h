@@ -10,20 +10,17 @@
 
 namespace lockstep {
 
-// The values that a shell can offer for an option or an argument.
-enum class Completion : uint8_t {
-  nothing,  // free text, a number
-  files,
-  folders,
-  words,  // one of OptionPage::words
-  list,   // some of OptionPage::words, with commas between
-};
-template <>
-inline constexpr auto kNamesOf<Completion> =
-    std::to_array<const char*>({"nothing", "files", "folders", "words", "list"});
-
 // One option, or one argument that stands without a name.
 struct OptionPage {
+  // The values that a shell can offer for an option or an argument.
+  enum class Completion : uint8_t {
+    nothing,  // free text, a number
+    files,
+    folders,
+    words,  // one of `words`
+    list,   // some of `words`, with commas between
+  };
+
   std::string group;              // the heading that it stands under
   std::string name;               // "--model"; of an argument "TRACE"
   std::string short_name = {};    // "-m"; "" where there is none
@@ -41,6 +38,9 @@ struct OptionPage {
   // Its purpose, and whether it must be given and may be repeated.
   std::string says() const;
 };
+template <>
+inline constexpr auto kNamesOf<OptionPage::Completion> =
+    std::to_array<const char*>({"nothing", "files", "folders", "words", "list"});
 
 struct CommandPage {
   std::string name;       // "run"

@@ -106,15 +106,15 @@ std::string zsh_text(const std::string& text) {
 // The action of _arguments that completes the value. A blank completes nothing.
 std::string zsh_action(const OptionPage& option) {
   switch (option.completion) {
-    case Completion::files:
+    case OptionPage::Completion::files:
       return "_files";
-    case Completion::folders:
+    case OptionPage::Completion::folders:
       return "_files -/";
-    case Completion::words:
+    case OptionPage::Completion::words:
       return fmt::format("({})", fmt::join(option.words, " "));
-    case Completion::list:
+    case OptionPage::Completion::list:
       return fmt::format("_values -s , value {}", fmt::join(option.words, " "));
-    case Completion::nothing:
+    case OptionPage::Completion::nothing:
       break;
   }
   return " ";

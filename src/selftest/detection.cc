@@ -218,16 +218,17 @@ class ShownRun {
     const RecordedTensor& read = tensor_of(seen_.manifest.graph.inputs_of(place).at(0));
     const OpKind op = point.op;
     Seeable s{.op = op, .dtype = plan_.engine.dtype};
-    s.terms = static_cast<double>(read.shape.last());
-    if (op == OpKind::linear) s.terms = static_cast<double>(read.data.view().row_size());
-    if (op == OpKind::weighted_sum) s.terms = static_cast<double>(read.shape[1]);
+    int64_t terms = read.shape.last();
+    if (op == OpKind::linear) terms = read.data.view().row_size();
+    if (op == OpKind::weighted_sum) terms = read.shape[1];
     if (op == OpKind::attention) {
-      s.head_dim = s.terms;
-      s.terms = 1;
+      s.head_dim = static_cast<double>(terms);
+      terms = 1;
       for (const Request& request : plan_.requests)
-        s.terms = std::max(s.terms, static_cast<double>(request.max_positions()));
+        terms = std::max<int64_t>(terms, request.max_positions());
       for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
     }
+    s.terms = static_cast<double>(terms);
     if (op == OpKind::rope && effect == Effect::element) {
       s.pair = 0;
       for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
@@ -349,8 +350,8 @@ class Ladder {
   }
 
   // The sizes are spread evenly by their logarithm.
-  std::vector<EffectRun> runs() {
-    std::vector<EffectRun> runs;
+  std::vector<Detection::Run> runs() {
+    std::vector<Detection::Run> runs;
     std::mt19937_64 random(7);
     size_t last = 0;
     const auto one_of = [&](size_t n) { return random() % n; };

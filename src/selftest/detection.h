@@ -42,16 +42,6 @@ struct DetectionLimit {
   bool passed() const { return size <= stated; }
 };
 
-// One effect of a size near to what must be found, in one layer or in several.
-struct EffectRun {
-  std::string name;
-  double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
-  RunVerdict verdict = RunVerdict::inconclusive;
-  std::string story;
-  double limit_ratio = 0;  // Result::limit_ratio
-  bool exact = false;      // the place of the effect is what is found first
-};
-
 struct DetectionPlan {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;
@@ -106,8 +96,18 @@ double stated_limit(const Seeable& seeable);
 std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op);
 
 struct Detection {
+  // One effect of a size near to what must be found, in one layer or in several.
+  struct Run {
+    std::string name;
+    double size = 0, stated = 0;  // ulp; stated_limit() of that effect there
+    RunVerdict verdict = RunVerdict::inconclusive;
+    std::string story;
+    double limit_ratio = 0;  // Result::limit_ratio
+    bool exact = false;      // the place of the effect is what is found first
+  };
+
   std::vector<DetectionLimit> limits;
-  std::vector<EffectRun> runs;
+  std::vector<Run> runs;
 };
 // Serves the requests once with a clean engine. Then puts each effect into what it showed of each
 // point, in the last layer alone and in all that are named, and judges that point alone, in sizes

@@ -84,9 +84,9 @@ int64_t largest_need(const std::vector<Request>& requests, int64_t page_size) {
 }
 
 // Chunks of prompts beside decodes in one pass, over scattered pages with ragged tails.
-SelftestCase mixed(const SelftestPlan& plan, DType dtype) {
+SelftestPlan::Case mixed(const SelftestPlan& plan, DType dtype) {
   Dice dice(11);
-  SelftestCase c;
+  SelftestPlan::Case c;
   c.requests = {{.prompt = random_tokens(plan, dice, 21), .max_new = 3},
                 {.prompt = random_tokens(plan, dice, 38), .max_new = 3}};
   if (!plan.prompts.empty()) c.requests[1].prompt = plan.prompts[0];
@@ -98,9 +98,9 @@ SelftestCase mixed(const SelftestPlan& plan, DType dtype) {
 
 // All that can happen to pages: a prefix that is found again, texts that part inside a page, and
 // requests that are swapped out for others.
-SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
+SelftestPlan::Case crowded(const SelftestPlan& plan, DType dtype) {
   Dice dice(12);
-  SelftestCase c;
+  SelftestPlan::Case c;
   const std::vector<int32_t> first = random_tokens(plan, dice, 21);
   c.requests = {{.prompt = first, .max_new = 9},
                 {.prompt = random_tokens(plan, dice, 13), .max_new = 3},
@@ -122,11 +122,11 @@ SelftestCase crowded(const SelftestPlan& plan, DType dtype) {
 }
 
 // Many steps, of which each reads what all before it wrote, and, of experts, may choose others.
-std::vector<SelftestCase> long_cases(const SelftestPlan& plan, DType dtype) {
-  std::vector<SelftestCase> cases;
+std::vector<SelftestPlan::Case> long_cases(const SelftestPlan& plan, DType dtype) {
+  std::vector<SelftestPlan::Case> cases;
   for (int i = 0; i < (plan.quick ? 1 : 3); ++i) {
     Dice dice(3000 + i);
-    SelftestCase c{.name = fmt::format("clean {} long {}", name_of(dtype), i)};
+    SelftestPlan::Case c{.name = fmt::format("clean {} long {}", name_of(dtype), i)};
     for (int r = 0; r <= i; ++r) {
       const auto prompt = std::min<int64_t>(5 + dice.below(20), plan.config.max_positions / 2);
       const int64_t room = plan.config.max_positions - prompt;
@@ -154,14 +154,14 @@ bool can_seed(const ModelConfig& config, const FaultRequest& request) {
 
 }  // namespace
 
-std::vector<SelftestCase> SelftestPlan::clean_cases(DType dtype) const {
-  std::vector<SelftestCase> cases;
+std::vector<SelftestPlan::Case> SelftestPlan::clean_cases(DType dtype) const {
+  std::vector<SelftestPlan::Case> cases;
   for (int i = 0; i < (quick ? kQuickClean : kClean); ++i) {
     Dice dice(1000 + i);
-    SelftestCase c{.name = fmt::format("clean {} {}", name_of(dtype), i)};
+    SelftestPlan::Case c{.name = fmt::format("clean {} {}", name_of(dtype), i)};
     const int64_t requests = i % 3 == 0 ? 1 : 1 + dice.below(8);
-    for (int64_t r = 0; r < requests; ++r)
-      c.requests.push_back({.prompt = some_prompt(*this, dice, i + static_cast<int>(7 * r)),
+    for (int r = 0; r < requests; ++r)
+      c.requests.push_back({.prompt = some_prompt(*this, dice, i + 7 * r),
                             .max_new = 1 + dice.below(4),
                             .arrival = dice.below(3)});
     c.engine = {.device = device, .dtype = dtype};
@@ -177,9 +177,9 @@ std::vector<SelftestCase> SelftestPlan::clean_cases(DType dtype) const {
   return cases;
 }
 
-SelftestCase SelftestPlan::detection_case(DType dtype) const {
+SelftestPlan::Case SelftestPlan::detection_case(DType dtype) const {
   Dice dice(77);
-  SelftestCase c{.name = fmt::format("detection {}", name_of(dtype))};
+  SelftestPlan::Case c{.name = fmt::format("detection {}", name_of(dtype))};
   for (const int64_t length : {quick ? 50 : 100, quick ? 40 : 80, 33, 17})
     c.requests.push_back(
         {.prompt =
@@ -198,15 +198,15 @@ std::vector<int> SelftestPlan::fault_layers() const {
   return layers;
 }
 
-std::vector<SelftestCase> SelftestPlan::fault_cases(DType dtype) const {
-  std::vector<SelftestCase> cases;
+std::vector<SelftestPlan::Case> SelftestPlan::fault_cases(DType dtype) const {
+  std::vector<SelftestPlan::Case> cases;
   for (const Fault& fault : faults()) {
     if (!fault.applies(config) || fault.seat != Fault::Seat::host) continue;
     for (int layer : fault.one_layer ? fault_layers() : std::vector<int>{-1})
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {
         const FaultRequest request{std::string(fault.name), layer, fault.sizes[i]};
         if (!can_seed(config, request)) continue;
-        SelftestCase c = fault.one_layer ? mixed(*this, dtype) : crowded(*this, dtype);
+        SelftestPlan::Case c = fault.one_layer ? mixed(*this, dtype) : crowded(*this, dtype);
         c.faults = {request};
         c.name = fmt::format("fault {} {} layer {} size {:g}", name_of(dtype), fault.name, layer,
                              fault.sizes[i]);
@@ -216,12 +216,12 @@ std::vector<SelftestCase> SelftestPlan::fault_cases(DType dtype) const {
   return cases;
 }
 
-std::vector<SelftestCase> SelftestPlan::several_cases(
+std::vector<SelftestPlan::Case> SelftestPlan::several_cases(
     DType dtype, const std::vector<FaultRequest>& known) const {
-  std::vector<SelftestCase> cases;
+  std::vector<SelftestPlan::Case> cases;
   for (int i = 0; i < (quick ? kQuickDraws : kDraws); ++i) {
     Dice dice(5000 + i);
-    SelftestCase c = mixed(*this, dtype);
+    SelftestPlan::Case c = mixed(*this, dtype);
     const int64_t wanted = std::min<int64_t>(2 + dice.below(2), config.layers);
     std::vector<std::string> names;
     for (int64_t tries = 0; std::ssize(c.faults) < wanted && tries < 1000 && !known.empty();

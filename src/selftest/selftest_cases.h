@@ -10,16 +10,16 @@
 
 namespace lockstep {
 
-// One judged run of a selftest.
-struct SelftestCase {
-  std::string name;  // says all of it, so that one plan has no name twice
-  EngineOptions engine;
-  std::vector<Request> requests;
-  std::vector<FaultRequest> faults;  // none: the run must come out clean
-};
-
 // The subject of a selftest, and how much of it is tried.
 struct SelftestPlan {
+  // One judged run of a selftest.
+  struct Case {
+    std::string name;  // says all of it, so that one plan has no name twice
+    EngineOptions engine;
+    std::vector<Request> requests;
+    std::vector<FaultRequest> faults;  // none: the run must come out clean
+  };
+
   const ModelConfig& config;
   std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
   bool quick = false;
@@ -29,19 +29,18 @@ struct SelftestPlan {
   // repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
   // and thread counts by chance. quick: 12, else 300; and long ones, of one request of 100 tokens,
   // or of three with 400 each, where the model has as many positions.
-  std::vector<SelftestCase> clean_cases(DType dtype) const;
+  std::vector<Case> clean_cases(DType dtype) const;
 
   // Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
   // first and the last one and, unless quick, in two between, where the layer can have it; faults
   // that have sizes in each.
-  std::vector<SelftestCase> fault_cases(DType dtype) const;
+  std::vector<Case> fault_cases(DType dtype) const;
 
   // The run that effects of known sizes are put in (detection.h): four requests, prompts and steps.
-  SelftestCase detection_case(DType dtype) const;
+  Case detection_case(DType dtype) const;
 
   // Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
-  std::vector<SelftestCase> several_cases(DType dtype,
-                                          const std::vector<FaultRequest>& faults) const;
+  std::vector<Case> several_cases(DType dtype, const std::vector<FaultRequest>& faults) const;
 
   // The layers in which faults are seeded, ascending.
   std::vector<int> fault_layers() const;

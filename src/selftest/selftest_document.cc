@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Blocks = std::vector<Block>;
 
-std::string effect_text(const SelftestOutcome& outcome) {
+std::string effect_text(const Selftest::Outcome& outcome) {
   return outcome.effect ? fmt::format("{:.3g} ulp, {:.3g} of its limit", *outcome.effect,
                                       *outcome.effect / outcome.limit)
                         : "exact or wrong";
@@ -40,10 +40,10 @@ std::string wanted_text(const Selftest::PowerRow& row) {
 
 void add_clean(const Selftest& test, Blocks& blocks) {
   const auto n = std::ssize(test.clean);
-  const auto alarms = std::ranges::count_if(test.clean, &SelftestOutcome::is_alarm);
+  const auto alarms = std::ranges::count_if(test.clean, &Selftest::Outcome::is_alarm);
   List list{.title = fmt::format("false alarms      {} of {} clean runs (at most {:.2f} %)", alarms,
                                  n, 100 * clopper_pearson_upper(alarms, n))};
-  for (const SelftestOutcome& outcome : test.clean)
+  for (const Selftest::Outcome& outcome : test.clean)
     if (outcome.is_alarm())
       list.items.push_back(fmt::format("alarm: {}: {}", outcome.name, outcome.story));
   blocks.push_back(std::move(list));
@@ -103,10 +103,10 @@ void add_limits(const Selftest& test, Blocks& blocks) {
 void add_several(const Selftest& test, Blocks& blocks) {
   List list{.title = fmt::format(
                 "several faults    all named in {}, wanted at least {:.0f} %",
-                bounds_text(std::ranges::count_if(test.several, &SelftestOutcome::named_all),
+                bounds_text(std::ranges::count_if(test.several, &Selftest::Outcome::named_all),
                             std::ssize(test.several)),
                 100 * test.least_named())};
-  for (const SelftestOutcome& outcome : test.several)
+  for (const Selftest::Outcome& outcome : test.several)
     if (!outcome.named_all())
       list.items.push_back(
           fmt::format("missed: {}, found {}", outcome.name, fmt::join(outcome.found, ", ")));
@@ -122,7 +122,7 @@ void add_power(const Selftest& test, Blocks& blocks) {
   }
   blocks.push_back(std::move(table));
   List missed;
-  for (const SelftestOutcome* outcome : test.with_one())
+  for (const Selftest::Outcome* outcome : test.with_one())
     if (!outcome->first_exact && !outcome->is_unseeable())
       missed.items.push_back(
           fmt::format("missed: {}, {}: {}", outcome->name, effect_text(*outcome), outcome->story));
@@ -159,7 +159,7 @@ void add_rules(const Selftest& test, Blocks& blocks) {
 // The faults that these prompts and this model cannot show, and what would.
 std::vector<std::string> blind_spots(const Selftest& test) {
   std::vector<std::string> blind = test.left_out;
-  for (const SelftestOutcome& outcome : test.faults) {
+  for (const Selftest::Outcome& outcome : test.faults) {
     if (!outcome.is_unseeable()) continue;
     const std::string name = outcome.seeded[0].substr(0, outcome.seeded[0].find('@'));
     const auto fault = std::ranges::find(faults(), std::string_view(name), &Fault::name);
@@ -192,8 +192,8 @@ Table data_of(const std::vector<Selftest>& tests) {
       {"dtype", "kind", "name", "verdict", "first_exact", "effect_ulp", "limit_ulp", "limit_ratio"},
       {}};
   const auto add = [&](const Selftest& test, const char* kind,
-                       const std::vector<SelftestOutcome>& outcomes) {
-    for (const SelftestOutcome& o : outcomes)
+                       const std::vector<Selftest::Outcome>& outcomes) {
+    for (const Selftest::Outcome& o : outcomes)
       table.rows.push_back({std::string(name_of(test.dtype)), kind, o.name, name_of(o.verdict),
                             int64_t{o.first_exact}, o.effect ? Cell(*o.effect) : Cell(""),
                             o.effect ? Cell(o.limit) : Cell(""), o.limit_ratio});
@@ -252,7 +252,7 @@ Json json_of(const Selftest::PowerRow& row) {
           {"first_op_exact_wanted", number(row.least_exact)}};
 }
 
-Json json_of(const SelftestOutcome& o) {
+Json json_of(const Selftest::Outcome& o) {
   Json json = {{"name", o.name},   {"verdict", name_of(o.verdict)},
                {"story", o.story}, {"seeded", o.seeded},
                {"found", o.found}, {"first_exact", o.first_exact}};
@@ -270,7 +270,7 @@ Json list_of(const std::vector<Item>& items) {
 }
 
 Json json_of(const Selftest& test) {
-  const auto alarms = std::ranges::count_if(test.clean, &SelftestOutcome::is_alarm);
+  const auto alarms = std::ranges::count_if(test.clean, &Selftest::Outcome::is_alarm);
   const double most = clopper_pearson_upper(alarms, std::ssize(test.clean));
   return {{"dtype", name_of(test.dtype)},
           {"passed", test.passed()},

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kPowerRows = 5;
 
 // The row of the power table that a run belongs to.
-size_t row_of(const SelftestOutcome& outcome) {
+size_t row_of(const Selftest::Outcome& outcome) {
   if (outcome.is_unseeable()) return 4;
   if (!outcome.effect || outcome.nonfinite || outcome.exact_class) return 0;
   const double times = *outcome.effect / outcome.limit;
@@ -20,10 +20,10 @@ size_t row_of(const SelftestOutcome& outcome) {
 
 }  // namespace
 
-std::vector<const SelftestOutcome*> Selftest::with_one() const {
-  std::vector<const SelftestOutcome*> all;
+std::vector<const Selftest::Outcome*> Selftest::with_one() const {
+  std::vector<const Selftest::Outcome*> all;
   for (const auto* outcomes : {&faults, &effects})
-    for (const SelftestOutcome& outcome : *outcomes) all.push_back(&outcome);
+    for (const Selftest::Outcome& outcome : *outcomes) all.push_back(&outcome);
   return all;
 }
 
@@ -40,7 +40,7 @@ std::vector<Selftest::PowerRow> Selftest::power() const {
                                 {"0.5 to 2 limits", 0.80, 0.75},
                                 {"under 0.5 limits", 0, 0},
                                 {"no effect: cannot be seen", 0, 0}};
-  for (const SelftestOutcome* outcome : with_one()) {
+  for (const Selftest::Outcome* outcome : with_one()) {
     PowerRow& row = rows[row_of(*outcome)];
     ++row.runs;
     row.detected += outcome->verdict == RunVerdict::diverged ? 1 : 0;
@@ -53,10 +53,10 @@ std::vector<Selftest::CurvePoint> Selftest::curve() const {
   std::vector<CurvePoint> curve;
   for (const double multiplier : {0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 4.0, 10.0}) {
     CurvePoint& point = curve.emplace_back(CurvePoint{.multiplier = multiplier});
-    const auto found = [&](const SelftestOutcome& o) { return !(o.limit_ratio <= multiplier); };
+    const auto found = [&](const Selftest::Outcome& o) { return !(o.limit_ratio <= multiplier); };
     point.alarms = std::ranges::count_if(clean, found);
     point.detected.resize(kPowerRows);
-    for (const SelftestOutcome* outcome : with_one())
+    for (const Selftest::Outcome* outcome : with_one())
       point.detected[row_of(*outcome)] += found(*outcome) ? 1 : 0;
   }
   return curve;
@@ -64,7 +64,7 @@ std::vector<Selftest::CurvePoint> Selftest::curve() const {
 
 std::vector<Selftest::RuleRow> Selftest::rules() const {
   std::vector<RuleRow> rows = {{.name = "lockstep"}};
-  const auto each = [&](const SelftestOutcome& outcome, const auto& count) {
+  const auto each = [&](const Selftest::Outcome& outcome, const auto& count) {
     count(rows[0], outcome.verdict != RunVerdict::clean, outcome.first_exact);
     for (const auto& [name, other] : outcome.others) {
       auto row = std::ranges::find(rows, name, &RuleRow::name);
@@ -72,12 +72,12 @@ std::vector<Selftest::RuleRow> Selftest::rules() const {
       count(*row, other.alarmed, other.first_exact);
     }
   };
-  for (const SelftestOutcome& outcome : clean)
+  for (const Selftest::Outcome& outcome : clean)
     each(outcome, [](RuleRow& row, bool alarmed, bool) {
       ++row.clean;
       row.alarms += alarmed ? 1 : 0;
     });
-  for (const SelftestOutcome& outcome : faults)
+  for (const Selftest::Outcome& outcome : faults)
     if (!outcome.is_unseeable())
       each(outcome, [](RuleRow& row, bool alarmed, bool exact) {
         ++row.faults;
@@ -94,9 +94,9 @@ bool Selftest::sees() const {
 }
 
 bool Selftest::passed() const {
-  const auto named = std::ranges::count_if(several, &SelftestOutcome::named_all);
+  const auto named = std::ranges::count_if(several, &Selftest::Outcome::named_all);
   const double bound = clopper_pearson_lower(named, std::ssize(several));
-  return sees() && !clean.empty() && std::ranges::none_of(clean, &SelftestOutcome::is_alarm) &&
+  return sees() && !clean.empty() && std::ranges::none_of(clean, &Selftest::Outcome::is_alarm) &&
          std::ranges::none_of(traces, &TraceCheck::alarmed) &&
          std::ranges::all_of(power(), &PowerRow::reached) && bound >= least_named();
 }

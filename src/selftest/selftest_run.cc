@@ -37,7 +37,7 @@ using Json = nlohmann::ordered_json;
 // confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
 constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
 
-Json record_of(const SelftestOutcome& outcome) {
+Json record_of(const Selftest::Outcome& outcome) {
   Json json = {{"name", outcome.name},
                {"verdict", name_of(outcome.verdict)},
                {"story", outcome.story},
@@ -53,15 +53,15 @@ Json record_of(const SelftestOutcome& outcome) {
   return json;
 }
 
-SelftestOutcome outcome_from(const JsonValue& json) {
-  SelftestOutcome outcome{.name = json["name"].text(),
-                          .verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
-                          .story = json["story"].text(),
-                          .nonfinite = json["nonfinite"].flag(),
-                          .seeded = json["seeded"].texts(),
-                          .found = json["found"].texts(),
-                          .first_exact = json["first_exact"].flag(),
-                          .exact_class = json["exact_class"].flag()};
+Selftest::Outcome outcome_from(const JsonValue& json) {
+  Selftest::Outcome outcome{.name = json["name"].text(),
+                            .verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
+                            .story = json["story"].text(),
+                            .nonfinite = json["nonfinite"].flag(),
+                            .seeded = json["seeded"].texts(),
+                            .found = json["found"].texts(),
+                            .first_exact = json["first_exact"].flag(),
+                            .exact_class = json["exact_class"].flag()};
   if (const JsonValue effect = json["effect"]) outcome.effect = effect.real();
   outcome.limit_ratio = json["limit_ratio"].real();
   if (const JsonValue others = json["others"])
@@ -84,11 +84,11 @@ class Journal {
     is_cut_ = !text.empty() && !text.ends_with('\n');
   }
 
-  const SelftestOutcome* find(const std::string& name) const {
+  const Selftest::Outcome* find(const std::string& name) const {
     const auto found = known_.find(name);
     return found == known_.end() ? nullptr : &found->second;
   }
-  void add(const SelftestOutcome& outcome) {
+  void add(const Selftest::Outcome& outcome) {
     if (!out_) return;
     const std::string line = record_of(outcome).dump() + "\n";
     out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
@@ -118,7 +118,7 @@ class Journal {
   }
 
   std::string path_;
-  std::map<std::string, SelftestOutcome> known_;
+  std::map<std::string, Selftest::Outcome> known_;
   std::optional<AppendFile> out_;
   bool is_cut_ = false;  // the last line of before has no end
 };
@@ -149,7 +149,7 @@ class Fingerprint final : public Sink {
   uint64_t hash_ = 0;
 };
 
-uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestCase& c, bool with_faults) {
+uint64_t fingerprint(const Checkpoint& checkpoint, const SelftestPlan::Case& c, bool with_faults) {
   const Device device = c.engine.device;
   const Seeded seeded(ops_of(device), with_faults ? c.faults : std::vector<FaultRequest>(),
                       checkpoint.config(), device);
@@ -173,8 +173,8 @@ class Runner {
 
   void expect(size_t cases) { total_ += cases; }
   // In the order of the cases, whichever ends first.
-  std::vector<SelftestOutcome> all(const std::vector<SelftestCase>& cases) {
-    std::vector<SelftestOutcome> outcomes(cases.size());
+  std::vector<Selftest::Outcome> all(const std::vector<SelftestPlan::Case>& cases) {
+    std::vector<Selftest::Outcome> outcomes(cases.size());
     std::atomic<size_t> next = 0;
     std::exception_ptr failure;
     const auto work = [&] {
@@ -201,27 +201,27 @@ class Runner {
     return run_.threads > 0 ? run_.threads : machine_threads();
   }
 
-  SelftestOutcome known_or_new(const SelftestCase& c) {
+  Selftest::Outcome known_or_new(const SelftestPlan::Case& c) {
     {
       const std::lock_guard lock(mutex_);
       ++done_;
       if (run_.progress) run_.progress(done_, total_, c.name);
-      if (const SelftestOutcome* known = journal_.find(c.name)) return *known;
+      if (const Selftest::Outcome* known = journal_.find(c.name)) return *known;
     }
-    SelftestOutcome outcome = one(c);
+    Selftest::Outcome outcome = one(c);
     const std::lock_guard lock(mutex_);
     journal_.add(outcome);
     return outcome;
   }
 
-  SelftestOutcome one(const SelftestCase& c) {
+  Selftest::Outcome one(const SelftestPlan::Case& c) {
     JudgedRun judged{.checkpoint = run_.checkpoint,
                      .reference = run_.reference,
                      .engine = c.engine,
                      .requests = c.requests,
                      .faults = c.faults,
                      .judge = {.limits = run_.limits}};
-    SelftestOutcome outcome{.name = c.name};
+    Selftest::Outcome outcome{.name = c.name};
     for (const FaultRequest& fault : c.faults) {
       outcome.seeded.push_back(text_of(fault));
       outcome.exact_class = first_place(fault).point->node_class == NodeClass::exact;
@@ -238,7 +238,7 @@ class Runner {
     outcome.story = result.story;
     outcome.limit_ratio = result.limit_ratio;
     for (const Result::OtherRule& rule : result.others) {
-      SelftestOutcome::Other& other = outcome.others[rule.name];
+      Selftest::Outcome::Other& other = outcome.others[rule.name];
       other.alarmed = rule.first.has_value();
       for (const FaultRequest& fault : c.faults)
         other.first_exact = other.first_exact || rule.first == first_place(fault);
@@ -269,8 +269,8 @@ class Runner {
 
 // Faults that were found alone, by a number that is too far off: one that makes NaN hides what
 // comes after it.
-std::vector<FaultRequest> for_several(const std::vector<SelftestCase>& cases,
-                                      const std::vector<SelftestOutcome>& outcomes) {
+std::vector<FaultRequest> for_several(const std::vector<SelftestPlan::Case>& cases,
+                                      const std::vector<Selftest::Outcome>& outcomes) {
   std::vector<FaultRequest> known;
   for (size_t i = 0; i < cases.size(); ++i)
     if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0)
@@ -278,7 +278,7 @@ std::vector<FaultRequest> for_several(const std::vector<SelftestCase>& cases,
   return known;
 }
 
-SelftestOutcome outcome_of(const Result& result) {
+Selftest::Outcome outcome_of(const Result& result) {
   return {.name = "the reference in the engine's place",
           .verdict = result.verdict,
           .story = result.story,
@@ -293,7 +293,7 @@ std::vector<std::string> left_out(const ModelConfig& config) {
   return names;
 }
 
-SelftestOutcome outcome_of(const EffectRun& run) {
+Selftest::Outcome outcome_of(const Detection::Run& run) {
   return {.name = run.name,
           .verdict = run.verdict,
           .story = run.story,
@@ -305,7 +305,7 @@ SelftestOutcome outcome_of(const EffectRun& run) {
 
 // The size at which every judge must find a fault of one place: that of one element that is off, of
 // that point or of another of its op.
-double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit>& limits) {
+double limit_of(const Selftest::Outcome& outcome, const std::vector<DetectionLimit>& limits) {
   const std::string name = outcome.seeded.at(0).substr(0, outcome.seeded[0].find('@'));
   const Point& point = *first_place({.name = name}).point;
   const DetectionLimit* best = nullptr;
@@ -320,10 +320,10 @@ double limit_of(const SelftestOutcome& outcome, const std::vector<DetectionLimit
 
 void measure_judge(const SelftestRun& run, Selftest& test) {
   const SelftestPlan& plan = run.plan;
-  const SelftestCase base = plan.clean_cases(test.dtype).at(1);
+  const SelftestPlan::Case base = plan.clean_cases(test.dtype).at(1);
   test.controls = positive_controls(run.checkpoint, run.reference, base.engine, base.requests);
   test.statistics = statistic_cases();
-  const SelftestCase seen = plan.detection_case(test.dtype);
+  const SelftestPlan::Case seen = plan.detection_case(test.dtype);
   const Graph graph =
       run.reference.oracle(run.checkpoint, {.dtype = test.dtype, .threads = run.threads})->graph();
   Detection found = detection({.checkpoint = run.checkpoint,
@@ -337,7 +337,7 @@ void measure_judge(const SelftestRun& run, Selftest& test) {
                                .near = plan.quick ? kQuickNear : kNear,
                                .far = plan.quick ? kQuickFar : kFar});
   test.limits = std::move(found.limits);
-  for (const EffectRun& effect : found.runs) test.effects.push_back(outcome_of(effect));
+  for (const Detection::Run& effect : found.runs) test.effects.push_back(outcome_of(effect));
 }
 
 std::vector<Selftest> selftest(const SelftestRun& run) {
@@ -350,13 +350,13 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
     Selftest& test = tests.emplace_back(Selftest{.dtype = dtype, .quick = run.plan.quick});
     measure_judge(run, test);
     test.clean = runner.all(run.plan.clean_cases(dtype));
-    const std::vector<SelftestCase> cases = run.plan.fault_cases(dtype);
+    const std::vector<SelftestPlan::Case> cases = run.plan.fault_cases(dtype);
     test.faults = runner.all(cases);
-    for (SelftestOutcome& outcome : test.faults) outcome.limit = limit_of(outcome, test.limits);
+    for (Selftest::Outcome& outcome : test.faults) outcome.limit = limit_of(outcome, test.limits);
     const auto several = run.plan.several_cases(dtype, for_several(cases, test.faults));
     runner.expect(several.size());
     test.several = runner.all(several);
-    SelftestCase base = run.plan.clean_cases(dtype).at(1);
+    SelftestPlan::Case base = run.plan.clean_cases(dtype).at(1);
     test.clean.push_back(
         outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
     for (size_t i = 0; i < run.traces.size(); ++i)

@@ -81,7 +81,7 @@ TEST_F(Check, HoldsAcrossCpus) {
       const CheckResult result = check("isa.json", run_of(requests()));
       EXPECT_EQ(result.verdict, CheckVerdict::pass) << result.story;
       const bool bits =
-          std::ranges::count(result.notes, CheckKind::bits, &CheckResult::Item::kind) > 0;
+          std::ranges::count(result.notes, CheckResult::Kind::bits, &CheckResult::Item::kind) > 0;
       EXPECT_TRUE(now != then || !bits);
       changed += bits ? 1 : 0;
     }

@@ -52,7 +52,7 @@ TEST_F(Mutants, NoneOfThemPasses) {
 // Of these, sizes in ulp alone are enough.
 TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
   const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
-  const SelftestCase seen = plan.detection_case(DType::bf16);
+  const SelftestPlan::Case seen = plan.detection_case(DType::bf16);
   const DetectionPlan sizes{.checkpoint = checkpoint_,
                             .reference = open_reference(),
                             .engine = seen.engine,
@@ -72,7 +72,7 @@ TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
 
 TEST_F(Mutants, OfNoKindLeavesEffectsAtEveryPointSeen) {
   const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
-  const SelftestCase seen = plan.detection_case(DType::bf16);
+  const SelftestPlan::Case seen = plan.detection_case(DType::bf16);
   for (const DetectionLimit& limit :
        detection({.checkpoint = checkpoint_,
        .reference = open_reference(),

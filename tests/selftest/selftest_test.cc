@@ -21,11 +21,11 @@
 namespace lockstep {
 namespace {
 
-SelftestOutcome clean_run() { return {.name = "clean", .verdict = RunVerdict::clean}; }
+Selftest::Outcome clean_run() { return {.name = "clean", .verdict = RunVerdict::clean}; }
 
-SelftestOutcome fault_run(std::optional<double> effect, bool detected) {
-  SelftestOutcome outcome{.name = "a fault",
-                          .verdict = detected ? RunVerdict::diverged : RunVerdict::clean};
+Selftest::Outcome fault_run(std::optional<double> effect, bool detected) {
+  Selftest::Outcome outcome{.name = "a fault",
+                            .verdict = detected ? RunVerdict::diverged : RunVerdict::clean};
   outcome.seeded = {"wrong-page@0"};
   if (detected) outcome.found = outcome.seeded;
   outcome.first_exact = detected;
@@ -114,8 +114,8 @@ TEST(Passed, HoldsTheBoundsOfSharesToNumbers) {
     for (int i = 0; i < missed; ++i) change(test.faults[first + 3 * static_cast<size_t>(i)]);
     return test.passed();
   };
-  const auto miss = [](SelftestOutcome& outcome) { outcome = fault_run(outcome.effect, false); };
-  const auto name_other = [](SelftestOutcome& outcome) { outcome.first_exact = false; };
+  const auto miss = [](Selftest::Outcome& outcome) { outcome = fault_run(outcome.effect, false); };
+  const auto name_other = [](Selftest::Outcome& outcome) { outcome.first_exact = false; };
   EXPECT_TRUE(missing(0, 11, miss)) << "189 of 200 are at least 90.4 %";
   EXPECT_FALSE(missing(0, 13, miss)) << "187 of 200 are at least 89.1 %";
   EXPECT_TRUE(missing(1, 1, miss));
@@ -125,7 +125,7 @@ TEST(Passed, HoldsTheBoundsOfSharesToNumbers) {
   EXPECT_TRUE(missing(2, 28, miss)) << "172 of 200 are at least 80.4 %";
   EXPECT_FALSE(missing(2, 30, miss)) << "170 of 200 are at least 79.3 %";
   Selftest few = good_test();
-  std::erase_if(few.faults, [n = 0](const SelftestOutcome& o) mutable {
+  std::erase_if(few.faults, [n = 0](const Selftest::Outcome& o) mutable {
     return o.effect && *o.effect == 1.0 && ++n > 10;
   });
   EXPECT_FALSE(few.passed()) << "10 of 10 are at least 69 %";
@@ -139,7 +139,7 @@ TEST(Passed, HoldsTheBoundsOfSharesToNumbers) {
 // What decides is the size of an effect beside what must be found, in ulp both.
 TEST(Power, CountsEffectsInUnitsOfWhatMustBeFound) {
   Selftest test = good_test();
-  SelftestOutcome effect = fault_run(100, false);
+  Selftest::Outcome effect = fault_run(100, false);
   effect.limit = 1000;
   test.effects = {effect};
   EXPECT_EQ(test.power()[3].runs, 2) << "100 ulp where 1000 must be found";
@@ -161,17 +161,17 @@ TEST(Cases, HaveNamesOfTheirOwnAndFitTheirPages) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
   for (bool quick : {false, true}) {
     const SelftestPlan plan{.config = checkpoint.config(), .prompts = {}, .quick = quick};
-    std::vector<SelftestCase> cases = plan.clean_cases(DType::bf16);
+    std::vector<SelftestPlan::Case> cases = plan.clean_cases(DType::bf16);
     EXPECT_GE(cases.size(), quick ? 10u : 300u);
-    for (SelftestCase& c : plan.fault_cases(DType::bf16)) cases.push_back(std::move(c));
+    for (SelftestPlan::Case& c : plan.fault_cases(DType::bf16)) cases.push_back(std::move(c));
     std::set<std::string> names;
-    for (const SelftestCase& c : cases) {
+    for (const SelftestPlan::Case& c : cases) {
       EXPECT_TRUE(names.insert(c.name).second) << c.name;
       Engine engine(checkpoint, cpu_ops(), c.engine);
       for (const Request& request : c.requests) engine.submit(request);  // throws if it cannot fit
     }
     std::set<std::string> seeded;
-    for (const SelftestCase& c : cases)
+    for (const SelftestPlan::Case& c : cases)
       if (!c.faults.empty()) seeded.insert(c.faults[0].name);
     for (const Fault& fault : faults())
       EXPECT_EQ(seeded.contains(std::string(fault.name)),
