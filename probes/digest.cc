@@ -106,7 +106,7 @@ Digest digest_of(const TensorView& tensor) {
   std::array<double, kBlock> room;
   int64_t finite = 0;
   for (int64_t begin = 0; begin < digest.count; begin += kBlock) {
-    const auto size = std::min(kBlock, static_cast<size_t>(digest.count - begin));
+    const auto size = std::min<size_t>(kBlock, digest.count - begin);
     std::span<double> block(room.data(), size);
     widen(tensor, begin, block);
     for (size_t i = 0; i < size; ++i) {

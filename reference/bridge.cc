@@ -72,7 +72,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 
 Numbers to_numbers(const at::Tensor& tensor) {
   const auto kept = std::make_shared<const at::Tensor>(on_host(tensor.to(at::kDouble)));
-  return {std::span(kept->const_data_ptr<double>(), static_cast<size_t>(kept->numel())), kept};
+  return {std::span(kept->const_data_ptr<double>(), kept->numel()), kept};
 }
 
 Shape shape_of(const at::Tensor& tensor) {

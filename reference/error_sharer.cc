@@ -380,8 +380,7 @@ void QwenSharer::begin(const RecordedText& text) {
   only_ = nullptr;
   differentiates_ = false;
   Angles angles;
-  for (size_t i = 0; i < text.tokens.size(); ++i)
-    rotary_.append(angles, static_cast<int64_t>(i), text.lengths[i]);
+  for (size_t i = 0; i < text.tokens.size(); ++i) rotary_.append(angles, i, text.lengths[i]);
   const std::vector<int64_t> shape = {std::ssize(text.tokens), recipe_.head_dim / 2};
   const auto made = [&](std::vector<double>& of) {
     return at::from_blob(of.data(), shape, at::TensorOptions().dtype(at::kDouble))

@@ -123,7 +123,7 @@ class Qwen final : public ReferenceModel {
 
   at::Tensor wide(const at::Tensor& x) const { return as_dtype(x, weights_.wide()); }
   at::Tensor rounded(const at::Tensor& x) const { return as_dtype(x, shown_).contiguous(); }
-  size_t layer() const { return static_cast<size_t>(layer_); }
+  size_t layer() const { return layer_; }
   void show(Name name, const at::Tensor& x) {
     if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(on_host(x)));
   }
@@ -220,7 +220,7 @@ at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
 at::Tensor Qwen::route(const at::Tensor& logits) const {
   const TensorView chosen = routes_ ? routes_(layer_) : TensorView{};
   if (!chosen.empty() && chosen.shape == Shape({logits.size(0), config_.experts.chosen})) {
-    const std::span indices(chosen.as<const int32_t>(), static_cast<size_t>(chosen.count()));
+    const std::span indices(chosen.as<const int32_t>(), chosen.count());
     const auto exists = [&](int32_t expert) { return expert >= 0 && expert < logits.size(1); };
     if (std::ranges::all_of(indices, exists)) return to_torch(chosen).to(logits.device());
   }
@@ -414,7 +414,7 @@ void Qwen::remember(const PassInfo& pass) {
     const std::vector<int32_t> tokens = found->second.tokens;
     const auto count = std::clamp<int64_t>(start, 0, std::ssize(tokens));
     found->second.length = 0;
-    compute_unseen(request, std::span(tokens).first(static_cast<size_t>(count)));
+    compute_unseen(request, std::span(tokens).first(count));
   }
 }
 

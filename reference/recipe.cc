@@ -63,7 +63,7 @@ std::vector<int64_t> windows_of(const JsonValue& config) {
   if (!value_of(config, "use_sliding_window", false)) return windows;
   const auto types =
       config["layer_types"] ? config["layer_types"].texts() : std::vector<std::string>();
-  const auto from = static_cast<size_t>(value_of(config, "max_window_layers", 0));
+  const size_t from = value_of(config, "max_window_layers", 0);
   for (size_t layer = 0; layer < layers; ++layer) {
     const bool slides = types.empty() ? layer >= from : types.at(layer) == "sliding_attention";
     if (slides) windows[layer] = config["sliding_window"].whole<int64_t>();
@@ -85,8 +85,12 @@ Recipe recipe_from(const JsonValue& config) {
   return recipe;
 }
 
+double exponent_of(int64_t pair, int64_t dim) {
+  return static_cast<double>(2 * pair) / static_cast<double>(dim);
+}
+
 double power_of(double base, int64_t pair, int64_t dim) {
-  return std::pow(base, 2 * static_cast<double>(pair) / static_cast<double>(dim));
+  return std::pow(base, exponent_of(pair, dim));
 }
 
 // Pairs that turn more than beta_fast times over the trained positions keep their frequency, those
@@ -102,9 +106,9 @@ std::vector<double> yarn(const RotaryRecipe& r, int64_t dim) {
   high = std::min(high, static_cast<double>(dim - 1));
   const double width = low == high ? 0.001 : high - low;
   std::vector<double> result;
-  for (int64_t j = 0; j < dim / 2; ++j) {
+  for (int j = 0; j < dim / 2; ++j) {
     const double kept = 1 / power_of(r.theta, j, dim), stretched = kept / r.factor;
-    const double ramp = std::clamp((static_cast<double>(j) - low) / width, 0.0, 1.0);
+    const double ramp = std::clamp((j - low) / width, 0.0, 1.0);
     result.push_back(stretched * ramp + kept * (1 - ramp));
   }
   return result;
@@ -127,16 +131,19 @@ std::vector<double> llama3(const RotaryRecipe& r, int64_t dim) {
   return result;
 }
 
+// A number as fp32 holds it.
+float fp32(auto number) { return static_cast<float>(number); }
+
 // The base grows with the request once it is longer than what was trained. In fp32 steps, which are
 // part of the recipe: Hugging Face makes it of the length, a tensor in fp32 whatever the model.
 double dynamic_base(const RotaryRecipe& r, int64_t dim, int64_t length) {
   const auto width = static_cast<double>(dim);
-  const auto trained = static_cast<float>(r.trained);
-  const float seen = std::max(static_cast<float>(length), trained);
-  const auto factor = static_cast<float>(r.factor);
-  const float grown = factor * seen / trained - static_cast<float>(r.factor - 1);
-  const double power = std::pow(static_cast<double>(grown), width / (width - 2));
-  return static_cast<float>(r.theta) * static_cast<float>(power);
+  const auto trained = fp32(r.trained);
+  const float seen = std::max(fp32(length), trained);
+  const auto factor = fp32(r.factor);
+  const float grown = factor * seen / trained - fp32(r.factor - 1);
+  const double power = std::pow(double{grown}, width / (width - 2));
+  return fp32(r.theta) * fp32(power);
 }
 
 }  // namespace
@@ -172,8 +179,7 @@ std::vector<double> RotaryRecipe::frequency_errors(int64_t dim) const {
   const bool exact = (dim & (dim - 1)) == 0;
   std::vector<double> errors;
   for (int64_t j = 0; j < dim / 2; ++j) {
-    const double exponent = 2 * static_cast<double>(j) / static_cast<double>(dim);
-    errors.push_back(steps + (exact ? 0 : std::log(theta) * exponent));
+    errors.push_back(steps + (exact ? 0 : std::log(theta) * exponent_of(j, dim)));
   }
   return errors;
 }

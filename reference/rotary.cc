@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "kernels/base/check.h"
+#include "kernels/base/dtype.h"
 
 namespace lockstep {
 
@@ -29,9 +30,7 @@ void Rotary::append(Angles& angles, int64_t position, int64_t length, bool itera
     frequencies_ = recipe_.frequencies(head_dim_, length);
     length_ = length;
   }
-  const auto rounded = [this](double x) {
-    return in_fp32_ ? static_cast<double>(static_cast<float>(x)) : x;
-  };
+  const auto rounded = [this](double x) { return round_to(x, in_fp32_ ? DType::f32 : DType::f64); };
   const double exponent = -2 / static_cast<double>(head_dim_);
   const auto step = static_cast<float>(std::pow(recipe_.theta, exponent));
   auto of_pair = static_cast<float>(position);

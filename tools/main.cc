@@ -104,7 +104,7 @@ std::span<const Command> commands() { return kCommands; }
 
 int main(int argc, char** argv) try {
   lockstep::prepare_process();
-  return lockstep::dispatch(argv, {std::span(argv, static_cast<size_t>(argc)).subspan(1)});
+  return lockstep::dispatch(argv, {std::span(argv, argc).subspan(1)});
 } catch (const std::exception& error) {
   return lockstep::trouble(lockstep::sentence_of(error));
 }

@@ -9,7 +9,6 @@
 
 #include "src/judge/presets.h"
 #include "src/report/output.h"
-#include "src/session/modes.h"
 
 namespace lockstep {
 namespace {
@@ -277,14 +276,6 @@ void add_fault_option(CLI::App& app, std::vector<std::string>& faults) {
   app.add_option("--fault,--faults", faults, "seed a bug into the engine (see lockstep faults)")
       ->type_name("NAME[@layer=L]")
       ->allow_extra_args(false);
-}
-
-CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
-  begin_group(app, "Judge");
-  std::string help =
-      "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
-  for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
-  return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
 }
 
 CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats) {

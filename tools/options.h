@@ -54,9 +54,6 @@ void add_fail_fast_option(CLI::App& app, bool& fail_fast);
 // --error-budget: see JudgeOptions.
 void add_error_budget_option(CLI::App& app, bool& error_budget);
 
-// --modes: a text for modes_from.
-CLI::Option* add_modes_option(CLI::App& app, std::string& modes);
-
 // --determinism: how often the same is served; 0: not asked for.
 CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats);
 

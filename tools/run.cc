@@ -1,15 +1,30 @@
 // lockstep run: the main job. The engine beside the reference, every node judged as it goes.
 #include "src/session/run.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/kept_result.h"
+#include "src/session/modes.h"
 #include "src/session/provenance.h"
 #include "tools/options.h"
 
 namespace lockstep {
+namespace {
+
+// --modes: a text for modes_from.
+CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
+  begin_group(app, "Judge");
+  std::string help =
+      "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
+  for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
+  return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
+}
+
+}  // namespace
 
 int run_command(Args args) {
   CLI::App app{

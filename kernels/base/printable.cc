@@ -13,15 +13,14 @@ namespace {
 
 constexpr size_t kShownCharacters = 80;
 
-bool continues(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0x80; }
+bool continues(char byte) { return (byte_of(byte) & 0xC0) == 0x80; }
 
 // The code point of a whole character.
 uint32_t point_of(std::string_view character) {
-  const auto first = static_cast<uint8_t>(character[0]);
+  const uint8_t first = byte_of(character[0]);
   if (character.size() == 1) return first;
   uint32_t point = first & (0x7Fu >> character.size());
-  for (const char byte : character.substr(1))
-    point = point << 6 | (static_cast<uint8_t>(byte) & 0x3F);
+  for (const char byte : character.substr(1)) point = point << 6 | (byte_of(byte) & 0x3F);
   return point;
 }
 
@@ -50,7 +49,7 @@ std::string printable(std::string_view text) {
     const std::string_view bytes = text.substr(0, front.length);
     text.remove_prefix(front.length);
     if (front.kind != Utf8Front::Kind::whole)
-      for (const char byte : bytes) line += fmt::format("\\x{:02x}", static_cast<uint8_t>(byte));
+      for (const char byte : bytes) line += fmt::format("\\x{:02x}", byte_of(byte));
     else if (const uint32_t point = point_of(bytes); is_printable(point))
       line += bytes;
     else

@@ -31,11 +31,11 @@ Lead lead_of(uint8_t byte) {
 }  // namespace
 
 Utf8Front utf8_front(std::string_view bytes) {
-  Lead lead = lead_of(static_cast<uint8_t>(bytes[0]));
+  Lead lead = lead_of(byte_of(bytes[0]));
   if (lead.length == 0) return {Utf8Front::Kind::broken, 1};
   for (size_t i = 1; i < lead.length; ++i) {
     if (i == bytes.size()) return {Utf8Front::Kind::cut, i};
-    const auto byte = static_cast<uint8_t>(bytes[i]);
+    const uint8_t byte = byte_of(bytes[i]);
     if (byte < lead.low || byte > lead.high) return {Utf8Front::Kind::broken, i};
     lead.low = 0x80;
     lead.high = 0xBF;

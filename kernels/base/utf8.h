@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace lockstep {
+
+// The number of a byte of a text, whose char may have a sign.
+constexpr uint8_t byte_of(char c) { return static_cast<uint8_t>(c); }
 
 struct Utf8Front {
   // The front of some bytes: a character of `length` bytes; `length` bytes that begin

@@ -114,8 +114,7 @@ void handle(int signal, siginfo_t* info, void* machine) {
   if (watch == nullptr) {
     const auto& registers = static_cast<const ucontext_t*>(machine)->uc_mcontext.gregs;
     const CrashWatch* other = of_any_thread;
-    if (other != nullptr && other->claims(static_cast<uintptr_t>(registers[REG_RIP])))
-      watch = other;
+    if (other != nullptr && other->claims(registers[REG_RIP])) watch = other;
   }
   const bool sent_by_others = info->si_code <= 0 && info->si_pid != getpid();
   if (watch == nullptr || sent_by_others) return hand_on(signal, info, machine);

@@ -68,7 +68,7 @@ int memory_file(const char* name) {
 
 int program_file() {
   const int file = memory_file("lockstep-ops.py");
-  const auto size = static_cast<ssize_t>(kPythonProgram.size());
+  const ssize_t size = kPythonProgram.size();
   const bool whole = write(file, kPythonProgram.data(), kPythonProgram.size()) == size;
   check(whole, "--ops wants memory for the program of its Python, and there is none: {}",
         std::strerror(errno));

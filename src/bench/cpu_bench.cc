@@ -134,20 +134,18 @@ class ShapeBench {
 };
 
 // Numbers in the matrices of the layers: each is multiplied once a token.
-double matrix_numbers(const ModelConfig& config) {
-  double numbers = 0;
+int64_t matrix_numbers(const ModelConfig& config) {
+  int64_t numbers = 0;
   for (const auto& [name, shape] : needed_tensors(config))
-    if (shape.rank() == 2 && name.starts_with("model.layers."))
-      numbers += static_cast<double>(shape.count());
+    if (shape.rank() == 2 && name.starts_with("model.layers.")) numbers += shape.count();
   return numbers;
 }
 
 // Multiplications and additions of a prompt, whose last token alone gets logits.
 double prefill_flops(const ModelConfig& c, int64_t tokens) {
-  const auto pairs = 0.5 * static_cast<double>(tokens * (tokens + 1));  // of a query and a key
-  return 2 * static_cast<double>(tokens) * matrix_numbers(c) +
-         2 * static_cast<double>(c.vocab * c.hidden) +
-         4 * pairs * static_cast<double>(c.layers * c.heads * c.head_dim);
+  const int64_t pairs = tokens * (tokens + 1) / 2;  // of a query and a key
+  return static_cast<double>(2 * tokens * matrix_numbers(c) + 2 * c.vocab * c.hidden +
+                             4 * pairs * c.layers * c.heads * c.head_dim);
 }
 
 // Bytes that the passes of decode() read: all weights once (of an untied embedding, nothing worth

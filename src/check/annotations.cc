@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "kernels/base/utf8.h"
 #include "src/check/check_report.h"
 
 namespace lockstep {
@@ -17,7 +18,7 @@ std::string escaped(const std::string& text, std::string_view meaningful) {
     if (meaningful.find(c) == std::string_view::npos)
       out += c;
     else
-      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+      out += fmt::format("%{:02X}", byte_of(c));
   }
   return out;
 }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "src/diff/diff.h"
+#include "src/stats/moments.h"
 #include "traces/run_facts.h"
 
 namespace lockstep {
@@ -51,7 +52,7 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
   for (size_t i = 0; i < a.size(); ++i) of_a.add(a[i], b[i]), of_b.add(b[i], a[i]);
   if (of_a.nonfinite) return std::numeric_limits<double>::infinity();
   if (of_a.difference == 0) return 0;
-  const double rms = std::sqrt(std::max(of_a.size, of_b.size) / static_cast<double>(of_a.elements));
+  const double rms = root_mean(std::max(of_a.size, of_b.size), of_a.elements);
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i)
     if (a[i] != b[i] && std::isfinite(a[i]))

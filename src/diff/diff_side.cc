@@ -90,7 +90,7 @@ void DiffSide::begin_requests(const PassInfo& pass) {
     const size_t found = std::max(r.row.position, 0);
     if (request == nullptr || request->prompt.size() < found) continue;
     const auto first = request->prompt.begin();
-    before.inherited.push_back({r.row.request, {first, first + static_cast<ptrdiff_t>(found)}});
+    before.inherited.push_back({r.row.request, {first, first + found}});
   }
   history_.begin(before);
 }

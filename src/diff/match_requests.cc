@@ -95,7 +95,7 @@ class AllAsked {
 // of one of the two, or more than their prompts; else 0.
 size_t common(const Asked& x, const Asked& y) {
   const auto [end, other] = std::ranges::mismatch(x.fed, y.fed);
-  const auto same = static_cast<size_t>(end - x.fed.begin());
+  const size_t same = end - x.fed.begin();
   const bool all = same == std::min(x.fed.size(), y.fed.size());
   return all || same >= std::max(x.prompt.size(), y.prompt.size()) ? same : 0;
 }

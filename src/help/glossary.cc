@@ -13,6 +13,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/utf8.h"
 #include "src/screen/wrap.h"
 
 namespace lockstep {
@@ -139,7 +140,7 @@ constexpr auto kWords = std::to_array<Word>({
 std::string plain(std::string_view name) {
   std::string out;
   for (const char c : name)
-    out += c == ' ' || c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<uint8_t>(c)));
+    out += c == ' ' || c == '-' ? '_' : static_cast<char>(std::tolower(byte_of(c)));
   return out;
 }
 

@@ -111,8 +111,8 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
 std::vector<int64_t> ElementFilter::offsets(const RecordedTensor& tensor) const {
   std::vector<int64_t> offsets = {0};
   const std::vector<std::vector<int64_t>> axes = wanted(tensor);
-  for (size_t axis = 0; axis < axes.size(); ++axis) {
-    const int64_t extent = tensor.shape[static_cast<int>(axis) + 1];
+  for (int axis = 0; axis < std::ssize(axes); ++axis) {
+    const int64_t extent = tensor.shape[axis + 1];
     std::vector<int64_t> next;
     next.reserve(offsets.size() * axes[axis].size());
     for (const int64_t offset : offsets)

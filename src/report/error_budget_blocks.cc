@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/judge/ledger.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -85,7 +86,7 @@ std::string scope_text(const ErrorBudget& budget) {
     text += fmt::format(
         "; {} of the results of ops were recorded, and an error that is made at another counts at "
         "the next that was",
-        percent(static_cast<double>(budget.recorded) / static_cast<double>(budget.expected)));
+        percent(fraction(budget.recorded, budget.expected)));
   if (!budget.left_out.empty()) text += fmt::format("; without {}", budget.left_out);
   return text;
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
+#include "kernels/base/utf8.h"
 #include "src/report/render.h"
 
 namespace lockstep {
@@ -20,7 +21,7 @@ std::string valid(const std::string& text) {
 // XML has no way to hold most control characters and U+FFFE and U+FFFF, not even by number: they
 // are shown as a programmer writes them.
 std::string unmentionable(const std::string& text, size_t at) {
-  const auto byte = static_cast<unsigned char>(text[at]);
+  const uint8_t byte = byte_of(text[at]);
   if (byte < 0x20 || byte == 0x7f) return fmt::format("\\x{:02x}", byte);
   const std::string_view three = std::string_view(text).substr(at, 3);
   if (three == "\xef\xbf\xbe") return "\\ufffe";
@@ -43,7 +44,7 @@ std::string escaped(const std::string& raw, bool attribute) {
     } else if (c == '"') {
       out += "&quot;";
     } else if (blank && attribute) {
-      out += fmt::format("&#{};", static_cast<int>(c));
+      out += fmt::format("&#{};", byte_of(c));
     } else if (blank) {
       out += c;
     } else if (const std::string shown = unmentionable(text, i); !shown.empty()) {

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <string_view>
 
+#include "kernels/base/utf8.h"
 #include "src/report/render.h"
 
 namespace lockstep {
@@ -17,7 +18,7 @@ constexpr std::string_view kMeaningful = "\\`*<>|[]~#&$@!";
 
 bool in_word(const std::string& text, size_t at) {
   const auto letter = [&](size_t i) {
-    return i < text.size() && std::isalnum(static_cast<unsigned char>(text[i])) != 0;
+    return i < text.size() && std::isalnum(byte_of(text[i])) != 0;
   };
   return at > 0 && letter(at - 1) && letter(at + 1);
 }
@@ -40,7 +41,7 @@ std::string escaped(const std::string& text) {
   }
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+    if (byte_of(c) < 0x20 || c == 0x7f) {
       out += ' ';
       continue;
     }

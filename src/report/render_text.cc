@@ -14,6 +14,7 @@
 
 #include "src/report/render.h"
 #include "src/screen/wrap.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -114,7 +115,7 @@ class TextRenderer {
     for (const auto& [name, count] : bars.counts) most = std::max(most, count);
     std::string out;
     for (const auto& [name, count] : bars.counts) {
-      const double share = static_cast<double>(count) / static_cast<double>(most);
+      const double share = fraction(count, most);
       const auto longest = static_cast<double>(std::min<size_t>(kBar, room(22)));
       const std::string bar(static_cast<size_t>(std::ceil(longest * share)), '#');
       out += fmt::format("  {:<6}{:>12}{}{}\n", name, count, bar.empty() ? "" : "  ", bar);

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "kernels/base/utf8.h"
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/report/error_budget_blocks.h"
@@ -28,7 +29,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kFlips = 3;     // tokens that differ, of those that are spelt out
+constexpr int kFlips = 3;        // tokens that differ, of those that are spelt out
 constexpr size_t kUntested = 6;  // classes of bugs that are named
 constexpr const char* kPictures = "the same with pictures";
 constexpr int kKeys = 9;  // columns of the names below the map
@@ -143,13 +144,13 @@ std::string effect_text(const Result& result) {
   for (const RequestResult& request : result.requests) {
     tokens += std::ssize(request.tokens);
     for (const Flip& flip : request.flips) {
-      if (flip.ancestor.empty() || ++differ > static_cast<int64_t>(kFlips)) continue;
+      if (flip.ancestor.empty() || ++differ > kFlips) continue;
       flips += fmt::format("{}request {}, position {}, {} for {}", flips.empty() ? ": " : "; ",
                            request.id, flip.position, token_text(flip.engine, flip.engine_text),
                            token_text(flip.reference, flip.reference_text));
     }
   }
-  if (differ > static_cast<int64_t>(kFlips)) flips += "; ...";
+  if (differ > kFlips) flips += "; ...";
   std::string text = differ == 0 ? fmt::format("none of {} tokens differs by it", tokens)
                                  : fmt::format("{} of {} tokens differ{} by it{}", differ, tokens,
                                                differ == 1 ? "s" : "", flips);
@@ -198,7 +199,7 @@ std::string contracts_text(const Scope& scope) {
 // The text as one word of a shell.
 std::string shell_word(const std::string& text) {
   const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+    return std::isalnum(byte_of(c)) != 0 ||
            std::string_view("._/-+:,=@%").find(c) != std::string_view::npos;
   });
   if (plain) return text;

@@ -62,8 +62,7 @@ std::vector<MapRow> merged(const std::vector<MapRow>& rows) {
 std::vector<MapRow> at_most(std::vector<MapRow> rows, size_t most) {
   for (const bool errors_too : {false, true})
     for (size_t i = rows.size(); i-- > 0 && rows.size() > most;)
-      if (errors_too || !rows[i].has_errors())
-        rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(i));
+      if (errors_too || !rows[i].has_errors()) rows.erase(rows.begin() + i);
   return rows;
 }
 

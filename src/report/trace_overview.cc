@@ -302,8 +302,4 @@ Table passes_of(TraceReader& trace) {
   return table;
 }
 
-KeyValues provenance_block(const Manifest& manifest) {
-  return {{manifest.provenance.begin(), manifest.provenance.end()}};
-}
-
 }  // namespace lockstep

@@ -42,9 +42,6 @@ std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
 // lengths of its requests as an attention kernel gets them.
 Table passes_of(TraceReader& trace);
 
-// The facts of the provenance, all of them.
-KeyValues provenance_block(const Manifest& manifest);
-
 // At most four characters for a number that is read at a glance: ".83" "1.7" "345" "2e4" "NaN".
 std::string number_in_four(double value);
 

@@ -69,10 +69,11 @@ void add_whole(TraceReader& trace, const InspectOptions& options, Document& docu
 Document inspect(TraceReader& trace, const InspectOptions& options) {
   Document document;
   std::vector<Block>& blocks = document.blocks;
+  const auto& provenance = trace.manifest().provenance;
   if (options.passes)
     blocks.push_back(passes_of(trace));
   else if (options.provenance)
-    blocks.push_back(provenance_block(trace.manifest()));
+    blocks.push_back(KeyValues{{provenance.begin(), provenance.end()}});
   else if (!options.against.empty())
     blocks = compared_with(*open_trace(options.against), trace, options);
   else if (options.selects() || options.values || !options.npy.empty())

@@ -24,9 +24,7 @@ namespace {
 constexpr size_t kMostValues = 1'000'000;
 constexpr size_t kLargest = 10;
 
-Cell layer_cell(int layer) {
-  return layer < 0 ? Cell(std::string("-")) : Cell(static_cast<int64_t>(layer));
-}
+Cell layer_cell(int layer) { return layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}); }
 
 // "0:3-7 1:0": request and positions of rows, runs joined.
 std::string rows_text(const std::vector<Row>& rows) {

@@ -6,8 +6,8 @@ namespace lockstep {
 
 std::vector<std::vector<int>> lists_of(const Schedule& schedule) {
   std::vector<std::vector<int>> lists(schedule.queues);
-  for (size_t i = 0; i < schedule.instructions.size(); ++i)
-    lists[schedule.instructions[i].queue].push_back(static_cast<int>(i));
+  for (int i = 0; i < std::ssize(schedule.instructions); ++i)
+    lists[schedule.instructions[i].queue].push_back(i);
   return lists;
 }
 
@@ -35,10 +35,9 @@ void Execution::step(int queue) {
 }
 
 void Execution::run(int without, std::vector<int>& order) {
-  const int queues = static_cast<int>(lists_->size());
   for (bool some = true; some;) {
     some = false;
-    for (int queue = 0; queue < queues; ++queue) {
+    for (int queue = 0; queue < std::ssize(*lists_); ++queue) {
       for (int place = next(queue); place >= 0 && place != without && can_run(place);
            place = next(queue)) {
         step(queue);

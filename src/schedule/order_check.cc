@@ -81,7 +81,7 @@ class OrderCheck {
   void check_orders() {
     Execution before(schedule_, lists_);
     std::vector<int> turn(schedule_.instructions.size(), -1);  // in order_
-    for (size_t i = 0; i < order_.size(); ++i) turn[order_[i]] = static_cast<int>(i);
+    for (int i = 0; i < std::ssize(order_); ++i) turn[order_[i]] = i;
     std::vector<int> also;                                      // that run without it
     std::vector<int> stamp(schedule_.instructions.size(), -1);  // the last one without which
     for (const int place : order_) {

@@ -135,8 +135,8 @@ class EffectsMaker {
 }  // namespace
 
 int Schedule::tensor(std::string_view point, int layer) const {
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].layer == layer && tensors[i].point == point) return static_cast<int>(i);
+  for (int i = 0; i < std::ssize(tensors); ++i)
+    if (tensors[i].layer == layer && tensors[i].point == point) return i;
   fail("the schedule has no tensor {}{}", point,
        layer < 0 ? "" : fmt::format(" of layer {}", layer));
 }

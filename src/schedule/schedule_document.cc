@@ -85,7 +85,7 @@ Conclusion conclusion_of(const ScheduleCheck& checked) {
             fmt::format("{} instructions write {} numbers once each, {} pairs that share some are "
                         "kept in order by the counters, and all run",
                         checked.instructions, checked.numbers, checked.ordered_pairs)};
-  const size_t all = checked.findings.size() + static_cast<size_t>(checked.not_kept);
+  const size_t all = checked.findings.size() + checked.not_kept;
   return {
       "broken",
       fmt::format("{}{}", checked.findings.front().says,

@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostText = size_t{256} << 20;
-constexpr int64_t kMostQueues = 1 << 16, kMostCounters = 1 << 20;
+constexpr int kMostQueues = 1 << 16, kMostCounters = 1 << 20;
 constexpr int64_t kMostHeads = 1 << 12, kMostHeadDim = 1 << 16;
 constexpr int64_t kMostWidth = int64_t{1} << 32;  // numbers of a row, of any model
 constexpr int64_t kMostLayers = 1 << 12;
@@ -144,11 +144,11 @@ class ScheduleReader {
       }
     }
     std::set<std::string_view> memories;
-    for (size_t i = 0; i < made_.tensors.size(); ++i) {
+    for (int i = 0; i < std::ssize(made_.tensors); ++i) {
       const ScheduledTensor& t = made_.tensors[i];
       if (!memories.insert(t.memory).second && t.given)
         json[i]["given"].refuse("false, for another tensor is before it in its memory");
-      const bool is_new = places_.try_emplace({t.point, t.layer}, static_cast<int>(i)).second;
+      const bool is_new = places_.try_emplace({t.point, t.layer}, i).second;
       if (!is_new) json[i].refuse("a tensor that the list does not have yet");
     }
   }
@@ -226,10 +226,10 @@ class ScheduleReader {
     std::vector<CounterUse> uses;
     if (!json) return uses;
     for (const JsonValue& item : json.items()) {
-      const auto counter = item[0].whole<int64_t>(0, kMostCounters);
+      const int counter = item[0].whole<int>(0, kMostCounters);
       if (counter >= std::ssize(made_.counters))
         item[0].refuse(fmt::format("one of the {} counters", made_.counters.size()));
-      uses.push_back({static_cast<int>(counter), item[1].whole<int64_t>(0, int64_t{1} << 40)});
+      uses.push_back({counter, item[1].whole<int64_t>(0, int64_t{1} << 40)});
     }
     return uses;
   }

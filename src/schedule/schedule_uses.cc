@@ -18,17 +18,14 @@ ScheduleUses::ScheduleUses(const Schedule& schedule)
       writers_(schedule.tensors.size()),
       follows_(schedule.tensors.size(), -1) {
   std::map<std::string, int> last;  // tensor in a memory
-  for (size_t t = 0; t < schedule.tensors.size(); ++t) {
-    const auto [before, is_first] =
-        last.try_emplace(schedule.tensors[t].memory, static_cast<int>(t));
-    if (!is_first)
-      follows_[std::exchange(before->second, static_cast<int>(t))] = static_cast<int>(t);
+  for (int t = 0; t < std::ssize(schedule.tensors); ++t) {
+    const auto [before, is_first] = last.try_emplace(schedule.tensors[t].memory, t);
+    if (!is_first) follows_[std::exchange(before->second, t)] = t;
   }
-  for (size_t i = 0; i < schedule.instructions.size(); ++i) {
-    const int place = static_cast<int>(i);
-    for (const Span& span : schedule.instructions[i].reads)
+  for (int place = 0; place < std::ssize(schedule.instructions); ++place) {
+    for (const Span& span : schedule.instructions[place].reads)
       readers_[span.tensor].push_back({span.begin, span.end, place});
-    for (const Span& span : schedule.instructions[i].writes)
+    for (const Span& span : schedule.instructions[place].writes)
       writers_[span.tensor].push_back({span.begin, span.end, place});
   }
 }

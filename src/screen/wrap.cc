@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/base/utf8.h"
+
 namespace lockstep {
 namespace {
 
@@ -21,7 +23,7 @@ struct Character {
 
 // The character that the text begins with (RFC 3629: no overlong forms, no surrogates).
 Character first_of(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const auto byte = [&](size_t i) { return byte_of(text[i]); };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return {lead, 1, true};
   const size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
@@ -134,7 +136,7 @@ std::string screen_text(std::string_view text, bool keep_lines) {
     const Character next = first_of(text);
     const bool kept = keep_lines && next.valid && next.code == '\n';
     if (!next.valid)
-      out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text[0]));
+      out += fmt::format("\\x{:02x}", byte_of(text[0]));
     else if (is_in(kControls, next.code) && !kept)
       out += escaped(next.code);
     else

@@ -94,7 +94,7 @@ double clopper_pearson_upper(int64_t k, int64_t n) {
 }
 
 double rms_limit(int64_t n, double tail) {
-  return std::max(1.10, 1.05 * std::sqrt(chi_square_quantile(n, tail) / static_cast<double>(n)));
+  return std::max(1.10, 1.05 * root_mean(chi_square_quantile(n, tail), n));
 }
 
 double share_limit(int64_t n, double share, double tail) {

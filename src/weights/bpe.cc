@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "kernels/base/check.h"
+#include "kernels/base/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +62,7 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
   symbols.reserve(word.size());
   for (const char byte : word) {
     const int64_t i = symbols.size();
-    symbols.push_back({byte_ids_[static_cast<uint8_t>(byte)], i - 1, i + 1});
+    symbols.push_back({byte_ids_[byte_of(byte)], i - 1, i + 1});
   }
   if (symbols.empty()) return;
   symbols.back().right = -1;

@@ -11,19 +11,22 @@
 namespace lockstep {
 namespace {
 
+// A number as fp32 holds it: each is a rounding of the formulas.
+float fp32(auto number) { return static_cast<float>(number); }
+
 // base^(2j / dim) for j < dim / 2. Hugging Face divides and raises in fp32, so each step is rounded
 // to it; the power itself is taken in fp64, as an fp32 power differs between libraries.
 std::vector<float> powers(double base, int64_t dim) {
   std::vector<float> result;
   for (int64_t j = 0; j < dim / 2; ++j) {
-    const float exponent = static_cast<float>(2 * j) / static_cast<float>(dim);
-    result.push_back(static_cast<float>(std::pow(base, exponent)));
+    const float exponent = fp32(2 * j) / fp32(dim);
+    result.push_back(fp32(std::pow(base, exponent)));
   }
   return result;
 }
 
 std::vector<float> inverted(std::vector<float> values, double divisor) {
-  for (float& value : values) value = 1.F / (static_cast<float>(divisor) * value);
+  for (float& value : values) value = 1.F / (fp32(divisor) * value);
   return values;
 }
 
@@ -38,12 +41,11 @@ double dynamic_base(const ModelConfig& config, int64_t length) {
         "checkpoint",
         config.head_dim);
   const auto dim = static_cast<double>(config.head_dim);
-  const auto trained = static_cast<float>(config.max_positions);
-  const float seen = std::max(static_cast<float>(length), trained);
-  const float grown =
-      static_cast<float>(rope.factor) * seen / trained - static_cast<float>(rope.factor - 1);
-  const auto power = static_cast<float>(std::pow(grown, dim / (dim - 2)));
-  return static_cast<float>(rope.theta) * power;
+  const auto trained = fp32(config.max_positions);
+  const float seen = std::max(fp32(length), trained);
+  const float grown = fp32(rope.factor) * seen / trained - fp32(rope.factor - 1);
+  const auto power = fp32(std::pow(grown, dim / (dim - 2)));
+  return fp32(rope.theta) * power;
 }
 
 // The pair of dimensions that turns `turns` times over the trained positions:
@@ -73,8 +75,7 @@ std::vector<float> yarn(const ModelConfig& config) {
   const std::vector<float> kept = inverted(power, 1);
   std::vector<float> result = inverted(power, rope.factor);
   for (size_t j = 0; j < result.size(); ++j) {
-    const float slope =
-        (static_cast<float>(j) - static_cast<float>(low)) / static_cast<float>(high - low);
+    const float slope = (fp32(j) - fp32(low)) / fp32(high - low);
     const float keep = 1.F - std::clamp(slope, 0.F, 1.F);
     result[j] = result[j] * (1.F - keep) + kept[j] * keep;
   }
@@ -85,13 +86,13 @@ std::vector<float> yarn(const ModelConfig& config) {
 // by (trained / wave - low) / (high - low).
 std::vector<float> llama3(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
-  const auto trained = static_cast<float>(rope.original_max_positions);
-  const auto low = static_cast<float>(rope.low_freq_factor);
-  const auto high = static_cast<float>(rope.high_freq_factor);
-  const auto factor = static_cast<float>(rope.factor);
+  const auto trained = fp32(rope.original_max_positions);
+  const auto low = fp32(rope.low_freq_factor);
+  const auto high = fp32(rope.high_freq_factor);
+  const auto factor = fp32(rope.factor);
   std::vector<float> result = inverted(powers(rope.theta, config.head_dim), 1);
   for (float& inverse : result) {
-    const float wave = static_cast<float>(2 * std::numbers::pi) / inverse;
+    const float wave = fp32(2 * std::numbers::pi) / inverse;
     const float smooth = (trained / wave - low) / (high - low);
     if (wave > trained / low)
       inverse = inverse / factor;
@@ -106,8 +107,7 @@ std::vector<float> longrope(const ModelConfig& config, int64_t length) {
   const RopeConfig& rope = config.rope;
   const auto& factors = length > rope.original_max_positions ? rope.long_factor : rope.short_factor;
   std::vector<float> result = powers(rope.theta, config.head_dim);
-  for (size_t j = 0; j < result.size(); ++j)
-    result[j] = 1.F / (static_cast<float>(factors.at(j)) * result[j]);
+  for (size_t j = 0; j < result.size(); ++j) result[j] = 1.F / (fp32(factors.at(j)) * result[j]);
   return result;
 }
 
@@ -118,7 +118,7 @@ std::vector<float> inverse_frequencies(const ModelConfig& config, int64_t length
       return inverted(powers(theta, config.head_dim), 1);
     case RopeType::linear: {
       std::vector<float> result = inverted(powers(theta, config.head_dim), 1);
-      for (float& inverse : result) inverse /= static_cast<float>(config.rope.factor);
+      for (float& inverse : result) inverse /= fp32(config.rope.factor);
       return result;
     }
     case RopeType::dynamic:
@@ -169,9 +169,9 @@ void RopeFrequencies::put_row(int64_t position, std::span<float> cos, std::span<
         "position {} of a rope table wants {} cosines and sines, found room for {} and {}",
         position, inverse.size(), cos.size(), sin.size());
   for (size_t j = 0; j < inverse.size(); ++j) {
-    const double angle = static_cast<float>(position) * inverse[j];  // rounded to fp32, then exact
-    cos[j] = static_cast<float>(std::cos(angle)) * static_cast<float>(factor);
-    sin[j] = static_cast<float>(std::sin(angle)) * static_cast<float>(factor);
+    const double angle = fp32(position) * inverse[j];  // rounded to fp32, then exact
+    cos[j] = fp32(std::cos(angle)) * fp32(factor);
+    sin[j] = fp32(std::sin(angle)) * fp32(factor);
   }
 }
 

@@ -142,7 +142,7 @@ SafeTensors::SafeTensors(const std::string& path)
           shown(name), path, extent.end - extent.begin, name_of(dtype), shape.text(), bytes);
     const uint8_t* begin = data_.data() + extent.begin;
     check(
-        reinterpret_cast<uintptr_t>(begin) % static_cast<uintptr_t>(size_of(dtype)) == 0,
+        reinterpret_cast<uintptr_t>(begin) % size_of(dtype) == 0,
         "tensor \"{}\" of \"{}\" is not aligned to its {}; save the file again with a safetensors "
         "library that pads the header",
         shown(name), path, name_of(dtype));

@@ -46,7 +46,7 @@ std::string safetensors_of(std::vector<NamedTensor> tensors,
   for (const auto& [name, tensor] : tensors) {
     const auto extents = tensor.shape.extents();
     const size_t begin = end;
-    end += static_cast<size_t>(tensor.bytes());
+    end += tensor.bytes();
     header[name] = {{"dtype", name_in_file(tensor.dtype)},
                     {"shape", std::vector<int64_t>(extents.begin(), extents.end())},
                     {"data_offsets", {begin, end}}};
@@ -60,8 +60,7 @@ std::string safetensors_of(std::vector<NamedTensor> tensors,
   file += text;
   const size_t data = file.size();
   for (auto& [name, offset] : offsets) offset += data;
-  for (const auto& [name, tensor] : tensors)
-    file.append(tensor.as<const char>(), static_cast<size_t>(tensor.bytes()));
+  for (const auto& [name, tensor] : tensors) file.append(tensor.as<const char>(), tensor.bytes());
   return file;
 }
 

@@ -155,7 +155,7 @@ void Reader::read_added(const JsonValue& list, AddedTokens& by_first) {
         entry[key].refuse("false, which alone is supported,");
     const auto id = entry["id"].whole<int32_t>(0, kMaxIds - 1);
     put(id, text);
-    by_first[static_cast<uint8_t>(text[0])].emplace_back(text, id);
+    by_first[byte_of(text[0])].emplace_back(text, id);
   }
   for (auto& tokens : by_first)
     std::stable_sort(tokens.begin(), tokens.end(),
@@ -224,7 +224,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   // Added tokens are sought in the text as it is, before anything is normalised.
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
-    const auto& tokens = tables_->added[static_cast<uint8_t>(text[at])];
+    const auto& tokens = tables_->added[byte_of(text[at])];
     const auto found = std::find_if(tokens.begin(), tokens.end(), [&](const auto& token) {
       return text.substr(at).starts_with(token.first);
     });

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -156,13 +157,13 @@ void sort_marks(std::vector<utf8proc_int32_t>& points) {
 }  // namespace
 
 std::string normalised(std::string_view text) {
-  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; }))
+  if (std::all_of(text.begin(), text.end(), [](char c) { return byte_of(c) < 0x80; }))
     return std::string(text);
   std::vector<utf8proc_int32_t> points;
   utf8proc_ssize_t size = decompose(text, points);
   if (size >= 0) {
     sort_marks(points);
-    const auto count = static_cast<utf8proc_ssize_t>(points.size());
+    const utf8proc_ssize_t count = std::ssize(points);
     points.push_back(0);  // room for what ends a text of C
     size = utf8proc_reencode(points.data(), count, kComposed);
   }

@@ -58,8 +58,8 @@ void write_map(Html& html, const DiffResult& result) {
                      .link = row_id(i),
                      .first = is_first(first, p.place)});
   }
-  const auto of = [&](std::string_view kind) {
-    return static_cast<size_t>(std::ranges::count(cells, kind, &MapCell::kind));
+  const auto of = [&](std::string_view kind) -> size_t {
+    return std::ranges::count(cells, kind, &MapCell::kind);
   };
   std::vector<FilterChoice> choices = {
       {"f-wrong", "propagated", ">1", "ulp apart or unlike",

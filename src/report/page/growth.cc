@@ -7,6 +7,7 @@
 
 #include "src/judge/ledger.h"
 #include "src/report/page/sections.h"
+#include "src/stats/moments.h"
 
 namespace lockstep {
 namespace {
@@ -60,8 +61,7 @@ void write_ground(Html& html, const Result& result, const Decades& decades) {
     while (end < result.places.size() && result.places[end].place.layer == layer) ++end;
     const double from =
         x_of(i, result.places.size()) - kWidth / 2 / static_cast<double>(result.places.size());
-    const double wide =
-        static_cast<double>(end - i) / static_cast<double>(result.places.size()) * kWidth;
+    const double wide = fraction(end - i, result.places.size()) * kWidth;
     if (layer >= 0 && layer % 2 == 0)
       html.single("rect", {{"class", "shade"},
                            {"x", fmt::format("{:.1f}", from)},

@@ -5,14 +5,14 @@
 
 #include <cstdint>
 
+#include "kernels/base/utf8.h"
+
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kReplacement = "\xef\xbf\xbd";
-
 // The bytes of the UTF-8 sequence that begins there; 0: it is none.
 size_t sequence_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const auto byte = [&](size_t i) { return byte_of(text[i]); };
   const uint8_t lead = byte(at);
   const size_t length = lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
   if ((lead >= 0x80 && lead < 0xc2) || lead > 0xf4 || at + length > text.size()) return 0;
@@ -26,7 +26,7 @@ size_t sequence_at(std::string_view text, size_t at) {
 }
 
 bool is_control(char c) {
-  const auto byte = static_cast<uint8_t>(c);
+  const uint8_t byte = byte_of(c);
   return byte == 0x7f || (byte < 0x20 && c != '\n' && c != '\t');
 }
 

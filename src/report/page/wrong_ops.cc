@@ -135,50 +135,44 @@ std::string power_text(int exponent) {
 
 void write_sizes(Html& html, const ErrorProfile& errors) {
   const auto& bins = errors.histogram;
-  const auto full = [](int64_t n) { return n > 0; };
-  const auto first_full = std::ranges::find_if(bins, full) - bins.begin();
-  const auto last_full = bins.rend() - std::find_if(bins.rbegin(), bins.rend(), full);
-  const size_t first = std::min<std::ptrdiff_t>(first_full, 14);
-  const size_t end = std::max<std::ptrdiff_t>(last_full, 20);
+  int first = 14, end = 20;  // bins that are drawn
+  for (int bin = 0; bin < std::ssize(bins); ++bin)
+    if (bins[bin] > 0) first = std::min(first, bin), end = std::max(end, bin + 1);
   const int64_t most = std::max<int64_t>(1, std::ranges::max(bins));
   const auto figure = html.open("figure");
   html.leaf("h4", "How large the errors are");
   const auto chart = html.open("div", {{"class", "bars"}});
-  const auto wide = static_cast<double>(end - first);
   {
     const auto svg = html.open("svg", {{"viewBox", fmt::format("0 0 {} 100", end - first)},
                                        {"preserveAspectRatio", "none"},
                                        {"role", "img"},
                                        {"aria-label", "Histogram of errors in budgets"}});
-    for (size_t bin = first; bin < end; ++bin) {
+    for (int bin = first; bin < end; ++bin) {
       if (bins[bin] == 0) continue;
       const double high = 12 + 88 * std::log10(bins[bin]) / std::max(1.0, std::log10(most));
-      const int upper = static_cast<int>(bin) + ErrorProfile::kFirstExponent;
+      const int upper = bin + ErrorProfile::kFirstExponent;
       const auto bar =
           html.open("path", {{"class", bin > 16 ? "bar over" : "bar"},
-                             {"d", fmt::format("M{:.2f} 100v-{:.1f}h.84v{:.1f}z",
-                                               static_cast<double>(bin - first) + .08,
+                             {"d", fmt::format("M{:.2f} 100v-{:.1f}h.84v{:.1f}z", bin - first + .08,
                                                std::min(high, 100.0), std::min(high, 100.0))}});
       html.leaf("title",
                 fmt::format("{} to {} budgets: {} elements", bin == 0 ? "0" : power_text(upper - 1),
                             power_text(upper), bins[bin]));
     }
-    html.single("path", {{"class", "limit"},
-                         {"d", fmt::format("M{} 0V100", 17 - static_cast<int>(first))}});
+    html.single("path", {{"class", "limit"}, {"d", fmt::format("M{} 0V100", 17 - first)}});
   }
   {
     const auto ticks = html.open("div", {{"class", "ticks"}});
-    const auto tick = [&](size_t bin, const std::string& text) {
-      html.leaf(
-          "span", text,
-          {{"style", fmt::format("left:{:.1f}%", 100 * static_cast<double>(bin - first) / wide)}});
+    const auto tick = [&](int bin, const std::string& text) {
+      html.leaf("span", text,
+                {{"style", fmt::format("left:{:.1f}%", 100.0 * (bin - first) / (end - first))}});
     };
-    const size_t step = end - first > 24 ? 8 : 4;
-    for (size_t bin = first; bin < end; ++bin) {
+    const int step = end - first > 24 ? 8 : 4;
+    for (int bin = first; bin < end; ++bin) {
       const bool at_budget = bin == 17;
-      const bool apart = (bin > 17 ? bin - 17 : 17 - bin) % step == 0;
+      const bool apart = (bin - 17) % step == 0;
       if (at_budget || (apart && bin > first))
-        tick(bin, at_budget ? "the budget" : power_text(static_cast<int>(bin) - 17));
+        tick(bin, at_budget ? "the budget" : power_text(bin - 17));
     }
   }
   html.leaf(
