@@ -152,7 +152,7 @@ std::vector<Finding::LooksLike> Causes::exact_causes(const OfPlace& of) {
   return all;
 }
 
-// Of those that are as near as the nearest, the plainest are said first (Guess::number).
+// The plainest of those that are as near as the nearest are said first (Guess::number).
 std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   std::vector<Candidate> good;
   for (Candidate candidate : of.candidates) {

@@ -50,8 +50,7 @@ void Scheduler::fork(const Sequence& parent, Sequence& child) {
   insert_by_id(running_, &child);
 }
 
-// How many tokens of the sequence the next pass takes, when it may take `left`. Chance never makes
-// it 0 where it was not, so that every request that is served advances.
+// How many tokens of the sequence the next pass takes, when it may take `left`.
 int64_t Scheduler::wanted(const Sequence& sequence, int64_t left) {
   int64_t tokens = sequence.length() - sequence.computed;
   if (options_.chunk > 0) tokens = std::min(tokens, options_.chunk);
@@ -118,8 +117,7 @@ void Scheduler::serve_running(int64_t& left, Plan& plan) {
     // Forks run from the start, and may be more than a batch takes: the later ones wait.
     if (options_.max_batch > 0 && std::ssize(plan.chunks) >= options_.max_batch) return;
     Sequence& sequence = *running_[i];
-    // The oldest is never skipped or preempted by chance either, which keeps the promise that it
-    // always advances.
+    // The oldest is neither preempted nor passed over by chance here.
     if (i > 0 && by_chance(10)) {
       preempt(sequence, plan);
       --i;
