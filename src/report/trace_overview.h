@@ -39,8 +39,8 @@ TraceTotals totals_of(TraceReader& trace);
 std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
                                const std::string& path);
 
-// A line for each pass: its rows, its page tables, the slots that it wrote, and the edges and
-// lengths of its requests as an attention kernel gets them.
+// A line for each request of each pass: its rows, its pages, the slots that it wrote, and its edges
+// and length as an attention kernel gets them.
 Table passes_of(TraceReader& trace);
 
 // The facts of the provenance, all of them.

@@ -28,6 +28,7 @@ std::map<OpKind, Nearness> nearness_of(const Result& result) {
   for (size_t i = 0; i < result.places.size(); ++i) {
     const PlaceSummary& p = result.places[i];
     const Point& point = *p.place.point;
+    // An op that is exact has no limit to come near.
     if (point.node_class == NodeClass::exact || !p.measured) continue;
     Nearness& of = all[point.op];
     if (std::ranges::find(of.points, point.name) == of.points.end())
@@ -48,7 +49,9 @@ void write_bars(Html& html, const Nearness& near) {
   const auto svg = html.open(
       "svg", {{"viewBox", "0 0 100 20"}, {"preserveAspectRatio", "none"}, {"aria-hidden", "true"}});
   const auto bar = [&](const char* kind, int top, double share) {
+    // NaN is not greater either, and draws nothing.
     if (!(share > 0)) return;
+    // A bar that is over its limit has its full width and another colour.
     html.single("rect", {{"class", share <= 1 ? kind : "over"},
                          {"x", "0"},
                          {"y", std::to_string(top)},
