@@ -86,7 +86,8 @@ struct DeviceRuntime {
   std::function<void(void* graph)> forget;
   DigestMaker digests;
 };
-// From here on runtime_of finds it, in the place of any other of that device.
+// From here on runtime_of finds it, in the place of any other of that device. Any thread may; what
+// it replaces must not be in use.
 void register_runtime(const DeviceRuntime& runtime);
 void forget_runtimes();
 // The runtime of a CUDA device. Throws Error when none is registered.
