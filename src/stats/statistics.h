@@ -71,6 +71,7 @@ struct Measure {
 };
 
 // One row of a node, all of one length. The other fields are those of its Budget, which see.
+// Borrowed for the call.
 struct RowNumbers {
   std::span<const double> got, want, limit, variance, shared, misround;
   double gain = 0;
@@ -94,7 +95,8 @@ struct NodeSlice : Scatter {
 
 class PlacePool;
 
-// Measures one node in one pass over its rows.
+// Measures one node in one pass over its rows. measure() is const and may be called by several
+// threads; add() and finish() by one.
 class Meter {
  public:
   // The traits of a place that decide how its nodes are measured.
@@ -185,7 +187,8 @@ struct Meter::Row {
   double size = 0;  // root mean square of the exact results
 };
 
-// All rows of a place, whatever their pass and request, that differ from each other.
+// All rows of a place, whatever their pass and request, that differ from each other. For one
+// thread.
 class PlacePool {
  public:
   void add(const Meter::Row& row);
