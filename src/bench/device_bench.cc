@@ -143,6 +143,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
       {},    Figure::Whole::read_roof};
   uint64_t wanted = 0;
   roofs.sample();
+  // The first try, number -1, says what the others must come to.
   for (int i = -1; i < kDevicePrefills; ++i) {
     copy(out, nan);
     wait_for(device);
@@ -158,6 +159,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
     if (i >= 0) figure.samples.push_back(seconds / kLaunches);
   }
   roofs.sample();
+  // K and V must be read once each; queries and output are nothing beside them.
   figure.best = caches.bytes() / roofs.read();
   return figure;
 }
@@ -170,6 +172,7 @@ Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t t
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests =
       requests_of(kDevicePrefills + 1, tokens, 1, checkpoint.config().vocab);
+  // Each arrives at a step of its own, when the one before it is done.
   for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = i;
   const Timed timed = serve(device, checkpoint, requests, false);
   figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
