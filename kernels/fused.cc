@@ -7,7 +7,8 @@
 namespace lockstep {
 namespace {
 
-// Whether both are the same plain function; what wraps one is another.
+// Whether both are the same plain function; what wraps one is another. A fused op may pass over its
+// pieces only where they are the functions that it was made of.
 template <typename Signature>
 bool same(const std::function<Signature>& a, const std::function<Signature>& b) {
   const auto* in_a = a.template target<Signature*>();
