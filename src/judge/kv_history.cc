@@ -21,8 +21,8 @@ uint64_t linked(uint64_t a, uint64_t b) {
   return hash_of(both, sizeof(both));
 }
 
-// Rows of ended requests, in no slot, whose writers stay known: some 10 MB.
-constexpr size_t kMostOfEnded = 1 << 16;
+// Rows of ended requests, in no slot, whose writers stay known: some 4 MB.
+constexpr size_t kMostOfEnded = 1 << 14;
 
 uint64_t key_of(int layer, uint64_t prefix) { return linked(layer, prefix); }
 

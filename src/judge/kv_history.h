@@ -56,7 +56,7 @@ class KvHistory {
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
 
   // The request is in no further pass, and nobody inherits from it: its bytes are kept for as long
-  // as a slot holds them. Who wrote them stays known for the last 65,536 rows that such requests
+  // as a slot holds them. Who wrote them stays known for the last 16,384 rows that such requests
   // had, and that no slot holds any more.
   void end(int32_t request);
 

@@ -376,7 +376,7 @@ Measure Meter::finish() const {
 }
 
 void PlacePool::add(const Meter::Row& row) {
-  constexpr int64_t kMoreRows = 1024;
+  constexpr int64_t kMoreRows = 512;
   if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) return;
   if (moments_.rows() >= enough_) {
     enough_ += kMoreRows;
