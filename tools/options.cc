@@ -22,6 +22,8 @@ Value number_of(const std::string& text) {
   return value;
 }
 
+// The text is checked against the range of the number that it is bound to, so that none is cut on
+// the way.
 CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int64_t least,
                        const std::string& help) {
   using Value = std::remove_reference_t<decltype(value)>;
@@ -164,6 +166,8 @@ void add_sampling_options(CLI::App& app, ModelOptions& options) {
 
 std::string flag_of(const auto& option) { return std::string("--") + option.name; }
 
+// One overload a type: an option of serving is a row of kEngineOptions, and its flag follows from
+// the type of its member.
 void add_engine_option(CLI::App& app, const EngineOption<bool, 2>& option, bool& value) {
   app.add_flag(flag_of(option), value, option.help);
 }
@@ -244,6 +248,8 @@ void add_rounding_options(CLI::App& app, RoundingOptions& options) {
   begin_group(app, "Judge");
   std::vector<std::string> names;
   std::string help = "where ops round inside, by engine (what the trace says)";
+  // The help lists the engines from their table, so that a new row of it is all that a new one
+  // needs.
   for (const Preset& preset : presets()) {
     names.emplace_back(preset.name);
     help += fmt::format("\n{}: {}", preset.name, preset.says);

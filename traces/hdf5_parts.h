@@ -24,7 +24,8 @@ class Hdf5Id {
   int64_t id_;
 };
 
-// Before the first call of the library.
+// Before the first call of the library. Called as often as one likes; only the first call does
+// anything.
 void prepare_hdf5();
 // The innermost sentence of HDF5's stack of errors: the cause.
 std::string hdf5_cause();

@@ -48,6 +48,8 @@ std::optional<Circumstance> apart_by(const ServingFacts& a, const ServingFacts& 
   if (a.place != b.place) by.push_back(Circumstance::place);
   if (a.batch != b.batch) by.push_back(Circumstance::batch);
   if (by.empty()) return Circumstance::nothing;
+  // A serving that repeats another answers one question alone, whether the very same gives the same
+  // bits; in all others it would count a pair twice.
   if (by.size() > 1 || a.repeat > 0 || b.repeat > 0) return {};
   return by.front();
 }
@@ -57,7 +59,8 @@ bool is_allowed(const Place& place, Circumstance by) {
          by != Circumstance::graph;
 }
 
-// Numbers of rows that were seen to give the same bits, or others.
+// Numbers of rows that were seen to give the same bits, or others. Being alike is not transitive
+// over what was seen: a group holds numbers of rows no two of which were seen apart.
 class Alike {
  public:
   void add(const std::map<int64_t, uint64_t>& by_rows) {
@@ -156,6 +159,8 @@ class OpComparison {
   std::set<Circumstance> by_;
 };
 
+// A linear op sums over its whole input row, all heads of attn.out together; an expert over the
+// last axis alone, as its input may have a row a choice.
 int64_t terms_of(const BaselineRows& base, const Place& place, const Row& row) {
   const bool of_row = place.point->op == OpKind::norm;
   if (!of_row && !row_of(place.point->op).has_matrix) return 0;
@@ -241,6 +246,8 @@ void BitWatch::record(const Record& record) {
     const TensorView want = base_.find(place, {base_request_, row.position});
     if (!want.empty() && want.shape == got.shape && want.dtype == got.dtype) {
       if (std::memcmp(want.data, got.data, want.bytes()) != 0) bits.ulps = ulps_between(want, got);
+      // The base's bytes take the place of this serving's, so that the next op has the base's
+      // inputs.
       std::memcpy(got.data, want.data, want.bytes());
     }
     bits_[place][row.position] = bits;

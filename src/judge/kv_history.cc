@@ -94,6 +94,7 @@ void KvHistory::keep(uint64_t hash, uint64_t key, const Writer& writer,
 void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (!keep_bytes_) return;
   Content& content = contents_.at(hash);
+  // A row whose slot is not known may be anywhere, and is never forgotten.
   if (slot < 0) content.slots = -1;
   if (slot < 0) return;
   uint64_t& held = slots_[layer][slot];
@@ -102,6 +103,8 @@ void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (content.slots >= 0) ++content.slots;
   const auto old = contents_.find(before);
   if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
+  // The bytes of a request that ended go at once: nobody may read them any more by right, and who
+  // wrote them is still known for a finding.
   if (ended_.contains(old->second.writer.row.request)) {
     std::vector<char>().swap(old->second.bytes);  // an assignment would keep the memory
     gone_of_ended_.push_back(before);
@@ -163,6 +166,8 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     const auto inherited = inherited_.find(rows[i].request);
     const size_t position = rows[i].position;
     if (inherited == inherited_.end() || position >= inherited->second) continue;
+    // Rows that some request wrote for these tokens are held to that; only what is unknown is taken
+    // as it was read.
     if (versions(layer, rows[i])) continue;
     const uint64_t key = key_of(layer, prefix(rows[i]));
     written_[key] = {hashes[i]};
@@ -246,6 +251,8 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
     const size_t position = rows[i].position;
     if (position < own.size() && own[position] == hashes[i] && hashes[i] != 0) continue;
     const int64_t index = i;
+    // Another request with the same text may have written it, or the same one before it was
+    // preempted.
     const std::vector<uint64_t>* legal = versions(layer, rows[i]);
     if (!legal) {
       if (found.unknown++ == 0) found.first_unknown = index;

@@ -25,7 +25,9 @@ struct WrongRows {
 
 // Every K/V row that the model has written, by what it stands for: the layer, and all tokens up to
 // its own. Whoever has the same tokens may read it, because shared prefixes, forks and computing
-// again are legal; nobody else may. Also where a row that was found instead came from.
+// again are legal; nobody else may. Also where a row that was found instead came from. One thread
+// at a time may use it, for asking too: k() and v() mark bytes as read, which keeps them from being
+// forgotten.
 class KvHistory {
  public:
   // Who wrote a row first.
@@ -78,7 +80,8 @@ class KvHistory {
   // Stands for all tokens of the request up to that position; 0: never seen.
   uint64_t prefix(const Row& row) const;
 
-  // Bytes of K or V by hash; empty when they are not kept.
+  // Bytes of K or V by hash; empty when they are not kept. The spans hold until the next write(),
+  // which may free what no slot holds any more.
   std::span<const char> k(uint64_t hash) const;
   std::span<const char> v(uint64_t hash) const;
   // The hash of what was written last for the tokens up to there; 0 when nothing was.

@@ -37,6 +37,7 @@ constexpr double kThreeWay = 3;
 // later ones have both apart.
 constexpr int kMostMaps = 32;
 
+// A structural node was expected and compared with nothing, so it does not count as judged.
 bool judged(Verdict verdict) {
   return verdict != Verdict::inconclusive && verdict != Verdict::structural;
 }
@@ -86,6 +87,8 @@ int Ledger::enter(NodeOutcome outcome) {
   const bool graver = gravity_of(outcome.verdict) > gravity_of(summary.verdict);
   const bool equal = outcome.verdict == summary.verdict;
   const bool larger = worst(outcome.t1, outcome.t2) > worst(summary.worst_t1, summary.worst_t2);
+  // The row that a summary names is that of the gravest verdict, and among equals the largest in
+  // units of its limit.
   if (summary.expected == 0 || graver || (equal && larger)) {
     summary.worst_request = outcome.request;
     summary.worst_position = outcome.position;
@@ -135,6 +138,7 @@ const Place& Ledger::named(int64_t place) const {
   return places_[(place + next) % places_.size()];
 }
 
+// No limit makes a tensor of no place right.
 void Ledger::stray(const Finding& finding) {
   limit_ratio(std::numeric_limits<double>::infinity());
   findings_.push_back(finding);
@@ -145,6 +149,7 @@ void Ledger::regrade(Entry entry, const Finding& finding) {
   --sums.counts[entry.verdict];
   ++sums.counts[finding.verdict];
   sums.found = true;
+  // The node is inconclusive no more, so its reason counts one node less.
   if (entry.reason) --*entry.reason;
   entry.verdict = finding.verdict;
   entry.finding = true;
@@ -245,6 +250,8 @@ Result Ledger::result() const {
     summary.measured = errors.elements > 0;
     summary.compared = errors.compared > 0;
     summary.has_t2 = sums_[i].has_t2;
+    // Maps of positions by heads are dropped from the 33rd wrong place on: what a page shows of
+    // them is not worth their size.
     if (summary.errors.elements > 0 && ++profiled > kMostMaps) summary.errors.map.clear();
     summary.errors.shorten_map();
   }

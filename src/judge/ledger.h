@@ -46,7 +46,8 @@ NodeOutcome inconclusive(std::string reason);
 // The outcome of a node whose tensor is not as the model has it. position: of its first row.
 NodeOutcome structural(std::string rule, int32_t position);
 
-// Keeps what came out of every node and makes the Result of it.
+// Keeps what came out of every node and makes the Result of it. It keeps an entry a node and sums a
+// place, and no tensor, so that its memory grows by some bytes a node.
 class Ledger {
  public:
   explicit Ledger(const Graph& graph);
@@ -74,7 +75,9 @@ class Ledger {
   void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
 
-  // Counts, findings in order, places, notes. Verdict and story are not filled in.
+  // Counts, findings in order, places, notes. Verdict and story are not filled in. The findings are
+  // in the order of the computation (pass, place, request), those about contracts alone after all
+  // others.
   Result result() const;
   // The most frequent reason why nodes are inconclusive; "" when none is.
   std::string main_reason() const;

@@ -26,6 +26,7 @@ void FusedExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   stream_ = a_.next_half();
   const AddNormInput input = {
       .sum = stream_, .a = before, .b = branch, .weight = weight, .eps = eps_};
+  // Until the matmul has run neither sum nor norm is there to be shown.
   if (matmul_computes_norm(norm.point, norm_layer)) {
     deferred_norm_.emplace(DeferredNorm{.input = input,
                                         .residual = residual.point,

@@ -1,3 +1,7 @@
+// Foreign lists name opcodes as they like, cut rows into blocks of their own, and may leave out
+// everything that follows from opcode and rows: "opcodes", "block" and "columns" translate them.
+// Every number has a bound before it is used for a size, and an error names the field that it is
+// about.
 #include "src/schedule/schedule_json.h"
 
 #include <fmt/format.h>
@@ -17,6 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// No list for a real model comes near these.
 constexpr size_t kMostText = size_t{256} << 20;
 constexpr int64_t kMostQueues = 1 << 16, kMostCounters = 1 << 20;
 constexpr int64_t kMostHeads = 1 << 12, kMostHeadDim = 1 << 16;
@@ -128,6 +133,7 @@ class ScheduleReader {
   }
 
   void read_tensors() {
+    // Without a list of tensors they are those of the model, cut as the shares say.
     const JsonValue json = root_["tensors"];
     if (!json) {
       made_.tensors = tensors_of(made_.model, made_.kv_shares, made_.down_shares);
@@ -179,6 +185,8 @@ class ScheduleReader {
     if (const JsonValue share = field(item, "share")) in.share = share.whole<int64_t>(0, 1 << 16);
     in.waits = uses_of(field(item, "waits"));
     in.raises = uses_of(field(item, "raises"));
+    // Reads and writes that the list names are taken as they stand, also where the opcode is known:
+    // whether they agree is the check's to say.
     const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
     const std::string misfit = misfit_of(made_, in);
     if (!misfit.empty()) fail("{}: {}", item.where(), misfit);

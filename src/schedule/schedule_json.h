@@ -14,6 +14,8 @@
 
 namespace lockstep {
 
+// Writes all fields, also those that read_schedule() would fill in itself, so that whoever reads it
+// need know no defaults.
 std::string schedule_json(const Schedule& schedule);  // an instruction a line
 
 // Throws Error on a file that is no schedule, or that names a queue, a counter or a tensor that it

@@ -1,3 +1,5 @@
+// Puts the interpreter of a schedule (src/instructions) in the place of the model's own executors,
+// and leads findings back to the instruction that wrote them.
 #include "src/session/instructions.h"
 
 #include <fmt/format.h>
@@ -16,7 +18,8 @@ namespace {
 
 constexpr size_t kNamed = 3;  // findings whose instruction a note names
 
-// The execution of the first pair that the counters leave unordered.
+// The execution of the first pair that the counters leave unordered. Such an execution lets one of
+// the two read or write too early, so that what the check proves is seen in the numbers.
 std::vector<int> adversarial_order(const Schedule& schedule) {
   const ScheduleCheck checked = check_schedule(schedule);
   for (const ScheduleFinding& finding : checked.findings)
@@ -67,6 +70,8 @@ void name_instructions(Result& result, const Schedule& schedule) {
   std::vector<std::string> named;
   for (const Finding& finding : result.findings) {
     if (named.size() == kNamed || finding.index.size() < 2) continue;
+    // The index is [position, number] or [position, head, dim]; the instruction is known by the
+    // place within a row.
     const int64_t number = finding.index.size() == 2
                                ? finding.index[1]
                                : finding.index[1] * schedule.model.head_dim + finding.index[2];

@@ -24,7 +24,8 @@ struct InstructionOptions {
   std::string interleave;  // a seed, or "adversarial"; empty: queues are threads
 };
 
-// The options of everything that runs a model.
+// The options of everything that runs a model. Texts are as they were typed, and checked where they
+// are used; open_session() makes of them what an engine takes.
 struct ModelOptions {
   std::string model;  // folder of the checkpoint
   std::vector<std::string> prompts;

@@ -12,7 +12,8 @@
 
 namespace lockstep {
 
-// Everything that ModelOptions name, opened and read, the device too.
+// Everything that ModelOptions name, opened and read, the device too. An engine that is made of it
+// borrows the checkpoint: the session must outlive it.
 struct Session {
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
