@@ -48,6 +48,7 @@ Table points_table(const ErrorBudget& budget) {
               {}};
   double others = 0;
   size_t count = 0;
+  // Shares may be negative, where an error cancels others: their size decides.
   for (const PointShare& share : by_point(budget)) {
     if (table.rows.size() == kMostPoints || std::fabs(share.share) < kWorthSaying) {
       others += share.share;
@@ -69,6 +70,7 @@ Table ops_table(const ErrorBudget& budget) {
               {}};
   std::vector<const ErrorShare*> shares;
   for (const ErrorShare& share : budget.shares) shares.push_back(&share);
+  // Equal ones stay in the order of the computation.
   std::ranges::stable_sort(shares, std::greater<>(), [](const ErrorShare* s) { return s->share; });
   for (const ErrorShare* share : shares)
     table.rows.push_back(

@@ -31,6 +31,7 @@ struct TraceTotals {
   std::optional<FirstNonFinite> first;
   std::vector<Place> recorded_with_numbers;
 };
+// Reads every digest of the trace, pass by pass, and no numbers.
 TraceTotals totals_of(TraceReader& trace);
 
 // The overview: what the trace is, where it comes from, its requests, where NaN begins, and the
