@@ -15,11 +15,11 @@ namespace {
 void judge_both(DiffResult& result, const std::string& model, const std::string& a,
                 const std::string& b, const Selection& selection) {
   const Checkpoint checkpoint = Checkpoint::open(model);
-  std::vector<DiffJudgement> all;
+  std::vector<DiffResult::Judgement> all;
   for (const std::string& path : {a, b}) {
     const Result judged = judge_trace(path, checkpoint, {.selection = selection});
-    DiffJudgement& own = all.emplace_back(
-        DiffJudgement{.trace = path, .verdict = judged.verdict, .story = judged.story});
+    DiffResult::Judgement& own = all.emplace_back(
+        DiffResult::Judgement{.trace = path, .verdict = judged.verdict, .story = judged.story});
     if (judged.first) own.first = judged.first->node.place;
     own.contracts = judged.scope.contracts;
   }
@@ -55,9 +55,9 @@ int diff_command(Args args) {
              "  lockstep diff before.trace after.trace --model Qwen3-0.6B\n"))
     return 0;
   check_outputs(report, {{"A", a}, {"B", b}, {"--model", model}});
-  const DiffOptions options{.selection = observe.selection()};
-  DiffResult result = diff(*open_trace(a), *open_trace(b), options);
-  if (!model.empty()) judge_both(result, model, a, b, options.selection);
+  const Selection selection = observe.selection();
+  DiffResult result = diff(*open_trace(a), *open_trace(b), selection);
+  if (!model.empty()) judge_both(result, model, a, b, selection);
   result.trace_a = a, result.trace_b = b;
   put(document_of(result), report);
   return exit_status(result);

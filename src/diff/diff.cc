@@ -43,8 +43,8 @@ std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
 
 class Comparison {
  public:
-  Comparison(TraceReader& a, TraceReader& b, const DiffOptions& options)
-      : options_(options),
+  Comparison(TraceReader& a, TraceReader& b, const Selection& selection)
+      : selection_(selection),
         graph_(a.manifest().graph_known ? a.manifest().graph : b.manifest().graph),
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
         places_(graph_.places()),
@@ -52,7 +52,7 @@ class Comparison {
         a_(a, places_),
         b_(b, places_),
         input_bits_(a_, b_, places_, inputs_),
-        tokens_(a_, b_, options.selection, result_),
+        tokens_(a_, b_, selection, result_),
         digests_(passes_of(a_), passes_of(b_), a_.digests(), b_.digests()),
         noise_(places_, inputs_, shown_by_both(), noise_dtype_),
         same_inputs_(places_, a.manifest(), b.manifest()),
@@ -60,7 +60,7 @@ class Comparison {
     for (TraceReader* trace : {&a, &b}) noise_.widen(trace->manifest());
     for (const Place& place : places_) {
       result_.places.push_back({.place = place});
-      selected_.push_back(options.selection.has(*place.point, place.layer));
+      selected_.push_back(selection.has(*place.point, place.layer));
     }
     needed_ = selected_;
     for (size_t i = places_.size(); i-- > 0;) {
@@ -113,7 +113,7 @@ class Comparison {
   void enter_node(DiffSums& sums, int pass, int32_t request, size_t index);
   void add_to_place(const DiffSums& sums, size_t index);
   void look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                     const std::optional<DiffShare>& share, size_t index);
+                     const std::optional<DiffNode::Share>& share, size_t index);
   std::vector<bool> shown_by_both() const;
   void count_rows_of_b_alone();
   void sum_up_places();
@@ -124,7 +124,7 @@ class Comparison {
   }
   bool wanted(const Row& row) const { return tokens_.wanted(row); }
 
-  const DiffOptions& options_;
+  const Selection& selection_;
   Graph graph_;
   DType noise_dtype_;
   std::vector<Place> places_;
@@ -156,8 +156,7 @@ DigestComparison::Rows Comparison::passes_of(const DiffSide& side) {
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
   result_.provenance_a = a.provenance, result_.provenance_b = b.provenance;
-  for (const Manifest* manifest : {&a, &b})
-    options_.selection.check_layers(manifest->graph.layers());
+  for (const Manifest* manifest : {&a, &b}) selection_.check_layers(manifest->graph.layers());
   if (!of_one_model(a, b))
     result_.structure.push_back(
         fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
@@ -215,7 +214,7 @@ Comparison::Told Comparison::compare_numbers(const ShownRow& x, const ShownRow& 
   if (!of_x.data.view().empty() && !of_y.data.view().empty()) {
     if (is_float(of_x.dtype) != is_float(of_y.dtype)) sums.distance.nonfinite = true;
     sums.node.measured = true;
-    const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+    const std::vector<double> a = x.numbers(), b = y.numbers();
     sums.add(a, b, x.row());
     if (*places_[index].point == point("logits")) logits_.add(a, b);
     return Told::numbers;
@@ -273,7 +272,7 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
                            x.tensor->dtype == y.tensor->dtype && input_bits_.equal(x, y, index);
     if (forbidden)
       sums.forbid(row, "its inputs have the same bits, and by them it is exact",
-                  relative_of(numbers_of(x), numbers_of(y)));
+                  relative_of(x.numbers(), y.numbers()));
     count_same_inputs(x, y, index, sums);
     if (!row_of(point.op).makes_indices)
       told = compare_numbers(x, y, index, sums);
@@ -402,7 +401,7 @@ void Comparison::add_to_place(const DiffSums& sums, size_t index) {
 }
 
 void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                               const std::optional<DiffShare>& share, size_t index) {
+                               const std::optional<DiffNode::Share>& share, size_t index) {
   const std::optional<DiffNode> node = sums.kind(limit, share);
   if (!node) return;
   if (node->reason.empty() && std::isfinite(node->relative) && noise_.hides_a_choice(index)) {
@@ -453,7 +452,7 @@ void Comparison::count_rows_of_b_alone() {
 
 void Comparison::sum_up_places() {
   std::erase_if(result_.places, [&](const DiffPlace& place) {
-    return place.rows == 0 || !options_.selection.has(*place.place.point, place.place.layer);
+    return place.rows == 0 || !selection_.has(*place.place.point, place.place.layer);
   });
   for (DiffPlace& place : result_.places) {
     result_.rows += place.rows;
@@ -488,9 +487,9 @@ DiffResult Comparison::run() {
 
 }  // namespace
 
-DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options) {
+DiffResult diff(TraceReader& a, TraceReader& b, const Selection& selection) {
   const MatchedRequests matched(a, b);
-  DiffResult result = Comparison(a, matched.trace(), options).run();
+  DiffResult result = Comparison(a, matched.trace(), selection).run();
   result.renamed = matched.sentences();
   std::ranges::copy(matched.alone(), std::back_inserter(result.remarks));
   return result;

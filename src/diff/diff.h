@@ -28,19 +28,15 @@
 
 namespace lockstep {
 
-struct DiffOptions {
-  Selection selection;  // nodes outside are not compared
-};
-
-// How much of what one op made of inputs of the same bits has other bits.
-struct DiffShare {
-  bool of_rows = false;  // else of elements: rows are counted where only their hashes are known
-  int64_t different = 0, of = 0;
-  double limit = 0;  // a share
-};
-
 // A node of `a` and how far `b` is from it.
 struct DiffNode {
+  // How much of what one op made of inputs of the same bits has other bits.
+  struct Share {
+    bool of_rows = false;  // else of elements: rows are counted where only their hashes are known
+    int64_t different = 0, of = 0;
+    double limit = 0;  // a share
+  };
+
   NodeId id;
   int32_t position = 0;      // of first_bits the first row that differs, of first_kind the worst
   double relative = 0;       // rms of the difference / rms of a; a lower bound from digests
@@ -52,7 +48,7 @@ struct DiffNode {
   // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
   std::string reason;
   // Instead of a distance: more of it differs than two right ops of the same inputs explain.
-  std::optional<DiffShare> share;
+  std::optional<Share> share;
 };
 
 // All rows of one place that both traces have.
@@ -66,44 +62,44 @@ struct DiffPlace {
   double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
 };
 
-// Where the two take different ways: from there on the request is not compared.
-struct DiffFlip {
-  enum class Cause : uint8_t {
-    near_tie,  // each chose the best of its own logits, or of its router's scores
-    drawn,     // of other logits, in the same way: rounding may have decided
-    unknown,   // the numbers that it chose by were not kept
-    chosen,    // other inputs: another prompt, forced tokens, another way to draw
-  };
-  Cause cause = Cause::unknown;
-  int32_t request = 0, position = 0;   // the first row that is not compared
-  int layer = -1;                      // where other experts were chosen; -1: tokens were
-  int32_t token_a = -1, token_b = -1;  // that were fed there; -1: none was
-  // How much each prefers its own choice to the other's, the larger of the two, in ulp of the
-  // larger logit; nothing: not known.
-  std::optional<double> margin_ulp;
-};
-
-// Logits of rows that both have as numbers, as distributions.
-struct DiffLogits {
-  int64_t rows = 0;
-  double kl_mean = 0, kl_max = 0;  // nats, of b's from a's
-};
-
-// The judgement of one of the two traces against the oracle.
-struct DiffJudgement {
-  std::string trace;  // its path
-  RunVerdict verdict = RunVerdict::inconclusive;
-  std::string story;
-  std::optional<Place> first;                    // that introduces an error
-  std::map<std::string, std::string> contracts;  // by point name, as it was judged under
-};
-
 enum class DiffVerdict : uint8_t { identical, noise, different, inconclusive };
 template <>
 inline constexpr auto kNamesOf<DiffVerdict> =
     std::to_array<const char*>({"identical", "noise", "different", "inconclusive"});
 
 struct DiffResult {
+  // Where the two take different ways: from there on the request is not compared.
+  struct Flip {
+    enum class Cause : uint8_t {
+      near_tie,  // each chose the best of its own logits, or of its router's scores
+      drawn,     // of other logits, in the same way: rounding may have decided
+      unknown,   // the numbers that it chose by were not kept
+      chosen,    // other inputs: another prompt, forced tokens, another way to draw
+    };
+    Cause cause = Cause::unknown;
+    int32_t request = 0, position = 0;   // the first row that is not compared
+    int layer = -1;                      // where other experts were chosen; -1: tokens were
+    int32_t token_a = -1, token_b = -1;  // that were fed there; -1: none was
+    // How much each prefers its own choice to the other's, the larger of the two, in ulp of the
+    // larger logit; nothing: not known.
+    std::optional<double> margin_ulp;
+  };
+
+  // Logits of rows that both have as numbers, as distributions.
+  struct Logits {
+    int64_t rows = 0;
+    double kl_mean = 0, kl_max = 0;  // nats, of b's from a's
+  };
+
+  // The judgement of one of the two traces against the oracle.
+  struct Judgement {
+    std::string trace;  // its path
+    RunVerdict verdict = RunVerdict::inconclusive;
+    std::string story;
+    std::optional<Place> first;                    // that introduces an error
+    std::map<std::string, std::string> contracts;  // by point name, as it was judged under
+  };
+
   DiffVerdict verdict = DiffVerdict::inconclusive;
   std::string story;  // one sentence
   int64_t rows = 0, equal = 0;
@@ -119,14 +115,14 @@ struct DiffResult {
   // The first whose digests say more than noise makes likely, though not for certain.
   std::optional<DiffNode> first_doubt;
   std::vector<DiffPlace> places;
-  std::vector<DiffFlip> flips;
-  std::optional<DiffLogits> logits;
+  std::vector<Flip> flips;
+  std::optional<Logits> logits;
   std::string trace_a, trace_b;  // their paths, filled by whoever knows them
   std::map<std::string, std::string> provenance_a, provenance_b;
   std::vector<std::string> structure;  // what makes the two no runs of the same thing, in sentences
   std::vector<std::string> renamed;    // requests that have another number in b, in sentences
   std::vector<std::string> remarks;    // what is to be known of either file, in sentences
-  std::vector<DiffJudgement> judged;   // both, when a checkpoint was at hand; else empty
+  std::vector<Judgement> judged;       // both, when a checkpoint was at hand; else empty
 };
 
 // Noise is judged without an oracle. Where an op's inputs have the same bits in both traces, and
@@ -162,11 +158,11 @@ inline constexpr double kDiffOutlier = 2;
 // by their tokens where those of a number differ (match_requests.h); one that the other trace does
 // not have is a remark. Throws Error when a trace cannot be read or the selection names layers that
 // a model has not, and where a trace's best of logits are not those of its tensors (top_logits.h).
-DiffResult diff(TraceReader& a, TraceReader& b, const DiffOptions& options);
+DiffResult diff(TraceReader& a, TraceReader& b, const Selection& selection);
 
 // Enters what a judgement of each says, and what follows: with both clean nothing is wrong, however
 // far apart they are; with one of them clean the other is.
-void put_judgements(DiffResult& result, std::vector<DiffJudgement> judged);
+void put_judgements(DiffResult& result, std::vector<DiffResult::Judgement> judged);
 
 // 0 identical or noise, 1 different, 2 inconclusive.
 int exit_status(const DiffResult& result);

@@ -83,12 +83,13 @@ bool DigestSums::same_rows(const DigestSums& other) const {
   return rows == other.rows && which == other.which && elements == other.elements;
 }
 
-DigestDistance distance_of(const DigestSums& a, const DigestSums& b) {
-  if (a.nan != b.nan || a.pos_inf != b.pos_inf || a.neg_inf != b.neg_inf)
+DigestSums::Distance DigestSums::distance_to(const DigestSums& other) const {
+  if (nan != other.nan || pos_inf != other.pos_inf || neg_inf != other.neg_inf)
     return {kInfinity, kInfinity};
-  const double size = std::sqrt(a.sum_squares), other = std::sqrt(b.sum_squares);
-  const double least = ratio(size - other, size);
-  const double of_sums = std::hypot(ratio(a.sum - b.sum, size), ratio(a.sum_abs - b.sum_abs, size));
+  const double size = std::sqrt(sum_squares);
+  const double least = ratio(size - std::sqrt(other.sum_squares), size);
+  const double of_sums =
+      std::hypot(ratio(sum - other.sum, size), ratio(sum_abs - other.sum_abs, size));
   return {least, std::max(least, of_sums / std::sqrt(2.0))};
 }
 
@@ -129,7 +130,7 @@ std::optional<DigestComparison::Found> DigestComparison::at(
     for (const int32_t position : positions_.at(group->second).at(request))
       if (!wanted({request, position})) return {};
   }
-  return Found{distance_of(a, b), std::max(requests, 1)};
+  return Found{a.distance_to(b), std::max(requests, 1)};
 }
 
 }  // namespace lockstep

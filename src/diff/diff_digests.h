@@ -25,17 +25,17 @@ struct DigestSums {
   void add(const Row& row, int32_t token, uint64_t hash);
   void add(const DigestSums& other);
   bool same_rows(const DigestSums& other) const;
-};
 
-// How far apart digests say that two traces are at a place: relative rms, as of their numbers.
-struct DigestDistance {
-  double least = 0;  // it is not less than that
-  // It is likely not to be much more: differences that are independent of each other add up to
-  // sums that differ by their rms times the root of their number, give or take.
-  double likely = 0;
+  // How far apart digests say that two traces are at a place: relative rms, as of their numbers.
+  struct Distance {
+    double least = 0;  // it is not less than that
+    // It is likely not to be much more: differences that are independent of each other add up to
+    // sums that differ by their rms times the root of their number, give or take.
+    double likely = 0;
+  };
+  // Both are of the same rows. The likely distance scatters as a normal number does.
+  Distance distance_to(const DigestSums& other) const;
 };
-// Both are of the same rows. The likely distance scatters as a normal number does.
-DigestDistance distance_of(const DigestSums& a, const DigestSums& b);
 
 // The digests of two traces, which are of all rows of a pass each, over the passes that together
 // computed the same rows: another chunking or batching puts a row beside others.
@@ -51,7 +51,7 @@ class DigestComparison {
   // where the two are not of the same rows and tokens, have no numbers, or where a row that is not
   // wanted may be what differs.
   struct Found {
-    DigestDistance distance;
+    DigestSums::Distance distance;
     int requests = 1;
   };
   std::optional<Found> at(int pass, size_t place,

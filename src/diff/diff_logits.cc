@@ -33,9 +33,9 @@ void LogitsDistance::add(std::span<const double> a, std::span<const double> b) {
   sums_.kl_max = std::max(sums_.kl_max, kl);
 }
 
-std::optional<DiffLogits> LogitsDistance::of_all() const {
+std::optional<DiffResult::Logits> LogitsDistance::of_all() const {
   if (sums_.rows == 0) return {};
-  DiffLogits all = sums_;
+  DiffResult::Logits all = sums_;
   all.kl_mean /= static_cast<double>(all.rows);
   return all;
 }

@@ -14,10 +14,10 @@ class LogitsDistance {
  public:
   // One row of each. A row with NaN or +Infinity is no distribution, and is left out.
   void add(std::span<const double> a, std::span<const double> b);
-  std::optional<DiffLogits> of_all() const;  // nothing: no row
+  std::optional<DiffResult::Logits> of_all() const;  // nothing: no row
 
  private:
-  DiffLogits sums_;
+  DiffResult::Logits sums_;
 };
 
 // Adds the logits of the tokens that are among the best of both; false where one was not kept.

@@ -131,18 +131,4 @@ RelativeDifference DiffNoise::limit(size_t place, const RelativeDifference& inhe
                      : kDiffOutlier * (own + kDiffGrowth * inherited.worst)};
 }
 
-// Index by index: one that the other side chose, and this one not yet, must not have a larger
-// score.
-bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
-                std::span<const double> theirs) {
-  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
-  for (size_t i = 0; i < mine.size(); ++i) {
-    const std::span before = mine.first(i);
-    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
-    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
-    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
-  }
-  return true;
-}
-
 }  // namespace lockstep

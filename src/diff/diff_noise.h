@@ -90,9 +90,4 @@ class DiffNoise {
   std::vector<std::map<int32_t, RelativeDifference>> largest_;  // by place and request
 };
 
-// Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
-// does as well, and NaN is in no order.
-bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
-                std::span<const double> theirs);
-
 }  // namespace lockstep

@@ -27,7 +27,7 @@ void ScoreRounding::add(DiffSide& side, int pass, const std::vector<Place>& plac
   const auto numbers = [&](const Point& of, const PassRow& r, size_t i) -> std::vector<double> {
     const auto place = std::ranges::find(places, Place{&of, layer}) - places.begin();
     const auto shown = side.find(pass, place, r.row, i);
-    return shown ? numbers_of(*shown) : std::vector<double>{};
+    return shown ? shown->numbers() : std::vector<double>{};
   };
   const Pass& of = side.pass(pass);
   const std::vector<PassRow>& rows = of.info.rows;

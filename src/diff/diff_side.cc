@@ -15,11 +15,11 @@
 
 namespace lockstep {
 
-std::vector<double> numbers_of(const ShownRow& row) {
-  const TensorView& all = row.tensor->data;
-  std::vector<double> numbers(all.empty() ? 0 : all.row_size());
-  if (!numbers.empty()) widen(all, row.index * all.row_size(), numbers);
-  return numbers;
+std::vector<double> ShownRow::numbers() const {
+  const TensorView& all = tensor->data;
+  std::vector<double> elements(all.empty() ? 0 : all.row_size());
+  if (!elements.empty()) widen(all, index * all.row_size(), elements);
+  return elements;
 }
 
 bool is_written(const Point& p) { return p == point("attn.k_rope") || p == point("attn.v"); }

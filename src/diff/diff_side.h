@@ -21,13 +21,11 @@ struct ShownRow {
   size_t index = 0;
 
   const Row& row() const { return tensor->rows[index]; }
+  std::vector<double> numbers() const;   // its elements; none when they were not kept
   std::optional<uint64_t> hash() const;  // nothing: neither it nor the bytes were kept
   bool same_form(const ShownRow& other) const;
   bool same_bits(const ShownRow& other) const;
 };
-
-// Its elements; none when they were not kept.
-std::vector<double> numbers_of(const ShownRow& row);
 
 // Whether rows of that point are what a cache is written from.
 bool is_written(const Point& p);

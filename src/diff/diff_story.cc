@@ -18,7 +18,7 @@ std::string where(const DiffNode& node) {
                      node.position);
 }
 
-std::string text_of(const DiffShare& share) {
+std::string text_of(const DiffNode::Share& share) {
   return fmt::format(
       "{} of {} {} ({:.3g} %) have other bits though the inputs have the same, where two right ops "
       "differ in {:.3g} % at most",
@@ -81,7 +81,7 @@ std::string other_run(const DiffResult& result) {
 
 std::string text_of_flips(const DiffResult& result) {
   if (result.flips.empty()) return "";
-  const DiffFlip& first = result.flips.front();
+  const DiffResult::Flip& first = result.flips.front();
   return fmt::format(
       "; {} leave{} by a near tie, the first at position {}, and {} not compared "
       "from there: --force-from compares on",
@@ -97,11 +97,11 @@ std::string why_unknown(const DiffResult& result) {
         "by their digests they are likely to be {:.2g} apart at {}, noise {:.2g}: "
         "--keep full tells",
         result.first_doubt->relative, where(*result.first_doubt), result.first_doubt->limit);
-  for (const DiffFlip& flip : result.flips) {
+  for (const DiffResult::Flip& flip : result.flips) {
     const std::string at = fmt::format("request {} at position {}", flip.request, flip.position);
-    if (flip.cause == DiffFlip::Cause::drawn)
+    if (flip.cause == DiffResult::Flip::Cause::drawn)
       return fmt::format("{} drew another token of other logits: --model DIR tells", at);
-    if (flip.cause == DiffFlip::Cause::unknown)
+    if (flip.cause == DiffResult::Flip::Cause::unknown)
       return fmt::format("{} chose another {} by numbers that were not kept: --keep full tells", at,
                          flip.layer < 0 ? "token" : "expert");
   }
@@ -130,7 +130,7 @@ void conclude_of_noise(DiffResult& result) {
 }
 
 // The first point whose contract is another one; null: none.
-const Point* first_other_contract(const DiffJudgement& a, const DiffJudgement& b) {
+const Point* first_other_contract(const DiffResult::Judgement& a, const DiffResult::Judgement& b) {
   for (const Point& point : kPoints) {
     const auto of_a = a.contracts.find(std::string(point.name)),
                of_b = b.contracts.find(std::string(point.name));
@@ -143,7 +143,7 @@ const Point* first_other_contract(const DiffJudgement& a, const DiffJudgement& b
 // Where the ways of two right runs part, and what that costs.
 std::string how_they_part(const DiffResult& result) {
   std::string text;
-  const DiffJudgement &a = result.judged[0], &b = result.judged[1];
+  const DiffResult::Judgement &a = result.judged[0], &b = result.judged[1];
   if (const Point* point = first_other_contract(a, b)) {
     const std::string name(point->name);
     text += fmt::format("; their contracts part at {} ({} / {})", name, a.contracts.at(name),
@@ -161,7 +161,7 @@ std::string how_they_part(const DiffResult& result) {
 
 // Where one of the two is right and the other is not, that decides, whatever the comparison said.
 void conclude_of_judgements(DiffResult& result) {
-  const DiffJudgement &a = result.judged[0], &b = result.judged[1];
+  const DiffResult::Judgement &a = result.judged[0], &b = result.judged[1];
   const bool right_a = a.verdict == RunVerdict::clean, right_b = b.verdict == RunVerdict::clean;
   if (right_a && right_b) {
     // A flip of either trace is judged there. What was asked of the two runs remains.
@@ -171,7 +171,7 @@ void conclude_of_judgements(DiffResult& result) {
                                 how_they_part(result), fed_to_one(result), not_common(result)));
   }
   if (right_a == right_b) return;
-  const DiffJudgement& wrong = right_a ? b : a;
+  const DiffResult::Judgement& wrong = right_a ? b : a;
   if (wrong.verdict != RunVerdict::diverged) return;
   conclude(result, DiffVerdict::different,
            fmt::format("{} introduces an error, and {} does not: {}", wrong.trace,
@@ -204,7 +204,7 @@ void summarise(DiffResult& result, const std::string& broken) {
   result.story += not_common(result);
 }
 
-void put_judgements(DiffResult& result, std::vector<DiffJudgement> judged) {
+void put_judgements(DiffResult& result, std::vector<DiffResult::Judgement> judged) {
   result.judged = std::move(judged);
   const bool compared = result.rows > 0 && result.verdict != DiffVerdict::identical;
   if (compared && result.judged.size() == 2) conclude_of_judgements(result);

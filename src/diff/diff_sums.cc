@@ -26,7 +26,7 @@ void DiffSums::forbid(const Row& row, const char* why, double by) {
 }
 
 std::optional<DiffNode> DiffSums::kind(const RelativeDifference& limit,
-                                       const std::optional<DiffShare>& share) const {
+                                       const std::optional<DiffNode::Share>& share) const {
   DiffNode found = node;
   const auto element = [&](double relative, double its_limit, int32_t position) {
     found.of_element = true;
@@ -53,7 +53,7 @@ std::optional<DiffNode> DiffSums::kind(const RelativeDifference& limit,
     found.position = same_inputs.first_position;
     return found;
   }
-  const FurthestElement& one = same_inputs.furthest;
+  const SameInputs::Furthest& one = same_inputs.furthest;
   if (within(one.excess, 1)) return {};
   element(one.relative, one.limit, one.position);
   return found;

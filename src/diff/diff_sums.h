@@ -27,7 +27,7 @@ struct DiffSums {
   std::string reason;  // as in DiffNode, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;
-  SameInputRows same_inputs;
+  SameInputs::Rows same_inputs;
 
   void add(std::span<const double> a, std::span<const double> b, const Row& row);
   // `by`: relative() of the two rows, 0 where it is not known; of several the worst is named.
@@ -35,7 +35,7 @@ struct DiffSums {
   // The node, as it differs by more than the limit of it all and of an element, or than two right
   // ops of the same inputs do; nothing: it does not. `share`: what differs too often.
   std::optional<DiffNode> kind(const RelativeDifference& limit,
-                               const std::optional<DiffShare>& share) const;
+                               const std::optional<DiffNode::Share>& share) const;
 };
 
 }  // namespace lockstep

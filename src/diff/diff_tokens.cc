@@ -28,6 +28,20 @@ std::optional<double> lead_of(const TopLogits& top, int32_t token, int32_t other
 
 bool forces(const RequestInfo* request) { return request != nullptr && !request->forced.empty(); }
 
+// Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
+// does as well, and NaN is in no order.
+bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
+                std::span<const double> theirs) {
+  const auto valid = [&](double i) { return i >= 0 && i < static_cast<double>(scores.size()); };
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const std::span before = mine.first(i);
+    if (!valid(mine[i]) || std::ranges::count(before, mine[i]) > 0) return false;
+    if (!valid(theirs[i]) || std::ranges::count(before, theirs[i]) > 0) continue;
+    if (scores[static_cast<size_t>(mine[i])] < scores[static_cast<size_t>(theirs[i])]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 // How sure the surer of the two sides was of its own token, in ulp of that logit.
@@ -55,9 +69,9 @@ std::optional<bool> DiffTokens::are_of_largest(const ShownRow& x, const ShownRow
   const Row& row = x.row();
   const auto of_x = a_.find(x.pass, input, row, x.index),
              of_y = b_.find(y.pass, input, row, y.index);
-  const std::vector<double> mine = numbers_of(x), theirs = numbers_of(y);
+  const std::vector<double> mine = x.numbers(), theirs = y.numbers();
   if (of_x && of_y && !mine.empty() && !theirs.empty()) {
-    const std::vector<double> scores_x = numbers_of(*of_x), scores_y = numbers_of(*of_y);
+    const std::vector<double> scores_x = of_x->numbers(), scores_y = of_y->numbers();
     if (!scores_x.empty() && !scores_y.empty())
       return of_largest(scores_x, mine, theirs) && of_largest(scores_y, theirs, mine);
   }
@@ -69,8 +83,9 @@ std::optional<bool> DiffTokens::are_of_largest(const ShownRow& x, const ShownRow
   return is_tie(row, x_chose, y_chose);
 }
 
-DiffFlip::Cause DiffTokens::cause_of(const Row& chosen_at, const DiffFlip& flip) const {
-  using enum DiffFlip::Cause;
+DiffResult::Flip::Cause DiffTokens::cause_of(const Row& chosen_at,
+                                             const DiffResult::Flip& flip) const {
+  using enum DiffResult::Flip::Cause;
   const RequestInfo *a = a_.request(flip.request), *b = b_.request(flip.request);
   for (const RequestInfo* request : {a, b})
     if (request != nullptr && flip.position < std::ssize(request->prompt)) return chosen;
@@ -84,8 +99,8 @@ DiffFlip::Cause DiffTokens::cause_of(const Row& chosen_at, const DiffFlip& flip)
   return of_a->values == of_b->values && of_a->ids == of_b->ids ? chosen : drawn;
 }
 
-DiffFlip DiffTokens::flip_of(const Row& row, int32_t token_a, int32_t token_b) const {
-  DiffFlip flip{
+DiffResult::Flip DiffTokens::flip_of(const Row& row, int32_t token_a, int32_t token_b) const {
+  DiffResult::Flip flip{
       .request = row.request, .position = row.position, .token_a = token_a, .token_b = token_b};
   const Row chosen_at{row.request, row.position - 1};
   flip.margin_ulp = margin_ulp(chosen_at, token_a, token_b);
@@ -93,10 +108,10 @@ DiffFlip DiffTokens::flip_of(const Row& row, int32_t token_a, int32_t token_b) c
   return flip;
 }
 
-void DiffTokens::stop(const DiffFlip& flip, const std::string& sentence) {
+void DiffTokens::stop(const DiffResult::Flip& flip, const std::string& sentence) {
   stopped_[flip.request] = flip.position;
   result_.flips.push_back(flip);
-  if (flip.cause == DiffFlip::Cause::chosen)
+  if (flip.cause == DiffResult::Flip::Cause::chosen)
     result_.structure.push_back(sentence + ": it is not compared from there on");
 }
 
@@ -107,7 +122,7 @@ void DiffTokens::fed(const Row& row, int32_t token_a, int32_t token_b) {
 }
 
 void DiffTokens::chose_experts(const Row& row, int layer, std::optional<bool> tie) {
-  using enum DiffFlip::Cause;
+  using enum DiffResult::Flip::Cause;
   stop({.cause = !tie   ? unknown
                  : *tie ? near_tie
                         : chosen,

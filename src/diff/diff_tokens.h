@@ -51,10 +51,10 @@ class DiffTokens {
   void compare_last_drawn();
   void compare_named();
   // Why the token after the row, `position` - 1 of its request, is another one.
-  DiffFlip flip_of(const Row& row, int32_t token_a, int32_t token_b) const;
-  DiffFlip::Cause cause_of(const Row& chosen_at, const DiffFlip& flip) const;
+  DiffResult::Flip flip_of(const Row& row, int32_t token_a, int32_t token_b) const;
+  DiffResult::Flip::Cause cause_of(const Row& chosen_at, const DiffResult::Flip& flip) const;
   std::optional<double> margin_ulp(const Row& row, int32_t token_a, int32_t token_b) const;
-  void stop(const DiffFlip& flip, const std::string& sentence);
+  void stop(const DiffResult::Flip& flip, const std::string& sentence);
 
   DiffSide &a_, &b_;
   const Selection& selection_;

@@ -69,7 +69,7 @@ bool leaves_arithmetic_alone(RoundingContract contract, OpKind op) {
 
 }  // namespace
 
-void SameInputCounts::add(const SameInputCounts& other) {
+void SameInputs::Counts::add(const Counts& other) {
   rows += other.rows, rows_different += other.rows_different;
   elements += other.elements, different += other.different;
   row_size = std::max(row_size, other.row_size);
@@ -88,8 +88,8 @@ SameInputs::SameInputs(const std::vector<Place>& places, const Manifest& a, cons
 }
 
 void SameInputs::count(size_t place, const ShownRow& x, const ShownRow& y,
-                       const RecordedTensor& input, SameInputRows& rows) const {
-  SameInputCounts& counts = rows.counts;
+                       const RecordedTensor& input, Rows& rows) const {
+  Counts& counts = rows.counts;
   const bool by_rows = places_[place].point->op == OpKind::norm;  // of a head, or a whole row
   rows.terms = by_rows ? x.tensor->shape.last() : row_size_of(input);
   counts.row_size = row_size_of(*x.tensor);
@@ -99,12 +99,12 @@ void SameInputs::count(size_t place, const ShownRow& x, const ShownRow& y,
     return;
   }
   if (counts.rows_different++ == 0) rows.first_position = x.row().position;
-  const std::vector<double> a = numbers_of(x), b = numbers_of(y);
+  const std::vector<double> a = x.numbers(), b = y.numbers();
   if (!a.empty() && !b.empty()) measure(place, a, b, x.row().position, rows);
 }
 
 void SameInputs::measure(size_t place, std::span<const double> a, std::span<const double> b,
-                         int32_t position, SameInputRows& rows) const {
+                         int32_t position, Rows& rows) const {
   const OpKind op = places_[place].point->op;
   double largest = 0, squares = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -128,14 +128,14 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
 
 // Elements are asked first, then whole rows, which hashes alone tell of: a row has other bits
 // unless all its elements agree, a chance of 1 - (1 - share)^size.
-std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCounts& counts,
-                                               int64_t terms) const {
+std::optional<DiffNode::Share> SameInputs::too_large(size_t place, const Counts& counts,
+                                                     int64_t terms) const {
   const auto asked = [&](bool of_rows, int64_t different, int64_t of,
-                         double share) -> std::optional<DiffShare> {
+                         double share) -> std::optional<DiffNode::Share> {
     if (of == 0) return {};
     const double limit = share_limit(of, share, kTail);
     if (within(fraction(different, of), limit)) return {};
-    return DiffShare{of_rows, different, of, limit};
+    return DiffNode::Share{of_rows, different, of, limit};
   };
   const double share = share_of(places_[place].point->op, terms, dtype_);
   if (const auto found = asked(false, counts.different, counts.elements, share)) return found;
@@ -143,8 +143,8 @@ std::optional<DiffShare> SameInputs::too_large(size_t place, const SameInputCoun
   return asked(true, counts.rows_different, counts.rows, of_a_row);
 }
 
-std::optional<DiffShare> SameInputs::enter(size_t place, const SameInputRows& of_node) {
-  const SameInputCounts& counts = of_node.counts;
+std::optional<DiffNode::Share> SameInputs::enter(size_t place, const Rows& of_node) {
+  const Counts& counts = of_node.counts;
   if (counts.rows == 0) return {};
   counts_[place].add(counts);
   if (counts.rows_different == 0) return {};

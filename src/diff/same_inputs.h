@@ -11,29 +11,6 @@
 
 namespace lockstep {
 
-// Rows of one place whose op read inputs of the same bits in both traces, and what of them differs.
-struct SameInputCounts {
-  int64_t rows = 0, rows_different = 0;
-  int64_t elements = 0, different = 0;  // of rows whose numbers, or equal hashes, are known
-  int64_t row_size = 0;
-  void add(const SameInputCounts& other);
-};
-
-// The element of some rows that is furthest over what two roundings explain.
-struct FurthestElement {
-  double excess = 0;               // |a - b| over its limit
-  double relative = 0, limit = 0;  // beside the element, or its row's rms where that is larger
-  int32_t position = 0;
-};
-
-// The rows of a node whose op read inputs of the same bits.
-struct SameInputRows {
-  SameInputCounts counts;
-  FurthestElement furthest;
-  int32_t first_position = 0;  // of the first that differs
-  int64_t terms = 0;           // how many the op's sums have
-};
-
 // The differences that two right ops may have of the same inputs, under one rounding contract and
 // with sums in fp32. Each is the exact result, off by the op's arithmetic, and then rounded to 16
 // bits: so an element is two roundings away at the most, and hardly any differs at all, as the
@@ -42,27 +19,50 @@ struct SameInputRows {
 // nothing. Limits are shares of elements or rows, without a unit.
 class SameInputs {
  public:
+  // Rows of one place whose op read inputs of the same bits in both traces, and what of them
+  // differs.
+  struct Counts {
+    int64_t rows = 0, rows_different = 0;
+    int64_t elements = 0, different = 0;  // of rows whose numbers, or equal hashes, are known
+    int64_t row_size = 0;
+    void add(const Counts& other);
+  };
+
+  // The element of some rows that is furthest over what two roundings explain.
+  struct Furthest {
+    double excess = 0;               // |a - b| over its limit
+    double relative = 0, limit = 0;  // beside the element, or its row's rms where that is larger
+    int32_t position = 0;
+  };
+
+  // The rows of a node whose op read inputs of the same bits.
+  struct Rows {
+    Counts counts;
+    Furthest furthest;
+    int32_t first_position = 0;  // of the first that differs
+    int64_t terms = 0;           // how many the op's sums have
+  };
+
   // Places where both traces declare one contract that leaves the arithmetic to the kernel alone.
   SameInputs(const std::vector<Place>& places, const Manifest& a, const Manifest& b);
 
   bool comparable(size_t place) const { return comparable_[place]; }
   // Adds a row of each, which read the same; `input` is the tensor that the op multiplies or norms.
   void count(size_t place, const ShownRow& x, const ShownRow& y, const RecordedTensor& input,
-             SameInputRows& rows) const;
+             Rows& rows) const;
   // Enters what was counted at a node; returns the share that is too large, of it or of all nodes
   // of the place so far.
-  std::optional<DiffShare> enter(size_t place, const SameInputRows& of_node);
+  std::optional<DiffNode::Share> enter(size_t place, const Rows& of_node);
 
  private:
   void measure(size_t place, std::span<const double> a, std::span<const double> b, int32_t position,
-               SameInputRows& rows) const;
-  std::optional<DiffShare> too_large(size_t place, const SameInputCounts& counts,
-                                     int64_t terms) const;
+               Rows& rows) const;
+  std::optional<DiffNode::Share> too_large(size_t place, const Counts& counts, int64_t terms) const;
 
   std::vector<Place> places_;
   std::vector<bool> comparable_;
   DType dtype_;
-  std::vector<SameInputCounts> counts_;  // by place
+  std::vector<Counts> counts_;  // by place
 };
 
 }  // namespace lockstep

@@ -3,10 +3,6 @@
 // the end of the last page, because a fault may read past the context.
 #include "src/faults/attend.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
 namespace lockstep {
 namespace {
 
@@ -59,20 +55,6 @@ void attend(const AttentionCall& call, int64_t request, int64_t t, const Visible
 }
 
 }  // namespace
-
-void mix_by_softmax(const Query&, std::span<const ScoredKey> keys,
-                    const std::function<std::vector<float>(size_t)>& value, std::span<float> y) {
-  float top = -std::numeric_limits<float>::infinity(), sum = 0;
-  for (const ScoredKey& key : keys) top = std::max(top, key.score);
-  std::ranges::fill(y, 0.0f);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const float p = std::exp(keys[i].score - top);
-    const std::vector<float> v = value(i);
-    sum += p;
-    for (size_t d = 0; d < y.size(); ++d) y[d] += p * v[d];
-  }
-  for (float& element : y) element /= sum;
-}
 
 void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix) {
   inject(seams, &Ops::paged_attention, request,

@@ -36,9 +36,4 @@ using Mix =
 // result is rounded once, to the dtype of the run.
 void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix);
 
-// Softmax over all the keys, then the mean of V. A query without a visible key has the sum 0, and
-// NaN for its output.
-void mix_by_softmax(const Query& query, std::span<const ScoredKey> keys,
-                    const std::function<std::vector<float>(size_t)>& value, std::span<float> y);
-
 }  // namespace lockstep

@@ -2,12 +2,29 @@
 // attend.h; a wrong scale, window or map of heads changes an argument or the result of the op that
 // was there.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "kernels/base/check.h"
 #include "src/faults/attend.h"
 
 namespace lockstep {
 namespace {
+
+// Softmax over all the keys, then the mean of V.
+void mix_by_softmax(const Query&, std::span<const ScoredKey> keys,
+                    const std::function<std::vector<float>(size_t)>& value, std::span<float> y) {
+  float top = -std::numeric_limits<float>::infinity(), sum = 0;
+  for (const ScoredKey& key : keys) top = std::max(top, key.score);
+  std::ranges::fill(y, 0.0f);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const float p = std::exp(keys[i].score - top);
+    const std::vector<float> v = value(i);
+    sum += p;
+    for (size_t d = 0; d < y.size(); ++d) y[d] += p * v[d];
+  }
+  for (float& element : y) element /= sum;
+}
 
 // Copies head `from(h)` of every token to head h.
 template <typename From>
@@ -146,7 +163,7 @@ bool has_window(const ModelConfig& c) {
   return std::ranges::any_of(c.window, [](int64_t keys) { return keys > 0; });
 }
 
-constexpr Fault kAttentionFaults[] = {
+constexpr Fault kRows[] = {
     {"gqa-map-modulo",
      "attn.out",
      "query head h reads K/V head h % kv_heads instead of h / group",
@@ -221,6 +238,6 @@ constexpr Fault kAttentionFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> attention_faults() { return kAttentionFaults; }
+constinit const std::span<const Fault> kAttentionFaults = kRows;
 
 }  // namespace lockstep

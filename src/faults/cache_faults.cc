@@ -136,7 +136,7 @@ void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request) {
          });
 }
 
-constexpr Fault kCacheFaults[] = {
+constexpr Fault kRows[] = {
     {"wrong-page",
      "attn.kv",
      "the second request of a pass reads through the first one's page table",
@@ -183,6 +183,6 @@ constexpr Fault kCacheFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> cache_faults() { return kCacheFaults; }
+constinit const std::span<const Fault> kCacheFaults = kRows;
 
 }  // namespace lockstep

@@ -8,9 +8,9 @@ namespace lockstep {
 std::span<const Fault> faults() {
   static const std::vector<Fault> all = [] {
     std::vector<Fault> joined;
-    for (const auto& of_kind : {rope_faults(), norm_faults(), attention_faults(), split_faults(),
-                                cache_faults(), serving_faults(), linear_faults(), stream_faults(),
-                                moe_faults(), token_faults(), graph_faults(), device_faults()})
+    for (const auto& of_kind :
+         {kRopeFaults, kNormFaults, kAttentionFaults, kSplitFaults, kCacheFaults, kServingFaults,
+          kLinearFaults, kStreamFaults, kMoeFaults, kTokenFaults, kGraphFaults, kDeviceFaults})
       joined.insert(joined.end(), of_kind.begin(), of_kind.end());
     return joined;
   }();

@@ -13,7 +13,7 @@ void replace_at(std::function<void(const OpContext&, Args...)>& right,
                 const std::function<void(const OpContext&, Args...)>& wrong, const char* point,
                 const FaultRequest& request) {
   right = [inner = right, wrong, point, request](const OpContext& context, Args... args) {
-    const bool here = hits(request, context) && context.point == point;
+    const bool here = request.hits(context) && context.point == point;
     (here ? wrong : inner)(context, args...);
   };
 }
@@ -30,7 +30,7 @@ void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request) {
   replace_at(seams.ops.kv_write, seams.broken->kv_write, "attn.kv", request);
 }
 
-constexpr Fault kDeviceFaults[] = {
+constexpr Fault kRows[] = {
     {"norm-without-barrier",
      "attn.norm",
      "the sum of squares is read before all warps wrote theirs",
@@ -39,7 +39,7 @@ constexpr Fault kDeviceFaults[] = {
      always,
      seed_norm_without_barrier,
      true,
-     Seat::device},
+     Fault::Seat::device},
     {"output-tile-uninitialised",
      "mlp.up",
      "the last 64 columns hold what was there before",
@@ -48,7 +48,7 @@ constexpr Fault kDeviceFaults[] = {
      has_dense,
      seed_output_tile_uninitialised,
      true,
-     Seat::device},
+     Fault::Seat::device},
     {"pool-offset-32-bit",
      "attn.kv",
      "K and V are written to offsets of 32 bits, or nowhere",
@@ -57,11 +57,11 @@ constexpr Fault kDeviceFaults[] = {
      always,
      seed_pool_offset_32_bit,
      true,
-     Seat::device},
+     Fault::Seat::device},
 };
 
 }  // namespace
 
-std::span<const Fault> device_faults() { return kDeviceFaults; }
+constinit const std::span<const Fault> kDeviceFaults = kRows;
 
 }  // namespace lockstep

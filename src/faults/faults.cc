@@ -80,7 +80,7 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
         "fault {} needs a layer with one MLP for all tokens, and layer {} has experts", fault.name,
         request.layer);
   check(
-      fault.seat != Seat::device || seams.broken != nullptr,
+      fault.seat != Fault::Seat::device || seams.broken != nullptr,
       "fault {} is one of a CUDA device's kernels: add --device cuda, and leave out faults of ops",
       fault.name);
   check(request.size == 0 || fault.sizes[0] != 0, "fault {} has no size: leave out size={}",

@@ -31,6 +31,9 @@ struct FaultRequest {
   std::string name;
   int layer = -1;   // -1: every layer
   double size = 0;  // of faults that have a size; 0: the fault's own default
+
+  // Whether an op that runs now is in the layer to break.
+  bool hits(const OpContext& context) const { return layer < 0 || layer == context.layer; }
 };
 
 // Everything that a fault may change. Every fault wraps what it finds, so several can be seeded at
@@ -44,14 +47,14 @@ struct Seams {
   const Ops* broken = nullptr;
 };
 
-// Where a fault is seeded.
-enum class Seat : uint8_t {
-  host,    // in what the host does, which tensors of a device are staged in
-  device,  // in the kernels of a CUDA device
-  graphs,  // in what a CUDA device replays decode passes from
-};
-
 struct Fault {
+  // Where it is seeded.
+  enum class Seat : uint8_t {
+    host,    // in what the host does, which tensors of a device are staged in
+    device,  // in the kernels of a CUDA device
+    graphs,  // in what a CUDA device replays decode passes from
+  };
+
   std::string_view name;
   std::string_view point;  // the first point that shows it
   std::string_view says;   // what is wrong, for people

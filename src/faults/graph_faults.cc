@@ -38,7 +38,7 @@ void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
   });
 }
 
-constexpr Fault kGraphFaults[] = {
+constexpr Fault kRows[] = {
     {"graph-replays-stale-positions",
      "attn.q_rope",
      "a graph keeps the positions of its first replay",
@@ -47,7 +47,7 @@ constexpr Fault kGraphFaults[] = {
      always,
      seed_graph_replays_stale_positions,
      false,
-     Seat::graphs},
+     Fault::Seat::graphs},
     {"padded-row-writes-live-slot",
      "attn.kv",
      "the K and V of a row that pads a graph go where those of a token are",
@@ -56,11 +56,11 @@ constexpr Fault kGraphFaults[] = {
      always,
      seed_padded_row_writes_live_slot,
      false,
-     Seat::graphs},
+     Fault::Seat::graphs},
 };
 
 }  // namespace
 
-std::span<const Fault> graph_faults() { return kGraphFaults; }
+constinit const std::span<const Fault> kGraphFaults = kRows;
 
 }  // namespace lockstep

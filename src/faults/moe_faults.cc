@@ -31,7 +31,7 @@ bool normalises_experts(const ModelConfig& c) {
   return !c.experts.layers.empty() && c.experts.normalised && c.experts.chosen < c.experts.count;
 }
 
-constexpr Fault kMoeFaults[] = {
+constexpr Fault kRows[] = {
     {"moe-expert-order",
      "mlp.combine",
      "the weights of a token's experts are applied in the opposite order",
@@ -50,6 +50,6 @@ constexpr Fault kMoeFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> moe_faults() { return kMoeFaults; }
+constinit const std::span<const Fault> kMoeFaults = kRows;
 
 }  // namespace lockstep

@@ -149,7 +149,7 @@ bool has_own_theta(const ModelConfig& c) {
 bool has_two_pairs(const ModelConfig& c) { return c.head_dim >= 4; }
 bool has_yarn(const ModelConfig& c) { return c.rope.type == RopeType::yarn && c.rope.factor > 1; }
 
-constexpr Fault kRopeFaults[] = {
+constexpr Fault kRows[] = {
     {"rope-interleaved",
      "attn.q_rope",
      "RoPE rotates the pairs (2j, 2j+1) instead of (j, j + head_dim/2)",
@@ -203,6 +203,6 @@ constexpr Fault kRopeFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> rope_faults() { return kRopeFaults; }
+constinit const std::span<const Fault> kRopeFaults = kRows;
 
 }  // namespace lockstep

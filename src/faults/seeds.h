@@ -13,28 +13,23 @@ namespace lockstep {
 
 // The table of each kind of bug, at the end of the file of its name: the seeding functions are its
 // own, and catalogue.cc joins the tables.
-std::span<const Fault> rope_faults();
-std::span<const Fault> norm_faults();
-std::span<const Fault> attention_faults();
-std::span<const Fault> split_faults();
-std::span<const Fault> cache_faults();
-std::span<const Fault> serving_faults();
-std::span<const Fault> linear_faults();
-std::span<const Fault> stream_faults();
-std::span<const Fault> moe_faults();
-std::span<const Fault> token_faults();
-std::span<const Fault> graph_faults();
-std::span<const Fault> device_faults();
+extern const std::span<const Fault> kRopeFaults;
+extern const std::span<const Fault> kNormFaults;
+extern const std::span<const Fault> kAttentionFaults;
+extern const std::span<const Fault> kSplitFaults;
+extern const std::span<const Fault> kCacheFaults;
+extern const std::span<const Fault> kServingFaults;
+extern const std::span<const Fault> kLinearFaults;
+extern const std::span<const Fault> kStreamFaults;
+extern const std::span<const Fault> kMoeFaults;
+extern const std::span<const Fault> kTokenFaults;
+extern const std::span<const Fault> kGraphFaults;
+extern const std::span<const Fault> kDeviceFaults;
 
 // The column `applies` of those tables: the traits that a model must have for a fault to break
 // anything. Those that one kind alone asks for stand above its table.
 inline bool always(const ModelConfig&) { return true; }
 inline bool has_dense(const ModelConfig& c) { return std::ssize(c.experts.layers) < c.layers; }
-
-// Whether an op that runs now is in the layer to break.
-inline bool hits(const FaultRequest& request, const OpContext& context) {
-  return request.layer < 0 || request.layer == context.layer;
-}
 
 // Puts `wrong` in the place of an op in the layers of the request: wrong(inner, context, args...)
 // with the op that was there before, which all other layers keep.
@@ -43,7 +38,7 @@ void inject(const Seams& seams, std::function<Signature> Ops::*op, const FaultRe
             Wrong wrong) {
   wrap(seams.ops.*op, [request, wrong = std::move(wrong)](
                           const auto& inner, const OpContext& context, const auto&... args) {
-    if (!hits(request, context)) return inner(context, args...);
+    if (!request.hits(context)) return inner(context, args...);
     wrong(inner, context, args...);
   });
 }

@@ -89,7 +89,7 @@ void seed_swap_restores_another_page(const Seams& seams, const FaultRequest&) {
   });
 }
 
-constexpr Fault kServingFaults[] = {
+constexpr Fault kRows[] = {
     {"stale-prefix-page",
      "attn.kv",
      "the first page found for a prefix is one that holds an older request's tokens",
@@ -126,6 +126,6 @@ constexpr Fault kServingFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> serving_faults() { return kServingFaults; }
+constinit const std::span<const Fault> kServingFaults = kRows;
 
 }  // namespace lockstep

@@ -64,7 +64,7 @@ void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& requ
   });
 }
 
-constexpr Fault kStreamFaults[] = {
+constexpr Fault kRows[] = {
     {"residual-missing",
      "attn.residual",
      "the stream is dropped, and what attention adds is all that is left",
@@ -104,6 +104,6 @@ constexpr Fault kStreamFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> stream_faults() { return kStreamFaults; }
+constinit const std::span<const Fault> kStreamFaults = kRows;
 
 }  // namespace lockstep

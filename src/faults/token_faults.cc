@@ -55,7 +55,7 @@ void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request
          });
 }
 
-constexpr Fault kTokenFaults[] = {
+constexpr Fault kRows[] = {
     {"token-repeated",
      "embed",
      "decode is fed the prompt's last token again",
@@ -84,6 +84,6 @@ constexpr Fault kTokenFaults[] = {
 
 }  // namespace
 
-std::span<const Fault> token_faults() { return kTokenFaults; }
+constinit const std::span<const Fault> kTokenFaults = kRows;
 
 }  // namespace lockstep

@@ -60,7 +60,8 @@ class Ledger {
   // A finding that is no expected node's, e.g. of a tensor that the model does not have.
   void stray(const Finding& finding);
   // Turns a node that was entered into a finding that only showed later, unless it is one already.
-  // False when no such node was entered.
+  // False when no such node was entered. The node is one of no layer (embed, logits, token) or
+  // inconclusive: of others nothing but counts is kept, for a long run has very many.
   bool regrade(int place, int32_t pass, int32_t request, const Finding& finding);
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
@@ -89,20 +90,26 @@ class Ledger {
     bool finding;
     int32_t position;
     int64_t* reason;  // how many nodes have that of this one; null: it has none
+    bool same_node(const Entry& other) const {
+      return place == other.place && pass == other.pass && request == other.request;
+    }
   };
   // The place that a finding of this one names.
   const Place& named(int64_t place) const;
-  void regrade(Entry& entry, const Finding& finding);
+  void regrade(Entry entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);
   struct Sums {
     PlaceSummary summary;
     ErrorSums errors;
     bool has_t2 = false;
+    EnumArray<Verdict, int64_t> counts = {};
+    std::optional<Entry> first;  // that was judged
+    bool found = false;          // any of its nodes is a finding
   };
 
   std::vector<Place> places_;
-  std::vector<Entry> entries_;
-  std::vector<Sums> sums_;  // by place
+  std::vector<Entry> entries_;  // those that may be regraded
+  std::vector<Sums> sums_;      // by place
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;

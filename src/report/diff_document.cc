@@ -94,7 +94,7 @@ void add_map(const DiffResult& result, std::vector<Block>& blocks) {
 }
 
 // A line for a request whose texts part; it says how to compare on beyond it.
-std::string text_of(const DiffFlip& flip, const DiffResult& result) {
+std::string text_of(const DiffResult::Flip& flip, const DiffResult& result) {
   std::string text =
       fmt::format("tokens  request {} leaves at position {}", flip.request, flip.position);
   const std::string margin =
@@ -104,7 +104,7 @@ std::string text_of(const DiffFlip& flip, const DiffResult& result) {
   else
     text += fmt::format(" ({} / {}{})", flip.token_a, flip.token_b, margin);
   text += ": not compared from there";
-  if (flip.layer < 0 && flip.cause != DiffFlip::Cause::chosen)
+  if (flip.layer < 0 && flip.cause != DiffResult::Flip::Cause::chosen)
     text +=
         fmt::format("; --force-from {} compares on", result.trace_a.empty() ? "A" : result.trace_a);
   return text;
@@ -171,7 +171,7 @@ Document document_of(const DiffResult& result) {
     add_sentences(*sentences, blocks);
   add_map(result, blocks);
   add_tokens(result, blocks);
-  for (const DiffJudgement& j : result.judged)
+  for (const DiffResult::Judgement& j : result.judged)
     blocks.push_back(
         Paragraph{fmt::format("{} is {}: {}", j.trace, name_of(j.verdict), j.story), 0, 2});
   blocks.push_back(Conclusion{word_of(result.verdict), result.story});

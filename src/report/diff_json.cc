@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // A field that does not apply is null, never left out: programs read one shape.
-Json of_share(const std::optional<DiffShare>& share) {
+Json of_share(const std::optional<DiffNode::Share>& share) {
   if (!share) return nullptr;
   return {{"of", share->of_rows ? "rows" : "elements"},
           {"different", share->different},
@@ -51,12 +51,12 @@ Json of_place(const DiffPlace& p) {
           {"ulps", number(p.ulps)}};
 }
 
-const char* name_of(DiffFlip::Cause cause) {
+const char* name_of(DiffResult::Flip::Cause cause) {
   static constexpr const char* kNames[] = {"near_tie", "drawn", "unknown", "chosen"};
   return kNames[static_cast<size_t>(cause)];
 }
 
-Json of_flip(const DiffFlip& flip) {
+Json of_flip(const DiffResult::Flip& flip) {
   const bool experts = flip.layer >= 0;
   return {{"request", flip.request},
           {"position", flip.position},
@@ -67,14 +67,14 @@ Json of_flip(const DiffFlip& flip) {
           {"cause", name_of(flip.cause)}};
 }
 
-Json of_logits(const std::optional<DiffLogits>& logits) {
+Json of_logits(const std::optional<DiffResult::Logits>& logits) {
   if (!logits) return nullptr;
   return {{"rows", logits->rows},
           {"kl_mean", json_number<Json>(logits->kl_mean)},
           {"kl_max", json_number<Json>(logits->kl_max)}};
 }
 
-Json of_judgement(const DiffJudgement& j) {
+Json of_judgement(const DiffResult::Judgement& j) {
   Json first = nullptr;
   if (j.first) first = {{"layer", layer_json<Json>(*j.first)}, {"point", j.first->point->name}};
   return {{"trace", j.trace},

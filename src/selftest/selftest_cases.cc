@@ -209,7 +209,7 @@ std::vector<int> SelftestPlan::fault_layers() const {
 std::vector<SelftestCase> SelftestPlan::fault_cases(DType dtype) const {
   std::vector<SelftestCase> cases;
   for (const Fault& fault : faults()) {
-    if (!fault.applies(config) || fault.seat != Seat::host) continue;
+    if (!fault.applies(config) || fault.seat != Fault::Seat::host) continue;
     for (int layer : fault.one_layer ? fault_layers() : std::vector<int>{-1})
       // Sizes end at the first 0; a fault without sizes has one run.
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {

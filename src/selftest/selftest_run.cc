@@ -296,7 +296,7 @@ SelftestOutcome outcome_of(const Result& result) {
 std::vector<std::string> left_out(const ModelConfig& config) {
   std::vector<std::string> names;
   for (const Fault& fault : faults())
-    if (!fault.applies(config) || fault.seat != Seat::host)
+    if (!fault.applies(config) || fault.seat != Fault::Seat::host)
       names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
   return names;
 }

@@ -63,7 +63,7 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
       "--fault seeds into whole ops, found --executor instructions, which calls them part by part: "
       "leave one out, or edit the schedule");
   for (const FaultRequest& fault : run.faults)
-    check(fault_of(fault).seat != Seat::graphs || (run.engine.graph && clean_ops),
+    check(fault_of(fault).seat != Fault::Seat::graphs || (run.engine.graph && clean_ops),
           "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "
           "--graph off and faults of ops",
           fault.name);
@@ -77,7 +77,7 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
                Device device, OpWatch* watch)
     : ops(std::move(of_device)),
       clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
-        return fault_of(fault).seat != Seat::host;
+        return fault_of(fault).seat != Fault::Seat::host;
       })) {
   if (clean) {
     for (const FaultRequest& fault : faults)

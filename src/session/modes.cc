@@ -203,8 +203,9 @@ std::string summary(std::string_view mode, const Result& before, const Result& a
 // The modes that can be compared, with a note for each that cannot.
 std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
   std::vector<const Mode*> left;
-  const bool ops_are_right = std::ranges::all_of(
-      run.faults, [](const FaultRequest& fault) { return fault_of(fault).seat == Seat::graphs; });
+  const bool ops_are_right = std::ranges::all_of(run.faults, [](const FaultRequest& fault) {
+    return fault_of(fault).seat == Fault::Seat::graphs;
+  });
   for (const Mode* mode : run.modes) {
     if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
       ledger.note(fmt::format("{} was left out: it needs --device cuda, and no fault of an op",

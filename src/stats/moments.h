@@ -167,6 +167,7 @@ class DistinctMoments {
   // row_hash: of the row's results, got and want. False: there was such a row already.
   bool add(uint64_t row_hash, const Moments& row);
   const Moments& sum() const { return sum_; }
+  int64_t rows() const { return std::ssize(rows_); }
 
  private:
   std::unordered_set<uint64_t> rows_;

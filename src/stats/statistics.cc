@@ -388,7 +388,12 @@ Measure Meter::finish() const {
 }
 
 void PlacePool::add(const Meter::Row& row) {
-  if (!moments_.add(row.hash, row.sum)) return;
+  constexpr int64_t kMoreRows = 512;
+  if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) return;
+  if (moments_.rows() >= enough_) {
+    enough_ += kMoreRows;
+    passed_ = passed_ << 1 | 1;
+  }
   heads_.resize(std::max(heads_.size(), row.heads.size()));
   for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
   columns_.resize(std::max(columns_.size(), row.elements.size()));

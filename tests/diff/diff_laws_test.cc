@@ -39,15 +39,15 @@ TEST(DigestSums, TellHowFarApartTensorsArePerhaps) {
   for (unsigned seed = 2; seed < 34; ++seed) {
     std::vector<double> b = some_numbers(a.size(), seed);
     for (size_t i = 0; i < a.size(); ++i) b[i] = a[i] + 0.01 * b[i];
-    const DigestDistance found = distance_of(sums_of(a), sums_of(b));
+    const DigestSums::Distance found = sums_of(a).distance_to(sums_of(b));
     EXPECT_LE(found.least, relative_of(a, b));
     likely += found.likely / 32;
   }
   EXPECT_NEAR(likely, 0.01, 0.004);
   std::vector<double> b = a;
   b[7] = std::nan("");
-  EXPECT_EQ(distance_of(sums_of(a), sums_of(b)).least, INFINITY);
-  EXPECT_EQ(distance_of(sums_of(a), sums_of(a)).likely, 0);
+  EXPECT_EQ(sums_of(a).distance_to(sums_of(b)).least, INFINITY);
+  EXPECT_EQ(sums_of(a).distance_to(sums_of(a)).likely, 0);
 }
 
 // Three rows of one request, in one pass or in two.
@@ -192,7 +192,7 @@ TEST(DiffTokens, ANearTieIsNoise) {
   const DiffResult r = diff_of(unflipped(), flipped(ulp_of_it / 2));
   EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   ASSERT_EQ(r.flips.size(), 1u);
-  EXPECT_EQ(r.flips[0].cause, DiffFlip::Cause::near_tie);
+  EXPECT_EQ(r.flips[0].cause, DiffResult::Flip::Cause::near_tie);
   EXPECT_EQ(r.flips[0].position, 13);
   ASSERT_TRUE(r.flips[0].margin_ulp);
   EXPECT_NEAR(*r.flips[0].margin_ulp, 0.5, 1e-9);
@@ -233,7 +233,8 @@ TEST(DiffTokens, OfOtherLogitsAnotherDrawMayBeRounding) {
   EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::different) << "it was asked for something else";
 }
 
-DiffJudgement judgement(const char* trace, RunVerdict verdict, const char* contract = "fused") {
+DiffResult::Judgement judgement(const char* trace, RunVerdict verdict,
+                                const char* contract = "fused") {
   return {.trace = trace,
           .verdict = verdict,
           .story = "layer 1 mlp.up introduces it",

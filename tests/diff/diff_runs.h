@@ -23,9 +23,9 @@ inline Spoil spoil_at(const std::string& name, int layer,
   };
 }
 
-inline DiffResult diff_of(FakeRun a, FakeRun b, DiffOptions options = {}) {
+inline DiffResult diff_of(FakeRun a, FakeRun b, const Selection& selection = {}) {
   MemoryTrace x(std::move(a)), y(std::move(b));
-  return diff(x, y, options);
+  return diff(x, y, selection);
 }
 
 // Of the first row of request 0.

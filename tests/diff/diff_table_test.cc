@@ -150,7 +150,7 @@ TEST(Diff, EverySeededFaultThatChangesABitIsDifferent) {
   const Kept base = serve_and_keep(checkpoint, options, requests, {}, cpu_ops());
   std::map<std::string, int> shown;  // by exit status, or "identical"
   for (const Fault& fault : faults()) {
-    if (fault.seat != Seat::host || !fault.applies(checkpoint.config())) continue;
+    if (fault.seat != Fault::Seat::host || !fault.applies(checkpoint.config())) continue;
     const FaultRequest request{.name = std::string(fault.name)};
     const Kept other = serve_and_keep(checkpoint, options, requests, {request}, cpu_ops());
     MemoryTrace x(base.full), y(other.full);

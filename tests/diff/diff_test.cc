@@ -412,7 +412,7 @@ TEST(Diff, IndicesAreComparedAsIndices) {
   EXPECT_FALSE(flip.first_kind) << flip.story;
   EXPECT_EQ(flip.verdict, DiffVerdict::noise) << "a near tie";
   ASSERT_EQ(flip.flips.size(), 1u);
-  EXPECT_EQ(flip.flips[0].cause, DiffFlip::Cause::near_tie);
+  EXPECT_EQ(flip.flips[0].cause, DiffResult::Flip::Cause::near_tie);
   EXPECT_EQ(flip.flips[0].layer, 0);
 }
 
@@ -439,11 +439,11 @@ TEST(Diff, ATokenWithoutItsLogitsIsNoNoise) {
   }
   std::erase_if(b.passes[2].tensors,
                 [](const RecordedTensor& t) { return *t.point == point("logits"); });
-  const DiffOptions options{.selection = Selection("token", "", "", "")};
-  DiffResult r = diff_of(run_of(), b, options);
+  const Selection selection("token", "", "", "");
+  DiffResult r = diff_of(run_of(), b, selection);
   EXPECT_EQ(r.verdict, DiffVerdict::different) << "it is not the best of those that were kept";
   b.passes[2].logits.clear();
-  r = diff_of(run_of(), b, options);
+  r = diff_of(run_of(), b, selection);
   EXPECT_EQ(r.verdict, DiffVerdict::inconclusive) << r.story;
   EXPECT_GT(r.unmeasured, 0);
 }

@@ -72,7 +72,7 @@ TEST_P(Seeded, IsNamed) {
 // The layers to seed a fault of one formula at one point in: the first one of one model and the
 // last one of the other, by turns.
 std::vector<int> layers_of(const Fault& fault, bool first) {
-  if (fault.seat != Seat::host) return {};  // graph_faults_test.cc and device_faults_test.cc
+  if (fault.seat != Fault::Seat::host) return {};  // graph_faults_test.cc and device_faults_test.cc
   const Point& point = *find_point(fault.point);
   if (!point.per_layer) return {-1};
   if (!fault.one_layer) return {};                        // who_sees_test.cc has their requests

@@ -120,7 +120,8 @@ TEST(DiffScreen, FailsTheTestOfTheOpWhereTheDifferenceBegins) {
 TEST(DiffScreen, LongSentencesHangBelowTheirBeginnings) {
   DiffResult r = of_a_bug(true);
   r.structure = {std::string(200, 'x') + " " + std::string(60, 'y')};
-  r.flips = std::vector<DiffFlip>(6, {.cause = DiffFlip::Cause::near_tie, .margin_ulp = 0.4});
+  r.flips = std::vector<DiffResult::Flip>(
+      6, {.cause = DiffResult::Flip::Cause::near_tie, .margin_ulp = 0.4});
   std::istringstream lines(text_of(document_of(r), "table"));
   std::string last;
   for (std::string line, before; std::getline(lines, line); before = line) {
@@ -147,7 +148,7 @@ TEST(DiffScreen, LayersThatLookAlikeShareARow) {
 TEST(DiffScreen, SaysWhereARequestLeavesAndWhatToDo) {
   DiffResult r = of_a_bug(true);
   r.trace_a = "base.trace";
-  r.flips = {{.cause = DiffFlip::Cause::near_tie,
+  r.flips = {{.cause = DiffResult::Flip::Cause::near_tie,
               .request = 2,
               .position = 7,
               .token_a = 331,

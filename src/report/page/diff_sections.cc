@@ -85,7 +85,7 @@ void write_places(Html& html, const DiffResult& result) {
   if (!result.judged.empty()) {
     const Part part(html, "judged", "Each against the exact results");
     const auto list = html.open("ul", {{"class", "plain"}});
-    for (const DiffJudgement& j : result.judged)
+    for (const DiffResult::Judgement& j : result.judged)
       html.leaf("li", fmt::format("{} is {}: {}", j.trace, name_of(j.verdict), j.story));
   }
   if (result.places.empty()) return;
