@@ -275,7 +275,7 @@ std::vector<T> Hdf5File::read(const std::string& path) const {
   const Id type = type_of<T>();
   const Id stored(H5Dget_type(dataset));
   check(H5Tequal(type, stored) > 0,
-        "{}: the column {} has another type than layout 1.0 says: it was "
+        "{}: the column {} has another type than this layout says: it was "
         "written by something else, or is damaged",
         path_, path);
   if constexpr (std::is_same_v<T, std::string>) {

@@ -54,7 +54,8 @@ void Scheduler::fork(const Sequence& parent, Sequence& child) {
 int64_t Scheduler::wanted(const Sequence& sequence, int64_t left) {
   int64_t tokens = sequence.length() - sequence.computed;
   if (options_.chunk > 0) tokens = std::min(tokens, options_.chunk);
-  if (tokens > 1 && by_chance(50)) tokens = 1 + static_cast<int64_t>(random_()) % tokens;
+  if (tokens > 1 && by_chance(50))
+    tokens = 1 + static_cast<int64_t>(random_() % static_cast<uint64_t>(tokens));
   return std::clamp<int64_t>(tokens, 0, left);
 }
 

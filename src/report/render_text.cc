@@ -125,8 +125,8 @@ class TextRenderer {
   }
 
   std::string operator()(const Conclusion& c) const {
-    const char* colour = c.verdict == "clean" || c.verdict == "complete" || c.verdict == "alike"
-                             ? kGood
+    constexpr std::string_view kGoodEnds[] = {"clean", "complete", "alike", "identical", "noise"};
+    const char* colour = std::ranges::count(kGoodEnds, c.verdict) > 0          ? kGood
                          : c.verdict == "diverged" || c.verdict == "different" ? kBad
                                                                                : kUnsure;
     const std::string verdict = screen_text(c.verdict);

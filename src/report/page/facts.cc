@@ -189,17 +189,12 @@ void write_table(Html& html, const Table& table, std::string_view kind) {
   const auto scroll = html.open("div", {{"class", "scroll"}, {"tabindex", "0"}});
   const auto list = html.open("table", {{"class", fmt::format("list {}", kind)}});
   if (!table.title.empty()) html.leaf("caption", table.title);
-  const auto is_number = [&](size_t column) {
-    if (table.columns[column].align != Table::Align::by_content)
-      return table.columns[column].align == Table::Align::right;
-    return !table.rows.empty() && table.rows[0][column].index() != 0;
-  };
   {
     const auto head = html.open("thead");
     const auto row = html.open("tr");
     for (size_t c = 0; c < table.columns.size(); ++c)
       html.leaf("th", table.columns[c].name,
-                {{"scope", "col"}, {"class", is_number(c) ? "n" : ""}});
+                {{"scope", "col"}, {"class", table.is_right_aligned(c) ? "n" : ""}});
   }
   const auto body = html.open("tbody");
   for (const auto& cells : table.rows) {
@@ -214,7 +209,7 @@ void write_table(Html& html, const Table& table, std::string_view kind) {
         text = fmt::format(fmt::runtime(table.number_format), x);
       else
         text = short_number(x);
-      html.leaf("td", text, {{"class", is_number(c) ? "n" : ""}});
+      html.leaf("td", text, {{"class", table.is_right_aligned(c) ? "n" : ""}});
     }
   }
 }
