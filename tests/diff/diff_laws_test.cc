@@ -102,7 +102,7 @@ DiffResult ulps_off(double ulps, DType dtype, bool declared = true) {
                      }));
   for (FakeRun* run : {&a, &b})
     if (!declared) run->manifest.contracts.clear();
-  return diff_of(a, b, {.selection = Selection("mlp.up", "", "", "")});
+  return diff_of(a, b, Selection("mlp.up", "", "", ""));
 }
 
 TEST(SameInputs, LetAnElementBeTwoRoundingsAway) {
@@ -127,7 +127,7 @@ TEST(SameInputs, LetFewElementsDiffer) {
                                                     v[i] = round_to(v[i], DType::bf16) +
                                                            ulp(v[i], DType::bf16);
                                                 })),
-                   {.selection = Selection("mlp.act", "", "", "")});
+                   Selection("mlp.act", "", "", ""));
   };
   EXPECT_EQ(off(300).verdict, DiffVerdict::noise) << off(300).story;
   const DiffResult r = off(4);

@@ -93,7 +93,7 @@ TEST(Diff, DigestsBlameNoRowThatIsNotAsked) {
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(r.first_kind->id.request, 1);
   EXPECT_EQ(r.first_kind->requests, 1) << "the rows of the other have the same bits";
-  r = diff_of(a, b, {.selection = Selection("mlp.act", "0", "13", "")});
+  r = diff_of(a, b, Selection("mlp.act", "0", "13", ""));
   EXPECT_FALSE(r.first_kind) << r.story;
   b.passes[0].info.rows[13].token += 1;
   r = diff_of(a, b);
@@ -145,8 +145,8 @@ TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
     for (double& x : v) x *= step;
   });
   b.manifest.contracts.clear();  // then it need not be the same op
-  const DiffResult whole = diff_of(run_of(), b, {.selection = Selection("", "0", "", "")});
-  const DiffResult v = diff_of(run_of(), b, {.selection = Selection("attn.v", "0", "", "")});
+  const DiffResult whole = diff_of(run_of(), b, Selection("", "0", "", ""));
+  const DiffResult v = diff_of(run_of(), b, Selection("attn.v", "0", "", ""));
   EXPECT_EQ(whole.verdict, DiffVerdict::noise) << whole.story;
   EXPECT_EQ(v.verdict, DiffVerdict::noise) << v.story;
   EXPECT_EQ(v.rows, 26) << "of what is asked for alone";
@@ -164,8 +164,7 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
   const DiffResult r = diff_of(a, b);
   EXPECT_EQ(r.verdict, DiffVerdict::different);
   EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
-  EXPECT_EQ(diff_of(a, b, {.selection = Selection("mlp.*", "", "", "")}).verdict,
-            DiffVerdict::identical);
+  EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffVerdict::identical);
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
@@ -197,7 +196,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   EXPECT_EQ(r.unmeasured, 0);
   // Also when they are not what is asked for.
-  r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
+  r = diff_of(a, b, Selection("attn.kv", "", "", ""));
   EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
   // Without the numbers of what was written there are none for what is read.
   for (FakeRun* run : {&a, &b})
@@ -205,7 +204,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
       std::erase_if(pass.tensors, [](const RecordedTensor& t) {
         return *t.point == point("attn.v") || *t.point == point("attn.k_rope");
       });
-  r = diff_of(a, b, {.selection = Selection("attn.kv", "", "", "")});
+  r = diff_of(a, b, Selection("attn.kv", "", "", ""));
   EXPECT_EQ(r.verdict, DiffVerdict::inconclusive);
   EXPECT_NE(r.story.find("was not kept: --keep full tells"), std::string::npos) << r.story;
   EXPECT_EQ(r.unmeasured, r.rows - r.equal);
@@ -245,7 +244,7 @@ TEST(Diff, AnotherShapeIsDifferentInKind) {
 
 TEST(Diff, NothingInCommonIsInconclusive) {
   FakeRun a = run_of();
-  const DiffResult none = diff_of(a, a, {.selection = Selection("", "", "", "7")});
+  const DiffResult none = diff_of(a, a, Selection("", "", "", "7"));
   EXPECT_EQ(none.rows, 0);
   EXPECT_EQ(exit_status(none), 2);
   MemoryTrace x(a), y(a, false);
@@ -449,8 +448,8 @@ TEST(Diff, ATokenWithoutItsLogitsIsNoNoise) {
 }
 
 TEST(Diff, RefusesLayersThatAModelHasNot) {
-  EXPECT_THROW(diff_of(run_of(), run_of(), {.selection = Selection("", "2", "", "")}), Error);
-  EXPECT_EQ(diff_of(run_of(), run_of(), {.selection = Selection("", "1", "", "")}).verdict,
+  EXPECT_THROW(diff_of(run_of(), run_of(), Selection("", "2", "", "")), Error);
+  EXPECT_EQ(diff_of(run_of(), run_of(), Selection("", "1", "", "")).verdict,
             DiffVerdict::identical);
 }
 
