@@ -132,11 +132,10 @@ class PersistentExecutor : public PieceExecutor {
     if (!taps_) {
       step_.embed_out = step_.final_norm_out = {};
       for (DecodeLayer& l : layers)
-        for (TensorView* tap :
-             {&l.norm_out, &l.q_out, &l.k_out, &l.v_out, &l.q_norm_out, &l.k_norm_out,
-              &l.q_rope_out, &l.k_rope_out, &l.attention_out, &l.o_out, &l.attn_residual_out,
-              &l.mlp_norm_out, &l.gate_out, &l.up_out, &l.act_out, &l.down_out,
-              &l.mlp_residual_out})
+        for (TensorView* tap : {&l.norm_out, &l.q_out, &l.k_out, &l.v_out, &l.q_norm_out,
+                                &l.k_norm_out, &l.q_rope_out, &l.k_rope_out, &l.attention_out,
+                                &l.o_out, &l.attn_residual_out, &l.mlp_norm_out, &l.gate_out,
+                                &l.up_out, &l.act_out, &l.down_out, &l.mlp_residual_out})
           *tap = {};
     }
     step_.layers = layers;
@@ -194,8 +193,8 @@ bool adds_one_each(const Batch& batch) {
 
 void check_model(const ModelConfig& config, DType dtype, const Ops& ops) {
   check(whole_fused_ops(ops).decode_step != nullptr,
-        "--executor persistent wants the ops of a CUDA device, none of them replaced: add --device "
-        "cuda, and leave out --ops and --fault");
+        "--executor persistent wants the ops of a CUDA device of capability 9.0 or later, none of "
+        "them replaced: add --device cuda, and leave out --ops and --fault");
   check(dtype == DType::bf16, "--executor persistent computes in bf16, found --dtype {}",
         name_of(dtype));
   check(config.experts.count == 0 && !config.o_bias &&

@@ -42,8 +42,8 @@ Interleaving interleaving_of(const std::string& text, const Schedule& schedule) 
 
 void use_executor(const InstructionOptions& options, Session& session) {
   if (options.executor == "persistent")
-    session.engine.make_executor = persistent_executors(session.checkpoint.config(),
-                                                        session.engine.dtype, session.ops);
+    session.engine.make_executor =
+        persistent_executors(session.checkpoint.config(), session.engine.dtype, session.ops);
   const bool asked = options.executor == "instructions";
   check(
       asked || (options.step.empty() && options.interleave.empty() && options.queues == 0),
