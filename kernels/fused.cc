@@ -38,6 +38,7 @@ FusedOps FusedOps::users_alone() const {
   if (!is_of_user(kQkvMatmul)) users.qkv_matmul = nullptr;
   if (!is_of_user(kQkNormRopeKvWrite)) users.qk_norm_rope_kv_write = nullptr;
   if (!is_of_user(kGateUpSilu)) users.gate_up_silu = nullptr;
+  users.decode_step = nullptr;
   return users;
 }
 
@@ -54,6 +55,9 @@ FusedOps whole_fused_ops(const Ops& ops) {
   if (!kept(kQkNormRopeKvWrite, &Ops::rms_norm, &Ops::rope, &Ops::kv_write))
     whole.qk_norm_rope_kv_write = nullptr;
   if (!kept(kGateUpSilu, &Ops::matmul, &Ops::silu_mul)) whole.gate_up_silu = nullptr;
+  bool all = whole.of_user.empty();
+  for_each_op([&](const auto& row) { all &= same(ops.*row.entry, whole.pieces->*row.entry); });
+  if (!all) whole.decode_step = nullptr;
   return whole;
 }
 

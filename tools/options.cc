@@ -107,8 +107,9 @@ void add_computing_options(CLI::App& app, ModelOptions& options) {
 // The options of a schedule's instructions.
 void add_instruction_options(CLI::App& app, InstructionOptions& options) {
   begin_group(app, "Instructions");
-  add_choice(app, "--executor", options.executor, {"ops", "instructions"},
-             "compute a pass op by op, or as the instructions of a schedule (ops)");
+  add_choice(app, "--executor", options.executor, {"ops", "instructions", "persistent"},
+             "compute a pass op by op, as the instructions of a schedule, or a decode step in one "
+             "launch on a GPU (ops)");
   add_count(app, "--queues", options.queues, 1, "queues of a schedule that is made (4)");
   app.add_option("--step", options.step, "a schedule of yours, as lockstep schedule writes one")
       ->type_name("FILE");

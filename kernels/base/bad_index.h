@@ -23,6 +23,7 @@ struct BadIndex {
     context_length,  // paged_attention: found for request `at`
     routed_expert,   // routing_weights: limit logits, found at index `at`
     used_expert,     // expert_matmul: limit experts, found at index `at`
+    step_wait,       // decode_step: block `at` waited limit seconds in layer found (-1: for memory)
   };
   Of of = Of::none;
   int64_t limit = 0, found = 0, at = 0;

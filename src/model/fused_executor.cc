@@ -98,6 +98,10 @@ void FusedExecutor::gate_up_silu(const LayerWeights& w) {
 
 std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass) {
   if (const auto& own = pass.model.placement().make_executor) return own(pass);
+  return make_own_executor(pass);
+}
+
+std::unique_ptr<LayerExecutor> make_own_executor(const PassParts& pass) {
   const FusedOps& all = pass.model.fused();
   // Who changes what is shown must be asked before the next piece is computed, which a user's
   // fused op, that shows nothing of its inside, does not prevent.

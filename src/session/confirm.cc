@@ -232,9 +232,9 @@ std::string tokens_back(const Result& result, const Result& put_right) {
 }  // namespace
 
 void check_can_confirm(const Session& session) {
-  check(!session.schedule,
-        "--confirm puts right what the next op reads, found --executor instructions, which shows "
-        "what it computed when all of it is: leave one out");
+  check(!session.engine.make_executor,
+        "--confirm puts right what the next op reads, found an --executor that shows what it "
+        "computed when all of it is: leave one out");
   check(session.ops.fused.of_user.empty(),
         "--confirm puts single ops right, found {}, of which some are fused: leave one out",
         session.user_ops);

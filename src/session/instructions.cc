@@ -9,6 +9,7 @@
 
 #include "kernels/base/check.h"
 #include "src/instructions/interpreter.h"
+#include "src/model/persistent_executor.h"
 #include "src/schedule/checker.h"
 #include "src/schedule/make_schedule.h"
 #include "src/schedule/schedule_json.h"
@@ -42,7 +43,10 @@ Interleaving interleaving_of(const std::string& text, const Schedule& schedule) 
 
 }  // namespace
 
-void use_instructions(const InstructionOptions& options, Session& session) {
+void use_executor(const InstructionOptions& options, Session& session) {
+  if (options.executor == "persistent")
+    session.engine.make_executor =
+        persistent_executors(session.checkpoint.config(), session.engine.dtype, session.ops);
   const bool asked = options.executor == "instructions";
   check(
       asked || (options.step.empty() && options.interleave.empty() && options.queues == 0),

@@ -18,7 +18,7 @@ namespace lockstep {
 
 // How passes are computed as a schedule's instructions (src/schedule).
 struct InstructionOptions {
-  std::string executor;    // "instructions"; empty: by the model's own executors
+  std::string executor;    // "instructions", "persistent"; empty: by the model's own executors
   int queues = 0;          // of a schedule that is made; 0: some
   std::string step;        // path of a schedule; empty: one is made
   std::string interleave;  // a seed, or "adversarial"; empty: queues are threads
