@@ -174,10 +174,10 @@ class ScheduleReader {
       if (!columns_.contains(needed)) columns.refuse(fmt::format("{} among them", needed));
   }
 
-  // A list has a value for each column, and only a layer may be none: nothing is taken for granted.
+  // A list has a value for each column. Null is a layer that there is none of, and reads or writes
+  // that follow from the opcode: of nothing else it says what is meant.
   void check_row(const JsonValue& item) const {
-    for (const char* key :
-         {"id", "queue", "opcode", "begin", "end", "share", "waits", "raises", "reads", "writes"})
+    for (const char* key : {"id", "queue", "opcode", "begin", "end", "share", "waits", "raises"})
       if (const JsonValue value = field(item, key); value.is_null())
         refuse_field(item, key, value, "a value ([] for none)");
     if (!item.is_list() || item.size() == names_.size()) return;
