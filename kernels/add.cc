@@ -36,6 +36,7 @@ void check_add(TensorView out, TensorView a, TensorView b, DeviceKind device) {
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b) {
   check_add(out, a, b, DeviceKind::cpu);
   dispatch("add", a.dtype, [&]<typename T>(T*) {
+    // Pieces so large that waking a thread for one of them pays.
     parallel_for(context.threads, a.count(), 16384, [&](int64_t begin, int64_t end) {
       on_best_isa(AddKernel<T>{out.as<T>(), a.as<const T>(), b.as<const T>(), begin, end});
     });

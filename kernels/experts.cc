@@ -15,7 +15,8 @@
 namespace lockstep {
 namespace {
 
-// The rows of `out` that each expert makes.
+// The rows of `out` that each expert makes. All indices are looked at before anything is computed,
+// so that a bad one leaves `out` as it was.
 std::vector<std::vector<int64_t>> rows_by_expert(const TensorView& index, int64_t experts) {
   std::vector<std::vector<int64_t>> rows(experts);
   for (int64_t i = 0; i < index.count(); ++i) {
@@ -64,6 +65,7 @@ void expert_matmul(const OpContext& context, TensorView out, TensorView x, Tenso
     const std::vector<int64_t>& rows = by_expert[e];
     if (rows.empty()) continue;
     const int64_t count = std::ssize(rows);
+    // The numbers of rows differ, and with them matmul's path and bits: hence not batch-invariant.
     const Tensor from({count, in}, x.dtype), to({count, n}, x.dtype);
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(from.as<char>() + i * in * item,

@@ -7,7 +7,8 @@
 namespace lockstep {
 namespace {
 
-// Whether both are the same plain function; what wraps one is another.
+// Whether both are the same plain function; what wraps one is another. A fused op may pass over its
+// pieces only where they are the functions that it was made of.
 template <typename Signature>
 bool same(const std::function<Signature>& a, const std::function<Signature>& b) {
   const auto* in_a = a.template target<Signature*>();
@@ -37,6 +38,7 @@ FusedOps FusedOps::users_alone() const {
   if (!is_of_user(kQkvMatmul)) users.qkv_matmul = nullptr;
   if (!is_of_user(kQkNormRopeKvWrite)) users.qk_norm_rope_kv_write = nullptr;
   if (!is_of_user(kGateUpSilu)) users.gate_up_silu = nullptr;
+  users.decode_step = nullptr;
   return users;
 }
 
@@ -53,6 +55,9 @@ FusedOps whole_fused_ops(const Ops& ops) {
   if (!kept(kQkNormRopeKvWrite, &Ops::rms_norm, &Ops::rope, &Ops::kv_write))
     whole.qk_norm_rope_kv_write = nullptr;
   if (!kept(kGateUpSilu, &Ops::matmul, &Ops::silu_mul)) whole.gate_up_silu = nullptr;
+  bool all = whole.of_user.empty();
+  for_each_op([&](const auto& row) { all &= same(ops.*row.entry, whole.pieces->*row.entry); });
+  if (!all) whole.decode_step = nullptr;
   return whole;
 }
 

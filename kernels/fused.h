@@ -15,6 +15,7 @@
 
 namespace lockstep {
 
+struct DecodeStep;  // decode_step.h
 struct Ops;
 
 // The input of a fused norm: rms_norm(sum) of sum = add(a, b).
@@ -74,6 +75,9 @@ struct FusedOps {
                      WeightView up_weight, TensorView gate, TensorView up,
                      const AddNormInput* input)>
       gate_up_silu;
+  // A whole decode step, for who asks for it by name (src/model/persistent_executor.h): its sums
+  // are in an order of its own, and its bits not those of its pieces.
+  std::function<void(const OpContext&, const DecodeStep& step)> decode_step;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops but a user's.
   const Ops* pieces = nullptr;
 

@@ -26,6 +26,7 @@ void gather_rows(const OpContext& context, TensorView out, TensorView index, Ten
     if (which[i] < 0 || which[i] >= entries)
       refuse({BadIndex::Of::table_row, entries, which[i], i});
   const int64_t bytes = width * size_of(table.dtype);
+  // Pieces of 64 KiB at least, so that waking a thread for one of them pays.
   parallel_for(
       context.threads, rows, (int64_t{1} << 16) / (bytes + 1) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)

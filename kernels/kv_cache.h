@@ -8,7 +8,8 @@
 namespace lockstep {
 
 // The paged cache of one layer. A slot is one token's place: slot = page * page_size + offset, in
-// 64 bits, because pools pass 2^31 elements.
+// 64 bits, because pools pass 2^31 elements. Borrowed, as views are: the pool belongs to the
+// engine.
 struct KvCache {
   TensorView k;  // [pages, page_size, kv_heads, head_dim], after RoPE
   TensorView v;  // the same shape

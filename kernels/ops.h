@@ -106,12 +106,15 @@ void for_each_op(Visit visit) {
 // there.
 template <typename Signature, typename Around>
 void wrap(std::function<Signature>& op, Around around) {
+  // The entry that was there lives in the new one.
   op = [inner = std::move(op), around = std::move(around)](const OpContext& context,
                                                            const auto&... arguments) {
     around(inner, context, arguments...);
   };
 }
 
+// A table of its own for each caller, of plain functions; it may be copied and called by several
+// threads.
 Ops cpu_ops();
 
 }  // namespace lockstep

@@ -60,6 +60,7 @@ struct Problem {
   int64_t head_dim() const { return q.shape[2]; }
   int64_t kv_heads() const { return cache.k.shape[2]; }
   int64_t group() const { return heads() / kv_heads(); }
+  // A head's elements, padded to whole vectors of the widest kind.
   int64_t stride() const {
     return (head_dim() + simd::kWidest - 1) / simd::kWidest * simd::kWidest;
   }
@@ -115,7 +116,8 @@ struct KvBlocks {
   }
 
   // Points k and v to the rows of the keys of the block. Only keys that some query of the task sees
-  // are read: other slots may hold anything, and their places in k and v repeat one that is seen.
+  // are read: other slots may hold anything. Their places in k repeat one that is seen, and their
+  // places in v are never looked at.
   template <int N, typename E>
   [[gnu::always_inline]] void read(int64_t block, Keys keys, const E** k, const E** v) const {
     const int64_t d = problem.head_dim(), stride = problem.stride();
@@ -140,6 +142,8 @@ struct KvBlocks {
         v[at] = cache_v + from;
       }
     }
+    // score() takes whole groups of keys: places outside of the range repeat a key, and its scores
+    // are overwritten.
     std::fill(k, k + (keys.begin - block), k[keys.begin - block]);
     std::fill(k + (end - block), k + kBlock, k[keys.begin - block]);
   }
@@ -179,6 +183,8 @@ struct AttentionKernel {
     const Keys first = problem.seen_from(task.position);
     const Keys last = problem.seen_from(task.position + task.queries - 1);
     const E *k[kBlock], *v[kBlock];
+    // From the first key that any query of the task sees to the last: each query takes what it sees
+    // of a block.
     for (int64_t block = first.begin / kBlock * kBlock; block < last.end; block += kBlock) {
       blocks.template read<N>(block, {std::max(first.begin, block), last.end}, k, v);
       for (int64_t i = 0; i < task.queries;) {
@@ -218,6 +224,8 @@ struct AttentionKernel {
   template <int N, typename E>
   [[gnu::always_inline]] void attend_rows(int64_t row, int64_t end, Keys keys, const E* const* k,
                                           const E* const* v) const {
+    // How many rows are taken together changes no bit: each has sums of its own, in the order of
+    // its keys.
     for (; row + 4 <= end; row += 4) attend<N, 4>(row, keys, k, v);
     if (row + 2 <= end) {
       attend<N, 2>(row, keys, k, v);
@@ -271,6 +279,7 @@ struct AttentionKernel {
   [[gnu::always_inline]] void exp_scores(int64_t row, int64_t from, int64_t to,
                                          int64_t stride) const {
     float* p = &scratch.p[row * kBlock];
+    // e^-Inf is 0: such keys add nothing.
     std::fill(p, p + from, kNothing);
     std::fill(p + to, p + kBlock, kNothing);
     simd::F<N> widest = simd::load<N>(p);
@@ -296,6 +305,8 @@ struct AttentionKernel {
       row_sum += simd::sum<N>(sum);
       return;
     }
+    // Online softmax: with a new maximum m', sums relative to m are worth e^(m - m') of what they
+    // were. The first block shrinks nothing: e^-Inf of zeros.
     const float shrink = simd::exp<4>(simd::all<4>(before - base))[0];
     row_sum = row_sum * shrink + simd::sum<N>(sum);
     float* o = &scratch.o[row * stride];
@@ -388,6 +399,8 @@ std::vector<Task> tasks_of(const Problem& problem, const AttentionBatch& batch) 
     const TensorView pages = row.reshaped({row.count()});
     const int64_t oldest = problem.seen_from(length - (end - first)).begin;
     check_pages(problem, pages, oldest / size, (length + size - 1) / size);
+    // Tasks begin at a request's first query of the pass: which queries share one depends on the
+    // chunk, and their bits do not.
     for (int64_t t = first; t < end; t += kQueries)
       tasks.push_back(
           {t, std::min(kQueries, end - t), length - (end - t), pages.as<const int32_t>()});
@@ -426,6 +439,8 @@ void paged_attention(const OpContext& context, TensorView out, TensorView q, KvC
   const std::vector<Task> tasks = tasks_of(problem, batch);
   const int64_t kv_heads = problem.kv_heads();
   dispatch("paged_attention", q.dtype, [&]<typename T>(T*) {
+    // Each task and K/V head writes rows of its own, so that threads share nothing but what they
+    // read.
     parallel_for(context.threads, tasks.size() * kv_heads, 1, [&](int64_t begin, int64_t end) {
       Scratch scratch(problem);
       for (int64_t i = begin; i < end; ++i)

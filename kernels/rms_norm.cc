@@ -25,6 +25,8 @@ struct RmsNormKernel {
 
   template <int N>
   [[gnu::always_inline]] void normalise(T* to, const T* from) const {
+    // Lanes are added up apart and joined at the end: vectors of another width give other last
+    // bits.
     simd::F<N> squares = {};
     for (int64_t i = 0; i < width; i += N) {
       const simd::F<N> v = simd::load<N>(from + i, width - i);
@@ -56,6 +58,8 @@ void check_rms_norm(TensorView out, TensorView x, TensorView weight) {
 
 void rms_norm(const OpContext& context, TensorView out, TensorView x, TensorView weight,
               float eps) {
+  // That check takes the device of x for the wanted one, so that the twins can share it: here it
+  // must be the CPU.
   check_rms_norm(out, x, weight);
   check_tensor("rms_norm", "x", x, x.dtype, x.shape);
   const int64_t width = x.shape.last(), rows = x.count() / width;

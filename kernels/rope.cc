@@ -60,6 +60,7 @@ void rope(const OpContext& context, TensorView out, TensorView x, TensorView cos
           TensorView positions) {
   check_rope(out, x, cos, sin, positions, DeviceKind::cpu);
   const auto* p = positions.as<const int32_t>();
+  // All positions are looked at before a row is written.
   for (int64_t t = 0; t < x.rows(); ++t)
     if (p[t] < 0 || p[t] >= cos.rows()) refuse({BadIndex::Of::position, cos.rows(), p[t], t});
   dispatch("rope", x.dtype, [&]<typename T>(T*) {

@@ -95,6 +95,8 @@ void routing_weights(const OpContext& context, TensorView out, TensorView logits
         widen_row(logits.as<const T>() + t * experts, row);
         exponentials(row);
         float sum = 0;
+        // softmax(x)[i] / sum of the chosen = e^x_i / sum of e^x over the chosen: the sum over all
+        // cancels.
         if (normalised)
           for (int64_t c = 0; c < k; ++c) sum += row[which[t * k + c]];
         else

@@ -125,6 +125,7 @@ Digest digest_of(const TensorView& tensor) {
   return digest;
 }
 
+// -1 and NaN stand for what hashes do not tell.
 Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   return {.hash = hash_of(row_hashes.data(), row_hashes.size_bytes()),

@@ -10,6 +10,7 @@
 
 namespace lockstep {
 
+// All sums are fp64. Throws Error of a tensor that is not in host memory.
 Digest digest_of(const TensorView& cpu_tensor);
 // The digest of a tensor of `count` elements that is known by the hashes of its rows alone.
 Digest digest_of_rows(std::span<const uint64_t> row_hashes, int64_t count);
@@ -24,8 +25,10 @@ std::string_view contradiction(const Digest& digest, const TensorView& cpu_tenso
 std::string_view contradiction(const Digest& digest, int64_t count, double rms,
                                std::span<const uint64_t> row_hashes);
 
-// xxh3-64 of each row's bytes (outermost axis).
+// xxh3-64 of each row's bytes (outermost axis). Throws Error of a tensor without axes, or not in
+// host memory.
 std::vector<uint64_t> row_hashes_of(const TensorView& cpu_tensor);
+// The xxh3-64 of the bytes.
 uint64_t hash_of(const void* bytes, size_t size);
 
 }  // namespace lockstep

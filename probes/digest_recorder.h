@@ -8,7 +8,8 @@ namespace lockstep {
 
 // A sink that keeps the digests of what is wanted, and at choice the tensors, as a Pass: of passes
 // on a device those that were made there, so that nothing else has to come from it. Of attn.kv it
-// keeps hashes alone. Where it wants some rows of a tensor only, it digests on the host.
+// keeps hashes alone. Where it wants some rows of a tensor only, it digests on the host. Its sink
+// side is the engine's thread's; one pass at a time is handed on.
 class DigestRecorder final : public Sink, private DigestSink {
  public:
   // finished: of passes on a device called from another thread.

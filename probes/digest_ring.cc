@@ -216,6 +216,8 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   std::memset(slot.memory, 0, slot.capacity);
 }
 
+// Small passes are copied within the device first, so that the next pass may write to its buffers
+// at once; large ones go straight to the host, and the next pass waits for that.
 void DigestRing::queue_copies(Slot& slot) const {
   slot.device = slot.pass.digests->view().device;
   const DeviceRuntime& device = runtime_of(slot.device);
@@ -305,6 +307,7 @@ std::string DigestRing::failure() const {
   return failure_;
 }
 
+// A slot is free before its pass is handed on, since the Pass has copies of its own.
 void DigestRing::serve() {
   std::unique_lock lock(mutex_);
   while (changed_.wait(lock, [&] { return ends_ || !queued_.empty(); }), !queued_.empty()) {

@@ -43,7 +43,8 @@ struct DigestedPass {
 
 // Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops
 // and in the order of the passes. The engine goes on meanwhile, until kSlots passes are on their
-// way, or `most_bytes` of them: then it waits, and that is counted.
+// way, or `most_bytes` of them: then it waits, and that is counted. reserve(), push() and flush()
+// are for the engine's thread; failure() may be asked by any.
 class DigestRing {
  public:
   // How often, and how long, an engine waited for those who take what it shows.

@@ -45,6 +45,7 @@ int Graph::index_of(const Place& place) const {
   return numbers_[slot_of(place)];
 }
 
+// Numbers of nodes change; a node whose input is left out reads one less.
 Graph Graph::restricted(const std::function<bool(const Place&)>& keep) const {
   Graph kept;
   std::vector<int> number(places_.size(), -1);
@@ -75,12 +76,15 @@ const Point* find_point(std::string_view name) {
   return nullptr;
 }
 
+// std::less orders pointers of different arrays too, where < need not.
 int Point::order() const {
   const std::less<const Point*> before;
   const bool ours = !before(this, kPoints.data()) && before(this, kPoints.data() + kPoints.size());
   return static_cast<int>((ours ? this : find_point(name)) - kPoints.data());
 }
 
+// Logits, tokens and routes are needed whatever is selected: tokens are explained by them, and the
+// models follow the routes.
 std::vector<Place> Graph::places_to_judge(const Selection& selection) const {
   std::vector<bool> needed(places_.size());
   for (size_t i = places_.size(); i-- > 0;) {  // readers before what they read

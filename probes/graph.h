@@ -28,6 +28,7 @@ struct Place {
 //
 //   embed -> attn.norm@0 -> attn.q@0 -> ... -> mlp.residual@0 -> attn.norm@1 -> ... -> token
 //        \-------------------------- attn.residual@0 --/
+// Adding is for one thread; a graph that is finished may be asked by several.
 class Graph {
  public:
   // Adds a node that reads those nodes, in the order of the op's arguments, and returns its number.

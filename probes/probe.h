@@ -33,7 +33,8 @@ class DigestSink {
   virtual void take(Pass pass) = 0;
 };
 
-// Receives what a model shows, in the order in which it is made.
+// Receives what a model shows, in the order in which it is made. Calls come pass by pass, begin(),
+// records, end(), on the thread that runs the model.
 class Sink {
  public:
   virtual ~Sink() = default;
@@ -55,7 +56,8 @@ class Sink {
 // A model calls this at every point, with a tensor on any device: the sink gets it in host memory,
 // without the padding after its rows, and what it writes there, if it says that it does, the model
 // goes on with. Without a sink, a call costs one branch. A sink that throws is switched off for
-// good and the model goes on: `failure` then says why.
+// good and the model goes on: `failure` then says why. It is used by the model's thread, and the
+// sink must outlive it.
 class Probe {
  public:
   Probe() = default;

@@ -32,6 +32,7 @@ static_assert([] {
   return true;
 }());
 
+// Points of no layer stand before or after the layers, as they do in the table.
 class Maker {
  public:
   explicit Maker(const QwenShape& shape) : shape_(shape) {}

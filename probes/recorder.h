@@ -11,7 +11,8 @@
 
 namespace lockstep {
 
-// A tensor that outlived its model's buffers: what a trace holds and what the judge reads.
+// A tensor that outlived its model's buffers: what a trace holds and what the judge reads. Copies
+// share the memory of `data`.
 struct RecordedTensor {
   const Point* point = nullptr;
   int layer = -1;
@@ -23,7 +24,8 @@ struct RecordedTensor {
   Tensor data;  // empty view when only the digest was kept
 };
 
-// The best of one row of logits: kept always, whatever becomes of the tensor.
+// The best of one row of logits: kept always, whatever becomes of the tensor. Values are widened to
+// fp64, which changes none of them.
 struct TopLogits {
   Row row;
   std::vector<int32_t> ids;    // of the kTopLogits largest (fewer: the vocabulary), largest first;
@@ -55,7 +57,9 @@ void put_chosen(std::vector<TopLogits>& logits, const TensorView& token, std::sp
 std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const Row> rows);
 
 // A sink that copies the wanted rows of every wanted tensor into a Pass and hands each finished one
-// on. Of attn.kv the positions are not filtered: a wanted row's attention reads all of them.
+// on. Of attn.kv the positions are not filtered: a wanted row's attention reads all of them. It
+// holds one pass. A tensor without a name for each row, a shard, or one in device memory is an
+// Error, which the probe keeps.
 class Recorder final : public Sink {
  public:
   // digests: compute digests and row hashes too (a judge alone does not need those of everything;

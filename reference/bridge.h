@@ -14,25 +14,29 @@ class Tensor;
 namespace lockstep {
 
 // The same memory as LibTorch sees it: the view's owner must outlive what is made of it, and nobody
-// may write to it. Throws Error for a tensor that is not on the CPU.
+// may write to it. Throws Error for a tensor that is not on the CPU. It has the view's shape and
+// dtype, row-major. A dtype that LibTorch has no name for is an Error too.
 at::Tensor to_torch(const TensorView& view);
-// A contiguous tensor's memory as this project sees it; `tensor` must outlive the view.
+// A contiguous tensor's memory as this project sees it; `tensor` must outlive the view. Throws
+// Error for a tensor with strides, or on a device.
 TensorView to_view(const at::Tensor& tensor);
 
 // In another dtype: widening is exact, narrowing rounds to nearest even. The tensor itself when it
-// has that dtype already.
+// has that dtype already. NaN and Inf stay what they are.
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype);
 // The same in host memory, contiguous. From a device: in pinned memory, which is several times as
 // fast to copy to as what the system hands out anew, and which LibTorch keeps for the next.
 at::Tensor on_host(const at::Tensor& tensor);
 // All elements, row-major, as doubles, from wherever they are: nobody may write to `tensor` then.
+// The numbers own what they look into: a copy, or the tensor itself where it is fp64 in host memory
+// already.
 Numbers to_numbers(const at::Tensor& tensor);
 
 Shape shape_of(const at::Tensor& tensor);
 
 // Holds LibTorch at as many threads as `work` multiply-adds are worth, `most` at most (0: all
 // cores), until it is destroyed: then as many as before, since the engine's libraries count on the
-// same ones.
+// same ones. They may be nested, since each puts back what it found.
 class Threads {
  public:
   Threads(double work, int most);
@@ -44,7 +48,7 @@ class Threads {
 };
 
 // Calls `body` on one thread, which may raise Threads, and turns LibTorch's exceptions into an
-// Error.
+// Error. Errors that `body` throws itself pass unchanged.
 void in_torch(const std::function<void()>& body);
 
 }  // namespace lockstep

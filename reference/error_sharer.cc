@@ -2,6 +2,17 @@
 // and which is differentiated. It goes backwards a layer at a time, each computed again with
 // gradients, so that no more than one layer's tensors are held. The left column is the model, see()
 // is where an op's error goes in.
+//
+// Let E = got - exact be the error of the logits, e_i that which op i introduced, W the last
+// matrix, and h(s) the last norm of the model with s e_i put into each op. Then
+//
+//     <E, E> = <E, got - W h(1)> + <W^T E, h(1) - h(0)>
+//
+// The first term is the part of the logits' own op. The second is the integral over s from 0 to 1
+// of <W^T E, dh/ds>, and dh/ds is a sum over ops, since each error enters as s e_i: term i is the
+// part of op i. These are integrated gradients (Sundararajan, Taly and Yan, 2017) with the model
+// without errors for a baseline; they add up to <E, E>, and one of them is negative where an op's
+// error cancels others.
 #include "reference/error_sharer.h"
 
 #include <ATen/TensorOperators.h>
@@ -48,7 +59,8 @@ constexpr int64_t kLogits = 1 << 24;
 constexpr double kClose = 0.01;  // how near the parts must come to the whole
 constexpr int kMostPanels = 8;
 
-// An error that was put into an op, as a leaf of what is differentiated.
+// An error that was put into an op, as a leaf of what is differentiated. The error itself is what
+// the derivative by the leaf is multiplied by: the leaf is s times it.
 struct Entry {
   Key key;
   at::Tensor leaf, error;
@@ -72,7 +84,8 @@ class QwenSharer final : public ErrorSharer {
   std::vector<double> alone(const RecordedText& text, const std::vector<Place>& ops) override;
 
  private:
-  // The tensors that a layer begins with.
+  // The tensors that a layer begins with. The residual stream [tokens, hidden], and the rotary
+  // tables [tokens, head_dim / 2].
   struct Start {
     at::Tensor stream, cos, sin;
   };
@@ -118,7 +131,9 @@ class QwenSharer final : public ErrorSharer {
   std::map<Key, double> parts_;
   std::string trouble_;
 
-  // And these to a pass over it.
+  // And these to a pass over it. as_recorded: an op reads what the run stored and not what was
+  // computed here, so that its error is its own. with_errors: ops read what was computed here, with
+  // errors put in.
   enum class Way : uint8_t { as_recorded, with_errors };
   Way way_ = Way::as_recorded;
   double scale_ = 0;             // of the errors that are put in
@@ -141,6 +156,7 @@ at::Tensor QwenSharer::recorded(Name name, const at::Tensor& y) {
       as_dtype(to_torch(rows->data.view()), DType::f64).to(y.device()).view_as(y);
   std::vector<int64_t> shape(y.dim(), 1);
   shape[0] = y.size(0);
+  // Rows that were not recorded have no error of their own: what was computed here stands for them.
   const at::Tensor there = at::from_blob(const_cast<uint8_t*>(rows->there.data()), shape, at::kByte)
                                .to(at::kBool)
                                .to(y.device());
@@ -148,6 +164,7 @@ at::Tensor QwenSharer::recorded(Name name, const at::Tensor& y) {
     trouble_ = fmt::format("{}{} is the first op whose result is not finite",
                            layer_ < 0 ? "" : fmt::format("layer {} ", layer_), name.point.name);
   const at::Tensor error = at::where(there, kept - y, at::zeros_like(y));
+  // In fp32, for there is one of each op of all layers: a relative 2^-24 is nothing to its part.
   errors_[key_of(place)] = as_dtype(error, DType::f32);
   return at::where(there, kept, y);
 }
@@ -168,6 +185,7 @@ at::Tensor QwenSharer::see(Name name, const at::Tensor& y) {
 
 at::Tensor QwenSharer::rms_norm(Name name, const at::Tensor& x) const {
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
+  // LibTorch differentiates this itself: nothing in it is widened by block.
   return x * (mean_square + recipe_.norm_eps).rsqrt() * weights_.norm({&name.point, layer_});
 }
 
@@ -186,6 +204,8 @@ at::Tensor QwenSharer::expert(Name name, const at::Tensor& x, const at::Tensor& 
                        [this, place, chosen, of_token](const at::Tensor& g) {
                          const at::Tensor each =
                              weights_.experts_back(place, g.contiguous(), chosen);
+                         // A token's row was read by each of its experts, so their derivatives add
+                         // up.
                          return of_token ? each.sum(1) : each;
                        });
 }
@@ -202,6 +222,7 @@ at::Tensor QwenSharer::sdpa(const at::Tensor& q, const at::Tensor& k, const at::
   std::optional<at::Tensor> mask;
   if (window > 0) {
     const at::Tensor key = at::arange(q.size(0), q.device()), query = key.unsqueeze(1);
+    // A window of n keys counts the query's own: n - 1 before it.
     mask = (key <= query) & (key > query - window);
   }
   const Threads threads(q.is_cpu() ? 2.0 * static_cast<double>(q.numel() * q.size(0)) : 0,
@@ -218,6 +239,7 @@ at::Tensor QwenSharer::sdpa(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor QwenSharer::choose(const at::Tensor& router) {
   if (way_ == Way::with_errors) return chosen_.at(layer_);
   at::Tensor chosen = std::get<1>(at::topk(router, config_.experts.chosen)).to(at::kInt);
+  // A choice outside the experts would index past the weights: there the model's own stands for it.
   const RecordedRows* rows = text_->find({&point("mlp.experts"), layer_});
   if (rows && rows->data.view().dtype == DType::i32 &&
       rows->data.view().count() == chosen.numel()) {
@@ -313,12 +335,14 @@ void QwenSharer::add_parts(const at::Tensor& y, const std::vector<at::Tensor*>& 
     if (const at::Tensor& g = gradients[inputs.size() + i]; g.defined())
       parts_[entries_[i].key] += weight * dot(g, entries_[i].error);
   for (size_t i = 0; i < inputs.size(); ++i)
+    // An input that y does not depend on has no gradient, which is zero and not an error.
     *inputs[i] = gradients[i].defined() ? gradients[i] : at::zeros_like(*inputs[i]);
   gradient = *inputs[0];
   entries_.clear();
 }
 
 void QwenSharer::backward(std::vector<Start>& starts, double weight) {
+  // The tables are read by every layer: their derivatives are added up over all.
   at::Tensor gradient = gradient_, by_cos = at::zeros_like(cos_), by_sin = at::zeros_like(sin_);
   differentiates_ = true;
   entries_.clear();
@@ -327,6 +351,8 @@ void QwenSharer::backward(std::vector<Start>& starts, double weight) {
   add_parts(final_norm(last), {&last}, gradient, weight);
   for (int i = static_cast<int>(config_.layers) - 1; i >= 0; --i) {
     layer_ = i;
+    // Leaves of their own cut the graph between layers, which frees each layer's tensors once it is
+    // done.
     Start start{leaf(starts[i].stream), leaf(starts[i].cos), leaf(starts[i].sin)};
     add_parts(layer(start), {&start.stream, &start.cos, &start.sin}, gradient, weight);
     by_cos += start.cos;
@@ -362,6 +388,8 @@ void QwenSharer::share_logits(const at::Tensor& recorded, const at::Tensor& exac
       if (trouble_.empty()) trouble_ = "logits is the first op whose result is not finite";
       return;
     }
+    // Rows of logits are made again for each block: all of them, in fp64, would take vocab times
+    // rows.
     const at::Tensor error = got - logits(exact);
     own += dot(error, got - logits(recorded));
     shared.squares += dot(error, error);
@@ -404,12 +432,15 @@ SharedError QwenSharer::share_out(const RecordedText& text) {
     if (trouble_.empty()) share_logits(recorded, forward(nullptr), shared);
     shared.trouble = trouble_;
     if (shared.squares == 0 || !trouble_.empty()) return;
+    // Each number of panels begins anew: no point of the coarser rule is one of the finer.
     const std::map<Key, double> own = parts_;
     // Gauss's rule of two points on each panel.
     for (int panels = 1; panels <= kMostPanels; panels *= 2) {
       parts_ = own;
       for (int panel = 0; panel < panels; ++panel)
         for (const double side : {-1.0, 1.0}) {
+          // Nodes lie at 1 / sqrt(12) of a panel on both sides of its middle, with half the weight
+          // each: exact where <W^T E, dh/ds> is a cubic of s.
           scale_ = (panel + 0.5 + side / std::sqrt(12.0)) / panels;
           std::vector<Start> starts;
           forward(&starts);
@@ -418,6 +449,8 @@ SharedError QwenSharer::share_out(const RecordedText& text) {
       shared.steps = 2 * panels;
       double sum = 0;
       for (const auto& [key, part] : parts_) sum += part;
+      // The sum is known, so that the rule checks itself: it is refined until the parts come to
+      // within 1 % of the whole.
       if (std::fabs(sum - shared.squares) <= kClose * shared.squares) break;
     }
     for (size_t i = 0; i < places_.size(); ++i)
@@ -441,6 +474,7 @@ std::vector<double> QwenSharer::alone(const RecordedText& text, const std::vecto
     scale_ = 1;
     for (const Place& op : ops) {
       only_ = &op;
+      // One op's error at full size moves the logits by what the last norm moved, seen along E.
       parts.push_back(op.point->is_of_logits() ? parts_.at(key_of(op))
                                                : dot(gradient_, forward(nullptr) - exact));
     }

@@ -125,7 +125,9 @@ struct Weights {
 };
 
 // Rounds the weights, of scores that may be off by `most`, and usually are by `usual`, which change
-// the sum that all weights are divided by too.
+// the sum that all weights are divided by too. A weight is exp(s - max) / sum, so -log p is the
+// exponent's size, up to the logarithm of the sum: an exponential is off, relative, by its
+// argument's rounding, |argument| u, beside some steps of u each.
 void round_weights(Weights& w, const at::Tensor& most, const at::Tensor& usual, const Grid& grid) {
   constexpr double u = kAccumulatorRoundoff;
   const at::Tensor none = at::zeros({}, w.p.options());
@@ -150,6 +152,8 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   const auto softmax = [&](const at::Tensor& scores) {
     return at::softmax(hidden.defined() ? scores.masked_fill(hidden, never) : scores, -1);
   };
+  // A dot product of head_dim terms in fp32 is off by a random walk, usually walk_of(width) u, and
+  // kLambda sqrt(width) u at most but for a chance that the judge allows.
   constexpr double u = kAccumulatorRoundoff;
   const auto width = static_cast<double>(head_dim);
   if (call.contract == RoundingContract::operands_fp16) {
@@ -204,6 +208,8 @@ Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
   result.weighted_squares = at::matmul(p_squared, v_squared);
   // sum p^2 (v - o)^2, with o as it is for each row.
   const at::Tensor &o = result.out, sum = p_squared.sum(-1, /*keepdim=*/true);
+  // By its expansion, so that three products of matrices do: the difference may come out just below
+  // zero where all v are equal.
   result.spread_squares =
       (result.weighted_squares - 2 * o * at::matmul(p_squared, v) + o.square() * sum).clamp_min(0);
   const auto add = [&](const at::Tensor& ties, const at::Tensor& squares) {
@@ -213,6 +219,7 @@ Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
   // |v - o| <= |v| + |o|
   const auto total = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
   if (w.moved.defined())
+    // (a + b)^2 <= 2 a^2 + 2 b^2, for the part of v and that of o.
     add(at::matmul(w.moved, v_size) + o.abs() * total(w.moved),
         2 * (at::matmul(w.moved_squares, v_squared) + o.square() * total(w.moved_squares)));
   if (w.step.defined()) add(at::matmul(w.step, v_size), at::matmul(w.step_squares, v_squared));
@@ -250,6 +257,7 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange rang
   result.spread = at::empty_like(result.out);
   for (int64_t g = 0; g < q.size(1); ++g) {
     const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
+    // A head at a time, for |v - o| is as large as V for each.
     of_head(result.spread).copy_(at::bmm(of_head(w.p), (v - of_head(result.out)).abs_()));
   }
   if (rounds_weights(call.contract))
@@ -259,7 +267,8 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange rang
 }
 
 // Many queries at once, hidden keys masked: q [queries, ...], hidden [queries, keys]. For K and V
-// that are all finite: a weight of 0 does not hide a NaN.
+// that are all finite: a weight of 0 does not hide a NaN. Not so in attend_one, which reads no
+// hidden key.
 Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& hidden, const AttentionCall& call) {
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
@@ -324,6 +333,7 @@ void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
   const Threads threads(q.is_cpu() ? work : 0, call.threads);
   const KeysWithSizes keys(k, v);
+  // Each query fills its own rows of the result, in whatever order.
   at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       all.visit(attend_one(q[t], keys, seen[t], call),
@@ -339,6 +349,7 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   const Grid fp16 = Grid::of(DType::f16);
   at::Tensor q = query, k = keys, v = values;
   if (call.contract == RoundingContract::query_rounded)
+    // Divided again, since weights_of() scales every query.
     q = Grid::of(call.dtype).rounded(query * scale) / scale;
   if (rounds_query(call.contract)) q = fp16.rounded(query);
   if (rounds_cache(call.contract)) k = fp16.rounded(keys), v = fp16.rounded(values);
@@ -351,6 +362,7 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   all.score = one_a_head();
   if (rounds_weights(call.contract)) all.overlap = one_a_head();
   if (has_ties(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
+  // The one that hides keys behind a mask would let NaN and Inf through: 0 * Inf is NaN.
   if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
     attend_in_blocks(q, k, v, seen, call, all);
   else

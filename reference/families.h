@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-// How the models of an architecture are made.
+// How the models of an architecture are made. Rows are constants of the program; what they make
+// borrows the checkpoint.
 struct Family {
   std::string_view architecture;
   Graph (*graph)(const ModelConfig&);

@@ -10,6 +10,7 @@
 namespace lockstep {
 namespace {
 
+// A node of LibTorch's graph with one input and one output.
 class Back final : public torch::autograd::Node {
  public:
   explicit Back(std::function<at::Tensor(const at::Tensor&)> back) : back_(std::move(back)) {}
@@ -30,6 +31,7 @@ at::Tensor with_gradient(const at::Tensor& x, const at::Tensor& value,
   if (!x.requires_grad()) return value;
   const std::shared_ptr<Back> node(new Back(std::move(back)), torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(x));
+  // The same memory without its history, so that the node is all that lies behind it.
   at::Tensor y = value.detach();
   torch::autograd::set_history(y, node);
   return y;

@@ -80,6 +80,8 @@ at::Tensor HeldWeights::stored(const std::string& name) const {
   return at->second;
 }
 
+// First rounded to the run's dtype, which does nothing to a file that has it, and then exactly to
+// the wide one.
 at::Tensor HeldWeights::widened(const at::Tensor& part) const {
   return as_dtype(as_dtype(part, run_), wide_);
 }
@@ -130,6 +132,8 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
       put(y, at::mm(x, block.t()));
       if (magnitude) put(*magnitude, at::mm(x_size, block.abs().t()));
       if (tf32)
+        // An operand that lay halfway between two numbers of tf32 may have gone the other way: x by
+        // its spacing with all of |W|, W by its own with all of |x|.
         put(*tf32->halves,
             at::mm(*tf32->x_halves, block.abs().t()) + at::mm(x_size, kTf32.halves(whole).t()));
     }
@@ -174,6 +178,7 @@ at::Tensor HeldWeights::experts(const Place& place, const at::Tensor& x, const a
     if (!to.defined()) to = at::empty({tokens * k, from.size(1)}, from.options());
     to.index_copy_(0, those, from);
   };
+  // An expert that no token chose has no part in anything, and its weights are not read.
   for (int64_t e = 0; e < config().experts.count; ++e) {
     const at::Tensor those = at::nonzero(flat == e).flatten();
     if (those.size(0) == 0) continue;
@@ -201,6 +206,8 @@ at::Tensor HeldWeights::back(const std::string& name, const at::Tensor& g) const
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
   const int64_t rows =
       std::max<int64_t>(1, (gpu_ < 0 ? kSummedBlock : kDeviceBlock) / std::max<int64_t>(1, inputs));
+  // Block after block, each onto the sum so far, in one order: unlike in product(), blocks share
+  // the elements that they add to.
   for (int64_t first = 0; first < outputs; first += rows) {
     const int64_t count = std::min(rows, outputs - first);
     x.addmm_(g.narrow(1, first, count), widened(weight.narrow(0, first, count)));

@@ -27,7 +27,7 @@ namespace lockstep {
 // dtype that is computed in (fp32 or fp64). Nothing wide is kept: a weight is widened each time a
 // block of it is used, which is faster than reading a widened copy from memory would be. On a CUDA
 // device its weights are kept in the run's dtype, once for all that read a checkpoint there, and
-// what is widened at a time takes less than 1 GB.
+// what is widened at a time takes less than 1 GB. Results are in `wide`, on device().
 class HeldWeights {
  public:
   // The weights of a product whose operands are rounded to tf32.
@@ -44,7 +44,7 @@ class HeldWeights {
   // Where x must be, and y is.
   c10::Device device() const;
 
-  // The weight of a norm.
+  // The weight of a norm. [hidden], or [head_dim] for the norms of heads.
   at::Tensor norm(const Place& place) const;
   // The whole weight of the linear op at `place`: [out, in].
   at::Tensor weight(const Place& place) const;
@@ -52,9 +52,11 @@ class HeldWeights {
   at::Tensor embedding(std::span<const int32_t> tokens) const;
   // By configuration and not by what the file has: a stray tensor is no bias.
   bool has_bias(const Point& point) const;
+  // [out].
   at::Tensor bias(const Place& place) const;
   // y = x W^T of the linear op at `place`: x [tokens, in], y [tokens, out]. With `magnitude`, that
-  // too: sum |x||W|. tf32: of W rounded to that; null: of W.
+  // too: sum |x||W|. tf32: of W rounded to that; null: of W. Rounded as LibTorch's matrix product
+  // in `wide` rounds, each row of W whole. Throws Error where the rows of x are not as wide as W.
   at::Tensor product(const Place& place, const at::Tensor& x, at::Tensor* magnitude,
                      const Tf32* tf32) const;
   // The same with the bias, where there is one.

@@ -71,7 +71,7 @@ class OpOracle final : public Oracle {
   Rotary rotary_;
 };
 
-// A result without magnitudes yet.
+// A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.
 Exact exact(const at::Tensor& want, RoundingContract contract) {
   return {.contract = contract, .shape = shape_of(want), .want = to_numbers(want)};
 }
@@ -175,6 +175,7 @@ Exact OpOracle::angles(const OracleCall& call) {
   const bool cosine = *call.place.point == point("rope.cos");
   Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
   result.angle = to_numbers(tables.error);
+  // d cos / d angle = -sin, so that its size is what an error of the angle is multiplied by.
   result.turned = to_numbers((cosine ? tables.sin : tables.cos).abs());
   return result;
 }
@@ -182,12 +183,14 @@ Exact OpOracle::angles(const OracleCall& call) {
 Exact OpOracle::norm(const OracleCall& call) const {
   check_inputs(call, 1, is_of_sum(call.contract) ? 2 : 0);
   at::Tensor x = widened(call.inputs[0]);
+  // A fused addition and norm, under contracts that keep the sum unrounded: both terms are read.
   if (call.inputs.size() == 2) x = x + widened(call.inputs[1]);
   const at::Tensor weight = weights_.norm(call.place);
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
   const at::Tensor normalised = x / (mean_square + recipe_.norm_eps).sqrt();
+  // Hugging Face's RMSNorm casts to the model's dtype before it multiplies by the gain.
   const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(normalised) : normalised;
   Exact result = exact(inner * weight, call.contract);
   result.terms = weight.size(0);
@@ -208,6 +211,7 @@ Exact OpOracle::linear(const OracleCall& call) const {
   std::vector<Step> steps;
   if (has_bias(call.place)) {
     const at::Tensor bias = weights_.bias(call.place);
+    // A product that is stored before another kernel adds the bias: two roundings.
     if (call.contract == RoundingContract::bias_after_store) {
       steps = {{to_numbers(y), {}, {}}};
       y = Grid::of(run_).rounded(y);
@@ -241,6 +245,7 @@ Exact OpOracle::rope(const OracleCall& call) {
           call.inputs[i].shape == Shape({x.size(0), pairs}),
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
           call.place.point->name, pairs, call.inputs[i].shape.text());
+    // Tables that were recorded are taken for right: they have been judged as ops of their own.
     tables.cos = widened(call.inputs[1]);
     tables.sin = widened(call.inputs[2]);
   }
@@ -282,6 +287,7 @@ Exact OpOracle::attention(const OracleCall& call) const {
     check(row.position >= 0 && row.position < length,
           "attention at position {} reads the keys up to it, found {} keys", row.position, length);
 
+  // Query heads of one K/V head are neighbours: head h reads h / (heads / kv).
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
   std::vector<KeyRange> seen;
@@ -332,10 +338,13 @@ Exact OpOracle::softmax(const OracleCall& call) const {
                      !((index < 0) | (index >= experts)).any().item<bool>();
   check(known, "{} reads {} logits a row and choices among them, found others: record both whole",
         call.place.point->name, experts);
+  // Shifted by the largest, so that no exponential overflows.
   const at::Tensor x = logits - logits.amax(-1, /*keepdim=*/true), of_chosen = x.gather(-1, index);
   const at::Tensor& summed = recipe_.normalises_experts ? of_chosen : x;
   const at::Tensor sum = summed.exp().sum(-1, /*keepdim=*/true);
   Exact result = exact(of_chosen.exp() / sum, call.contract);
+  // An error d in every exponent x moves w = e^x / sum by w (d |x| + mean of d |x|), the mean by
+  // weights: that is what `magnitude` multiplies.
   const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
   result.magnitude = to_numbers(of_chosen.abs() + mean);
   result.terms = summed.size(1);
@@ -367,6 +376,8 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
   const Grid grid = Grid::of(run_);
   if (call.contract != RoundingContract::fused) terms = grid.rounded(terms);
   at::Tensor sum = terms.sum(1);
+  // Transformers loops over experts by number and calls index_add_ on the result, which rounds each
+  // partial sum.
   if (call.contract == RoundingContract::hf) {
     // Expert after expert is added to what is stored.
     const at::Tensor experts = chosen(call);

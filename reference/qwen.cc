@@ -72,6 +72,7 @@ int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& 
   return std::ranges::mismatch(a, b).in1 - a.begin();
 }
 
+// Caches grow by concatenation, which costs a copy a pass and keeps a request's rows in one tensor.
 class Qwen final : public ReferenceModel {
  public:
   Qwen(const Checkpoint& checkpoint, const ReferenceOptions& options, DType compute)
@@ -219,6 +220,7 @@ at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
 
 at::Tensor Qwen::route(const at::Tensor& logits) const {
   const TensorView chosen = routes_ ? routes_(layer_) : TensorView{};
+  // A choice from outside that cannot be followed is left for the model's own.
   if (!chosen.empty() && chosen.shape == Shape({logits.size(0), config_.experts.chosen})) {
     const std::span indices(chosen.as<const int32_t>(), chosen.count());
     const auto exists = [&](int32_t expert) { return expert >= 0 && expert < logits.size(1); };
@@ -281,6 +283,8 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
+    // Queries are taken in blocks, so that their scores, [heads, block, length], stay under a
+    // bound.
     const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
     const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
     const Threads threads(q.is_cpu() ? products : 0, threads_);
@@ -386,6 +390,7 @@ const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) co
 // begins later, this model computes unseen.
 void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
   if (const Cache* donor = donor_of(inherited, into)) {
+    // Tensors are shared and never written to: append() makes new ones, of the rows up to `length`.
     Cache own = *donor;
     own.length = std::ssize(inherited.tokens);
     caches_[inherited.request] = std::move(own);
@@ -400,6 +405,7 @@ void Qwen::compute_unseen(int32_t request, std::span<const int32_t> tokens) {
     const auto position = static_cast<int32_t>(pass.rows.size());
     pass.rows.push_back({{request, position}, token});
   }
+  // A probe without a sink, which wants nothing.
   Probe unseen;
   if (!pass.rows.empty()) run_in_torch(pass, unseen);
 }

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// A field that is there and not null.
+// A field that is there and not null, which stands for one that is absent, as in transformers.
 template <typename T>
 T value_of(const JsonValue& object, const char* key, T otherwise) {
   if (!object || !object[key]) return otherwise;
@@ -32,6 +32,7 @@ std::vector<double> numbers_of(const JsonValue& object, const char* key) {
   return numbers;
 }
 
+// rope_parameters is the new spelling, rope_scaling the old one.
 RotaryRecipe rotary_of(const JsonValue& config) {
   const JsonValue fields =
       config["rope_parameters"] ? config["rope_parameters"] : config["rope_scaling"];
@@ -104,6 +105,7 @@ std::vector<double> yarn(const RotaryRecipe& r, int64_t dim) {
   if (r.truncate) low = std::floor(low), high = std::ceil(high);
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(dim - 1));
+  // The paper's code has it too, against a division by zero.
   const double width = low == high ? 0.001 : high - low;
   std::vector<double> result;
   for (int j = 0; j < dim / 2; ++j) {
@@ -114,6 +116,8 @@ std::vector<double> yarn(const RotaryRecipe& r, int64_t dim) {
   return result;
 }
 
+// The scaling of Llama 3.1: wavelengths beyond trained / low_freq_factor are stretched, those below
+// trained / high_freq_factor kept, and between them the two are mixed.
 std::vector<double> llama3(const RotaryRecipe& r, int64_t dim) {
   const auto trained = static_cast<double>(r.first_trained);
   std::vector<double> result;
@@ -184,6 +188,8 @@ std::vector<double> RotaryRecipe::frequency_errors(int64_t dim) const {
   return errors;
 }
 
+// YaRN's 0.1 ln(factor) + 1, or the quotient of two such where a model names mscale; LongRoPE's
+// sqrt(1 + ln(factor) / ln(trained)) (Ding and others, 2024).
 double RotaryRecipe::magnitude() const {
   if (type != "yarn" && type != "longrope") return 1;
   if (attention_factor > 0) return attention_factor;

@@ -21,6 +21,8 @@
 
 namespace lockstep {
 
+// dtype: the run's. Weights are rounded to it before they are widened, since the engine multiplies
+// by the rounded ones.
 struct ReferenceOptions {
   DType dtype = DType::bf16;
   int threads = 0;  // 0: all cores

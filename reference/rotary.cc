@@ -38,6 +38,7 @@ void Rotary::append(Angles& angles, int64_t position, int64_t length, bool itera
     double angle = rounded(static_cast<double>(position) * rounded(frequencies_[j]));
     if (iterated) {
       const double plain = std::pow(recipe_.theta, exponent * static_cast<double>(j));
+      // The scaling is what the recipe's frequency is of the plain one.
       angle = static_cast<float>(of_pair * (frequencies_[j] / plain));
       of_pair *= step;
     }

@@ -33,6 +33,7 @@ Grid Grid::of(DType dtype) {
 at::Tensor Grid::spacing(const at::Tensor& x) const {
   // x = m 2^e with m in [1/2, 1), so that its leading bit is worth 2^(e - 1).
   const at::Tensor exponent = std::get<1>(at::frexp(x)).to(at::kDouble) - 1;
+  // Subnormals have the spacing of the least normal number.
   return at::exp2(exponent.clamp_min(least) - (precision - 1));
 }
 
@@ -49,6 +50,7 @@ at::Tensor Grid::rounded(const at::Tensor& x) const {
 void near_ties(const at::Tensor& z, const at::Tensor& most, const at::Tensor& usual,
                const Grid& grid, at::Tensor& step, at::Tensor& chance) {
   const at::Tensor apart = grid.spacing(z), at = z.abs() / apart;
+  // From the border between the two numbers around z.
   const at::Tensor distance = (at - at.floor() - 0.5).abs() * apart;
   const at::Tensor near = distance <= most, none = at::zeros({}, z.options());
   const at::Tensor deviations = distance / usual.clamp_min(std::numeric_limits<double>::min());

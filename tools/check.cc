@@ -53,6 +53,8 @@ void add_options(CLI::App& app, CheckCommand& options) {
   add_result_options(app, options.report);
 }
 
+// The baseline is read before the engine runs, so that one of other requests or another model is
+// refused at once.
 CheckResult check_or_update(const CheckCommand& options,
                             const std::vector<std::string>& command_line) {
   check(options.update || std::filesystem::exists(options.check.path),

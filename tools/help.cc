@@ -32,6 +32,8 @@ std::string text_about(const std::string& topic) {
 
 }  // namespace
 
+// A command that is given a page describes itself on it and does nothing else: help, the manual and
+// completions are made of the very options that it parses.
 std::vector<CommandPage> command_pages() {
   std::vector<CommandPage> pages;
   for (const Command& command : commands()) {

@@ -38,6 +38,7 @@ int inspect_command(Args args) {
                                      "show the rows, page tables, slots and lengths of each pass");
   CLI::Option* provenance =
       app.add_flag("--provenance", options.provenance, "show all that is known of its origin");
+  // Each of these is another answer, and two of them on one screen would be none.
   for (CLI::Option* other : {values, npy, passes, provenance}) against->excludes(other);
   for (CLI::Option* other : {values, npy, provenance}) passes->excludes(other);
   for (CLI::Option* other : {values, npy}) provenance->excludes(other);

@@ -23,6 +23,7 @@
 namespace lockstep {
 namespace {
 
+// Neighbours of one situation stand under one heading in the help.
 constexpr auto kCommands = std::to_array<Command>({
     {"run", "Is the engine right?", "run engine beside reference and judge every op (start here)",
      run_command, /*computes=*/true},
@@ -102,6 +103,7 @@ std::span<const Command> commands() { return kCommands; }
 
 }  // namespace lockstep
 
+// Errors of all kinds end here, as one sentence and the status 2.
 int main(int argc, char** argv) try {
   lockstep::prepare_process();
   return lockstep::dispatch(argv, {std::span(argv, argc).subspan(1)});

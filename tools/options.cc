@@ -21,6 +21,8 @@ Value number_of(const std::string& text) {
   return value;
 }
 
+// The text is checked against the range of the number that it is bound to, so that none is cut on
+// the way.
 CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int64_t least,
                        const std::string& help) {
   using Value = std::remove_reference_t<decltype(value)>;
@@ -104,8 +106,9 @@ void add_computing_options(CLI::App& app, ModelOptions& options) {
 // The options of a schedule's instructions.
 void add_instruction_options(CLI::App& app, InstructionOptions& options) {
   begin_group(app, "Instructions");
-  add_choice(app, "--executor", options.executor, {"ops", "instructions"},
-             "compute a pass op by op, or as the instructions of a schedule (ops)");
+  add_choice(app, "--executor", options.executor, {"ops", "instructions", "persistent"},
+             "compute a pass op by op, as the instructions of a schedule, or a decode step in one "
+             "launch on a GPU (ops)");
   add_count(app, "--queues", options.queues, 1, "queues of a schedule that is made (4)");
   app.add_option("--step", options.step, "a schedule of yours, as lockstep schedule writes one")
       ->type_name("FILE");
@@ -163,6 +166,8 @@ void add_sampling_options(CLI::App& app, ModelOptions& options) {
 
 std::string flag_of(const auto& option) { return std::string("--") + option.name; }
 
+// One overload a type: an option of serving is a row of kEngineOptions, and its flag follows from
+// the type of its member.
 void add_engine_option(CLI::App& app, const EngineOption<bool, 2>& option, bool& value) {
   app.add_flag(flag_of(option), value, option.help);
 }
@@ -243,6 +248,8 @@ void add_rounding_options(CLI::App& app, RoundingOptions& options) {
   begin_group(app, "Judge");
   std::vector<std::string> names;
   std::string help = "where ops round inside, by engine (what the trace says)";
+  // The help lists the engines from their table, so that a new row of it is all that a new one
+  // needs.
   for (const Preset& preset : presets()) {
     names.emplace_back(preset.name);
     help += fmt::format("\n{}: {}", preset.name, preset.says);

@@ -176,6 +176,7 @@ void add_explain_option(CLI::App& app) {
   begin_group(app, "Help");
   const auto explain = [](const std::string& word) {
     print(explanation_of(word, screen_of(STDOUT_FILENO).prose_width()));
+    // Ends the parse, and with it the command, as --help does.
     throw CLI::Success();
   };
   app.add_option_function<std::string>("--explain", explain,

@@ -14,7 +14,7 @@ namespace lockstep {
 // Reads a command's arguments into what its options were bound to. False: help was asked for and
 // has been printed, or the command was to be described and is. Throws Error, with the nearest
 // option, on what the command does not know or cannot take. `examples`: shell commands, a line
-// each.
+// each. Nothing of CLI11 leaves it but through what options were bound to.
 bool parse(CLI::App& app, Args args, const std::string& examples);
 
 // The heading that the options added from here on stand under in the help.

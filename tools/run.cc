@@ -47,6 +47,7 @@ int run_command(Args args) {
   add_limits_option(app, options.limits);
   add_rounding_options(app, options.rounding);
   add_accumulator_option(app, options.accumulator);
+  // These are about a judgement beside the reference, which --modes and --determinism do without.
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
         "--confirm", "--fail-fast", "--error-budget", "--limits", "--schema", "--rounding",

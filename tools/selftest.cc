@@ -15,6 +15,8 @@
 namespace lockstep {
 namespace {
 
+// By default each dtype is tested, since the budgets of each are others; --quick takes the
+// checkpoint's own alone.
 std::vector<DType> dtypes_of(const std::string& dtype, bool quick, const ModelConfig& config) {
   if (dtype != "auto") return {dtype_from(dtype)};
   if (quick) return {config.dtype};

@@ -13,7 +13,8 @@ inline constexpr const char* kUnsealed =
     "unsealed: made by another program; hashes were computed now";
 
 // Throws Error, in the words of README.md, when something is missing or does not fit. The memory
-// that it takes is in proportion to the file.
+// that it takes is in proportion to the file. The first reading of a pass makes its digests, and
+// takes as long as hashing its tensors does.
 std::unique_ptr<TraceReader> open_bare(const std::string& path);
 
 // The provenance's name for the rounding contracts as one text: a set of them (src/judge/presets.h)

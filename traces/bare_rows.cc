@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kMostIds = std::numeric_limits<int32_t>::max();
 
-// A column of /passes. Nothing where it may be left out and is.
+// A column of /passes. Nothing where it may be left out and is. Values are held to `most` here, so
+// that what follows may cast them.
 std::vector<int64_t> column_of(const Hdf5File& file, const std::string& name, int64_t most) {
   const std::string path = "/passes/" + name;
   const std::vector<int64_t> values = file.integers(path);

@@ -19,6 +19,7 @@ bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; 
 
 // The first element that is no number of T; its count where all are.
 template <typename T>
+// The sign of a zero counts too; NaNs are alike, as their bits need not survive.
 int64_t narrow(const TensorView& from, T* to) {
   const auto* values = from.as<const float>();
   for (int64_t i = 0; i < from.count(); ++i) {
@@ -75,6 +76,7 @@ Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
           where, name_of(*said));
   }
   if (stored.only_bits) {
+    // The tensor's own word goes before the run's: an fp16 tensor may be in a bf16 run.
     const std::optional<DType> meant = said ? said : run;
     check(meant && is_half(*meant),
           "{} is uint16, and nothing says whether it holds bf16 or fp16: give it, or the file, an "

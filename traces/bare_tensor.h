@@ -14,7 +14,7 @@ namespace lockstep {
 // are all numbers of a 16-bit dtype become that where the dataset's attribute `dtype` says so, or,
 // without one, the run's dtype does. run: nothing where it is not known yet. Leading axes of one
 // element that the point does not have are left out. Throws Error where the numbers or axes are
-// others.
+// others. The numbers are a copy, or the memory that was read; none is ever rounded.
 Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& point,
                    std::optional<DType> run);
 

@@ -34,6 +34,7 @@ void append_digest(const Digest& digest, Columns::Index& index) {
   index.rms.push_back(digest.rms());
   index.sum_abs.push_back(digest.sum_abs);
   index.sum_squares.push_back(digest.sum_squares);
+  // Most of the bins are empty, so that only the others are stored, with their numbers.
   for (size_t bin = 0; bin < digest.exponents.size(); ++bin) {
     if (digest.exponents[bin] == 0) continue;
     index.exponent.push_back(static_cast<uint8_t>(bin));

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 // Everything about passes but the tensors' bytes. Members are named as the columns on disk
-// (README.md); `..._edges` divide flat columns, start with 0 and end with their length.
+// (README.md); `..._edges` divide flat columns, start with 0 and end with their length. Members are
+// flat and of the types on disk, so that one visitor writes and reads them all.
 struct Columns {
   // How many entries a column has.
   enum class Per : uint8_t {
@@ -65,7 +66,8 @@ struct Columns {
     std::vector<double> values, margin;
   } logits;
 
-  // Appends a pass; `seq` of its first tensor in the whole trace. Paths are made by path_of.
+  // Appends a pass; `seq` of its first tensor in the whole trace. Paths are made by path_of. Every
+  // tensor must have its digest.
   void append(const Pass& pass, int64_t seq);
   // Pass i without data. Columns must be sound.
   Pass pass_at(size_t i) const;

@@ -38,7 +38,8 @@ Id space_of(std::span<const int64_t> dims) {
   return Id(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
 }
 
-// HDF5 takes texts of variable length as pointers, which borrow.
+// HDF5 takes texts of variable length as pointers, which borrow. The texts must live until HDF5 has
+// written them, and end at their first NUL there.
 std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
   std::vector<const char*> pointers;
   for (const std::string& text : texts) pointers.push_back(text.c_str());
@@ -58,8 +59,9 @@ bool set_attribute(hid_t file, const std::string& object, const char* name, hid_
   return attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
 }
 
-// HDF5 keeps silent, and leaves a file that could not be closed (a full disk) alone at exit, where
-// it would try again for ever.
+// To be called before the first call of the library, and as often as one likes. HDF5 keeps silent,
+// and leaves a file that could not be closed (a full disk) alone at exit, where it would try again
+// for ever.
 void prepare_hdf5() {
   static const bool once = [] {
     H5dont_atexit();
@@ -117,6 +119,7 @@ void Hdf5File::trouble(const std::string& what) const {
 Hdf5File Hdf5File::create(const std::string& path) {
   prepare_hdf5();
   const Id access(H5Pcreate(H5P_FILE_ACCESS));
+  // These bounds fix the form of the file, whichever later version of the library writes it.
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   // Closing the file closes what is open in it, or a failed write would keep it open.
   H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
@@ -264,6 +267,8 @@ void Hdf5File::write(const std::string& path, const std::vector<T>& values,
     trouble("the column " + path + " cannot be written");
 }
 
+// All reading goes through here: a link could lead to any file of the machine, a filter or chunks
+// make many bytes of few.
 int64_t Hdf5File::stored_dataset(const std::string& path) const {
   check(is_own(id_, path), "{}: {} is a link, and nothing of a trace is: write it into the file",
         path_, path);
@@ -291,6 +296,7 @@ std::vector<std::string> Hdf5File::read_texts(hid_t dataset, const std::string& 
   std::vector<std::string> values;
   int64_t length = 0;
   const int64_t count = count_of(dataset);
+  // Some at a time, so that a forged column is noticed before it has filled the memory.
   for (int64_t first = 0; first < count; first += kAtOnce) {
     const hsize_t begin = first;
     const hsize_t n = std::min(kAtOnce, count - first);
@@ -318,7 +324,7 @@ std::vector<T> Hdf5File::read(const std::string& path) const {
   const Id type = type_of<T>();
   const Id stored(H5Dget_type(dataset));
   check(H5Tequal(type, stored) > 0,
-        "{}: the column {} has another type than layout 1.0 says: it was "
+        "{}: the column {} has another type than this layout says: it was "
         "written by something else, or is damaged",
         path_, path);
   if constexpr (std::is_same_v<T, std::string>) {

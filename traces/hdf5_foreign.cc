@@ -76,6 +76,8 @@ Hdf5File::ForeignNumbers Hdf5File::numbers(const std::string& path, bool whole) 
         path_, path,
         whole ? "integer of at most 64 bits"
               : "float32, float16 or bfloat16, little endian, and no uint16 that holds their bits");
+  // Bits of unknown meaning are put into fp16's two bytes; the caller says which of the two they
+  // are.
   Hdf5File::ForeignNumbers found{.only_bits = !whole && dtype == kFloats.end()};
   found.tensor = Tensor(shape, whole ? DType::i64 : found.only_bits ? DType::f16 : *dtype);
   const int64_t as = whole ? H5T_NATIVE_INT64 : type;

@@ -11,7 +11,8 @@
 namespace lockstep {
 namespace {
 
-// An IEEE-like float of two bytes: sign, exponent, then `mantissa` bits.
+// An IEEE-like float of two bytes: sign, exponent, then `mantissa` bits. The fields are moved
+// before the size is set, which HDF5 refuses where they have no room.
 Hdf5Id half_type(size_t mantissa, size_t bias) {
   Hdf5Id type(H5Tcopy(H5T_IEEE_F32LE));
   H5Tset_fields(type, 15, mantissa, 15 - mantissa, 0, mantissa);

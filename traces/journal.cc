@@ -49,7 +49,8 @@ RowRun run_from(const JsonValue& row, int32_t count) {
   return run;
 }
 
-// The line of a pass: what it computed and chose, and how many lines of tensors follow.
+// The line of a pass: what it computed and chose, and how many lines of tensors follow. Where it is
+// not known who inherits there is no field, which differs from an empty list.
 ordered_json pass_object(const Pass& pass) {
   ordered_json rows = ordered_json::array(), pages = rows, logits = rows;
   for (const PassRow& row : pass.info.rows)
@@ -236,6 +237,7 @@ Journal read_journal(const std::string& path) {
     const auto at_result = [&] {
       return journal.saved.ended() && begins_result(rest, kResultLine);
     };
+    // The number of tensors that a pass promises says whether the next line may be of another kind.
     for (next_line(); !rest.empty() && !at_result();) {
       ++number;
       const std::string_view line = next_line();

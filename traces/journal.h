@@ -9,6 +9,7 @@
 namespace lockstep {
 
 // The lines of a pass: one for the pass, then one for each tensor, whose `seq` count on from `seq`.
+// The tensors must have digests; data is not looked at. Each line ends with a line break.
 std::string journal_lines(const Pass& pass, int64_t seq);
 
 struct Journal {

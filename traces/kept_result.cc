@@ -42,7 +42,8 @@ std::string part_of(const InputFile& file, const std::string& path, size_t begin
   return text;
 }
 
-// Where the last line of a file begins, be it whole or cut.
+// Where the last line of a file begins, be it whole or cut. From the end, block by block: a journal
+// may be larger than memory.
 size_t last_line_of(const InputFile& file, const std::string& path) {
   constexpr size_t kBlock = size_t{1} << 16;
   for (size_t end = file.size() > 0 ? file.size() - 1 : 0; end > 0;) {
@@ -90,6 +91,7 @@ std::string unsealed(const std::string& text) {
   return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
 }
 
+// The JSON is parsed and written anew, since a line must have no line break in it.
 std::string line_of(const std::string& json) {
   return std::string(kResultLine) + nlohmann::ordered_json::parse(json).dump() + "}\n";
 }

@@ -125,6 +125,7 @@ RoundingContract contract_from(const std::string& name) {
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
+  // Version 2.0 differs in where some columns of the index lie (segment.cc), and is read too.
   check(version == kFormatVersion || version == "2.0",
         "{}: a trace of format version {} was wanted, found {}: read it with the version that "
         "wrote it, or write it anew",
@@ -162,6 +163,8 @@ Graph graph_from(const GraphColumns& columns, const std::string& file) {
           "{}: a model of at most {} layers was wanted, its graph has layer {}: the file is "
           "damaged, write the trace anew",
           file, kMostLayers, columns.layer[i]);
+    // The graph itself refuses a node that reads one after it; its sentence gets the file's name
+    // here.
     try {
       graph.add({point, columns.layer[i]}, {columns.input.begin() + columns.input_edges[i],
                                             columns.input.begin() + columns.input_edges[i + 1]});

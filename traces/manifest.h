@@ -15,6 +15,7 @@ inline constexpr const char* kFormat = "lockstep";
 inline constexpr const char* kFormatVersion = "2.1";
 inline constexpr size_t kMostManifest = size_t{1} << 28;  // bytes: long prompts by the thousand
 
+// A manifest with what only the end of a run tells.
 struct SavedManifest {
   Manifest manifest;
   int64_t passes = -1;  // of the whole trace, known when it has ended; -1: it has not
@@ -22,6 +23,8 @@ struct SavedManifest {
 };
 
 enum class Layout : uint8_t { one_line, pretty };
+// Bytes that are no UTF-8 are replaced. One line for a journal, indented for a file that people
+// open.
 std::string json_of(const SavedManifest& saved, Layout layout);
 // Throws Error, naming `file`, on what is no manifest or one of another format version.
 SavedManifest manifest_from(std::string_view json, const std::string& file);

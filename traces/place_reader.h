@@ -9,7 +9,8 @@ namespace lockstep {
 
 using WantedPlaces = std::function<bool(const Place& place)>;
 
-// A reader that need not read all of a pass.
+// A reader that need not read all of a pass. Readers that keep tensors one by one are this too;
+// read_places() finds out by a cast.
 class PlaceReader {
  public:
   virtual ~PlaceReader() = default;

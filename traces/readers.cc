@@ -23,7 +23,8 @@
 namespace lockstep {
 namespace {
 
-// Passes gathered from segments and a journal.
+// Passes gathered from segments and a journal. A pass is found by its number, not by its place:
+// segments may come in any order, and the journal fills what they lack.
 class SavedTrace final : public TraceReader, public PlaceReader {
  public:
   SavedTrace(Manifest manifest, std::string path)
@@ -140,6 +141,7 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
   for (const auto& [number, path] : paths) {
     std::optional<SegmentReader> segment;
     try {
+      // A segment that would crash HDF5 is found out in a child process first.
       try_reading(path, [&file = path] { SegmentReader(file).open_tensors(); });
       segment.emplace(path);
       check(segment->run_id() == run_id_of(trace.manifest()),

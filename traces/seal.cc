@@ -30,6 +30,7 @@ constexpr const char* kScan = "lockstep trace: %16lx bytes, xxh3 from %16lx on %
 uint64_t hash_from(const std::string& path, uint64_t begin, uint64_t size) {
   if (begin == size) return hash_of(nullptr, 0);
   const InputFile file(path);
+  // Mapped rather than read: of a large file only the part behind the seal's begin is touched.
   void* const map = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
   check(map != MAP_FAILED, "{}: cannot be mapped into memory ({})", path, std::strerror(errno));
   const uint64_t hash = hash_of(static_cast<const char*>(map) + begin, size - begin);

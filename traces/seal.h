@@ -11,7 +11,8 @@ namespace lockstep {
 
 inline constexpr int64_t kSealBytes = 512;
 
-// Seals a closed file from `begin` (at least kSealBytes) to its end.
+// Seals a closed file from `begin` (at least kSealBytes) to its end. Throws Error when it cannot be
+// written. The file must be closed: its size is taken as it is.
 void write_seal(const std::string& path, int64_t begin);
 // Throws Error unless the file has a seal and is what it was when it was sealed. A kept result
 // (kept_result.h) may follow that.

@@ -80,6 +80,8 @@ std::vector<RequestInfo> read_requests(const Hdf5File& file) {
   columns.max_new.resize(columns.id.size(), -1);
   if (file.has(kStopped)) columns.stopped = file.read<int32_t>(kStopped);
   columns.stopped.resize(columns.id.size());
+  // The edges are checked here, entry by entry, for these columns are not among those of
+  // check_sound().
   const auto part = [&](const std::vector<int32_t>& flat, const std::vector<int64_t>& edges,
                         size_t i) {
     const bool sound = edges.size() == columns.id.size() + 1 && edges[i] >= 0 &&
@@ -249,6 +251,8 @@ Pass SegmentReader::read(size_t i, const WantedPlaces& wanted) const {
     const std::string& path = columns_.index.path[at++];
     if (path.empty() || !wanted({tensor.point, tensor.layer})) continue;
     tensor.data = file_.read_tensor(path, tensor.shape, tensor.dtype);
+    // A tensor has two hashes of its bytes, by rows and as a whole, and statistics: all must be
+    // those that were written.
     const bool own_rows =
         tensor.row_hashes.empty() || tensor.row_hashes == row_hashes_of(tensor.data);
     const std::string_view other =

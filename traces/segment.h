@@ -1,4 +1,4 @@
-// One HDF5 file of passes: a segment of a trace, or a whole one. Layout 1.0: README.md.
+// One HDF5 file of passes: a segment of a trace, or a whole one. README.md has its layout.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 namespace lockstep {
 
 // Writes a new file. Tensors go out as they come, the columns at the end. Whoever owns the writer
-// discards a file whose `finish` was not reached.
+// discards a file whose `finish` was not reached. Not for several threads. It keeps the columns of
+// all its passes in memory until it ends, and no tensor.
 class SegmentWriter {
  public:
   // seq: of the first tensor, counted over the whole trace.
@@ -32,9 +33,11 @@ class SegmentWriter {
   int64_t bytes_ = 0;
 };
 
+// It holds the columns of all passes in memory, and reads tensors as they are asked for. Not for
+// several threads: HDF5 is not.
 class SegmentReader {
  public:
-  // Throws Error, naming the file, when it is no complete and sound file of layout 1.0.
+  // Throws Error, naming the file, when it is no complete and sound file of a layout that is known.
   explicit SegmentReader(const std::string& path);
   // The same of a file that may be without a seal.
   explicit SegmentReader(Hdf5File file);

@@ -45,6 +45,7 @@ void write_summary(const Columns& columns, const Graph& graph, Hdf5File& file) {
   std::vector<Cell> cells(columns.passes() * layers.size() * points.size());
   for (size_t pass = 0; pass < columns.passes(); ++pass) {
     for (int64_t i = columns.tensor_edges[pass]; i < columns.tensor_edges[pass + 1]; ++i) {
+      // Layer -1 has index 0.
       const size_t layer = index.layer[i] + 1;
       const size_t point = find_point(index.point[i])->order();
       Cell& cell = cells[(pass * layers.size() + layer) * points.size() + point];

@@ -111,7 +111,7 @@ struct RequestInfo {
 
 // Everything about a trace that is not a tensor.
 struct Manifest {
-  // The attributes of /provenance by name (6-traces lists them): "model", "model_xxh3", ...
+  // The attributes of /provenance by name (README.md, HDF5 layout): "model", "model_xxh3", ...
   std::map<std::string, std::string> provenance;
   Graph graph;
   bool graph_known = true;    // false: it is made of the points that are shown (bare_file.h)
@@ -134,6 +134,7 @@ class TraceWriter {
   virtual void finish(const std::vector<RequestInfo>& requests) = 0;
 };
 
+// Not thread-safe. What read() returns is the caller's and stays whole when the reader is gone.
 class TraceReader {
  public:
   virtual ~TraceReader() = default;

@@ -32,6 +32,7 @@ constexpr bool kAddressesAreMemory = !__has_feature(address_sanitizer);
 constexpr bool kAddressesAreMemory = true;
 #endif
 
+// A limit is only ever lowered: one that the user set may be lower already.
 void limit(__rlimit_resource_t what, rlim_t most) {
   rlimit now{};
   if (::getrlimit(what, &now) != 0 || now.rlim_cur <= most) return;
@@ -53,6 +54,7 @@ void be_silent() {
   ::dup2(nowhere, STDERR_FILENO);
 }
 
+// Handlers of this process (a plugin guard's, say) would report the child's crash as its own.
 void confine(rlim_t file_bytes) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGXCPU})
@@ -101,6 +103,8 @@ void try_reading(const std::string& path, const std::function<void()>& reading) 
   const pid_t trial = ::fork();
   if (trial == 0) run(path, reading, ends[1]);
   ::close(ends[1]);
+  // The pipe is read to its end before the child is waited for, so that neither waits for the
+  // other.
   const std::string sentence = trial < 0 ? "" : all_of(ends[0]);
   ::close(ends[0]);
   int status = 0;

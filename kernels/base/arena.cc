@@ -31,6 +31,7 @@ void* Arena::allocate(int64_t bytes) {
   return memory;
 }
 
+// An address that allocate() did not give is a bug of the caller, which at() throws of.
 void Arena::release(void* memory) {
   const std::lock_guard lock(mutex_);
   (keeps_apart() ? apart_ : free_).emplace(bytes_of_.at(memory), memory);

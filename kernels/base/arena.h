@@ -30,13 +30,15 @@ class Arena {
   // nearly one length share memory, and little of it is wasted. Else new memory of the source; when
   // that has none left it first gets back all that is kept. Null when there is not enough.
   void* allocate(int64_t bytes);
-  // Takes back memory that allocate gave.
+  // Takes back memory that allocate gave. Nothing is given back to the source here, and nothing
+  // waits for the device.
   void release(void* memory);
   int64_t kept() const;  // bytes that wait for who wants them
 
   // From the first call to the second, what the calling thread releases is handed out to it again,
   // but then belongs to whoever called: a graph writes there whenever it is replayed. take_back
-  // ends that. What other threads release meanwhile no graph has seen.
+  // ends that. What other threads release meanwhile no graph has seen. One thread at a time may do
+  // so.
   void begin_apart();
   BySize end_apart();
   void take_back(const BySize& apart);

@@ -11,6 +11,8 @@ std::string_view name_of(DeviceKind kind) {
 
 void check_tensor(std::string_view op, std::string_view name, const TensorView& tensor, DType dtype,
                   const Shape& shape, DeviceKind device) {
+  // The number of the device is not looked at: the tensors of an op lie on one device, which its
+  // stream decides.
   const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device.kind == device;
   check(fits,
         "{}: {} is {} {} on the {}, not {} {} on the {}: pass one that agrees with the other "

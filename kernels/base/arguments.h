@@ -22,6 +22,7 @@ void check_rank(std::string_view op, std::string_view name, const TensorView& te
 // Calls body with a null pointer of the element type of `dtype`: float, Float16 or BFloat16.
 //   dispatch("add", x.dtype, [&]<typename T>(T*) { ... });
 template <typename Body>
+// The pointer tells the type and is never followed.
 void dispatch(std::string_view op, DType dtype, Body&& body) {
   check_storage(op, dtype);
   if (dtype == DType::f32)

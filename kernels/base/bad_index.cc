@@ -60,6 +60,11 @@ void refuse(const BadIndex& bad) {
     case Of::used_expert:
       fail("expert_matmul: index {} at {} is not below its {} experts: take it from top_k", found,
            at, limit);
+    case Of::step_wait:
+      fail(
+          "decode_step: block {} waited {} seconds for {}, and the step was given up: use "
+          "--executor ops, or report it",
+          at, limit, found < 0 ? "memory" : fmt::format("numbers of layer {}", found));
     case Of::none:
       break;
   }

@@ -7,7 +7,7 @@ namespace lockstep {
 // A bad index, which only the values of an argument show. An op on the CPU looks before it computes
 // and throws at once. A twin on a device finds it while it runs: it reads and writes nothing there
 // (an output row that lacks its input is NaN), keeps the first one found, and DeviceRuntime::wait
-// throws it.
+// throws it. A value, which a device writes and the host copies as it lies.
 struct BadIndex {
   enum class Of : int32_t {
     none,
@@ -23,6 +23,7 @@ struct BadIndex {
     context_length,  // paged_attention: found for request `at`
     routed_expert,   // routing_weights: limit logits, found at index `at`
     used_expert,     // expert_matmul: limit experts, found at index `at`
+    step_wait,       // decode_step: block `at` waited limit seconds in layer found (-1: for memory)
   };
   Of of = Of::none;
   int64_t limit = 0, found = 0, at = 0;

@@ -10,6 +10,7 @@ DeviceGraph::DeviceGraph(Device on, const std::function<void()>& queue) : device
   try {
     queue();
   } catch (...) {
+    // A stream that is left capturing would swallow all later work.
     device.end_graph(device.stream, false);
     throw;
   }

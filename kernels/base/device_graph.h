@@ -24,6 +24,7 @@ class DeviceGraph {
 
  private:
   Device device_;
+  // Copies share the graph, which the runtime forgets with the last of them.
   std::shared_ptr<void> graph_;
 };
 

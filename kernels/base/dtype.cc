@@ -20,6 +20,7 @@ constexpr Row kDTypes[] = {
     {DType::u8, "uint8", 1},
 };
 
+// Rows stand in the order of the enum, so that a dtype is its own index.
 const Row& row_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 
 }  // namespace

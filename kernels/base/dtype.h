@@ -21,7 +21,7 @@ DType dtype_from(std::string_view name);  // of those names; throws Error on ano
 bool is_float(DType dtype);
 
 // The binary floating-point format of a dtype: value = +-1.f x 2^e with `precision` significant
-// bits (the leading one counted) and e in [min_exponent, max_exponent].
+// bits (the leading one counted) and e from min_exponent to that of the largest number.
 struct FloatFormat {
   int precision;     // bf16 8, fp16 11, fp32 24, fp64 53
   int min_exponent;  // of the smallest normal number
@@ -43,7 +43,8 @@ inline FloatFormat format_of(DType dtype) {  // throws Error when it is no float
   }
 }
 
-// u = 2^-precision: the largest relative error of one rounding to nearest.
+// u = 2^-precision: the largest relative error of one rounding to nearest. Throws Error for a dtype
+// that is no float.
 double unit_roundoff(DType dtype);
 
 // The next two are asked for every element that is judged, so they are inline and take the bits
@@ -67,6 +68,8 @@ inline double round_to(double x, DType dtype) {
   if (dtype == DType::f32) return static_cast<double>(static_cast<float>(x));
   const double infinity = std::copysign(std::numeric_limits<double>::infinity(), x);
   const double largest = format_of(dtype).max;
+  // Far beyond the largest number the trick below would meet Inf in its shift; up to twice the
+  // largest it rounds as anywhere else, and the result is compared with the largest.
   if (std::fabs(x) >= 2 * largest) return infinity;
   // Beside 1.5 * 2^52 spacings, fp64 has room for whole spacings only: the addition rounds to
   // them, halves to even, and the subtraction is exact.
@@ -100,6 +103,8 @@ T from_float(float x) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     const auto bits = std::bit_cast<uint32_t>(x);
     if (std::isnan(x)) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+    // To nearest, ties to even: half of the last place less one is added, and one more where the
+    // last place is odd. A carry into the exponent is right, up to Inf.
     return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
   }
 }

@@ -55,6 +55,7 @@ void forget_runtimes() {
   runtimes.clear();
 }
 
+// Nodes of a map stay where they are, so that the reference outlives the lock.
 const DeviceRuntime& runtime_of(Device device) {
   const std::lock_guard lock(runtimes_mutex);
   const auto found = runtimes.find(device.index);

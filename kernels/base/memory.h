@@ -14,8 +14,9 @@ namespace lockstep {
 // The bytes that a part of a buffer takes, so that the next part begins on a line of the cache.
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// An array that owns its memory, on the CPU or a CUDA device, 64-byte aligned at least. Movable,
-// not copyable. Fresh memory is not initialised.
+// An array that owns its memory, on the CPU or a CUDA device, 64-byte aligned at least. Copies
+// share it, and the last of them frees it; whoever writes to one writes to all. Fresh memory is not
+// initialised.
 class Tensor {
  public:
   Tensor() = default;
@@ -85,7 +86,8 @@ struct DeviceRuntime {
   std::function<void(void* graph)> forget;
   DigestMaker digests;
 };
-// From here on runtime_of finds it, in the place of any other of that device.
+// From here on runtime_of finds it, in the place of any other of that device. Any thread may; what
+// it replaces must not be in use.
 void register_runtime(const DeviceRuntime& runtime);
 void forget_runtimes();
 // The runtime of a CUDA device. Throws Error when none is registered.

@@ -11,6 +11,7 @@ namespace {
 // How many characters must be put in, left out, exchanged or swapped with their neighbour to make
 // `b` of `a` (optimal string alignment).
 int edit_distance(std::string_view a, std::string_view b) {
+  // Three rows of the table are enough: the one before the last is for swaps.
   std::vector<int> row(b.size() + 1), before;  // distances of two prefixes of a to all those of b
   std::iota(row.begin(), row.end(), 0);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -31,6 +32,8 @@ int edit_distance(std::string_view a, std::string_view b) {
 std::string_view nearest(std::string_view name, std::span<const std::string_view> names) {
   constexpr size_t kBeginning = 3;
   std::string_view best;
+  // One more than a third of the letters, rounded up: smaller distances are near. Of equally near
+  // names the first wins.
   int least = static_cast<int>(name.size() + 1) / 3 + 1;
   for (const std::string_view known : names)
     if (const int distance = edit_distance(name, known); distance < least) {

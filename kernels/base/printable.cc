@@ -15,7 +15,8 @@ constexpr size_t kShownCharacters = 80;
 
 bool continues(char byte) { return (byte_of(byte) & 0xC0) == 0x80; }
 
-// The code point of a whole character.
+// The code point of a whole character. The text has been found to be UTF-8: lead bytes are taken at
+// their word.
 uint32_t point_of(std::string_view character) {
   const uint8_t first = byte_of(character[0]);
   if (character.size() == 1) return first;
@@ -24,7 +25,9 @@ uint32_t point_of(std::string_view character) {
   return point;
 }
 
-// Control characters, and those that break a line or change the order in which it is shown.
+// Control characters, and those that break a line or change the order in which it is shown. C0, DEL
+// and C1; zero-width characters and marks of direction; separators of lines, embeddings and
+// overrides; invisible operators and isolates; the byte order mark.
 bool is_printable(uint32_t point) {
   const auto within = [point](uint32_t first, uint32_t last) {
     return first <= point && point <= last;

@@ -11,6 +11,7 @@
 namespace lockstep {
 namespace {
 
+// No allocation and no destructor: write() and _exit() are all that surely works.
 [[noreturn]] void end_without_memory() {
   constexpr std::string_view kLine = "error: there is not enough memory for this\n";
   const ssize_t written = ::write(STDERR_FILENO, kLine.data(), kLine.size());

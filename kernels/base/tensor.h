@@ -34,10 +34,12 @@ class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> extents);
+  // Throws Error for more than five.
   explicit Shape(std::span<const int64_t> extents);
 
   int rank() const { return rank_; }
   int64_t operator[](int axis) const { return extents_[axis]; }
+  // The shape must have one axis at least.
   int64_t last() const { return extents_[rank_ - 1]; }
   int64_t count() const;  // product of the extents; 1 for rank 0
   std::span<const int64_t> extents() const { return std::span(extents_).first(rank_); }

@@ -56,6 +56,8 @@ struct ThreadPool::State {
       next = std::min(count, begin + piece);
       const int64_t end = next;
       ++running;
+      // The lock orders everything but the bodies: what a piece wrote is seen by whoever takes the
+      // lock after it.
       lock.unlock();
       std::exception_ptr thrown;
       try {
@@ -80,6 +82,7 @@ struct ThreadPool::State {
       if (!wanted()) {
         const int64_t seen = loops;
         lock.unlock();
+        // Without the lock, on an atomic alone: a spinning worker must not hold up the caller.
         spin_until([&] { return loops != seen; });
         lock.lock();
       }
@@ -122,6 +125,7 @@ void ThreadPool::run(int64_t count, int64_t grain,
                      const std::function<void(int64_t begin, int64_t end)>& body) {
   grain = std::max<int64_t>(grain, 1);
   if (count <= 0) return;
+  // A loop inside of a loop of this pool would wait for itself.
   if (count <= grain || size() == 1 || inside == state_.get()) return body(0, count);
   State& s = *state_;
   const std::scoped_lock loop(s.one_loop);
@@ -136,11 +140,13 @@ void ThreadPool::run(int64_t count, int64_t grain,
   ++s.loops;
   const int64_t helpers = std::min<int64_t>(size(), (count + s.piece - 1) / s.piece) - 1;
   for (int64_t i = 0; i < helpers; ++i) s.work.notify_one();
+  // The caller works too; helpers that wake too late find nothing left.
   s.take_pieces(lock);
   lock.unlock();
   spin_until([&] { return s.running == 0; });
   lock.lock();
   s.done.wait(lock, [&] { return s.running == 0; });
+  // A worker that wakes later must not take pieces of a body that is gone.
   s.count = 0;
   s.next = 0;
   if (s.trouble) std::rethrow_exception(std::exchange(s.trouble, nullptr));

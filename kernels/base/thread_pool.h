@@ -8,7 +8,8 @@ namespace lockstep {
 
 // A pool of worker threads, owned by one thread, which runs one parallel loop at a time. Between
 // loops they spin for 50 us at most and then sleep: threads that spin for long collapse when
-// another process shares the cores.
+// another process shares the cores. Loops of several threads follow each other; one that begins
+// inside of another runs on its own thread.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // including the caller; 1 makes no worker
@@ -19,7 +20,9 @@ class ThreadPool {
   int size() const;
 
   // Runs body(begin, end) over pieces of [0, count) of at least `grain` items, on all threads, and
-  // returns when all are done. Rethrows the first exception a piece threw.
+  // returns when all are done. Rethrows the first exception a piece threw. `body` is called by
+  // several threads at once, on pieces that do not overlap, and is borrowed until this returns.
+  // Results must not depend on how the range is cut.
   void run(int64_t count, int64_t grain,
            const std::function<void(int64_t begin, int64_t end)>& body);
 

@@ -36,6 +36,7 @@ Utf8Front utf8_front(std::string_view bytes) {
   for (size_t i = 1; i < lead.length; ++i) {
     if (i == bytes.size()) return {Utf8Front::Kind::cut, i};
     const uint8_t byte = byte_of(bytes[i]);
+    // The byte that does not fit may begin a character of its own: it is left.
     if (byte < lead.low || byte > lead.high) return {Utf8Front::Kind::broken, i};
     lead.low = 0x80;
     lead.high = 0xBF;

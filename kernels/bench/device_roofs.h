@@ -21,6 +21,7 @@ struct RoofKernels {
   void (*nothing)(CUstream_st* stream) = nullptr;
 };
 
+// The table belongs to the library and lives as long.
 extern "C" [[gnu::visibility("default")]] const RoofKernels* lockstep_cuda_roofs();
 
 }  // namespace lockstep

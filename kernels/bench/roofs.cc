@@ -162,6 +162,7 @@ bool may_use_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   const bool has_bf16 = (d >> 22 & 1) != 0, has_tiles = (d >> 24 & 1) != 0;
+  // Tile registers are large, so that Linux saves them for processes alone that ask.
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux: asm/prctl.h
   return has_bf16 && has_tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }

@@ -1,6 +1,7 @@
 // Products of several tokens on the CPU, by oneDNN. A product is cut into parts by columns, and
 // each thread of the engine's pool computes whole parts with OpenMP told to be one thread: the
-// engine's threads are the only ones, and the bits do not depend on their number.
+// engine's threads are the only ones. A long sum is cut as oneDNN likes best for the columns of a
+// part, so that its bits may depend on how many parts there are.
 //
 // Primitives are kept by shape, up to a bound, because making one takes longer than a small
 // product; their scratchpads belong to the calling thread.

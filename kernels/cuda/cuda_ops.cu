@@ -2,6 +2,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_runtime.cuh"
 #include "kernels/cuda/on_device.cuh"
+#include "kernels/decode_step.h"
 
 namespace lockstep {
 
@@ -16,6 +17,7 @@ extern "C" const Ops* lockstep_cuda_ops(int index, DeviceRuntime* runtime) {
   check(index >= 0 && index < devices,
         "there is no CUDA device {}; this machine has the devices 0..{}: use --device cuda", index,
         devices - 1);
+  use_device(index);
   static const Ops ops = {
       .gather_rows = OnDevice<gather_rows_cuda>::call,
       .rms_norm = OnDevice<rms_norm_cuda>::call,
@@ -35,6 +37,8 @@ extern "C" const Ops* lockstep_cuda_ops(int index, DeviceRuntime* runtime) {
                 .qkv_matmul = OnDevice<qkv_matmul_cuda>::call,
                 .qk_norm_rope_kv_write = OnDevice<qk_norm_rope_kv_write_cuda>::call,
                 .gate_up_silu = OnDevice<gate_up_silu_cuda>::call,
+                .decode_step =
+                    compute_capability() < 90 ? nullptr : OnDevice<decode_step_cuda>::call,
                 .pieces = &ops},
   };
   *runtime = cuda_runtime(index);

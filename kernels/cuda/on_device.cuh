@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/decode_step.h"
 #include "kernels/fused.h"
 #include "kernels/paged_attention.h"
 
@@ -39,6 +40,7 @@ class CallDevice {
     (*this)(input.sum), (*this)(input.a), (*this)(input.b), (*this)(input.weight);
   }
   void operator()(const QkNormRopeKvWrite& a) { (*this)(a.q), (*this)(a.q_rope), (*this)(a.cache); }
+  void operator()(const DecodeStep& step) { (*this)(step.workspace); }
   void operator()(float) {}
   void operator()(int64_t) {}
   void operator()(bool) {}

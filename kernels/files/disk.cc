@@ -145,6 +145,7 @@ void fail_writing(const std::string& path) {
   fail("{} cannot be written: {}; name a file in a folder that exists and has room", path, reason);
 }
 
+// O_APPEND: each write goes to the end as it is then, whatever others wrote.
 AppendFile::AppendFile(const std::string& path, bool may_exist)
     : path_(path),
       file_(::open(path.c_str(),

@@ -22,8 +22,11 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   const std::string& name() const { return name_; }  // under which a library may write it
+  // Throws Error when the disk is full or the write fails.
   void write(std::string_view text);
   // Puts the file, whole, in the place of what `path` was, with the access that new files have.
+  // Throws Error when it cannot: the old file stays then, but where the new one was in its place
+  // already and only could not be assured to be on the disk.
   void publish(Durable durable);
 
  private:
@@ -31,7 +34,8 @@ class NewFile {
   int file_ = -1;
 };
 
-// Replaces `path` by a file of that text: whole or not at all.
+// Replaces `path` by a file of that text: whole or not at all. Throws Error when it cannot, as the
+// next two do.
 void replace_file(const std::string& path, std::string_view text, Durable durable);
 
 // Replaces what a file holds from byte `begin` on: what is before it stays as it is, also when this
@@ -49,7 +53,7 @@ bool is_out_of_room(std::string_view message);
 [[noreturn]] void fail_writing(const std::string& path);
 
 // A file that only grows. What `append` was given is with the system on return: it survives the
-// death of this process.
+// death of this process. For one thread.
 class AppendFile {
  public:
   // Throws Error when the file is there already, unless it may be: then it is extended.

@@ -90,7 +90,8 @@ class Builder {
 
 const Json& json(const void* at) { return *static_cast<const Json*>(at); }
 
-// Appends the way from `from` to the value `to`; false when it is not in there.
+// Appends the way from `from` to the value `to`; false when it is not in there. It recurses as deep
+// as the document, 64 at most.
 bool find_way(const Json& from, const void* to, std::string& way) {
   if (&from == to) return true;
   if (!from.is_structured()) return false;
@@ -123,6 +124,7 @@ JsonDocument::JsonDocument(std::string_view text, const JsonSource& source) {
   check(text.size() <= source.most, "{}: has {} bytes, and at most {} are read{}", source.name,
         text.size(), source.most, end_of(source));
   Builder builder;
+  // An answer of false to any event ends the parsing there.
   if (!Json::sax_parse(text, &builder))
     fail("{}: {}{}", source.name, builder.trouble, end_of(source));
   tree_ = std::make_unique<const Tree>(Tree{source, std::move(builder.root)});
@@ -155,6 +157,7 @@ const std::string& JsonValue::text() const {
   return json(at_).get_ref<const std::string&>();
 }
 
+// A whole number beyond 2^53 rounds.
 double JsonValue::number() const {
   if (at_ == nullptr || !json(at_).is_number()) refuse("a number");
   return json(at_).get<double>();
@@ -171,6 +174,7 @@ double JsonValue::real() const {
 uint64_t JsonValue::whole_within(int64_t least, uint64_t most) const {
   const bool whole = at_ != nullptr && json(at_).is_number_integer();
   const bool positive = whole && json(at_).is_number_unsigned();
+  // The bits of a negative one are those of its two's complement, and compare as such below.
   const uint64_t bits = whole ? json(at_).get<uint64_t>() : 0;
   const bool fits = positive ? bits <= most && std::cmp_greater_equal(bits, least)
                              : static_cast<int64_t>(bits) >= least;
@@ -178,6 +182,8 @@ uint64_t JsonValue::whole_within(int64_t least, uint64_t most) const {
   return bits;
 }
 
+// A missing field remembers who lacks it: the Error is thrown by whoever reads it, since many
+// fields may be missing.
 JsonValue JsonValue::operator[](std::string_view key) const {
   if (!is_object()) refuse("an object");
   const auto found = json(at_).find(key);

@@ -27,10 +27,11 @@ class JsonValue;
 
 // A parsed text. Objects and lists may stand 64 deep within each other, so that nothing that looks
 // at a value can run out of stack, and no object has a key twice, of which readers take different
-// ones. Throws Error otherwise.
+// ones. Throws Error otherwise. It owns the tree. Values of it may be read by several threads.
 class JsonDocument {
  public:
   JsonDocument(std::string_view text, const JsonSource& source);
+  // Throws Error too when the file cannot be read or has more than `most` bytes.
   static JsonDocument read(const std::string& path, std::string_view remedy,
                            size_t most = kMostJson);
   JsonDocument(JsonDocument&&) noexcept;
@@ -60,12 +61,14 @@ class JsonValue {
   bool is(std::string_view text) const;
   bool is(const char* text) const { return is(std::string_view(text)); }
 
+  // These throw Error of a value of another kind, and of a missing one.
   bool flag() const;
   const std::string& text() const;
   double number() const;
   double real()
       const;  // a number, or a text that json_number() makes of what JSON has no number for
   template <std::integral T>
+  // Throws Error of a fraction, and of a number outside of [least, most].
   T whole(T least = std::numeric_limits<T>::min(), T most = std::numeric_limits<T>::max()) const {
     return static_cast<T>(whole_within(static_cast<int64_t>(least), static_cast<uint64_t>(most)));
   }

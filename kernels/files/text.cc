@@ -70,6 +70,7 @@ std::string InputFile::read(size_t most) const {
   size_t done = 0;
   // To the end rather than by the size, which files of /proc do not tell.
   while (true) {
+    // One byte more than the size says: the end of a file is seen without a second block.
     if (text.size() == done) text.resize(std::max(size_ + 1, done + kBlock));
     const ssize_t got = ::read(descriptor_, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;

@@ -18,6 +18,7 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
+  // It belongs to this object. read() moves its place.
   int descriptor() const { return descriptor_; }
   size_t size() const { return size_; }  // in bytes; 0 where the system does not know it
   bool begins_with(std::string_view bytes) const;
@@ -30,6 +31,7 @@ class InputFile {
   size_t size_ = 0;
 };
 
+// The same of a path, in one call.
 std::string read_text(const std::string& path, size_t most);
 
 }  // namespace lockstep

@@ -38,6 +38,7 @@ constinit thread_local const CrashWatch* of_this_thread = nullptr;
 // The last that began, for threads that the library started itself.
 constinit std::atomic<const CrashWatch*> of_any_thread = nullptr;
 
+// Written once, before the first watch is there, and only read from then on.
 std::array<struct sigaction, kWatched.size()> before_us;
 
 size_t place_of(int signal) {
@@ -116,6 +117,7 @@ void handle(int signal, siginfo_t* info, void* machine) {
     const CrashWatch* other = of_any_thread;
     if (other != nullptr && other->claims(registers[REG_RIP])) watch = other;
   }
+  // A kill from outside is not the library's doing; abort() sends its signal from this process.
   const bool sent_by_others = info->si_code <= 0 && info->si_pid != getpid();
   if (watch == nullptr || sent_by_others) return hand_on(signal, info, machine);
   while (said.test_and_set()) pause();  // another thread crashed too, and says so
@@ -129,6 +131,7 @@ const CrashWatch* watch_of_exit() {
   const CrashWatch* other = of_any_thread;
   if (other == nullptr) return nullptr;
   std::array<void*, 64> callers;
+  // Not in a signal handler: exit was called, on a stack that is whole.
   const size_t count = backtrace(callers.data(), std::ssize(callers));
   const bool of_library = std::any_of(callers.begin(), callers.begin() + count, [&](void* caller) {
     return other->claims(reinterpret_cast<uintptr_t>(caller));
@@ -154,6 +157,7 @@ bool begin_to_watch() {
   ours.sa_sigaction = handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
+  // Once in a process: handlers stay, and hand on what no watch claims.
   for (size_t i = 0; i < kWatched.size(); ++i) sigaction(kWatched[i].signal, &ours, &before_us[i]);
   return true;
 }
@@ -189,6 +193,7 @@ struct Search {
 
 int look_at(dl_phdr_info* object, size_t, void* data) {
   auto& search = *static_cast<Search*>(data);
+  // From the first segment to the last: what lies between them is the library's too.
   AddressRange all = {UINTPTR_MAX, 0};
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const ElfW(Phdr)& segment = object->dlpi_phdr[i];
@@ -212,6 +217,7 @@ AddressRange library_around(const void* function) {
 CrashWatch::CrashWatch(std::string_view who, const AddressRange& code,
                        std::span<const AddressRange> on_device)
     : who_(who), code_(code), on_device_(on_device) {
+  // The first watch sets up the handlers, whichever thread it is on.
   [[maybe_unused]] static const bool watching = begin_to_watch();
   thread_local const HandlerStack stack;
   of_any_thread = this;
@@ -221,6 +227,7 @@ CrashWatch::CrashWatch(std::string_view who, const AddressRange& code,
 CrashWatch::~CrashWatch() {
   of_this_thread = nullptr;
   const CrashWatch* last = this;
+  // Another one may have begun meanwhile, and stays.
   of_any_thread.compare_exchange_strong(last, nullptr);
 }
 

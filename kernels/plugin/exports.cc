@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+// The dynamic linker has made addresses of the offsets in these entries.
 struct Tables {
   const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
@@ -40,6 +41,7 @@ std::vector<std::string> exports_of(void* library) {
   const uint32_t* chain = bucket + buckets;
   uint32_t last = buckets == 0 ? 0 : *std::max_element(bucket, bucket + buckets);
   if (last < first) return {};
+  // Symbols of a bucket stand together: the last bucket's chain ends with the last symbol.
   while ((chain[last - first] & 1) == 0) ++last;
   std::vector<std::string> names;
   for (uint32_t i = first; i <= last; ++i)

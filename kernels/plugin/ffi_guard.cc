@@ -64,6 +64,7 @@ std::string_view FloatControlGuard::changed() const {
   std::fegetenv(&now);
   const unsigned sse = sse_control() ^ control_;
   const unsigned x87 = now.__control_word ^ found_.__control_word;
+  // Bits of the control words. Source: Intel SDM, volume 1, 8.1.5 and 10.2.3.
   constexpr unsigned kX87Rounding = 0xc00, kDenormalsAreZero = 0x40;
   if ((sse & _MM_ROUND_MASK) != 0 || (x87 & kX87Rounding) != 0) return "the rounding mode";
   if ((sse & (_MM_FLUSH_ZERO_MASK | kDenormalsAreZero)) != 0)

@@ -17,7 +17,7 @@ namespace lockstep {
 // A guard of the inputs of one call, owned by the caller's stack. It keeps hashes of their bytes,
 // so that it takes no memory of the size of a weight; a tensor of a device is copied to the host to
 // be hashed. A cache counts whole, because a page of another request is the worst that an attention
-// could write.
+// could write. Borrows the tensors, which must stay where they are until the check.
 class InputGuard {
  public:
   // Called once for each argument, outputs left out, in the order of the call. Numbers are no
@@ -43,7 +43,8 @@ class InputGuard {
   std::vector<Input> inputs_;
 };
 
-// A guard of this thread's floating-point control: rounding, flushing of subnormals, traps.
+// A guard of this thread's floating-point control: rounding, flushing of subnormals, traps. On the
+// stack of the thread that it guards.
 class FloatControlGuard {
  public:
   FloatControlGuard();

@@ -5,6 +5,7 @@
 namespace lockstep {
 namespace {
 
+// One a thread, for the ops of an engine are called by one.
 thread_local double seconds_taken = 0;
 
 }  // namespace

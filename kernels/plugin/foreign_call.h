@@ -26,6 +26,7 @@
 
 namespace lockstep {
 
+// DLPack's name of a dtype, one lane.
 DLDataType data_type_of(DType dtype);
 
 // Adds to what user_op_seconds() says on this thread.
@@ -35,7 +36,8 @@ void add_user_op_seconds(double seconds);
 class Arguments {
  public:
   // `before` bytes of memory before its first element belong to the tensor too. Readers of DLPack
-  // such as torch take no byte_offset: the first element is where `data` is.
+  // such as torch take no byte_offset: the first element is where `data` is. An empty tensor is a
+  // null pointer.
   const DLTensor* operator()(const TensorView& tensor, uint64_t before = 0) {
     if (tensor.empty()) return nullptr;
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
@@ -89,6 +91,7 @@ class Arguments {
   Device device() const { return device_; }
 
  private:
+  // Deques: pointers into them must stay right while more are added.
   std::deque<DLTensor> tensors_;
   std::deque<std::array<int64_t, 5>> shapes_;
   std::deque<std::vector<const DLTensor*>> lists_;
@@ -116,6 +119,7 @@ struct UserOp {
   template <typename Function, typename... In>
   void call(const OpContext& context, const Arguments& arguments, Function* function,
             In... in) const {
+    // Made before the call: within the watch nothing may be allocated on behalf of a sentence.
     const std::string who = at(context), point(context.point);
     const LockstepCall call = {point.c_str(), context.layer, context.stream};
     const bool on_device = !arguments.on_device().empty();
@@ -151,7 +155,8 @@ struct UserOp {
 };
 
 // A call of a user's op, on the caller's stack. What is handed to the function is made first, in
-// any order: inputs, which it must leave as they are, and outputs, which show what it wrote.
+// any order: inputs, which it must leave as they are, and outputs, which show what it wrote. It
+// lives for one call.
 class ForeignCall {
  public:
   ForeignCall(const UserOp& user, const OpContext& context) : user_(user), context_(context) {}

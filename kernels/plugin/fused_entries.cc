@@ -93,6 +93,7 @@ const std::array<Entry, kFusedOps.size()>& entries() {
 
 }  // namespace
 
+// A slot that is negative was not written.
 void read_back_keys(const QkNormRopeKvWrite& a) {
   if (a.k_rope.empty()) return;
   const Tensor slots = copy_on(Device::cpu, a.slots);

@@ -29,6 +29,7 @@ std::array<uint8_t, 8> unwritten(DType dtype) {
 
 }  // namespace
 
+// Made on the host and copied, as no op of a device fills with bytes.
 GuardedOutput::GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}, DType::u8) {
   auto* begin = host_.as<uint8_t>();
   std::fill_n(begin, bytes(), kGuard);
@@ -41,6 +42,7 @@ GuardedOutput::GuardedOutput(const TensorView& out) : out_(out), host_({bytes()}
 }
 
 void GuardedOutput::take(std::string_view who) {
+  // Waits for the device, after all that the call queued.
   copy(host_, there_);
   const auto* begin = host_.as<uint8_t>();
   const auto* end = begin + bytes();
@@ -50,6 +52,7 @@ void GuardedOutput::take(std::string_view who) {
       "{} wrote {} its output {}: mind the shape of the tensor", who,
       std::all_of(begin, begin + kGuardBytes, guard) ? "after" : "before", out_.shape.text());
   const int64_t size = size_of(out_.dtype);
+  // A right result may have any other bits: the pattern is a NaN that no arithmetic makes.
   const auto fill = unwritten(out_.dtype);
   for (int64_t i = 0; i < out_.count(); ++i) {
     const auto* element = begin + kGuardBytes + i * size;
@@ -58,6 +61,7 @@ void GuardedOutput::take(std::string_view who) {
           "tails",
           who, i / out_.row_size(), i % out_.row_size(), out_.shape.text());
   }
+  // Only now: what went wrong is not handed on.
   copy(out_, view_);
 }
 

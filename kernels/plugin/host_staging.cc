@@ -50,6 +50,7 @@ void copy_back(const KvCache& to, const KvCache& from) {
   copy(to.v, from.v);
 }
 
+// The table's function is wrapped; the one before lives in the wrapper.
 template <typename Out, typename... In>
 void stage(std::function<void(const OpContext&, Out, In...)>& op, Device to) {
   op = [op, to](const OpContext& context, Out out, In... in) {

@@ -62,8 +62,10 @@ void PythonCall::add_output(const KvCache& cache) {
 
 void PythonCall::run(PythonProcess& process, const std::string& who, std::string_view op,
                      const std::vector<std::string_view>& names) const {
+  // One call at a time has the memory.
   const std::lock_guard lock(process.mutex());
   const std::span<uint8_t> memory = process.memory(size_);
+  // Outputs go there too, with the pattern of a GuardedOutput or the cache as it is.
   for (const auto* all : {&inputs_, &outputs_})
     for (const auto& [tensor, at] : *all)
       std::memcpy(memory.data() + at, tensor.data, tensor.bytes());

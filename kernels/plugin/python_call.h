@@ -17,7 +17,7 @@ std::string who_is_called(std::string_view op, const PythonProcess& process,
                           const OpContext& context);
 
 // The line of one call of a Python function, and where its tensors, which are in host memory, lie
-// in the shared one. Tensors and outputs are borrowed.
+// in the shared one. Tensors and outputs are borrowed. For one call and one thread.
 class PythonCall {
  public:
   void add(const TensorView& tensor);

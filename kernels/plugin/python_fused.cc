@@ -21,6 +21,7 @@ class FusedCall {
 
   void output(GuardedOutput& out) { call_.add_output(out); }
   void output(const KvCache& cache) { call_.add_output(cache); }
+  // A tensor that is none is not compared afterwards, so that its name would shift all others.
   void input(std::string_view name, const TensorView& tensor) {
     if (!tensor.empty()) names_.push_back(name);
     call_.add(tensor);

@@ -37,6 +37,7 @@ class WrittenCache {
 template <typename Out, typename... In>
 void put(std::function<void(const OpContext&, Out, In...)>& op, std::string_view name,
          std::vector<std::string_view> inputs, const std::shared_ptr<PythonProcess>& process) {
+  // Places that a row of the table has left over are empty.
   std::erase(inputs, "");
   op = [=](const OpContext& context, const Out& out, const std::decay_t<In>&... in) {
     if constexpr (std::is_same_v<Out, TensorView>)

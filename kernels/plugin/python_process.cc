@@ -100,6 +100,7 @@ PythonProcess::PythonProcess(std::string path, Device device)
 PythonProcess::~PythonProcess() { end(); }
 
 void PythonProcess::end() {
+  // It holds nothing that a quiet end would save.
   if (process_ > 0) {
     kill(process_, SIGKILL);
     waitpid(process_, nullptr, 0);
@@ -150,6 +151,7 @@ std::span<uint8_t> PythonProcess::memory(size_t bytes) {
   if (bytes <= mapped_.size()) return mapped_;
   if (!mapped_.empty()) munmap(mapped_.data(), mapped_.size());
   constexpr size_t kPage = 1 << 16;
+  // A quarter more than is wanted, so that calls that grow a little do not map anew each time.
   const size_t size = (bytes + bytes / 4 + kPage - 1) / kPage * kPage;
   mapped_ = {};
   void* at = ftruncate(memory_, size) == 0
@@ -217,6 +219,7 @@ std::string PythonProcess::place_of_crash() const {
 
 void PythonProcess::fail_ended(const std::string& who) {
   int status = 0;
+  // -1 keeps the destructor from killing a process that has this number later.
   const int ended = std::exchange(process_, -1);
   kill(ended, SIGKILL);  // no effect on one that ended: its status is its own
   waitpid(ended, &status, 0);

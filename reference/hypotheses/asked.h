@@ -12,7 +12,8 @@
 
 namespace lockstep {
 
-// The model whose ops hypotheses are about. Everything is borrowed.
+// The model whose ops hypotheses are about. Everything is borrowed. HeldWeights serve one thread at
+// a time, and so does this.
 struct HeldModel {
   const ModelConfig& config;
   const HeldWeights& weights;  // fp64
@@ -29,6 +30,7 @@ class Asked {
   const OpInPass& op() const { return op_; }
   const HeldModel& model() const { return model_; }
   const Place& place() const { return op_.call.place; }
+  // Rows of the pass, of all requests together.
   int64_t rows() const { return std::ssize(op_.call.rows); }
   size_t inputs() const { return op_.call.inputs.size(); }
 

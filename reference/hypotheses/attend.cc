@@ -51,6 +51,7 @@ at::Tensor Attention::Part::in_window() const {
 }
 
 // One hypothesis about one op in one pass: splits the rows by request and joins the results.
+// Borrows both for as long as it lives. Rows of one request stand together in a pass.
 class Attending {
  public:
   Attending(const Asked& asked, const Attention& how) : a_(asked), how_(how) {
@@ -77,12 +78,15 @@ class Attending {
     const auto n = static_cast<int64_t>(requests_.size());
     return static_cast<size_t>((static_cast<int64_t>(r) + by + n) % n);
   }
+  // Tokens that the request has after the pass.
   int64_t length_of(size_t r) const { return a_.op().call.lengths[rows_[r].front()]; }
 
   Attention::Part part_of(size_t r) const {
     Attention::Part part;
     part.tensors_ = std::make_shared<Attention::Part::Tensors>();
     const auto first = rows_[r].front(), count = std::ssize(rows_[r]);
+    // With another's length, positions move along: a kernel counts the queries from the end of the
+    // context.
     const int64_t moved =
         how_.length_of == 0 ? 0 : length_of(neighbour(r, how_.length_of)) - length_of(r);
     part.number = r;
@@ -140,8 +144,10 @@ class Attending {
     t.v = padded(t.v, all);
     t.keys = at::arange(all, t.q.options()).unsqueeze(0);
     if (how_.other) part = how_.other(part);
+    // By default causal, within the layer's window. The masks broadcast to [queries, keys].
     const at::Tensor seen =
         how_.mask ? how_.mask(part) : (part.keys() <= part.positions()) & part.in_window();
+    // A key is unread if any head has NaN there: slots are written for all heads at once.
     const at::Tensor unread =
         part.k().isnan().any(-1).any(0).logical_or(part.v().isnan().any(-1).any(0));
     const at::Tensor spoilt = seen.logical_and(unread.unsqueeze(0)).any(1);
@@ -154,6 +160,8 @@ class Attending {
       out = how_.mix(scores, v);
     } else {
       const at::Tensor p = how_.softmax ? how_.softmax(scores) : at::softmax(scores, -1);
+      // The eager chain stores the weights in the run's dtype; no other contract that is computed
+      // here does.
       const bool eager = a_.op().call.contract == RoundingContract::eager;
       out = at::bmm(eager ? a_.in_dtype(p, a_.model().run) : p, v);
     }

@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-// The parts that are otherwise than they should be; empty: as they should be.
+// The parts that are otherwise than they should be; empty: as they should be. Functions that are
+// set are called once a request.
 struct Attention {
   // The queries of one request and what they read.
   class Part {
@@ -49,7 +50,8 @@ struct Attention {
   int cache_of = 0, length_of = 0;
 };
 
-// [rows, heads, dim]; undefined where the pass has no such requests.
+// [rows, heads, dim]; undefined where the pass has no such requests. fp64, from the exact scores to
+// the last sum; rounded nowhere but where `how` does.
 at::Tensor attend(const Asked& asked, const Attention& how);
 
 }  // namespace lockstep

@@ -22,6 +22,8 @@ using at::Tensor;
 
 Tensor gate(const Asked& a) { return a.input(0); }
 Tensor up(const Asked& a) { return a.input(1); }
+// In fp64, where e^-x overflows to Inf below x = -709: the quotient is then -0, and the right one
+// is below what any dtype of a run holds.
 Tensor silu(const Tensor& x) { return x / (1 + (-x).exp()); }
 // The activation of a gate, times up.
 Tensor gated(const Asked& a, const Tensor& activated) { return a.kept(activated) * up(a); }
@@ -60,6 +62,7 @@ Tensor interleaved(const Asked& a, double) {
   return silu(both.slice(-1, 0, both.size(-1), 2)) * both.slice(-1, 1, both.size(-1), 2);
 }
 std::vector<double> clamps(const Asked&) { return {1, 2, 5, 6, 7, 10, 20}; }
+// Some families clamp before the product: both sides here, the gate above alone in the next.
 Tensor clamped(const Asked& a, double at) {
   return silu(gate(a).clamp(-at, at)) * up(a).clamp(-at, at);
 }
@@ -121,6 +124,7 @@ Tensor branch_twice(const Asked& a, double) { return stream(a) + 2 * branch(a); 
 Tensor subtracted(const Asked& a, double) { return stream(a) - branch(a); }
 Tensor multiplied(const Asked& a, double) { return stream(a) * branch(a); }
 Tensor mean(const Asked& a, double) { return (stream(a) + branch(a)) / 2; }
+// Nothing where the other tensor was not recorded or has another shape.
 Tensor plus(const Asked& a, const Tensor& other) {
   return other.defined() && other.sizes() == branch(a).sizes() ? other + branch(a) : Tensor();
 }
@@ -134,6 +138,7 @@ Tensor earlier_stream(const Asked& a, double) {
   const int layer = a.place().layer;
   return plus(a, layer == 0 ? a.other("embed") : a.other({&point("mlp.residual"), layer - 1}));
 }
+// Both branches of a layer have one shape, [rows, hidden].
 Tensor other_branch(const Asked& a, double) {
   if (a.place().point->name != "mlp.residual") return {};
   const Tensor other = a.other("attn.o");

@@ -35,11 +35,13 @@ Tensor sigmoids_divided(const Asked& a, double) {
   return s / s.sum(-1, true);
 }
 Tensor logits_alone(const Asked& a, double) { return a.input(0).gather(-1, chosen_of(a)); }
+// A gather that never happened: weights of experts 0 to k - 1.
 Tensor first_columns(const Asked& a, double) {
   return a.input(0).size(-1) < chosen_of(a).size(-1)
              ? Tensor()
              : at::softmax(a.input(0), -1).narrow(-1, 0, chosen_of(a).size(-1));
 }
+// Order matters as soon as the experts' results come in another one.
 Tensor turned_round(const Asked& a, double) { return a.right().flip(1); }
 
 constexpr Hypothesis kWeights[] = {
@@ -73,6 +75,8 @@ Tensor last_left_out(const Asked& a, double) {
   return k < 1 ? Tensor() : sum_of(a.input(0).narrow(1, 0, k), a.input(1).narrow(1, 0, k));
 }
 Tensor weighted_twice(const Asked& a, double) { return sum_of(a.input(0), a.input(1).square()); }
+// Weights that add up to 1 already are left as they are, and the guess is then the right result,
+// which explains no finding.
 Tensor weights_divided(const Asked& a, double) {
   return sum_of(a.input(0), a.input(1) / a.input(1).sum(-1, true));
 }
@@ -116,6 +120,7 @@ Tensor by_choice_number(const Asked& a, double) {
 Tensor of_row_before(const Asked& a, double) {
   return a.rows() < 2 ? Tensor() : of_experts(a, a.input(0), chosen_of(a).roll(1, 0).contiguous());
 }
+// The down projection alone has a row for each choice: gate and up read the token's.
 Tensor of_other_input(const Asked& a, double) {
   return a.input(0).dim() < 3 ? Tensor()
                               : of_experts(a, a.input(0).flip(1).contiguous(), chosen_of(a));

@@ -16,6 +16,7 @@ namespace {
 
 using Table = std::span<const Hypothesis> (*)();
 
+// A kind may have two tables; an empty place is null.
 struct KindTables {
   OpKind kind;
   std::array<Table, 2> tables;
@@ -44,6 +45,7 @@ class OfOp final : public OpHypotheses {
     add(any_hypotheses);
   }
 
+  // Numbers are those of rows_, so that a guess is told of again by its number and value.
   std::vector<Guess> guesses() override {
     std::vector<Guess> all;
     in_torch([&] {
@@ -58,6 +60,8 @@ class OfOp final : public OpHypotheses {
     return all;
   }
 
+  // Nothing where the hypothesis does not apply, or its result has another size than what was
+  // stored.
   Numbers evaluate(const Guess& guess) override {
     Numbers numbers;
     in_torch([&] {

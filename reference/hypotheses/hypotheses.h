@@ -11,7 +11,7 @@
 namespace lockstep {
 
 // The ways in which the ops of a checkpoint's model may be computed wrongly. The checkpoint must
-// outlive them.
+// outlive them. For one thread at a time.
 std::unique_ptr<Hypotheses> make_hypotheses(const Checkpoint& checkpoint,
                                             const ReferenceOptions& options);
 

@@ -38,6 +38,7 @@ Tensor by(const Asked& a, const Tensor& x, const Tensor& weight) {
   return weight.defined() ? with_bias(a, at::matmul(x, weight.t())) : Tensor();
 }
 Tensor by(const Asked& a, const Tensor& weight) { return by(a, x_of(a), weight); }
+// Weights are widened block by block here, so that any size may be asked.
 Tensor of(const Asked& a, const Tensor& x) {
   return x.defined() && x.flatten(1).sizes() == x_of(a).sizes()
              ? with_bias(a, a.model().weights.product(a.place(), x.flatten(1), nullptr, nullptr))
@@ -74,7 +75,7 @@ Tensor weight_of_layer(const Asked& a, double layer) {
 }
 constexpr std::array<std::string_view, 7> kProjections = {"attn.q",   "attn.k", "attn.v",  "attn.o",
                                                           "mlp.gate", "mlp.up", "mlp.down"};
-// The number of a projection in that list, where its weight is of the same shape.
+// The product with the weight of another projection of the layer, where both have one shape.
 Tensor weight_of_other(const Asked& a, std::string_view name) {
   const Point& other = *find_point(name);
   if (other == *a.place().point || a.place().layer < 0) return {};
@@ -89,6 +90,7 @@ Tensor of_projection(const Asked& a, double) {
   return weight_of_other(a, kProjections[I]);
 }
 
+// The same numbers taken as [in, out]: what a loader makes that was told the other layout.
 Tensor transposed(const Asked& a, double) {
   const Tensor w = weight_of(a);
   return w.defined() ? by(a, w.reshape({w.size(1), w.size(0)}).t()) : Tensor();
@@ -201,6 +203,7 @@ Tensor both_in_bf16(const Asked& a, double) { return both_in(a, DType::bf16); }
 Tensor both_in_fp16(const Asked& a, double) { return both_in(a, DType::f16); }
 
 // Sums that are rounded to `dtype` after every so many products, before the next are added.
+// LibTorch adds the products between two roundings in fp64.
 Tensor accumulated(const Asked& a, DType dtype, double every) {
   const Tensor x = x_of(a);
   const auto rows = x.size(0), inner = x.size(1), outer = a.got().flatten(1).size(1);
@@ -214,6 +217,7 @@ Tensor accumulated(const Asked& a, DType dtype, double every) {
   for (int64_t first = 0; first < inner; first += step) {
     const int64_t count = std::min(step, inner - first);
     const Tensor part = at::matmul(x.narrow(1, first, count), w.narrow(1, first, count).t());
+    // The last part stays unrounded: the store to the output rounds it.
     total = total.defined() ? a.in_dtype(total, dtype) + part : part;
   }
   return with_bias(a, total);
@@ -254,6 +258,7 @@ Tensor before_its_norm(const Asked& a, double) {
   if (name == "mlp.gate" || name == "mlp.up") return of(a, a.other("attn.residual"));
   return {};
 }
+// Gemma 2 caps its logits at 30 this way.
 Tensor capped(const Asked& a, double cap) {
   return a.place().point->name == "logits" ? cap * at::tanh(a.right() / cap) : Tensor();
 }

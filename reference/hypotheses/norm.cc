@@ -80,6 +80,7 @@ Tensor of_first_head(const Asked& a, double) {
 }
 Tensor mean_subtracted(const Asked& a, double) {
   const Tensor x = x_of(a);
+  // The gain stays, and LayerNorm's bias is not there to add.
   return of_input(a, x - x.mean(-1, true));
 }
 Tensor variance_for_mean_square(const Asked& a, double) {
@@ -90,10 +91,13 @@ Tensor variance_for_mean_square(const Asked& a, double) {
 // The usual ones, and the one that the result itself tells.
 std::vector<double> eps_values(const Asked& a) {
   std::vector<double> values = {0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1};
+  // With y = x w / sqrt(m + eps), sum (x w)^2 / sum y^2 = m + eps for each row; the median over
+  // rows does without those where m is large and eps drowns.
   const Tensor wanted = x_of(a) * gain_of(a),
                ratio = wanted.square().sum(-1, true) / a.got().square().sum(-1, true);
   const double eps = (ratio - mean_square(x_of(a))).median().item<double>();
   if (std::isfinite(eps) && eps > 0) {
+    // To two digits: an eps that somebody wrote has no more.
     const double unit = std::pow(10.0, std::floor(std::log10(eps)) - 1);
     values.push_back(std::round(eps / unit) * unit);
   }
@@ -116,6 +120,7 @@ Tensor sum_for_mean(const Asked& a, double) {
 }
 // The number that the sum of squares seems to be divided by.
 std::vector<double> divisors(const Asked& a) {
+  // Solved like eps: sum x^2 / divisor = sum (x w)^2 / sum y^2 - eps.
   const Tensor wanted = x_of(a) * gain_of(a);
   const Tensor mean = wanted.square().sum(-1, true) / a.got().square().sum(-1, true) - eps_of(a);
   const double divisor = (x_of(a).square().sum(-1, true) / mean).median().item<double>();
@@ -151,6 +156,7 @@ Tensor gain_of_other_norm(const Asked& a, double) {
         return with_gain(a, a.model().weights.norm({find_point(other), a.place().layer}));
   return {};
 }
+// A half, quarters, and one element either way, around the end.
 std::vector<double> shifts(const Asked& a) {
   const double width = static_cast<double>(width_of(a));
   return {width / 2, width / 4, 3 * width / 4, 1, width - 1};
@@ -180,7 +186,8 @@ Tensor through(const Asked& a, DType dtype) {
 Tensor through_bf16(const Asked& a, double) { return through(a, DType::bf16); }
 Tensor through_fp16(const Asked& a, double) { return through(a, DType::f16); }
 
-// The sum of squares, one after the other, each step rounded.
+// The sum of squares, one after the other, each step rounded. On the CPU, element by element: no
+// tensor operation rounds after each step.
 Tensor summed_in(const Asked& a, DType dtype) {
   const Tensor x = x_of(a).cpu().contiguous(), sums = at::empty_like(mean_square(x));
   const auto width = x.size(-1);
@@ -220,6 +227,7 @@ std::vector<double> tails(const Asked& a) {
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   return counts;
 }
+// Divided by the whole width; mean_of_first() divides by what was added.
 Tensor tail_left_out(const Asked& a, double count) {
   const int64_t width = width_of(a), some = width - static_cast<int64_t>(count);
   const Tensor sum = x_of(a).narrow(-1, 0, some).square().sum(-1, true);

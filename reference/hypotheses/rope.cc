@@ -64,7 +64,8 @@ Tables table_in_contract(const Asked& a, const Tables& t) {
   return {a.in_dtype(t.cos, a.model().run), a.in_dtype(t.sin, a.model().run)};
 }
 
-// The pairs (j, j + half) turned by tables of [rows, half].
+// The pairs (j, j + half) turned by tables of [rows, half]. Tables broadcast over the heads of a
+// row.
 Tensor turned(const Asked& a, const Tensor& x, const Tables& given) {
   const Tables t = table_in_contract(a, given);
   const auto halves = x.chunk(2, -1);
@@ -84,6 +85,7 @@ Tensor turned_in_pairs(const Asked& a, const Tensor& x, const Tables& given) {
 }
 
 Tensor left_out(const Asked& a, double) { return a.input(0); }
+// The layout of GPT-J, where that of GPT-NeoX is right.
 Tensor interleaved(const Asked& a, double) {
   return turned_in_pairs(a, a.input(0), right_tables(a));
 }
@@ -140,17 +142,20 @@ std::vector<double> starts(const Asked& a) {
   }
   return starts;
 }
+// A prompt in one chunk begins at 0 either way: later chunks and generated tokens tell.
 Tensor restarted(const Asked& a, double) {
   std::vector<double> positions = right_positions(a);
   const std::vector<double> first = starts(a);
   for (size_t i = 0; i < positions.size(); ++i) positions[i] -= first[i];
   return at_positions(a, positions);
 }
+// Positions made of the row's index: right for one prompt alone in its pass.
 Tensor by_row_number(const Asked& a, double) {
   std::vector<double> positions = right_positions(a);
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<double>(i);
   return at_positions(a, positions);
 }
+// One number of the request, its length, taken for a number of each row.
 Tensor last_position(const Asked& a, double) {
   std::vector<double> positions;
   for (const int64_t length : a.op().call.lengths)
@@ -294,7 +299,8 @@ Tensor first_pairs(const Asked& a, double share) {
   sin.narrow(1, pairs, pairs_of(a) - pairs).fill_(0);
   return turned(a, {cos, sin});
 }
-// Partial rotary: the first dims are a head of their own.
+// Partial rotary: the first dims are a head of their own. Frequencies fall over those dims alone,
+// theta^(-2j / some), another spectrum than that of first_pairs().
 Tensor first_dims(const Asked& a, double share) {
   const int64_t dim = a.model().recipe.head_dim;
   const int64_t some = static_cast<int64_t>(share * static_cast<double>(dim)) / 2 * 2;
@@ -328,6 +334,7 @@ Tensor normed_after(const Asked& a, double) {
   return y / root *
          a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
 }
+// Kernels that fold the scale into q, before an attention that scales once more.
 Tensor scaled_query(const Asked& a, double) {
   return turned(a, right_tables(a)) / std::sqrt(a.model().recipe.head_dim);
 }

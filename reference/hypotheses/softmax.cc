@@ -47,6 +47,8 @@ std::vector<double> caps(const Asked&) { return {5, 10, 20, 30, 50}; }
 Tensor capped(const Asked& a, double cap) {
   return with_scores(a, [cap](const Tensor& s) { return cap * at::tanh(s / cap); });
 }
+// 2^x for e^x: kernels exponentiate by powers of two after the scores were multiplied by log2(e),
+// and this is without that; the next has it twice.
 Tensor base_two(const Asked& a, double) {
   return with_scores(a, [](const Tensor& s) { return s * std::numbers::ln2; });
 }
@@ -60,12 +62,14 @@ Tensor sink(const Asked& a, double) {
     return weights(all).narrow(-1, 0, s.size(-1));
   });
 }
+// A kernel that keeps the sum of the exponentials for its last step, and never takes it.
 Tensor not_divided(const Asked& a, double) {
   return with_softmax(a, [](const Tensor& s) { return (s - s.amax(-1, true)).exp(); });
 }
 Tensor not_divided_nor_shifted(const Asked& a, double) {
   return with_softmax(a, [](const Tensor& s) { return s.exp(); });
 }
+// A key that no query sees has no softmax over queries: its weights are 0.
 Tensor over_queries(const Asked& a, double) {
   return with_softmax(a, [](const Tensor& s) { return at::softmax(s, -2).nan_to_num(); });
 }
@@ -105,6 +109,7 @@ Tensor merged(const Asked& a, double size,
       tops.push_back(part.amax(-1));
     }
     const Tensor log = at::stack(logs), top = at::stack(tops);
+    // A split in which a query sees no key has a top of -inf and no weight.
     const Tensor none = top.isinf();
     const Tensor w = at::where(none, at::zeros_like(top), weigh(log, top));
     const Tensor share = (w / w.sum(0, true)).unsqueeze(-1);

@@ -20,6 +20,7 @@ Auditor::Auditor(int64_t page_size) : page_size_(page_size) {
   check(page_size >= 1, "pages of at least 1 position were wanted, found {}", page_size);
 }
 
+// K is hashed as it is written, once RoPE has turned it.
 bool Auditor::wants(const Point& p, int) const {
   return p.is_cache() || p == point("attn.k_rope") || p == point("attn.v");
 }
@@ -30,11 +31,13 @@ void Auditor::begin(const PassInfo& pass) {
   check_slots();
   check_tables();
   check_counts();
+  // Only after the checks, which are about what was there before the pass.
   for (const PassRow& r : pass.rows) slots_[r.slot] = {r.row, pass.pass};
 }
 
 void Auditor::record(const Record& record) {
   if (*record.point == point("attn.v")) {
+    // V is shown before K has been turned, so that it waits for the keys of its rows.
     v_ = Tensor(record.tensor.shape, record.tensor.dtype);
     std::memcpy(v_.as<char>(), record.tensor.data, record.tensor.bytes());
   } else if (*record.point == point("attn.k_rope")) {
@@ -94,6 +97,7 @@ void Auditor::check_slots() {
   }
 }
 
+// Requests that rest keep their pages too: nobody may write there.
 void Auditor::check_tables() {
   for (size_t a = 0; a < pass_.pages.size(); ++a)
     for (size_t b = 0; b < pass_.pages.size(); ++b)
@@ -176,6 +180,7 @@ std::string Auditor::what_is_read(int layer, const Row& row, uint64_t hash) cons
         "it in pass {}",
         reads, place_of(slot), told->second.row.request, told->second.row.position,
         told->second.pass);
+  // Whether the row that was written there last is the one whose bits are read.
   const bool here = told != slots_.end() && told->second.row == writer->row;
   std::string text = fmt::format("{}{}, written by request {} position {} in pass {}", reads,
                                  place_of(here ? slot : writer->slot), writer->row.request,
@@ -189,6 +194,7 @@ std::string Auditor::what_is_read(int layer, const Row& row, uint64_t hash) cons
 void Auditor::check_read(const Record& record) {
   const std::vector<uint64_t> hashes = row_hashes_of(record.tensor);
   rows_read_ += std::ssize(hashes);
+  // A row of which nobody wrote K and V is unknown: there is nothing to hold it to.
   const WrongRows found = history_.compare(record.layer, record.rows, hashes);
   if (found.wrong.empty() && found.unknown == 0) return;
   const size_t i = found.wrong.empty() ? found.first_unknown : found.wrong[0];
@@ -221,6 +227,7 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
     result.findings.push_back(finding);
   }
   if (findings.empty()) return;
+  // The judge's first finding stays first: it comes with numbers.
   if (!result.first) result.first = findings.front();
   if (result.verdict != RunVerdict::diverged)
     result.story = "The K/V cache is wrong: " + findings.front().rule;

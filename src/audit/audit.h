@@ -25,7 +25,7 @@ namespace lockstep {
 // - a page that is held by more or fewer requests than the engine counts
 // Copies that the engine makes between pages - before it writes a shared one, or from host memory -
 // are judged by the rows that are read later. At most one finding is made of a layer, request and
-// pass.
+// pass. For the thread that runs the engine. It keeps hashes alone, a few bytes a row of K and V.
 class Auditor final : public Sink {
  public:
   // Positions of a page. Throws Error unless it is at least 1.

@@ -37,6 +37,7 @@ void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, in
   for (int64_t i = 0; i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
     const int64_t held = std::ranges::find(before, page) - before.begin();
+    // A page that held nothing yet may be any.
     if (held == i || held * page_size_ >= known->second.length) continue;
     find(
         pass, table.request, i * page_size_,
@@ -87,6 +88,7 @@ void TableAudit::add(const PassInfo& pass) {
   ++passes_;
 }
 
+// A trace that declares pages and shows none cannot be called clean.
 void TableAudit::put_into(Result& result) const {
   if (!auditor_ || passes_ == 0) return;
   if (!any_table_ || !any_slot_) {

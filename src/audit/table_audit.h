@@ -18,7 +18,8 @@ namespace lockstep {
 // - a table that from one pass to the next has positions in a page that held others of the same
 //   request: rows do not change places. To a page that the request had not they may go, as a shared
 //   page is copied before it is written.
-// A trace that declares no size of a page is not audited.
+// A trace that declares no size of a page is not audited. Passes are added in their order, by one
+// thread.
 class TableAudit {
  public:
   // Throws Error when the trace declares a size of a page, or a number of pages, that is none.

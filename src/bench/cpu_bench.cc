@@ -29,7 +29,8 @@ struct Times {
   std::vector<double> observed;  // total of the passes with every point digested
 };
 
-// Ids spread over the vocabulary, the same each time.
+// Ids spread over the vocabulary, the same each time. 7919 is prime: unless it divides the size of
+// the vocabulary, no id comes again before all others did.
 std::vector<int32_t> some_tokens(int64_t count, int64_t vocab) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < count; ++i)
@@ -77,6 +78,8 @@ class ShapeBench {
         if (pass > kWarmUp && observed) times.observed.push_back(seconds);
         if (pass > kWarmUp && !observed) add(times, seconds);
         ++pass;
+        // Passes that are observed and passes that are not take turns, so that both have contexts
+        // of the same lengths over two runs.
         observed = observe && (pass + run) % 2 == 0;
         return observed;
       });
@@ -105,6 +108,7 @@ class ShapeBench {
             "an op leaves output unwritten or overflows; `lockstep run` finds it",
             prompt);
       hashes.push_back(meter_.pass().logits);
+      // The meter's own hashing is taken off.
       observed = after(seconds - meter_.pass().checking);
     }
     return hashes;
@@ -153,6 +157,7 @@ double prefill_flops(const ModelConfig& c, int64_t tokens) {
 double decode_bytes(const Checkpoint& checkpoint, int64_t context) {
   const ModelConfig& c = checkpoint.config();
   const int64_t embedding = c.tied ? 0 : c.vocab * c.hidden * size_of(DType::bf16);
+  // In the middle of the passes that count.
   const int64_t middle = context + (kDecodes + kWarmUp) / 2;
   return static_cast<double>(checkpoint.bytes() - embedding +
                              middle * c.kv_bytes_per_token(DType::bf16));
@@ -195,6 +200,7 @@ std::vector<Figure> measure_cpu(const std::string& name, const Checkpoint& check
                   "peak memory",
                   "MB",
                   1e-6,
+                  // Without the buffer that the roofs are read of, which is the benchmark's own.
                   {PeakMemory::bytes() - roofs.bytes()},
                   Figure::Whole::limit,
                   limit});

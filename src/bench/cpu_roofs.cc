@@ -9,6 +9,7 @@
 namespace lockstep {
 
 CpuRoofs::CpuRoofs(int threads) : all_(threads), buffer_({uncached_bytes()}, DType::u8) {
+  // Pages that nobody wrote to are all one page of zeros, which a cache holds.
   std::memset(buffer_.view().data, 1, buffer_.view().bytes());
   sample();
 }

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 // Roofs that are measured before and after each figure, because the machine drifts: what it gives
-// can change by half within a minute when others share it.
+// can change by half within a minute when others share it. It owns its threads and a buffer that no
+// cache holds.
 class CpuRoofs {
  public:
   explicit CpuRoofs(int threads);

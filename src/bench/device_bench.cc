@@ -1,8 +1,9 @@
 // Decode is timed three ways over the same requests: op by op, where the host's launches show; as
 // graphs, which is how it is served; and as graphs that digest every point, which is what observing
-// costs. All three must choose the same tokens, or the figures would be of different work.
-// Attention of long contexts is timed by itself, over pages in random order, for it alone must keep
-// pace with memory.
+// costs. All three must choose the same tokens, or the figures would be of different work. Few
+// requests are served by steps of one launch too, whose sums are in another order: those must
+// choose the same tokens whether they are digested or not. Attention of long contexts is timed by
+// itself, over pages in random order, for it alone must keep pace with memory.
 //
 // Passes are timed on the host around Engine::step, which returns when the tokens are there.
 #include "src/bench/device_bench.h"
@@ -18,6 +19,7 @@
 #include "probes/digest.h"
 #include "probes/digest_recorder.h"
 #include "src/engine/engine.h"
+#include "src/model/persistent_executor.h"
 #include "src/session/device.h"
 
 namespace lockstep {
@@ -31,7 +33,9 @@ constexpr int kDevicePrefills = 5;
 struct Load {
   int64_t requests, context;
 };
-constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {64, 1024}};
+constexpr Load kLoads[] = {{1, 128}, {1, 1024}, {1, 4096}, {2, 128},
+                           {4, 128}, {8, 128},  {64, 1024}};
+constexpr int64_t kOneLaunch = 8;  // requests at most of a step that is one launch
 
 // Requests of one length, each with other tokens, so that no prefix is shared.
 std::vector<Request> requests_of(int64_t count, int64_t prompt, int64_t choices, int64_t vocab) {
@@ -54,11 +58,12 @@ enum class Seen : uint8_t { nothing, digests };
 
 // Serves all requests at once in an engine of its own.
 Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Request>& requests,
-            bool graph, Seen seen = Seen::nothing) {
+            bool graph, Seen seen = Seen::nothing, MakeExecutor make_executor = {}) {
   const EngineOptions options{.device = device,
                               .graph = graph,
                               .dtype = DType::bf16,
-                              .pages = pages_for(requests, EngineOptions().page_size)};
+                              .pages = pages_for(requests, EngineOptions().page_size),
+                              .make_executor = std::move(make_executor)};
   Engine engine(checkpoint, ops_of(device), options);
   for (const Request& request : requests) engine.submit(request);
   Timed timed;
@@ -143,6 +148,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
       {},    Figure::Whole::read_roof};
   uint64_t wanted = 0;
   roofs.sample();
+  // The first try, number -1, says what the others must come to.
   for (int i = -1; i < kDevicePrefills; ++i) {
     copy(out, nan);
     wait_for(device);
@@ -158,6 +164,7 @@ Figure decode_attention(const std::string& shape, const ModelConfig& config, Dev
     if (i >= 0) figure.samples.push_back(seconds / kLaunches);
   }
   roofs.sample();
+  // K and V must be read once each; queries and output are nothing beside them.
   figure.best = caches.bytes() / roofs.read();
   return figure;
 }
@@ -170,10 +177,43 @@ Figure prefill(const std::string& shape, const Checkpoint& checkpoint, int64_t t
   // One engine, whose first pass makes the library's plans for these shapes.
   std::vector<Request> requests =
       requests_of(kDevicePrefills + 1, tokens, 1, checkpoint.config().vocab);
+  // Each arrives at a step of its own, when the one before it is done.
   for (size_t i = 0; i < requests.size(); ++i) requests[i].arrival = i;
   const Timed timed = serve(device, checkpoint, requests, false);
   figure.samples.assign(timed.seconds.begin() + 1, timed.seconds.end());
   return figure;
+}
+
+// Passes of a load, those of the warm-up left out.
+Figure decode(const std::string& shape, const Load& load, const char* path, const Timed& timed,
+              double best, Figure::Whole whole = Figure::Whole::read_roof) {
+  return {shape, fmt::format("decode, {} x {}, {}", load.requests, load.context, path), "ms",
+          1e3,   {timed.seconds.begin() + kDeviceWarmUp, timed.seconds.end()},          whole,
+          best};
+}
+
+double median_pass(const Timed& timed) {
+  return median_of({timed.seconds.begin() + kDeviceWarmUp, timed.seconds.end()});
+}
+
+// Decode passes of one launch each, and the same with every point digested.
+void one_launch(const std::string& shape, const Checkpoint& checkpoint, const Load& load,
+                const std::vector<Request>& requests, DeviceRoofs& roofs,
+                std::vector<Figure>& list) {
+  const auto served = [&](Seen seen) {
+    return serve(roofs.device(), checkpoint, requests, true, seen,
+                 persistent_executors(checkpoint.config(), DType::bf16, ops_of(roofs.device())));
+  };
+  const Timed timed = served(Seen::nothing);
+  roofs.sample();
+  const Timed seen = served(Seen::digests);
+  check(seen.tokens == timed.tokens,
+        "bench wants the same tokens from a step of one launch whether it is digested or not, "
+        "found others: `lockstep run --device cuda --executor persistent` judges it");
+  list.push_back(
+      decode(shape, load, "one launch", timed, decode_bytes(checkpoint, load) / roofs.read()));
+  list.push_back(decode(shape, load, "one launch, every point digested", seen, median_pass(timed),
+                        Figure::Whole::step));
 }
 
 }  // namespace
@@ -199,22 +239,13 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
     check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
           "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
           "--device cuda --modes graph` finds where they part");
-    for (const auto& [timed, path] : {std::pair(&eager, "op by op"), {&graph, "graphs"}})
-      list.push_back({shape,
-                      fmt::format("decode, {} x {}, {}", load.requests, load.context, path),
-                      "ms",
-                      1e3,
-                      {timed->seconds.begin() + kDeviceWarmUp, timed->seconds.end()},
-                      Figure::Whole::read_roof,
-                      decode_bytes(checkpoint, load) / roofs.read()});
+    const double best = decode_bytes(checkpoint, load) / roofs.read();
+    list.push_back(decode(shape, load, "op by op", eager, best));
+    list.push_back(decode(shape, load, "graphs", graph, best));
     list.push_back(
-        {shape,
-         fmt::format("decode, {} x {}, every point digested", load.requests, load.context),
-         "ms",
-         1e3,
-         {seen.seconds.begin() + kDeviceWarmUp, seen.seconds.end()},
-         Figure::Whole::step,
-         median_of({graph.seconds.begin() + kDeviceWarmUp, graph.seconds.end()})});
+        decode(shape, load, "every point digested", seen, median_pass(graph), Figure::Whole::step));
+    if (load.requests <= kOneLaunch && ops_of(roofs.device()).fused.decode_step)
+      one_launch(shape, checkpoint, load, requests, roofs, list);
   }
   return list;
 }

@@ -40,6 +40,7 @@ double rate_of(int way, const TensorView& buffer, uint32_t truth) {
   const double best =
       std::min(seconds_on(buffer.device, read_all), seconds_on(buffer.device, read_all));
   const uint32_t found = *copy_on(Device::cpu, sum).as<uint32_t>();
+  // Modulo 2^32, as the kernel adds.
   check(found == 2 * kLaunches * truth,
         "the read roof wants every word of a buffer added up once, found {:#x} instead of {:#x}: "
         "its rate would be wrong",
@@ -85,6 +86,8 @@ DeviceRoofs::DeviceRoofs(Device device) : buffer_({kBytes}, DType::u8, device) {
   std::mt19937 random(1);
   std::ranges::generate(words, [&] { return random(); });
   for (int64_t at = 0; at < kBytes; at += kPiece) {
+    // A step of a linear congruential generator (Knuth; Numerical Recipes) makes the next piece of
+    // the one before.
     for (uint32_t& word : words) truth_ += word = word * 1664525 + 1013904223;
     copy(buffer_.part(at, {kPiece}, DType::u8), piece);
   }
@@ -99,6 +102,7 @@ void DeviceRoofs::sample() {
 }
 
 double DeviceRoofs::read() const {
+  // The last two samples are those right before and after what is held against them.
   return *std::max_element(read_.end() - std::min<std::ptrdiff_t>(2, std::ssize(read_)),
                            read_.end());
 }

@@ -6,6 +6,7 @@ namespace {
 std::vector<Cell> row_of(const Figure& figure) {
   const double least = std::ranges::min(figure.samples), most = std::ranges::max(figure.samples);
   const double median = median_of(figure.samples);
+  // Figures of time are held to a best time, rates to the best that was seen.
   const auto row = [&](double share, const char* of) {
     return std::vector<Cell>{
         figure.shape,          figure.what,         figure.unit, least * figure.scale,

@@ -11,6 +11,7 @@
 
 namespace lockstep {
 
+// SI: seconds, bytes, operations, or these a second.
 struct Figure {
   // The whole that a figure of a benchmark is a share of. A share of a roof is the time that the
   // work would take there, by the median; any other share is the median by the whole.
@@ -39,6 +40,7 @@ inline double seconds_of(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// At least one value; of an even number the mean of the two in the middle.
 inline double median_of(std::vector<double> values) {
   std::ranges::sort(values);
   const size_t n = values.size();

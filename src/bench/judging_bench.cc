@@ -73,7 +73,8 @@ class Bench {
     check_clean(whole);
   }
   // Measures a pass in which every request gets logits, as those of a big head are the largest
-  // tensor.
+  // tensor. In the peak of this process, which the allocator was made to give back to the system
+  // before.
   double extra_bytes(const Pass& pass) {
     Judge ops = judge(false);
     PeakMemory::reset();

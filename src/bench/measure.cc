@@ -23,6 +23,7 @@ std::vector<Figure> measure_shapes(const std::string& name, Measure measure) {
   Progress progress;
   std::vector<Figure> figures;
   for (const BenchShape& shape : bench_shapes()) {
+    // "all" leaves out large shapes, which must be asked for by name.
     if (name != shape.name && (name != "all" || shape.large)) continue;
     const auto show = [&](const char* what) {
       progress.show(fmt::format("{}: {}", shape.name, what));

@@ -62,7 +62,8 @@ Ops PassMeter::ops() {
 void PassMeter::before_pass() {
   pass_ = {};
   const Clock clock(pass_.checking);
-  // All bits set is a NaN in every float dtype, and no token.
+  // All bits set is a NaN in every float dtype, and no token. An op that does nothing then leaves
+  // NaN, which the logits show.
   for (const auto& [data, output] : outputs_) std::memset(data, 0xff, output.bytes());
   outputs_.clear();  // the next pass may need longer ones
 }

@@ -5,6 +5,7 @@
 namespace lockstep {
 namespace {
 
+// Sizes as the models' own config.json has them; weights are random, which changes no time.
 constexpr auto kShapes = std::to_array<BenchShape>({
     {"qwen3-0.6b", R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
       "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,

@@ -13,7 +13,7 @@ struct BenchShape {
   bool large = false;  // measured only when it is asked for by name
 };
 
-// In the order in which they are measured.
+// In the order in which they are measured. Constants of the program.
 std::span<const BenchShape> bench_shapes();
 
 }  // namespace lockstep

@@ -25,6 +25,7 @@ namespace {
 
 constexpr size_t kDraws = 1 << 16;
 
+// Throws Error where anything cannot be written.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path)
@@ -118,6 +119,8 @@ Checkpoint synthetic_checkpoint(const std::string& config) {
   std::mt19937_64 random(1);
   for (const auto& [name, shape] : tensors) {
     const bool matrix = shape.rank() > 1, bias = name.ends_with(".bias");
+    // Rows of a matrix have a norm of about 1, so that numbers neither grow nor vanish along the
+    // layers.
     const float deviation = matrix ? 1 / std::sqrt(static_cast<float>(shape.last())) : 0.02f;
     write_normal(file, shape.count(), matrix || bias ? 0.0f : 1.0f, deviation, random);
   }

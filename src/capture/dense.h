@@ -15,7 +15,7 @@ namespace lockstep {
 
 // A copy of the tensor: bf16, fp16 and fp32 as they are, int32 and int64 as int32. stream: that of
 // its device. Throws Error, naming `what`, for another dtype, more than 5 axes, or a device that
-// cannot be read.
+// cannot be read. It is done when this returns: the caller's memory is not kept.
 Tensor dense_copy(const DLTensor& tensor, void* stream, const std::string& what);
 
 }  // namespace lockstep

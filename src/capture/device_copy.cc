@@ -20,6 +20,7 @@ struct Driver {
   int (*wait)(void* stream) = nullptr;
 };
 
+// A static that is made once, by whichever thread comes first.
 const Driver& driver() {
   static const Driver opened = [] {
     Driver found;

@@ -137,7 +137,8 @@ struct LockstepTrace {
     pass.reset();
   }
 
-  // Heads in one axis with their dims, as the point has them.
+  // Heads in one axis with their dims, as the point has them. The memory is the same: only the
+  // shape differs.
   Tensor in_heads(const Tensor& tensor, const Point& point) const {
     const TensorView& view = tensor.view();
     const int64_t dim = config.head_dim;
@@ -146,6 +147,8 @@ struct LockstepTrace {
     return tensor.part(0, {view.rows(), view.shape.last() / dim, dim}, view.dtype);
   }
 
+  // The rows of the pass that a tensor has, by their numbers: those that were named, or what their
+  // count allows.
   std::vector<int32_t> rows_of(int64_t has, const int32_t* rows, int64_t count,
                                const std::string& what) const {
     if (rows == nullptr) {
@@ -167,6 +170,8 @@ struct LockstepTrace {
     return of;
   }
 
+  // Tensors of logits of one pass all have the same rows, or the pass would have two truths about
+  // who chooses.
   void put_logit_rows(const std::vector<int32_t>& of, const std::string& what) {
     check(pass->info.logit_rows.empty() || pass->info.logit_rows == of,
           "{} has other rows than the logits of the pass", what);
@@ -227,6 +232,8 @@ int lockstep_trace_logits(LockstepTrace* trace, const DLTensor* logits, void* st
   return lockstep_trace_show(trace, "logits", -1, logits, stream);
 }
 
+// The trace is freed even where it failed; the sentence goes on to lockstep_trace_error(NULL) of
+// this thread.
 int lockstep_trace_close(LockstepTrace* trace) {
   if (trace == nullptr) return 0;
   const std::unique_ptr<LockstepTrace> owned(trace);

@@ -23,7 +23,8 @@ constexpr double kNearer = 0.98;
 // Said of a place at most, where several explain it equally well; and how many are kept.
 constexpr size_t kMostSaid = 3, kMostKept = 8;
 
-// The distances of two that are equally good differ by chance alone.
+// The distances of two that are equally good differ by chance alone. A mean over n elements is
+// known to about 1 / sqrt(n) of itself; three of these are allowed.
 double much_as_good(double distance, int64_t elements) {
   return distance * (1 + 3 / std::sqrt(std::max<int64_t>(1, elements)));
 }
@@ -44,6 +45,8 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
     if (at == wrong.end()) at = wrong.insert(at, {flag.place, {}});
     at->second.insert(flag.request);
   }
+  // Places that have an explanation are also held to it in passes in which they are right: a cause
+  // that would make these wrong is none.
   for (auto& [key, of] : places_) {
     const Place place{&kPoints[key.first], key.second};
     if (of.candidates.empty() || of.right_passes >= kMostRightPasses) continue;
@@ -113,6 +116,8 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     const Numbers numbers = asked.evaluate(guess);
     if (numbers.empty()) continue;
     const Fit fit = evidence.fit(numbers, of.kinds);
+    // Hypotheses see the same nodes; of_elements may differ with the unit that each sets, and the
+    // most counts against all.
     none.of_elements = std::max(none.of_elements, fit.of_elements);
     none.of_nodes = fit.of_nodes;
     if (!fit.explains() || !is_nearer(fit)) continue;
@@ -147,6 +152,7 @@ std::vector<Finding::LooksLike> Causes::exact_causes(const OfPlace& of) {
   return all;
 }
 
+// The plainest of those that are as near as the nearest are said first (Guess::number).
 std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   std::vector<Candidate> good;
   for (Candidate candidate : of.candidates) {

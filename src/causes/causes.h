@@ -27,7 +27,9 @@ namespace lockstep {
 
 // Looks into the findings of a run as its passes come, while what they were made of is there. The
 // first nodes found wrong at a place are searched for what explains them, with parameters; what
-// does is held against all of its later ones, and against nodes that are right.
+// does is held against all of its later ones, and against nodes that are right. One thread at a
+// time may use it. It asks the oracle and the hypotheses, and stops asking after so many passes of
+// a place (causes.cc).
 class Causes {
  public:
   // Everything is borrowed. The judge is the one that judges the run.

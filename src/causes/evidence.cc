@@ -45,7 +45,8 @@ bool Causes::Evidence::pick_caches(const Pass& pass, const Place& cache, const J
   return true;
 }
 
-// Adds the exact results and the budgets of some rows, which the oracle is asked for together.
+// Adds the exact results and the budgets of some rows, which the oracle is asked for together. Rows
+// that are not neighbours are copied together first.
 bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracle,
                                   std::vector<double>& want) {
   std::vector<Row> own;

@@ -13,6 +13,7 @@
 
 namespace lockstep {
 
+// Everything is borrowed from the pass; `op` points into it.
 struct Causes::Evidence {
   // Null where the op's inputs are not there, or it has no arithmetic.
   static std::unique_ptr<Evidence> of(const Pass& pass, const Place& place,

@@ -87,6 +87,8 @@ class CacheNode {
     for (const WrongRead& read : wrong_) explain(read, tally);
     add_tables(tally);
     const auto all = [&](const auto& cause) { return cause.second == node.wrong; };
+    // The weakest explanation is tried last, since distances with a power of two in common also
+    // come by chance.
     if (std::ranges::none_of(tally, all)) add_shared_slots(tally);
     for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
     return node;
@@ -106,6 +108,7 @@ class CacheNode {
       ++tally["K and V exchanged"];
       return;
     }
+    // The pair is nobody's, but each half may be one that was written.
     if (read.writer == nullptr) {
       const std::span<const char> k = history_.k(read.expected), v = history_.v(read.expected);
       if (same(read.k, k) && same(read.v, k)) {
@@ -137,6 +140,7 @@ class CacheNode {
     int64_t rows = 0, written = 0;
     for (const WrongRead& read : wrong_) {
       const int64_t slot = slot_of(read.row.position);
+      // A table that leads to the row's own slot explains nothing.
       if (slot < 0 || slot == read.slot) continue;
       if (read.writer != nullptr && read.writer->slot != slot) continue;
       ++rows;
@@ -198,7 +202,8 @@ class CacheNode {
   std::vector<WrongRead> wrong_;
 };
 
-// Where an index stands among the values that it is chosen from, the largest first: 0.
+// Where an index stands among the values that it is chosen from, the largest first: 0. Of equal
+// values the first one ranks higher, as in kernels/argmax.h and routing.h.
 int64_t rank_of(const TensorView& values, int64_t row, int64_t index) {
   const int64_t width = values.row_size();
   if (index < 0 || index >= width) return -1;

@@ -23,7 +23,9 @@ constexpr double kMost = 1e6;  // so that one element does not make up a sum
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// The distance that is allowed beside a value, when the right result may be off by `limit`.
+// The distance that is allowed beside a value, when the right result may be off by `limit`. Half a
+// spacing at the value itself with a thousandth to spare, the op's inner error as its budget has it
+// at the right result, and a few fp32 roundings.
 double allowed(double value, double want, double limit, DType dtype) {
   const double inner = std::isfinite(want) ? std::max(0.0, limit - ulp(want, dtype) / 2) : 0;
   return ulp(value, dtype) / 2 * (1 + 1.0 / 1024) + inner + kOwnArithmetic * std::fabs(value);
@@ -69,6 +71,8 @@ Fit of_those_misrounded(const WrongNode& n, std::span<const double> h) {
   return fit;
 }
 
+// The spread around the hypothesis, not a bound of theory, says what is apart: right fp32 kernels
+// differ by their own bits, which are unknown here.
 Fit of_those_apart(const WrongNode& n, std::span<const double> h) {
   Fit fit{.of_nodes = 1};
   double squares = 0;

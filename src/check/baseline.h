@@ -48,7 +48,7 @@ struct Baseline {
 };
 
 // The hash of everything that decides what becomes of a request, but for what it is forced to by a
-// check.
+// check. As hexadecimal digits.
 std::string asks_of(const Request& request);
 
 // The baseline that a clean run makes, which served those requests, held to those limits, and

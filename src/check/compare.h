@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// The texts of a run beside those of its baseline, the i-th beside the i-th.
+// The texts of a run beside those of its baseline, the i-th beside the i-th. What it says is made
+// at once: neither the baseline nor the run is kept.
 class TextMatch {
  public:
   // `drawn` says of each request whether it was served freely; other texts are samples of one.

@@ -14,7 +14,8 @@ namespace lockstep {
 // Hashes of all numbers that the passes of a run showed, by place and by row, and the most likely
 // tokens of each choice. They do not depend on which rows a pass computes together: a sum modulo
 // 2^64 of the hashes of single rows is the same in any order. Reads of the cache are left out, for
-// they show again what was written, each pass all of it.
+// they show again what was written, each pass all of it. Hashes are the same on every machine that
+// computes the same bits.
 class RunBits {
  public:
   void add(const Pass& pass);  // of a run's passes, with their tensors

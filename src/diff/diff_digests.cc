@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Sets of passes that have rows in common.
+// Sets of passes that have rows in common. Union-find, with paths that are shortened as they are
+// walked.
 class Groups {
  public:
   explicit Groups(size_t passes) : parent_(passes) { std::iota(parent_.begin(), parent_.end(), 0); }
@@ -37,6 +38,8 @@ int passes_of(const DigestComparison::Rows& rows) {
   return passes;
 }
 
+// Sums of such numbers do not depend on the order of rows, and differ where a row, its token or its
+// bits do.
 uint64_t mixed(uint64_t x, uint64_t more) {
   x = (x + more + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
   return x ^ (x >> 31);
@@ -110,6 +113,7 @@ DigestComparison::DigestComparison(const Rows& rows_a, const Rows& rows_b, const
     sums_[{groups.of(passes_a + key.first), key.second}].second.add(sums);
 }
 
+// A group in which a row differs that is not wanted tells nothing of those that are.
 std::optional<DigestComparison::Found> DigestComparison::at(
     int pass, size_t place, const std::function<bool(const Row&)>& wanted) const {
   const auto group = group_of_a_.find(pass);

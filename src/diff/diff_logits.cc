@@ -1,3 +1,5 @@
+// Divergences of the second trace's choices from the first's, in nats and fp64, over rows whose
+// logits both kept as numbers; a row without a finite largest logit has none.
 #include "src/diff/diff_logits.h"
 
 #include <algorithm>
@@ -38,6 +40,8 @@ std::optional<DiffResult::Logits> LogitsDistance::of_all() const {
   return all;
 }
 
+// Tokens that one of the two names alone are left out, for the other's logit of them is not known;
+// rows with none in common are unlike.
 bool add_best(const TopLogits* a, const TopLogits* b, Distance& distance) {
   if (a == nullptr || b == nullptr || a->ids.empty() || b->ids.empty()) return false;
   bool any = false;

@@ -46,6 +46,8 @@ double relative_of(std::span<const double> a, std::span<const double> b) {
   return distance.relative();
 }
 
+// The unit of an element is its own size or the root mean square of its row, whichever is more: a
+// small element may be a sum that cancelled.
 double worst_of(std::span<const double> a, std::span<const double> b) {
   if (std::ranges::equal(a, b)) return 0;  // of most rows
   Distance of_a, of_b;
@@ -61,6 +63,8 @@ double worst_of(std::span<const double> a, std::span<const double> b) {
   return worst;
 }
 
+// The sources of a place are the nearest places before it that both traces show; the ops between
+// are hidden, and their number widens the limit.
 DiffNoise::DiffNoise(const std::vector<Place>& places,
                      const std::vector<std::vector<size_t>>& inputs, const std::vector<bool>& shown,
                      DType dtype)
@@ -86,6 +90,7 @@ DiffNoise::DiffNoise(const std::vector<Place>& places,
   }
 }
 
+// A contract that rounds operands or tables makes the op as rough as what it rounds them to.
 void DiffNoise::widen(const Manifest& declared) {
   const auto rope = declared.contracts.find(std::string(point("attn.q_rope").name));
   const bool tables_as_computed =

@@ -51,7 +51,8 @@ struct RelativeDifference {
 double worst_of(std::span<const double> a, std::span<const double> b);
 
 // The distance of two traces that rounding explains, place by place, by the distance of the inputs
-// there. This is the screen of diff.h.
+// there. This is the screen of diff.h. Distances are relative and have no unit; places are borrowed
+// for the constructor alone.
 class DiffNoise {
  public:
   // By place, in graph order: what it is, which places its op reads, and whether both traces show

@@ -21,7 +21,8 @@ namespace lockstep {
 //   do/ds_j = p_j (v_j - o), so |off| <= exp(2 max d) sum_j p_j d_j |v_j - o|,
 // as no probability that lies between is over exp(2 max d) p_j. Probabilities off by at most
 // e p_j add e sum_j p_j |v_j|. Hugging Face's eager attention stores the product of Q and K and
-// then its multiple, so that d_j is 2 u |s_j|, and its probabilities, so that e is u.
+// then its multiple, so that d_j is 2 u |s_j|, and its probabilities, so that e is u. In fp64. It
+// keeps K and V of all positions that were written, as doubles.
 class ScoreRounding {
  public:
   // Takes what the two traces declare for attn.out, each in units of its own dtype, together.

@@ -95,6 +95,7 @@ void DiffSide::begin_requests(const PassInfo& pass) {
   history_.begin(before);
 }
 
+// K and V that the same tokens got twice with other hashes are known as neither.
 void DiffSide::enter_written(const Pass& pass) {
   const auto hash = [](const RecordedTensor* tensor, const Row& row, size_t hint) -> uint64_t {
     if (!tensor || tensor->row_hashes.size() != tensor->rows.size()) return 0;
@@ -163,6 +164,8 @@ std::optional<size_t> DiffSide::place_of(const RecordedTensor& tensor) const {
   return found->second;
 }
 
+// A trace whose best logits contradict its tensor would be compared by whichever is asked first,
+// and is refused.
 const DiffSide::Loaded& DiffSide::loaded(int pass) {
   const auto found = loaded_.find(pass);
   if (found != loaded_.end()) return found->second;
@@ -227,6 +230,7 @@ std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const 
   return found->second;
 }
 
+// Optional points, such as the rotary tables, may be shown by one of the two alone.
 bool of_one_model(const Manifest& a, const Manifest& b) {
   if (!a.graph_known || !b.graph_known) return a.graph.layers() == b.graph.layers();
   const auto wanted = [](const Place& place) { return !place.point->optional; };

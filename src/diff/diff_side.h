@@ -33,7 +33,9 @@ bool is_written(const Point& p);
 // The index of `row` in the tensor, looked for at `hint` first.
 std::optional<size_t> index_of(const RecordedTensor& tensor, const Row& row, size_t hint);
 
-// One of the two traces that are compared: who computed a row, and what is shown of it.
+// One of the two traces that are compared: who computed a row, and what is shown of it. For one
+// thread. Passes that were loaded stay in memory until keep() leaves them out; pointers to their
+// tensors live as long.
 class DiffSide {
  public:
   // A time that a row was computed: a request that was preempted computes its rows again.

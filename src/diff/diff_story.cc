@@ -159,6 +159,7 @@ std::string how_they_part(const DiffResult& result) {
   return text;
 }
 
+// Where one of the two is right and the other is not, that decides, whatever the comparison said.
 void conclude_of_judgements(DiffResult& result) {
   const DiffResult::Judgement &a = result.judged[0], &b = result.judged[1];
   const bool right_a = a.verdict == RunVerdict::clean, right_b = b.verdict == RunVerdict::clean;

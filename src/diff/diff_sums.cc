@@ -1,3 +1,7 @@
+// The sums of one node: distances over its rows, the row and the element that are furthest off, and
+// reasons that forbid a difference whatever its size. kind() asks them from the gravest on:
+// forbidden, too far apart, one element too far, too many other bits for equal inputs, one element
+// beyond two roundings.
 #include "src/diff/diff_sums.h"
 
 #include "src/stats/statistics.h"

@@ -44,6 +44,7 @@ bool of_largest(const std::vector<double>& scores, std::span<const double> mine,
 
 }  // namespace
 
+// How sure the surer of the two sides was of its own token, in ulp of that logit.
 std::optional<double> DiffTokens::margin_ulp(const Row& row, int32_t token_a,
                                              int32_t token_b) const {
   const TopLogits *a = a_.top_logits(row), *b = b_.top_logits(row);
@@ -55,6 +56,7 @@ std::optional<double> DiffTokens::margin_ulp(const Row& row, int32_t token_a,
                   *of_b / ulp(*logit_of(*b, token_b), dtype));
 }
 
+// Each side chose the best of its own row, and has the other's choice among its best.
 std::optional<bool> DiffTokens::is_tie(const Row& row, int32_t token_a, int32_t token_b) const {
   const TopLogits *a = a_.top_logits(row), *b = b_.top_logits(row);
   if (a == nullptr || b == nullptr || a->values.empty() || b->values.empty()) return {};
@@ -131,6 +133,8 @@ void DiffTokens::chose_experts(const Row& row, int layer, std::optional<bool> ti
                    row.position, layer));
 }
 
+// A token that was drawn last is fed to nobody, so that no row shows it: the lists of the requests
+// do.
 void DiffTokens::compare_last_drawn() {
   if (!selection_.has(point("token"), -1)) return;
   for (const RequestInfo& x : a_.trace().manifest().requests) {

@@ -1,3 +1,6 @@
+// Whether two rows were computed of inputs with the same bits. For attention these are all rows of
+// the cache up to its own; the first position at which two caches differ is looked for once a pair
+// of passes, and kept.
 #include "src/diff/input_bits.h"
 
 #include <algorithm>

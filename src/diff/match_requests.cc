@@ -100,6 +100,8 @@ size_t common(const Asked& x, const Asked& y) {
   return all || same >= std::max(x.prompt.size(), y.prompt.size()) ? same : 0;
 }
 
+// Numbers are kept where all requests of a prompt have them in both traces; else names decide, then
+// prompts with what was fed after them, then the longest common beginning.
 class Pairs {
  public:
   Pairs(const std::vector<Asked>& a, const std::vector<Asked>& b) : a_(a), b_(b) {

@@ -126,6 +126,8 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
   }
 }
 
+// Elements are asked first, then whole rows, which hashes alone tell of: a row has other bits
+// unless all its elements agree, a chance of 1 - (1 - share)^size.
 std::optional<DiffNode::Share> SameInputs::too_large(size_t place, const Counts& counts,
                                                      int64_t terms) const {
   const auto asked = [&](bool of_rows, int64_t different, int64_t of,

@@ -16,7 +16,7 @@ namespace lockstep {
 // bits: so an element is two roundings away at the most, and hardly any differs at all, as the
 // arithmetic must carry it over the border between two numbers. How likely that is, is the
 // arithmetic's error in units of an ulp. In fp32 arithmetic moves most elements, and this says
-// nothing.
+// nothing. Limits are shares of elements or rows, without a unit.
 class SameInputs {
  public:
   // Rows of one place whose op read inputs of the same bits in both traces, and what of them

@@ -66,6 +66,7 @@ Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
   Captured& captured = captured_.try_emplace(kind, kind, model_).first->second;
   captured.arguments.fill(std::move(batch), tables_);
   const Batch& arguments = captured.arguments.batch();
+  // A graph has the addresses of the tables in it; and what a ring wants decided what it digests.
   const bool same_tables =
       captured.cos.data == arguments.cos.data && captured.cos.shape == arguments.cos.shape;
   if (captured.graph.empty() || !same_tables || (ring != nullptr && captured.ring != ring->id())) {

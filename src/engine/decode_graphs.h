@@ -25,7 +25,9 @@ struct Tap {
 // A cache of CUDA graphs of decode passes, one for each shape that a pass may need, owned by the
 // engine. A graph does what the same pass does op by op, to the bit: only the arguments differ from
 // replay to replay, and they lie in device memory. Observed, each tensor of the pass has memory of
-// its own: they are shown to the probe once the pass is done, or digested within the graph.
+// its own: they are shown to the probe once the pass is done, or digested within the graph. It is
+// used by the engine's thread alone. Its graphs live as long as it does, each with its own
+// arguments and buffers on the device.
 class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
@@ -35,7 +37,8 @@ class DecodeGraphs {
 
   // Computes a pass that decodes. The first one of each kind is computed op by op and then
   // captured. Returns what Model::forward does, padding included; `digested` is what a probe that
-  // takes digests is to have once the pass is queued.
+  // takes digests is to have once the pass is queued. Throws Error as ops do, and when the device
+  // refuses a capture.
   Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
  private:

@@ -32,6 +32,8 @@ DeviceDigests::DeviceDigests(const Model& model, const Batch& arguments,
   check(ring_ != nullptr, "a sink without a ring takes no digests: show it tensors");
   const int64_t requests = arguments.context_length.view().count();
   const int64_t tokens = arguments.size(), logit_rows = arguments.logit_rows.view().count();
+  // Caches have room for all pages of all tables, as a graph serves requests of any length that
+  // fit.
   const int64_t positions =
       arguments.page_table.view().count() * (caches.empty() ? 0 : caches[0].k.shape[1]);
   int64_t head = 0, hashes = 0;
@@ -73,6 +75,8 @@ DigestJob DeviceDigests::job_of(const DigestLayout::Tap& tap) const {
   return {.dtype = tensor.dtype,
           .data = tensor.data,
           .row_bytes = tensor.row_size() * size_of(tensor.dtype),
+          // The number of rows is read on the device, so that a replay digests those of its own
+          // pass.
           .rows = arguments_.counts.as<int32_t>() + (tap.point->is_of_logits() ? 1 : 0),
           .most_rows = tensor.rows(),
           .out = place<Digest>(tap.digest),
@@ -103,6 +107,8 @@ void DeviceDigests::record(const Record& record) {
     tap.tensor = caches_[tap.layer].k;
     cache_jobs_.push_back(cache_job_of(tap));
     if (lifetime_ == Lifetime::layer)
+      // The model's own buffers are written again by the next layer, so that digests must be queued
+      // before it on the same stream.
       flush_caches(ops_stream_);
     else if (cache_jobs_.size() == kCachesTogether || tap.hashes == layout_->caches - 1)
       flush_caches(maker_.cache_digest_stream);

@@ -64,7 +64,7 @@ class DeviceDigests final : public Sink {
 
 // Model::forward with every tensor that the probe's sink wants digested; the probe is one with a
 // ring, for which `digested` is meant. With `buffers` whose tensors outlive the pass; without, the
-// model's own.
+// model's own. Throws Error when the probe has no ring, or shows what is no place of the model.
 Forward forward_digested(Model& model, const Batch& arguments, const std::vector<KvCache>& caches,
                          Probe& probe, Activations* buffers, DigestedPass& digested);
 

@@ -118,6 +118,7 @@ int32_t Engine::submit(Request request) {
 int32_t Engine::fork(int32_t parent, int64_t max_new) {
   const Sequence& from = sequence(parent);
   Sequence child{.id = requests(), .root_request = from.root_request, .request = from.request};
+  // Forks by hand count on where the samples of the request end.
   child.sample = static_cast<int32_t>(
       std::ranges::count(sequences_, from.root_request, &Sequence::root_request));
   child.request.prompt = from.tokens;
@@ -132,6 +133,7 @@ bool Engine::step(Probe& probe) {
     probe.flush();
     return false;
   }
+  // Steps in which nobody could be served are passed over.
   steps_ = scheduler_.next_busy(steps_);
   Plan plan = scheduler_.next(steps_);
   if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
@@ -183,6 +185,8 @@ void Engine::prepare_cache(const Plan& plan) {
       for (const TensorView& side : {cache.k, cache.v})
         for (int32_t page : pages) use(side.slice(page, 1));
   };
+  // Pages go out before anything is written: they may be among the copies' targets and the fresh
+  // ones of this very plan.
   for (const Plan::Swap& swap : plan.out)
     each_page(swap.pages, [&](const TensorView& page) {
       copy(swapped_[swap.sequence->id].emplace_back(page.shape, page.dtype), page);
@@ -192,6 +196,7 @@ void Engine::prepare_cache(const Plan& plan) {
       copy(cache.k.slice(c.to, 1), cache.k.slice(c.from, 1));
       copy(cache.v.slice(c.to, 1), cache.v.slice(c.from, 1));
     }
+  // One copy fills up to 64 neighbouring pages of a layer's side.
   each_run(plan.fresh, [&](int64_t first, int64_t count) {
     for (const KvCache& cache : caches_)
       for (const TensorView& side : {cache.k, cache.v})
@@ -218,6 +223,7 @@ PassInfo Engine::describe(const std::vector<Plan::Chunk>& chunks) {
                            page * options_.page_size + p % options_.page_size,
                            phase});
     }
+    // Only the row of the last known token chooses anything.
     if (s.computed + chunk.tokens == s.length())
       info.logit_rows.push_back(static_cast<int32_t>(info.rows.size()) - 1);
     info.pages.push_back({s.id, s.pages});
@@ -277,6 +283,8 @@ void Engine::draw(std::vector<Choice>& choices, const Forward& forward) const {
     return;
   }
   if (drawn.empty()) return;
+  // All rows are drawn in one call, with the uniform numbers of the host, so that both devices draw
+  // alike.
   std::vector<DeviceDraw> draws;
   std::vector<int32_t> text, tokens(drawn.size());
   for (const Choice* choice : drawn) {
@@ -316,6 +324,8 @@ Ending Engine::ending_of(const Sequence& s) const {
   if (s.request.forced.empty()) {
     if (std::ranges::count(s.request.eos, s.tokens.back()) > 0) return Ending::eos;
     if (!s.request.stop.empty()) {
+      // The text is made anew from all new tokens: a stop text may begin in one token and end in
+      // another.
       const std::string text =
           options_.text_of(std::span(s.tokens).subspan(s.request.prompt.size()));
       const auto in_text = [&](const std::string& stop) {

@@ -58,7 +58,8 @@ class Engine {
   int32_t fork(int32_t parent, int64_t max_new);
 
   // Computes one pass and chooses the tokens that it makes possible. Returns false when no request
-  // is pending; by then every record has been delivered to the sink.
+  // is pending; by then every record has been delivered to the sink. Throws Error when an op fails;
+  // requests are then in the middle of a pass, and the engine is of no further use.
   bool step(Probe& probe);
 
   // The requests that ended since the last call whose K and V nobody can find again: they were
@@ -67,6 +68,7 @@ class Engine {
 
   const Model& model() const { return model_; }
   const PagePool& pool() const { return pool_; }
+  // References hold as long as the engine: sequences are never moved or deleted.
   const Sequence& sequence(int32_t id) const { return sequences_[id]; }
   int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
 

@@ -25,6 +25,7 @@ int64_t max_pages(const ModelConfig& config, const EngineOptions& options, int64
   const int64_t page =
       config.kv_bytes_per_token(options.dtype) / sides * options.page_size;  // of a side
   int64_t pages = std::max<int64_t>(0, left / sides / page);
+  // Allocations are rounded up, so that a division alone may be a page too many.
   while (pages > 0 && sides * memory_for(pages * page, options.device) > left) --pages;
   return std::min<int64_t>(pages, std::numeric_limits<int32_t>::max());
 }

@@ -29,6 +29,7 @@ enum class Preempt : uint8_t {
 template <>
 inline constexpr auto kNamesOf<Preempt> = std::to_array<const char*>({"recompute", "swap"});
 
+// Numbers that are 0 mean what their help says, in the table below.
 struct EngineOptions {
   Device device = Device::cpu;
   bool graph = false;  // of a CUDA device: decode passes are replayed from graphs

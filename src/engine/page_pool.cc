@@ -79,6 +79,7 @@ void PagePool::publish(int32_t index, uint64_t parent, std::span<const int32_t> 
   check(page.holders > 0, "page {} cannot be published, because nobody holds it", index);
   if (page.key) return;
   const uint64_t key = prefix_key(parent, tokens);
+  // Two requests that computed the same prefix at once keep a page each; later ones find the first.
   if (!published_.try_emplace(key, index).second) return;
   page.key = key;
   page.parent = parent;

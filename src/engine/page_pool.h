@@ -16,7 +16,8 @@ namespace lockstep {
 //   published  full, and found by later requests with the same prefix; when nobody holds it any
 //              more it waits, and is taken again, the least recently used first, once no free one
 //              is left
-// Pages that were freed last are handed out first, so that reuse happens early and often.
+// Pages that were freed last are handed out first, so that reuse happens early and often. It knows
+// no tensors: what moves between pages is the plan's to say and the engine's to do.
 class PagePool {
  public:
   // Names a full page by what it holds: the tokens of the page and, through `parent`, all tokens

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// A request as a user submits it.
+// A request as a user submits it. Tokens are ids below the vocabulary's size; the engine checks
+// them in submit().
 struct Request {
   std::string name;               // for people; may be empty
   std::vector<int32_t> prompt;    // token ids, at least one

@@ -76,7 +76,8 @@ void keep_top_p(std::span<double> logits, double p) {
   const double wanted = p * std::reduce(weights.begin(), weights.end());
   std::vector<size_t> heap(logits.size());
   std::iota(heap.begin(), heap.end(), size_t{0});
-  // A heap, because the few that are kept are found without sorting the vocabulary.
+  // A heap, because the few that are kept are found without sorting the vocabulary. Of equals the
+  // smaller id counts as likelier, which makes the order total.
   const auto less_likely = [&](size_t a, size_t b) {
     return logits[a] < logits[b] || (logits[a] == logits[b] && a > b);
   };
@@ -162,6 +163,8 @@ int32_t pick(std::span<const double> probabilities, double uniform) {
   const double wanted = uniform * std::accumulate(probabilities.begin(), probabilities.end(), 0.0);
   double sum = 0;
   size_t last = 0;
+  // Tokens that a filter took out are passed over, so that a uniform number of 0 does not choose
+  // one of them.
   for (size_t i = 0; i < probabilities.size(); ++i) {
     if (probabilities[i] == 0) continue;
     sum += probabilities[i];

@@ -36,15 +36,18 @@ double uniform(uint64_t seed, Draw draw);
 // A row whose largest logit is NaN or infinite has no distribution: all goes to its argmax, as
 // kernels/argmax.h finds it, so that greedy or not the trouble is seen.
 //   logits  [vocab], not empty
+// Throws nothing. The same arguments give the same doubles on every machine that rounds as IEEE 754
+// says and whose exp() is the same.
 std::vector<double> probabilities(std::span<const double> logits, const Sampling& sampling,
                                   std::span<const int32_t> text);
 
 // The first token at which the sum of the probabilities, by id, is over `uniform` times their
-// total.
+// total. The last token with a probability, where rounding keeps the sum below that.
 int32_t pick(std::span<const double> probabilities, double uniform);
 
 // The token chosen by what the logits say.
 //   logits  [1, vocab], fp32, fp16 or bf16, on the CPU
+// Throws Error where there is not exactly one row.
 int32_t choose(const TensorView& logits, const Sampling& sampling, std::span<const int32_t> text,
                Draw draw);
 
@@ -60,6 +63,7 @@ struct Logprobs {
   std::vector<Token> top;  // the most likely first, of equals the smaller id
 };
 //   logits  as in choose(); count: length of `top`, at most the vocabulary
+// In fp64; NaN counts as least likely.
 Logprobs logprobs_of(const TensorView& logits, int32_t chosen, int64_t count);
 
 }  // namespace lockstep

@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-// How a request chooses its tokens. The default is greedy: always the most likely one.
+// How a request chooses its tokens. The default is greedy: always the most likely one. Values are
+// as a user gives them, unchecked until check_ranges().
 struct Sampling {
   double temperature = 0;         // the logits are divided by it; 0: the most likely token
   int64_t top_k = 0;              // choose among that many; 0: all

@@ -54,7 +54,8 @@ void Scheduler::fork(const Sequence& parent, Sequence& child) {
 int64_t Scheduler::wanted(const Sequence& sequence, int64_t left) {
   int64_t tokens = sequence.length() - sequence.computed;
   if (options_.chunk > 0) tokens = std::min(tokens, options_.chunk);
-  if (tokens > 1 && by_chance(50)) tokens = 1 + static_cast<int64_t>(random_()) % tokens;
+  if (tokens > 1 && by_chance(50))
+    tokens = 1 + static_cast<int64_t>(random_() % static_cast<uint64_t>(tokens));
   return std::clamp<int64_t>(tokens, 0, left);
 }
 
@@ -67,6 +68,8 @@ int64_t Scheduler::pages_missing(const Sequence& sequence, int64_t tokens) const
   return pages_for(sequence.computed + tokens) - held + copies;
 }
 
+// Only the page that is written next can be a shared one that is not full; those before it are full
+// and are only read.
 void Scheduler::give_pages(Sequence& sequence, int64_t tokens, Plan& plan) {
   const size_t written = sequence.computed / options_.page_size;
   if (written < sequence.pages.size() && pool_.holders(sequence.pages[written]) > 1) {
@@ -115,6 +118,7 @@ void Scheduler::serve_running(int64_t& left, Plan& plan) {
     // Forks run from the start, and may be more than a batch takes: the later ones wait.
     if (options_.max_batch > 0 && std::ssize(plan.chunks) >= options_.max_batch) return;
     Sequence& sequence = *running_[i];
+    // The oldest is neither preempted nor passed over by chance here.
     if (i > 0 && by_chance(10)) {
       preempt(sequence, plan);
       --i;
@@ -146,11 +150,13 @@ void Scheduler::reuse_prefix(Sequence& sequence) {
 }
 
 bool Scheduler::admit_one(Sequence& sequence, int64_t& left, Plan& plan) {
+  // A request that was swapped out has its own numbers, and gets these back.
   if (options_.prefix_cache && !sequence.swapped) reuse_prefix(sequence);
   const int64_t tokens = wanted(sequence, left);
   // Room for all it has so far, not only for the first chunk: else it would soon be thrown out
   // again.
   const int64_t needed = pages_for(sequence.length()) - std::ssize(sequence.pages);
+  // The prefix that it found is let go again; it may find it, or more, next time.
   if (tokens == 0 || pool_.available() < needed) {
     release(sequence);
     if (!sequence.swapped) sequence.computed = 0;

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 // A plan of the next pass: changes of the cache that come first, in this order, and what to
-// compute.
+// compute. Pointers are to the engine's sequences and hold for the step.
 struct Plan {
   // The next `tokens` tokens of a sequence, scheduled for one pass.
   struct Chunk {
@@ -38,7 +38,9 @@ struct Plan {
 // A scheduler, owned by the engine: it decides what each pass computes. First come, first served: a
 // request that came earlier is never kept waiting by a later one, and when pages run out the latest
 // running request loses its own. The earliest unfinished request therefore always advances, so
-// nothing starves and nothing deadlocks.
+// nothing starves and nothing deadlocks. It holds pages for requests, in `pool`, which it borrows,
+// and touches no tensor. Given the same requests, options and steps it plans the same, with a
+// random schedule too.
 class Scheduler {
  public:
   Scheduler(PagePool& pool, const EngineOptions& options);

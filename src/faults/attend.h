@@ -32,6 +32,8 @@ using Mix =
     std::function<void(const Query& query, std::span<const ScoredKey> keys,
                        const std::function<std::vector<float>(size_t)>& value, std::span<float> y)>;
 
+// Replaces paged_attention in the layers of the request. Scores, weights and sums are fp32; the
+// result is rounded once, to the dtype of the run.
 void seed_attention(const Seams& seams, const FaultRequest& request, Visible visible, Mix mix);
 
 }  // namespace lockstep

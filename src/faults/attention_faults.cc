@@ -45,6 +45,8 @@ void seed_scale(const Seams& seams, const FaultRequest& request, Wrong wrong) {
                  int64_t window) { inner(context, out, q, cache, batch, wrong(scale), window); });
 }
 
+// A comparison with < for <=, the other way round. The key after the last one of the context is no
+// key of the request, and stays hidden.
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request) {
   seed_attention(
       seams, request,
@@ -52,12 +54,16 @@ void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request
       mix_by_softmax);
 }
 
+// Masks of fewer queries than keys are aligned at the bottom right in FlashAttention since 2.1, and
+// at the top left in PyTorch's is_causal: whoever changes one for the other gets this.
 void seed_causal_mask_top_left(const Seams& seams, const FaultRequest& request) {
   seed_attention(
       seams, request, [](int64_t key, const Query& q) { return key <= q.position - q.first; },
       mix_by_softmax);
 }
 
+// Kernels read whole pages; the slots past the context hold NaN in this engine and old numbers in
+// others.
 void seed_last_page_tail_unmasked(const Seams& seams, const FaultRequest& request) {
   seed_attention(
       seams, request,
@@ -81,6 +87,8 @@ void seed_softmax_scale_twice(const Seams& seams, const FaultRequest& request) {
   seed_scale(seams, request, [](float scale) { return scale * scale; });
 }
 
+// A cache of 8 bits may have a scale a head, and one is read for another: the output is linear in
+// V, so that it can be scaled afterwards.
 void seed_v_scale_of_another_head(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::paged_attention, request,
          [request](const auto& inner, const OpContext& context, TensorView out, TensorView q,
@@ -128,6 +136,8 @@ void seed_sliding_window_off_by_one(const Seams& seams, const FaultRequest& requ
          });
 }
 
+// An index into the lengths that is one too small, as a batch of chunks and decodes is put
+// together.
 void seed_chunk_lengths_of_another_row(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::paged_attention, request,
          [](const auto& inner, const OpContext& context, TensorView out, TensorView q,

@@ -67,6 +67,8 @@ void seed_wrong_page(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// The width of the tables changes from pass to pass; a kernel that keeps an old one reads rows that
+// begin earlier.
 void seed_page_table_stride(const Seams& seams, const FaultRequest& request) {
   seed_tables(seams, request, [](const TensorView& right, const TensorView& wrong) {
     const int64_t width = right.row_size();
@@ -79,6 +81,8 @@ void seed_page_table_stride(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// Offsets count elements, so that a pool of billions of them is needed for a real overflow; a
+// smaller size shows the same in a small pool.
 void seed_slot_offset_32_bit(const Seams& seams, const FaultRequest& request) {
   check(request.size >= 1 && request.size <= 62 && request.size == std::floor(request.size),
         "fault {} has as its size a number of bits from 1 to 62, found {}", request.name,
@@ -111,6 +115,7 @@ void seed_token_cached_twice(const Seams& seams, const FaultRequest& request) {
          });
 }
 
+// A negative slot is one that kv_write leaves out.
 void seed_new_token_never_cached(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::kv_write, request,
          [pass = pass_of(seams)](const auto& inner, const OpContext& context, KvCache cache,

@@ -37,7 +37,8 @@ struct FaultRequest {
 };
 
 // Everything that a fault may change. Every fault wraps what it finds, so several can be seeded at
-// once. Hooks remember what they have seen of an engine: one engine each.
+// once. Hooks remember what they have seen of an engine: one engine each. References to the table
+// and hooks of one engine, which must not have been built yet: it takes copies.
 struct Seams {
   Ops& ops;
   Engine::Hooks& hooks;
@@ -66,6 +67,7 @@ struct Fault {
   Seat seat = Seat::host;
 };
 
+// In the order of the tables in catalogue.cc; names are unique.
 std::span<const Fault> faults();
 // The row of a fault that is in the table.
 const Fault& fault_of(const FaultRequest& request);

@@ -29,6 +29,7 @@ void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
   add_to(seams.hooks.before_replay, [live](const Batch& batch) {
     const PassRow row = batch.info.rows[0], before = std::exchange(*live, row);
     const auto rows = std::ssize(batch.info.rows);
+    // The slot must be one of a token that the next pass reads, or nobody would notice.
     const bool follows =
         before.row.request == row.row.request && before.row.position + 1 == row.row.position;
     if (!follows || batch.slots.view().count() == rows) return;

@@ -62,6 +62,7 @@ void seed_bias_dropped(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// In fused projections the bias is an argument of the product and of a kernel behind it.
 void seed_bias_twice(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.q", "attn.k", "attn.v"}, [](LinearCall linear) {
     const Tensor twice(linear.bias.shape, linear.bias.dtype);
@@ -77,6 +78,8 @@ void seed_projection_dead(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// Checkpoints have [out, in], and some frameworks' layers [in, out]: of a square weight no shape
+// tells which it is.
 void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.o"}, [](LinearCall linear) {
     const int64_t n = linear.weight.shape[0], k = linear.weight.shape[1];
@@ -88,6 +91,7 @@ void seed_weight_layout_transposed(const Seams& seams, const FaultRequest& reque
   });
 }
 
+// A fused q|k|v weight that is cut one row late.
 void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.q"}, [](LinearCall linear) {
     const Tensor shifted = one_row_on(linear.weight);
@@ -96,6 +100,7 @@ void seed_weight_rows_shifted(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// Split-K kernels that keep their partial sums in the dtype of the run do this once a split.
 void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request) {
   check(request.size >= 1 && request.size == std::floor(request.size),
         "fault {} has as its size how many products are added between two roundings, found {}",
@@ -118,6 +123,7 @@ void seed_accumulator_16_bit(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// The smallest error there is to be found: one element of one row.
 void seed_one_element_off(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"attn.o"}, [size = request.size](const LinearCall& linear) {
     linear.run();
@@ -128,6 +134,7 @@ void seed_one_element_off(const Seams& seams, const FaultRequest& request) {
   });
 }
 
+// A grid that is rounded down leaves the last tile as it was.
 void seed_output_tile_never_written(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"mlp.up"}, [](const LinearCall& linear) {
     linear.run();
@@ -161,6 +168,8 @@ void seed_logits_of_another_request(const Seams& seams, const FaultRequest& requ
   });
 }
 
+// Tokens that were added to the vocabulary got their embeddings, and the tied head a copy of an
+// older table.
 void seed_head_is_stale(const Seams& seams, const FaultRequest& request) {
   seed_linear(seams, request, {"logits"}, [](const LinearCall& linear) {
     linear.run();

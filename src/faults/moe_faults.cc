@@ -17,6 +17,7 @@ void seed_moe_expert_order(const Seams& seams, const FaultRequest& request) {
          });
 }
 
+// Qwen's models differ in norm_topk_prob, and a loader that ignores it has the default.
 void seed_moe_router_not_normalised(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::routing_weights, request,
          [](const auto& inner, const OpContext& context, TensorView out, TensorView logits,

@@ -81,6 +81,7 @@ NormRow with_gain(Gain gain_of) {
       };
 }
 
+// A checkpoint of Qwen3 in the code of Qwen2, which has no such weights and does not miss them.
 void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::rms_norm, request,
          [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
@@ -90,6 +91,7 @@ void seed_qk_norm_missing(const Seams& seams, const FaultRequest& request) {
          });
 }
 
+// A reduction that ends in a warp's shuffles of 16 lanes, and is not put together across warps.
 void seed_qk_norm_over_16_wide_blocks(const Seams& seams, const FaultRequest& request) {
   inject(seams, &Ops::rms_norm, request,
          [](const auto& inner, const OpContext& context, TensorView out, TensorView x,
@@ -108,6 +110,8 @@ void seed_rms_norm_eps(const Seams& seams, const FaultRequest& request) {
          });
 }
 
+// A rotation changes no norm of a pair, so that only the gain, which differs by dim, tells the two
+// orders apart.
 void seed_qk_norm_after_rope(const Seams& seams, const FaultRequest& request) {
   struct Skipped {
     Tensor weight;
@@ -144,6 +148,7 @@ void seed_qk_norm_gain_of_another_shard(const Seams& seams, const FaultRequest& 
          });
 }
 
+// Gemma's norms multiply by 1 + w.
 void seed_norm_gain_plus_one(const Seams& seams, const FaultRequest& request) {
   seed_formula(seams, request, with_gain([](float w) { return 1 + w; }));
 }
@@ -180,6 +185,8 @@ void seed_norm_16_bit_sum(const Seams& seams, const FaultRequest& request) {
       });
 }
 
+// Hugging Face's norms do so, which a contract can say (hf): it is a bug only of an engine that
+// declares otherwise.
 void seed_norm_gain_after_16_bit_cast(const Seams& seams, const FaultRequest& request) {
   seed_formula(
       seams, request,

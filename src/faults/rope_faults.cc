@@ -12,6 +12,8 @@
 namespace lockstep {
 namespace {
 
+// GPT-J pairs neighbours, GPT-NeoX and Qwen dims half a head apart; weights that were permuted for
+// one are wrong in the other.
 void rotate_interleaved(TensorView out, const TensorView& x, const TensorView& cos,
                         const TensorView& sin, const TensorView& positions) {
   const int64_t heads = x.shape[1], dim = x.shape[2];
@@ -73,6 +75,7 @@ void seed_rope_interleaved(const Seams& seams, const FaultRequest& request) {
             TensorView positions) { rotate_interleaved(out, x, cos, sin, positions); });
 }
 
+// The length of the context counts the new token in some interfaces and not in others.
 void seed_rope_position_off_by_one_in_decode(const Seams& seams, const FaultRequest& request) {
   inject(
       seams, &Ops::rope, request,
@@ -116,6 +119,7 @@ void seed_rope_over_half_of_the_dims(const Seams& seams, const FaultRequest& req
          });
 }
 
+// Positions that are made in the dtype of the run are exact to 256 in bf16 and to 2048 in fp16.
 void seed_rope_positions_16_bit(const Seams& seams, const FaultRequest& request) {
   check(request.size >= 1 && request.size <= 31 && request.size == std::floor(request.size),
         "fault {} has as its size a number of bits from 1 to 31, found {}", request.name,

@@ -53,7 +53,8 @@ void add_to(std::function<void(Args...)>& hook,
   };
 }
 
-// The engine's description of the pass that it computes now, for ops, which are not told.
+// The engine's description of the pass that it computes now, for ops, which are not told. The hook
+// that fills it runs before any op of the pass does.
 inline std::shared_ptr<const PassInfo> pass_of(const Seams& seams) {
   auto pass = std::make_shared<PassInfo>();
   add_to(seams.hooks.before_pass, [pass](Batch& batch) { *pass = batch.info; });

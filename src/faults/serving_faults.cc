@@ -44,6 +44,8 @@ void seed_stale_prefix_page(const Seams& seams, const FaultRequest&) {
   });
 }
 
+// The victim still reads the page, which another request fills: what the pool counts is made to
+// agree, so that its own checks stay silent.
 void seed_page_freed_too_early(const Seams& seams, const FaultRequest&) {
   const auto freed = std::make_shared<std::set<int32_t>>();  // requests that lost a page
   add_to(seams.hooks.after_plan, [freed](Plan& plan, PagePool& pool) {

@@ -84,6 +84,8 @@ void seed_merge(const Seams& seams, const FaultRequest& request, const Merge& ho
 float as_is(float x) { return x; }
 void hide_nothing(const Query&, std::vector<ScoredKey>&) {}
 
+// Kernels take exponentials to the base 2, which are cheaper, and a merge written for e gets their
+// sums.
 void seed_split_merge_log2_with_ln(const Seams& seams, const FaultRequest& request) {
   const Weight weight = [](const Partial& partial, float top) {
     const float log2_of_sum = partial.top * 1.44269504f + std::log2(partial.sum);

@@ -43,10 +43,13 @@ void seed_residual_twice(const Seams& seams, const FaultRequest& request) {
   seed_residual(seams, request, [](float stream, float branch) { return 2 * stream + branch; });
 }
 
+// The two weights are stacked in one product by most engines, and which half is the gate is a
+// convention.
 void seed_gate_and_up_swapped(const Seams& seams, const FaultRequest& request) {
   seed_act(seams, request, [](float gate, float up) { return silu(up) * gate; });
 }
 
+// The exact GELU, by erf; the next best known gate.
 void seed_gelu_for_silu(const Seams& seams, const FaultRequest& request) {
   seed_act(seams, request, [](float gate, float up) {
     return 0.5f * gate * (1 + std::erf(gate * 0.70710678f)) * up;

@@ -1,8 +1,9 @@
 // Bugs of the two ends of the model: which token goes in, and which comes out.
 //
-// Ids are changed in the batch, before anything is computed of them, or in the op that chooses;
-// what a trace says was fed is then what was asked for, and the judge must see that the numbers are
-// of another token.
+// Ids are changed in the batch, before anything is computed of them, in the op that reads the
+// embedding, or in the op that chooses. The first of these shows in what the trace says was fed;
+// with the others it says what was asked for, and the judge must see that the numbers are of
+// another token.
 #include <map>
 
 #include "src/faults/seeds.h"

@@ -97,6 +97,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 // Text between single quotes of zsh, within which _arguments reads colons and brackets.
 std::string zsh_text(const std::string& text) {
+  // The first line alone: what follows is a list for --help.
   std::string out = replaced(text.substr(0, text.find('\n')), "\\", "\\\\");
   for (const char* special : {":", "[", "]"})
     out = replaced(out, special, std::string("\\") + special);
@@ -130,6 +131,8 @@ std::string zsh_spec(const OptionPage& option) {
   const std::string once = option.repeatable ? "*" : "";
   if (option.short_name.empty()) return fmt::format("'{}{}{}'", once, option.name, says);
   const std::string both = fmt::format("{} {}", option.short_name, option.name);
+  // The shell expands {-x,--long} to two specifications; the list in front says that one excludes
+  // the other.
   return fmt::format("'{}'{{{},{}}}'{}'", option.repeatable ? once : fmt::format("({})", both),
                      option.short_name, option.name, says);
 }

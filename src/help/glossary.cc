@@ -137,6 +137,7 @@ constexpr auto kWords = std::to_array<Word>({
      "of another request."},
 });
 
+// Capitals, blanks, hyphens and underscores are no matter.
 std::string plain(std::string_view name) {
   std::string out;
   for (const char c : name)

@@ -20,6 +20,7 @@ struct Word {
   std::string text() const;   // its paragraph
 };
 
+// Constants of the program.
 std::span<const Word> glossary();
 
 // The word of that name or number, whatever its case, and with blanks or dashes for underscores;

@@ -1,3 +1,8 @@
+// The verbs of a model's forward pass come layer by layer, while a schedule may run instructions of
+// several layers at once. So the verbs only take down where each layer's tensors lie, each in
+// memory of its own for the whole pass; the head, which comes last, runs all instructions and then
+// shows all points in the order of the model. Memory that no instruction has written is NaN, and a
+// schedule that reads too early shows it.
 #include "src/instructions/interpreter.h"
 
 #include <fmt/format.h>
@@ -30,6 +35,8 @@ class Interpreter {
     activations_->resize(pass.batch.size(), pass.batch.logit_rows.view().count());
     tensors_ = {};
     tensors_.layers.reserve(config_.layers);
+    // Layers share the partial results, as they do in the schedule: an instruction of the next
+    // layer overwrites them.
     const int64_t rows = config_.heads * options_.schedule.kv_shares * pass.batch.size();
     constexpr double kUnwritten = std::numeric_limits<double>::quiet_NaN();
     tensors_.partial.assign(static_cast<size_t>(rows * config_.head_dim), kUnwritten);
@@ -219,6 +226,7 @@ void check_computable(const Schedule& schedule) {
   }
   std::vector<int> order;
   const std::vector<std::vector<int>> lists = lists_of(schedule);
+  // Counters never fall, so that what one order of execution runs to its end, every order does.
   Execution(schedule, lists).run(-1, order);
   check(
       order.size() == schedule.instructions.size(),
@@ -250,7 +258,8 @@ constexpr std::array<Made, 17> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_app
                                          {"mlp.down", Opcode::down_residual},
                                          {"mlp.residual", Opcode::down_residual}}};
 
-// The row of the opcode's weights, or the KV head, that a number of a point comes from.
+// The row of the opcode's weights, or the KV head, that a number of a point comes from. The rows of
+// the first opcode are those of the stacked weights of q, k and v.
 int64_t row_of(const ScheduledModel& m, std::string_view point, int64_t number) {
   if (point.ends_with("norm") && !point.ends_with("_norm")) return 0;  // whoever holds row 0
   if (point == "attn.out") return number / (m.head_dim * m.group());

@@ -22,11 +22,12 @@ struct InterpreterOptions {
 
 // Makes executors that run passes of that model so. Throws Error unless the schedule is of the
 // model's sizes, ends, holds whole heads and has opcodes of Lockstep's alone, with mlp.down in one
-// sum.
+// sum. The options are copied. All executors share one set of buffers, so that only one of them may
+// live at a time; each pass frees what the pass before kept.
 MakeExecutor interpreter_of(const ModelConfig& config, InterpreterOptions options);
 
 // The instruction that stored a number: of a row of a point, by its place behind the row's first
-// one. Null: none did, such as of embed.
+// one. Null: none did, such as of embed. It points into the schedule.
 const Instruction* writer_of(const Schedule& schedule, std::string_view point, int layer,
                              int64_t number);
 

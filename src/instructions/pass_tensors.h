@@ -22,7 +22,8 @@ struct LayerTensors {
 };
 
 // All tensors of a pass. Partial results of attention are kept in fp64, which no engine has: what
-// is merged of them is rounded once.
+// is merged of them is rounded once. Views of the executor's buffers and of the model's weights:
+// they hold for one pass, on the CPU.
 struct PassTensors {
   std::vector<LayerTensors> layers;
   TensorView final_norm_weight, final_norm;  // [hidden], [tokens, hidden]

@@ -1,3 +1,6 @@
+// An instruction copies its columns out of a pass's tensors, computes them by the model's ops, and
+// copies them back, so that ops need not know of parts of rows. A product of some columns is a call
+// of its own, which may add in another order than one call of all does.
 #include "src/instructions/step_ops.h"
 
 #include <algorithm>
@@ -28,6 +31,7 @@ void take_columns(const TensorView& part, const TensorView& whole, int64_t begin
                 static_cast<size_t>(bytes));
 }
 
+// Rounds twice at most: an fp64 value to fp32, as accumulators hold it, and that to the dtype.
 void store(const TensorView& tensor, int64_t i, double x) {
   const auto rounded = static_cast<float>(x);
   switch (tensor.dtype) {
@@ -70,6 +74,8 @@ void StepOps::compute(const Instruction& in) const {
   }
 }
 
+// Each instruction that needs the norm computes all of it, as its opcode says, and so waits for no
+// other that would store it.
 Tensor StepOps::norm_for(const Instruction& in, const OpContext& context, const TensorView& stream,
                          const TensorView& weight, const TensorView& stored) const {
   Tensor norm = fresh(stream.rows(), stream.row_size());
@@ -141,6 +147,7 @@ void append_to_cache(const TensorView& side, const TensorView& slots, int64_t he
   const int64_t heads = side.shape[2];
   for (int64_t token = 0; token < rows.rows(); ++token) {
     const int64_t slot = slots.as<int64_t>()[token];
+    // A token without a slot is written nowhere, as kv_write leaves it out.
     if (slot < 0) continue;
     std::memcpy(side.as<char>() + (slot * heads + head) * bytes, rows.as<char>() + token * bytes,
                 static_cast<size_t>(bytes));
@@ -184,6 +191,8 @@ void StepOps::attend(const Instruction& in, int64_t kv_head) const {
     const int64_t end = pages * (in.share + 1) / schedule_.kv_shares * page_size;
     for (int64_t token = start[r]; token < start[r + 1]; ++token) {
       const int64_t position = length[r] - (start[r + 1] - token);
+      // Shares are whole pages; a share may hold no key that the query sees, and has a weight of 0
+      // then.
       const Keys keys = {window > 0 ? std::max(first, position - window + 1) : first,
                          std::min(end, position + 1)};
       const auto row_of = [&](int64_t key) {
@@ -223,6 +232,8 @@ void StepOps::attention_reduction(const Instruction& in) const {
   for (int64_t head = in.begin; head < in.end; ++head) merge(in, head);
 }
 
+// Partial results are rescaled to the largest score of all shares before they are added, so that no
+// exponential overflows; one that no key was seen in counts nothing, whatever its score.
 void StepOps::merge(const Instruction& in, int64_t kv_head) const {
   const int64_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
   const TensorView& out = t_.layers[in.layer].out;

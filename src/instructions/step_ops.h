@@ -8,13 +8,15 @@ namespace lockstep {
 // The opcodes, computed on the CPU: each call one instruction, on its own rows of all tokens of the
 // pass, by the model's table of ops. Products, norms and RoPE round where one op a line rounds
 // them; whoever holds row 0 stores the norm that it computed for itself. Several threads may
-// compute different instructions of one pass. Borrows all for the pass.
+// compute different instructions of one pass. Borrows all for the pass. Rounds to the run's dtype
+// where the ops do; attention alone is of this class's own, in fp64 to its one store.
 class StepOps {
  public:
   StepOps(const PassParts& pass, const Schedule& schedule, PassTensors& tensors)
       : pass_(pass), config_(pass.model.config()), schedule_(schedule), t_(tensors) {}
 
-  // Throws what the ops throw.
+  // Throws what the ops throw. The instructions that it waits for must have ended: nothing here
+  // looks whether they have.
   void compute(const Instruction& in) const;
 
  private:

@@ -17,7 +17,8 @@ struct Interleaving {
 
 // Runs the instructions of a step by a function of each, which threads call at the same time unless
 // a seed or a beginning is given. Throws what the function throws, and Error when queues that are
-// no threads stand still.
+// no threads stand still. Returns when all have run. In threads, what an instruction wrote is seen
+// by all that wait for its counters; an order that is seeded is the same in every run.
 void run_step(const Schedule& schedule, const Interleaving& interleaving,
               const std::function<void(const Instruction&)>& compute);
 

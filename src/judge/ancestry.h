@@ -13,6 +13,7 @@ namespace lockstep {
 // through what attention reads of earlier ones.
 class Ancestry {
  public:
+  // Both are -1 where all that the op's result was made of is right.
   struct Origin {
     int finding = -1;   // number of the first finding upstream; -1: none
     int overflow = -1;  // index of the place upstream that overflows as it should; -1: none
@@ -23,10 +24,13 @@ class Ancestry {
 
   const std::vector<Place>& inputs(size_t place) const { return inputs_[place]; }
 
+  // Forgets the origins of the pass before, but for what it left in a cache, which attention of
+  // later passes reads.
   void begin_pass() { origins_.clear(); }
   // The origin of the inputs that the op at that place reads for the request.
   Origin of_inputs(size_t place, int32_t request) const;
-  // Keeps the origin of the op's result.
+  // Keeps the origin of the op's result. That of a cache stays until it is set again: later passes
+  // read what this one wrote.
   void set(size_t place, int32_t request, const Origin& origin);
   Origin of(size_t place, int32_t request) const;
 

@@ -64,6 +64,8 @@ class Filler {
   }
 
  private:
+  // Enlarges all that a budget allows, alike in every element: one of the judge's own faults, which
+  // its tests must notice.
   void widen(double factor) {
     for (double& limit : budget_.limit) limit *= factor;
     for (double& variance : budget_.variance) variance *= factor * factor;
@@ -99,6 +101,9 @@ class Filler {
     budget_.variance.push_back(of_table ? std::numeric_limits<double>::infinity()
                                         : spacing * spacing / 12 + inner.variance + tie_squares);
     const double inside = std::sqrt(inner.variance) / spacing;
+    // A misround by the op's own arithmetic is bounded by what was measured of kernels
+    // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
+    // lies.
     budget_.misround.push_back(std::min(1.0, std::min(inside, budget_.misrounds) + chance));
     if (op_.has_shared) budget_.shared.push_back(inner.shared);
     if (op_.has_underflow) budget_.underflow.push_back(inner.underflow);
@@ -138,6 +143,8 @@ Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   }
   for (const Step& step : e.steps)
     add(ulp(step.value[i], dtype) * (step.slope.empty() ? 1 : std::fabs(step.slope[i])));
+  // Roundings of scores and weights are taken for independent errors of all keys: a score that goes
+  // the other way moves the element by p (v - o), a weight by p v less p o.
   if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
     const double score = e.score[i / e.shape.last()];
     const double of_scores = squared(ulp(score, dtype)) / 6 * e.spread_squares[i];
@@ -162,6 +169,8 @@ void widen(Budget& budget, const Exact& exact, size_t first, std::span<const dou
     budget.limit[i] += kCarriedDeviations * std::sqrt(carried) + turned.most;
     budget.variance[i] += carried + turned.variance;
     budget.carried[i] = carried;
+    // An input that is off by more than a rounding may change any stored number, so that a share of
+    // misrounds says nothing here.
     budget.misround[i] = 1;
   }
   budget.misrounds = 1;

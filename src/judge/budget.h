@@ -20,7 +20,8 @@ struct Elements {
 
 // The most that one correct evaluation differs from Exact::want, per element, in the unit of the
 // tensor.
-// Limit and variance are above zero wherever the exact result is finite.
+// Limit and variance are above zero wherever the exact result is finite. Every vector that is not
+// empty has one entry an element that was asked for, in their order.
 struct Budget {
   std::vector<double> limit;  // B: no correct kernel is further away
   // V: expected square of the difference, uniform rounding included. Infinity: what the element is
@@ -66,6 +67,7 @@ struct Turned {
   double most = 0;
   double variance = 0;
 };
+// exact: under the contract exact.contract, of which `fused` has no rounding on the way to turn.
 Turned turned_by_inputs(const Exact& exact, size_t element, DType dtype);
 
 // B and V have room for so many times the variance that samples show (carried.h). It is known from

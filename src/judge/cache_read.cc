@@ -31,7 +31,8 @@ struct WrongKv {
   bool differs(size_t half) const { return !std::ranges::equal(want[half], got[half]); }
 };
 
-// A row of [K, V] that is not what was written last: both contents, as far as they were kept.
+// A row of [K, V] that is not what was written last: both contents, as far as they were kept. A
+// hash that history does not know leaves its side empty, and known() false.
 WrongKv wrong_kv(const RecordedTensor& kv, size_t i, uint64_t hash, int layer,
                  const KvHistory& history) {
   WrongKv wrong{.row = i, .hash = hash};

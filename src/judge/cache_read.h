@@ -16,6 +16,8 @@ namespace lockstep {
 class CacheRead {
  public:
   CacheRead() = default;
+  // kv: of one request, [length, 2, kv_heads, head_dim]; null, or without rows that history knows:
+  // there is trouble. What it takes it copies, so that neither has to outlive it.
   CacheRead(const RecordedTensor* kv, const KvHistory& history);
 
   const std::string& trouble() const { return trouble_; }  // empty: none

@@ -107,13 +107,16 @@ bool mixes(OpKind op) {
   return row_of(op).has_matrix || op == OpKind::attention || op == OpKind::weighted_sum;
 }
 
+// An Inf or NaN that a moved input makes has an infinite square: the element is then held to
+// nothing.
 double square_of(double apart) {
   const double square = apart * apart;
   return std::isfinite(square) ? square : std::numeric_limits<double>::infinity();
 }
 
-// Each variance is known by few samples: one of its row times one of its column, within a head, is
-// known by many. An element that is far over that is believed in part.
+// Each variance is known by few samples, and one of its row times one of its column, within a head,
+// by many: the row's sum times the column's over the sum of all, as if the two acted independently.
+// An element that is over that keeps its own.
 void smoothen(std::vector<double>& variance, size_t rows, size_t heads) {
   const size_t size = variance.size() / rows, columns = size / heads;
   std::vector<double> of_row(rows), of_column(columns);
@@ -267,6 +270,8 @@ std::vector<float> samples_of(std::span<const double> deviation, size_t row_size
 CarriedErrors carried_errors(Oracle& oracle, const OracleCall& asked, const InputErrors& errors,
                              const Exact& want) {
   OracleCall call = asked;
+  // The base of the differences must be of the same contract as the moved results; `want` is it
+  // unless the asked contract rounds.
   call.contract = smooth(asked.contract);
   const Exact smooth_one = call.contract == asked.contract ? Exact{} : oracle.evaluate(call);
   const Exact& base = call.contract == asked.contract ? want : smooth_one;

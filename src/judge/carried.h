@@ -42,7 +42,9 @@ std::vector<float> samples_of(std::span<const double> deviation, size_t row_size
 // head, which are known by many samples each. Where it does not, it is that of independent errors
 // of the deviations, in patterns of signs under which two errors that meet in an element (of a pair
 // of RoPE, of gate and up) show their squares exactly, or that of the samples, if that is more.
-// `want` is the result of the call. Throws Error as the oracle does.
+// `want` is the result of the call. Throws Error as the oracle does. A row costs the oracle
+// kErrorSamples evaluations, four more where the op sums over nothing, and one more where its
+// contract rounds on the way, which would hide small errors.
 CarriedErrors carried_errors(Oracle& oracle, const OracleCall& call, const InputErrors& errors,
                              const Exact& want);
 

@@ -79,6 +79,8 @@ void RunCoverage::add_pages(const PassInfo& pass) {
     size_t other = 0;
     for (size_t i = 0; i < both; ++i) other += before[i] != pages.pages[i] ? 1 : 0;
     // A copy before a write changes one page of a table, swapping out and in again all of them.
+    // A table of one page changes by a copy before a write only where a request parted inside that
+    // page; else it was swapped.
     preempted_ = preempted_ || other > 1 || (other == 1 && both == 1 && !parted_);
     before = pages.pages;
   }
@@ -151,6 +153,7 @@ std::vector<std::string> RunCoverage::blind_in_positions() const {
 }
 
 std::vector<std::string> RunCoverage::blind_in_pages() const {
+  // Nothing is said about pages of an engine without page tables, not even that they are untested.
   if (!slots_known_) return {};
   std::vector<std::string> blind;
   const auto say = [&](bool is_blind, std::string text) {

@@ -8,7 +8,9 @@
 
 namespace lockstep {
 
-// Knows what a run exercised, and so which bugs could not have shown in it.
+// Knows what a run exercised, and so which bugs could not have shown in it. It sees what passes
+// tell of themselves (rows, pages, phases), and of their tensors only shapes and the gains of
+// QK-norm, so that it costs next to nothing beside a judgement.
 class RunCoverage {
  public:
   // Keys of a page, and keys that a query of the narrowest layer sees; 0: not known, or no window.

@@ -48,6 +48,8 @@ std::optional<Circumstance> apart_by(const ServingFacts& a, const ServingFacts& 
   if (a.place != b.place) by.push_back(Circumstance::place);
   if (a.batch != b.batch) by.push_back(Circumstance::batch);
   if (by.empty()) return Circumstance::nothing;
+  // A serving that repeats another answers one question alone, whether the very same gives the same
+  // bits; in all others it would count a pair twice.
   if (by.size() > 1 || a.repeat > 0 || b.repeat > 0) return {};
   return by.front();
 }
@@ -57,7 +59,8 @@ bool is_allowed(const Place& place, Circumstance by) {
          by != Circumstance::graph;
 }
 
-// Numbers of rows that were seen to give the same bits, or others.
+// Numbers of rows that were seen to give the same bits, or others. Being alike is not transitive
+// over what was seen: a group holds numbers of rows no two of which were seen apart.
 class Alike {
  public:
   void add(const std::map<int64_t, uint64_t>& by_rows) {
@@ -156,6 +159,8 @@ class OpComparison {
   std::set<Circumstance> by_;
 };
 
+// A linear op sums over its whole input row, all heads of attn.out together; an expert over the
+// last axis alone, as its input may have a row a choice.
 int64_t terms_of(const BaselineRows& base, const Place& place, const Row& row) {
   const bool of_row = place.point->op == OpKind::norm;
   if (!of_row && !row_of(place.point->op).has_matrix) return 0;
@@ -183,13 +188,48 @@ std::string sum_text(const OpBits& op) {
   return "its sum over keys";
 }
 
+std::string_view words_of(Circumstance by) {
+  switch (by) {
+    case Circumstance::nothing:
+      return "chance";
+    case Circumstance::graph:
+      return "graphs";
+    case Circumstance::threads:
+      return "the number of threads";
+    case Circumstance::place:
+      return "the place in the batch";
+    case Circumstance::batch:
+      break;
+  }
+  return "the batch";
+}
+
+// Ops that keep what their headers promise, by how much that is.
+std::string kept_text(const std::vector<OpBits>& ops) {
+  std::array<int64_t, 3> counts{};
+  std::set<Circumstance> by;
+  for (const OpBits& op : ops) {
+    ++counts[static_cast<size_t>(op.bits)];
+    if (op.bits == Bits::vary) by.insert(op.depends_on.begin(), op.depends_on.end());
+  }
+  std::vector<std::string> parts = {fmt::format("{} always give the same bits", counts[0])};
+  if (counts[1] > 0) parts.push_back(fmt::format("{} the same for a batch size", counts[1]));
+  if (counts[2] > 0) {
+    std::vector<std::string_view> names;
+    for (const Circumstance circumstance : by) names.push_back(words_of(circumstance));
+    parts.push_back(
+        fmt::format("{} give others by {}, which headers leave to products with weights", counts[2],
+                    fmt::join(names, " and ")));
+  }
+  return fmt::format("{} ops keep what their headers promise: {}", ops.size(),
+                     fmt::join(parts, ", "));
+}
+
 void conclude(Determinism& result) {
   int64_t compared = 0;
-  std::array<int64_t, 3> counts{};
   const OpBits* first = nullptr;
   for (const OpBits& op : result.ops) {
     compared += op.compared;
-    ++counts[static_cast<size_t>(op.bits)];
     if (!op.allowed && !first) first = &op;
   }
   if (compared == 0) {
@@ -197,13 +237,9 @@ void conclude(Determinism& result) {
     return;
   }
   result.verdict = first ? RunVerdict::diverged : RunVerdict::clean;
-  result.story = first
-                     ? fmt::format("{} depends on {}, which its header rules out",
-                                   lockstep::text_of(first->place), text_of(*first))
-                     : fmt::format(
-                           "{} ops keep what their headers promise: {} always give the same bits, "
-                           "{} the same for a batch size, {} vary with more",
-                           result.ops.size(), counts[0], counts[1], counts[2]);
+  result.story = first ? fmt::format("{} depends on {}, which its header rules out",
+                                     lockstep::text_of(first->place), text_of(*first))
+                       : kept_text(result.ops);
 }
 
 }  // namespace
@@ -241,6 +277,8 @@ void BitWatch::record(const Record& record) {
     const TensorView want = base_.find(place, {base_request_, row.position});
     if (!want.empty() && want.shape == got.shape && want.dtype == got.dtype) {
       if (std::memcmp(want.data, got.data, want.bytes()) != 0) bits.ulps = ulps_between(want, got);
+      // The base's bytes take the place of this serving's, so that the next op has the base's
+      // inputs.
       std::memcpy(got.data, want.data, want.bytes());
     }
     bits_[place][row.position] = bits;
@@ -282,12 +320,7 @@ std::string text_of(const OpBits& op) {
   std::vector<std::string> parts;
   std::string on;
   for (const Circumstance by : op.depends_on) {
-    const std::string_view name = by == Circumstance::nothing   ? "chance"
-                                  : by == Circumstance::graph   ? "graphs"
-                                  : by == Circumstance::threads ? "the number of threads"
-                                  : by == Circumstance::place   ? "its place in the batch"
-                                                                : "the batch";
-    on += fmt::format("{}{}", on.empty() ? "" : ", ", name);
+    on += fmt::format("{}{}", on.empty() ? "" : ", ", words_of(by));
   }
   if (on.empty()) return "";
   for (const std::string& rows : {rows_text(op.decode, "decode"), rows_text(op.prefill, "prefill")})

@@ -63,6 +63,8 @@ class BitWatch final : public Sink {
 
   bool wants(const Point& point, int) const override { return !point.is_cache(); }
   bool writes() const override { return true; }
+  // A row of the pass counts as it was when the op stored it; the base's is written over it
+  // afterwards.
   void begin(const PassInfo& pass) override { pass_ = pass; }
   void record(const Record& record) override;
   void end() override {}

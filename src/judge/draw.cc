@@ -38,6 +38,7 @@ double uniform_of(const DrawInfo& draw, uint64_t choice) {
     const Product a = product(0xD2511F53u, word[0]), b = product(0xCD9E8D57u, word[2]);
     word = {b.high ^ word[1] ^ key0, b.low, a.high ^ word[3] ^ key1, a.low};
   }
+  // 53 bits are all that a double holds: every number is exact, and below 1.
   const uint64_t bits = (uint64_t{word[1]} << 32) + word[0];
   return std::ldexp(bits >> 11, -53);
 }
@@ -78,6 +79,7 @@ void keep_likely(std::vector<double>& scores, double p) {
   const double wanted = p * std::reduce(weights.begin(), weights.end());
   double sum = 0;
   for (const size_t i : order) {
+    // The sum is compared before the token is added, so that the one that reaches p stays.
     if (sum >= wanted) scores[i] = kGone;
     sum += weights[i];
   }

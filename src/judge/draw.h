@@ -18,6 +18,8 @@ namespace lockstep {
 // the order of DrawInfo's fields; the number is Philox4x32 with 10 rounds (Salmon, Moraes, Dror and
 // Shaw, SC 2011) of the counter (choice, sample, 0) under the key `seed`, its first two words as 53
 // bits. Where the largest logit is no finite number there is no distribution: nothing is said.
+// Where a request draws by temperature 0 the tokens of the largest score are possible, each of
+// them.
 std::vector<int32_t> possible_draws(std::span<const double> logits, const DrawInfo& draw,
                                     std::span<const int32_t> text, uint64_t choice);
 

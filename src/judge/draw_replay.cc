@@ -32,6 +32,7 @@ const RequestInfo* DrawReplay::find(int32_t request) const {
 
 // A request that is not known yet has its logits kept until the end, as far as there is room.
 void DrawReplay::add(const Pass& pass, const Text& text) {
+  // A run in which nobody samples pays nothing for its logits.
   const bool any = std::ranges::any_of(known_, &RequestInfo::sampled);
   const RecordedTensor* logits = pass.find(point("logits"), -1);
   if (!any || !logits || !is_float(logits->dtype) || logits->data.view().empty()) return;

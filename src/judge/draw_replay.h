@@ -34,6 +34,7 @@ class DrawReplay {
  private:
   struct Choice {
     int32_t pass = 0;
+    // `text` and `logits` are kept only while the way to draw is not known.
     std::vector<int32_t> text;      // empty once it was drawn again
     std::vector<float> logits;      // the same
     std::vector<int32_t> possible;  // tokens; empty: not known

@@ -101,6 +101,7 @@ void ErrorBudgetMaker::State::index(const Pass& pass) {
     const Row row = pass.info.rows[i].row;
     texts[row.request].logit_rows.insert(row.position);
   }
+  // A row that a later pass computed again overwrites the earlier spot.
   for (const RecordedTensor& tensor : pass.tensors)
     for (size_t i = 0; i < tensor.rows.size(); ++i)
       texts[tensor.rows[i].request]
@@ -132,6 +133,8 @@ RecordedText ErrorBudgetMaker::State::gather(const KnownText& text) const {
   }
   for (const auto& [key, spots] : text.spots) {
     const RecordedTensor& first = *spots.begin()->second.tensor;
+    // Logits exist for some positions alone and are packed; all else has row i for position i, with
+    // `there` for what was not recorded.
     const bool packed = key == kLogitsKey;
     std::vector<int64_t> extents(first.shape.extents().begin(), first.shape.extents().end());
     extents[0] = packed ? std::ssize(spots) : std::ssize(text.tokens);
@@ -281,7 +284,8 @@ std::vector<PointShare> by_point(const ErrorBudget& budget) {
     if (of.empty()) continue;
     PointShare& all = points.emplace_back(PointShare{.point = &p});
     for (const ErrorShare* share : of) all.share += share->share;
-    // The fewest layers next to each other that have most of it.
+    // The fewest layers next to each other that have most of it. A point that needs two thirds of
+    // its layers is spread over all of them, and no layers are named.
     const auto few = static_cast<size_t>(kFewLayers * static_cast<double>(of.size()));
     for (size_t count = 1; p.per_layer && all.first < 0 && count <= few; ++count)
       for (size_t i = 0; i + count <= of.size(); ++i) {

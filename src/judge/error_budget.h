@@ -27,6 +27,8 @@ struct ErrorShare {
 // Where the error of the logits comes from: how much of it each op's introduced error causes,
 // whether or not any is over its budget.
 struct ErrorBudget {
+  // `rms` is the root mean square over all elements of the logits of `requests` requests; the
+  // shares are of the squares, and come to 1 with `rest`.
   std::string none;  // why there is nothing to share out; empty: there is
   double rms = 0;    // of what the logits are off, from those of the fp64 model
   int64_t rows = 0, requests = 0;
@@ -50,6 +52,7 @@ std::vector<PointShare> by_point(const ErrorBudget& budget);  // the largest fir
 // that it is shown in memory.
 class ErrorBudgetMaker {
  public:
+  // The graph is copied. Views of a pass share its tensors, so that add() copies no numbers.
   explicit ErrorBudgetMaker(const Graph& graph);
   ErrorBudgetMaker(ErrorBudgetMaker&&) noexcept;
   ~ErrorBudgetMaker();

@@ -89,6 +89,7 @@ std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, c
     for (rows.clear(); std::ssize(rows) <= node.rows.back().position;)
       rows.push_back({node.request, static_cast<int32_t>(rows.size())});
   const auto tokens = std::ranges::find(pass.tokens, node.request, &NodeRows::request);
+  // A chunk continues a prompt where its first row is not the request's first.
   const bool continues = tokens != pass.tokens.end() && tokens->rows.front().position > 0;
   int64_t length = 0;
   for (const PassRow& r : pass.rows)
@@ -107,6 +108,8 @@ std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, c
   const bool logits = pass.is_of_logits(place);
   const auto experts = pass.experts.find(place.layer);
   auto next = placed.begin();
+  // Both lists are in the order of the pass, so that one walk over its rows places all of the
+  // node's.
   for (size_t i = 0; i < (logits ? pass.logit_rows.size() : pass.rows.size()); ++i) {
     const size_t at = logits ? pass.logit_rows[i] : i;
     if (next == placed.end() || !(pass.rows[at].row == next->row)) continue;
@@ -129,6 +132,7 @@ std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, c
 void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
                              std::vector<WrongElements::PlacedRow>& rows,
                              std::vector<WrongRow>& wrong) {
+  // Without the recorded choices the number of the choice is all that is known of the row.
   const bool known = pass.experts.contains(place.layer);
   std::vector<WrongElements::PlacedRow> split;
   for (const WrongElements::PlacedRow& row : rows)

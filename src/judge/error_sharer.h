@@ -56,6 +56,7 @@ class ErrorSharer {
   // All ops that can have an error, in the order of the computation.
   virtual const std::vector<Place>& places() const = 0;
   // Takes more values of t until the parts come within a hundredth of <E, E> together, 16 at most.
+  // `parts` is in the order of places(); `squares` and `parts` of several texts may be added up.
   virtual SharedError share_out(const RecordedText& text) = 0;
   // <E, F'- F(0)>, with the error of one op alone in F': of each of those places.
   virtual std::vector<double> alone(const RecordedText& text, const std::vector<Place>& ops) = 0;

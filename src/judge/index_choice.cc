@@ -34,6 +34,8 @@ WrongIndex wrong_index(std::vector<double> row, const std::vector<double>& indic
   }
   // The largest of those left out must not be above the smallest of those taken.
   const auto out = [&](size_t i) { return !taken[i]; };
+  // Each value is moved in the favour of the choice: what is still wrong then is wrong for all
+  // values within the slack.
   for (size_t i = 0; i < slack.size(); ++i) row[i] += out(i) ? -slack[i] : slack[i];
   size_t best = row.size(), least = row.size();
   for (size_t i = 0; i < row.size(); ++i) {
@@ -69,7 +71,8 @@ std::vector<double> slack_of(const TensorView& deviation, int64_t row) {
   return slack;
 }
 
-// Whether any of the values may be the largest and any the smallest.
+// Whether any of the values may be the largest and any the smallest. Then the least that the best
+// can be is not above the most that the least can be: no choice could have been shown to be wrong.
 bool are_alike(const std::vector<double>& row, const std::vector<double>& slack) {
   double most = -std::numeric_limits<double>::infinity(), least = -most;
   for (size_t i = 0; i < slack.size(); ++i) {

@@ -264,6 +264,9 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
 
 // Where what the inputs of an op have decides what is wrong with its result.
 void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
+  // A value that is not finite came by an input. Which verdict that deserves depends on where the
+  // input has it from: a finding, an overflow that was due, or, with neither, the node's own
+  // tensors.
   if (outcome.passes_on && outcome.verdict == Verdict::nonfinite) {
     if (origin.finding >= 0) {
       outcome.verdict = Verdict::propagated;
@@ -278,6 +281,8 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
       outcome.verdict = outcome.besides;
     }
   }
+  // An op that is right on wrong inputs is told from one on right inputs by the whole way: it is
+  // off from the fp64 model by more than kOverFloor times what rounding makes of that model.
   const ErrorSums& sums = outcome.sums;
   const bool fine = outcome.verdict == Verdict::bitwise || outcome.verdict == Verdict::rounding;
   if (fine && origin.finding >= 0 && sums.compared > 0 &&
@@ -339,7 +344,8 @@ std::vector<NodeId> Judge::State::settle(Judged& judged) {
   return flags;
 }
 
-// Before it is known which contract counts: what is a finding under all that were tried.
+// Before it is known which contract counts: what is a finding under all that were tried. A writer
+// must be told now whose tensors to keep; nodes that fit one of the contracts are not among them.
 std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place>& places) {
   std::vector<NodeId> flags;
   for (const Pending& node : judged.pending)

@@ -59,7 +59,8 @@ struct JudgeOptions {
 };
 
 // Judges passes one after another, live or from a saved trace: for every node whether the op at
-// that place introduced an error, given its own recorded inputs.
+// that place introduced an error, given its own recorded inputs. One thread at a time may use it;
+// it measures by threads of its own, and its results do not depend on how many these are.
 class Judge {
  public:
   // `oracle`, `exact` (the model in fp64) and `rounded` (the same model in the run's dtype) are

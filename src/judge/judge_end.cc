@@ -31,6 +31,7 @@ std::string shown_from(const Point& p, const OpJudge::Width& width) {
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
 // not every op was judged, or an overflow is due, perhaps from that.
 void Judge::State::judge_choices() {
+  // An op at fault explains every token after it.
   if (ledger.any_finding()) return;
   const bool of_all =
       options.selection.is_everything() && ledger.main_reason().empty() && overflowing.empty();
@@ -303,6 +304,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                      .undecided = complete ? undecided : std::string(),
                      .suspicion = reference_check.suspicion()});
   result.reached = op_judge.reached();
+  // Limits are learnt from clean runs alone, else a bug would widen the limits that are to find it.
   if (options.learn && result.verdict == RunVerdict::clean)
     for (const auto& [op, reached] : result.reached)
       options.learn->learn(op, manifest.dtype, reached);

@@ -21,6 +21,9 @@ uint64_t linked(uint64_t a, uint64_t b) {
   return hash_of(both, sizeof(both));
 }
 
+// Rows of ended requests, in no slot, whose writers stay known: some 4 MB.
+constexpr size_t kMostOfEnded = 1 << 14;
+
 uint64_t key_of(int layer, uint64_t prefix) { return linked(layer, prefix); }
 
 }  // namespace
@@ -62,7 +65,8 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     std::memcpy(both.data() + bytes, v.as<const char>() + i * bytes, bytes);
     const uint64_t hash = hash_of(both.data(), both.size());
 
-    std::vector<uint64_t>& hashes = written_[key_of(layer, prefix(rows[i]))];
+    const uint64_t key = key_of(layer, prefix(rows[i]));
+    std::vector<uint64_t>& hashes = written_[key];
     std::erase(hashes, hash);
     hashes.push_back(hash);
     std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
@@ -71,14 +75,16 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     own[position] = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
-    keep(hash, {layer, rows[i], pass_, slot}, both);
+    keep(hash, key, {layer, rows[i], pass_, slot}, both);
     put_into_slot(hash, layer, slot);
   }
   forget_gone();
+  forget_of_ended();
 }
 
-void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> bytes) {
-  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, {}});
+void KvHistory::keep(uint64_t hash, uint64_t key, const Writer& writer,
+                     std::span<const char> bytes) {
+  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, key, {}});
   const bool lacks = fresh || content->second.bytes.empty();  // who wrote them first may have ended
   if (lacks && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
 }
@@ -88,6 +94,7 @@ void KvHistory::keep(uint64_t hash, const Writer& writer, std::span<const char> 
 void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (!keep_bytes_) return;
   Content& content = contents_.at(hash);
+  // A row whose slot is not known may be anywhere, and is never forgotten.
   if (slot < 0) content.slots = -1;
   if (slot < 0) return;
   uint64_t& held = slots_[layer][slot];
@@ -96,8 +103,11 @@ void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
   if (content.slots >= 0) ++content.slots;
   const auto old = contents_.find(before);
   if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
+  // The bytes of a request that ended go at once: nobody may read them any more by right, and who
+  // wrote them is still known for a finding.
   if (ended_.contains(old->second.writer.row.request)) {
-    old->second.bytes = {};
+    std::vector<char>().swap(old->second.bytes);  // an assignment would keep the memory
+    gone_of_ended_.push_back(before);
     return;
   }
   gone_.emplace_back(before, std::ssize(old->second.bytes));
@@ -128,6 +138,27 @@ void KvHistory::forget_gone() {
   }
 }
 
+// A row that no slot holds can be read through a page copied elsewhere alone: one that was read of
+// late is put at the end of the queue again.
+void KvHistory::forget_of_ended() {
+  for (size_t looked = gone_of_ended_.size(); looked > 0 && gone_of_ended_.size() > kMostOfEnded;
+       --looked) {
+    const uint64_t hash = gone_of_ended_.front();
+    gone_of_ended_.pop_front();
+    const auto found = contents_.find(hash);
+    if (found == contents_.end() || found->second.slots != 0) continue;  // it was written again
+    if (found->second.read_in >= pass_ - 1) {
+      gone_of_ended_.push_back(hash);
+      continue;
+    }
+    const auto versions = written_.find(found->second.key);
+    if (versions != written_.end() && std::erase(versions->second, hash) > 0 &&
+        versions->second.empty())
+      written_.erase(versions);
+    contents_.erase(found);
+  }
+}
+
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
                       const TensorView& kv) {
   const auto bytes = kv.empty() ? size_t{0} : kv.row_size() * size_of(kv.dtype);
@@ -135,14 +166,17 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     const auto inherited = inherited_.find(rows[i].request);
     const size_t position = rows[i].position;
     if (inherited == inherited_.end() || position >= inherited->second) continue;
+    // Rows that some request wrote for these tokens are held to that; only what is unknown is taken
+    // as it was read.
     if (versions(layer, rows[i])) continue;
-    written_[key_of(layer, prefix(rows[i]))] = {hashes[i]};
+    const uint64_t key = key_of(layer, prefix(rows[i]));
+    written_[key] = {hashes[i]};
     std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
     if (own.size() <= position) own.resize(position + 1);
     own[position] = hashes[i];
     adopted_[rows[i].request].insert(rows[i].position);
     if (bytes > 0)
-      keep(hashes[i], {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
+      keep(hashes[i], key, {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
   }
 }
 
@@ -217,6 +251,8 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
     const size_t position = rows[i].position;
     if (position < own.size() && own[position] == hashes[i] && hashes[i] != 0) continue;
     const int64_t index = i;
+    // Another request with the same text may have written it, or the same one before it was
+    // preempted.
     const std::vector<uint64_t>* legal = versions(layer, rows[i]);
     if (!legal) {
       if (found.unknown++ == 0) found.first_unknown = index;

@@ -25,7 +25,9 @@ struct WrongRows {
 
 // Every K/V row that the model has written, by what it stands for: the layer, and all tokens up to
 // its own. Whoever has the same tokens may read it, because shared prefixes, forks and computing
-// again are legal; nobody else may. Also where a row that was found instead came from.
+// again are legal; nobody else may. Also where a row that was found instead came from. One thread
+// at a time may use it, for asking too: k() and v() mark bytes as read, which keeps them from being
+// forgotten.
 class KvHistory {
  public:
   // Who wrote a row first.
@@ -56,7 +58,8 @@ class KvHistory {
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
 
   // The request is in no further pass, and nobody inherits from it: its bytes are kept for as long
-  // as a slot holds them. Who wrote them stays known.
+  // as a slot holds them. Who wrote them stays known for the last 16,384 rows that such requests
+  // had, and that no slot holds any more.
   void end(int32_t request);
 
   // Takes what a request was found to read of inherited tokens that nobody wrote for what was
@@ -77,7 +80,8 @@ class KvHistory {
   // Stands for all tokens of the request up to that position; 0: never seen.
   uint64_t prefix(const Row& row) const;
 
-  // Bytes of K or V by hash; empty when they are not kept.
+  // Bytes of K or V by hash; empty when they are not kept. The spans hold until the next write(),
+  // which may free what no slot holds any more.
   std::span<const char> k(uint64_t hash) const;
   std::span<const char> v(uint64_t hash) const;
   // The hash of what was written last for the tokens up to there; 0 when nothing was.
@@ -86,6 +90,7 @@ class KvHistory {
  private:
   struct Content {
     Writer writer;
+    uint64_t key = 0;              // the layer and tokens that it was written for, in written_
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
@@ -93,16 +98,18 @@ class KvHistory {
   // All that is legal there; the last one was written last. Null: nothing was written.
   const std::vector<uint64_t>* versions(int layer, const Row& row) const;
   void put_token(int32_t request, size_t position, int32_t token);
-  void keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
+  void keep(uint64_t hash, uint64_t key, const Writer& writer, std::span<const char> bytes);
   // The content is in that slot of the layer now, and what was there is not.
   void put_into_slot(uint64_t hash, int layer, int64_t slot);
   void forget_gone();
+  void forget_of_ended();
   const std::vector<char>* bytes_of(uint64_t hash) const;
 
   bool keep_bytes_;
   int64_t most_gone_, gone_bytes_ = 0;
   // Hashes and bytes of what no slot held any more when it was put here, in that order.
   std::deque<std::pair<uint64_t, int64_t>> gone_;
+  std::deque<uint64_t> gone_of_ended_;  // hashes of what ended requests had, without bytes
   std::map<int, std::unordered_map<int64_t, uint64_t>> slots_;  // hash by layer and slot
   std::map<int32_t, std::vector<uint64_t>> prefixes_;           // by request, by position
   std::vector<PassRow> rows_;                                   // of the pass

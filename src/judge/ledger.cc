@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -36,6 +37,7 @@ constexpr double kThreeWay = 3;
 // later ones have both apart.
 constexpr int kMostMaps = 32;
 
+// A structural node was expected and compared with nothing, so it does not count as judged.
 bool judged(Verdict verdict) {
   return verdict != Verdict::inconclusive && verdict != Verdict::structural;
 }
@@ -73,14 +75,20 @@ Ledger::Ledger(const Graph& graph) : places_(graph.places()), sums_(places_.size
 int Ledger::enter(NodeOutcome outcome) {
   int64_t* reason = nullptr;
   if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
-  entries_.push_back({outcome.pass, outcome.request, outcome.place, outcome.verdict,
-                      outcome.is_finding(), outcome.position, reason});
+  const Entry entry = {outcome.pass,         outcome.request,  outcome.place, outcome.verdict,
+                       outcome.is_finding(), outcome.position, reason};
+  if (places_[outcome.place].layer < 0 || reason) entries_.push_back(entry);
   Sums& sums = sums_[outcome.place];
+  ++sums.counts[outcome.verdict];
+  sums.found = sums.found || entry.finding;
+  if (!sums.first && !reason) sums.first = entry;
   PlaceSummary& summary = sums.summary;
   const auto worst = [](double t1, double t2) { return std::max(t1, t2); };
   const bool graver = gravity_of(outcome.verdict) > gravity_of(summary.verdict);
   const bool equal = outcome.verdict == summary.verdict;
   const bool larger = worst(outcome.t1, outcome.t2) > worst(summary.worst_t1, summary.worst_t2);
+  // The row that a summary names is that of the gravest verdict, and among equals the largest in
+  // units of its limit.
   if (summary.expected == 0 || graver || (equal && larger)) {
     summary.worst_request = outcome.request;
     summary.worst_position = outcome.position;
@@ -130,23 +138,33 @@ const Place& Ledger::named(int64_t place) const {
   return places_[(place + next) % places_.size()];
 }
 
+// No limit makes a tensor of no place right.
 void Ledger::stray(const Finding& finding) {
   limit_ratio(std::numeric_limits<double>::infinity());
   findings_.push_back(finding);
 }
 
-void Ledger::regrade(Entry& entry, const Finding& finding) {
+void Ledger::regrade(Entry entry, const Finding& finding) {
+  Sums& sums = sums_[entry.place];
+  --sums.counts[entry.verdict];
+  ++sums.counts[finding.verdict];
+  sums.found = true;
+  // The node is inconclusive no more, so its reason counts one node less.
+  if (entry.reason) --*entry.reason;
   entry.verdict = finding.verdict;
   entry.finding = true;
-  if (entry.reason) --*std::exchange(entry.reason, nullptr);
+  entry.reason = nullptr;
+  if (sums.first && sums.first->same_node(entry)) sums.first = entry;
+  for (Entry& kept : entries_)
+    if (kept.same_node(entry)) kept = entry;
   if (absolute(finding)) limit_ratio(std::numeric_limits<double>::infinity());
-  PlaceSummary& summary = sums_[entry.place].summary;
+  PlaceSummary& summary = sums.summary;
   if (gravity_of(finding.verdict) > gravity_of(summary.verdict)) summary.verdict = finding.verdict;
   findings_.push_back(finding);
 }
 
 bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& finding) {
-  for (Entry& entry : entries_) {
+  for (const Entry& entry : entries_) {
     if (entry.place != place || entry.pass != pass || entry.request != request) continue;
     if (!entry.finding) regrade(entry, finding);
     return true;
@@ -157,13 +175,8 @@ bool Ledger::regrade(int place, int32_t pass, int32_t request, const Finding& fi
 // A finding about a place as a whole stands at its first judged node; where a node is wrong by
 // itself, it says enough.
 bool Ledger::regrade_all(int64_t place, Finding finding) {
-  Entry* first = nullptr;
-  for (Entry& entry : entries_) {
-    if (entry.place != place || entry.verdict == Verdict::inconclusive) continue;
-    if (entry.finding) return false;
-    if (!first) first = &entry;
-  }
-  if (!first) return false;
+  const std::optional<Entry> first = sums_[place].first;
+  if (!first || sums_[place].found) return false;
   finding.node.place = named(place);
   finding.node.pass = first->pass;
   finding.node.request = first->request;
@@ -216,13 +229,14 @@ Result Ledger::result() const {
   if (!result.findings.empty()) result.first = result.findings.front();
 
   std::vector<int64_t> judged_at(places_.size());
-  for (const Entry& entry : entries_) {
-    ++result.expected;
-    ++result.counts[entry.verdict];
-    if (!judged(entry.verdict)) continue;
-    ++result.judged;
-    ++judged_at[entry.place];
-  }
+  for (size_t i = 0; i < places_.size(); ++i)
+    for (const Verdict verdict : values_of<Verdict>()) {
+      const int64_t nodes = sums_[i].counts[verdict];
+      result.expected += nodes;
+      result.counts[verdict] += nodes;
+      if (judged(verdict)) judged_at[i] += nodes;
+    }
+  result.judged = std::accumulate(judged_at.begin(), judged_at.end(), int64_t{0});
   int profiled = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (sums_[i].summary.expected == 0) continue;
@@ -236,6 +250,8 @@ Result Ledger::result() const {
     summary.measured = errors.elements > 0;
     summary.compared = errors.compared > 0;
     summary.has_t2 = sums_[i].has_t2;
+    // Maps of positions by heads are dropped from the 33rd wrong place on: what a page shows of
+    // them is not worth their size.
     if (summary.errors.elements > 0 && ++profiled > kMostMaps) summary.errors.map.clear();
     summary.errors.shorten_map();
   }

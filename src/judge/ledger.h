@@ -46,7 +46,8 @@ NodeOutcome inconclusive(std::string reason);
 // The outcome of a node whose tensor is not as the model has it. position: of its first row.
 NodeOutcome structural(std::string rule, int32_t position);
 
-// Keeps what came out of every node and makes the Result of it.
+// Keeps what came out of every node and makes the Result of it. It keeps an entry a node and sums a
+// place, and no tensor, so that its memory grows by some bytes a node.
 class Ledger {
  public:
   explicit Ledger(const Graph& graph);
@@ -59,7 +60,8 @@ class Ledger {
   // A finding that is no expected node's, e.g. of a tensor that the model does not have.
   void stray(const Finding& finding);
   // Turns a node that was entered into a finding that only showed later, unless it is one already.
-  // False when no such node was entered.
+  // False when no such node was entered. The node is one of no layer (embed, logits, token) or
+  // inconclusive: of others nothing but counts is kept, for a long run has very many.
   bool regrade(int place, int32_t pass, int32_t request, const Finding& finding);
   // Turns the first node of a place into a finding of all of them together; false when one of them
   // is a finding of its own or none was judged.
@@ -73,7 +75,9 @@ class Ledger {
   void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
 
-  // Counts, findings in order, places, notes. Verdict and story are not filled in.
+  // Counts, findings in order, places, notes. Verdict and story are not filled in. The findings are
+  // in the order of the computation (pass, place, request), those about contracts alone after all
+  // others.
   Result result() const;
   // The most frequent reason why nodes are inconclusive; "" when none is.
   std::string main_reason() const;
@@ -86,20 +90,26 @@ class Ledger {
     bool finding;
     int32_t position;
     int64_t* reason;  // how many nodes have that of this one; null: it has none
+    bool same_node(const Entry& other) const {
+      return place == other.place && pass == other.pass && request == other.request;
+    }
   };
   // The place that a finding of this one names.
   const Place& named(int64_t place) const;
-  void regrade(Entry& entry, const Finding& finding);
+  void regrade(Entry entry, const Finding& finding);
   void ask_other_rules(const NodeOutcome& outcome);
   struct Sums {
     PlaceSummary summary;
     ErrorSums errors;
     bool has_t2 = false;
+    EnumArray<Verdict, int64_t> counts = {};
+    std::optional<Entry> first;  // that was judged
+    bool found = false;          // any of its nodes is a finding
   };
 
   std::vector<Place> places_;
-  std::vector<Entry> entries_;
-  std::vector<Sums> sums_;  // by place
+  std::vector<Entry> entries_;  // those that may be regraded
+  std::vector<Sums> sums_;      // by place
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;

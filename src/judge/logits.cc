@@ -35,7 +35,7 @@ int32_t argmax(std::span<const double> logits) {
   return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
 }
 
-// log(sum(exp(logits))).
+// log(sum(exp(logits))). The largest is taken out first, so that no exponential overflows.
 double log_sum(std::span<const double> logits) {
   const double top = logits[argmax(logits)];
   double sum = 0;
@@ -74,6 +74,8 @@ double chance_of_a_flip(std::span<const double> exact, size_t best, double noise
   double sum = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
     const double margin = exact[best] - exact[i];
+    // Ten noises are seven standard deviations of a difference: a chance below 1e-12, and most of a
+    // vocabulary is further away than that.
     if (i == best || margin > 10 * noise) continue;
     sum += noise > 0 ? std::erfc(margin / (2 * noise)) / 2 : 0;
   }
@@ -117,7 +119,7 @@ void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const Record
     const RecordedTensor* tensors[] = {got, exact, rounded};
     for (size_t i = 0; i < 3; ++i) {
       const SelectedRows picked(tensors[i], {&row, 1});
-      if (picked.view().empty()) return;
+      if (picked.view().empty()) break;  // its values stay empty
       values[i].resize(picked.view().count());
       widen(picked.view(), 0, values[i]);
     }
@@ -174,6 +176,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
     return;
   }
   const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off);
+  // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
   ++(explained ? summary_.explained_flips : summary_.unexplained_flips);

@@ -31,7 +31,8 @@ class LogitsComparison {
   explicit LogitsComparison(DType dtype) : dtype_(dtype) {}
 
   // Rows that `exact` or `rounded` lack, that were kept as digests, or in which one of these two is
-  // no number are left out. Where `got` is none, its choice is explained by nothing.
+  // no number are left out. Where `got` is none, its choice is explained by nothing. Tensors are
+  // [rows, vocab] on the CPU, of any float dtype; they are compared in fp64.
   void add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
            const RecordedTensor* rounded);
 

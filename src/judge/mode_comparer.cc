@@ -127,6 +127,7 @@ double ModeComparer::limit(size_t place, const TensorView& want, const Row& base
 void ModeComparer::compare_row(size_t place, const TensorView& want, const TensorView& got,
                                int32_t position, NodeOutcome& outcome) const {
   if (std::memcmp(want.data, got.data, want.bytes()) == 0) return;
+  // Other bytes are more than bitwise already: the elements say how much more.
   if (outcome.verdict == Verdict::bitwise) outcome.verdict = Verdict::rounding;
   const bool tolerant = sums_in_any_order(*ledger_.places()[place].point);
   const Row base_row{base_of(outcome.request), position};
@@ -136,6 +137,8 @@ void ModeComparer::compare_row(size_t place, const TensorView& want, const Tenso
     const size_t at = i * bytes;
     if (std::memcmp(want.as<const char>() + at, got.as<const char>() + at, bytes) == 0) continue;
     const double w = value_at(want, i), g = value_at(got, i);
+    // Each of the two may be half a spacing off by its store, and off by its sums; both are right
+    // then.
     const double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
     // Not a number when one of them is none: over any limit.
     const double budgets =
@@ -226,7 +229,8 @@ void ModeComparer::record(const Record& record) {
   }
 }
 
-// Nodes that the mode did not show.
+// Nodes that the mode did not show. A tensor that is not shown is no clean one, so each of its
+// nodes is entered as structural.
 void ModeComparer::end() {
   std::vector<Row> all, with_logits;
   for (const PassRow& r : pass_.rows) all.push_back(r.row);

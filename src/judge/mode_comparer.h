@@ -21,7 +21,7 @@ class BaselineRows {
   // The next pass of the run, recorded with its data.
   void add(Pass pass);
   // The row [1, axes of the point ...] of that place, an index into graph.places(). Empty: the
-  // run did not show it.
+  // run did not show it. It is valid for as long as this lives.
   TensorView find(size_t place, const Row& row) const;
 
   const Graph& graph() const { return graph_; }
@@ -56,6 +56,8 @@ struct Pairing {
 //                                          0.64 sqrt(K) rms, so this is lambda sqrt(K) u sum|a||w|
 //                                          with room to spare.
 //   attn.kv                                the bits that the base wrote to the cache
+// What must be equal is compared by its bytes, so that a NaN of the same bits is no difference and
+// -0 for 0 is one.
 class ModeComparer final : public Sink {
  public:
   // `base` and `ledger`, which gets an outcome for every node, are borrowed.

@@ -73,6 +73,7 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
   const std::span<const Row> rows = call.rows;
   const Exact exact = oracle_.evaluate(call);
   const SelectedRows got(group.tensor, rows);
+  // The ops that read it cannot be asked about either: a tensor of a wrong shape is no input.
   if (exact.shape != got.view().shape) {
     for (Group::Member& member : group.members)
       *member.outcomes = {structural(
@@ -81,6 +82,7 @@ bool OpJudge::judge_block(RoundingContract contract, const Place& place,
     misshapen_.insert(key_of(place));
     return false;
   }
+  // The two models are read under the first contract alone: what they have does not depend on it.
   const auto reference = [&](const Pass* model) {
     return SelectedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
                         rows);
@@ -119,6 +121,8 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
   for (const SelectedRows& rows : samples) errors.samples.push_back(rows.view());
   group.derived.put_into(errors);
   Tensor rounding, drawn;
+  // The contract reads the sum as it was before it was rounded, and the trace has it rounded alone:
+  // what the rounding changed is an error of the input then.
   if (is_of_sum(call.contract) && read.size() == 1 && errors.deviations[0].empty()) {
     const TensorView sum = call.inputs[0];
     rounding = deviation_of_rounding(sum, dtype_at(read[0]));
@@ -147,6 +151,7 @@ bool OpJudge::narrow_enough(const Block& block) {
   if (power > 0)
     widest.of_row =
         std::max(widest.of_row, wide / std::sqrt(power * static_cast<double>(own.limit.size())));
+  // Budgets that together are larger than the results would pass a tensor of zeros.
   return !(wide > size);
 }
 

@@ -97,6 +97,8 @@ void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(p.order());
+  // The stream and the logits may be fp32 in a 16-bit run, and then are held to the spacing of fp32
+  // from that pass on.
   for (const Place& place : graph_.places()) {
     const RecordedTensor* tensor = may_be_wider(*place.point) ? pass.tensor(place, -1) : nullptr;
     if (tensor && tensor->dtype == DType::f32) wider_.insert(key_of(place));
@@ -142,6 +144,8 @@ const RecordedTensor* OpJudge::tensor_of(const Place& input, const JudgedPass& p
 bool OpJudge::rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                        const NodeRows& node, DType dtype, NodeOutcome& outcome) const {
   const Trouble trouble = pass.seen.trouble(place, dtype, node);
+  // The order matters: a tensor that nobody meant to keep is inconclusive, one of a point that no
+  // pass has shown yet waits for the end, and only then is it missing.
   if (trouble.absent && options_.partial) {
     outcome = inconclusive("the trace was taken of a selection that leaves them out");
   } else if (trouble.absent && !has_seen(*place.point)) {
@@ -246,6 +250,8 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
                             const JudgedPass& pass, Group& group) {
   const std::vector<RoundingContract> contracts = candidates(place);
   const RoundingContract first = contracts.front();
+  // Libraries pick such kernels by the shape of a call, so a node may round as either of the two;
+  // of a node that fits the stricter one that outcome is kept.
   if (contracts.size() == 1 && stricter_of(first) != first) {
     judge_under(stricter_of(first), place, inputs, pass, group);
     judge_under(first, place, inputs, pass, group);
@@ -255,6 +261,8 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
   } else {
     judge_under_each(contracts, place, inputs, pass, group);
   }
+  // The member's sums have the comparison with the two models, which was made once, and each
+  // outcome what its own contract introduced.
   for (Group::Member& member : group.members)
     for (NodeOutcome& outcome : *member.outcomes) {
       const ErrorSums own = outcome.sums;
@@ -276,6 +284,8 @@ void OpJudge::judge_under_each(const std::vector<RoundingContract>& contracts, c
                                          [&](size_t c) { return !contracts_.is_out(place, c); });
   for (const size_t c : std::span(order.begin(), out))
     judge_under(contracts[c], place, inputs, pass, group);
+  // A contract that is out is tried only where a node fits none of the others, which costs one
+  // judgement a contract where a node is wrong.
   const auto fits = [](const auto& m) { return std::ranges::any_of(*m.outcomes, may_round_so); };
   if (!std::ranges::all_of(group.members, fits))
     for (const size_t c : std::span(out, order.end()))
@@ -332,6 +342,8 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
                                        const Group& group, size_t i) {
   const OpKind op = place.point->op;
   Measure measure = group.members[i].meter->finish();
+  // Limits are learnt, and lowered, where one rounding is all there is: other contracts and hidden
+  // inputs have budgets of another make.
   if (contract == RoundingContract::fused && !group.blurred) {
     if (place.point->node_class != NodeClass::exact) reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));
@@ -382,6 +394,8 @@ void OpJudge::show_diffuse(const Place& place, const std::vector<Place>& inputs,
   int64_t& shown = shown_[key_of(place)];
   if (nodes == 0 || shown >= kMostShown) return;
   shown += nodes;
+  // The first measurement kept the errors of wrong elements alone; here no element is wrong, and
+  // all of them are kept.
   blur(candidates(place).front(), inputs, group);
   for (Group::Member& member : group.members)
     member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::all));

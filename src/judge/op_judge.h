@@ -70,7 +70,8 @@ class OpJudge {
     Limits limits;
   };
 
-  // graph: of what is judged.
+  // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked from one
+  // thread, a block of rows at a time.
   OpJudge(Oracle& oracle, const Graph& graph, Options options);
 
   void begin_pass(const PassView& pass);
@@ -196,7 +197,8 @@ class OpJudge {
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
 };
 
-// Makes a verdict of a node's measure. row_shape: the axes after the rows.
+// Makes a verdict of a node's measure. row_shape: the axes after the rows. The place, pass and
+// request of the outcome are for the caller to fill in.
 NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_scale);
 
 }  // namespace lockstep

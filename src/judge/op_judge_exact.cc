@@ -15,6 +15,7 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
   const RecordedTensor* k = pass.seen.tensor(inputs.at(0), node.request);
   const Shape wanted =
       k && k->shape.rank() == 3 ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
+  // Attention must not be asked what it makes of such a tensor.
   if (kv.shape != wanted || kv.shape.rank() != 4) {
     misshapen_.insert(key_of(place));
     return structural(fmt::format("shape {} was wanted, found {}", wanted.text(), kv.shape.text()),

@@ -81,6 +81,8 @@ struct OracleCall {
   KeysValues keys_values;            // attention: of the one request that all rows belong to
 };
 
+// The fp64 result of single ops of a model, each on the inputs that it is given. It is asked by one
+// thread at a time, and throws Error of inputs that are not as the model has them.
 class Oracle {
  public:
   virtual ~Oracle() = default;

@@ -91,6 +91,8 @@ NodeOutcome outcome_of(Measure measure, const Shape& row_shape, double limit_sca
   outcome.blank = measure.excluded == measure.elements;
   outcome.besides = measure.different == 0 ? Verdict::bitwise : Verdict::rounding;
   const Statistic* failing = nullptr;
+  // Statistics come with the plainest first (bits, the largest error), and the first that fails is
+  // the one that is told.
   for (const Statistic& statistic : measure.statistics) {
     if (statistic.kind == StatisticKind::rms_error) {
       outcome.t2 = statistic.value / statistic.limit;

@@ -33,6 +33,8 @@ bool may_be_wider(const Point& p) {
          p == point("mlp.residual");
 }
 
+// Only a tensor all of whose numbers are ones of the dtype is taken for a widened one; a single
+// number between makes it fp32, which it is then held to.
 Pass narrowed(Pass pass, DType run) {
   if (run != DType::bf16 && run != DType::f16) return pass;
   for (RecordedTensor& tensor : pass.tensors) {
@@ -162,6 +164,7 @@ SelectedRows::SelectedRows(const RecordedTensor* tensor, std::span<const Row> ro
   const TensorView& all = tensor->data;
   const auto first = std::ranges::find(tensor->rows, rows[0]);
   const std::ptrdiff_t count = rows.size();
+  // Rows of one request mostly lie together, and then nothing is copied.
   if (tensor->rows.end() - first >= count && std::equal(rows.begin(), rows.end(), first)) {
     view_ = all.slice(first - tensor->rows.begin(), count);
     return;

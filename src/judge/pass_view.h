@@ -40,7 +40,8 @@ class PassView {
  public:
   // All are borrowed. Rows outside `selection` are not expected. Engines compute what comes after
   // the last cache for the rows with logits alone, if they like: the graph tells where that is.
-  // Null: nowhere.
+  // Null: nowhere. All that it returns points into the pass, which must outlive it, and into
+  // itself.
   PassView(const Pass& pass, const Selection& selection, const Graph* graph = nullptr);
 
   const PassInfo& info() const { return pass_.info; }
@@ -76,7 +77,9 @@ class PassView {
 // Rows of a CPU tensor by name. Where they lie together nothing is copied.
 class SelectedRows {
  public:
-  // An empty view when the tensor is null, was kept without data, or lacks one of the rows.
+  // An empty view when the tensor is null, was kept without data, or lacks one of the rows. The
+  // view is of the tensor, which must outlive this, or of a copy that this owns, where the rows do
+  // not follow each other.
   SelectedRows(const RecordedTensor* tensor, std::span<const Row> rows);
   const TensorView& view() const { return view_; }
 

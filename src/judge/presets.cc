@@ -136,6 +136,7 @@ bool is_at(std::string_view globs, const Point& p) {
   return globs.empty() || Selection(std::string(globs), "", "", "").has(p, -1);
 }
 
+// Later lines overwrite earlier ones, so that a line for some points may follow one for all.
 RoundingContract contract_at(const Preset& preset, const Point& p) {
   RoundingContract contract = fused;
   for (const Preset::Line& line : preset.lines)
@@ -143,7 +144,8 @@ RoundingContract contract_at(const Preset& preset, const Point& p) {
   return contract;
 }
 
-// All contracts that an op can have, whatever the run's dtype and the model's biases.
+// All contracts that an op can have, whatever the run's dtype and the model's biases. A person's
+// spelling is checked before the run is known; check_can_round() asks again when it is.
 std::vector<RoundingContract> ever_had_by(OpKind op) {
   std::vector<RoundingContract> all = contracts_of(op, {DType::bf16, true});
   for (const RoundingContract more : contracts_of(op, {DType::f32, true}))

@@ -30,6 +30,9 @@ void RoutingComparison::add(const PassView& seen, const Pass& exact, const Pass&
   }
 }
 
+// The margin of a row is the largest logit of the fp64 model that the engine left out, less the
+// smallest that it took: above 0 the engine took another expert, and how far above, beside what
+// rounding does to these logits, says whether that is a near tie.
 void RoutingComparison::add_row(std::span<const double> chosen, std::span<const double> exact,
                                 std::span<const double> rounded) {
   std::vector<bool> taken(exact.size());

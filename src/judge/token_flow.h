@@ -15,7 +15,8 @@
 namespace lockstep {
 
 // Whether the passes hang together: positions of a request follow each other, and what is fed at a
-// position is the prompt, what was forced, or what was chosen one position earlier.
+// position is the prompt, what was forced, or what was chosen one position earlier. It keeps the
+// tokens of all requests, and of each position one hash, for the whole run.
 class TokenFlow {
  public:
   void begin(const Pass& pass);

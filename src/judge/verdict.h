@@ -180,6 +180,8 @@ struct Result {
     std::optional<Place> first;
   };
 
+  // Everything is in units of its limits or in those of the tensors; nothing here refers to the
+  // pass or the trace that it came from, so that a Result can be kept.
   RunVerdict verdict = RunVerdict::inconclusive;
   std::string story;  // one sentence a person can act on
   int64_t expected = 0, judged = 0;

@@ -7,7 +7,9 @@
 
 namespace lockstep {
 
-// The activation buffers of a pass, owned by the model and reused from pass to pass.
+// The activation buffers of a pass, owned by the model and reused from pass to pass. One pass at a
+// time uses them. The views hold until the next resize() or, of those that a half of a layer makes,
+// next_half().
 class Activations {
  public:
   // How long a tensor stays whole: until another half of a layer (its attention, its MLP) makes
@@ -20,7 +22,8 @@ class Activations {
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
 
-  // The device memory that it takes for passes of that many rows.
+  // The device memory that it takes for passes of that many rows. In bytes, allocations rounded up
+  // as the device rounds them.
   int64_t memory(int64_t tokens, int64_t logit_rows) const;
 
   // Begins a half of a layer, or what comes after the last one: from here on the views are of

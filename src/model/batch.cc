@@ -36,6 +36,7 @@ void fill_attention(Batch& batch) {
 
   size_t most = 1;
   for (const RequestPages& p : batch.info.pages) most = std::max(most, p.pages.size());
+  // Rows of the table have one width; what a request has no page for is -1, which no kernel reads.
   std::vector<int32_t> table(batch.info.pages.size() * most, -1);
   for (size_t r = 0; r < batch.info.pages.size(); ++r)
     std::ranges::copy(batch.info.pages[r].pages, table.begin() + static_cast<long>(r * most));
@@ -74,6 +75,7 @@ void RopeCache::put_row(const RopeFrequencies& frequencies, int64_t position, in
   frequencies.put_row(position, span(cos_), span(sin_));
 }
 
+// At least doubles, so that decoding token by token seldom copies the rows that there are.
 void RopeCache::grow(int64_t entries) {
   if (!cos_.view().empty() && cos_.view().rows() >= entries) return;
   const Shape shape = {std::max<int64_t>(entries, 2 * filled_), config_.head_dim / 2};
@@ -85,6 +87,7 @@ void RopeCache::grow(int64_t entries) {
 }
 
 RopeCache::Tables RopeCache::on_device(const Batch& batch) {
+  // Tables that are not these are somebody's own, such as a fault's: they are copied for each pass.
   if (batch.cos.data != cos_.view().data || batch.sin.data != sin_.view().data) {
     other_cos_ = copy_on(device_, batch.cos);
     other_sin_ = copy_on(device_, batch.sin);
@@ -95,6 +98,7 @@ RopeCache::Tables RopeCache::on_device(const Batch& batch) {
     device_sin_ = Tensor(sin_.view().shape, DType::f32, device_);
     changed_ = true;
   }
+  // Graphs have the address of the copy in them, so it is written over in place.
   if (std::exchange(changed_, false)) {
     copy(device_cos_, cos_);
     copy(device_sin_, sin_);

@@ -9,7 +9,9 @@
 
 namespace lockstep {
 
-// The arguments of one forward pass: what PassInfo says, as the ops take it.
+// The arguments of one forward pass: what PassInfo says, as the ops take it. On the CPU as
+// make_batch() leaves it; DeviceBatch has one whose tensors are on a device. The tensors are its
+// own, but cos and sin, which are the tables'.
 struct Batch {
   PassInfo info;
   Tensor tokens;                                   // [tokens]  int32
@@ -29,7 +31,8 @@ struct Batch {
 };
 
 // The rotary tables of a model, grown as positions are needed. Types whose frequencies depend on
-// the request's length get a table for the one pass, with a row per token.
+// the request's length get a table for the one pass, with a row per token. fp32, made on the host
+// by rope_frequencies(). One thread at a time may use it.
 class RopeCache {
  public:
   // device: where on_device() has them.
@@ -59,7 +62,8 @@ class RopeCache {
   Tensor other_cos_, other_sin_;    // of tables that somebody put in the place of these
 };
 
-// The arguments for `info`, whose pages are in the order of the requests' rows.
+// The arguments for `info`, whose pages are in the order of the requests' rows. Throws Error of a
+// pass without rows, or with another number of page tables than requests.
 Batch make_batch(PassInfo info, RopeCache& tables);
 
 }  // namespace lockstep

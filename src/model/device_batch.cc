@@ -72,6 +72,8 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables) {
   put<int32_t>(host_.tokens, batch.tokens, constant(0));
   put<int32_t>(host_.positions, batch.positions, constant(0));
   put<int64_t>(host_.slots, batch.slots, constant(-1));
+  // Padded rows of logits name padded tokens, and padded queries are of requests without a context,
+  // which end one token further each.
   put<int32_t>(host_.logit_rows, batch.logit_rows, [&](int64_t i) { return taken.tokens + i; });
   put<int32_t>(host_.query_start, batch.query_start,
                [&](int64_t i) { return taken.tokens + 1 + i; });

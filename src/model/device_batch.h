@@ -22,7 +22,8 @@ class DeviceBatch {
 
   DeviceBatch(const Room& room, Device device);
 
-  // Throws Error when the batch takes more than there is room for.
+  // Throws Error when the batch takes more than there is room for. The copy is made in the stream
+  // of the device, and the host's block is free for the next call when it returns.
   void fill(Batch batch, RopeCache& tables);
 
   // The batch that it was filled with last. Its `info` is without the padding.

@@ -1,3 +1,5 @@
+// The one place where a checkpoint's architecture decides anything: a graph, which the judge has
+// too, and a forward pass.
 #include <string>
 
 #include "kernels/base/check.h"

@@ -26,6 +26,7 @@ void FusedExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   stream_ = a_.next_half();
   const AddNormInput input = {
       .sum = stream_, .a = before, .b = branch, .weight = weight, .eps = eps_};
+  // Until the matmul has run neither sum nor norm is there to be shown.
   if (matmul_computes_norm(norm.point, norm_layer)) {
     deferred_norm_.emplace(DeferredNorm{.input = input,
                                         .residual = residual.point,
@@ -97,6 +98,10 @@ void FusedExecutor::gate_up_silu(const LayerWeights& w) {
 
 std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass) {
   if (const auto& own = pass.model.placement().make_executor) return own(pass);
+  return make_own_executor(pass);
+}
+
+std::unique_ptr<LayerExecutor> make_own_executor(const PassParts& pass) {
   const FusedOps& all = pass.model.fused();
   // Who changes what is shown must be asked before the next piece is computed, which a user's
   // fused op, that shows nothing of its inside, does not prevent.

@@ -63,5 +63,7 @@ using MakeExecutor = std::function<std::unique_ptr<LayerExecutor>(const PassPart
 // Makes the executor that the model was told of; otherwise one with fused ops, as far as its table
 // has them whole, and one op at a time where the probe may change what it is shown.
 std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass);
+// The second of these.
+std::unique_ptr<LayerExecutor> make_own_executor(const PassParts& pass);
 
 }  // namespace lockstep

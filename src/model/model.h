@@ -29,6 +29,7 @@ struct PassParts;
 // Where a model's ops run, and by whom.
 struct Placement {
   ThreadPool* threads = nullptr;  // borrowed
+  // Borrowed; null on the CPU.
   CUstream_st* stream = nullptr;
   Device device = Device::cpu;
   // Makes the executors of passes in the place of the model's own (layer_executor.h); empty: none.
@@ -42,7 +43,8 @@ struct Forward {
 };
 
 // A model that can be run, owned by the engine: its weights by meaning, its buffers, and the code
-// of its family.
+// of its family. One pass at a time: forward() uses the model's own buffers, unless it is given
+// others. It is not const for that alone.
 class Model {
  public:
   // Throws Error when no family in families.cc is of the checkpoint's architecture. The checkpoint
@@ -54,11 +56,11 @@ class Model {
   Device device() const { return placement_.device; }
   Graph graph() const;
 
-  // An empty cache of one layer.
+  // An empty cache of one layer. `storage` owns it, and must outlive it; its numbers are not set.
   KvCache make_cache(int64_t pages, int64_t page_size, std::vector<Tensor>& storage) const;
 
   // Computes the batch's tokens: writes their K and V into `caches` (one a layer) and shows every
-  // point to the probe.
+  // point to the probe. Throws what ops throw; the pass is then half written, in the caches too.
   Forward forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe);
   // The same in other buffers than the model's own; valid as long as nobody else uses those.
   Forward forward(const Batch& batch, const std::vector<KvCache>& caches, Probe& probe,

@@ -27,6 +27,8 @@ int64_t Weights::memory(const ModelConfig& config, DType dtype, Device device) {
   return bytes;
 }
 
+// On the CPU cast() returns the mapped file itself where it has the dtype, and leaves the copy
+// empty.
 TensorView Weights::load(const TensorView& tensor, DType dtype, Device device) {
   if (device == Device::cpu) return cast(tensor, dtype, copies_.emplace_back());
   Tensor converted;

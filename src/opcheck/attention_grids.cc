@@ -56,6 +56,10 @@ GridCase with_values(GridCase made, Values values) {
 
 }  // namespace
 
+// Kernels fail where their tiles end: at head sizes that are no power of two, groups that do not
+// fill a tile, pages that end inside one, windows that begin inside a page, contexts that are
+// split, and positions past 16 bits. Each of these is in some case, and every head size meets every
+// group.
 std::vector<GridCase> attention_grid() {
   std::vector<GridCase> all;
   int64_t i = 0;
@@ -89,6 +93,8 @@ std::vector<GridCase> attention_grid() {
   return all;
 }
 
+// Past 32767 and 65535 a position is cut by 16-bit integers; at large angles an angle in fp32 is
+// off by many of its spacings.
 std::vector<GridCase> rope_grid() {
   std::vector<GridCase> all;
   const auto add = [&](int64_t head_dim, int64_t heads, std::vector<Stretch> pass) -> GridCase& {
@@ -110,6 +116,7 @@ std::vector<GridCase> rope_grid() {
   return all;
 }
 
+// Later passes write beside what earlier ones left, which must stay as it is.
 std::vector<GridCase> cache_grid() {
   std::vector<GridCase> all;
   const auto add = [&](int64_t head_dim, int64_t kv_heads, int64_t page,
@@ -135,6 +142,7 @@ std::vector<GridCase> cache_grid() {
   return all;
 }
 
+// Both families are tried, since the fused op leaves the norm out where the model has none.
 std::vector<GridCase> qk_norm_rope_grid() {
   std::vector<GridCase> all;
   int64_t i = 0;

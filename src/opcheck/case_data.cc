@@ -1,3 +1,6 @@
+// Normal numbers are drawn once, into a table, and every tensor takes a stretch of it that begins
+// elsewhere: filling a large one then costs a copy. The same case has the same numbers in every
+// call and on every machine.
 #include "src/opcheck/case_data.h"
 
 #include <fmt/format.h>
@@ -20,12 +23,14 @@ namespace {
 
 constexpr int64_t kTable = 16411;  // a prime, so that rows of no width are equal
 
-// The most that the normal numbers of a table may be scaled by where fp16 holds them all.
+// The most that the normal numbers of a table may be scaled by where fp16 holds them all. 3.5 x
+// 18000 is below fp16's largest number, 65504.
 constexpr double kLarge = 18000;
 // Scores of such Q and K overflow fp16, and so do the exponentials of such gates.
 constexpr double kLargeScore = 60, kLargeGate = 100, kLargeUp = 1000, kLargeLogit = 300;
 
-// Normal numbers, of four uniform ones each: none is beyond 3.5.
+// Normal numbers, of four uniform ones each: none is beyond 3.5. A sum of four uniform numbers has
+// a variance of a third; the root of 3 makes it 1.
 std::vector<double> normal_numbers() {
   std::mt19937_64 random(7);
   const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
@@ -35,12 +40,16 @@ std::vector<double> normal_numbers() {
   return all;
 }
 
+// 32 times the least subnormal number of fp16 (2^-24), where it has few digits left, and 32 times
+// the least normal one of fp32 and bf16 (2^-126), below which products fall.
 double tiny_scale(DType dtype) { return dtype == DType::f16 ? 0x1p-19 : 0x1p-121; }
 
 bool is_any(const Point& p, std::initializer_list<std::string_view> names) {
   return std::ranges::count(names, p.name) > 0;
 }
 
+// Under `tiny` Q and gates keep their size, for two tiny factors would make nothing but 0. Under
+// `large` each point has the scale that makes its own op overflow fp16 on the way.
 double scale_of(const Point& p, Values values, DType dtype) {
   if (values == Values::tiny)
     return is_any(p, {"attn.q_rope", "mlp.gate", "mlp.expert_gate"}) ? 1 : tiny_scale(dtype);
@@ -77,7 +86,8 @@ class CaseMaker {
   std::map<int32_t, std::vector<int32_t>> tables_;  // of pages, by request
 };
 
-// The next numbers of the table.
+// The next numbers of the table. Numbers are rounded to the tensor's dtype as they are stored.
+// Beyond one table's length they repeat.
 void CaseMaker::fill(const TensorView& out, double scale, double base) {
   static const std::vector<double> normal = normal_numbers();
   const Tensor table({std::min(kTable, out.count())}, out.dtype);
@@ -108,6 +118,7 @@ void CaseMaker::fill_weight(const std::string& name, const TensorView& weight) {
     fill(weight, product ? gain / std::sqrt(weight.shape.last()) : 1);
 }
 
+// The table of points has the axes of each tensor by their names.
 Shape CaseMaker::shape_of(const Point& p, int64_t rows) const {
   const SmallModel& m = shape_.model;
   const std::map<std::string_view, int64_t> extents = {
@@ -123,6 +134,8 @@ Shape CaseMaker::shape_of(const Point& p, int64_t rows) const {
   return Shape(axes);
 }
 
+// A page table in order would hide an op that ignores it, so pages are dealt out at random, always
+// the same.
 void CaseMaker::give_pages() {
   std::map<int32_t, int64_t> lengths;
   for (const auto& pass : shape_.passes)
@@ -141,6 +154,8 @@ void CaseMaker::give_pages() {
       tables_[request].push_back(order[next++]);
 }
 
+// Tokens only matter to the embedding; elsewhere each position has one of its own, so that no two
+// requests are taken for one text by the judge.
 PassInfo CaseMaker::info_of(size_t number) const {
   PassInfo info{.pass = static_cast<int32_t>(number)};
   const auto token_at = [&](int32_t request, int32_t position) {
@@ -255,6 +270,8 @@ RecordedTensor CaseMaker::cache_of(const Place& place, int32_t request, int64_t 
   return made;
 }
 
+// The manifest selects the op's outputs alone: all other nodes of the model are neither computed
+// nor expected.
 CaseData CaseMaker::make() {
   give_pages();
   CaseData made{.checkpoint = checkpoint_of(shape_.model, dtype_,

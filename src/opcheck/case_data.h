@@ -9,6 +9,9 @@
 
 namespace lockstep {
 
+// The checkpoint has all weights of a model of one layer, those that the op does not read being 0.
+// Tensors are on the CPU, in the dtype that their point has in such a run; the rotary tables are
+// fp32, choices of experts int32.
 struct CaseData {
   Checkpoint checkpoint;
   Manifest manifest;

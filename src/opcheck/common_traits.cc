@@ -1,3 +1,6 @@
+// Looks for the shortest true sentence about wrong cases: one trait that they all have and no right
+// case has; else a bound on a number; else two traits together; and where nothing separates the
+// two, what leaves the fewest right cases among them. A trait that every case has says nothing.
 #include "src/opcheck/common_traits.h"
 
 #include <fmt/format.h>
@@ -63,7 +66,8 @@ class Common {
   std::vector<Trait> traits_;
 };
 
-// A number from which on cases are wrong, or up to which.
+// A number from which on cases are wrong, or up to which. A name counts only where every case has a
+// number under it, or else a case without it would pass for a right one.
 std::string Common::of_numbers() const {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const Trait& trait : tried_.front().traits) {

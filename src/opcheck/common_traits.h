@@ -8,6 +8,7 @@
 
 namespace lockstep {
 
+// One case that the op computed, and whether its result was wrong.
 struct TriedCase {
   std::vector<Trait> traits;
   bool wrong = false;

@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+// Each call makes its table anew; op_grid.h's grid_of() sorts it by size.
 std::vector<GridCase> gather_grid();
 std::vector<GridCase> norm_grid();
 std::vector<GridCase> matmul_grid();

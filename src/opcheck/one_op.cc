@@ -1,3 +1,7 @@
+// The user's op takes its place in a table whose other entries are Lockstep's own. Fused ops of
+// that table are made of their pieces, on which Lockstep's own side of a fused case is timed.
+// Whatever the user's op throws becomes an OpError, by which the trial tells the op's faults from
+// its own.
 #include "src/opcheck/one_op.h"
 
 #include <cstring>
@@ -9,7 +13,8 @@
 namespace lockstep {
 namespace {
 
-// A cache before a call that writes some of its slots.
+// A cache before a call that writes some of its slots. An op that writes beside its slots is right
+// in what it was asked for and damages another request, which no comparison of results would show.
 class SlotGuard {
  public:
   SlotGuard(const KvCache& cache, const TensorView& slots)
@@ -45,6 +50,7 @@ class SlotGuard {
 };
 
 template <typename Call>
+// A refusal is an answer, and passes through.
 void as_op_error(const Call& call) {
   try {
     call();
@@ -55,6 +61,7 @@ void as_op_error(const Call& call) {
   }
 }
 
+// Tensors that a fused op stores nowhere are allocated for the call and freed with it.
 FusedOps by_pieces(const Ops& ops) {
   FusedOps fused;
   fused.add_rms_norm = [ops](const OpContext& context, const TensorView& out,

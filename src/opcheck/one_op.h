@@ -19,6 +19,8 @@ class OpError : public Error {
   using Error::Error;
 };
 
+// Two tables of ops for the same run: they differ in the one op that is tried, so that all else
+// that a case needs is computed by the same hand.
 struct OneOp {
   // Lockstep's own, fused ops included, and the same with one op of the user's, which throws
   // OpError where it throws another Error than OpRefusal, and where it writes the cache beside the
@@ -26,6 +28,8 @@ struct OneOp {
   std::vector<Implementation> implementations;
   std::shared_ptr<int64_t> calls;  // of the user's op
 };
+// own and of_user are copied; `library` is named in the sentences of OpError. Where the op writes a
+// cache the caches are copied around each call, on the CPU.
 OneOp one_op(std::string_view op, const Ops& own, const Ops& of_user, const std::string& library);
 
 }  // namespace lockstep

@@ -1,3 +1,7 @@
+// The table from an op's name to its shapes, which must have each op of lockstep_ops.h, and the
+// facts about a case that are derived from its shape: powers of two, multiples of 32, being one or
+// several. They are derived for common_to(), as kernels are wrong by such rules more often than at
+// single sizes.
 #include "src/opcheck/op_grid.h"
 
 #include <fmt/format.h>
@@ -72,6 +76,8 @@ const char* kind_of(const GridCase& shape) {
 
 }  // namespace
 
+// Fused ops are not in the graph of a model: their outputs, what they read and what stays inside
+// are named here.
 OpPlaces places_of(std::string_view op, const GridCase& shape) {
   if (op == kAddRmsNorm.name)
     return {places({"attn.residual", "mlp.norm"}), places({"embed", "attn.o"}), {}};

@@ -12,7 +12,8 @@
 
 namespace lockstep {
 
-// The rows that a pass computes of one request, `count` of them from position `first` on.
+// The rows that a pass computes of one request, `count` of them from position `first` on. `first`
+// positions precede it, which the request has in its cache.
 struct Stretch {
   int32_t first = 0, count = 1;
 };
@@ -50,7 +51,8 @@ struct GridCase {
   std::vector<Trait> traits;  // beside those that every case has
 };
 
-// The places of an op in a model of one layer.
+// The places of an op in a model of one layer. An op of one line stores one output; a fused one
+// several, and has places inside of it that nobody sees.
 struct OpPlaces {
   std::vector<Place> outputs;  // the first is not always the one that it names
   std::vector<Place> reads;
@@ -66,7 +68,8 @@ std::vector<GridCase> grid_of(std::string_view op);
 std::vector<Trait> traits_of(const GridCase& shape, DType dtype);
 std::string text_of(const std::vector<Trait>& traits);
 
-// Numbers that the op's inputs have in that case; what a case's size is.
+// Numbers that the op's inputs have in that case; what a case's size is. It orders cases, and is no
+// count to rely on: weights count once, rows and contexts as often as they are read.
 int64_t numbers_in(const GridCase& shape);
 
 }  // namespace lockstep

@@ -1,3 +1,6 @@
+// A case is judged by the Judge of a run, on a trace of one layer that only has the op's inputs and
+// outputs: so a library's op is held to the same budgets and statistics as an engine's. What a
+// fused op keeps inside is hidden, and judged with its output (src/judge/hidden.h).
 #include "src/opcheck/op_trial.h"
 
 #include <fmt/format.h>
@@ -36,6 +39,8 @@ OpRunnerOptions runner_options(std::string_view op, DType dtype, const OpTrialOp
           .shown = places.outputs};
 }
 
+// One rounding at the store is what the headers of ops promise, unless the person who asks declares
+// another contract.
 JudgeOptions judging_as_run(const OpTrialOptions& options, const OpPlaces& places) {
   std::vector<std::string_view> names;
   for (const Place& place : places.outputs) names.push_back(place.point->name);
@@ -68,6 +73,8 @@ OpTrial::OpTrial(std::string_view op, const GridCase& shape, DType dtype,
   judged_.graph = graph_of(shape.model, places_.turns);
 }
 
+// An op that writes a cache finds there what its earlier passes wrote, and 0 in slots that nobody
+// has written.
 Pass OpTrial::begun(size_t number, const std::vector<RecordedTensor>& made) const {
   Pass pass = data_.passes[number];
   const SmallModel& m = shape_.model;
@@ -144,6 +151,7 @@ OpTrial::Verdict OpTrial::judge_passes(bool with_causes) {
   }
   Result result = judge.finish({}, /*complete=*/true);
   if (causes) causes->put_into(result);
+  // A case of which something was not judged would count as right by silence.
   check(result.judged > 0 && result.judged == result.expected,
         "of the grid's case {} ({}) {} of {} nodes could be judged: {}", op_,
         text_of(traits_of(shape_, dtype_)), result.judged, result.expected, result.story);

@@ -28,13 +28,16 @@ struct OpFailure {
   std::vector<Finding::LooksLike> looks_like;
 };
 
-// Who computes a case, and how it is judged.
+// Who computes a case, and how it is judged. threads: of the op, the oracle and the judge; 0: one a
+// core.
 struct OpTrialOptions {
   Device device = Device::cpu;
   int threads = 0;
   RoundingOptions rounding;
 };
 
+// Makes the numbers of its case when it is made and keeps them, so that judging and timing are on
+// the same inputs. One thread at a time may use it.
 class OpTrial {
  public:
   // implementations: of Lockstep and of the user, who has that op alone. All is borrowed.
@@ -47,9 +50,12 @@ class OpTrial {
     std::string refusal;  // the op's own sentence, where it did not compute the case; "": it did
   };
   // The user's op held to the exact results. with_causes: looks for what a wrong one looks like.
-  // Throws Error when the case cannot be judged, which would be this room's fault.
+  // Throws Error when the case cannot be judged, which would be this room's fault. The op runs on
+  // `device`; what it stored is judged on the CPU. An OpError is a failure without a point, a
+  // refusal no failure at all.
   Verdict judge(bool with_causes);
-  // Seconds that one of the implementations takes for all passes.
+  // Seconds that one of the implementations takes for all passes. Caches are as the passes before
+  // left them; copies to and from the device are not in it.
   double seconds(size_t which);
 
   const OpPlaces& places() const { return places_; }

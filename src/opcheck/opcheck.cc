@@ -1,3 +1,6 @@
+// Op by op, and shape by shape from the smallest on: the first wrong case is then the smallest,
+// which is the one to debug. Large shapes take the dtypes in turn, one each. Time is measured of
+// right cases alone, as a wrong kernel's speed says nothing.
 #include "src/opcheck/opcheck.h"
 
 #include <fmt/format.h>
@@ -147,6 +150,8 @@ void Checker::try_case(const GridCase& shape, DType dtype, const OneOp& one) {
   if (!wrong && shape.timed) time(trial);
 }
 
+// Causes are looked for in a later case only while no earlier one showed any, and in a few cases at
+// most: each search computes the op in many wrong ways.
 void Checker::look_into(OpTrial& trial, const GridCase& shape, DType dtype,
                         OpTrial::Verdict verdict) {
   const bool is_first = !account_.first.has_value();
@@ -170,7 +175,8 @@ void Checker::time(OpTrial& trial) {
   if (own > 0) ratios_.push_back(user / own);
 }
 
-// The smallest wrong case as a trace in memory, from which a repro is made as from any other.
+// The smallest wrong case as a trace in memory, from which a repro is made as from any other. An
+// Error is kept as the reason why there is no folder: a verdict on the ops does not depend on it.
 void Checker::write_repro_of_first() {
   const auto write = [&] {
     const OpPlaces places = places_of(account_.op, *first_);

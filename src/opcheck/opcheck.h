@@ -22,7 +22,7 @@ struct OpsOptions {
   std::string folder;  // where repros go, each in a folder of its op; "": none are written
 };
 
-// The cases of one op.
+// The cases of one op. Times are in seconds, for all passes of a case.
 struct OpAccount {
   std::string op;
   int64_t cases = 0, wrong = 0;  // that it computed
@@ -46,7 +46,8 @@ struct OpsResult {
 };
 
 // Throws Error where the library cannot be opened, has no op or none of `only`, and where a case
-// could not be judged.
+// could not be judged. Cases run one after another, each in a table of ops of its own, and the same
+// numbers are drawn in every run, so that two runs can be compared.
 OpsResult check_ops(const OpsOptions& options, Detail detail = Detail::screen);
 
 // 0: all are right, 1: some are wrong, 2: one computed no case, and none is wrong.

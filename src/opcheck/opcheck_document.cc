@@ -1,3 +1,5 @@
+// A table with a line an op, a paragraph for each op that is wrong, and the verdict. The JSON has
+// the same, by the names of tools/schemas/ops.schema.json.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -90,6 +92,7 @@ int64_t cases_of(const OpsResult& result) {
   return cases;
 }
 
+// An op that refused every case is said before right ones are: it was held to nothing.
 std::string story_of_ops(const OpsResult& result) {
   std::vector<std::string> wrong;
   for (const OpAccount& op : result.ops)

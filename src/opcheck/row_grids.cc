@@ -1,4 +1,7 @@
-// Shapes of the ops whose rows know nothing of each other.
+// Shapes of the ops whose rows know nothing of each other. Widths around those of vectors and
+// tiles: multiples of 32, one more, odd ones, and ones that real models have; rows from one to a
+// few tiles. Of each op a few cases have numbers that overflow fp16, are nearly subnormal, or are
+// 0.
 #include <fmt/format.h>
 
 #include "src/opcheck/grids.h"
@@ -21,6 +24,7 @@ GridCase of_rows(std::string_view point, int32_t count, std::vector<Trait> trait
   return made;
 }
 
+// A row of the hidden size, whatever the op computes of it.
 GridCase hidden_sum(std::string_view point, int64_t width, int32_t count) {
   GridCase made = of_rows(point, count, {{"width", width}});
   made.model.hidden = width;
@@ -83,6 +87,8 @@ std::vector<GridCase> gather_grid() {
   return all;
 }
 
+// A norm over a head is tried with the sizes that heads have, one over the hidden size with those
+// of a stream; eps matters where rows are tiny.
 std::vector<GridCase> norm_grid() {
   std::vector<GridCase> all;
   for (const int64_t width : {8, 33, 64, 80, 96, 100, 128, 257, 896, 1025, 4096, 5120})
@@ -111,6 +117,8 @@ std::vector<GridCase> norm_grid() {
   return all;
 }
 
+// Inputs and outputs are off the multiples of a tile in turn, so that a kernel that forgets the
+// rest of either is told from one that forgets both.
 std::vector<GridCase> matmul_grid() {
   std::vector<GridCase> all;
   struct Sizes {
@@ -186,6 +194,8 @@ std::vector<GridCase> add_grid() {
   return all;
 }
 
+// Equal largest values are allowed to go either way; what matters is that an index is one of
+// theirs, past 16 bits too.
 std::vector<GridCase> argmax_grid() {
   std::vector<GridCase> all;
   for (const int64_t vocab : {8, 33, 1000, 32003, 70001})

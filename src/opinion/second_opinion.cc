@@ -32,7 +32,8 @@ struct Lacking {
   std::string what;
 };
 
-// To a dtype, halves to even. Its own, as all here.
+// To a dtype, halves to even. Its own, as all here. Scaling by powers of two is exact, so that
+// rint() alone rounds, in the current mode: to nearest even.
 long double rounded(long double x, DType dtype) {
   if (!std::isfinite(x) || x == 0) return x;
   const FloatFormat format = format_of(dtype);
@@ -89,6 +90,7 @@ struct SecondOpinion::Call {
   DType dtype;
 
   const RecordedTensor& tensor(const Place& of) const {
+    // The tensor of this request, where a point has one for each, as the cache.
     const RecordedTensor* found = pass.find(*of.point, of.layer, row.request);
     if (!found || found->data.view().empty())
       throw Lacking{fmt::format("{} was not kept", of.point->name)};
@@ -131,10 +133,12 @@ long double SecondOpinion::norm(const Call& call) const {
   if (reads_sum(call.contract) && call.inputs[0].point->op == OpKind::add) {
     const std::vector<Place> terms = graph_.inputs_of(call.inputs[0]);
     const Numbers a = call.numbers(terms.at(0)), b = call.numbers(terms.at(1));
+    // Under these contracts the norm reads the sum before it is stored, which nobody recorded.
     for (size_t i = 0; i < x.size(); ++i) x[i] = a[i] + b[i];
   }
   const std::string weight = name_of_part(call.place, ".weight");
   const int64_t width = checkpoint_.tensor(weight).count(), column = call.index.back();
+  // Where there are heads, each is normed by itself.
   const auto first = call.index.size() > 1 ? call.index[0] * width : 0;
   long double squares = 0;
   for (int64_t i = 0; i < width; ++i) squares += x[first + i] * x[first + i];
@@ -152,6 +156,7 @@ long double SecondOpinion::product(const Call& call, const std::string& weight, 
     long double operand = x.at(k);
     if (call.contract == operands_bf16) operand = rounded(operand, DType::bf16);
     if (call.contract == operands_fp16) operand = rounded(operand, DType::f16);
+    // A product of two numbers of fp32 has 48 bits at most, and is exact in 64.
     sum += operand * rounded(value_at(w, row * w.shape[1] + k), dtype_);
   }
   return sum;
@@ -190,6 +195,7 @@ long double SecondOpinion::attention(const Call& call) const {
   const int64_t heads = std::ssize(q) / dim, head = call.index[0];
   const int64_t kv_head = head / (heads / kv_heads);
   const bool reads_fp16 = call.contract == operands_fp16 || call.contract == flash_fp16;
+  // attn.kv shows K and V of a position side by side, [positions, 2, kv heads, dim].
   const auto cached = [&](int64_t position, int64_t half, int64_t d) -> long double {
     const long double x = value_at(data, ((position * 2 + half) * kv_heads + kv_head) * dim + d);
     return reads_fp16 || call.contract == cache_fp16 ? rounded(x, DType::f16) : x;
@@ -215,6 +221,7 @@ long double SecondOpinion::attention(const Call& call) const {
     if (!scales_query) score *= scale;
     weights.push_back(rounds ? call.kept(score) : score);
   }
+  // Shifted by the largest, so that no exponential overflows.
   const long double largest = *std::ranges::max_element(weights);
   long double sum = 0, result = 0;
   for (long double& w : weights) sum += w = std::exp(w - largest);
@@ -275,6 +282,8 @@ long double SecondOpinion::weighted_sum(const Call& call) const {
   std::vector<std::pair<long double, long double>> terms;  // by expert
   for (size_t c = 0; c < weights.size(); ++c)
     terms.emplace_back(chosen[c], weights[c] * y[c * width + call.index[0]]);
+  // By expert, the order in which Hugging Face adds them; where nothing is rounded on the way the
+  // order hardly matters.
   std::ranges::sort(terms);
   long double sum = 0;
   for (size_t c = 0; c < terms.size(); ++c) {
@@ -290,6 +299,7 @@ long double SecondOpinion::evaluate(const Call& call) const {
   switch (call.place.point->op) {
     case OpKind::gather:
       for (const PassRow& r : call.pass.info.rows)
+        // The token that was fed is not a tensor: the pass has it.
         if (r.row == call.row) {
           const std::string table = name_of_part(call.place, ".weight");
           return weight_at(table, r.token * checkpoint_.tensor(table).shape[1] + call.index[0]);

@@ -18,6 +18,7 @@
 
 namespace lockstep {
 
+// Its questions change nothing in it, so that several threads may ask.
 class SecondOpinion {
  public:
   // The value of one element. long double has 64 bits on x86-64: a sum of n products loses at most

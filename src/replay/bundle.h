@@ -10,7 +10,7 @@
 namespace lockstep {
 
 // A model that has nothing but that attention, and a trace of it with one pass. The op is layer 0
-// attn.out.
+// attn.out. The reader holds its one pass in memory; nothing here refers to the file any more.
 struct Bundle {
   Checkpoint checkpoint;
   std::unique_ptr<TraceReader> reader;

@@ -16,6 +16,7 @@
 namespace lockstep {
 namespace {
 
+// The sizes in these files are not to be believed before they are compared with the file.
 constexpr size_t kMostBytes = size_t{1} << 34;
 
 // A little-endian number in a file.
@@ -55,7 +56,9 @@ Shape shape_of(const std::string& text, const std::string& name) {
   return Shape(extents);
 }
 
-// A file of a zip archive that is stored as it is.
+// A file of a zip archive that is stored as it is. Offsets are those of the zip format: 10 method,
+// 24 size, 28 length of the name, 42 place of the local header, whose own names end 30 bytes behind
+// its begin.
 void add_entry(std::string_view zip, size_t at, const std::string& path, Arrays& arrays) {
   const auto method = number_at<uint16_t>(zip, at + 10, path);
   const auto size = number_at<uint32_t>(zip, at + 24, path);
@@ -75,6 +78,8 @@ void add_entry(std::string_view zip, size_t at, const std::string& path, Arrays&
   arrays[name] = array_of_npy(zip.substr(begin, size), path + ": " + name);
 }
 
+// The archive's table of files stands at its end, where a record says how many there are and where
+// they begin.
 Arrays of_npz(const std::string& path) {
   const std::string text = read_text(path, kMostBytes);
   const std::string_view zip = text;
@@ -121,6 +126,7 @@ Tensor array_of_npy(std::string_view bytes, const std::string& name) {
       old ? number_at<uint16_t>(bytes, 8, name) : number_at<uint32_t>(bytes, 8, name);
   check(length <= 1 << 16 && begin + length <= bytes.size(), "{} ends too soon: copy it again",
         name);
+  // The header is a Python dictionary in a fixed spelling, which NumPy alone writes.
   const std::string header(bytes.substr(begin, length));
   std::smatch descr, shape;
   const bool known = std::regex_search(header, descr, std::regex(R"('descr': *'([^']*)')")) &&

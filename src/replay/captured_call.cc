@@ -1,3 +1,5 @@
+// Arguments are named as lockstep_ops.h names them, since a repro calls that interface; one that
+// the table of ops has no name for is "inputN".
 #include "src/replay/captured_call.h"
 
 #include <fmt/format.h>
@@ -11,6 +13,7 @@ CallCapture::CallCapture(std::string_view function, std::span<const std::string_
             .layer = context.layer},
       names_(inputs) {}
 
+// A tensor that is not given stays in the list without data, so that arguments keep their places.
 void CallCapture::put(std::vector<CapturedTensor>& to, std::string name, const TensorView& tensor) {
   CapturedTensor& kept = to.emplace_back(CapturedTensor{std::move(name), {}});
   if (!tensor.empty()) kept.data = copy_on(Device::cpu, tensor);

@@ -17,6 +17,7 @@ struct CapturedTensor {
   Tensor data;       // on the host; empty: the op was called without it
 };
 
+// The tensors are copies on the host, whichever device the op ran on.
 struct CapturedCall {
   std::string function;  // without its prefix: "rms_norm"
   std::string point;
@@ -26,7 +27,8 @@ struct CapturedCall {
   std::vector<double> numbers;          // eps, scale, window, normalised
 };
 
-// Takes the arguments of one call, in their order.
+// Takes the arguments of one call, in their order. The arguments must be added in their order, as
+// their names are counted off.
 class CallCapture {
  public:
   CallCapture(std::string_view function, std::span<const std::string_view> inputs,

@@ -83,6 +83,7 @@ void Asking::ask(const std::vector<Row>& rows, DType dtype, CaseElements& elemen
   elements.limit.insert(elements.limit.end(), budget.limit.begin(), budget.limit.end());
 }
 
+// Rows of other ops go to the oracle together, as it reads the op's weights once a call.
 void put_exact(const CaseJudge& judge, const Pass& op_case, DType dtype, CaseElements& elements) {
   std::vector<Row> some;
   for (size_t i = 0; i < elements.rows.size(); ++i) {
@@ -105,6 +106,7 @@ void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elem
   for (int64_t row = 0; row < logits.rows(); ++row) {
     std::vector<int64_t> order(static_cast<size_t>(width));
     for (int64_t i = 0; i < width; ++i) order[i] = i;
+    // NaN counts as the largest, as in the ops themselves.
     const auto value = [&](int64_t i) {
       const double x = value_at(logits, row * width + i);
       return std::isnan(x) ? std::numeric_limits<double>::infinity() : x;
@@ -120,6 +122,7 @@ void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elem
 
 }  // namespace
 
+// The same number is right whatever the budget, and NaN where NaN is exact.
 bool CaseElements::is_wrong(size_t i) const {
   if (got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]))) return false;
   return !(std::fabs(got[i] - want[i]) <= limit[i]);

@@ -14,9 +14,12 @@ namespace lockstep {
 struct CaseElements {
   std::vector<Row> rows;  // one a row
   int64_t row_size = 0;
+  // In fp64: the exact result, the budget B and what was stored, the last without a rounding of its
+  // own.
   std::vector<double> want, limit, got;
 
   bool is_wrong(size_t element) const;
+  // Indices of the wrong elements, ascending.
   std::vector<size_t> wrong() const;
   // The wrong element that is furthest off in budgets; there must be one.
   size_t worst() const;
@@ -34,12 +37,13 @@ struct CaseJudge {
 };
 
 // The tensors of a pass that an op reads, and what it made, without hashes: attn.kv has numbers.
-// Empty where they are not all there: `lacking` says what is not.
+// Empty where they are not all there: `lacking` says what is not. Views share the memory of the
+// pass, but for the cache, which is put together anew.
 Pass case_of(const Pass& pass, const Place& place, const Graph& graph, const KvHistory& history,
              std::string& lacking);
 
 // The exact result of the case beside what came of it: by the judge's implementation, or as
-// the case has it where `stored`.
+// the case has it where `stored`. Throws Error as the oracle and the op do.
 CaseElements judged_case(const CaseJudge& judge, const Pass& op_case, bool stored);
 
 }  // namespace lockstep

@@ -47,6 +47,8 @@ std::string OpInputs::pick(const Pass& kept, const Place& place, const std::vect
     for (const int32_t row : kept.info.logit_rows) some.push_back(kept.info.rows.at(row));
   else
     some = kept.info.rows;
+  // Rows that lack an input are left out rather than the whole pass: a trace of a selection may
+  // have some of them.
   std::erase_if(some, [&](const PassRow& row) {
     return !std::ranges::all_of(read, [&](const auto* t) { return has_row(*t, row.row); });
   });
@@ -62,6 +64,8 @@ std::string OpInputs::pick(const Pass& kept, const Place& place, const std::vect
   return "";
 }
 
+// Attention takes the queries of a request for the last positions of a stretch; where rows between
+// were left out, each stretch becomes a request of its own over the same pages.
 void OpInputs::part_requests() {
   bool whole = true;
   for (size_t i = 1; i < rows_.size(); ++i)
@@ -102,6 +106,7 @@ std::string OpInputs::pick_cache(const Pass& kept, const Place& place, const Pla
   }
   pass_ = paged(std::move(pass_.info), page_size, position_bytes);
   const std::vector<PassRow> none;
+  // The rows that the op itself writes are left out, so that it must write them.
   cache_ = filled_cache(pass_, held, place.point->is_cache() ? pass_.info.rows : none);
   return "";
 }

@@ -17,6 +17,8 @@ namespace lockstep {
 // Whether the op reads the cache of its layer, or writes it.
 bool uses_cache(const Point& point);
 
+// The rows of a pass that one op can be computed for again, and the tensors that it reads there, on
+// the CPU. It borrows the pass's tensors, and owns the cache that it fills.
 class OpInputs {
  public:
   // Takes the rows of the pass that have all that the op reads, with numbers; of a cache hashes do,

@@ -84,6 +84,8 @@ OpRunner::OpRunner(const Checkpoint& checkpoint, const Place& place,
 
 template <typename Out, typename... In>
 void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)>& row) {
+  // An op of another place hands on what was kept of it; one that nothing was kept of stays as its
+  // buffer is, since nobody at the place reads it.
   ops.*row.entry = [this, row](const OpContext& context, Out out, In... in) {
     // The rows that get logits are gathered under the name of the logits, by no op of the place.
     const bool gathers = row.name == "gather_rows" && context.point == "logits";
@@ -145,6 +147,8 @@ bool OpRunner::is_place(const OpContext& context) const {
   return context.point == place_.point->name && context.layer == place_.layer;
 }
 
+// The least of some calls is taken, as all that disturbs a call makes it longer. Where a user's
+// library measured its op alone, without copies to its side, that time counts.
 void OpRunner::time(const std::function<void()>& op) {
   using Clock = std::chrono::steady_clock;
   double least = std::numeric_limits<double>::infinity(), all = 0;
@@ -170,6 +174,7 @@ void OpRunner::compute(const TensorView& out, const std::function<void(const Ten
   op(out);
 }
 
+// A write to the cache gives the same again, so that it may be timed in place.
 void OpRunner::compute(const KvCache& cache, const std::function<void(const KvCache&)>& op) {
   if (timed_) return time([&] { op(cache); });
   op(cache);
@@ -199,7 +204,7 @@ Batch OpRunner::batch_of(const OpInputs& inputs) {
   return batch;
 }
 
-// No layer but the place's own is read or written.
+// No layer but the place's own is read or written. So all layers share that of the place.
 std::vector<KvCache> OpRunner::caches_of(const OpInputs& inputs,
                                          std::vector<Tensor>& storage) const {
   KvCache cache;

@@ -36,7 +36,8 @@ struct OpRunnerOptions {
 
 // Runs the op of one place in the model that it belongs to, with its weights and settings as the
 // engine passes them. No other op of the model is computed: those that it reads hand on what was
-// kept of them.
+// kept of them. One thread at a time may use it, and one run at a time: the stand-ins read what
+// run() is given.
 class OpRunner {
  public:
   // The checkpoint must outlive it. The first implementation is this library's own: it gathers the
@@ -52,8 +53,11 @@ class OpRunner {
     double seconds = 0;  // of the op alone, the least of some calls
   };
   // The inputs must lack nothing. Throws Error when the op fails, or its model has another shape.
+  // Tensors of the result are on the host. The rows are those of the inputs; `timed` calls the op
+  // up to 20 times before the call that counts.
   Made run(size_t which, const OpInputs& inputs, bool timed = true);
-  // The arguments of the op's call on those inputs; of a cache's, the call that writes it.
+  // The arguments of the op's call on those inputs; of a cache's, the call that writes it. It is
+  // computed by the first implementation, whose result is thrown away.
   CapturedCall call_on(const OpInputs& inputs);
 
  private:

@@ -62,6 +62,8 @@ void order_tables(PassInfo& info) {
   info.pages = std::move(tables);
 }
 
+// Order and sharing of pages stay; only the gaps between their numbers go, which a pool of a large
+// server is full of.
 void number_anew(PagedPass& pass) {
   std::map<int64_t, int32_t> numbers;
   const auto number_of = [&](int64_t page) {
@@ -100,6 +102,7 @@ HostCache filled_cache(const PagedPass& pass, const std::map<int32_t, KeysValues
   const Shape shape = {pass.pages, pass.page_size, like.shape[1], like.shape[2]};
   HostCache cache{Tensor(shape, like.dtype), Tensor(shape, like.dtype)};
   const size_t bytes = like.row_size() * size_of(like.dtype);
+  // A kernel that reads past a context then makes NaN, which no budget passes.
   for (const Tensor* half : {&cache.k, &cache.v})
     std::memset(half->as<char>(), 0xFF, static_cast<size_t>(half->view().bytes()));
   for (const RequestPages& table : pass.info.pages) {

@@ -28,6 +28,7 @@ PagedPass paged(PassInfo info, int64_t page_size, int64_t position_bytes);
 struct HostCache {
   Tensor k, v;  // [pages, page_size, kv_heads, head_dim]
 };
+// Positions beyond a request's page table are left out. Throws Error where nothing is held.
 HostCache filled_cache(const PagedPass& pass, const std::map<int32_t, KeysValues>& held,
                        const std::vector<PassRow>& left_out);
 

@@ -185,6 +185,7 @@ class Reducer {
   std::vector<std::string> steps_;
 };
 
+// `always` are items that every candidate has: queries see their own keys.
 void Reducer::reduce(const std::string& what, std::vector<int64_t> items,
                      const std::vector<int64_t>& always,
                      const std::function<Pass(const std::vector<int64_t>&)>& make) {
@@ -291,6 +292,7 @@ std::vector<int64_t> fewest(std::vector<int64_t> items,
 Reduced reduced(const CaseJudge& judge, Pass op_case, const CaseElements& elements, bool stored) {
   Reducer reducer(judge, std::move(op_case), stored);
   reducer.rows(elements);
+  // A stored result belongs to its own inputs, which cannot be changed then.
   if (stored) return reducer.take();
   std::vector<int32_t> requests;
   for (const PassRow& row : reducer.op_case().info.rows)

@@ -32,7 +32,8 @@ Selection here_of(const ReplayOptions& options, const Place& place) {
           options.positions, options.requests};
 }
 
-// The pass with other tensors at that place.
+// The pass with other tensors at that place. The best logits that a pass names are made anew of the
+// tensor, for those of the trace would contradict it.
 Pass with(const Pass& pass, const Place& place, std::vector<RecordedTensor> made) {
   Pass other{.info = pass.info};
   for (const RecordedTensor& tensor : pass.tensors)
@@ -48,7 +49,8 @@ bool has_wanted_row(const Pass& pass, const Selection& selection) {
                              [&](const PassRow& row) { return selection.has(row.row); });
 }
 
-// The options that decide an implementation's verdict.
+// The options that decide an implementation's verdict. Lockstep's own op and the user's round once
+// unless the person who asks says otherwise; the trace's is held to what the trace declares.
 JudgeOptions judging(const Selection& selection, int threads, bool rounds_once) {
   JudgeOptions options{.selection = selection, .threads = threads};
   if (rounds_once) options.contracts = contracts_of_preset("fused");
@@ -149,10 +151,13 @@ void Replay::add_trials(const std::vector<Implementation>& all) {
   }
 }
 
+// Every trial sees every pass, also those whose rows are not asked for: what was written to the
+// cache earlier is what attention reads later.
 void Replay::add(const Pass& pass, ReplayResult& result) {
   shared_.forget();
   for (const RecordedTensor& tensor : pass.tensors)
     stored_ = stored_ || Place{tensor.point, tensor.layer} == place_;
+  // The trace's own trial comes first, as the others read the history that it keeps.
   trials_[0]->add(pass, nullptr);
   if (!has_wanted_row(pass, selection_)) {
     for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(pass, nullptr);
@@ -161,6 +166,7 @@ void Replay::add(const Pass& pass, ReplayResult& result) {
   ++result.of_passes;
   const OpInputs inputs(pass, place_, opened_.manifest.graph, trials_[0]->history(),
                         run_facts_of(opened_.manifest).page_size);
+  // The others get the pass without a result, so that their nodes are expected and not judged.
   if (!inputs.lacking().empty()) {
     result.lacking = inputs.lacking();
     for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(with(pass, place_, {}), nullptr);
@@ -193,6 +199,7 @@ ReplayResult Replay::result() {
         options_.trace);
   check(result.passes > 0, "{} cannot be computed again from {}: {}; {}", text_of(place_),
         options_.trace, result.lacking, remedy_of(opened_.manifest));
+  // A bundle without `out` has no result that could be held to anything.
   for (size_t i = is_bundle_ && !stored_ ? 1 : 0; i < trials_.size(); ++i)
     result.trials.push_back(trials_[i]->finish());
   return result;

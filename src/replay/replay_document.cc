@@ -1,3 +1,5 @@
+// A table with a line an implementation, a paragraph for each that is wrong, and the verdict. What
+// is not measured shows as a dash or stays empty, and never as a 0.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -1,3 +1,5 @@
+// The names of the fields are those of tools/schemas/replay.schema.json; numbers that JSON lacks
+// are written as json_number() does.
 #include <nlohmann/json.hpp>
 
 #include "src/judge/ledger.h"

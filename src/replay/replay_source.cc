@@ -1,3 +1,5 @@
+// Options are held against the table of points and the model's graph here, so that what follows can
+// rely on them. Errors name the option that was wrong.
 #include "src/replay/replay_source.h"
 
 #include <fmt/format.h>

@@ -14,14 +14,15 @@ Place place_of(const ReplayOptions& options, const Graph& graph);
 // The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
 // cache that it reads.
 std::vector<Place> needed_by(const Place& place, const Graph& graph);
-// A pass of the trace that has those places alone; no others are read.
+// A pass of the trace that has those places alone; no others are read. Halves of RoPE are put as
+// the model has them, where the trace has them interleaved.
 Pass read_only(const OpenedTrace& trace, int pass, const std::vector<Place>& places);
 
 // The advice where a trace lacks what an op reads: its engine may show nothing else.
 const char* remedy_of(const Manifest& manifest);
 
 // Lockstep's own ops of that device, and the user's, if there are any. Throws Error where the user
-// has none that computes the place.
+// has none that computes the place. Lockstep's come first.
 std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,
                                                const Place& place);
 

@@ -109,6 +109,8 @@ ContractTraits Maker::traits() const {
   return {.dtype = opened_.manifest.dtype, .has_bias = linear && oracle_->has_bias(place_)};
 }
 
+// A user's op is held to one rounding unless another is asked for; numbers that the trace stored
+// are held to what the trace declares.
 RoundingContract Maker::contract() const {
   const OpKind op = place_.point->op;
   JudgeOptions asked;
@@ -143,6 +145,8 @@ std::pair<Pass, CaseElements> Maker::found() {
   for (int i = 0; i < opened_.reader->passes(); ++i) {
     progress_.show(fmt::format("pass {} of {}", i + 1, opened_.reader->passes()));
     const Pass pass = narrowed(read_only(opened_, i, needed), opened_.manifest.dtype);
+    // Passes before the wanted one are read too: K and V that attention reads later, and that were
+    // kept as hashes, are found among what was written.
     history.begin(pass.info);
     const RecordedTensor* k = pass.find(point("attn.k_rope"), place_.layer);
     const RecordedTensor* v = pass.find(point("attn.v"), place_.layer);

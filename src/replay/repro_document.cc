@@ -1,3 +1,5 @@
+// The lines name what is wrong, how small the case became, whether Lockstep's own op is right on
+// it, and the two commands that run it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -60,7 +60,8 @@ std::vector<int32_t> numbers_below(int64_t count) {
   return all;
 }
 
-// A tensor with the rows that hold anything but its fill.
+// A tensor with the rows that hold anything but its fill. Rows of zeros in a cache are named apart,
+// since NaN fills what is left out there.
 Kept kept_of(const CapturedTensor& tensor) {
   Kept kept{&tensor};
   const TensorView& view = tensor.data;
@@ -220,7 +221,8 @@ std::string call_in_c(const CapturedCall& call) {
   return text + fmt::format("    failed = ((const char* (*)({}))function)({});", types, values);
 }
 
-// The contents of the folder, made from one call.
+// The contents of the folder, made from one call. The file comes first, as the C program needs the
+// offsets of the tensors in it.
 class Folder {
  public:
   Folder(const CapturedCall& call, const ReproElements& elements)

@@ -1,3 +1,5 @@
+// The model is written as a checkpoint and opened as one, so that it goes through the reader that
+// every model goes through. The folder is deleted as the function ends; the weights stay mapped.
 #include "src/replay/small_model.h"
 
 #include <cstring>

@@ -11,7 +11,8 @@
 
 namespace lockstep {
 
-// A model of one layer.
+// A model of one layer. A head is tied to the embedding, positions go to 2^22, and RoPE has a base
+// of 10000.
 struct SmallModel {
   std::string family = "qwen3";  // "qwen2", "qwen3", "qwen3_moe"
   int64_t hidden = 8, intermediate = 8, vocab = 8;
@@ -28,6 +29,7 @@ Graph graph_of(const SmallModel& model, bool rope_tables = false);
 
 // Its checkpoint, all weights 0 but those that `fill` writes. It leaves no file behind.
 using FillWeight = std::function<void(const std::string& name, const TensorView& weight)>;
+// fill: gets each tensor by its name in the checkpoint, of `dtype`, with zeros in it.
 Checkpoint checkpoint_of(const SmallModel& model, DType dtype, const FillWeight& fill = {});
 
 }  // namespace lockstep

@@ -64,6 +64,8 @@ void Trial::add(const Pass& pass, const Pass* kept) {
   if (kept != nullptr) compare(pass, *kept);
 }
 
+// All elements are measured under each contract that was asked about, as which one counts is known
+// at the end.
 void Trial::measure(const Pass& pass) {
   const RecordedTensor* made = pass.find(*place_.point, place_.layer);
   if (made == nullptr || made->data.view().empty()) return;
@@ -96,6 +98,7 @@ void Trial::measure(int32_t pass, const SharedOracle::Answer& answer, const Tens
   }
 }
 
+// By hashes of rows, which the trace has even where it kept no numbers.
 void Trial::compare(const Pass& pass, const Pass& kept) {
   for (const RecordedTensor& made : pass.tensors) {
     if (!(Place{made.point, made.layer} == place_) || made.data.view().empty()) continue;
@@ -138,6 +141,8 @@ TrialResult Trial::finish() {
   }
   if (gravest == nullptr) return std::move(result_);
   result_.rule = gravest->rule;
+  // A finding of a statistic may name an element that is within its budget; the furthest one by
+  // itself is shown unless the finding is graver.
   if (!gravest->index.empty() && (!result_.worst || gravest->budgets > result_.worst->budgets))
     result_.worst = FurthestElement{gravest->node.pass, gravest->node.request, gravest->index,
                                     gravest->want,      gravest->got,          gravest->budgets};

@@ -13,7 +13,9 @@
 
 namespace lockstep {
 
-// An oracle that is asked the same by several judges of one pass, and answers once.
+// An oracle that is asked the same by several judges of one pass, and answers once. It takes calls
+// for the same where contract and rows are, which holds within one pass of one place; forget() must
+// come before the next.
 class SharedOracle final : public Oracle {
  public:
   explicit SharedOracle(Oracle& oracle) : oracle_(oracle) {}
@@ -27,6 +29,7 @@ class SharedOracle final : public Oracle {
     std::vector<Row> rows;
     Exact exact;
   };
+  // In the order in which they were first asked for.
   const std::vector<Answer>& answers() const { return answers_; }
   void forget() { answers_.clear(); }  // before each pass
 

@@ -22,6 +22,8 @@ struct OpsAlike {
   double ulps = 0;
 };
 
+// By what is shown of an op: the numbers of comparisons do not count, so that layers with one
+// behaviour make one row.
 bool same_bits(const OpBits& a, const OpBits& b) {
   return *a.place.point == *b.place.point && a.bits == b.bits && a.allowed == b.allowed &&
          a.depends_on == b.depends_on && a.decode == b.decode && a.prefill == b.prefill;
@@ -38,6 +40,7 @@ std::vector<OpsAlike> ops_alike(const Determinism& determinism) {
       same->ulps = std::max(same->ulps, op.ulps);
       continue;
     }
+    // Behind the last op of the same point, so that what differs among layers stands together.
     auto behind = std::find_if(all.rbegin(), all.rend(), [&](const OpsAlike& alike) {
                     return *alike.first->place.point == *op.place.point;
                   }).base();
@@ -66,6 +69,7 @@ const char* words_of(const OpBits& op) {
   return op.bits == Bits::of_batch ? "the same for a batch size" : "vary";
 }
 
+// from_position is null where nothing differed: 0 is a position.
 OrderedJson json_of(const OpBits& op) {
   OrderedJson by = OrderedJson::array();
   for (const Circumstance circumstance : op.depends_on) by.push_back(name_of(circumstance));
@@ -97,6 +101,8 @@ std::string determinism_json(const Determinism& determinism) {
                             {"ops", ops},
                             {"provenance", determinism.provenance},
                             {"notes", determinism.notes}};
+  // Bytes that are no UTF-8, as a path may have, are replaced: a report that cannot be written
+  // tells nothing.
   return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
@@ -117,6 +123,7 @@ TestSuite tests_of(const Determinism& determinism) {
     const std::string name(op.place.point->name);
     auto test = std::ranges::find(suite.cases, name, &TestCase::name);
     if (test == suite.cases.end()) test = suite.cases.insert(test, TestCase{.name = name});
+    // The first op that breaks its promise speaks for all of its point.
     if (op.allowed || test->outcome == TestCase::Outcome::failed) continue;
     *test = {.name = name,
              .outcome = TestCase::Outcome::failed,

@@ -45,6 +45,7 @@ Table map_of(const DiffResult& result) {
   }
   const std::vector<const Point*> points = layer_columns(places);
   Table table{{{"ulps", Table::Align::right, 5}}, {}, "{}", 1};
+  // Three characters hold any mark but the one in brackets, which widens its column.
   for (const Point* point : points)
     table.columns.emplace_back(std::string(point->column), Table::Align::right, 3);
   int first = 0;
@@ -84,6 +85,7 @@ std::string legend_of(const DiffResult& result) {
 
 // The map of layers and points, where there is anything to see.
 void add_map(const DiffResult& result, std::vector<Block>& blocks) {
+  // Nothing but = would stand in it.
   if (result.rows == result.equal && !result.first_kind) return;
   if (Table map = map_of(result); !map.rows.empty()) blocks.push_back(std::move(map));
   if (std::string line = outside_of_layers(result); !line.empty())
@@ -124,6 +126,7 @@ void add_tokens(const DiffResult& result, std::vector<Block>& blocks) {
 
 // Two engines may number every one of their requests otherwise.
 void add_sentences(const std::vector<std::string>& sentences, std::vector<Block>& blocks) {
+  // One sentence more is told in the place of the line that would say that there is one more.
   const size_t told = sentences.size() > kMostSentences + 1 ? kMostSentences : sentences.size();
   for (size_t i = 0; i < told; ++i) blocks.push_back(Paragraph{sentences[i], 0, 2});
   if (told < sentences.size())
@@ -152,12 +155,14 @@ const char* word_of(DiffVerdict verdict) {
 Document document_of(const DiffResult& result) {
   Document document{
       .data = data_of(result), .json = report_json(result), .tests = tests_of(result)};
+  // Drawn when it is asked for: most commands write no page.
   document.page = [result] { return page_of(result); };
   std::vector<Block>& blocks = document.blocks;
   for (std::string& line : origins_of(result)) blocks.push_back(Paragraph{std::move(line), 0, 2});
   if (result.rows > 0)
     blocks.push_back(Paragraph{fmt::format("rows compared {}, equal bits {} ({:.0f} %)",
                                            result.rows, result.equal,
+                                           // Rounded down: 100 % is said of all rows alone.
                                            std::floor(100 * fraction(result.equal, result.rows)))});
   if (result.only_a + result.only_b > 0)
     blocks.push_back(

@@ -48,6 +48,7 @@ std::string first_line(const DiffResult& result) {
   std::string how;
   for (const char* name : {"compute_dtype", "device", "matmul"})
     if (const std::string value = fact(facts, name); !value.empty())
+      // Brackets hold a version or a model's name, which is too long for a line.
       how += fmt::format(" {}", value.substr(0, value.find(" (")));
   line += fmt::format(" {}", how);
   for (const auto& [name, shown] : std::initializer_list<std::pair<const char*, const char*>>{
@@ -67,7 +68,8 @@ std::string option_name(const std::string& word) {
   return name.starts_with("--") ? name : "";
 }
 
-// By name, the value of each option of a command line.
+// By name, the value of each option of a command line. A word that is no option belongs to the one
+// before it; an option that is given twice has both values.
 Facts options_of(const std::string& command_line) {
   Facts options;
   std::string open;  // the option whose values come
@@ -106,6 +108,7 @@ std::string second_line(const DiffResult& result) {
       other_engine ? std::vector<std::string>{}
                    : other_options(fact(a, "command_line"), fact(b, "command_line"));
   for (const std::string& option : options) {
+    // An option that has a fact of its name has been told by that.
     std::string name = option.substr(2, option.find(' ') - 2);
     std::ranges::replace(name, '-', '_');
     if (!names.contains(name)) others.push_back(option);

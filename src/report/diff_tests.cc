@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kLines = 20;  // flips and places that a test lists
 
+// A path that ends with a slash has no file name: that of its folder stands for it.
 std::string file_of(const std::string& path) {
   const std::filesystem::path at = path;
   return at.has_filename() ? at.filename().string() : at.parent_path().filename().string();
@@ -38,6 +39,7 @@ TestCase test_of(const OpKindRow& kind, const DiffResult& result) {
   }
   if (listed > kLines) test.details += fmt::format("... and {} more\n", listed - kLines);
   test.details += fmt::format("{} of {} rows have equal bits\n", equal, rows);
+  // Ops further down inherit the difference, so that only one class can be said to fail.
   const bool begins = result.first_kind && result.first_kind->id.place.point->op == kind.kind;
   if (result.verdict != DiffVerdict::different || !begins) return test;
   test.outcome = TestCase::Outcome::failed;

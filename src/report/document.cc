@@ -5,6 +5,8 @@
 
 namespace lockstep {
 
+// A column stands right as soon as one of its cells is a number: empty texts stand for numbers that
+// were not measured.
 bool Table::is_right_aligned(size_t column) const {
   if (columns[column].align != Table::Align::by_content)
     return columns[column].align == Table::Align::right;

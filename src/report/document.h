@@ -14,11 +14,13 @@
 
 namespace lockstep {
 
-// A cell of a table: text, a whole number or a fraction.
+// A cell of a table: text, a whole number or a fraction. A fraction that is not finite is told by
+// each renderer in its own way.
 using Cell = std::variant<std::string, int64_t, double>;
 
 // Where it is wider than the screen, its widest column of text is broken into lines if that makes
 // it fit; else the columns that do not fit stand below the others, beside the first one again.
+// Every row has a cell for each column.
 struct Table {
   enum class Align : uint8_t {
     by_content,  // numbers right, text left
@@ -113,6 +115,7 @@ struct TestSuite {
 //
 //   Result, DiffResult, Selftest, a trace, a table  ->  Document  ->  table, csv, json,
 //                                                                      markdown, junit
+// It owns all that it says but `page`, which may hold a copy of the result that it draws.
 struct Document {
   std::vector<Block> blocks;  // for people, in the order in which they read
   // For programs: all rows with all digits. Without columns, the first table of the blocks.
@@ -132,7 +135,8 @@ enum class Detail : uint8_t {
   everything,  // all places and findings, however many
 };
 
-// The table that programs read.
+// The table that programs read. It belongs to the document. Empty where there is neither data nor a
+// table among the blocks.
 const Table& data_of(const Document& document);
 
 }  // namespace lockstep

@@ -68,6 +68,7 @@ ElementFilter::ElementFilter(const std::string& heads, const std::string& slice)
   for (const std::string_view part : parts_of(inner)) {
     auto range = range_from(part, ':');
     const bool is_range = part.find(':') != std::string_view::npos;
+    // An end of 0 becomes -1 here, and is refused below as an empty range.
     if (is_range && range.second != kMost) --range.second;
     check(range.first >= 0 && range.second >= range.first,
           "--slice is \"{}\": give an index or a range FIRST:END an axis, as in [16, 3, :8]; the "
@@ -110,6 +111,7 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
 // Offsets within one row, the last axis fastest, as the numbers lie.
 std::vector<int64_t> ElementFilter::offsets(const RecordedTensor& tensor) const {
   std::vector<int64_t> offsets = {0};
+  // Horner's rule over the axes, all combinations of them at once.
   const std::vector<std::vector<int64_t>> axes = wanted(tensor);
   for (int axis = 0; axis < std::ssize(axes); ++axis) {
     const int64_t extent = tensor.shape[axis + 1];

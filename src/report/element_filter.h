@@ -23,7 +23,7 @@ class ElementFilter {
   // The places in a row of those elements, ascending. Throws Error when the tensor has no axis of
   // heads, fewer axes, or nothing there.
   std::vector<int64_t> offsets(const RecordedTensor& tensor) const;
-  // The extents of what is left of a row: [3, 8].
+  // The extents of what is left of a row: [3, 8]. Its product is the number of offsets().
   std::vector<int64_t> extents(const RecordedTensor& tensor) const;
 
  private:

@@ -29,7 +29,8 @@ const Mark& mark_named(std::string_view name) {
   return *std::ranges::find(kMarks, name, &Mark::name);
 }
 
-// A number of ulps in at most three characters.
+// A number of ulps in at most three characters. The limits are those at which rounding would need
+// one more character: 9.95 would be printed as 10.0.
 std::string short_ulps(double x) {
   if (!std::isfinite(x)) return "inf";
   if (x < 0.095) return "<.1";

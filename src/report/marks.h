@@ -12,7 +12,8 @@
 
 namespace lockstep {
 
-// A glyph stands beside every colour, so that no colour is needed.
+// A glyph stands beside every colour, so that no colour is needed. Its texts are constants of the
+// program, and so are the marks that are handed out.
 struct Mark {
   std::string_view name;   // and class of its colours on a page
   std::string_view glyph;  // one character
@@ -26,7 +27,7 @@ const Mark& mark_of(Verdict verdict);
 // The mark of a place of a result. What is not finite there and no finding overflows as it should.
 const Mark& mark_of(const Result& result, const PlaceSummary& place);
 
-// By place of the result: whether a finding is there.
+// By place of the result: whether a finding is there. In the order of Result::places.
 std::vector<bool> wrong_places(const Result& result);
 
 // The mark of a place of two traces: "=" equal bits, "#" other hashes and no numbers, "x" other

@@ -13,6 +13,8 @@ std::string npy_of(std::span<const float> numbers, const std::vector<int64_t>& s
   constexpr size_t kBefore = 10, kAligned = 64;  // magic, version and length; of the header
   std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}{}), }}",
                                    fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  // The line's end belongs to the padded header. Where it fits already, a whole 64 blanks more are
+  // as good.
   header.append(kAligned - (kBefore + header.size() + 1) % kAligned, ' ');
   header += '\n';
   std::string bytes = "\x93NUMPY";

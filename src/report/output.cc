@@ -65,7 +65,9 @@ namespace fs = std::filesystem;
 // Follows a link to its end, be a file there or not.
 fs::path end_of_links(fs::path path) {
   std::error_code ignored;
+  // Linux gives up after 40 links too, as a ring of them never ends.
   for (int i = 0; i < 40 && fs::is_symlink(fs::symlink_status(path, ignored)); ++i)
+    // A link that is absolute takes the place of the folder, by the rule of operator/.
     path = path.parent_path() / fs::read_symlink(path, ignored);
   return path;
 }
@@ -184,6 +186,7 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
             written.option, written.path, other.path);
       continue;
     }
+    // A trace may be a folder, and a file in it would be taken for a part of it.
     check(!lies_in(written.path, other.path),
           "{} was wanted outside {}, found {} in the folder {}: name a file elsewhere",
           written.option, other.option, written.path, other.path);
@@ -193,6 +196,7 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
     errno = EISDIR;
     fail_writing(written.path);
   }
+  // Made beside the place, as replace_file() will, and removed.
   const NewFile place(end_of_links(written.path));  // gone at once
 }
 
@@ -224,6 +228,7 @@ void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& o
 void put(const Document& document, const ReportOptions& options) {
   const Format& format = format_of(options.format);
   const bool verdict_alone = options.detail == Detail::verdict;
+  // Drawn before a file is written: what cannot be drawn is an Error while nothing has changed.
   const std::string shown = format.render != static_cast<Render>(render_text)
                                 ? format.render(document)
                                 : render_text(verdict_alone ? last_word_of(document) : document,

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// Prints to stdout at once. Throws Error when it cannot be written (a full disk).
+// Prints to stdout at once. Throws Error when it cannot be written (a full disk). The text goes out
+// byte by byte as it is.
 void print(const std::string& text);
 
 // Writes the file whole or not at all: under another name first. A link stays, and what it leads to
@@ -26,6 +27,7 @@ struct NamedFile {
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others);
 
 // Writes behind what the file holds; one that is not there begins. Throws Error when it cannot.
+// What others append meanwhile stays, each write at the end of the file as it is then.
 void append_file(const std::string& path, const std::string& text);
 
 // Names for --format. Markdown and JUnit are for files: put() writes them.
@@ -52,7 +54,7 @@ std::string text_of(const Document& document, const std::string& format);
 std::string text_of(const Table& table, const std::string& format);
 
 // One line on stderr that says how far the work is; silent unless that is a terminal, and where
-// the verdict alone is wanted.
+// the verdict alone is wanted. For one thread.
 class Progress {
  public:
   explicit Progress(Detail detail = Detail::screen);

@@ -24,6 +24,7 @@ std::string field_of(const Cell& cell) {
   if (const auto* whole = std::get_if<int64_t>(&cell)) return std::to_string(*whole);
   const double number = std::get<double>(cell);
   const auto json = json_number<nlohmann::json>(number);
+  // {} gives the shortest digits that read back as the same number.
   return json.is_string() ? json.get<std::string>() : fmt::format("{}", number);
 }
 

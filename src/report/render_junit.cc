@@ -15,6 +15,7 @@ namespace {
 // Bytes that are no UTF-8 become replacement characters, as in JSON.
 std::string valid(const std::string& text) {
   using Json = nlohmann::json;
+  // A JSON writer repairs the text, and what is read back of it is UTF-8.
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
@@ -49,6 +50,7 @@ std::string escaped(const std::string& raw, bool attribute) {
       out += c;
     } else if (const std::string shown = unmentionable(text, i); !shown.empty()) {
       out += shown;
+      // U+FFFE and U+FFFF are three bytes.
       if (shown[1] == 'u') i += 2;
     } else {
       out += c;

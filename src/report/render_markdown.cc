@@ -35,12 +35,14 @@ size_t end_of_item(const std::string& text) {
 // One line of text that is shown as it is.
 std::string escaped(const std::string& text) {
   std::string out;
+  // An escape before the dot or the dash is enough: what follows is no item's.
   if (const size_t end = end_of_item(text); end > 0) {
     out = fmt::format("{}\\{}", text.substr(0, end - 1), text[end - 1]);
     return out + escaped(text.substr(end));
   }
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
+    // A line end would end a row of a table.
     if (byte_of(c) < 0x20 || c == 0x7f) {
       out += ' ';
       continue;

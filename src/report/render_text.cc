@@ -116,7 +116,9 @@ class TextRenderer {
     std::string out;
     for (const auto& [name, count] : bars.counts) {
       const double share = fraction(count, most);
+      // 22: the name, the count and the blanks around them.
       const auto longest = static_cast<double>(std::min<size_t>(kBar, room(22)));
+      // Rounded up, so that a single one of many still shows.
       const std::string bar(static_cast<size_t>(std::ceil(longest * share)), '#');
       out += fmt::format("  {:<6}{:>12}{}{}\n", name, count, bar.empty() ? "" : "  ", bar);
     }
@@ -124,8 +126,8 @@ class TextRenderer {
   }
 
   std::string operator()(const Conclusion& c) const {
-    const char* colour = c.verdict == "clean" || c.verdict == "complete" || c.verdict == "alike"
-                             ? kGood
+    constexpr std::string_view kGoodEnds[] = {"clean", "complete", "alike", "identical", "noise"};
+    const char* colour = std::ranges::count(kGoodEnds, c.verdict) > 0          ? kGood
                          : c.verdict == "diverged" || c.verdict == "different" ? kBad
                                                                                : kUnsure;
     const std::string verdict = screen_text(c.verdict);
@@ -146,6 +148,7 @@ class TextRenderer {
                                               : text;
   }
 
+  // At least one column, so that no screen is too narrow to end.
   size_t room(size_t taken) const { return taken + 1 < width_ ? width_ - taken : 1; }
 
   std::string prose(const std::string& text, size_t indent, size_t hang, bool strong) const {
@@ -184,10 +187,12 @@ class TextRenderer {
     for (size_t i = 0; i < widths.size(); ++i) {
       all += widths[i] + (i > 0 ? gap : 0);
       const bool text = !table.is_right_aligned(i) && !table.marks;
+      // Numbers and glyphs cannot be broken: half a number is another one.
       if (text && (!widest || widths[i] >= widths[*widest])) widest = i;
     }
     if (all <= width_ || !widest) return;
     const size_t over = all - width_;
+    // Where it would get too narrow it stays as it is, and the columns go below each other.
     if (widths[*widest] >= over + kLeastText) widths[*widest] -= over;
   }
 
@@ -209,6 +214,7 @@ class TextRenderer {
           const size_t i = columns[c];
           const std::string cell = part < cells[c].size() ? cells[c][part] : "";
           const std::string blanks = pad(widths[i] - std::min(widths[i], columns_of(cell)));
+          // The first line is the columns' names.
           const bool glyph = table.marks && &line != lines.data();
           const std::string drawn = coloured(cell, glyph ? colour_of_glyph(cell) : nullptr);
           text += (table.is_right_aligned(i) ? blanks + drawn : drawn + blanks) + pad(gap);

@@ -17,7 +17,8 @@ struct NextSteps {
   bool kept = false;       // the trace keeps the result
 };
 
-// A judgement, and two traces against each other, as documents. CSV has a line a place.
+// A judgement, and two traces against each other, as documents. CSV has a line a place. A document
+// holds copies of what it draws later, so that the result may go.
 Document document_of(const Result& result, const NextSteps& steps = {},
                      Detail detail = Detail::screen);
 Document document_of(const DiffResult& result);

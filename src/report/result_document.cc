@@ -38,6 +38,8 @@ using Entries = std::vector<std::pair<std::string, std::string>>;
 
 int64_t count_of(const Result& result, Verdict verdict) { return result.counts[verdict]; }
 
+// Texts of the provenance come from traces of others: what a terminal would take for commands is
+// taken out.
 std::string shown_fact(const Result& result, const std::string& name) {
   const auto at = result.provenance.find(name);
   return at == result.provenance.end() ? "" : screen_text(at->second);
@@ -143,6 +145,7 @@ std::string effect_text(const Result& result) {
   std::string flips;
   for (const RequestResult& request : result.requests) {
     tokens += std::ssize(request.tokens);
+    // A flip without an ancestor is not the doing of a wrong op.
     for (const Flip& flip : request.flips) {
       if (flip.ancestor.empty() || ++differ > kFlips) continue;
       flips += fmt::format("{}request {}, position {}, {} for {}", flips.empty() ? ": " : "; ",
@@ -170,6 +173,7 @@ std::string untested_text(const Result& result) {
 // The points of the scope that `is_meant`, by contract.
 std::string contracts_of(const Scope& scope, const auto& is_meant) {
   std::map<std::string, std::vector<std::string>> points;
+  // In graph order, where the map has them by name.
   for (const Point& p : kPoints)
     if (const auto at = scope.contracts.find(std::string(p.name)); at != scope.contracts.end())
       if (is_meant(*at)) points[at->second].push_back(at->first);
@@ -196,7 +200,8 @@ std::string contracts_text(const Scope& scope) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-// The text as one word of a shell.
+// The text as one word of a shell. A quote within single quotes is closed, escaped and opened
+// again, the one way that every shell knows.
 std::string shell_word(const std::string& text) {
   const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
     return std::isalnum(byte_of(c)) != 0 ||
@@ -220,6 +225,7 @@ std::string next_text(const Result& result, const NextSteps& steps) {
   const auto say = [&](const std::string& command, const char* what) {
     text += fmt::format("{}{}   {}", text.empty() ? "" : "\n", command, what);
   };
+  // A finding that was confirmed already needs no proposal to do so.
   if (steps.serves && result.confirmations.empty())
     say("lockstep run ... --confirm", "proves it by putting the op right");
   if (steps.serves && result.first->verdict == Verdict::nonfinite)

@@ -29,6 +29,7 @@ struct WrongOp {
   double also_budgets = 0;  // the most
 };
 
+// Findings come in the order of the computation, and so do the ops.
 std::vector<WrongOp> wrong_ops(const Result& result) {
   std::vector<WrongOp> ops;
   for (const Finding& f : result.findings) {
@@ -81,6 +82,7 @@ const RequestResult* request_of(const Result& result, int32_t id) {
   return at == result.requests.end() ? nullptr : &*at;
 }
 
+// A statistic over all nodes of a place points at no element.
 bool is_of_all_nodes(const Finding& f) { return f.index.empty() && f.statistic.has_value(); }
 
 // Which nodes they are, as far as it takes few words: "every decode pass, no prefill".
@@ -94,6 +96,7 @@ std::string which_nodes(const Result& result, const WrongOp& op) {
     one_request = one_request && f->node.request == op.findings.front()->node.request;
   }
   for (const RequestResult& r : result.requests)
+    // The first token comes of the prefill, and each further one of a decode pass.
     decodes += std::max<int64_t>(std::ssize(r.tokens) - 1, 0);
   if (in_prompt == 0 && past_it == decodes) return "every decode pass, no prefill";
   std::string text = in_prompt == 0 ? "past the prompts only" : past_it == 0 ? "prompts only" : "";
@@ -108,6 +111,7 @@ std::string nodes_text(const Result& result, const WrongOp& op) {
   const auto at = std::ranges::find(result.places, op.place, &PlaceSummary::place);
   const auto count = std::ssize(op.findings);
   if (op.findings.size() == 1 && is_of_all_nodes(*op.findings.front())) return "all nodes together";
+  // A node may have several findings, of several statistics.
   if (at == result.places.end() || count > at->expected)
     return fmt::format("{} finding{}", count, count == 1 ? "" : "s");
   if (count == at->expected) return fmt::format("all {} nodes", count);
@@ -202,6 +206,7 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
                                (numbers.empty() ? "" : numbers + "\n") + place_of(result, worst));
   }
   if (worst.shape)
+    // rule_of() begins with "wrong: " where there is no other rule: the entry's name says it here.
     lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
   if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
   if (!cause.empty()) lines.entries.emplace_back("looks like", cause);
@@ -238,6 +243,8 @@ std::string element_text(const Finding& f) {
     return fmt::format("position {}, {}, kv head {}, dim {}", f.index[0],
                        f.index[1] == 0 ? "K" : "V", f.index[2], f.index[3]);
   std::string text = fmt::format("position {}", f.index.empty() ? f.position : f.index[0]);
+  // The shape is a text, "rows, heads, head_dim": the first name is that of the rows, whose index
+  // is the position.
   std::string_view axes = f.node.place.point->shape;
   for (size_t i = 1; i < f.index.size(); ++i) {
     const size_t comma = axes.find(", ");

@@ -47,6 +47,7 @@ Finding finding_from(const JsonValue& json) {
   }
   for (const JsonValue& hidden : json["region"].items()) f.region.push_back(place_of(hidden));
   if (json["precision"].is_null()) return f;
+  // The rule's text says where the wrong elements are too: split_rule() takes that out again.
   f.shape = ShapeRule{
       .where = "", .precision = json["precision"].real(), .recall = json["recall"].real()};
   split_rule(f);
@@ -63,6 +64,7 @@ std::optional<double> measured_from(const JsonValue& json) {
   return json.real();
 }
 
+// A bucket in which nothing was compared is null in JSON and NaN in memory.
 double bucket_from(const JsonValue& json) { return measured_from(json).value_or(kNothingCompared); }
 
 ErrorProfile::Buckets buckets_from(const JsonValue& json) {
@@ -128,6 +130,8 @@ PlaceSummary place_from(const JsonValue& json) {
           .expected = json["expected"].whole<int64_t>(),
           .judged = json["judged"].whole<int64_t>(),
           .verdict = verdict_of(json),
+          // The fields below, measured, compared and has_t2, tell a 0 that stands for null from one
+          // that was measured.
           .worst_t1 = measured_from(worst["t1"]).value_or(0),
           .worst_t2 = measured_from(worst["t2"]).value_or(0),
           .worst_of_row = measured_from(worst["of_row"]).value_or(0),

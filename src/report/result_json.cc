@@ -193,6 +193,7 @@ Json of_logits(const LogitsSummary& l) {
 }
 
 Json of_error_budget(const ErrorBudget& b) {
+  // by_point follows from the shares: it is for other readers, and result_from_json() leaves it.
   Json points = Json::array(), shares = Json::array();
   const auto layer = [](int number) { return number < 0 ? Json(nullptr) : Json(number); };
   for (const PointShare& share : by_point(b))

@@ -61,6 +61,7 @@ std::vector<MapRow> merged(const std::vector<MapRow>& rows) {
 // Drops rows from the end of the model, those without errors of their own first.
 std::vector<MapRow> at_most(std::vector<MapRow> rows, size_t most) {
   for (const bool errors_too : {false, true})
+    // Errors of early layers explain those of later ones, so that the last rows are the least loss.
     for (size_t i = rows.size(); i-- > 0 && rows.size() > most;)
       if (errors_too || !rows[i].has_errors()) rows.erase(rows.begin() + i);
   return rows;
@@ -70,6 +71,7 @@ std::vector<MapRow> at_most(std::vector<MapRow> rows, size_t most) {
 std::string left_out(const std::vector<MapRow>& shown, const std::vector<MapRow>& all) {
   int64_t calm = 0, errors = 0, others = 0;
   for (const MapRow& row : all) {
+    // Rows that are shown may be merged ones.
     const bool seen = std::ranges::any_of(
         shown, [&](const MapRow& s) { return s.first <= row.first && row.last <= s.last; });
     if (!seen) ++(row.is_calm() ? calm : row.has_errors() ? errors : others);

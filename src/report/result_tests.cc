@@ -83,6 +83,7 @@ TestCase test_of(const OpKindRow& kind, const Result& result) {
 TestCase audit_of(const Result& result) {
   TestCase test = test_of(
       "audit", result, [](const Finding& finding) { return finding.node.place.point->is_cache(); });
+  // The audit says in a note that it was made.
   for (const std::string& note : result.notes) {
     if (!note.starts_with(kAudit)) continue;
     test.details += note + "\n";

@@ -76,6 +76,8 @@ struct PlaceDifference {
   int64_t elements = 0, nonfinite = 0;
 };
 
+// Zeros of different signs are different bits, and all NaN count as one: their payload is not a
+// result.
 bool same_number(double a, double b) {
   return a == b ? std::signbit(a) == std::signbit(b) : std::isnan(a) && std::isnan(b);
 }
@@ -128,6 +130,8 @@ std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
   for (const auto& [key, row] : a) {
     PlaceDifference& sum = places[{std::get<0>(key), std::get<1>(key)}];
     const auto at = b.find(key);
+    // Offsets are equal where the shapes within a row are, so that elements are compared with their
+    // like.
     if (at == b.end() || at->second.offsets != row.offsets) {
       ++sum.alone;
       continue;

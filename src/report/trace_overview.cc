@@ -43,6 +43,7 @@ std::string slots_text(std::span<const PassRow> rows) {
 void add(const RecordedTensor& tensor, TraceTotals::PlaceTotal& total) {
   const Digest& d = tensor.digest;
   Digest& all = total.digest;
+  // A tensor without a finite number has no extremes.
   if (d.finite() > 0) {
     const bool first = all.finite() == 0;
     all.min = first ? d.min : std::min(all.min, d.min);
@@ -89,6 +90,7 @@ std::string judged_text(const std::string& path) {
     const JsonDocument result(kept, {"the result that the trace keeps", "", kept.size()});
     const std::string verdict = screen_text(result.root()["verdict"].text());
     const std::string story = screen_text(result.root()["story"].text());
+    // A story's place stands before the first colon, its further clauses behind a semicolon.
     const size_t end =
         std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
     return fmt::format("judged: {} ({})", verdict, story.substr(0, end));
@@ -147,6 +149,7 @@ std::string inputs_text(const Graph& graph, const TraceTotals& totals) {
   std::vector<Place> inputs;
   for (const Place& input : graph.inputs_of(totals.first->place)) {
     const std::vector<Place> more =
+        // The cache is written of k and v of the pass: they are what can be looked at.
         input.point->is_cache() ? graph.inputs_of(input) : std::vector<Place>{input};
     inputs.insert(inputs.end(), more.begin(), more.end());
   }
@@ -216,6 +219,7 @@ std::string number_in_four(double value) {
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
   const double size = std::fabs(value);
   if (size == 0) return "0";
+  // Beyond these limits {:.2f} would round to nothing, and {:.0f} take four digits.
   if (size < 0.00995 || size >= 999.5) {
     std::string text = fmt::format("{:.0e}", value);  // "2e+04", "3e-05"
     const size_t e = text.find('e');
@@ -247,6 +251,7 @@ TraceTotals totals_of(TraceReader& trace) {
       total.place = {t.point, t.layer};
       add(t, total);
       const Digest& d = t.digest;
+      // Tensors of a pass are in the order of the computation.
       if (!totals.first && d.has_numbers() && d.finite() < d.count)
         totals.first = TraceTotals::FirstNonFinite{pass.info.pass, total.place, d.nan,
                                                    d.pos_inf + d.neg_inf, d.count};
@@ -281,6 +286,7 @@ Table passes_of(TraceReader& trace) {
     int64_t edge = 0;
     for (size_t r = 0; r < info.rows.size();) {
       size_t end = r + 1;
+      // Rows of a request stand together in a pass.
       while (end < info.rows.size() && info.rows[end].row.request == info.rows[r].row.request)
         ++end;
       const PassRow &first = info.rows[r], &last = info.rows[end - 1];
@@ -294,6 +300,8 @@ Table passes_of(TraceReader& trace) {
            pages == info.pages.end() ? std::string("-")
                                      : fmt::format("{}", fmt::join(pages->pages, " ")),
            slots_text(std::span(info.rows).subspan(r, end - r)),
+           // cu_seqlens as kernels of varying lengths take it: the first row of the request and of
+           // the next; the context counts the tokens of this pass too.
            fmt::format("{}..{}", edge, edge + rows), int64_t{last.row.position} + 1});
       edge += rows;
       r = end;

@@ -31,6 +31,7 @@ struct TraceTotals {
   std::optional<FirstNonFinite> first;
   std::vector<Place> recorded_with_numbers;
 };
+// Reads every digest of the trace, pass by pass, and no numbers.
 TraceTotals totals_of(TraceReader& trace);
 
 // The overview: what the trace is, where it comes from, its requests, where NaN begins, and the
@@ -38,8 +39,8 @@ TraceTotals totals_of(TraceReader& trace);
 std::vector<Block> overview_of(TraceReader& trace, const TraceTotals& totals,
                                const std::string& path);
 
-// A line for each pass: its rows, its page tables, the slots that it wrote, and the edges and
-// lengths of its requests as an attention kernel gets them.
+// A line for each request of each pass: its rows, its pages, the slots that it wrote, and its edges
+// and length as an attention kernel gets them.
 Table passes_of(TraceReader& trace);
 
 // At most four characters for a number that is read at a glance: ".83" "1.7" "345" "2e4" "NaN".

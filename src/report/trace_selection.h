@@ -39,7 +39,9 @@ struct Selected {
   std::vector<int64_t> row_extents;  // of them
   int64_t rows = 0;                  // of them
 };
-// Throws Error when nothing is selected, or when numbers are wanted that the trace has not.
+// Throws Error when nothing is selected, or when numbers are wanted that the trace has not. Numbers
+// are read a tensor at a time, and of them only sums and the largest are kept, but with --values or
+// --npy.
 Selected select(TraceReader& trace, const InspectOptions& options);
 
 // The tensors, the picture, the magnitudes, the largest.

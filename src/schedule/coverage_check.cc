@@ -1,3 +1,6 @@
+// Each tensor is swept once: its edges are all places where a writer begins or ends, and between
+// two of them the same writers hold every number. So the cost grows with spans, whatever the
+// widths.
 #include "src/schedule/coverage_check.h"
 
 #include <fmt/format.h>
@@ -46,6 +49,7 @@ class CoverageCheck {
     check_heads(place, due.writes);
   }
 
+  // Both sides are merged spans, so that a list may cut its reads as it likes.
   void check_due(int place, const char* verb, const std::vector<Span>& has,
                  const std::vector<Span>& due) {
     for (const Span& span : due)
@@ -62,7 +66,8 @@ class CoverageCheck {
                  said_of(place), verb, numbers_of(schedule_, span))});
   }
 
-  // RMSNorm and RoPE are over a head, so that a part of one is computed of the wrong numbers.
+  // RMSNorm and RoPE are over a head, so that a part of one is computed of the wrong numbers. The
+  // values of v are neither normed nor turned, so that an edge within a head of v is allowed.
   void check_heads(int place, const std::vector<Span>& writes) {
     const Instruction& in = at(place);
     const ScheduledModel& m = schedule_.model;
@@ -85,6 +90,7 @@ class CoverageCheck {
     const ScheduledTensor& tensor = schedule_.tensors[t];
     std::vector<Use> writers = uses_.writers(t);
     std::ranges::sort(writers, {}, [](const Use& u) { return std::pair(u.begin, u.place); });
+    // Tensors that are given need no writer, and must have none.
     const int64_t due = tensor.given ? 0 : std::max<int64_t>(tensor.shares, 1);
     std::vector<int64_t> edges = {0, tensor.width};
     for (const Use& use : writers)

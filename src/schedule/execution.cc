@@ -1,3 +1,5 @@
+// Instructions of one queue run in their order; which queue goes next is free, but for the
+// counters. As these never fall, an instruction that can run stays so until it has.
 #include "src/schedule/execution.h"
 
 #include <algorithm>

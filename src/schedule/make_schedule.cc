@@ -1,3 +1,7 @@
+// Waits are as few as order needs: within a layer attention waits for the heads that it reads
+// alone, while o and what follows wait for everything before them, since they read whole rows, or
+// write where the stream lies. Queues are dealt instructions in turn, without regard to how long
+// each takes.
 #include "src/schedule/make_schedule.h"
 
 #include <fmt/format.h>
@@ -56,6 +60,8 @@ class Maker {
     const int reduced = counters("attention", 1).front(), residual = counters("o", 1).front();
     const int64_t dim = model_.head_dim;
     for (int64_t head = 0; head < model_.heads + 2 * heads; ++head) {
+      // Rows of the stacked weights are q's heads, then k's, then v's: K and V of one KV head and
+      // the queries of its group raise one counter, group + 2 in all.
       const int64_t of = head < model_.heads ? head / group : (head - model_.heads) % heads;
       add(Opcode::norm_qkv_rope_append, head * dim, (head + 1) * dim, 0, {stream}, {{qkv[of], 1}});
     }
@@ -110,6 +116,7 @@ class Maker {
     in.begin = begin;
     in.end = end;
     in.share = share;
+    // The first layer reads the embedding, which is there before the step.
     std::erase_if(waits, [](const CounterUse& use) { return use.counter < 0; });
     in.waits = std::move(waits);
     in.raises = std::move(raises);

@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+// How a step is cut. All are at least 1.
 struct ScheduleOptions {
   int queues = 1;
   int64_t kv_shares = 1;    // of the pages of each KV head

@@ -42,6 +42,8 @@ class OrderCheck {
       if (place < 0) continue;
       stuck.push_back(place);
       for (const CounterUse& wait : at(place).waits) {
+        // A wait that all raises together cannot end is a fault of its own: nobody else is to blame
+        // for it. Only where there is none do the queues wait for each other.
         if (wait.value <= raised[wait.counter]) continue;
         unreachable = true;
         findings_.add(
@@ -102,6 +104,8 @@ class OrderCheck {
     });
   }
 
+  // Each pair is looked at from the side of the one that must come first: a writer for its readers,
+  // a reader or writer for those that write next to the same memory.
   void check_after(int place, const auto& can_precede, const std::vector<int>& also, int turn) {
     const auto hold = [&](ScheduleFault fault, int tensor, const Use& mine,
                           const std::vector<Use>& others) {
@@ -161,6 +165,8 @@ class OrderCheck {
       says = fmt::format("{} can write to {} before {} writes {} there, which are left over them",
                          said_of(second), memory, said_of(first), numbers);
     ScheduleFinding finding{fault, first, second, span, std::move(says)};
+    // The witness is the execution up to this instruction, then what can run without it, cut behind
+    // the one that comes too early.
     finding.order.assign(order_.begin(), order_.begin() + turn);
     const auto has = std::ranges::find(finding.order, second);
     if (has != finding.order.end()) {

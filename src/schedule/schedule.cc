@@ -1,3 +1,6 @@
+// The effects of an instruction follow from its opcode, layer, rows and share, so that a list which
+// gives these alone can be checked. Norms need all of the stream; products need all of their
+// input's row; each writes the rows that it holds.
 #include "src/schedule/schedule.h"
 
 #include <fmt/format.h>
@@ -180,6 +183,8 @@ Effects effects_of(const Schedule& schedule, const Instruction& in) {
   return EffectsMaker(schedule, in).made();
 }
 
+// Temporaries of the same kind share one memory over all layers, so that a layer that runs ahead
+// overwrites one that is late, as it would on the device; each layer's cache is its own.
 std::vector<ScheduledTensor> tensors_of(const ScheduledModel& m, int64_t kv_shares,
                                         int64_t down_shares) {
   std::vector<ScheduledTensor> all;

@@ -67,6 +67,7 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
+// One wait for a counter, or one raise of it.
 struct CounterUse {
   int counter = 0;
   int64_t value = 0;  // of a wait: it lasts until the counter is at least that; of a raise: by that

@@ -1,3 +1,5 @@
+// People see the first ten findings and the end of each execution; the JSON and the table have all
+// that were kept, each execution whole.
 #include "src/schedule/schedule_document.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// Foreign lists name opcodes as they like, cut rows into blocks of their own, and may leave out
+// everything that follows from opcode and rows: "opcodes", "block" and "columns" translate them.
+// Every number has a bound before it is used for a size, and an error names the field that it is
+// about.
 #include "src/schedule/schedule_json.h"
 
 #include <fmt/format.h>
@@ -10,6 +14,8 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 #include "kernels/files/json.h"
 
 namespace lockstep {
@@ -17,6 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// No list for a real model comes near these.
 constexpr size_t kMostText = size_t{256} << 20;
 constexpr int kMostQueues = 1 << 16, kMostCounters = 1 << 20;
 constexpr int64_t kMostHeads = 1 << 12, kMostHeadDim = 1 << 16;
@@ -66,6 +73,11 @@ std::string lines_of(const Json& items) {
 
 int layer_of(const JsonValue& value, const ScheduledModel& model) {
   return value ? value.whole<int>(0, static_cast<int>(std::max<int64_t>(model.layers, 1)) - 1) : -1;
+}
+
+std::string near_opcode(std::string_view name) {
+  const std::vector<std::string_view> names(kNamesOf<Opcode>.begin(), kNamesOf<Opcode>.end());
+  return did_you_mean(name, names);
 }
 
 // Makes a schedule of a document.
@@ -128,6 +140,7 @@ class ScheduleReader {
   }
 
   void read_tensors() {
+    // Without a list of tensors they are those of the model, cut as the shares say.
     const JsonValue json = root_["tensors"];
     if (!json) {
       made_.tensors = tensors_of(made_.model, made_.kv_shares, made_.down_shares);
@@ -154,11 +167,30 @@ class ScheduleReader {
   }
 
   void read_columns(const JsonValue& columns) {
-    const std::vector<std::string> names = columns.texts();
-    for (size_t i = 0; i < names.size(); ++i)
-      if (!columns_.try_emplace(names[i], i).second) columns[i].refuse("a name that no other has");
-    for (const char* needed : {"queue", "opcode"})
+    names_ = columns.texts();
+    for (size_t i = 0; i < names_.size(); ++i)
+      if (!columns_.try_emplace(names_[i], i).second) columns[i].refuse("a name that no other has");
+    for (const char* needed : {"queue", "opcode", "waits", "raises"})
       if (!columns_.contains(needed)) columns.refuse(fmt::format("{} among them", needed));
+  }
+
+  // A list has a value for each column. Null is a layer that there is none of, and reads or writes
+  // that follow from the opcode: of nothing else it says what is meant.
+  void check_row(const JsonValue& item) const {
+    for (const char* key : {"id", "queue", "opcode", "begin", "end", "share", "waits", "raises"})
+      if (const JsonValue value = field(item, key); value.is_null())
+        refuse_field(item, key, value, "a value ([] for none)");
+    if (!item.is_list() || item.size() == names_.size()) return;
+    if (names_.empty()) item.refuse("an object, or \"columns\" that name its values,");
+    const std::string at =
+        item.size() < names_.size() ? fmt::format(", also for \"{}\",", names_[item.size()]) : "";
+    item.refuse(fmt::format("a value for each of the {} columns{}", names_.size(), at));
+  }
+
+  // A sentence about a field, which in a list has no name.
+  [[noreturn]] static void refuse_field(const JsonValue& item, std::string_view key,
+                                        const JsonValue& value, std::string_view wanted) {
+    fail("{}: its {} is {}, {} was wanted: correct it", item.where(), key, value.said(), wanted);
   }
 
   // A field has a key in an object, and the column of that name in a list.
@@ -169,16 +201,22 @@ class ScheduleReader {
   }
 
   void read_instruction(const JsonValue& item) {
+    check_row(item);
     Instruction in;
     const JsonValue id = field(item, "id");
     in.id = id ? id.whole<int>(0) : static_cast<int>(made_.instructions.size());
+    if (!ids_.insert(in.id).second)
+      fail("{}: its id is {}, which another instruction before it has: give each its own",
+           item.where(), in.id);
     in.queue = field(item, "queue").whole<int>(0, made_.queues - 1);
-    read_opcode(field(item, "opcode"), in);
+    read_opcode(item, in);
     in.layer = layer_of(field(item, "layer"), made_.model);
     read_block(item, in);
     if (const JsonValue share = field(item, "share")) in.share = share.whole<int64_t>(0, 1 << 16);
-    in.waits = uses_of(field(item, "waits"));
-    in.raises = uses_of(field(item, "raises"));
+    in.waits = uses_of(item, "waits");
+    in.raises = uses_of(item, "raises");
+    // Reads and writes that the list names are taken as they stand, also where the opcode is known:
+    // whether they agree is the check's to say.
     const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
     const std::string misfit = misfit_of(made_, in);
     if (!misfit.empty()) fail("{}: {}", item.where(), misfit);
@@ -198,12 +236,20 @@ class ScheduleReader {
     }
   }
 
-  // A name of Lockstep's, or what "opcodes" says it stands for.
-  void read_opcode(const JsonValue& value, Instruction& in) {
+  // A name of Lockstep's, or what "opcodes" says it stands for. Any other may be a slip.
+  void read_opcode(const JsonValue& item, Instruction& in) const {
+    const JsonValue value = field(item, "opcode");
     in.name = value.is_text() ? value.text() : fmt::format("{}", value.whole<int64_t>());
     const JsonValue meaning = root_["opcodes"] ? root_["opcodes"][in.name] : root_["opcodes"];
     const std::string known = meaning ? meaning.text() : in.name;
-    in.opcode = find_named<Opcode>(known).value_or(Opcode::other);
+    const std::optional<Opcode> opcode = find_named<Opcode>(known);
+    if (!opcode && meaning) meaning.refuse("an opcode of Lockstep's, or \"other\",");
+    if (!opcode)
+      fail(
+          "{}: its opcode \"{}\" is none of Lockstep's, and \"opcodes\" does not say what it is "
+          "(\"other\": one of your own){}",
+          item.where(), shown(in.name), near_opcode(in.name));
+    in.opcode = *opcode;
     if (in.opcode != Opcode::other) in.name = known;
   }
 
@@ -222,14 +268,15 @@ class ScheduleReader {
   }
 
   // [[counter, value], ...]
-  std::vector<CounterUse> uses_of(const JsonValue& json) const {
+  std::vector<CounterUse> uses_of(const JsonValue& item, std::string_view key) const {
     std::vector<CounterUse> uses;
-    if (!json) return uses;
-    for (const JsonValue& item : json.items()) {
-      const int counter = item[0].whole<int>(0, kMostCounters);
+    const JsonValue json = field(item, key);
+    if (!json) refuse_field(item, key, json, "a list ([] for none)");
+    for (const JsonValue& use : json.items()) {
+      const int counter = use[0].whole<int>(0, kMostCounters);
       if (counter >= std::ssize(made_.counters))
-        item[0].refuse(fmt::format("one of the {} counters", made_.counters.size()));
-      uses.push_back({counter, item[1].whole<int64_t>(0, int64_t{1} << 40)});
+        use[0].refuse(fmt::format("one of the {} counters", made_.counters.size()));
+      uses.push_back({counter, use[1].whole<int64_t>(0, int64_t{1} << 40)});
     }
     return uses;
   }
@@ -249,8 +296,18 @@ class ScheduleReader {
   JsonValue root_;
   Schedule made_;
   std::map<std::pair<std::string, int>, int> places_;  // of tensors, by point and layer
+  std::vector<std::string> names_;                     // of the columns
   std::map<std::string, size_t, std::less<>> columns_;
+  std::set<int> ids_;
 };
+
+// Opcodes of somebody else's, which a reader wants declared.
+std::string others_of(const Schedule& schedule) {
+  Json others = Json::object();
+  for (const Instruction& in : schedule.instructions)
+    if (in.opcode == Opcode::other) others[in.name] = name_of(Opcode::other);
+  return others.empty() ? "" : fmt::format("  \"opcodes\": {},\n", others.dump());
+}
 
 }  // namespace
 
@@ -267,12 +324,13 @@ std::string schedule_json(const Schedule& schedule) {
   return fmt::format(
       "{{\n  \"format\": \"lockstep-schedule\",\n  \"format_version\": \"1.0\",\n"
       "  \"model\": {},\n  \"queues\": {},\n  \"kv_shares\": {},\n  \"down_shares\": {},\n"
-      "  \"counters\": {},\n  \"tensors\": {},\n"
+      "  \"counters\": {},\n  \"tensors\": {},\n{}"
       "  \"columns\": [\"id\", \"queue\", \"opcode\", \"layer\", \"begin\", \"end\", \"share\", "
       "\"waits\", \"raises\", \"reads\", \"writes\"],\n"
       "  \"instructions\": {}\n}}\n",
       model.dump(), schedule.queues, schedule.kv_shares, schedule.down_shares,
-      lines_of(Json(schedule.counters)), lines_of(tensors), lines_of(instructions));
+      lines_of(Json(schedule.counters)), lines_of(tensors), others_of(schedule),
+      lines_of(instructions));
 }
 
 Schedule read_schedule(const std::string& path) {

@@ -14,10 +14,13 @@
 
 namespace lockstep {
 
+// Writes all fields, also those that read_schedule() would fill in itself, so that whoever reads it
+// need know no defaults.
 std::string schedule_json(const Schedule& schedule);  // an instruction a line
 
-// Throws Error on a file that is no schedule, or that names a queue, a counter or a tensor that it
-// does not have; what can be checked of a schedule is left to check_schedule().
+// Throws Error on a file that is no schedule, that names a queue, a counter, a tensor or an opcode
+// that it does not have, or an id twice, or where an instruction lacks what is not said elsewhere;
+// what can be checked of a schedule is left to check_schedule().
 Schedule read_schedule(const std::string& path);
 
 }  // namespace lockstep

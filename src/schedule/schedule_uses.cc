@@ -1,3 +1,5 @@
+// Readers and writers are grouped by tensor once, since each check asks for them once an
+// instruction; a memory's tensors are linked in the order of the list.
 #include "src/schedule/schedule_uses.h"
 
 #include <fmt/format.h>
@@ -30,6 +32,7 @@ ScheduleUses::ScheduleUses(const Schedule& schedule)
   }
 }
 
+// One fault tends to repeat in every layer, and a thousand alike say no more than the first ones.
 bool FindingLog::is_kept(ScheduleFault fault) {
   if (kept_[fault] < kMostFindings) return true;
   ++checked_.not_kept;

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 // Who reads and writes which numbers of each tensor, as the checks ask for it. Borrows the
-// schedule.
+// schedule. Numbers are as the lists say, in no order; a span past the end of its tensor is among
+// them, as it stands.
 class ScheduleUses {
  public:
   explicit ScheduleUses(const Schedule& schedule);

@@ -36,6 +36,7 @@ Screen screen_from(bool is_terminal, int columns_of_device, const char* columns,
   else if (const int told = number_of(columns); told > 0)
     screen.width = told;
   const bool refused = no_color != nullptr && *no_color != '\0';
+  // NO_COLOR counts when it is set to any text (no-color.org).
   const bool dumb = term == nullptr || *term == '\0' || std::string_view(term) == "dumb";
   screen.colour = !refused && !dumb;
   return screen;

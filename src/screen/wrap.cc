@@ -76,6 +76,7 @@ size_t bytes_within(std::string_view text, size_t width) {
   while (at < text.size()) {
     const Character next = first_of(text.substr(at));
     columns += width_of(next.code);
+    // One character at least, or a line of one column would never end before a wide one.
     if (columns > width && at > 0) break;
     at += next.bytes;
   }
@@ -115,6 +116,7 @@ std::vector<std::string> pieces_of(std::string_view command) {
   char quote = 0;
   for (size_t i = 0; i < command.size(); ++i) {
     const char c = command[i];
+    // A blank before a dash within quotes is part of a word.
     if (quote == 0 && c == ' ' && i + 1 < command.size() && command[i + 1] == '-') {
       pieces.emplace_back();
       continue;
@@ -195,6 +197,7 @@ std::string in_quotes(std::string_view text, size_t most) {
   if (columns_of(shown) > most) {
     const size_t head = bytes_within(shown, most / 2);
     size_t tail = head;
+    // Whole characters are left out, until the rest fits behind the two dots.
     while (columns_of(std::string_view(shown).substr(tail)) > most - most / 2 - 2)
       tail += first_of(std::string_view(shown).substr(tail)).bytes;
     shown = fmt::format("{}..{}", shown.substr(0, head), shown.substr(tail));

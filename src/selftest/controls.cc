@@ -27,6 +27,8 @@ class HalvingOracle final : public Oracle {
     Exact exact = right_.evaluate(call);
     if (!(call.place == place_) || exact.want.empty()) return exact;
     std::vector<double> want(exact.want.begin(), exact.want.end());
+    // Half of the largest element is far beyond any budget, so that a judge that looks at the place
+    // must see it.
     *std::ranges::max_element(want, {}, [](double x) { return std::fabs(x); }) /= 2;
     exact.want = std::move(want);
     return exact;
@@ -46,8 +48,11 @@ class Controls {
   // Judges a changed copy of what was seen.
   void add(const std::string& name, const std::function<void(Seen&)>& change,
            const JudgeOptions& options = {}, bool complete = true) {
+    // Copies share the memory of tensors: put() and the others give a changed tensor a memory of
+    // its own.
     Seen seen = seen_;
     change(seen);
+    // An oracle for the dtype that the changed manifest declares.
     const auto oracle = reference_.oracle(checkpoint_, {.dtype = seen.manifest.dtype});
     add(name, seen, *oracle, options, complete);
   }
@@ -63,6 +68,7 @@ class Controls {
  private:
   void add(const std::string& name, const Seen& seen, Oracle& oracle, const JudgeOptions& options,
            bool complete) {
+    // Without a model: what an error becomes further on is not asked here.
     Judge judge(seen.manifest, oracle, nullptr, nullptr, options);
     for (const Pass& pass : seen.passes) judge.judge(pass);
     const Result result = judge.finish(seen.manifest.requests, complete);
@@ -133,6 +139,7 @@ void add_to_one_place(Controls& controls, DType dtype) {
       [](Seen& seen) {
         RecordedTensor& sum = tensor_at(seen, point("attn.residual"), 0);
         const double x = value_at(sum.data, 5);
+        // An addition is exact but for its own rounding, so that a whole ulp is one too many.
         put(sum, 5, x + ulp(x, sum.dtype));
       },
       at("attn.residual"));
@@ -148,6 +155,7 @@ Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
                  const std::vector<Request>& requests, OpWatch* watch) {
   const Seeded seeded(ops_of(options.device), {}, checkpoint.config(), options.device, watch);
   EngineOptions own = options;
+  // Ops that are wrapped, as a watch does it, run on the host: no graph can be captured of them.
   own.graph = options.graph && seeded.clean;
   Engine engine(checkpoint, seeded.ops, own, seeded.hooks);
   Seen seen{.manifest = {.graph = engine.model().graph(), .dtype = options.dtype}};
@@ -174,6 +182,7 @@ std::vector<Control> positive_controls(const Checkpoint& checkpoint, ReferenceLi
   Controls controls(checkpoint, reference, serve_clean(checkpoint, engine, requests));
   const auto unchanged = [](Seen&) {};
   controls.add("nothing wrong", unchanged);
+  // Where a right run fails, every control fails, and proves nothing.
   if (controls.all().front().failed)
     return {{"a right run, to put something wrong in", controls.all().front().verdict, false}};
   controls.add("limits times 0", unchanged, {.limit_scale = 0});
@@ -206,6 +215,7 @@ Result reference_in_place(const Checkpoint& checkpoint, ReferenceLibrary& refere
   Recorder recorder({}, false, [&](Pass pass) { judge.judge(pass); });
   Probe probe(&recorder);
   for (const Pass& pass : seen.passes) {
+    // Pages and slots are those of the engine's passes: the judge holds the same manifest to both.
     model->run(pass.info, probe);
     check(probe.failure().empty(), "{}", probe.failure());
   }

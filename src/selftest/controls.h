@@ -14,12 +14,14 @@
 namespace lockstep {
 
 // The passes of a clean engine, as a judge takes them. It declares one rounding of every op, as a
-// run does: a judge that may choose takes a wrong result for another contract's.
+// run does: a judge that may choose takes a wrong result for another contract's. It owns the
+// tensors, in host memory.
 struct Seen {
   Manifest manifest;
   std::vector<Pass> passes;
 };
-// watch: stands around the ops; borrowed, may be null.
+// watch: stands around the ops; borrowed, may be null. Throws Error of a pass that could not be
+// recorded.
 Seen serve_clean(const Checkpoint& checkpoint, const EngineOptions& options,
                  const std::vector<Request>& requests, OpWatch* watch = nullptr);
 

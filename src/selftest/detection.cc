@@ -29,6 +29,7 @@ namespace {
 
 constexpr int kLeastPower = -8, kMostPower = 14;  // of two: the sizes that are tried
 
+// Points whose op can be called apart and whose results are not decided bit by bit.
 bool rounds(const Point& point) {
   return OpWatch::possible({&point, 0}) && point.node_class != NodeClass::exact;
 }
@@ -36,7 +37,8 @@ bool rounds(const Point& point) {
 using PlaceKey = std::pair<int, int>;  // order of the point, layer
 PlaceKey key_of(const Place& place) { return {place.point->order(), place.layer}; }
 
-// Keeps what ops make before it is rounded to the dtype: in fp32, of the inputs widened.
+// Keeps what ops make before it is rounded to the dtype: in fp32, of the inputs widened. Once an
+// effect is in, a result must be rounded as an engine's is: so effects go into what it was before.
 class WideResults final : public OpWatch {
  public:
   using OpWatch::OpWatch;
@@ -55,7 +57,8 @@ class WideResults final : public OpWatch {
   std::map<PlaceKey, std::vector<Tensor>> results_;
 };
 
-// An oracle that is asked the same again and again.
+// An oracle that is asked the same again and again. Rows tell calls apart, since the run and its
+// tensors stay the same.
 class RememberingOracle final : public Oracle {
  public:
   explicit RememberingOracle(Oracle& oracle) : oracle_(oracle) {}
@@ -90,7 +93,9 @@ double root_mean_square(const std::vector<double>& values) {
   return root_mean(squares, std::ssize(values));
 }
 
-// Where Effect::element is put: the largest of the last 8 that is not above the row's r.
+// Where Effect::element is put: the largest of the last 8 that is not above the row's r. One that
+// is not above r has an ulp that is no larger than ulp(r), so that the effect is at least its size
+// in its own ulp.
 size_t element_of(const std::vector<double>& values) {
   const double r = root_mean_square(values);
   size_t at = values.size() - 1;
@@ -133,6 +138,7 @@ struct RightKernel {
 };
 
 RightKernel right_kernel(const Seeable& s) {
+  // The numbers are those of stated_limit()'s comment.
   const double root = std::sqrt(s.terms),
                finer = unit_roundoff(DType::f32) / unit_roundoff(s.dtype);
   const auto of = [&](double usual, double most) {
@@ -157,7 +163,8 @@ RightKernel right_kernel(const Seeable& s) {
   }
 }
 
-// max |q| . |k| / sqrt(head_dim), of rows and keys of the same request.
+// max |q| . |k| / sqrt(head_dim), of rows and keys of the same request. The later keys of a prompt
+// are counted too, which a query does not see: a bound may be too large.
 double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
   const size_t heads = q.shape[1], kv_heads = k.shape[1], dim = q.shape[2];
   std::vector<double> queries(q.rows.size() * heads * dim), keys(k.rows.size() * kv_heads * dim);
@@ -176,7 +183,8 @@ double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
   return most / std::sqrt(dim);
 }
 
-// The run of a right engine that effects are put into.
+// The run of a right engine that effects are put into. For one thread. Results before the rounding
+// take twice the memory of the tensors in 16 bits.
 class ShownRun {
  public:
   // `plan` is borrowed; `right` is asked for results before they are rounded.
@@ -200,6 +208,7 @@ class ShownRun {
           if (Place{tensor.point, tensor.layer} == input) passes[p].tensors.push_back(tensor);
       const RecordedTensor* tensor = seen_.passes[p].find(*place.point, place.layer);
       if (!tensor) continue;
+      // Calls and recorded tensors of a place come in the same order.
       const Tensor& wide = wide_.of(place).at(number++);
       check(wide.view().count() == tensor->shape.count(),
             "{} elements of {} were wanted before they are rounded, found {}",
@@ -273,6 +282,7 @@ class ShownRun {
   void change(const TensorView& wide, Effect effect, double size, bool longest,
               RecordedTensor& changed) const {
     const auto rows = std::ssize(changed.rows), width = changed.data.view().row_size();
+    // The same signs in every judgement of a layer: sizes are compared, and not luck.
     std::mt19937_64 random(1000 + changed.layer);
     WideRow row{.values = std::vector<double>(width)};
     for (int64_t r = 0; r < rows; ++r) {
@@ -326,6 +336,7 @@ class ShownRun {
   Seen seen_;
 };
 
+// The sizes at which the judge finds an effect, by bisection over powers of two.
 class Ladder {
  public:
   explicit Ladder(const DetectionPlan& plan)
@@ -340,6 +351,7 @@ class Ladder {
     for (const Point* point : plan_.points) {
       oracle_.forget();
       const std::vector<int> layers = shown_.layers_of(*point);
+      // Size 0: the right results once more, through the same rounding.
       const Result clean = judged(*point, layers, Effect::gain, 0);
       for (const Effect effect : values_of<Effect>()) {
         limits.push_back(least(*point, {layers.back()}, effect, clean));
@@ -357,6 +369,7 @@ class Ladder {
     const auto one_of = [&](size_t n) { return random() % n; };
     const int total = plan_.near + plan_.far;
     for (int i = 0; i < total; ++i) {
+      // The two kinds take turns in proportion to their numbers.
       const bool is_near = i * plan_.near / total != (i + 1) * plan_.near / total;
       // All of a point after each other, so that its exact results are computed once.
       const size_t at = i * plan_.points.size() / total;
@@ -366,6 +379,7 @@ class Ladder {
       const Effect effect = values_of<Effect>()[one_of(values_of<Effect>().size())];
       std::vector<int> layers = shown_.layers_of(point);
       if (one_of(2) == 0) layers = {layers[one_of(layers.size())]};
+      // 53 bits, uniform in [0, 1), the same on every machine.
       const double chance = static_cast<double>(random() >> 11) * 0x1p-53;
       const double times = is_near ? std::exp2(2 * chance - 1) : std::exp2(3 * chance + 1);
       const double stated = stated_limit(shown_.seeable(point, layers, effect));
@@ -388,6 +402,7 @@ class Ladder {
            result.first->node.place == Place{&point, layers.front()};
   }
 
+  // The judge gets the tensors of this place alone, which costs an op and no model.
   Result judged(const Point& point, const std::vector<int>& layers, Effect effect, double size) {
     std::vector<Pass> passes(shown_.seen().passes.size());
     for (size_t p = 0; p < passes.size(); ++p) passes[p].info = shown_.seen().passes[p].info;
@@ -416,6 +431,7 @@ class Ladder {
       limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
       return limit;
     }
+    // A larger effect is taken to be found where a smaller one is.
     int low = kLeastPower - 1, high = kMostPower + 1;  // not found, found
     while (high - low > 1) {
       const int power = (low + high) / 2;

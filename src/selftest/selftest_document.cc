@@ -38,6 +38,7 @@ std::string wanted_text(const Selftest::PowerRow& row) {
                      100 * row.least_exact, row.reached() ? "" : ": no");
 }
 
+// A share is told with its bound, since few runs claim little.
 void add_clean(const Selftest& test, Blocks& blocks) {
   const auto n = std::ssize(test.clean);
   const auto alarms = std::ranges::count_if(test.clean, &Selftest::Outcome::is_alarm);

@@ -10,9 +10,10 @@ namespace {
 
 constexpr size_t kPowerRows = 5;
 
-// The row of the power table that a run belongs to.
+// The row of the power table that a run belongs to. The numbers are those of power()'s rows.
 size_t row_of(const Selftest::Outcome& outcome) {
   if (outcome.is_unseeable()) return 4;
+  // An exact op, or a result that is not finite, has no size that it could be too small by.
   if (!outcome.effect || outcome.nonfinite || outcome.exact_class) return 0;
   const double times = *outcome.effect / outcome.limit;
   return times >= 2 ? 1 : times >= 0.5 ? 2 : 3;
@@ -53,6 +54,7 @@ std::vector<Selftest::CurvePoint> Selftest::curve() const {
   std::vector<CurvePoint> curve;
   for (const double multiplier : {0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 4.0, 10.0}) {
     CurvePoint& point = curve.emplace_back(CurvePoint{.multiplier = multiplier});
+    // NaN counts as found.
     const auto found = [&](const Selftest::Outcome& o) { return !(o.limit_ratio <= multiplier); };
     point.alarms = std::ranges::count_if(clean, found);
     point.detected.resize(kPowerRows);
@@ -87,6 +89,7 @@ std::vector<Selftest::RuleRow> Selftest::rules() const {
   return rows;
 }
 
+// Nothing measured is nothing seen: empty lists fail.
 bool Selftest::sees() const {
   return !controls.empty() && std::ranges::all_of(controls, &Control::failed) &&
          !statistics.empty() && std::ranges::all_of(statistics, &StatisticCase::passed) &&

@@ -79,8 +79,10 @@ class Journal {
     const std::string text =
         std::filesystem::exists(path) ? read_text(path, size_t{1} << 30) : std::string();
     read(text, subject);
+    // Opened before any run, so that an hour's work does not end at a file that cannot be written.
     out_.emplace(path, /*may_exist=*/true);
     if (text.empty()) out_->append(Json{{"subject", subject}}.dump() + "\n");
+    // A writer that was killed in the middle of a line: the next one begins a new line.
     is_cut_ = !text.empty() && !text.ends_with('\n');
   }
 
@@ -90,6 +92,7 @@ class Journal {
   }
   void add(const Selftest::Outcome& outcome) {
     if (!out_) return;
+    // A line a run, each written at once: whoever kills the selftest loses the run that is on.
     const std::string line = record_of(outcome).dump() + "\n";
     out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
@@ -133,7 +136,8 @@ Place first_place(const FaultRequest& request) {
   return {point, point->per_layer ? std::max(0, request.layer) : -1};
 }
 
-// Stands for all that an engine shows.
+// Stands for all that an engine shows. Each record is hashed together with the hash of all before
+// it, so that the order counts too.
 class Fingerprint final : public Sink {
  public:
   bool wants(const Point&, int) const override { return true; }
@@ -167,6 +171,8 @@ std::string journal_of(const SelftestRun& run) {
          (run.plan.device == Device::cpu ? "" : " on cuda");
 }
 
+// Runs are independent of each other: each has an engine and a judge of its own, and workers share
+// the journal and the counts alone, under one mutex.
 class Runner {
  public:
   explicit Runner(const SelftestRun& run) : run_(run), journal_(run.journal, journal_of(run)) {}
@@ -176,6 +182,7 @@ class Runner {
   std::vector<Selftest::Outcome> all(const std::vector<SelftestPlan::Case>& cases) {
     std::vector<Selftest::Outcome> outcomes(cases.size());
     std::atomic<size_t> next = 0;
+    // The first failure stops the others at their next case, and is thrown by the caller's thread.
     std::exception_ptr failure;
     const auto work = [&] {
       for (size_t i = next++; i < cases.size(); i = next++) try {
@@ -243,7 +250,8 @@ class Runner {
       for (const FaultRequest& fault : c.faults)
         other.first_exact = other.first_exact || rule.first == first_place(fault);
     }
-    // An op that is right on what it was given may have been given the wrong thing.
+    // An op that is right on what it was given may have been given the wrong thing: that takes two
+    // more runs of the engine, which only a fault without a measured effect costs.
     if (meter && meter->effect() > 0)
       outcome.effect = meter->effect();
     else if (c.faults.size() == 1 &&
@@ -344,6 +352,8 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
   const std::vector<DType> of_traces = dtypes_of_traces(run.traces, run.dtypes);
   Runner runner(run);
   std::vector<Selftest> tests;
+  // Cases are made twice and not kept, for they are cheap; the number of all is wanted before the
+  // first.
   for (DType dtype : run.dtypes)
     runner.expect(run.plan.clean_cases(dtype).size() + run.plan.fault_cases(dtype).size());
   for (DType dtype : run.dtypes) {

@@ -16,7 +16,8 @@ struct Message {
 
 // The conversation as Qwen's chat models were taught it (ChatML: chat_template of their
 // tokenizer_config.json, without tools), open for the assistant to answer. No system message is
-// added where there is none.
+// added where there is none. The text is for encode(), which turns the marks of turns into their
+// tokens.
 std::string chat_text(const std::vector<Message>& messages);
 
 // The token that ends a turn. Throws Error when the tokenizer does not have the marks of ChatML.

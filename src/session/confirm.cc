@@ -30,7 +30,8 @@ constexpr int kRounds = 4;
 constexpr size_t kMostComputed = 4;
 constexpr double kOfDifference = 1.0 / 8, kOfUlp = 1.0 / 100;
 
-// The same requests, which choose what they chose.
+// The same requests, which choose what they chose. A request of several samples keeps its own
+// choices: each sample would have to be forced by itself.
 JudgedRun again(const JudgedRun& run, const Result& result) {
   JudgedRun same = run;
   same.trace.clear();
@@ -61,6 +62,8 @@ class Evidence {
       : place_(place), places_(std::move(reads)) {
     places_.push_back(place);
   }
+  // Tensors are shared with the pass; passes beyond those that are computed a second time are not
+  // kept.
   void add(const Pass& pass, const std::vector<NodeId>& flags) {
     const auto here = [&](const NodeId& flag) { return flag.place == place_; };
     if (passes_.size() == kMostComputed || std::ranges::none_of(flags, here)) return;
@@ -203,7 +206,8 @@ const Flip* flip_at(const Result& result, size_t request, int32_t position) {
 }
 
 // The tokens that differ because of a finding, and which of them are the model's again in a run
-// with one place put right. "": none differs.
+// with one place put right. "": none differs. A token that differs without a finding behind it
+// differs by rounding, and is not counted.
 std::string tokens_back(const Result& result, const Result& put_right) {
   int64_t differ = 0, back = 0;
   std::string first;
@@ -228,9 +232,9 @@ std::string tokens_back(const Result& result, const Result& put_right) {
 }  // namespace
 
 void check_can_confirm(const Session& session) {
-  check(!session.schedule,
-        "--confirm puts right what the next op reads, found --executor instructions, which shows "
-        "what it computed when all of it is: leave one out");
+  check(!session.engine.make_executor,
+        "--confirm puts right what the next op reads, found an --executor that shows what it "
+        "computed when all of it is: leave one out");
   check(session.ops.fused.of_user.empty(),
         "--confirm puts single ops right, found {}, of which some are fused: leave one out",
         session.user_ops);

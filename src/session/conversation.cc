@@ -1,3 +1,5 @@
+// An engine for the whole conversation, with a prefix cache: each turn is a new request that begins
+// with all turns before it, and finds their pages.
 #include "src/session/conversation.h"
 
 #include <fmt/format.h>

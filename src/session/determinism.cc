@@ -1,3 +1,5 @@
+// Every serving has an engine of its own over the same checkpoint. The watch gives each op the
+// base's inputs (BitWatch), so that an op late in the model is compared as fairly as the first.
 #include "src/session/determinism.h"
 
 #include <fmt/format.h>
@@ -27,6 +29,8 @@ std::vector<int> other_threads(int base) {
   return {numbers.begin(), numbers.end()};
 }
 
+// Each differs from alone or from the batch of four in one circumstance, so that determinism_of()
+// can tell which it was.
 std::vector<ServingFacts> servings_of(const DeterminismRun& run, int32_t request) {
   const ServingFacts alone{.request = request, .threads = run.engine.threads};
   ServingFacts batched = alone;
@@ -57,7 +61,9 @@ std::vector<ServingFacts> servings_of(const DeterminismRun& run, int32_t request
   return all;
 }
 
-// Another request that is as long, so that every pass of the batch has as many rows.
+// Another request that is as long, so that every pass of the batch has as many rows. Its tokens are
+// the prompt's backwards, each moved by a prime times its number, so that no mate shares a prefix
+// with another.
 Request mate_of(const Request& request, int64_t number, int64_t vocab) {
   Request mate{.max_new = request.max_new};
   for (size_t i = 0; i < request.prompt.size(); ++i)
@@ -74,6 +80,8 @@ Pass renamed(Pass pass, int32_t request) {
   return pass;
 }
 
+// The first serving of a request is the base: it is recorded, and later ones are forced to its
+// tokens, since a token that differs would change all inputs after it.
 class Servings {
  public:
   explicit Servings(const DeterminismRun& run)
@@ -103,6 +111,7 @@ class Servings {
   Sequence serve_base(const ServingFacts& facts, const Request& request) {
     Recorder recorder({}, false,
                       [&](Pass pass) { base_.add(renamed(std::move(pass), facts.request)); });
+    // Compared with nothing, it takes down the hashes of the base itself.
     BitWatch watch(none_, facts.request, 0, bits_.back());
     Tee both(recorder, watch);
     return serve_with(facts, {request}, both);
@@ -120,6 +129,8 @@ class Servings {
   Sequence serve_with(const ServingFacts& facts, const std::vector<Request>& requests,
                       Sink& sink) const {
     EngineOptions options = run_.engine;
+    // Options that decide which rows share a pass go back to their defaults: the batch that is
+    // asked for decides that here.
     for_each_engine_option([&](const auto& option) {
       if (option.shapes_passes) options.*option.member = EngineOptions{}.*option.member;
     });

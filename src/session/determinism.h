@@ -14,6 +14,8 @@
 
 namespace lockstep {
 
+// The checkpoint is borrowed; requests are served one after another, each with an engine of its own
+// for every serving, so that nothing is left of an earlier one.
 struct DeterminismRun {
   const Checkpoint& checkpoint;
   EngineOptions engine;

@@ -1,3 +1,5 @@
+// One set of CUDA ops for the process: several devices share the table, and each has a runtime of
+// its own, by which its tensors and streams are found.
 #include "src/session/device.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// The engine alone, at full speed: no reference is opened and nothing is judged.
 #include "src/session/generation.h"
 
 #include <fmt/format.h>

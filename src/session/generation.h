@@ -15,7 +15,8 @@ struct GenerateOptions {
 };
 
 // Serves the requests with the engine alone and prints their texts as they come; an audit's
-// findings go to stderr. Returns whether all is well, as far as it was looked at.
+// findings go to stderr. Returns whether all is well, as far as it was looked at. Throws Error when
+// an option does not fit or the engine fails; texts that were printed until then stay printed.
 bool generate(const GenerateOptions& options, const std::vector<std::string>& command_line);
 
 }  // namespace lockstep

@@ -7,10 +7,11 @@
 
 namespace lockstep {
 
-// Has the session's engine compute its passes instruction by instruction, if the options say so:
-// after a schedule that is made of the model's sizes, or read. Throws Error where the model, the
-// device or the schedule does not allow it.
-void use_instructions(const InstructionOptions& options, Session& session);
+// Has the session's engine compute its passes as --executor says: instruction by instruction, after
+// a schedule that is made of the model's sizes, or read; or decode steps in one launch. Throws
+// Error where the model, the device or the schedule does not allow it. The schedule is kept in the
+// session, and so lives as long as its engine.
+void use_executor(const InstructionOptions& options, Session& session);
 
 // Adds to a result who wrote what is wrong: a note for each finding with an element, up to a few.
 void name_instructions(Result& result, const Schedule& schedule);

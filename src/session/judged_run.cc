@@ -60,8 +60,8 @@ int64_t tokens_chosen(const Engine& engine) {
 void check_faults(const JudgedRun& run, bool clean_ops) {
   check(
       run.faults.empty() || !run.engine.make_executor,
-      "--fault seeds into whole ops, found --executor instructions, which calls them part by part: "
-      "leave one out, or edit the schedule");
+      "--fault seeds into whole ops, found an --executor that calls none of them whole: leave one "
+      "out, or edit the schedule of --executor instructions");
   for (const FaultRequest& fault : run.faults)
     check(fault_of(fault).seat != Fault::Seat::graphs || (run.engine.graph && clean_ops),
           "fault {} is one of graphs, and this run has none: add --device cuda, and leave out "

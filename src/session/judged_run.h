@@ -31,6 +31,8 @@
 namespace lockstep {
 
 // The main job: serve requests with the engine, judge every pass as it goes, keep what was seen.
+// Everything by reference or pointer is borrowed for judge_run(); the run itself is copied by those
+// that change it, as confirm() does.
 struct JudgedRun {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;

@@ -25,6 +25,7 @@ struct OpenedTrace {
 
   // Puts into the manifest what the trace of another program leaves open, and its model tells.
   void fill_in(const Graph& of_model, const std::string& path);
+  // With all tensors that the trace kept, in memory.
   Pass read(int pass) const;
 };
 

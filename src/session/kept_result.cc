@@ -1,3 +1,5 @@
+// A page needs a result: one that is given as JSON, one that the trace keeps, or, where there is
+// neither, what a look into the trace shows without a judgement.
 #include "src/session/kept_result.h"
 
 #include <fmt/format.h>

@@ -251,9 +251,8 @@ std::vector<const Mode*> modes_from(const std::string& list) {
 // another text, and differ for that reason alone.
 Result run_modes(const ModesRun& run) {
   check(!run.engine.make_executor,
-        "--modes gives each op what it was given in another mode, found --executor instructions, "
-        "which "
-        "shows what it computed when all of it is: leave one out");
+        "--modes gives each op what it was given in another mode, found an --executor that shows "
+        "what it computed when all of it is: leave one out");
   const Graph graph = graph_of(run.checkpoint.config());
   Ledger ledger(graph);
   const std::vector<const Mode*> wanted = comparable(run, ledger);

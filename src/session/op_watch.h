@@ -13,7 +13,8 @@ namespace lockstep {
 
 // Stands around the ops of an engine at some places, while it serves. It is a sink too, because the
 // inputs of an op are what the engine showed before it: both must see the same engine. Its ops take
-// host tensors.
+// host tensors. Used by the engine's thread. It keeps of a pass what its places read, by sharing
+// the tensors of the records.
 class OpWatch : public Sink {
  public:
   // The oracle is borrowed. Throws Error when a place is of none that can be watched.
@@ -40,7 +41,8 @@ class OpWatch : public Sink {
     std::function<void()> op;
     std::function<void(const TensorView&out)> wide, wide_right;
   };
-  // Called instead of the op; must run it.
+  // Called instead of the op; must run it. `out` is in host memory and of the run's dtype, and
+  // holds garbage unless it is an input too.
   virtual void call(const Place& place, const TensorView& out, const Runs& runs) = 0;
 
   // The exact result on the inputs that the engine showed, for each request of the pass, with the

@@ -18,13 +18,14 @@ namespace lockstep {
 
 // How passes are computed as a schedule's instructions (src/schedule).
 struct InstructionOptions {
-  std::string executor;    // "instructions"; empty: by the model's own executors
+  std::string executor;    // "instructions", "persistent"; empty: by the model's own executors
   int queues = 0;          // of a schedule that is made; 0: some
   std::string step;        // path of a schedule; empty: one is made
   std::string interleave;  // a seed, or "adversarial"; empty: queues are threads
 };
 
-// The options of everything that runs a model.
+// The options of everything that runs a model. Texts are as they were typed, and checked where they
+// are used; open_session() makes of them what an engine takes.
 struct ModelOptions {
   std::string model;  // folder of the checkpoint
   std::vector<std::string> prompts;

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 // Hands on the text of a sequence as it grows: what it made since the last call, as far as it is
-// certain. Neither a stop text nor the token that ended it is part of the text.
+// certain. Neither a stop text nor the token that ended it is part of the text. Borrows both, and
+// the sequence must be one of an engine that goes on living.
 class SequenceText {
  public:
   SequenceText(const Sequence& sequence, const Tokenizer& tokenizer)

@@ -9,7 +9,9 @@
 
 namespace lockstep {
 
-// Where numbers come from, as traces and results keep it: who computed what, with what, when.
+// Where numbers come from, as traces and results keep it: who computed what, with what, when. All
+// values are texts, for people and for comparison; those that decide how a trace is judged are read
+// back by run_facts_of().
 std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line);
 

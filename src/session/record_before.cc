@@ -98,9 +98,8 @@ std::unique_ptr<RecordBefore> record_before_of(const ObserveOptions& options,
   check(model.graph != "on",
         "--graph on was found with --record-before, which looks on before each op: leave one out");
   check(!engine.make_executor,
-        "--record-before looks on before each op, found --executor instructions, which calls ops "
-        "part "
-        "by part: leave one out");
+        "--record-before looks on before each op, found an --executor that calls none of them "
+        "whole: leave one out");
   engine.graph = false;
   return std::make_unique<RecordBefore>(options.record_before, options.trace, engine.device);
 }

@@ -16,7 +16,8 @@ namespace lockstep {
 
 // Keeps on the disk what a chosen op is about to read, before it is launched: when the op then
 // hangs, faults or ends the process, its inputs are left behind as a trace of one pass. Each chosen
-// op replaces the file of the one before; its provenance says which op that is, as `before`.
+// op replaces the file of the one before; its provenance says which op that is, as `before`. On a
+// device it waits for the ops before and copies their results, so that a run with it is slow.
 class RecordBefore final : public Sink {
  public:
   // points: globs over the points that the ops make (Selection's). trace: of --trace, beside which

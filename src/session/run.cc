@@ -79,6 +79,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
   Progress progress(options.report.detail);
   Result result =
       (options.modes.empty() ? run_beside : run_in_modes)(options, session, progress, provenance);
+  result.notes.insert(result.notes.end(), session.notes.begin(), session.notes.end());
   if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);
   if (exit_status(result) != 0) return result;

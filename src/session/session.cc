@@ -45,7 +45,7 @@ Session open_model(const ModelOptions& options) {
     session.user_ops = fmt::format("{} of {}", fmt::join(replaced.names, ", "), options.ops);
     session.user_ops_file = options.ops;
   }
-  use_instructions(options.instructions, session);
+  use_executor(options.instructions, session);
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

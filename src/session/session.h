@@ -12,7 +12,8 @@
 
 namespace lockstep {
 
-// Everything that ModelOptions name, opened and read, the device too.
+// Everything that ModelOptions name, opened and read, the device too. An engine that is made of it
+// borrows the checkpoint: the session must outlive it.
 struct Session {
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;  // a checkpoint without one can still be fed token ids
@@ -22,6 +23,7 @@ struct Session {
   std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
   std::string user_ops_file;
   std::shared_ptr<const Schedule> schedule;  // by which passes are computed; null: by none
+  std::vector<std::string> notes;            // on how it was opened, for the result of a run
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;

@@ -8,7 +8,9 @@
 namespace lockstep {
 
 // The text of tokens as they come, up to the first of some stop texts. What might be the beginning
-// of one is held back until it is known not to be, so that nothing of it is ever handed out.
+// of one is held back until it is known not to be, so that nothing of it is ever handed out. The
+// texts that it hands out are whole characters of UTF-8, put together from tokens that may end
+// inside of one.
 class TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, std::vector<std::string> stop)

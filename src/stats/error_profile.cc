@@ -13,6 +13,7 @@
 namespace lockstep {
 namespace {
 
+// The comparison is false for NaN, which stands for a bucket without any.
 void keep_larger(double& largest, double value) {
   if (!(largest >= value)) largest = value;  // also where nothing was compared so far
 }
@@ -47,6 +48,7 @@ std::vector<int64_t> index_of(int64_t position, int64_t offset, const std::vecto
 ErrorProfile::ErrorProfile(std::vector<int64_t> row_shape_)
     : row_shape(std::move(row_shape_)), histogram(kBins) {
   const int64_t extent = row_shape.at(0);
+  // Columns never widen: their number is known from the shape.
   columns.width = std::max<int64_t>(1, (extent + kMostBuckets - 1) / kMostBuckets);
   columns.largest.resize((extent + columns.width - 1) / columns.width, kNothingCompared);
 }
@@ -111,6 +113,7 @@ void ErrorProfile::add(const ErrorProfile& other) {
   }
   // All widths are powers of two, so that a wide bucket holds whole narrow ones.
   while (positions.width < other.positions.width) widen();
+  // Widens this one too, where the other one's last bucket lies beyond its 64.
   make_room_for((std::ssize(other.positions.largest) - 1) * other.positions.width);
   ErrorProfile as_wide = other;
   while (as_wide.positions.width < positions.width) as_wide.widen();

@@ -22,7 +22,7 @@ inline constexpr double kNothingCompared = std::numeric_limits<double>::quiet_Na
 //                columns.largest
 //
 // Positions double the width of their buckets whenever there are more than kMostBuckets of them,
-// so that a run of any length takes the same memory.
+// so that a run of any length takes the same memory. It owns its numbers; one thread adds to it.
 struct ErrorProfile {
   // One of the elements that are furthest off.
   struct WorstElement {

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// The tolerances of torch.testing.assert_close where none are given.
+// The tolerances of torch.testing.assert_close where none are given, by dtype.
 bool close_for_torch(double got, double reference, DType dtype) {
   const double relative = dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
   return within(std::fabs(got - reference), 1e-5 + relative * std::fabs(reference));

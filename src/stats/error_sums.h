@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-// Sums of squares over the elements of a node or a place.
+// Sums of squares over the elements of a node or a place. In fp64; sums are added up in the order
+// of the calls.
 struct ErrorSums {
   int64_t elements = 0;   // finite on both sides
   double introduced = 0;  // of got - O(x)

@@ -43,7 +43,9 @@ Statistic misrounds_of(const Moments& m, double tail) {
       fmt::format("{} of {} elements are not the exact result rounded", m.misrounded, m.elements)};
 }
 
-// Standard errors of the gain as the rows differ in it.
+// Standard errors of the gain as the rows differ in it. The sum of (c_r - g p_r)^2 over rows,
+// expanded: it is the variance of sum c_r - g sum p_r where rows are independent, whatever elements
+// of a row have in common.
 double student(const Moments& m, double gain) {
   const double squares = m.cross_squares - 2 * gain * m.cross_power + gain * gain * m.power_squares;
   if (squares > 0) return std::fabs(m.cross) / std::sqrt(squares);
@@ -90,6 +92,7 @@ double clopper_pearson_lower(int64_t k, int64_t n) {
 }
 
 double clopper_pearson_upper(int64_t k, int64_t n) {
+  // An upper bound of successes is a lower one of failures.
   return n <= 0 ? 1 : 1 - clopper_pearson_lower(n - k, n);
 }
 
@@ -98,6 +101,8 @@ double rms_limit(int64_t n, double tail) {
 }
 
 double share_limit(int64_t n, double share, double tail) {
+  // Bernstein for a sum of n chances with mean p: P(sum - n p > t) <= exp(-t^2 / (2 (n p + t /
+  // 3))). Solved for t at that risk L: t = L/3 + sqrt((L/3)^2 + 2 n p L).
   const double log_risk = -std::log(tail);
   const double expected = static_cast<double>(n) * share;
   const double third = log_risk / 3;
@@ -109,6 +114,8 @@ double Scatter::rms() const {
   return std::sqrt(squares / (static_cast<double>(elements) + std::max(0.0, due)));
 }
 
+// n^2 / (n + pairs + common^2) is what a chi-square with as large a variance, relative to its mean,
+// has for degrees (Satterthwaite 1946).
 int64_t Scatter::degrees() const {
   const auto n = static_cast<double>(elements);
   return std::max<int64_t>(1, static_cast<int64_t>(n * n / (n + pairs + common * common)));
@@ -124,6 +131,7 @@ void Moments::add(const Moments& other) {
   cross += other.cross;
   cross_scatter += other.cross_scatter;
   power += other.power;
+  // Budget::gain is a limit: of several rows the widest.
   gain = std::max(gain, other.gain);
   rows += other.rows;
   cross_squares += other.cross_squares;
@@ -151,6 +159,7 @@ std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
 void drop_missing(std::vector<Statistic>& statistics) {
   static constexpr Mutant kMissing[] = {Mutant::no_t0, Mutant::no_t1, Mutant::no_t2,
                                         Mutant::no_t3, Mutant::no_t4, Mutant::no_t5};
+  // T0 to T5 stand in the order of StatisticKind.
   for (size_t i = 0; i < std::size(kMissing); ++i)
     if (is_mutant(kMissing[i]))
       std::erase_if(statistics, [kind = static_cast<StatisticKind>(i)](const Statistic& statistic) {
@@ -180,6 +189,7 @@ Slices::Worst Slices::worst_by(Value value_of, Limit limit_of) const {
 }
 
 Slices::Worst Slices::scattered(double tail) const {
+  // Bonferroni: of k parts each has a k-th of the risk.
   tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
   std::map<int64_t, double> limits;  // slices come in few sizes
   Worst worst = worst_by([](const Scatter& s) { return s.rms(); },
@@ -196,6 +206,7 @@ Slices::Worst Slices::misrounded(double tail) const {
   tail = risk_of(tail) / std::max(1.0, static_cast<double>(slices_.size()));
   Worst worst =
       worst_by([](const Scatter& s) { return s.share(); },
+               // A part without a misround cannot be the worst, and needs no limit.
                [&](const Scatter& s) { return s.misrounded == 0 ? 1.0 : s.most_misrounds(tail); });
   worst.statistic.kind = StatisticKind::misrounds;
   if (worst.scatter)

@@ -133,7 +133,7 @@ void drop_missing(std::vector<Statistic>& statistics);
 
 // The part of some elements that scatters most (T4), or is misrounded most (T3), of all parts, with
 // a limit at which all of them together have a chance of `tail` of a false alarm. Parts of fewer
-// than kLeastSlice elements are left out.
+// than kLeastSlice elements are left out. Borrows slices until the questions are asked.
 class Slices {
  public:
   // `axis` and `key` name it. Borrowed.
@@ -160,12 +160,14 @@ class Slices {
 };
 
 // Moments of rows that differ from each other. A prompt of one token repeated has the same row many
-// times, and its one rounding is one observation.
+// times, and its one rounding is one observation. Two rows with one hash of 64 bits would be taken
+// for one: among 1e6 rows with a chance under 1e-7.
 class DistinctMoments {
  public:
   // row_hash: of the row's results, got and want. False: there was such a row already.
   bool add(uint64_t row_hash, const Moments& row);
   const Moments& sum() const { return sum_; }
+  int64_t rows() const { return std::ssize(rows_); }
 
  private:
   std::unordered_set<uint64_t> rows_;

@@ -33,7 +33,8 @@ constexpr double kLeastRecall = 0.98, kLeastPrecision = 0.2;
 constexpr double kOfList = -1.001;
 constexpr size_t kMostListed = 4, kMostPredicates = 4;
 
-// log2 of the ways to choose k of n.
+// log2 of the ways to choose k of n. By lgamma, since n may be millions: a bit or so is exact
+// enough.
 double choices(double n, double k) {
   if (k <= 0 || k >= n) return 0;
   return (std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1)) / std::log(2.0);
@@ -268,6 +269,8 @@ Predicate predicate_of(size_t axis, const Feature& feature, Relation relation, c
   for (const int64_t key : feature.keys) predicate.holds.push_back(holds(key));
   const auto keys = static_cast<double>(known.size());
   const auto left_out = static_cast<double>(std::ranges::count_if(known, std::not_fn(holds)));
+  // A threshold is one of the keys, and which side; a list is a choice of so many of them; a single
+  // key is one of them.
   if (relation != Relation::among)  // all but the first few, or any
     predicate.bits += std::min(2 + std::log2(keys), 1 + 2 * left_out);
   else if (feature.listed > 1)
@@ -351,6 +354,7 @@ void Search::count() {
   }
   const size_t columns = column_in_.size();
   std::vector<int64_t> by_column(columns);
+  // Only rows with a wrong element are walked: they are few where rows are many.
   for (const WrongRow& row : elements_.wrong) {
     const size_t r = row.row;
     if (!units_[0].in[r]) continue;
@@ -369,6 +373,7 @@ void Search::count() {
   }
 }
 
+// Bits that say which elements are wrong within the region, and which outside of it.
 double Search::length(double size, double wrong) const {
   return choices(size, wrong) + choices(all_ - size, all_wrong_ - wrong);
 }
@@ -392,6 +397,7 @@ void Search::weigh(Predicate predicate, Effect& best) const {
   const double explained = choices(count, touched) - choices(inside, touched_inside) -
                            choices(count - inside, touched - touched_inside) - predicate.bits;
   if (explained < (touched_inside == inside ? kOfList : kSurelyBits)) return;
+  // A region is a product of axes, so that its size shrinks by the share of the axis that is left.
   const double described = length(size_ / count * inside, wrong) + predicate.bits;
   if (length(size_, wrong_) - described < kSurelyBits || described >= best.length) return;
   best = {described, std::move(predicate)};
@@ -442,6 +448,7 @@ std::string Search::text() const {
 }
 
 Search::Found Search::run() {
+  // One element needs no rule, and has many that fit.
   if (all_wrong_ == 1 && all_ > 1) return {ShapeRule{"one element alone", 1, 1}, 0};
   while (rule_.size() < kMostPredicates) {
     Effect best;

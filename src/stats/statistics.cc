@@ -85,6 +85,7 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
       largest_(format_of(options.dtype).max),
       pool_(pool) {
   if (head_size_ > 0) heads_.resize(options.row_shape[0]);
+  // A column has an element a row: with fewer rows none is long enough for T4.
   if (rows >= kLeastSlice) columns_.resize(row_size_);
 }
 
@@ -95,6 +96,7 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
   if (is_mutant(Mutant::exact_one_ulp_off)) want += ulp(want, options_.dtype);
   const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
   const double rounded = round_to(want, options_.dtype);
+  // NaN of any payload is the same; of an exact op the sign of a zero counts.
   bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
   if (options_.node_class == NodeClass::exact)
     different = different || std::signbit(got) != std::signbit(rounded);
@@ -128,6 +130,7 @@ void Meter::exclude(Row& measured, const Element& e, Measure::NonFinite kind) co
   Measure& measure = measured.measure;
   if (kind == Measure::NonFinite::introduced) note_wrong(measured, e);
   ++measure.excluded;
+  // A graver kind makes what was counted before it irrelevant.
   if (kind > measure.nonfinite) {
     measure.nonfinite = kind;
     measure.nonfinite_count = 0;
@@ -146,6 +149,8 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
   Measure& measure = measured.measure;
   const Element& e = stored.element;
   const double eta = e.got - e.want, half = stored.spacing / 2;
+  // The share of B beyond the final rounding: what the accumulation and the roundings on the way
+  // used.
   if (limit > half)
     measure.inner = std::max(measure.inner, (std::fabs(eta) - half) / (limit - half));
   measure.sum_squares += eta * eta;
@@ -182,9 +187,12 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   sum.misrounded += stored.different ? 1 : 0;
   sum.may_misround += row.misround[i];
   if (!std::isfinite(unit)) return;
+  // Both are numbers of the dtype, so that the difference is exact in fp64 where they are near.
   const double delta = e.got - stored.rounded;
   if (!std::isfinite(delta)) return;  // finite where an overflow was due: T1 says so
   const double rest = stored.rounded - e.want;
+  // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much that of
+  // this exact result differs.
   const double due = (rest * rest - stored.spacing * stored.spacing / 12) / variance;
   weighed.due = static_cast<float>(due);
   sum.due += due;
@@ -219,6 +227,7 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
       const double delta = e.got - round_to(row.want[i], options_.dtype);
       if (std::isfinite(delta)) cross += delta * row.want[i] / row.variance[i];
     }
+    // (sum f)^2 - sum f^2 is the sum over ordered pairs. A rounding may leave it just under 0.
     slice.pairs = std::max(0.0, sum * sum - squares);
     measured.sum.pairs += slice.pairs;
     measured.sum.cross_scatter += cross * cross;
@@ -226,6 +235,7 @@ void Meter::end_groups(Row& measured, const RowNumbers& row) const {
     carried_in_heads += carried_in_head * carried_in_head;
     if (head_size_ > 0) measured.heads.push_back(slice);
   }
+  // Pairs within a head have been counted: these are the ones across heads.
   measured.sum.pairs += std::max(0.0, carried * carried - carried_in_heads);
 }
 
@@ -270,6 +280,7 @@ void Meter::add(int64_t position, const RowNumbers& row) {
 void Meter::add(std::span<Row> rows, ThreadPool* threads) {
   std::vector<const Row*> distinct;
   for (Row& row : rows) {
+    // Counts and the worst are of all rows, sums of distinct ones alone.
     merge(row);
     ++rows_added_;
     if (options_.node_class == NodeClass::exact) continue;
@@ -345,6 +356,7 @@ void Meter::add_worst_slices(Measure& measure) const {
   for (size_t c = 0; c < columns_.size(); ++c) take("column", c, columns_[c]);
   // They tell where, so they go before what T3 and T5 say of all.
   const Slices::Worst scattered = slices.scattered(kFalseAlarm);
+  // Behind T1 and T2.
   auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
   if (scattered.scatter)
     measure.worst_scattered = static_cast<const NodeSlice*>(scattered.scatter)->worst;
@@ -376,7 +388,12 @@ Measure Meter::finish() const {
 }
 
 void PlacePool::add(const Meter::Row& row) {
-  if (!moments_.add(row.hash, row.sum)) return;
+  constexpr int64_t kMoreRows = 512;
+  if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) return;
+  if (moments_.rows() >= enough_) {
+    enough_ += kMoreRows;
+    passed_ = passed_ << 1 | 1;
+  }
   heads_.resize(std::max(heads_.size(), row.heads.size()));
   for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
   columns_.resize(std::max(columns_.size(), row.elements.size()));

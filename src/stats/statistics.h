@@ -71,6 +71,7 @@ struct Measure {
 };
 
 // One row of a node, all of one length. The other fields are those of its Budget, which see.
+// Borrowed for the call.
 struct RowNumbers {
   std::span<const double> got, want, limit, variance, shared, misround;
   double gain = 0;
@@ -94,7 +95,8 @@ struct NodeSlice : Scatter {
 
 class PlacePool;
 
-// Measures one node in one pass over its rows.
+// Measures one node in one pass over its rows. measure() is const and may be called by several
+// threads; add() and finish() by one.
 class Meter {
  public:
   // The traits of a place that decide how its nodes are measured.
@@ -185,7 +187,9 @@ struct Meter::Row {
   double size = 0;  // root mean square of the exact results
 };
 
-// All rows of a place, whatever their pass and request, that differ from each other.
+// All rows of a place, whatever their pass and request, that differ from each other. From 4,096
+// rows on it takes every second one, by its hash, and after each 512 more half as many: what it
+// must remember to know a row again then grows as the logarithm of the run. For one thread.
 class PlacePool {
  public:
   void add(const Meter::Row& row);
@@ -195,6 +199,8 @@ class PlacePool {
 
  private:
   DistinctMoments moments_;
+  int64_t enough_ = 2048;  // rows, at which fewer of the next ones are taken
+  uint64_t passed_ = 0;    // bits of a row's hash, any of which leaves it out
   std::vector<Scatter> heads_, columns_;
 };
 

@@ -19,7 +19,8 @@ struct Symbol {
   int64_t right;
 };
 
-// A merge that was possible at symbol `at` when it was queued.
+// A merge that was possible at symbol `at` when it was queued. Ordered by rank and then by place:
+// of equal merges the leftmost goes first.
 struct Candidate {
   int32_t rank;
   int64_t at;
@@ -80,6 +81,7 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
     const Candidate best = queue.top();
     queue.pop();
     Symbol& left = symbol(best.at);
+    // Merged into its left neighbour since, or the last of the word now.
     if (left.id < 0 || left.right < 0) continue;
     // A neighbour may have been merged away since this was queued.
     const Merge* now = find(left.id, symbol(left.right).id);
@@ -89,9 +91,11 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& out) const {
     left.id = best.id;
     left.right = right.right;
     if (left.right >= 0) symbol(left.right).left = best.at;
+    // Both neighbours have a new partner.
     offer(left.left);
     offer(best.at);
   }
+  // The first symbol is never merged into a left one, so that the list begins there.
   for (int64_t i = 0; i >= 0; i = symbol(i).right) out.push_back(symbol(i).id);
 }
 

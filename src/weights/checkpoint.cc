@@ -77,6 +77,7 @@ constexpr size_t kMostIndex = 32 << 20;  // bytes; of a hundred thousand tensors
 std::map<std::string, std::string> read_index(const std::string& path) {
   const JsonDocument document = JsonDocument::read(path, "fetch the file again", kMostIndex);
   for (const auto& [name, file] : document.root()["weight_map"].fields())
+    // A path would lead out of the folder that the user named.
     if (!file.is_text() || file.text().empty() || file.text().find('/') != std::string::npos)
       file.refuse("the name of a file of its own folder");
   return document.root()["weight_map"].text_fields();
@@ -123,6 +124,7 @@ void check_tensors(const std::map<std::string, TensorView>& tensors, const Model
           "belong "
           "together",
           name, dir, found->second.shape.text(), shape.text());
+    // One dtype for all: weights of two would be cast in part, and nobody could say to what.
     check(found->second.dtype == config.dtype,
           "tensor \"{}\" of \"{}\" is stored as {} and config.json declares {}; correct its "
           "\"dtype\"",
@@ -138,6 +140,7 @@ void check_tensors(const std::map<std::string, TensorView>& tensors, const Model
 }
 
 template <typename T>
+// In pieces of 32 KiB of doubles, which stay in a cache.
 void convert(const TensorView& from, T* to) {
   std::array<double, 4096> buffer;
   for (int64_t first = 0; first < from.count(); first += std::ssize(buffer)) {
@@ -151,6 +154,7 @@ void convert(const TensorView& from, T* to) {
 template <typename T, DType kDType>
 struct Rounded {
   T value;
+  // Rounded once: what round_to() gives is a number of the dtype, which fp32 and from_float() keep.
   explicit Rounded(double x) : value(from_float<T>(static_cast<float>(round_to(x, kDType)))) {}
 };
 
@@ -180,6 +184,7 @@ Checkpoint Checkpoint::open(const std::string& dir) {
             "tensor \"{}\" is in two files of \"{}\"; fetch the checkpoint again", shown(name),
             dir);
   check_tensors(checkpoint.tensors_, checkpoint.config_, dir);
+  // A copy of the embedding that may differ from it: tied means that nobody reads it.
   if (checkpoint.config_.tied) checkpoint.tensors_.erase(std::string(kHead));
   return checkpoint;
 }
@@ -220,6 +225,7 @@ std::string Checkpoint::fingerprint() const {
   add(config_text_.data(), config_text_.size());
   for (const SafeTensors& file : files_) {
     add(file.header().data(), file.header().size());
+    // The header is hashed whole, with the names, shapes and places of all tensors.
     for (size_t at = 0; at < file.data().size(); at += kStride)
       add(file.data().data() + at, std::min(kSample, file.data().size() - at));
   }

@@ -19,6 +19,7 @@ std::map<std::string, Shape> needed_tensors(const ModelConfig& config);
 
 // A folder in the published Hugging Face layout: config.json and safetensors, single or sharded.
 // Files are memory-mapped: a tensor costs nothing until it is read, and is only dtype-aligned.
+// Immutable once it is open: several threads may read it, and copies share the mapped memory.
 class Checkpoint {
  public:
   // Throws Error, naming file and tensor, when a file is missing or malformed, when a tensor that
@@ -32,7 +33,8 @@ class Checkpoint {
   const std::string& config_text() const { return config_text_; }
 
   // The tensor of that name, read-only, as long as the checkpoint lives. Tied: "lm_head.weight" is
-  // the embedding. Throws Error when there is none.
+  // the embedding. Throws Error when there is none. In the dtype of the file, on the CPU,
+  // row-major.
   TensorView tensor(const std::string& name) const;
   // The weight matrix of that name; of the checkpoints that can be opened today it is plain.
   WeightView weight(const std::string& name) const { return tensor(name); }
@@ -53,7 +55,8 @@ class Checkpoint {
 };
 
 // `tensor` in another float dtype: the mapped memory itself when the dtype already fits, else a
-// converted copy (rounded to nearest even), which `storage` then owns.
+// converted copy (rounded to nearest even), which `storage` then owns. Throws Error for a dtype
+// that is no float.
 TensorView cast(const TensorView& tensor, DType dtype, Tensor& storage);
 
 }  // namespace lockstep

@@ -36,7 +36,7 @@ struct RopeConfig {
   bool depends_on_length() const;
 };
 
-// The contents of config.json, in one spelling.
+// The contents of config.json, in one spelling. Sizes are in elements, positions in tokens.
 struct ModelConfig {
   // A mixture of experts in place of the MLP: a router gives each token `chosen` of `count`
   // experts.
@@ -71,6 +71,7 @@ struct ModelConfig {
   std::vector<int64_t> window;  // by layer: keys that a query sees, itself included; 0: all
   std::vector<int32_t> eos;     // ids that end a text, from config and generation_config
 
+  // K and V of all layers.
   int64_t kv_bytes_per_token(DType kv_dtype) const {
     return 2 * layers * kv_heads * head_dim * size_of(kv_dtype);
   }

@@ -13,6 +13,7 @@ namespace lockstep {
 // config.json (reference/recipe.h), and the judge holds one to the other. Formulas: Hugging Face's
 // modeling_rope_utils.
 
+// Radians a position.
 struct RopeFrequencies {
   std::vector<float> inv_freq;  // [head_dim / 2], as Hugging Face computes it, in fp32 steps
   double attention_factor = 1;  // multiplies cos and sin

@@ -14,6 +14,7 @@ namespace lockstep {
 // One safetensors file, memory-mapped: a tensor costs nothing until it is read. Tensors are only
 // dtype-aligned, read-only, and live as long as this object or a copy of it.
 // Layout: u64 LE length N, N bytes of JSON, data. Formula and limits: the safetensors format.
+// Immutable; several threads may read it.
 class SafeTensors {
  public:
   // Throws Error, naming file and tensor, unless the header is sound, every tensor has as many

@@ -16,6 +16,7 @@ struct NamedTensor {
 
 // A safetensors file as bytes (safetensors.h is its reader): the tensors in their order, each
 // aligned to 8 bytes, wide elements first. The first byte of each is told in `offsets`, by name.
+// Reading it copies every tensor once.
 std::string safetensors_of(std::vector<NamedTensor> tensors,
                            const std::map<std::string, std::string>& metadata,
                            std::map<std::string, size_t>& offsets);

@@ -30,7 +30,8 @@ class Tokenizer {
   std::shared_ptr<const Tables> tables_;
 };
 
-// Turns tokens into text as they come and never hands out half a character.
+// Turns tokens into text as they come and never hands out half a character. For one text and one
+// thread; the tokenizer must outlive it.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

@@ -123,6 +123,23 @@ TEST_F(ScheduleTest, ASharedPrefixIsComputedOnce) {
   EXPECT_EQ(served.sequences[1].argmax, alone(checkpoint, second));
 }
 
+// A chunk that chance shortens is not left out: the oldest request is in each pass until it ends.
+TEST_F(ScheduleTest, ARandomOneAlwaysAdvancesTheOldestRequest) {
+  const Checkpoint& checkpoint = bard("bard-qwen3");
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    const EngineOptions options{
+        .dtype = DType::f32, .page_size = 8, .chunk = 9, .random_schedule_seed = seed};
+    const Request request{.prompt = some_tokens(60, 4096), .max_new = 2};
+    const Served served = serve(checkpoint, options, {request, request});
+    size_t with = 0, last = 0;
+    for (size_t i = 0; i < served.passes.size(); ++i)
+      if (std::ranges::any_of(served.passes[i].info.rows,
+                              [](const PassRow& row) { return row.row.request == 0; }))
+        ++with, last = i + 1;
+    EXPECT_EQ(with, last) << "seed " << seed;
+  }
+}
+
 TEST_F(ScheduleTest, AnArrivalFarAwayIsNotWaitedForStepByStep) {
   const Checkpoint& checkpoint = bard("bard-qwen3");
   const auto at = [](int64_t arrival) {

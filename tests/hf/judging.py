@@ -18,6 +18,7 @@ from recorder import places_seen
 from right_ops import Effect, RightOps, effect_of, recorded
 from trace_file import Pass, Place
 from variant import Variant
+from variants import chunked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Setting:
 def run_bug(setting: Setting, bug: Bug) -> Runner:
     model, plan = setting.model(), setting.plan()
     if "chunks" in bug.needs:
-        plan = dataclasses.replace(plan, chunks=(40, setting.count - 40))
+        plan = chunked(40)(plan)
     runner = Runner(model, plan)
     with bug.apply(model, bug.layers(model)):
         runner.run()

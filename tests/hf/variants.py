@@ -265,10 +265,12 @@ def threads(count: int) -> Iterator[None]:
 
 
 def chunked(*lengths: int) -> Callable[[Plan], Plan]:
-    """The last chunk takes what is left."""
+    """The last chunk takes what is left. A prompt that is too short for that is cut evenly."""
     def change(plan: Plan) -> Plan:
-        rest = len(plan.prompts[0]) - sum(lengths)
-        return dataclasses.replace(plan, chunks=(*lengths, rest))
+        whole, firsts = len(plan.prompts[0]), lengths
+        if whole <= sum(firsts):
+            firsts = (whole // (len(lengths) + 1),) * len(lengths)
+        return dataclasses.replace(plan, chunks=(*firsts, whole - sum(firsts)))
     return change
 
 

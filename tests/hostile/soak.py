@@ -31,9 +31,9 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive",
 # MB that memory may grow by from a tenth of the requests on: the requests' own texts are read at
 # the beginning, and what they came to is kept for the end.
 MOST_GROWTH_PER_1000 = 0.5
-# MB from three to nine tenths of 2,000 judged requests: of each row of the cache it stays known who
-# wrote it, and of each row of an op whether there was the same before, some 15 kB a request.
-MOST_GROWTH_OF_JUDGED = 20
+# MB from three to nine tenths of 2,000 judged requests: the result tells of each request what it
+# was given, chose and how sure that was, some 8 kB.
+MOST_GROWTH_OF_JUDGED = 15
 
 
 def requests(count: int, seed: int) -> list[dict]:

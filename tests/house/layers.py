@@ -21,6 +21,7 @@ MAY_INCLUDE = {
     "kernels/cpu": BASE,
     "kernels/cuda": BASE | {"kernels"},
     "kernels": BASE | {"kernels/cpu", "kernels/cuda"},
+    "kernels/persistent": BASE | {"kernels", "kernels/cuda"},
     "kernels/plugin": BASE | {"kernels"},
     "kernels/bench": BASE | {"kernels/cpu", "kernels/cuda"},
     "kernels/faults": BASE | {"kernels", "kernels/cuda"},

@@ -29,6 +29,20 @@ TEST(Logits, EqualOnesHaveNoDistance) {
   EXPECT_TRUE(c.flips(0).empty());
 }
 
+TEST(Logits, LeaveOutTheRowsAloneThatAModelLacks) {
+  RecordedTensor got = logits({1, 3, 2});
+  got.rows = {{0, 4}, {0, 5}};
+  got.shape = {2, 3};
+  got.data = rounded_tensor({1, 3, 2, 1, 3, 2.5}, got.shape, DType::f64);
+  RecordedTensor exact = logits({1, 3, 2});
+  exact.rows = {{0, 5}};
+  LogitsComparison c(DType::bf16);
+  c.add(0, &got, &exact, &exact);
+  ASSERT_TRUE(c.summary());
+  EXPECT_EQ(c.summary()->compared, 1);
+  EXPECT_DOUBLE_EQ(c.summary()->max_abs, 0.5);
+}
+
 TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
   const RecordedTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
   LogitsComparison c(DType::f32);

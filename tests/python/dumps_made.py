@@ -156,9 +156,15 @@ def msprobe(trace, folder: pathlib.Path) -> None:
         (root / "stack.json").write_text("{}")
 
 
-def tensorrt_llm_hooks(trace, folder: pathlib.Path) -> None:
+def tensorrt_llm_rotary(trace, folder: pathlib.Path) -> None:
+    """The same where attention turns nothing itself: a module between its norms and its output."""
+    tensorrt_llm_hooks(trace, folder, {"4.RotaryEmbedding": "self_attn.rotary_emb"})
+
+
+def tensorrt_llm_hooks(trace, folder: pathlib.Path, between: dict[str, str] | None = None) -> None:
     """rank0/1.Qwen3Model-2.Qwen3DecoderLayer-1.RMSNorm-output.0.pt: numbers are of calls."""
-    root = folder / "rank0"
+    root, between = folder / "rank0", between or {}
+    o_proj = f"2.Qwen3Attention-{4 + len(between)}.Linear"
     root.mkdir()
     for number, seen in enumerate(fused_passes(trace)):
         def save(path, side, name, tensor, number=number):
@@ -171,7 +177,8 @@ def tensorrt_llm_hooks(trace, folder: pathlib.Path) -> None:
             names = {"1.RMSNorm": "input_layernorm", "2.Qwen3Attention-1.Linear":
                      "self_attn.qkv_proj", "2.Qwen3Attention-2.RMSNorm": "self_attn.q_norm",
                      "2.Qwen3Attention-3.RMSNorm": "self_attn.k_norm",
-                     "2.Qwen3Attention-4.Linear": "self_attn.o_proj",
+                     **{f"2.Qwen3Attention-{path}": module for path, module in between.items()},
+                     o_proj: "self_attn.o_proj",
                      "3.RMSNorm": "post_attention_layernorm",
                      "4.GatedMLP-1.Linear": "mlp.gate_up_proj", "4.GatedMLP-2.Linear":
                      "mlp.down_proj"}
@@ -179,7 +186,7 @@ def tensorrt_llm_hooks(trace, folder: pathlib.Path) -> None:
             for path, module in names.items():
                 for k, tensor in enumerate(seen.modules[f"model.layers.{i}.{module}"]):
                     save(f"{layer}-{path}", "output", str(k), tensor)
-            save(f"{layer}-2.Qwen3Attention-4.Linear", "input", "input",
+            save(f"{layer}-{o_proj}", "input", "input",
                  seen.modules[f"model.layers.{i}.self_attn.attn"][0])
             save(f"{layer}-4.GatedMLP-2.Linear", "input", "input",
                  seen.modules[f"model.layers.{i}.mlp.act_fn"][0])

@@ -38,6 +38,7 @@ MADE = {
     "vllm_intermediates": ("vllm", FUSED),
     "msprobe": ("vllm", FUSED),
     "tensorrt_llm_hooks": ("tensorrt-llm", HOOKED),
+    "tensorrt_llm_rotary": ("tensorrt-llm", FUSED),
     "tensorrt_llm_npy": ("tensorrt-llm", ("attn.o", "mlp.down", "logits", "token")),
     "npz_a_pass": ("huggingface", ("attn.norm", "attn.q", "attn.k", "attn.v", "attn.o",
                                        "mlp.down")),

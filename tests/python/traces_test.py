@@ -2,6 +2,7 @@
 
 python traces_test.py LOCKSTEP
 """
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from support import QWEN3, QWEN25, InFolder
 
 import lockstep
 from lockstep import contracts, digest, elements, graph, hdf5, points
+from lockstep.tensor_file import TensorFile
 
 sys.path.append(str(support.ROOT / "tests"))
 import qwen_graph  # noqa: E402
@@ -281,6 +283,49 @@ class Engines(InFolder):
         self.refused("give the --model it was made with", lockstep.judge, self.path, QWEN25)
         self.refused("nothing is there", lockstep.judge, self.folder / "no.h5", QWEN3)
         self.refused("cannot be run", lockstep.judge, self.path, QWEN3, command=self.folder)
+
+
+class TensorsByHand(InFolder):
+    """libhdf5 reads what is written without it, and writes on."""
+
+    def made(self, passes, layers, points):
+        """A file of so many tensors of all dtypes, empty ones too; what is in it, by path."""
+        kinds, want = list(elements.STORAGE.items()), {}
+        file = TensorFile(self.folder / "x.h5")
+        for number, layer, point in itertools.product(range(passes), range(layers), range(points)):
+            dtype, stored = kinds[len(want) % len(kinds)]
+            tensor = elements.Elements(
+                np.arange(len(want) % 7 * 3, dtype=stored).reshape(-1, 3), dtype)
+            path = f"/tensors/pass{number:06d}/layer{layer:03d}/point{point}"
+            file.add(path, tensor, len(want))
+            want[path] = tensor
+        begin = file.finish(lambda name: f"axes of {name}")
+        self.assertEqual(begin, 608 + sum(-(-tensor.nbytes // 8) * 8 for tensor in want.values()))
+        return want
+
+    def assert_has(self, file, want):
+        found = []
+        file["tensors"].visititems(lambda name, got: found.append(got.name) if
+                                   isinstance(got, h5py.Dataset) else None)
+        self.assertEqual(found, sorted(want))
+        for seq, (path, tensor) in enumerate(want.items()):
+            got = file[path]
+            self.assertEqual((got.shape, got.chunks, dict(got.attrs)), (tensor.bits.shape, None, {
+                "dtype": tensor.dtype, "axes": f"axes of {got.name.split('/')[-1]}", "seq": seq}))
+            np.testing.assert_array_equal(
+                hdf5.read_tensor(file, path, tensor.dtype).bits, tensor.bits)
+
+    def test_groups_of_any_size(self):
+        for sizes in ((0, 0, 0), (1, 1, 1), (3, 2, 5), (400, 1, 1), (2, 300, 1), (1, 1, 30)):
+            want = self.made(*sizes)
+            with hdf5.reopen(self.folder / "x.h5") as file:
+                self.assert_has(file, want)
+                for number in range(40):
+                    file[f"more{number:02}/column"] = np.arange(number)
+                file.attrs["long"] = "text" * 1000
+            with h5py.File(self.folder / "x.h5") as file:
+                self.assert_has(file, want)
+                self.assertEqual((len(file), len(file["more39/column"])), (41, 39))
 
 
 class Refused(InFolder):

@@ -131,6 +131,16 @@ TEST(ScheduleJson, OfObjectsMeansTheSame) {
   expect_same(schedule, again);
 }
 
+TEST(ScheduleJson, KeepsOpcodesOfTheirOwn) {
+  Schedule schedule = make_schedule(two_layers(), {.queues = 3});
+  Instruction& in = schedule.instructions[4];
+  in.opcode = Opcode::other;
+  in.name = "theirs";
+  const std::string text = schedule_json(schedule);
+  expect_same(schedule, read_text(text));
+  EXPECT_EQ(Json::parse(text)["opcodes"], Json({{"theirs", "other"}}));
+}
+
 TEST(ScheduleJson, IsCheckedByTheCommand) {
   const Schedule schedule = make_schedule(two_layers(), {.queues = 3});
   const Outcome clean = call_lockstep("schedule --check " + written(foreign(schedule).dump()));
@@ -221,6 +231,35 @@ std::vector<Bad> bad_instructions() {
       {"a row as text", with_row(2, "1"), "instructions"},
       {"an instruction that is text", spoiled([](Json& j) { j["instructions"][4] = "load"; }),
        "instructions"},
+      {"an id twice", spoiled([](Json& j) {
+         j["columns"].push_back("id");
+         int id = 0;
+         for (Json& row : j["instructions"]) row.push_back(id++);
+         j["instructions"][4].back() = 2;
+       }),
+       "instructions[4]: its id is 2, which another instruction before it has"},
+      {"a misspelt opcode that says what it writes", spoiled([](Json& j) {
+         j["columns"].push_back("writes");
+         for (Json& row : j["instructions"]) row.push_back(Json::array());
+         j["instructions"][4][0] = "o_residul";
+       }),
+       "instructions[4]: its opcode \"o_residul\" is none of Lockstep's, and \"opcodes\" does not "
+       "say "
+       "what it is (\"other\": one of your own); did you mean \"o_residual\"?"},
+      {"a misspelt meaning", spoiled([](Json& j) { j["opcodes"]["4"] = "o_residul"; }),
+       "opcodes.4"},
+      {"a row that lacks its last value", spoiled([](Json& j) { j["instructions"][4].erase(6); }),
+       "instructions[4] is a list of 6, a value for each of the 7 columns, also for \"end\","},
+      {"waits that are null", with_row(3, nullptr), "instructions[4]: its waits is null"},
+      {"raises that are null", with_row(5, nullptr), "instructions[4]: its raises is null"},
+      {"an end that is null", with_row(6, nullptr), "instructions[4]: its end is null"},
+      {"no column of waits", spoiled([](Json& j) { j["columns"][3] = "wait"; }), "waits among"},
+      {"an object without waits", spoiled([](Json& j) {
+         const Json row = j["instructions"][4];
+         j["instructions"][4] = {{"opcode", row[0]}, {"layer", row[1]}, {"begin", row[2]},
+                                 {"wait", row[3]},   {"queue", row[4]}, {"raises", row[5]}};
+       }),
+       "instructions[4]: its waits is missing"},
       {"a short row", spoiled([](Json& j) {
          j["instructions"][4] = Json::array({1, 0});
        }),

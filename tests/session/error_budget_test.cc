@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "src/judge/error_sharer.h"
 #include "src/judge/ledger.h"
+#include "src/report/error_budget_blocks.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "tests/judged.h"
@@ -229,6 +231,66 @@ TEST(ErrorBudget, IsSaidInEveryForm) {
   without.error_budget.reset();
   EXPECT_TRUE(Json::parse(report_json(without))["error_budget"].is_null());
   EXPECT_EQ(page_of(without).find("Where the error of the logits"), std::string::npos);
+}
+
+// The number before a " %".
+int64_t tenths_before(const std::string& text, size_t end) {
+  const size_t begin = text.find_last_of(' ', end - 1) + 1;
+  return std::llround(10 * std::stod(text.substr(begin, end - begin)));
+}
+
+// The table of a budget, held to what a reader can add up.
+void expect_adds_up(const ErrorBudget& budget) {
+  int64_t sum = 0;
+  for (const auto& row : points_table(budget).rows) {
+    const std::string& share = std::get<std::string>(row[0]);
+    const std::string& layers = std::get<std::string>(row[2]);
+    const int64_t shown = tenths_before(share, share.find(" %"));
+    sum += shown;
+    int64_t parts = 0;
+    for (size_t at = layers.find(" %"); at != layers.npos; at = layers.find(" %", at + 1))
+      parts += tenths_before(layers, at);
+    if (layers.find('%') != layers.npos) EXPECT_EQ(parts, shown) << layers;
+  }
+  EXPECT_EQ(sum, 1000);
+}
+
+TEST(ErrorBudgetTable, AddsUpAsItIsRead) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform(-1, 1);
+  const Graph graph = graph_of(Checkpoint::open(data_path("bard-qwen3")).config());
+  for (int i = 0; i < 200; ++i) {
+    ErrorBudget budget;
+    double sum = 0;
+    for (const Place& place : graph.places())
+      sum += budget.shares.emplace_back(ErrorShare{place, std::pow(uniform(random), 5)}).share;
+    if (std::fabs(sum) < 1) continue;
+    for (ErrorShare& share : budget.shares) share.share *= 0.98 / sum;
+    budget.rest = 0.02;
+    expect_adds_up(budget);
+  }
+}
+
+TEST(ErrorBudgetTable, SaysWhatLayersTakeBack) {
+  ErrorBudget budget;
+  for (const auto& [layer, share] : {std::pair{0, 1.2}, {1, -0.1}, {2, -0.105}})
+    budget.shares.push_back({{&point("mlp.up"), layer}, share});
+  budget.rest = 0.005;
+  const Table table = points_table(budget);
+  EXPECT_EQ(std::get<std::string>(table.rows[0][0]), "99.5 %");
+  EXPECT_EQ(std::get<std::string>(table.rows[0][2]), "layer 0: 120.0 %, others -20.5 %");
+  EXPECT_EQ(std::get<std::string>(table.rows[1][0]), "0.5 %");
+  EXPECT_NE(scope_text(budget).find("100.0 % in all"), std::string::npos) << scope_text(budget);
+}
+
+TEST(ErrorBudgetTable, CountsWhatWasNotRecorded) {
+  ErrorBudget budget;
+  ErrorShare logits{{&point("logits"), -1}, 1};
+  for (const char* name : {"mlp.gate", "mlp.up", "mlp.act", "mlp.down"})
+    for (const int layer : {1, 2}) logits.with.push_back({find_point(name), layer});
+  budget.shares = {logits};
+  EXPECT_EQ(std::get<std::string>(points_table(budget).rows[0][1]),
+            "logits (with 4 points of layers 1-2, not recorded)");
 }
 
 class Lacking : public testing::Test {

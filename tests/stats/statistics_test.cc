@@ -482,6 +482,32 @@ TEST(Pool, OfManyNodesShowsAColumnThatNoneOfThemDoes) {
   EXPECT_TRUE(named);
 }
 
+// A long run is known by a sample of its rows, which what they hold has no part in choosing.
+TEST(Pool, TakesFewerOfVeryManyRows) {
+  std::mt19937_64 random(4);
+  std::normal_distribution<double> normal;
+  PlacePool pool;
+  const std::vector<double> limit(4, 1), variance(4, 1e-4);
+  const auto add = [&](int64_t rows) {
+    for (int64_t i = 0; i < rows; ++i) {
+      std::vector<double> want(4), got(4);
+      for (int c = 0; c < 4; ++c) {
+        want[c] = 1 + normal(random);
+        got[c] = want[c] + 0.01 * normal(random);
+      }
+      Meter(Meter::Options{.dtype = DType::f32, .row_shape = {4}}, 1, &pool)
+          .add(i, {got, want, limit, variance, {}, kNever});
+    }
+    return pool.sum().elements / 4;
+  };
+  EXPECT_EQ(add(2000), 2000);
+  const int64_t taken = add(30000);
+  EXPECT_GT(taken, 4000);
+  EXPECT_LT(taken, 5500);
+  for (const Statistic& s : pool.statistics(DType::f32))
+    EXPECT_TRUE(s.passes(1)) << name_of(s.kind);
+}
+
 // Elements that share their error are as one: a row whose scale is wrong by two deviations is no
 // alarm where the scale is shared, and one where elements are independent.
 TEST(Shared, ErrorsOfARowCountOnce) {

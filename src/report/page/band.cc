@@ -29,13 +29,15 @@ std::string plural(int64_t count, const char* one) {
   return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s");
 }
 
-// "lockstep 0.2.0 · bard-qwen3 · bf16 on cpu · 3 requests, 38 tokens in, 56 out".
+// "lockstep 0.2.0 · bard-qwen3 · bf16 on cpu · 3 requests, 38 tokens in, 56 out". What nobody
+// recorded is left out, piece by piece.
 std::string subject_of(const Result& result) {
   std::string text = value_in(result, "engine");
   if (text.empty()) text = "an engine";
   if (const std::string version = value_in(result, "engine_version"); !version.empty())
     text += " " + version;
   std::string model = value_in(result, "model");
+  // A path's last name, whether it ends with a slash or not.
   while (model.ends_with('/')) model.pop_back();
   if (!model.empty()) text += " · " + model.substr(model.find_last_of('/') + 1);
   if (const std::string dtype = value_in(result, "compute_dtype"); !dtype.empty())
@@ -87,6 +89,8 @@ void write_title(Html& html, std::string_view glyph, std::string_view title) {
 
 void write_band(Html& html, const Result& result, const PageTop& top) {
   const bool unclear = top.tone == RunVerdict::inconclusive;
+  // A verdict and a class of style share a name, but for inconclusive, which is a place's colour
+  // too.
   const auto band = html.open(
       "header",
       {{"class", fmt::format("band {}", unclear ? "inconclusive-run" : name_of(top.tone))}});
@@ -110,6 +114,7 @@ void write_band(Html& html, const DiffResult& result) {
   const auto inside = html.open("div");
   html.leaf("p", "two traces against each other", {{"class", "eyebrow"}});
   std::string title = name_of(result.verdict);
+  // The names of verdicts are lower case.
   title.front() = static_cast<char>(title.front() - 'a' + 'A');
   if (result.first_kind) title += " from " + text_of(result.first_kind->id.place) + " on";
   write_title(html, alike ? "✓" : different ? "✕" : "?", title);

@@ -1,3 +1,5 @@
+// The page's part on the error of the logits: the same tables and the same sentence as on a screen
+// (error_budget_blocks.h), with the ops one by one folded away.
 #include "src/report/error_budget_blocks.h"
 #include "src/report/page/sections.h"
 

@@ -15,6 +15,8 @@ bool is_first(const std::optional<DiffNode>& first, const Place& place) {
 
 // The class of a place's colours.
 std::string_view kind_of(const DiffPlace& p) {
+  // Two classes in one: the colour of a judged run's kind, and "differs", by which cells are found
+  // whatever their colour.
   if (p.unlike) return "structural differs";
   if (p.equal == p.rows) return "bitwise";
   if (p.measured == 0) return "inconclusive";
@@ -48,6 +50,7 @@ void write_map(Html& html, const DiffResult& result) {
                   "average, # other bits and no numbers that say how far, x other choices, ! "
                   "not finite in one only, or another shape.");
   std::vector<MapCell> cells;
+  // Where noise explains every difference, the first of other bits is framed.
   const std::optional<DiffNode>& first = result.first_kind ? result.first_kind : result.first_bits;
   for (size_t i = 0; i < result.places.size(); ++i) {
     const DiffPlace& p = result.places[i];
@@ -71,7 +74,8 @@ void write_map(Html& html, const DiffResult& result) {
   write_place_map(html, cells, choices);
 }
 
-// Every number of the map once more, as a table: each cell links to its row.
+// Every number of the map once more, as a table: each cell links to its row. What is said in
+// sentences comes before it.
 void write_places(Html& html, const DiffResult& result) {
   if (!result.structure.empty()) {
     const Part part(html, "structure", "What makes them no runs of the same thing");

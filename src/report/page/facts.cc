@@ -28,6 +28,7 @@ std::map<OpKind, Nearness> nearness_of(const Result& result) {
   for (size_t i = 0; i < result.places.size(); ++i) {
     const PlaceSummary& p = result.places[i];
     const Point& point = *p.place.point;
+    // An op that is exact has no limit to come near.
     if (point.node_class == NodeClass::exact || !p.measured) continue;
     Nearness& of = all[point.op];
     if (std::ranges::find(of.points, point.name) == of.points.end())
@@ -48,7 +49,9 @@ void write_bars(Html& html, const Nearness& near) {
   const auto svg = html.open(
       "svg", {{"viewBox", "0 0 100 20"}, {"preserveAspectRatio", "none"}, {"aria-hidden", "true"}});
   const auto bar = [&](const char* kind, int top, double share) {
+    // NaN is not greater either, and draws nothing.
     if (!(share > 0)) return;
+    // A bar that is over its limit has its full width and another colour.
     html.single("rect", {{"class", share <= 1 ? kind : "over"},
                          {"x", "0"},
                          {"y", std::to_string(top)},
@@ -186,17 +189,12 @@ void write_table(Html& html, const Table& table, std::string_view kind) {
   const auto scroll = html.open("div", {{"class", "scroll"}, {"tabindex", "0"}});
   const auto list = html.open("table", {{"class", fmt::format("list {}", kind)}});
   if (!table.title.empty()) html.leaf("caption", table.title);
-  const auto is_number = [&](size_t column) {
-    if (table.columns[column].align != Table::Align::by_content)
-      return table.columns[column].align == Table::Align::right;
-    return !table.rows.empty() && table.rows[0][column].index() != 0;
-  };
   {
     const auto head = html.open("thead");
     const auto row = html.open("tr");
     for (size_t c = 0; c < table.columns.size(); ++c)
       html.leaf("th", table.columns[c].name,
-                {{"scope", "col"}, {"class", is_number(c) ? "n" : ""}});
+                {{"scope", "col"}, {"class", table.is_right_aligned(c) ? "n" : ""}});
   }
   const auto body = html.open("tbody");
   for (const auto& cells : table.rows) {
@@ -211,7 +209,7 @@ void write_table(Html& html, const Table& table, std::string_view kind) {
         text = fmt::format(fmt::runtime(table.number_format), x);
       else
         text = short_number(x);
-      html.leaf("td", text, {{"class", is_number(c) ? "n" : ""}});
+      html.leaf("td", text, {{"class", table.is_right_aligned(c) ? "n" : ""}});
     }
   }
 }

@@ -19,6 +19,7 @@ constexpr double kLeastDecades = 2;
 struct Decades {
   double low = 0, high = 0;
   bool any = false;
+  // Zero has no logarithm: it stands on a line of its own.
   void add(double x) {
     if (!(x > 0) || !std::isfinite(x)) return;
     low = any ? std::min(low, std::log10(x)) : std::log10(x);
@@ -28,6 +29,7 @@ struct Decades {
   void round() {
     low = std::floor(low);
     high = std::ceil(high);
+    // Two decades at least, so that noise on a flat curve does not look like growth.
     high = std::max(high, low + kLeastDecades);
   }
   // Above what is drawn is the room of what is not finite, below it that of zero.
@@ -59,6 +61,7 @@ void write_ground(Html& html, const Result& result, const Decades& decades) {
     const int layer = result.places[i].place.layer;
     size_t end = i;
     while (end < result.places.size() && result.places[end].place.layer == layer) ++end;
+    // Half a place before its first, since a place stands at the middle of its width.
     const double from =
         x_of(i, result.places.size()) - kWidth / 2 / static_cast<double>(result.places.size());
     const double wide = fraction(end - i, result.places.size()) * kWidth;
@@ -108,6 +111,8 @@ void write_dots(Html& html, const Result& result, const Decades& decades, bool o
                                                                     : " nan")},
                            {"data-place", std::to_string(i)},
                            {"d", fmt::format("M{:.1f} {:.1f}h0", x_of(i, result.places.size()),
+                                             // A line of no length: its round cap is the dot, which
+                                             // stays round however the picture is stretched.
                                              finite ? decades.y(p.introduced_rms) : 0)}});
     html.leaf("title", fmt::format("{}: introduced rms {}, total rms {}", text_of(p.place),
                                    short_number(p.introduced_rms, p.measured),

@@ -18,6 +18,8 @@ size_t sequence_at(std::string_view text, size_t at) {
   if ((lead >= 0x80 && lead < 0xc2) || lead > 0xf4 || at + length > text.size()) return 0;
   for (size_t i = 1; i < length; ++i)
     if ((byte(at + i) & 0xc0) != 0x80) return 0;
+  // A second byte alone can tell an encoding that is too long (a lead of e0 or f0), a surrogate
+  // (ed) or a number beyond U+10FFFF (f4): Unicode, table 3-7.
   if (length < 3) return length;
   const uint8_t second = byte(at + 1);
   const bool overlong = (lead == 0xe0 && second < 0xa0) || (lead == 0xf0 && second < 0x90);
@@ -109,6 +111,7 @@ void Html::json(std::string_view id, std::string_view json) {
   for (size_t i = 0; i < json.size(); ++i) {
     const char c = json[i];
     if (c == '"') in_string = !in_string;
+    // A backslash takes the next character along, so that an escaped quote does not end the string.
     if (in_string && c == '\\') {
       out_ += json.substr(i++, 2);
     } else if (c == '<') {

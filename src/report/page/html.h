@@ -11,6 +11,8 @@ namespace lockstep {
 // no UTF-8, or a control character that HTML does not know, is a replacement character.
 std::string html_escaped(std::string_view text);
 
+// Elements must be closed in the opposite order in which they were opened, which scopes do. It
+// grows one string and throws nothing of its own.
 class Html {
  public:
   struct Attribute {
@@ -46,6 +48,7 @@ class Html {
   // "\u003c", which is the same JSON.
   void json(std::string_view id, std::string_view json);
 
+  // The text so far, which the writer keeps.
   const std::string& done() const { return out_; }
 
  private:

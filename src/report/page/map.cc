@@ -97,7 +97,7 @@ void write_layers(Html& html, const std::vector<MapCell>& cells) {
   write_rows(html, cells, layers, points);
 }
 
-// Choices without a cell are not offered.
+// Choices without a cell are not offered. Several verdicts make an op wrong; they share one choice.
 std::vector<FilterChoice> choices_of(const Result& result) {
   std::vector<FilterChoice> choices;
   const auto add = [&](const std::string& id, const Mark& mark, size_t cells) {
@@ -126,6 +126,7 @@ void write_place_map(Html& html, const std::vector<MapCell>& cells,
                      const std::vector<FilterChoice>& choices) {
   std::vector<size_t> before, after;
   bool layers_seen = false;
+  // Cells come in graph order: the first one in a layer parts what is before from what is after.
   for (size_t i = 0; i < cells.size(); ++i) {
     layers_seen = layers_seen || cells[i].place.layer >= 0;
     if (cells[i].place.layer < 0) (layers_seen ? after : before).push_back(i);

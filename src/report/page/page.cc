@@ -25,6 +25,7 @@ void write_head(Html& html, std::string_view title) {
   html.single("meta", {{"http-equiv", "Content-Security-Policy"}, {"content", kPolicy}});
   html.single("meta", {{"name", "viewport"}, {"content", "width=device-width, initial-scale=1"}});
   html.single("meta", {{"name", "color-scheme"}, {"content", "light dark"}});
+  // Without it a browser asks the server that the page came from for an icon.
   html.single("link", {{"rel", "icon"}, {"href", "data:,"}});
   html.leaf("title", title);
   html.style(kPageStyle);

@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+// Words, and not "nan" and "inf", since programs read the same in JSON.
 std::string short_number(double x, bool measured) {
   if (!measured) return "#";
   if (std::isnan(x)) return "NaN";

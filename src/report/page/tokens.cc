@@ -16,6 +16,7 @@ constexpr size_t kMostRequests = 40;
 // Blanks and ends of lines as what can be seen.
 std::string shown(const std::string& token) {
   std::string text;
+  // Other control characters are left to html_escaped().
   for (const char c : token)
     if (c == '\n')
       text += "⏎";
@@ -38,6 +39,7 @@ std::string_view shade_of(double margin) {
 // One request: where things stand in it.
 class TokenStrip {
  public:
+  // A margin and a flip belong to the row that made the choice, one position before the token.
   explicit TokenStrip(const RequestResult& request) : request_(request) {
     for (const Margin& m : request.margins) margins_[m.position] = m.ulp;
     for (const Flip& f : request.flips) flips_[f.position] = &f;

@@ -28,12 +28,14 @@ constexpr std::array kBands = {Band{0.5, "to 1/2"},    Band{1, "to 1, within"},
                                Band{HUGE_VAL, "more"}, Band{HUGE_VAL, "not finite"}};
 
 size_t band_of(double budgets) {
+  // An error that is not finite is handed over as Inf budgets.
   if (std::isinf(budgets)) return kBands.size() - 1;
   size_t band = 0;
   while (budgets > kBands.at(band).most) ++band;
   return band;
 }
 
+// extent 0: nobody knows where the last bucket ends.
 std::string range_of(const ErrorProfile::Buckets& buckets, size_t i, int64_t extent) {
   const int64_t first = i * buckets.width;
   const int64_t last = std::min(first + buckets.width, extent > 0 ? extent : INT64_MAX) - 1;
@@ -43,6 +45,7 @@ std::string range_of(const ErrorProfile::Buckets& buckets, size_t i, int64_t ext
 // One column of the map as a strip over positions: neighbours of one colour are one rectangle.
 void write_strip(Html& html, const ErrorProfile& errors, size_t column) {
   const size_t positions = errors.positions.largest.size(), stride = errors.columns.largest.size();
+  // NaN: nothing was looked at there.
   const auto at = [&](size_t p) { return errors.map.at(p * stride + column); };
   std::array<std::string, kBands.size()> paths;
   for (size_t p = 0; p < positions;) {
@@ -53,6 +56,7 @@ void write_strip(Html& html, const ErrorProfile& errors, size_t column) {
     const size_t band = band_of(at(p));
     size_t end = p;
     while (end < positions && !std::isnan(at(end)) && band_of(at(end)) == band) ++end;
+    // One path a colour, so that a strip has eight elements at most, however many positions.
     paths.at(band) += fmt::format("M{} 0h{}v1h-{}z", p, end - p, end - p);
     p = end;
   }
@@ -135,7 +139,9 @@ std::string power_text(int exponent) {
 
 void write_sizes(Html& html, const ErrorProfile& errors) {
   const auto& bins = errors.histogram;
-  int first = 14, end = 20;  // bins that are drawn
+  // The bins that are drawn. Bin 17 begins at the budget: some bins on both sides are always shown,
+  // so that the line of the budget stands in the picture.
+  int first = 14, end = 20;
   for (int bin = 0; bin < std::ssize(bins); ++bin)
     if (bins[bin] > 0) first = std::min(first, bin), end = std::max(end, bin + 1);
   const int64_t most = std::max<int64_t>(1, std::ranges::max(bins));
@@ -149,6 +155,7 @@ void write_sizes(Html& html, const ErrorProfile& errors) {
                                        {"aria-label", "Histogram of errors in budgets"}});
     for (int bin = first; bin < end; ++bin) {
       if (bins[bin] == 0) continue;
+      // On a logarithmic scale one element would have no height: 12 of 100 are for that.
       const double high = 12 + 88 * std::log10(bins[bin]) / std::max(1.0, std::log10(most));
       const int upper = bin + ErrorProfile::kFirstExponent;
       const auto bar =
@@ -167,6 +174,7 @@ void write_sizes(Html& html, const ErrorProfile& errors) {
       html.leaf("span", text,
                 {{"style", fmt::format("left:{:.1f}%", 100.0 * (bin - first) / (end - first))}});
     };
+    // A label each 16 times in size, or 256 times where there is no room.
     const int step = end - first > 24 ? 8 : 4;
     for (int bin = first; bin < end; ++bin) {
       const bool at_budget = bin == 17;
@@ -186,6 +194,7 @@ void write_sizes(Html& html, const ErrorProfile& errors) {
 void write_worst(Html& html, const PlaceSummary& place) {
   const std::vector<std::string> axes = axis_names(*place.place.point);
   Table table{{"request", "pass", "position"}, {}, "{:.6g}"};
+  // The axes within a row; the row itself is told by request, pass and position.
   const size_t inner = place.errors.row_shape.size();
   for (size_t a = 0; a < inner; ++a)
     table.columns.emplace_back(a < axes.size() ? axes[a] : "element");

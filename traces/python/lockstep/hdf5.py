@@ -1,7 +1,6 @@
-"""What of HDF5 a trace needs beyond h5py's own: bf16, quick tensors, columns, the seal."""
+"""What of HDF5 a trace needs beyond h5py's own: bf16, columns, the seal."""
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import pathlib
@@ -10,7 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5p, h5s, h5t
+from h5py import h5s, h5t
 from numpy.typing import NDArray
 
 from lockstep.digest import xxh3
@@ -33,43 +32,11 @@ def _bf16_type() -> h5t.TypeID:
 TYPES: dict[str, h5t.TypeID] = {
     name: _bf16_type() if name == "bf16" else h5t.py_create(stored)
     for name, stored in STORAGE.items()}
-_TEXT_TYPE = h5t.py_create(TEXT, logical=True)
-_SCALAR = h5s.create(h5s.SCALAR)
-_BETWEEN = h5p.create(h5p.LINK_CREATE)
-_BETWEEN.set_create_intermediate_group(True)
-
-
-def create(path: pathlib.Path) -> h5py.File:
-    """A new file with room for the seal."""
-    return h5py.File(path, "w", libver=("v110", "v110"), userblock_size=SEAL_BYTES)
 
 
 def reopen(path: pathlib.Path) -> h5py.File:
-    """The same file, to write on at its end."""
+    """A file that is there, to write on at its end."""
     return h5py.File(path, "r+", libver=("v110", "v110"))
-
-
-def write_tensor(file: h5py.File, path: str, tensor: Elements) -> None:
-    """A contiguous data set of the bits as they are; groups on the way are made."""
-    kind, space = TYPES[tensor.dtype], h5s.create_simple(tensor.bits.shape)
-    data = h5d.create(file.id, path.encode(), kind, space, lcpl=_BETWEEN)
-    if tensor.bits.size:
-        data.write(h5s.ALL, h5s.ALL, tensor.bits, mtype=kind)
-
-
-@functools.lru_cache(64)
-def _text(text: str) -> NDArray[Any]:
-    return np.array(text, dtype=TEXT)
-
-
-def write_attributes(file: h5py.File, path: str, seq: int, texts: Mapping[str, str]) -> None:
-    """The attributes of a tensor, which the seal is to cover and so come late."""
-    owner = h5d.open(file.id, path.encode())
-    number = h5a.create(owner, b"seq", h5t.STD_I64LE, _SCALAR)
-    number.write(np.array(seq, np.int64))
-    for name, text in texts.items():
-        attribute = h5a.create(owner, name.encode(), _TEXT_TYPE, _SCALAR)
-        attribute.write(_text(text))
 
 
 def read_tensor(file: h5py.File, path: str, dtype: str,

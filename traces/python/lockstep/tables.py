@@ -1,11 +1,12 @@
 """The file of a trace while it is written: tensors as they come, then the tables about them."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -20,6 +21,7 @@ from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
 from lockstep.points import AXES, ORDER
 from lockstep.rows import PassRows, Request, Row, Run, requests_of
+from lockstep.tensor_file import TensorFile
 
 KEPT_LOGITS = 8
 NO_HASHES: NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -78,11 +80,8 @@ class Output:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        try:
-            self._file = hdf5.create(path)
-        except OSError as error:
-            raise LockstepError(f"{path} cannot be made ({error}): choose another place for the "
-                                "trace") from error
+        with self._trouble("made"):
+            self._file = TensorFile(path)
         self._index = Columns(_index_types(), [f"{name}_edges" for name in
                                                 ("shape", "exponent", "run", "row_xxh3")])
         self._cells: list[tuple[int, int, int, Digest]] = []
@@ -99,11 +98,8 @@ class Output:
             self._chosen.append({})
         self._tensors[entry.number] += 1
         if entry.tensor is not None:
-            try:
-                hdf5.write_tensor(self._file, entry.path, entry.tensor)
-            except (OSError, RuntimeError) as error:
-                raise LockstepError(f"{self._path} cannot be written ({error}): choose another "
-                                    "place for the trace") from error
+            with self._trouble("written"):
+                self._file.add(entry.path, entry.tensor, len(self._paths))
             if entry.point == "logits":
                 self._top[entry.number] = dict(zip(rows.with_logits(), _best_of(entry.tensor)))
             if entry.point == "token":
@@ -115,23 +111,29 @@ class Output:
 
     def finish(self, facts: Facts) -> None:
         """Writes all that is no tensor, `complete` last, and seals the file."""
-        self._file.close()
-        begin = self._path.stat().st_size  # tensors have hashes of their own
-        with hdf5.reopen(self._path) as self._file:
-            for seq, (path, dtype, point) in enumerate(self._paths):
-                if path:
-                    hdf5.write_attributes(self._file, path, seq,
-                                          {"dtype": dtype, "axes": AXES[point]})
-            self._write_tables(facts)
-            self._file.attrs["complete"] = 1
-        hdf5.seal(self._path, begin)
+        with self._trouble("written"):
+            begin = self._file.finish(_axes_of)  # tensors have hashes of their own
+            with hdf5.reopen(self._path) as file:
+                self._write_tables(file, facts)
+                file.attrs["complete"] = 1
+            hdf5.seal(self._path, begin)
 
     def close(self) -> None:
         """Closes the file as it is."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what it still held is given up
+            self._file.close()
 
-    def _write_tables(self, facts: Facts) -> None:
-        file, passes = self._file, facts.passes
+    @contextlib.contextmanager
+    def _trouble(self, what: str) -> Iterator[None]:
+        """What the disk says becomes a sentence."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            raise LockstepError(f"{self._path} cannot be {what} ({error}): choose another place "
+                                "for the trace") from error
+
+    def _write_tables(self, file: h5py.File, facts: Facts) -> None:
+        passes = facts.passes
         for rest in (self._top, self._chosen):
             rest += [{} for _ in range(len(passes) - len(rest))]
         self._tensors += [0] * (len(passes) - len(self._tensors))
@@ -147,7 +149,11 @@ class Output:
         _write_index(file.create_group("index"), self._index)
         _write_logits(file.create_group("logits"), passes, self._top, self._chosen)
         _write_summary(file.create_group("summary"), self._cells, len(passes), facts.graph)
-        file.require_group("tensors")
+
+
+def _axes_of(name: str) -> str:
+    """By the name of a data set, which may be that of a request's cache."""
+    return AXES[name.partition(".request")[0]]
 
 
 def _index_types() -> dict[str, Any]:
