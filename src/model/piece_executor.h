@@ -34,6 +34,7 @@ class PieceExecutor : public LayerExecutor {
   OpContext at(PointName name) const { return model_.context(name.point, layer_); }
   void show(PointName name, const TensorView& tensor) { probe_(name.point, layer_, tensor); }
   void show_kv(const KvCache& cache);
+  void show_angles(PointName name, const TensorView& rows, const TensorView& table);
 
   const Model& model_;
   const ModelConfig& config_;
@@ -44,9 +45,6 @@ class PieceExecutor : public LayerExecutor {
   Probe& probe_;
   int layer_ = -1;
   TensorView stream_;  // as the half of a layer that is computed found it
-
- private:
-  void show_angles(PointName name, const TensorView& rows, const TensorView& table);
 };
 
 }  // namespace lockstep
