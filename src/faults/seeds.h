@@ -25,6 +25,7 @@ std::span<const Fault> moe_faults();
 std::span<const Fault> token_faults();
 std::span<const Fault> graph_faults();
 std::span<const Fault> device_faults();
+std::span<const Fault> rank_faults();
 
 // The column `applies` of those tables: the traits that a model must have for a fault to break
 // anything. Those that one kind alone asks for stand above its table.
