@@ -5,6 +5,10 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
+
+#include "kernels/base/memory.h"
+#include "probes/points.h"
 
 namespace lockstep {
 namespace {

@@ -7,6 +7,8 @@
 #include <csignal>
 #include <thread>
 
+#include "probes/points.h"
+
 namespace lockstep {
 namespace {
 
