@@ -53,7 +53,8 @@ struct Point {
   // The checkpoint's tensor, after "model.layers.<i>." for points of a layer and after
   // "mlp.experts.<e>." for those of an expert, without ".weight".
   std::string_view weight = "";
-  // Which models, or layers, have it: "with QK-norm", "with experts", "without experts"; "": all.
+  // Which models, or layers, have it: "with QK-norm", "with experts", "without experts", "over
+  // ranks" (of which it shows what each adds to a sum); "": all.
   std::string_view models = "";
   int head_axis = -1;  // the axis of heads; -1: none
   RowDomain rows = RowDomain::token;
@@ -80,8 +81,12 @@ inline constexpr auto kPoints = [] {
   using enum OpKind;
   using enum NodeClass;
   return std::to_array<Point>({
+      {.name = "embed.partial", .shape = "token, rank, hidden", .op = gather, .node_class = exact,
+       .per_layer = false, .reads = "", .weight = "model.embed_tokens", .models = "over ranks",
+       .column = "em+"},
       {.name = "embed", .shape = "token, hidden", .op = gather, .node_class = exact,
-       .per_layer = false, .reads = "", .weight = "model.embed_tokens", .column = "emb"},
+       .per_layer = false, .reads = "embed.partial", .weight = "model.embed_tokens",
+       .column = "emb"},
       {.name = "rope.cos", .shape = "token, pair", .op = angles, .node_class = elementwise,
        .per_layer = false, .reads = "", .dtype = PointDType::f32, .optional = true,
        .column = "cos"},
@@ -116,8 +121,12 @@ inline constexpr auto kPoints = [] {
        .recording = Point::Recording::of_the_request, .column = "kv"},
       {.name = "attn.out", .shape = "token, head, dim", .op = attention, .node_class = reduction,
        .per_layer = true, .reads = "attn.q_rope, attn.kv", .head_axis = 1, .column = "att"},
+      {.name = "attn.o_partial", .shape = "token, rank, hidden", .op = linear,
+       .node_class = reduction, .per_layer = true, .reads = "attn.out",
+       .weight = "self_attn.o_proj", .models = "over ranks", .column = "o+"},
       {.name = "attn.o", .shape = "token, hidden", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "attn.out", .weight = "self_attn.o_proj", .column = "o"},
+       .per_layer = true, .reads = "attn.o_partial or attn.out",
+       .weight = "self_attn.o_proj", .column = "o"},
       {.name = "attn.residual", .shape = "token, hidden", .op = add, .node_class = exact,
        .per_layer = true, .reads = "stream, attn.o", .column = "res"},
       {.name = "mlp.norm", .shape = "token, hidden", .op = norm, .node_class = elementwise,
@@ -132,8 +141,11 @@ inline constexpr auto kPoints = [] {
       {.name = "mlp.act", .shape = "token, intermediate", .op = silu_mul, .node_class = elementwise,
        .per_layer = true, .reads = "mlp.gate, mlp.up", .models = "without experts",
        .column = "act"},
+      {.name = "mlp.down_partial", .shape = "token, rank, hidden", .op = linear,
+       .node_class = reduction, .per_layer = true, .reads = "mlp.act", .weight = "mlp.down_proj",
+       .models = "over ranks, without experts", .column = "dw+"},
       {.name = "mlp.down", .shape = "token, hidden", .op = linear, .node_class = reduction,
-       .per_layer = true, .reads = "mlp.act", .weight = "mlp.down_proj",
+       .per_layer = true, .reads = "mlp.down_partial or mlp.act", .weight = "mlp.down_proj",
        .models = "without experts", .column = "dwn"},
       {.name = "mlp.router", .shape = "token, expert", .op = linear, .node_class = reduction,
        .per_layer = true, .reads = "mlp.norm", .weight = "mlp.gate", .models = "with experts",
@@ -153,8 +165,13 @@ inline constexpr auto kPoints = [] {
       {.name = "mlp.expert_act", .shape = "token, choice, intermediate", .op = silu_mul,
        .node_class = elementwise, .per_layer = true, .reads = "mlp.expert_gate, mlp.expert_up",
        .models = "with experts", .column = "eac"},
+      {.name = "mlp.expert_down_partial", .shape = "token, rank, choice, hidden",
+       .op = expert_linear, .node_class = reduction, .per_layer = true,
+       .reads = "mlp.expert_act, mlp.experts", .weight = "down_proj",
+       .models = "over ranks, with experts", .column = "ed+"},
       {.name = "mlp.expert_down", .shape = "token, choice, hidden", .op = expert_linear,
-       .node_class = reduction, .per_layer = true, .reads = "mlp.expert_act, mlp.experts",
+       .node_class = reduction, .per_layer = true,
+       .reads = "mlp.expert_down_partial or mlp.expert_act, mlp.experts",
        .weight = "down_proj", .models = "with experts", .column = "edn"},
       {.name = "mlp.combine", .shape = "token, hidden", .op = weighted_sum, .node_class = reduction,
        .per_layer = true, .reads = "mlp.expert_down, mlp.weights, mlp.experts",

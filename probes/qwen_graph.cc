@@ -8,7 +8,7 @@ namespace {
 
 // The words of Point::models that a layer may need.
 constexpr std::string_view kQkNorm = "with QK-norm", kExperts = "with experts",
-                           kDense = "without experts";
+                           kDense = "without experts", kRanks = "over ranks";
 constexpr std::string_view kStream = "stream";  // the residual stream, in Point::reads
 
 // Cuts the words before the next `mark` off the front of `rest`.
@@ -18,11 +18,20 @@ constexpr std::string_view take(std::string_view& rest, std::string_view mark) {
   return word;
 }
 
+// Whether a point that some models have is of those that this word tells.
+constexpr bool has_trait(const Point& p, std::string_view word) {
+  for (std::string_view words = p.models; !words.empty();)
+    if (take(words, ", ") == word) return true;
+  return false;
+}
+
 // A row that reads a point that is none, or that is of models unknown here, does not compile.
 static_assert([] {
   for (const Point& p : kPoints) {
-    if (!p.models.empty() && p.models != kQkNorm && p.models != kExperts && p.models != kDense)
-      return false;
+    for (std::string_view words = p.models; !words.empty();)
+      if (const std::string_view word = take(words, ", ");
+          word != kQkNorm && word != kExperts && word != kDense && word != kRanks)
+        return false;
     for (std::string_view inputs = p.reads; !inputs.empty();)
       for (std::string_view either = take(inputs, ", "); !either.empty();)
         if (const std::string_view name = take(either, " or ");
@@ -56,9 +65,9 @@ class Maker {
 
   bool has(const Point& p, int layer) const {
     if (p.op == OpKind::angles) return shape_.rope_tables;
-    if (p.models == kQkNorm) return shape_.qk_norm;
-    if (p.models == kExperts) return shape_.expert_layers.contains(layer);
-    return p.models != kDense || !shape_.expert_layers.contains(layer);
+    const bool experts = shape_.expert_layers.contains(layer);
+    return (shape_.qk_norm || !has_trait(p, kQkNorm)) && (shape_.ranks || !has_trait(p, kRanks)) &&
+           (experts ? !has_trait(p, kDense) : !has_trait(p, kExperts));
   }
 
   void add(const Point& p, int layer) {
@@ -91,8 +100,9 @@ QwenShape QwenShape::showing(const std::vector<Place>& places) {
   QwenShape shape;
   for (const Place& place : places) {
     shape.layers = std::max(shape.layers, place.layer + 1);
-    if (place.point->models == kQkNorm) shape.qk_norm = true;
-    if (place.point->models == kExperts) shape.expert_layers.insert(place.layer);
+    if (has_trait(*place.point, kQkNorm)) shape.qk_norm = true;
+    if (has_trait(*place.point, kExperts)) shape.expert_layers.insert(place.layer);
+    if (has_trait(*place.point, kRanks)) shape.ranks = true;
     if (place.point->op == OpKind::angles) shape.rope_tables = true;
   }
   return shape;

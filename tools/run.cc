@@ -5,11 +5,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "src/ranks/launch.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/kept_result.h"
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
+#include "src/session/ranked_run.h"
 #include "tools/options.h"
 
 namespace lockstep {
@@ -22,6 +24,37 @@ CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
       "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
   for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
   return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
+}
+
+int show(const Result& result, const RunOptions& options) {
+  const std::string& trace = options.observe.trace;
+  const NextSteps steps{.serves = options.modes.empty(),
+                        .trace = trace,
+                        .kept = !trace.empty() && keep_result(trace, result)};
+  put(document_of(result, steps, options.report.detail), options.report);
+  return exit_status(result);
+}
+
+void add_rank_options(CLI::App& app, RunOptions& options) {
+  app.add_option("--tp", options.ranks,
+                 "share the model among that many ranks, a process each (tensor parallel, on CPUs)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rank-patience", options.rank_patience,
+                 "seconds that a rank may get no further while others wait for it (20)")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber);
+}
+
+// Rank 0's result is shown; this process waits for all of them.
+int run_over_ranks(const RunOptions& options, const std::vector<std::string>& line) {
+  const auto patience = std::chrono::duration<double>(options.rank_patience);
+  return run_ranks(static_cast<int>(options.ranks),
+                   std::chrono::duration_cast<std::chrono::milliseconds>(patience),
+                   [&](RankSeat& seat) {
+                     const std::optional<Result> result = run_rank(options, line, seat);
+                     return result ? show(*result, options) : 0;
+                   });
 }
 
 }  // namespace
@@ -53,6 +86,7 @@ int run_command(Args args) {
         "--confirm", "--fail-fast", "--error-budget", "--limits", "--schema", "--rounding",
         "--accumulator"})
     for (CLI::Option* alone : {modes, determinism}) alone->excludes(app.get_option(of_reference));
+  add_rank_options(app, options);
   add_result_options(app, options.report);
   if (!parse(app, args,
              "  lockstep run --model Qwen3-0.6B --prompt 'To be, or not to be'\n"
@@ -66,18 +100,14 @@ int run_command(Args args) {
                                  {"--limits", options.limits},
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
+  if (options.ranks > 1) check_can_share(options);
   if (options.determinism > 0) {
     const Determinism bits = run_determinism(options, command_line_of("run", args));
     put(document_of(bits), options.report);
     return exit_status(bits);
   }
-  const Result result = run(options, command_line_of("run", args));
-  const std::string& trace = options.observe.trace;
-  const NextSteps steps{.serves = options.modes.empty(),
-                        .trace = trace,
-                        .kept = !trace.empty() && keep_result(trace, result)};
-  put(document_of(result, steps, options.report.detail), options.report);
-  return exit_status(result);
+  const std::vector<std::string> line = command_line_of("run", args);
+  return options.ranks == 1 ? show(run(options, line), options) : run_over_ranks(options, line);
 }
 
 }  // namespace lockstep

@@ -45,7 +45,7 @@ class Comparison {
  public:
   Comparison(TraceReader& a, TraceReader& b, const Selection& selection)
       : selection_(selection),
-        graph_(a.manifest().graph_known ? a.manifest().graph : b.manifest().graph),
+        graph_(compared_graph(a.manifest(), b.manifest())),
         noise_dtype_(coarser(a.manifest().dtype, b.manifest().dtype)),
         places_(graph_.places()),
         inputs_(inputs_by_number(graph_, places_)),

@@ -230,11 +230,33 @@ std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const 
   return found->second;
 }
 
+namespace {
+
+bool is_partial(const Place& place) { return place.point->models.starts_with("over ranks"); }
+
+bool is_over_ranks(const Graph& graph) { return std::ranges::any_of(graph.places(), is_partial); }
+
+}  // namespace
+
 // Optional points, such as the rotary tables, may be shown by one of the two alone.
 bool of_one_model(const Manifest& a, const Manifest& b) {
   if (!a.graph_known || !b.graph_known) return a.graph.layers() == b.graph.layers();
-  const auto wanted = [](const Place& place) { return !place.point->optional; };
-  return a.graph.restricted(wanted) == b.graph.restricted(wanted);
+  const bool ranks = is_over_ranks(a.graph), alike = ranks == is_over_ranks(b.graph);
+  const auto wanted = [alike](const Place& place) {
+    return !place.point->optional && (alike || !is_partial(place));
+  };
+  const Graph of_a = a.graph.restricted(wanted), of_b = b.graph.restricted(wanted);
+  // A sum over ranks reads other places than the whole op does.
+  return alike ? of_a == of_b : of_a.places() == of_b.places();
+}
+
+const Graph& compared_graph(const Manifest& a, const Manifest& b) {
+  if (!a.graph_known) return b.graph;
+  return b.graph_known && is_over_ranks(a.graph) && !is_over_ranks(b.graph) ? b.graph : a.graph;
+}
+
+bool adds_ranks(const Graph& graph, const Place& place) {
+  return std::ranges::any_of(graph.inputs_of(place), is_partial);
 }
 
 }  // namespace lockstep

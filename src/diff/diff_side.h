@@ -109,4 +109,10 @@ class DiffSide {
 // does not make, as RoPE's tables.
 bool of_one_model(const Manifest& a, const Manifest& b);
 
+// The graph whose places are compared: of a, if it is known; of a model over ranks and one that is
+// not, that of the latter, which has no partial sums.
+const Graph& compared_graph(const Manifest& a, const Manifest& b);
+// Whether the place is the sum of what ranks add.
+bool adds_ranks(const Graph& graph, const Place& place);
+
 }  // namespace lockstep

@@ -81,7 +81,9 @@ SameInputs::SameInputs(const std::vector<Place>& places, const Manifest& a, cons
   for (const Place& place : places) {
     const Point& point = *place.point;
     const RoundingContract *of_a = declared(a, point), *of_b = declared(b, point);
-    comparable_.push_back(short_dtype && point.node_class != NodeClass::exact &&
+    // A sum over ranks, of partial sums that were rounded, is another op than the whole product.
+    const bool one_op = adds_ranks(a.graph, place) == adds_ranks(b.graph, place);
+    comparable_.push_back(one_op && short_dtype && point.node_class != NodeClass::exact &&
                           point.dtype == PointDType::of_the_run && of_a && of_b && *of_a == *of_b &&
                           leaves_arithmetic_alone(*of_a, point.op));
   }

@@ -54,8 +54,11 @@ FaultRequest parse_fault(std::string_view text) {
       request.layer = number_from<int>(item.substr(6), text);
     else if (item.starts_with("size="))
       request.size = number_from<double>(item.substr(5), text);
+    else if (item.starts_with("rank="))
+      request.rank = number_from<int>(item.substr(5), text);
     else
-      fail("--fault {} has '{}', which is not known: the keys are layer and size", text, item);
+      fail("--fault {} has '{}', which is not known: the keys are layer, size and rank", text,
+           item);
   }
   return request;
 }
@@ -73,8 +76,11 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
         seams.config.layers - 1);
   check(request.layer < 0 || fault.one_layer,
         "fault {} is one of no layer of its own: leave out layer={}", fault.name, request.layer);
-  check(fault.applies(seams.config), "fault {} cannot be seeded into this model: it needs {}",
-        fault.name, fault.needs);
+  check(fault.applies(fault.seat == Fault::Seat::ranks && seams.ranks ? seams.ranks->cut.whole
+                                                                      : seams.config),
+        "fault {} cannot be seeded into this model: it needs {}", fault.name, fault.needs);
+  check(fault.seat != Fault::Seat::ranks || seams.ranks != nullptr,
+        "fault {} is one of how ranks share a model: add --tp 2", fault.name);
   check(request.layer < 0 || !seams.config.experts.in(request.layer) ||
             graph_of(seams.config).has({find_point(fault.point), request.layer}),
         "fault {} needs a layer with one MLP for all tokens, and layer {} has experts", fault.name,

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "src/engine/engine.h"
+#include "src/ranks/rank_seams.h"
 
 namespace lockstep {
 
@@ -31,6 +32,7 @@ struct FaultRequest {
   std::string name;
   int layer = -1;   // -1: every layer
   double size = 0;  // of faults that have a size; 0: the fault's own default
+  int rank = -1;    // of a model over ranks; -1: every rank
 
   // Whether an op that runs now is in the layer to break.
   bool hits(const OpContext& context) const { return layer < 0 || layer == context.layer; }
@@ -45,6 +47,8 @@ struct Seams {
   const ModelConfig& config;
   // Kernels with bugs (kernels/faults/broken_ops.h); null where `ops` are not a device's own.
   const Ops* broken = nullptr;
+  // Null where the model is not one over ranks.
+  const RankSeams* ranks = nullptr;
 };
 
 struct Fault {
@@ -53,6 +57,7 @@ struct Fault {
     host,    // in what the host does, which tensors of a device are staged in
     device,  // in the kernels of a CUDA device
     graphs,  // in what a CUDA device replays decode passes from
+    ranks,   // in how a model is shared by ranks
   };
 
   std::string_view name;

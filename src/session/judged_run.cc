@@ -21,6 +21,7 @@
 #include "src/causes/causes.h"
 #include "src/session/device.h"
 #include "src/session/judged_trace.h"
+#include "src/session/ranked.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
 
@@ -74,20 +75,20 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 // Faults of kernels replace them on the device. Faults of the host, and a watch, need the numbers
 // in host memory: then every op is staged through it.
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
-               Device device, OpWatch* watch)
+               Device device, OpWatch* watch, const RankSeams* ranks)
     : ops(std::move(of_device)),
       clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
         return fault_of(fault).seat != Fault::Seat::host;
       })) {
   if (clean) {
     for (const FaultRequest& fault : faults)
-      seed_fault({ops, hooks, config, broken_ops_of(device)}, fault);
+      seed_fault({ops, hooks, config, broken_ops_of(device), ranks}, fault);
     return;
   }
   const bool on_device = device != Device::cpu;
   const Ops right = on_device ? staged_on(ops, device) : ops;
   ops = right;
-  for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config}, fault);
+  for (const FaultRequest& fault : faults) seed_fault({ops, hooks, config, nullptr, ranks}, fault);
   if (watch) watch->wrap(ops, right);
   if (on_device) ops = staged_on(ops, Device::cpu);
 }
@@ -106,6 +107,16 @@ void keep_only(Pass& pass, TraceLevel level, const std::vector<NodeId>& flags, c
     const bool keeps_flagged = level == TraceLevel::full || level == TraceLevel::flagged;
     if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};
   }
+}
+
+std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int rank) {
+  std::erase_if(faults, [&](const FaultRequest& f) { return f.rank >= 0 && f.rank != rank; });
+  return faults;
+}
+
+EngineOptions engine_of_rank(EngineOptions options, int ranks) {
+  if (options.threads <= 0) options.threads = std::max(1, machine_threads() / ranks);
+  return options;
 }
 
 ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine) {
@@ -139,14 +150,19 @@ void note_stop(const Engine& engine, int64_t total, Result& result) {
   result.notes.push_back(fmt::format(kStoppedEarly, tokens_chosen(engine), total, "tokens"));
 }
 
-// Steps until every request has ended, or enough is known.
-void serve(Engine& engine, Probe& probe, Judge& judge, const std::function<bool()>& enough) {
+// Steps until every request has ended, or enough is known. Returns false when the ranks parted.
+bool serve(Engine& engine, Probe& probe, Judge& judge, const std::function<bool()>& enough,
+           Ranked* ranks) try {
   while (!enough() && engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     const std::vector<int32_t> ended = engine.take_ended();
     if (!ended.empty()) probe.flush();  // a device may be behind with what the judge is to see
     for (const int32_t request : ended) judge.end(request);
   }
+  return true;
+} catch (const RanksParted& parted) {
+  ranks->part(parted);
+  return false;
 }
 
 // When all requests have ended nobody holds a page.
@@ -183,10 +199,48 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
   return judging;
 }
 
-Seeded seeded_of(const JudgedRun& run) {
-  const Device device = run.engine.device;
-  return {run.ops ? *run.ops : ops_of(device), run.faults, run.checkpoint.config(), device,
-          run.watch};
+// options: may be changed by a fault of a rank.
+Seeded seeded_of(const JudgedRun& run, EngineOptions& options) {
+  const Device device = options.device;
+  const Ops ops = run.ops ? *run.ops : ops_of(device);
+  if (!run.ranks) return {ops, run.faults, run.checkpoint.config(), device, run.watch};
+  const RankSeams seams = run.ranks->seams(options);
+  return {
+      ops,   faults_in_rank(run.faults, run.ranks->rank()), run.ranks->config(), device, run.watch,
+      &seams};
+}
+
+std::unique_ptr<Engine> engine_of(const JudgedRun& run, const Seeded& seeded,
+                                  const EngineOptions& options) {
+  if (run.ranks) return run.ranks->engine(seeded.ops, options, seeded.hooks);
+  return std::make_unique<Engine>(run.checkpoint, seeded.ops, options, seeded.hooks);
+}
+
+std::unique_ptr<Oracle> oracle_of(const JudgedRun& run, const ReferenceOptions& options) {
+  auto oracle = run.reference.oracle(run.checkpoint, options);
+  return run.ranks ? run.ranks->oracle(std::move(oracle)) : std::move(oracle);
+}
+
+Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
+  Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
+  if (run.ranks) run.ranks->describe(manifest);
+  return manifest;
+}
+
+// progress: borrowed.
+std::function<void(std::string_view, int)> told_of(const JudgedRun& run, RunProgress& progress) {
+  return [&progress, ranks = run.ranks](std::string_view doing, int layer) {
+    progress.at(doing, layer);
+    if (ranks) ranks->beat();
+  };
+}
+
+// stopped_of: the tokens of a run that stopped early; 0: it did not.
+void add_end(const JudgedRun& run, const Engine& engine, const Auditor& auditor, int64_t stopped_of,
+             Result& result) {
+  if (run.audit) add_audit(result, auditor);
+  stopped_of > 0 ? note_stop(engine, stopped_of, result) : note_held_pages(engine, result);
+  if (run.ranks) run.ranks->put_into(result);
 }
 
 ErrorBudget share_out(const JudgedRun& run, const ReferenceOptions& options,
@@ -205,22 +259,23 @@ ErrorBudget share_out(const JudgedRun& run, const ReferenceOptions& options,
 // the first finding.
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
-  const auto oracle = run.reference.oracle(run.checkpoint, reference);
-  Seeded seeded = seeded_of(run);
-  check_faults(run, seeded.clean);
+  const auto oracle = oracle_of(run, reference);
   EngineOptions options = run.engine;
+  Seeded seeded = seeded_of(run, options);
+  check_faults(run, seeded.clean);
   options.graph = options.graph && seeded.clean && run.before == nullptr;
   if (run.before) run.before->wrap(seeded.ops);
-  Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
+  const std::unique_ptr<Engine> made = engine_of(run, seeded, options);
+  Engine& engine = *made;
   const int64_t total = submit_all(engine, run.requests);
   const Models models = models_of(run, reference);
-  const Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
+  const Manifest manifest = manifest_of(run, engine);
   if (run.before) run.before->expect(manifest);
   std::unique_ptr<TraceWriter> writer;
   if (!run.trace.empty()) writer = create_trace(run.trace, manifest);
   JudgeOptions judging = judging_of(run, seeded.ops.fused.hidden());
   RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
-  judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
+  judging.progress = told_of(run, progress);
   Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);
   Causes causes(manifest, judge, *oracle, *models.hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
@@ -229,7 +284,7 @@ Result judge_run(const JudgedRun& run) {
     const std::vector<NodeId> flags = judge.judge(pass);
     progress.end_pass();
     found |= !flags.empty();
-    if (run.causes) causes.add(pass, flags);
+    if (run.causes && !run.ranks) causes.add(pass, flags);
     if (budget) budget->add(pass);
     if (run.seen) run.seen(pass, flags);
     if (!writer) return;
@@ -247,17 +302,16 @@ Result judge_run(const JudgedRun& run) {
     progress.begin_pass(pass, rows);
     progress.at("computing", layer);
   });
-  Probe probe(&shown);
+  Probe probe(run.ranks ? &run.ranks->sink(shown, run.judge.selection) : &shown);
   const auto enough = [&] { return run.judge.fail_fast && (found || !auditor.findings().empty()); };
-  serve(engine, probe, judge, enough);
+  const bool parted = !serve(engine, probe, judge, enough, run.ranks);
   const std::vector<RequestInfo> requests = infos_of(engine);
-  const bool stopped = enough() && tokens_chosen(engine) < total;
+  const bool stopped = (enough() || parted) && tokens_chosen(engine) < total;
   if (!stopped) check_served(run.requests, requests);
   if (run.before) run.before->finish();
-  Result result = judge.finish(requests, true);
+  Result result = judge.finish(requests, /*complete=*/!parted);
   causes.put_into(result);
-  if (run.audit) add_audit(result, auditor);
-  stopped ? note_stop(engine, total, result) : note_held_pages(engine, result);
+  add_end(run, engine, auditor, stopped ? total : 0, result);
   if (budget) result.error_budget = share_out(run, reference, *budget);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (writer) writer->finish(requests);

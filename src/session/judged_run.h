@@ -30,6 +30,8 @@
 
 namespace lockstep {
 
+class Ranked;
+
 // The main job: serve requests with the engine, judge every pass as it goes, keep what was seen.
 // Everything by reference or pointer is borrowed for judge_run(); the run itself is copied by those
 // that change it, as confirm() does.
@@ -37,6 +39,7 @@ struct JudgedRun {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;
   EngineOptions engine;
+  Ranked* ranks = nullptr;      // borrowed: rank 0 of a model over ranks; null: it is over none
   std::optional<Ops> ops = {};  // nothing: those of the engine's device
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
@@ -62,10 +65,15 @@ struct Seeded {
   Engine::Hooks hooks;
   bool clean = false;  // they are all the device's own, bugs included, and can be in graphs
 
-  // watch: borrowed, may be null.
+  // watch, ranks: borrowed, may be null.
   Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
-         Device device = Device::cpu, OpWatch* watch = nullptr);
+         Device device = Device::cpu, OpWatch* watch = nullptr, const RankSeams* ranks = nullptr);
 };
+
+// The faults that are seeded into one rank.
+std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int rank);
+// The options of one of so many ranks, which share the machine's processors.
+EngineOptions engine_of_rank(EngineOptions options, int ranks);
 
 // How the reference beside an engine is opened: on the engine's device if LibTorch can compute
 // there, on the CPU otherwise.

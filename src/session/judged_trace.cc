@@ -15,6 +15,7 @@
 #include "src/judge/presets.h"
 #include "src/report/output.h"
 #include "src/session/layouts.h"
+#include "src/session/ranked.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
@@ -105,7 +106,10 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
                    Detail detail, const std::string& rope_pairs) {
   OpenedTrace opened = open_to_judge(path, checkpoint, rope_pairs);
   const ReferenceOptions reference{.dtype = opened.manifest.dtype};
-  const auto oracle = open_reference().oracle(checkpoint, reference);
+  auto oracle = open_reference().oracle(checkpoint, reference);
+  const int ranks = ranks_of(opened.manifest);
+  if (ranks > 1)
+    oracle = std::make_unique<RankOracle>(std::move(oracle), checkpoint.config(), ranks);
   opened.fill_in(oracle->graph(), path);
   const auto& [trace, manifest, interleaved] = opened;
   const Extent extent = extent_of(*trace);
@@ -130,7 +134,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();
-    causes.add(pass, flags);
+    if (ranks == 1) causes.add(pass, flags);
     if (budget) budget->add(pass);
     tables.add(pass.info);
     progress.end_pass();

@@ -9,6 +9,7 @@
 #include "src/session/judged_run.h"
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
+#include "src/session/ranked.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_estimate.h"
@@ -19,9 +20,13 @@ namespace {
 
 // The engine beside the reference.
 Result run_beside(const RunOptions& options, Session& session, Progress& progress,
-                  const std::map<std::string, std::string>& provenance) {
+                  const std::map<std::string, std::string>& provenance, RankSeat* seat) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
+  for (const FaultRequest& fault : faults)
+    check(seat != nullptr || fault.rank < 0,
+          "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
+          fault.rank);
   JudgeOptions judge{.selection = options.observe.selection(),
                      .limits = limits_of(options.limits),
                      .accumulator = accumulator_of(options.accumulator),
@@ -34,19 +39,24 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       estimate_judging(session.checkpoint.config(), session.engine, session.requests).notice();
   if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
   progress.show("opening the reference");
-  const JudgedRun run{.checkpoint = session.checkpoint,
-                      .reference = open_reference(),
-                      .engine = session.engine,
-                      .ops = session.ops,
-                      .requests = session.requests,
-                      .faults = faults,
-                      .judge = judge,
-                      .before = before.get(),
-                      .audit = !options.no_audit,
-                      .trace = options.observe.trace,
-                      .level = trace_level_from(options.observe.keep),
-                      .provenance = provenance,
-                      .progress = [&](const std::string& line) { progress.show(line); }};
+  ReferenceLibrary& reference = open_reference();
+  std::optional<Ranked> ranked;
+  if (seat) ranked.emplace(session.checkpoint, *seat);
+  const JudgedRun run{
+      .checkpoint = session.checkpoint,
+      .reference = reference,
+      .engine = seat ? engine_of_rank(session.engine, seat->ranks()) : session.engine,
+      .ranks = ranked ? &*ranked : nullptr,
+      .ops = session.ops,
+      .requests = session.requests,
+      .faults = faults,
+      .judge = judge,
+      .before = before.get(),
+      .audit = !options.no_audit,
+      .trace = options.observe.trace,
+      .level = trace_level_from(options.observe.keep),
+      .provenance = provenance,
+      .progress = [&](const std::string& line) { progress.show(line); }};
   Result result = judge_run(run);
   if (options.confirm) {
     progress.show("running again with ops put right");
@@ -72,13 +82,14 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
 
 }  // namespace
 
-Result run(const RunOptions& options, const std::vector<std::string>& command_line) {
+Result run(const RunOptions& options, const std::vector<std::string>& command_line,
+           RankSeat* seat) {
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);
   const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
-  Result result =
-      (options.modes.empty() ? run_beside : run_in_modes)(options, session, progress, provenance);
+  Result result = options.modes.empty() ? run_beside(options, session, progress, provenance, seat)
+                                        : run_in_modes(options, session, progress, provenance);
   result.notes.insert(result.notes.end(), session.notes.begin(), session.notes.end());
   if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);

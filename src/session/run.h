@@ -19,13 +19,18 @@ struct RunOptions {
   std::string limits, accumulator;
   RoundingOptions rounding;
   bool no_audit = false, confirm = false, fail_fast = false, error_budget = false;
-  std::string modes;        // empty: beside the reference
-  int64_t determinism = 0;  // how often the same is served; 0: it is not asked for
+  std::string modes;          // empty: beside the reference
+  int64_t determinism = 0;    // how often the same is served; 0: it is not asked for
+  int64_t ranks = 1;          // that share the model, a process each
+  double rank_patience = 20;  // seconds that one may get no further while others wait for it
 };
 
+class RankSeat;
+
 // Serves what the options ask for, beside the reference or in several modes. Throws Error where the
-// options do not fit each other or the run cannot go on.
-Result run(const RunOptions& options, const std::vector<std::string>& command_line);
+// options do not fit each other or the run cannot go on. seat: rank 0's, of a model over ranks.
+Result run(const RunOptions& options, const std::vector<std::string>& command_line,
+           RankSeat* seat = nullptr);
 
 // Serves each request in many ways and compares the bits. Throws Error as run() does.
 Determinism run_determinism(const RunOptions& options,

@@ -189,6 +189,15 @@ Checkpoint Checkpoint::open(const std::string& dir) {
   return checkpoint;
 }
 
+Checkpoint Checkpoint::with(ModelConfig config, std::map<std::string, TensorView> tensors) const {
+  Checkpoint other;
+  other.dir_ = dir_;
+  other.config_text_ = config_text_;
+  other.config_ = std::move(config);
+  other.tensors_ = std::move(tensors);
+  return other;
+}
+
 TensorView Checkpoint::tensor(const std::string& name) const {
   const bool embedding = config_.tied && name == kHead;
   const auto found = tensors_.find(embedding ? std::string(kEmbedding) : name);

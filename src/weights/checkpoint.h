@@ -26,6 +26,9 @@ class Checkpoint {
   // this configuration needs is missing or has another shape or dtype than declared, and when there
   // is one that this configuration has no use for (a bias that nobody would add).
   static Checkpoint open(const std::string& dir);
+  // The same folder with other sizes and tensors, which others own: the part of a rank. Nothing is
+  // checked.
+  Checkpoint with(ModelConfig config, std::map<std::string, TensorView> tensors) const;
 
   const std::string& dir() const { return dir_; }
   const ModelConfig& config() const { return config_; }

@@ -18,7 +18,9 @@ TEST(Faults, NamesAreUniqueAndPointAtPoints) {
   EXPECT_GE(names.size(), 10u);
 }
 
-TEST(Faults, ARequestIsNameLayerAndSize) {
+TEST(Faults, ARequestIsNameLayerSizeAndRank) {
+  EXPECT_EQ(parse_fault("wrong-page").rank, -1);
+  EXPECT_EQ(parse_fault("wrong-page@layer=3,rank=1").rank, 1);
   EXPECT_EQ(parse_fault("wrong-page").layer, -1);
   EXPECT_EQ(parse_fault("wrong-page@layer=3").layer, 3);
   const FaultRequest sized = parse_fault("rms-norm-eps@layer=0,size=1e-4");
@@ -36,7 +38,7 @@ TEST(Faults, BadRequestsAreRefusedWithASentence) {
   says("wrong-page@", "ends after '@'");
   says("wrong-page@layer=two", "a number was wanted");
   says("wrong-page@layer=2x", "a number was wanted");
-  says("wrong-page@head=2", "the keys are layer and size");
+  says("wrong-page@head=2", "the keys are layer, size and rank");
 }
 
 TEST(Faults, AFaultThatTheModelCannotHaveIsRefused) {

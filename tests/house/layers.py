@@ -14,7 +14,8 @@ JUDGE = TRACES | {"src/stats", "src/judge"}
 REPORT = JUDGE | {"src/diff", "src/report", "src/screen"}
 SESSION = (REPORT | MODEL | {"kernels/bench", "kernels/faults", "kernels/plugin", "reference",
                              "src/audit", "src/causes", "src/engine", "src/faults",
-                             "src/instructions", "src/opinion", "src/schedule", "src/session"})
+                             "src/instructions", "src/opinion", "src/ranks", "src/ranks/judge",
+                             "src/schedule", "src/session"})
 
 MAY_INCLUDE = {
     "kernels/base": set(),
@@ -33,7 +34,12 @@ MAY_INCLUDE = {
     "src/weights": FILES | {"probes"},
     "src/model": MODEL,
     "src/engine": MODEL,
-    "src/faults": MODEL | {"src/engine"},
+    "src/ranks": MODEL | {"src/engine"},
+    # What the ranks show, joined and judged.
+    "src/ranks/judge": JUDGE | WEIGHTS | {"src/ranks"},
+    # The way between the ranks, by LibTorch.
+    "src/collectives": BASE | {"src/ranks"},
+    "src/faults": MODEL | {"src/engine", "src/ranks"},
     "src/stats": BASE | {"probes"},
     "src/judge": TRACES | {"src/stats"},
     "src/audit": JUDGE,
@@ -71,7 +77,7 @@ FOREIGN = [
     (r"zlib\.h", {"traces"}),
     (r"xxhash\.h", {"kernels", "probes", "traces", "src/weights"}),
     (r"pcre2|utf8proc", {"src/weights"}),
-    (r"torch/|ATen/|c10/", {"reference"}),
+    (r"torch/|ATen/|c10/", {"reference", "src/collectives"}),
     (r"CLI/", {"tools"}),
     (r"gtest/|gmock/", {"tests"}),
     (r"sanitizer/", {"fuzz"}),

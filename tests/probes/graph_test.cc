@@ -136,7 +136,7 @@ TEST(Graph, WithoutSomeNodesNobodyReadsThem) {
 }
 
 TEST(Graph, NamesFromFilesAreFoundOrNot) {
-  EXPECT_EQ(find_point("attn.kv"), &kPoints[11]);
+  EXPECT_EQ(find_point("attn.kv"), &kPoints[12]);
   EXPECT_EQ(find_point("attn.qk"), nullptr);
   EXPECT_EQ(point("token").order(), static_cast<int>(kPoints.size()) - 1);
 }

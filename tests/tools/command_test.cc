@@ -331,7 +331,7 @@ TEST(Lockstep, StartsInMilliseconds) {
 TEST(Points, AreListedInGraphOrder) {
   const auto points = nlohmann::json::parse(call_lockstep("points --format json").out);
   ASSERT_EQ(points.size(), kPoints.size());
-  EXPECT_EQ(points.front()["point"], "embed");
+  EXPECT_EQ(points.front()["point"], "embed.partial");
   EXPECT_EQ(points.back()["point"], "token");
 }
 

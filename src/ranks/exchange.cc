@@ -1,0 +1,77 @@
+// Five numbers go round before each collective, so that ranks that call different ones say so and
+// do not hang, or add up what does not belong together.
+#include "src/ranks/exchange.h"
+
+#include <fmt/format.h>
+
+#include "probes/points.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kFields = 5;
+using Told = std::array<int64_t, kFields>;
+
+Told told_of(const CollectiveCall& c) {
+  return {static_cast<int64_t>(c.kind), c.point, c.layer, c.bytes, c.dtype};
+}
+
+CollectiveCall call_of(std::span<const int64_t> told) {
+  return {static_cast<CollectiveCall::Kind>(told[0]), told[1], told[2], told[3], told[4]};
+}
+
+}  // namespace
+
+std::string text_of(const CollectiveCall& call) {
+  const bool sum = call.kind == CollectiveCall::Kind::all_reduce;
+  const std::string layer = call.layer < 0 ? "" : fmt::format("layer {} ", call.layer);
+  return fmt::format("the {} of {}{}, {} bytes of {}", sum ? "all-reduce" : "all-gather", layer,
+                     kPoints.at(static_cast<size_t>(call.point)).name, call.bytes,
+                     name_of(static_cast<DType>(call.dtype)));
+}
+
+RanksParted::RanksParted(int rank_, const CollectiveCall& theirs, const CollectiveCall& first)
+    : Error(fmt::format("rank {} calls {} where rank 0 calls {}", rank_, text_of(theirs),
+                        text_of(first))),
+      rank(rank_),
+      call(first) {}
+
+void AgreedCalls::call(CollectiveCall::Kind kind, const OpContext& context,
+                       const TensorView& tensor, const std::function<void()>& run) {
+  const Point* point = find_point(context.point);
+  const CollectiveCall mine{.kind = kind,
+                            .point = point ? point->order() : 0,
+                            .layer = context.layer,
+                            .bytes = tensor.bytes(),
+                            .dtype = static_cast<int64_t>(tensor.dtype)};
+  if (waits_) waits_(&mine);
+  const Told told = told_of(mine);
+  std::vector<int64_t> all(kFields * collectives_.ranks());
+  const auto view = [](const int64_t* data, int64_t rows) {
+    return TensorView{.data = const_cast<int64_t*>(data), .dtype = DType::i64, .shape = {rows}};
+  };
+  collectives_.all_gather(view(all.data(), std::ssize(all)), view(told.data(), kFields));
+  const CollectiveCall first = call_of(std::span(all).first(kFields));
+  for (int rank = 1; rank < collectives_.ranks(); ++rank)
+    if (const CollectiveCall theirs = call_of(std::span(all).subspan(rank * kFields, kFields));
+        !(theirs == first))
+      throw RanksParted(rank, theirs, first);
+  run();
+  if (waits_) waits_(nullptr);
+  ++calls_;
+  bytes_ += mine.bytes;
+}
+
+Exchange AgreedCalls::table() {
+  using enum CollectiveCall::Kind;
+  return {.all_reduce =
+              [this](const OpContext& context, TensorView sum) {
+                call(all_reduce, context, sum, [&] { collectives_.all_reduce(sum); });
+              },
+          .all_gather =
+              [this](const OpContext& context, TensorView parts, TensorView part) {
+                call(all_gather, context, part, [&] { collectives_.all_gather(parts, part); });
+              }};
+}
+
+}  // namespace lockstep

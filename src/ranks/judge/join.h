@@ -1,0 +1,37 @@
+// The passes of all ranks as one pass of the whole model.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/judge/verdict.h"
+#include "src/ranks/rank_pass.h"
+
+namespace lockstep {
+
+// A pass whose parts are joined: tensors of the whole model, and partial sums with an axis of
+// ranks. Where what every rank should have alike is not, it is rank 0's.
+struct JoinedPass {
+  PassInfo info;
+  std::vector<RankTensor> tensors;  // without shards
+  // Where a rank has other bits than rank 0, in what both have, or was told to compute another
+  // pass: of each rank and place the first row.
+  std::vector<Finding> apart;
+  // The tensors of each rank at such places, by order of the point and layer.
+  std::map<std::pair<int, int>, std::vector<Tensor>> versions;
+};
+
+// passes: of rank 0, 1, ... Parts that do not fit each other are findings, and the whole is then
+// left out.
+JoinedPass join(std::vector<RankPass> passes);
+
+// The ranks whose part of a joined tensor the finding's worst element lies in: "rank 1"; "": the
+// tensor is the same in all.
+std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks);
+
+// Enters what ranks have unlike into the result of the same run, in the order of the computation.
+void add_apart(Result& result, const std::vector<Finding>& apart, const Graph& graph);
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// Which part of a model a rank holds, after Megatron: q, k, v, gate and up by output rows, o and
+// down by input columns, the embedding and the head by rows of the vocabulary, experts by their
+// intermediate; norms, the router and the residual stream are in every rank.
+#pragma once
+
+#include <optional>
+
+#include "probes/record.h"
+#include "src/weights/config.h"
+
+namespace lockstep {
+
+// A stretch of an axis of a whole tensor.
+struct Part {
+  int64_t first = 0, count = 0;
+};
+
+// The sizes of one rank's model.
+struct RankPlan {
+  int rank = 0, ranks = 1;
+  ModelConfig whole;
+  // The sizes of the rank's own model: as `whole`, but for heads, intermediates, and a bias of o,
+  // which rank 0 alone adds. Its vocabulary is the whole one, which its logits have once gathered.
+  ModelConfig local;
+  Part heads, kv_heads, inner, expert_inner;
+  Part vocab;              // the last rank may have fewer rows than the others
+  int64_t vocab_room = 0;  // rows of the largest part
+  int64_t mask_first = 0;  // the first token that its lookup answers for: vocab.first
+
+  // The part of the whole tensor of a point that the rank's is; none: it has the whole. A partial
+  // sum is the rank's own row of an axis of ranks, after that of tokens.
+  std::optional<Shard> shard_of(const Point& point) const;
+};
+
+// Throws Error when the model's heads or intermediates are no multiple of `ranks`, or when the
+// query heads of a rank would read K/V heads in another order than the model's.
+RankPlan plan_of(const ModelConfig& whole, int rank, int ranks);
+
+// Whether the point shows what each rank adds to a sum over the ranks.
+bool is_partial(const Point& point);
+
+}  // namespace lockstep

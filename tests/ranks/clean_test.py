@@ -1,0 +1,47 @@
+"""Over any number of ranks that a model can be shared by, every node is right, and in fp32 the
+tokens are those of one."""
+from ranks import Checks, run, tokens
+
+check = Checks()
+# Model, dtype, ranks. bard has 6 query heads over 2 K/V heads: of 3 ranks one reads both. The tiny
+# ones have 4 over 1, 2 or 4, biases, untied heads, windows, experts.
+CASES = [
+    ("bard-qwen3", "fp32", 2), ("bard-qwen3", "fp32", 3), ("bard-qwen3", "bf16", 2),
+    ("bard-qwen3", "fp16", 3), ("bard-qwen2.5", "fp32", 2), ("bard-qwen2.5", "bf16", 3),
+    ("tiny/qwen3-bias-mqa", "fp32", 4), ("tiny/qwen3-bias-mqa", "bf16", 2),
+    ("tiny/qwen2-mha", "fp16", 4), ("tiny/qwen2-sliding", "fp32", 2),
+    ("tiny/qwen3-untied-sharded", "bf16", 4), ("tiny/qwen3-moe", "fp32", 2),
+    ("tiny/qwen3-moe", "bf16", 4), ("tiny/qwen3-dynamic", "fp32", 2),
+]
+alone = {}
+for model, dtype, ranks in CASES:
+    what = f"{model} {dtype} --tp {ranks}"
+    result, status, err = run(model, "--dtype", dtype, "--tp", ranks)
+    check.that(status == 0 and result and result["verdict"] == "clean",
+               f"{what}: {result['story'] if result else err}")
+    if not result:
+        continue
+    nodes = result["nodes"]
+    check.that(nodes["expected"] == nodes["judged"] > 0, f"{what}: {nodes}")
+    points = {point["point"] for point in result["points"]}
+    check.that({"embed.partial", "attn.o_partial"} <= points, f"{what}: shows {points}")
+    if dtype == "fp32":
+        alone.setdefault(model, run(model, "--dtype", dtype))
+        check.that(tokens(result) == tokens(alone[model][0]), f"{what}: other tokens than of one")
+
+# Chunks, small pages, prefix cache, preemption, sampling: the ranks stay alike.
+result, status, err = run("bard-qwen3", "--tp", 2, "--chunk", 3, "--page-size", 4, "--pages", 5,
+                          "--prefix-cache", "--temperature", 1, "--seed", 5)
+check.that(status == 0, f"served otherwise: {result['story'] if result else err}")
+
+for model, ranks, says in [("bard-qwen3", 4, "6 query heads cannot be shared by 4 ranks"),
+                           ("tiny/qwen3-default", 3, "4 query heads cannot be shared by 3 ranks")]:
+    result, status, err = run(model, "--tp", ranks)
+    check.that(status == 2 and says in err and err.count("\n") == 1, f"{model} {ranks}: {err}")
+for options, says in [(["--modes", "all"], "--modes"), (["--confirm"], "--confirm"),
+                      (["--determinism", "2"], "--determinism"), (["--device", "cuda"], "cuda"),
+                      (["--error-budget"], "--error-budget"),
+                      (["--executor", "instructions"], "--executor")]:
+    result, status, err = run("bard-qwen3", "--tp", 2, *options)
+    check.that(status == 2 and says in err and err.count("\n") == 1, f"{options}: {err}")
+check.end(55)

@@ -1,0 +1,75 @@
+// Ranks that call different collectives say so before any of them is called.
+#include "src/ranks/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "kernels/base/memory.h"
+#include "probes/points.h"
+
+namespace lockstep {
+namespace {
+
+// A rank 0 of two whose peer tells what it is given, or the same as rank 0.
+class Peer final : public Collectives {
+ public:
+  int rank() const override { return 0; }
+  int ranks() const override { return 2; }
+  void all_reduce(const TensorView&) override { ++reduced; }
+  void all_gather(const TensorView& parts, const TensorView& part) override {
+    const auto size = static_cast<size_t>(part.bytes());
+    std::memcpy(parts.data, part.data, size);
+    std::memcpy(parts.as<char>() + size, tells ? tells->data() : part.data, size);
+  }
+  void send(const std::vector<std::byte>&, int) override {}
+  std::vector<std::byte> receive(int) override { return {}; }
+
+  int reduced = 0;
+  std::optional<std::array<int64_t, 5>> tells;
+};
+
+class ExchangeTest : public testing::Test {
+ protected:
+  void reduce() { agreed_.table().all_reduce({.layer = 3, .point = "attn.o"}, sum_); }
+  Peer peer_;
+  AgreedCalls agreed_{peer_, {}};
+  Tensor sum_{Shape{2, 4}, DType::bf16};
+};
+
+TEST_F(ExchangeTest, CallsWhatAllRanksCall) {
+  reduce();
+  reduce();
+  EXPECT_EQ(peer_.reduced, 2);
+  EXPECT_EQ(agreed_.calls(), 2);
+  EXPECT_EQ(agreed_.bytes(), 2 * 16);
+}
+
+TEST_F(ExchangeTest, SaysWhoPartsAndCallsNothing) {
+  const auto order = static_cast<int64_t>(point("attn.o").order());
+  const auto dtype = static_cast<int64_t>(DType::bf16);
+  const std::array<int64_t, 5> same = {0, order, 3, 16, dtype};
+  for (size_t field = 0; field < same.size(); ++field) {
+    peer_.tells = same;
+    (*peer_.tells)[field] += field == 4 ? -1 : 1;
+    try {
+      reduce();
+      ADD_FAILURE() << "field " << field;
+    } catch (const RanksParted& parted) {
+      EXPECT_EQ(parted.rank, 1);
+      EXPECT_EQ(parted.call.layer, 3);
+      EXPECT_NE(std::string(parted.what()).find("all-reduce of layer 3 attn.o, 16 bytes of bf16"),
+                std::string::npos)
+          << parted.what();
+    }
+  }
+  EXPECT_EQ(peer_.reduced, 0);
+  peer_.tells = same;
+  reduce();
+  EXPECT_EQ(peer_.reduced, 1);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// How a model is cut: all of it is in some rank, and each query head reads its own K/V head.
+#include "src/ranks/rank_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+ModelConfig model(int64_t heads, int64_t kv_heads) {
+  ModelConfig config;
+  config.heads = heads;
+  config.kv_heads = kv_heads;
+  config.head_dim = 8;
+  config.intermediate = 24;
+  config.vocab = 100;
+  config.o_bias = true;
+  return config;
+}
+
+// The K/V head of the whole model that a rank's own kernel reads for its query head i.
+int64_t read_by(const RankPlan& plan, int64_t i) {
+  return plan.kv_heads.first + i / (plan.local.heads / plan.local.kv_heads);
+}
+
+TEST(RankPlan, LetsEachQueryHeadReadItsOwnKeys) {
+  for (const auto& [heads, kv, ranks] : {std::array<int, 3>{6, 2, 1},
+                                         {6, 2, 2},
+                                         {6, 2, 3},
+                                         {6, 2, 6},
+                                         {4, 1, 4},
+                                         {4, 4, 2},
+                                         {8, 2, 4}}) {
+    const ModelConfig config = model(heads, kv);
+    int64_t next = 0, tokens = 0, inner = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const RankPlan plan = plan_of(config, rank, ranks);
+      for (int64_t i = 0; i < plan.local.heads; ++i, ++next)
+        EXPECT_EQ(read_by(plan, i), next / (heads / kv)) << heads << " " << kv << " " << ranks;
+      EXPECT_EQ(plan.vocab.first, tokens);
+      tokens += plan.vocab.count;
+      inner += plan.inner.count;
+      EXPECT_EQ(plan.local.o_bias, rank == 0);
+      EXPECT_EQ(plan.local.vocab, 100);
+    }
+    EXPECT_EQ(next, heads);
+    EXPECT_EQ(tokens, 100);
+    EXPECT_EQ(inner, 24);
+  }
+}
+
+TEST(RankPlan, RefusesWhatDoesNotDivide) {
+  EXPECT_THROW(plan_of(model(6, 2), 0, 4), Error);  // query heads
+  EXPECT_THROW(plan_of(model(5, 5), 0, 5), Error);  // values of the MLP
+  // Rank 0 of 4 would have heads 0-2, which read two heads of K and V, two and one.
+  EXPECT_THROW(plan_of(model(12, 6), 0, 4), Error);
+}
+
+TEST(RankPlan, SaysWhichPartATensorIs) {
+  const RankPlan plan = plan_of(model(6, 2), 1, 3);
+  EXPECT_EQ(plan.shard_of(point("attn.q")), (Shard{.axis = 1, .offset = 2, .extent = 6}));
+  EXPECT_EQ(plan.shard_of(point("attn.kv")), (Shard{.axis = 2, .offset = 0, .extent = 2}));
+  EXPECT_EQ(plan.shard_of(point("mlp.act")), (Shard{.axis = 1, .offset = 8, .extent = 24}));
+  EXPECT_EQ(plan.shard_of(point("attn.o_partial")), (Shard{.axis = 1, .offset = 1, .extent = 3}));
+  for (const char* whole : {"embed", "attn.norm", "attn.o", "mlp.down", "logits", "token"})
+    EXPECT_EQ(plan.shard_of(*find_point(whole)), std::nullopt) << whole;
+}
+
+}  // namespace
+}  // namespace lockstep
