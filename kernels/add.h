@@ -6,7 +6,7 @@
 namespace lockstep {
 
 // out = a + b, elementwise over equal shapes of one dtype (fp32, fp16, bf16); `out` may be `a` or
-// `b`. One rounding of an exact sum: class exact. Batch-invariant.
+// `b`. One rounding of an exact sum, to Inf where it overflows: class exact. Batch-invariant.
 void add(const OpContext& context, TensorView out, TensorView a, TensorView b);
 
 // Its CUDA twin (cuda/cuda_ops.h).

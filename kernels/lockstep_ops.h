@@ -23,6 +23,8 @@
  * On a CUDA device a kernel is queued on `stream` and not waited for. On the CPU it is done when
  * the function returns; it may use threads of its own.
  *
+ * Ops round as IEEE 754 does: a result that overflows its dtype is Inf, and not the largest number.
+ *
  * A function returns NULL, or one sentence that says what went wrong, which ends the run; the
  * library owns its memory. One that crashes or calls exit, or whose kernels crash, ends the run
  * too, and is named; _exit and _Exit end it unseen, with the status that they are given: a library

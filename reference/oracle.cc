@@ -23,6 +23,7 @@
 #include "reference/recipe.h"
 #include "reference/rotary.h"
 #include "reference/rounding.h"
+#include "reference/serial_sum.h"
 
 namespace lockstep {
 namespace {
@@ -196,6 +197,7 @@ Exact OpOracle::norm(const OracleCall& call) const {
   result.terms = weight.size(0);
   if (rounds_as_hf(call))
     result.steps = {{to_numbers(normalised), to_numbers(weight.expand_as(x)), {}}};
+  if (run_ != DType::f32) result.serial_error = errors_of_serial_squares(x);
   return result;
 }
 

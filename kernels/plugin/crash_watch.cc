@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -37,6 +38,8 @@ constexpr auto kWatched = std::to_array<Watched>({{SIGSEGV, "SIGSEGV"},
 constinit thread_local const CrashWatch* of_this_thread = nullptr;
 // The last that began, for threads that the library started itself.
 constinit std::atomic<const CrashWatch*> of_any_thread = nullptr;
+
+constinit std::atomic<const CrashScene*> scene = nullptr;
 
 // Written once, before the first watch is there, and only read from then on.
 std::array<struct sigaction, kWatched.size()> before_us;
@@ -65,7 +68,7 @@ class Hex {
 
 // One write for all pieces, so that lines of two threads do not mix.
 void write_error(std::span<const std::string_view> pieces) {
-  std::array<iovec, 8> parts;
+  std::array<iovec, 10> parts;
   for (size_t i = 0; i < pieces.size(); ++i)
     parts[i] = {const_cast<char*>(pieces[i].data()), pieces[i].size()};
   // A failed write has nobody to be reported to.
@@ -81,6 +84,7 @@ void say(const CrashWatch& watch, const siginfo_t& info) {
   const bool of_code = info.si_signo == SIGFPE || info.si_signo == SIGILL;
   const auto address = reinterpret_cast<uintptr_t>(info.si_addr);
   const Hex hex(address);
+  const CrashScene* where = scene;
   const bool away = has_address && !of_code && watch.on_device(address);
   const std::string_view pieces[] = {
       "error: ",
@@ -91,10 +95,14 @@ void say(const CrashWatch& watch, const siginfo_t& info) {
       : of_code    ? " in the instruction at "
                    : " at the address ",
       has_address ? hex.text() : "",
+      where != nullptr ? " " : "",
+      where != nullptr ? where->text() : "",
       away ? ", in a tensor in the memory of the CUDA device, which the host cannot read: launch a "
              "kernel that works on it, or leave out --device cuda\n"
-           : ": run it under gdb, or keep what it read with --trace and --record-before of that "
-             "point\n"};
+      : where != nullptr
+          ? ": run it under gdb\n"
+          : ": run it under gdb, or keep what it read with --trace and --record-before of that "
+            "point\n"};
   write_error(pieces);
 }
 
@@ -143,8 +151,9 @@ const CrashWatch* watch_of_exit() {
 void handle_exit() {
   const CrashWatch* watch = watch_of_exit();
   if (watch == nullptr) return;
+  const CrashScene* where = scene;
   const std::string_view pieces[] = {
-      "error: ", watch->who(),
+      "error: ", watch->who(), where != nullptr ? " " : "", where != nullptr ? where->text() : "",
       " ended the process, as exit does: have it return a sentence that says what went wrong\n"};
   write_error(pieces);
   _exit(2);
@@ -223,6 +232,9 @@ CrashWatch::CrashWatch(std::string_view who, const AddressRange& code,
   of_any_thread = this;
   of_this_thread = this;
 }
+
+CrashScene::CrashScene(std::string text) : text_(std::move(text)) { scene = this; }
+CrashScene::~CrashScene() { scene = nullptr; }
 
 CrashWatch::~CrashWatch() {
   of_this_thread = nullptr;

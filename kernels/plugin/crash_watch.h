@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace lockstep {
@@ -45,6 +46,21 @@ class CrashWatch {
   std::string_view who_;
   AddressRange code_;
   std::span<const AddressRange> on_device_;
+};
+
+// The calls of ops that are made for one reason among many, such as a case of a grid: while one
+// lives, the sentence of a crash or an exit says its text after what it is of. One at a time.
+class CrashScene {
+ public:
+  explicit CrashScene(std::string text);  // "in the case bf16, width 100"
+  ~CrashScene();
+  CrashScene(const CrashScene&) = delete;
+  CrashScene& operator=(const CrashScene&) = delete;
+
+  std::string_view text() const { return text_; }
+
+ private:
+  std::string text_;
 };
 
 }  // namespace lockstep

@@ -105,6 +105,11 @@ Tensor through_fp16(const Asked& a, double) {
   return a.model().run == DType::f16 ? Tensor() : a.in_dtype(a.right(), DType::f16);
 }
 Tensor clamped_to_fp16(const Asked& a, double) { return a.right().clamp(-65504, 65504); }
+// The clamp above says it of fp16.
+Tensor clamped_to_largest(const Asked& a, double) {
+  const double largest = format_of(a.op().got.dtype).max;
+  return a.op().got.dtype == DType::f16 ? Tensor() : a.right().clamp(-largest, largest);
+}
 // Rounding toward zero, as by a cast that drops the low half of an fp32: spacing() is that of the
 // grid at each number.
 Tensor truncated(const Asked& a, double) {
@@ -135,6 +140,7 @@ constexpr Hypothesis kAny[] = {
     {"the right result rounded to bf16", through_bf16},
     {"the right result rounded to fp16", through_fp16},
     {"the right result clamped to what fp16 holds", clamped_to_fp16},
+    {"the largest number of the dtype where the right result overflows to Inf", clamped_to_largest},
     {"the right result truncated instead of rounded", truncated},
     {"subnormal results flushed to zero", flushed},
     {"NaN replaced by 0", no_nan},

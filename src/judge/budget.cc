@@ -39,6 +39,9 @@ void check_sizes(const JudgedOp& op, const Exact& e, Elements elements) {
         e.shape.text());
 }
 
+// Up to this chance of another number an error is so small that it crosses one border at most.
+constexpr double kOneBorder = 0.1;
+
 double misrounds_of(DType dtype) {
   if (dtype == DType::bf16) return 0.02;
   return dtype == DType::f16 ? 0.10 : 1;
@@ -100,11 +103,14 @@ class Filler {
     budget_.limit.push_back(out + inner.limit + ties);
     budget_.variance.push_back(of_table ? std::numeric_limits<double>::infinity()
                                         : spacing * spacing / 12 + inner.variance + tie_squares);
-    const double inside = std::sqrt(inner.variance) / spacing;
     // A misround by the op's own arithmetic is bounded by what was measured of kernels
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
-    budget_.misround.push_back(std::min(1.0, std::min(inside, budget_.misrounds) + chance));
+    double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
+    // After a rounding on the way the product is exact.
+    if (op_.scales_products && exact_.steps.empty() && inside <= kOneBorder)
+      inside = turning_chance(exact_.want[i], inside, dtype_);
+    budget_.misround.push_back(std::min(1.0, inside + chance));
     if (op_.has_shared) budget_.shared.push_back(inner.shared);
     if (op_.has_underflow) budget_.underflow.push_back(inner.underflow);
   }

@@ -140,6 +140,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 // Also the inputs of one op, kept before it ran.
                 .partial = !manifest_.selection.empty() || facts.one_op,
                 .full = manifest_.level == TraceLevel::full,
+                .may_saturate = options.may_saturate,
                 .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),

@@ -54,6 +54,9 @@ struct JudgeOptions {
   std::function<bool(const Place&)> recorded;
   // When the run ends and is clean, learns from it what the limits of its engine can be. Borrowed.
   Limits* learn = nullptr;
+  // Whether an op may store the largest number where its exact result overflows to Inf, as engines
+  // do that clamp. Ops that are declared to round as IEEE 754 says may not.
+  bool may_saturate = true;
   // Called as each layer of a pass is reached, with what is done to it. May be empty.
   std::function<void(std::string_view doing, int layer)> progress = {};
 };

@@ -240,6 +240,7 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
            .page_size = options_.page_size,
            .may_lose_weights =
                op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax,
+           .may_saturate = options_.may_saturate,
            .rows_alike = group.blurred && hidden_.rows_alike(place),
            .profiled = profiled},
           std::ssize(node.rows),

@@ -61,9 +61,10 @@ class OpJudge {
     DType dtype = DType::bf16;
     int64_t page_size = 0;  // 0: not known
     double limit_scale = 1;
-    int threads = 0;       // that measure; 0: one a core
-    bool partial = false;  // the trace was not meant to hold every tensor
-    bool full = false;     // it was meant to hold the numbers of those that it has
+    int threads = 0;           // that measure; 0: one a core
+    bool partial = false;      // the trace was not meant to hold every tensor
+    bool full = false;         // it was meant to hold the numbers of those that it has
+    bool may_saturate = true;  // as in JudgeOptions
     // Whether any pass of the trace has a tensor of the place; empty: of every one.
     std::function<bool(const Place&)> recorded;
     std::map<std::string, RoundingContract> contracts;  // declared, by point name

@@ -33,6 +33,9 @@ struct Exact {
   int64_t terms =
       0;  // n: products summed per element (K of a linear op, D of a norm, experts of a softmax)
   Numbers row_terms;  // attention: n of each row, instead of `terms`
+  // norm, of numbers of 16 bits: by row, the relative error of the sum of squares in units of u
+  // where fp32 adds one after the other. Empty: of fp32, whose squares round at random.
+  Numbers serial_error;
   // linear, expert_linear, weighted_sum: S = sum |a||w| + |bias|
   // softmax: |x| + the mean of |x| under the weights, x = logit - largest
   // norm: empty (the budget uses |want|)

@@ -40,6 +40,11 @@ std::vector<double> normal_numbers() {
   return all;
 }
 
+// Two normal numbers of a table that is scaled so are finite, and their sum is not always.
+double huge_scale(DType dtype) { return format_of(dtype).max / 3.5; }
+// Gains that make results of a norm overflow in fp16; all are finite.
+constexpr double kHugeGain = 30000;
+
 // 32 times the least subnormal number of fp16 (2^-24), where it has few digits left, and 32 times
 // the least normal one of fp32 and bf16 (2^-126), below which products fall.
 double tiny_scale(DType dtype) { return dtype == DType::f16 ? 0x1p-19 : 0x1p-121; }
@@ -53,6 +58,7 @@ bool is_any(const Point& p, std::initializer_list<std::string_view> names) {
 double scale_of(const Point& p, Values values, DType dtype) {
   if (values == Values::tiny)
     return is_any(p, {"attn.q_rope", "mlp.gate", "mlp.expert_gate"}) ? 1 : tiny_scale(dtype);
+  if (values == Values::huge) return huge_scale(dtype);
   if (values != Values::large) return 1;
   if (is_any(p, {"attn.q_rope"})) return kLargeScore;
   if (is_any(p, {"mlp.gate", "mlp.expert_gate"})) return kLargeGate;
@@ -112,7 +118,9 @@ void CaseMaker::fill_weight(const std::string& name, const TensorView& weight) {
   const bool norm = name.ends_with("norm.weight");
   const double gain = shape_.values == Values::large ? 4 : 1;
   const bool product = weight.shape.rank() == 2 && !name.ends_with("embed_tokens.weight");
-  if (norm)
+  if (norm && shape_.values == Values::huge)
+    fill(weight, 0.3 * kHugeGain, kHugeGain);
+  else if (norm)
     fill(weight, 0.3, 1);
   else
     fill(weight, product ? gain / std::sqrt(weight.shape.last()) : 1);
@@ -238,7 +246,10 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
     fill_choices(out, pass.find(point("mlp.router"), 0));
     return made;
   }
-  fill(out, scale_of(p, shape_.values, dtype_));
+  // The size of a norm's input is nothing to its result.
+  const bool normed = places_.outputs.front().point->op == OpKind::norm;
+  const bool usual = normed && shape_.values == Values::huge;
+  fill(out, usual ? 1 : scale_of(p, shape_.values, dtype_));
   for (int64_t i = 0; i < out.count(); ++i) {
     const double x = value_at(out, i);
     if (p.name == "mlp.weights") store(out, i, std::min(1.0, std::fabs(x) / 4));

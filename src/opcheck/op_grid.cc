@@ -54,8 +54,9 @@ std::vector<Place> places(std::initializer_list<std::string_view> names) {
 }
 
 const char* name_of(Values values) {
-  static constexpr const char* kNames[] = {"usual", "that overflow fp16", "near subnormal",
-                                           "with rows of 0", "with ties"};
+  static constexpr const char* kNames[] = {"usual",          "that overflow fp16",
+                                           "near subnormal", "with rows of 0",
+                                           "with ties",      "with huge results"};
   return kNames[static_cast<size_t>(values)];
 }
 

@@ -25,6 +25,7 @@ enum class Values : uint8_t {
   tiny,   // near the subnormal numbers of the dtype, and some are
   zeros,  // every third row is 0
   ties,   // equal ones in a row
+  huge,   // sums overflow each dtype, results of norms fp16, and no number on the way does
 };
 
 // A fact about a case, "head_dim" "80"; common_to() looks for those that wrong cases share.

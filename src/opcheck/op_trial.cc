@@ -46,7 +46,8 @@ JudgeOptions judging_as_run(const OpTrialOptions& options, const OpPlaces& place
   for (const Place& place : places.outputs) names.push_back(place.point->name);
   JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
                      .threads = options.threads,
-                     .contracts = contracts_of_preset("fused")};
+                     .contracts = contracts_of_preset("fused"),
+                     .may_saturate = false};
   ask_for(options.rounding, judge);
   if (!places.hidden.empty())
     judge.recorded = [hidden = places.hidden](const Place& place) {

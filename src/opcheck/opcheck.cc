@@ -13,6 +13,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/user_ops.h"
 #include "src/opcheck/common_traits.h"
 #include "src/opcheck/one_op.h"
@@ -130,6 +131,7 @@ OpAccount Checker::account(const std::string& op) {
 }
 
 void Checker::try_case(const GridCase& shape, DType dtype, const OneOp& one) {
+  const CrashScene scene(fmt::format("in the case {}", text_of(traits_of(shape, dtype))));
   OpTrial trial(account_.op, shape, dtype, one.implementations,
                 {device_, options_.threads, options_.rounding});
   *one.calls = 0;

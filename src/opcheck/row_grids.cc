@@ -107,6 +107,10 @@ std::vector<GridCase> norm_grid() {
       all.push_back(hidden_norm("mlp.norm", width, 7));
       all.back().values = values;
     }
+  for (const int64_t width : {64, 100}) {
+    all.push_back(hidden_norm("mlp.norm", width, 7));
+    all.back().values = Values::huge;
+  }
   for (const double eps : {1e-12, 1e-5, 1e-2}) {
     all.push_back(with_eps(hidden_norm("attn.norm", 128, 7), eps));
     all.push_back(with_eps(hidden_norm("attn.norm", 96, 4), eps));
@@ -184,7 +188,7 @@ std::vector<GridCase> add_grid() {
   std::vector<GridCase> all;
   for (const int64_t width : {8, 33, 64, 100, 1025, 4096})
     for (const int32_t count : {1, 6}) all.push_back(hidden_sum("attn.residual", width, count));
-  for (const Values values : kOddValues)
+  for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::huge})
     for (const int64_t width : {64, 101}) {
       all.push_back(hidden_sum("mlp.residual", width, 5));
       all.back().values = values;

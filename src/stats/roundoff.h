@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 
 #include "kernels/base/dtype.h"
 
@@ -39,6 +40,18 @@ inline NearTie near_tie(double z, double most, double usual, DType dtype) {
   if (!(distance <= most)) return {};
   const double chance = usual > 0 ? 0.5 * std::erfc(distance / (usual * std::sqrt(2.0))) : 0;
   return {step, chance};
+}
+
+// The chance that a kernel's error before the rounding of z turns it the other way, `chance` being
+// that of numbers which lie anywhere: an error of standard deviation s makes it s / ulp at most.
+// Exact results need not lie anywhere. A product of two numbers of 8 bits times a scale near a
+// simple fraction is next to the border of two numbers more often than one in so many, and what
+// lies far from it is turned by no right kernel. The mean over all places of z is `chance`.
+inline double turning_chance(double z, double chance, DType dtype) {
+  const double at = std::fabs(z) / ulp(z, dtype);
+  const double distance = std::fabs(at - std::floor(at) - 0.5);
+  if (!(chance > 0)) return 0;
+  return 0.5 * std::erfc(distance / (chance * std::sqrt(std::numbers::pi)));
 }
 
 }  // namespace lockstep

@@ -111,7 +111,8 @@ Measure::NonFinite Meter::kind_of(const Stored& stored, double limit) const {
   // Rounding up across the border needs no more than what the op may be off before it rounds.
   const double inner = std::max(0.0, limit - stored.spacing / 2);
   const bool overflows = std::isinf(round_to(std::fabs(e.want) + inner, options_.dtype));
-  const bool saturated = std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
+  const bool saturated =
+      options_.may_saturate && std::isinf(stored.rounded) && std::fabs(e.got) == largest_;
   const bool same_sign = std::signbit(e.got) == std::signbit(e.want);
   if (overflows && same_sign && (std::isinf(e.got) || saturated))
     return Measure::NonFinite::expected;
@@ -121,7 +122,8 @@ Measure::NonFinite Meter::kind_of(const Stored& stored, double limit) const {
 Measure::NonFinite Meter::kind_of_infinite(const Element& e) const {
   bool as_wanted = !std::isfinite(e.got);  // what is no number may be any
   if (std::isinf(e.want))
-    as_wanted = e.got == e.want || e.got == std::copysign(largest_, e.want) ||
+    as_wanted = e.got == e.want ||
+                (options_.may_saturate && e.got == std::copysign(largest_, e.want)) ||
                 (options_.may_lose_weights && std::isnan(e.got));
   return as_wanted ? Measure::NonFinite::propagated : Measure::NonFinite::introduced;
 }

@@ -107,6 +107,8 @@ class Meter {
     int64_t page_size = 0;  // 0: not known, no slices by page
     // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
     bool may_lose_weights = false;
+    // Whether the largest number may stand where the exact result overflows to Inf.
+    bool may_saturate = true;
     // Whether RowNumbers::carried is one error in all rows of the node, and not one a row.
     bool rows_alike = false;
     ProfiledRows profiled = ProfiledRows::none;

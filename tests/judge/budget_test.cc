@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/limits.h"
 #include "src/judge/ops/judged_op.h"
+#include "src/stats/roundoff.h"
 #include "src/stats/statistics.h"
 #include "tests/helpers.h"
 
@@ -54,6 +55,35 @@ TEST(Budget, OfANorm) {
   const double scale = std::pow((0.34 * 4 / 2 + 3) * kU * 3, 2);
   EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-44 / 12 + scale);
   EXPECT_DOUBLE_EQ(b.shared[0], scale) << "the scale of a row is wrong for all of it";
+}
+
+// What a plain loop is off by is allowed for the whole row, and results of 16 bits are more often
+// another number where they lie near the border of two.
+TEST(Budget, OfANormHasWhatAPlainLoopIsOff) {
+  const double near = 1 + 0x1p-8 + 0x1p-20, far = 1 + 0x1p-9;
+  Exact exact{.shape = {1, 2}, .want = {near, far}, .terms = 5120};
+  const Budget plain = budget_of(OpKind::norm, exact, DType::bf16);
+  exact.serial_error = {100.0};
+  const Budget loop = budget_of(OpKind::norm, exact, DType::bf16);
+  const double walk = 0.34 * std::sqrt(5120.0) / 2 + 3, scale = std::hypot(walk, 50) * kU * far;
+  EXPECT_DOUBLE_EQ(loop.shared[1], scale * scale);
+  EXPECT_DOUBLE_EQ(loop.gain - plain.gain, 50 * kU);
+  EXPECT_EQ(loop.limit, plain.limit) << "B has room for it";
+  EXPECT_GT(loop.misround[0], 0.4);
+  EXPECT_LT(loop.misround[1], 1e-9);
+  exact.serial_error = {100.0, 100.0};
+  EXPECT_THROW(budget_of(OpKind::norm, exact, DType::bf16), Error);
+}
+
+// Over results that lie anywhere the chance is what it was without a place.
+TEST(Budget, TheChanceOfAnotherNumberIsKept) {
+  for (const double chance : {1e-3, 0.02, 0.1}) {
+    double sum = 0;
+    constexpr int kPlaces = 200000;
+    for (int i = 0; i < kPlaces; ++i)
+      sum += turning_chance(1 + (i + 0.5) / kPlaces * 0x1p-7, chance, DType::bf16);
+    EXPECT_NEAR(sum / kPlaces, chance, 0.01 * chance);
+  }
 }
 
 TEST(Budget, OfRope) {

@@ -72,6 +72,30 @@ TEST(Ops, ThatAreWrongInSomeShapesAreNamedByThem) {
   expect_wrong(tried("second", "add_rms_norm", {"fp32"}), "eps from 1e-05 on");
 }
 
+// Ops round as IEEE 754 does: what overflows is Inf.
+TEST(Ops, ThatSaturateAreNamed) {
+  const auto expect_named = [](const OpAccount& op, const std::string& how) {
+    ASSERT_GT(op.wrong, 0) << op.op;
+    ASSERT_FALSE(op.first->looks_like.empty()) << said_of(op);
+    EXPECT_NE(op.first->looks_like[0].says.find(how), std::string::npos)
+        << op.first->looks_like[0].says;
+  };
+  for (const char* dtype : {"bf16", "fp32"}) {
+    const OpAccount sum = tried("third", "add", {dtype});
+    expect_named(sum, "the largest number of the dtype where the right result overflows to Inf");
+    EXPECT_NE(sum.common.find("values with huge results"), std::string::npos) << said_of(sum);
+  }
+  for (const char* op : {"add", "matmul", "silu_mul"})
+    expect_named(tried("third", op, {"fp16"}), "clamped to what fp16 holds");
+}
+
+// A plain loop's sum of squares is right, whatever the patterns of numbers of 8 bits.
+TEST(Ops, ThatAddOneSquareAfterTheOtherAreRight) {
+  const OpAccount norm = tried("third", "rms_norm", {"bf16", "fp16"});
+  EXPECT_EQ(norm.wrong, 0) << said_of(norm);
+  EXPECT_GT(norm.cases, 80);
+}
+
 TEST(Ops, ThatWriteWhereTheyMayNotAreNamed) {
   const OpAccount beside = tried("first", "add");
   EXPECT_GT(beside.wrong, 0);
@@ -115,6 +139,19 @@ TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   const OpAccount beside = tried("first", "add", {"bf16"}, folder);
   EXPECT_TRUE(beside.folder.empty());
   EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
+}
+
+// A crash ends the command, which says in which case it was.
+TEST(Ops, ThatCrashEndInASentence) {
+  const std::string norm = trouble_of("ops " + library("crashing") + " --ops-only rms_norm");
+  EXPECT_NE(norm.find("rms_norm of " + library("crashing")), std::string::npos) << norm;
+  EXPECT_NE(
+      norm.find("crashed with SIGSEGV at the address 0x0 in the case fp32, width 100, rows 1"),
+      std::string::npos)
+      << norm;
+  const std::string sum = trouble_of("ops " + library("crashing") + " --ops-only add --dtype bf16");
+  EXPECT_NE(sum.find("in the case bf16, width 64, rows 1"), std::string::npos) << sum;
+  EXPECT_NE(sum.find("ended the process, as exit does"), std::string::npos) << sum;
 }
 
 TEST(Ops, ThatDoNotKnowADtypeAreHeldToWhatTheyCompute) {

@@ -147,6 +147,24 @@ TEST(Determinism, AnOpThatDependsOnItsPlaceInTheBatchIsNamed) {
   EXPECT_EQ(add.depends_on, std::vector<Circumstance>{Circumstance::place});
 }
 
+// A wider part of the columns may be summed otherwise (kernels/matmul.h).
+TEST(Determinism, AProductMayDependOnTheThreadsAndThatIsSaid) {
+  Ops ops = cpu_ops();
+  ops.matmul = [inner = ops.matmul](const OpContext& context, TensorView out, TensorView x,
+                                    const WeightView& weight, TensorView bias) {
+    inner(context, out, x, weight, bias);
+    const bool alone = context.threads == nullptr || context.threads->size() == 1;
+    if (context.point == "mlp.down" && alone) out.as<BFloat16>()[0] = from_float<BFloat16>(1);
+  };
+  DeterminismRun run = run_of("bard-qwen3", std::move(ops));
+  run.engine.threads = 2;
+  const Determinism result = run_determinism(run);
+  EXPECT_EQ(exit_status(result), 0) << result.story;
+  EXPECT_TRUE(result.story.ends_with(
+      ", 6 give others by the number of threads, which headers leave to products with weights"))
+      << result.story;
+}
+
 TEST(Determinism, OnceIsRefused) {
   DeterminismRun run = run_of("bard-qwen3");
   run.repeats = 1;

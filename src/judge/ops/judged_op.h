@@ -57,6 +57,8 @@ struct JudgedOp {
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled
   bool one_table = false;      // all heads and layers read the values of its steps in one table
+  // Its results are products of two stored numbers times a number of the row (turning_chance).
+  bool scales_products = false;
   bool is_calibrated = true;   // lockstep calibrate learns limits for it
 };
 
