@@ -45,7 +45,7 @@ def joined(keys: Tensor, values: Tensor) -> Elements:
 
 def _hashes_of(keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
     """Of [batch, kv head, column, dim], the hash of K, then V, of each position."""
-    rows = torch.stack((keys, values)).permute(1, 3, 0, 2, 4).cpu().contiguous().numpy()
+    rows = torch.stack((keys, values), 2).permute(0, 3, 2, 1, 4).contiguous().cpu().numpy()
     batch, columns = rows.shape[:2]
     marks = row_hashes(rows.reshape(batch * columns, *rows.shape[2:]))
     return np.array(marks, np.uint64).reshape(batch, columns)
@@ -63,7 +63,7 @@ class CacheHashes:
     def write(self, layer: int, requests: Sequence[int], positions: Sequence[int],
               keys: Elements, values: Elements) -> None:
         """What a pass computed for the cache; row i is of that request and position."""
-        marks = row_hashes(np.ascontiguousarray(np.stack((keys.bits, values.bits), axis=1)))
+        marks = row_hashes(np.stack((keys.bits, values.bits), axis=1))
         for request, position, mark in zip(requests, positions, marks):
             room = self._written.get((layer, request))
             if room is None or len(room) <= position:
@@ -73,16 +73,16 @@ class CacheHashes:
             room[position] = mark
 
     def read(self, session: Any, layer: int, keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
-        """The hash of each position that a pass reads: [batch, column]."""
-        k, v = bits_of(keys.detach()), bits_of(values.detach())
+        """The hash of each position that a pass reads: [batch, column]. They are kept: nobody may
+        change them any more."""
+        k, v = bits_of(keys), bits_of(values)
         before = self._layers.get((session, layer))
         if before is not None and before.is_prefix_of(k, v):
             new = _hashes_of(k[:, :, before.columns:], v[:, :, before.columns:])
             hashes = np.concatenate([before.hashes, new], axis=1)
         else:
             hashes = _hashes_of(k, v)
-        # Copies: a cache may be written in place.
-        self._layers[session, layer] = LayerCache(k.clone(), v.clone(), hashes)
+        self._layers[session, layer] = LayerCache(k, v, hashes)
         return hashes
 
     def written(self, layer: int, request: int, count: int) -> NDArray[np.uint64]:

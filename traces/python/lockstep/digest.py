@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+import operator
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,9 @@ from lockstep.elements import TINY, Elements, widened
 
 COUNTS = ("nan", "posinf", "neginf", "zeros", "subnormal", "absmax_at")
 NUMBERS = ("min", "max", "absmax", "mean", "m2", "rms", "sum_abs", "sum_squares")
+STATISTICS = ("xxh3", *COUNTS, *NUMBERS)
 BINS = 256
-BLOCK = 1 << 18  # elements that are looked at together, so that they stay in a cache
+BLOCK = 1 << 16  # elements that are looked at together, so that they stay in a cache
 NO_EXPONENTS: NDArray[np.int64] = np.zeros(BINS, np.int64)
 NO_EXPONENTS.flags.writeable = False
 PATTERNS = 1 << 16  # of 16 bits: a tensor of more elements is known by how many there are of each
@@ -47,7 +51,14 @@ class Digest:
     def rms(self) -> float:
         if self.nan < 0:
             return float("nan")
-        return float(np.sqrt(self.sum_squares / self.finite)) if self.finite else 0.0
+        return math.sqrt(self.sum_squares / self.finite) if self.finite else 0.0
+
+    def numbers(self) -> tuple[float, ...]:
+        """In the order of STATISTICS."""
+        return _STATISTICS_OF(self)
+
+
+_STATISTICS_OF = operator.attrgetter(*STATISTICS)
 
 
 def xxh3(raw: Any) -> int:
@@ -60,10 +71,10 @@ def row_hashes(bits: NDArray[Any]) -> list[int]:
     rows = bits.shape[0]
     if not rows or not bits.size:
         return [xxh3(b"")] * rows
-    raw, size = bits.data.cast("B"), bits.nbytes // rows
+    raw, size, one = bits.data.cast("B"), bits.nbytes // rows, xxhash.xxh3_64_intdigest
     if rows == 1:
-        return [xxh3(raw)]
-    return [xxh3(raw[at:at + size]) for at in range(0, bits.nbytes, size)]
+        return [one(raw)]
+    return [one(row) for row, in struct.iter_unpack(f"{size}s", raw)]
 
 
 def digest_of_rows(hashes: NDArray[np.uint64], count: int) -> Digest:
@@ -74,26 +85,32 @@ def digest_of_rows(hashes: NDArray[np.uint64], count: int) -> Digest:
 
 
 def digests_of(tensors: Sequence[Elements]) -> list[Digest]:
-    """The digest of each tensor. Small ones are looked at together: a call costs more than they."""
+    """The digest of each tensor. Those of one size are looked at together: a call costs more than a
+    small tensor.
+    """
     digests = [Digest(xxh3(t.bits.data), t.bits.size) for t in tensors]
-    large = {i for i, t in enumerate(tensors) if t.bits.itemsize == 2 and t.bits.size >= PATTERNS}
-    for i in large:
-        _count_patterns(tensors[i], digests[i])
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        members = [i for i, t in enumerate(tensors)
-                   if t.dtype == dtype and t.bits.size and i not in large]
-        for group in _groups(members, tensors):
-            flat = [tensors[i].bits.reshape(-1) for i, _ in group]
-            parts = [bits[at:at + BLOCK] for bits, (_, at) in zip(flat, group)]
-            _add_parts(parts, dtype, [(digests[i], at) for i, at in group])
+    alike: dict[tuple[str, int], list[tuple[int, int]]] = {}  # tensor and first element of parts
+    for i, tensor in enumerate(tensors):
+        size = tensor.bits.size
+        if tensor.bits.itemsize == 2 and size >= PATTERNS:
+            _count_patterns(tensor, digests[i])
+            continue
+        for at in range(0, size, BLOCK):
+            alike.setdefault((tensor.dtype, min(BLOCK, size - at)), []).append((i, at))
+    for (dtype, size), parts in alike.items():
+        count = max(1, BLOCK // size)
+        for some in (parts[first:first + count] for first in range(0, len(parts), count)):
+            bits = np.stack([tensors[i].bits.reshape(-1)[at:at + size] for i, at in some])
+            _add_parts(bits, dtype, [(digests[i], at) for i, at in some])
     return digests
 
 
 def _count_patterns(tensor: Elements, digest: Digest) -> None:
     """The statistics of a tensor of 16 bits, of how often each of their patterns is there."""
     raw = tensor.bits.reshape(-1).view(np.uint16)
-    counts = sum(np.bincount(raw[at:at + BLOCK], minlength=PATTERNS)
-                 for at in range(0, len(raw), BLOCK))
+    counts = np.zeros(PATTERNS, np.int64)
+    for at in range(0, len(raw), 4 * PATTERNS):
+        counts += np.bincount(raw[at:at + 4 * PATTERNS], minlength=PATTERNS)
     found = np.flatnonzero(counts)
     often, patterns = counts[found], found.astype(np.uint16)
     values = widened(patterns if tensor.dtype == "bf16" else patterns.view(np.float16),
@@ -124,65 +141,67 @@ def _count_patterns(tensor: Elements, digest: Digest) -> None:
             return
 
 
-def _groups(members: Iterable[int], tensors: Sequence[Elements]) -> Iterable[list[tuple[int, int]]]:
-    """Parts of tensors (number, first element) of about BLOCK elements together."""
-    group: list[tuple[int, int]] = []
-    size = 0
-    for i in members:
-        for at in range(0, tensors[i].bits.size, BLOCK):
-            part = min(BLOCK, tensors[i].bits.size - at)
-            if group and size + part > BLOCK:
-                yield group
-                group, size = [], 0
-            group.append((i, at))
-            size += part
-    if group:
-        yield group
-
-
-def _add_parts(parts: list[NDArray[Any]], dtype: str, owners: list[tuple[Digest, int]]) -> None:
-    """Adds what is in each part to the digest that it is of."""
-    lengths = np.array([len(part) for part in parts])
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    values = widened(np.concatenate(parts), dtype)
-    sizes = np.abs(values)
-    bins = (values.view(np.uint32) >> 23) & (BINS - 1)
-    owner = np.repeat(np.arange(len(parts)), lengths)
-    exponents = np.bincount(owner * BINS + bins, minlength=len(parts) * BINS).reshape(-1, BINS)
-    counts = {"zeros": values == 0, "subnormal": (sizes < np.float32(TINY[dtype])) & (values != 0)}
-    finite = lengths
-    wide = values.astype(np.float64)
-    if exponents[:, BINS - 1].any():  # where the exponent is the largest, it is no number
-        counts |= {"nan": np.isnan(values), "posinf": values == np.inf, "neginf": values == -np.inf}
-        bad = bins == BINS - 1
-        finite = lengths - np.add.reduceat(bad, starts, dtype=np.int64)
-        low = np.where(bad, np.float32(np.inf), values)
-        high = np.where(bad, -np.float32(np.inf), values)
+def _add_parts(bits: NDArray[Any], dtype: str, owners: list[tuple[Digest, int]]) -> None:
+    """Adds each row of [part, element] to the digest that it is of, from an element on."""
+    parts, length = bits.shape
+    values = widened(bits, dtype)
+    exponents = _exponents_of(values)
+    counts, finite = _zeros_of(values, exponents, dtype), np.full(parts, length)
+    sizes, low, high, wide = np.abs(values), values, values, values.astype(np.float64)
+    bad = None
+    if exponents[:, -1].any():  # where the exponent is the largest, it is no number
+        bad = ~np.isfinite(values)
+        counts |= {"nan": np.isnan(values).sum(axis=1), "posinf": (values == np.inf).sum(axis=1),
+                   "neginf": (values == -np.inf).sum(axis=1)}
+        finite = length - exponents[:, -1]
+        low, high = (np.where(bad, np.float32(none), values) for none in (np.inf, -np.inf))
         sizes = np.where(bad, np.float32(-1), sizes)
         wide[bad] = 0.0
-    else:
-        bad, low, high = slice(0, 0), values, values
-    sums = {name: np.add.reduceat(flags, starts, dtype=np.int64) for name, flags in counts.items()}
-    mean = np.add.reduceat(wide, starts) / np.maximum(finite, 1)
-    off = wide - np.repeat(mean, lengths)
-    off[bad] = 0.0
-    moments = {"mean": mean, "m2": np.add.reduceat(off * off, starts),
-               "sum_abs": np.add.reduceat(np.abs(wide), starts),
-               "sum_squares": np.add.reduceat(wide * wide, starts),
-               "min": np.minimum.reduceat(low, starts), "max": np.maximum.reduceat(high, starts)}
-    absmax = np.maximum.reduceat(sizes, starts)
-    hits = np.flatnonzero(sizes == np.repeat(absmax, lengths))
-    first = hits[np.searchsorted(hits, starts)] - starts
+    first = sizes.argmax(axis=1)
+    absmax = sizes[np.arange(parts), first]
+    moments = {"min": low.min(axis=1), "max": high.max(axis=1),
+               "mean": wide.sum(axis=1) / np.maximum(finite, 1),
+               "sum_squares": np.einsum("ij,ij->i", wide, wide),
+               "sum_abs": np.abs(wide).sum(axis=1)}
+    wide -= moments["mean"][:, None]
+    if bad is not None:
+        wide[bad] = 0.0
+    moments["m2"] = np.einsum("ij,ij->i", wide, wide)
+    columns = {name: column.tolist() for name, column in (moments | counts).items()}
     for i, (digest, at) in enumerate(owners):
-        _merge(digest, int(finite[i]), {name: float(column[i]) for name, column in moments.items()},
-               float(absmax[i]), at + int(first[i]))
-        for name, column in sums.items():
-            setattr(digest, name, getattr(digest, name) + int(column[i]))
-        digest.exponents = exponents[i] if at == 0 else digest.exponents + exponents[i]
+        part = {name: column[i] for name, column in columns.items()}
+        part["absmax"], part["absmax_at"] = float(absmax[i]), at + int(first[i])
+        if finite[i] == digest.n:  # it is all of the tensor
+            digest.__dict__.update(part, finite=digest.n, exponents=exponents[i])
+        else:
+            _merge(digest, int(finite[i]), part)
+            digest.exponents = digest.exponents + exponents[i]
 
 
-def _merge(digest: Digest, finite: int, part: dict[str, float], absmax: float, at: int) -> None:
-    """Takes `finite` more elements in, of which these are the moments."""
+def _exponents_of(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Of each row, how many elements have each biased exponent."""
+    parts = len(values)
+    bins = (values.view(np.uint32) >> 23) & (BINS - 1)
+    numbered = bins + np.arange(0, parts * BINS, BINS)[:, None]
+    return np.bincount(numbered.reshape(-1), minlength=parts * BINS).reshape(parts, BINS)
+
+
+def _zeros_of(values: NDArray[np.float32], exponents: NDArray[np.int64], dtype: str
+              ) -> dict[str, NDArray[np.int64]]:
+    """Of each row, how many elements are 0, and how many less than normal ones of the dtype."""
+    none: NDArray[np.int64] = exponents[:, 0]  # zeros, and what fp32 has below its normal numbers
+    if not none.any():
+        zeros = none
+    else:
+        zeros = (values == 0).sum(axis=1)
+    least = max(1, math.frexp(TINY[dtype])[1] + 126)  # the bin of the least normal number
+    return {"zeros": zeros, "subnormal": none - zeros + exponents[:, 1:least].sum(axis=1)}
+
+
+def _merge(digest: Digest, finite: int, part: dict[str, Any]) -> None:
+    """Takes `finite` more numbers in, and what is none, of which these are the statistics."""
+    for name in COUNTS[:-1]:
+        setattr(digest, name, getattr(digest, name) + part.get(name, 0))
     if finite == 0:
         return
     before = digest.finite
@@ -193,6 +212,6 @@ def _merge(digest: Digest, finite: int, part: dict[str, float], absmax: float, a
     digest.sum_squares += part["sum_squares"]
     digest.min = min(digest.min, part["min"]) if before else part["min"]
     digest.max = max(digest.max, part["max"]) if before else part["max"]
-    if absmax > digest.absmax or digest.absmax_at < 0:
-        digest.absmax, digest.absmax_at = absmax, at
+    if part["absmax"] > digest.absmax or digest.absmax_at < 0:
+        digest.absmax, digest.absmax_at = part["absmax"], part["absmax_at"]
     digest.finite = both

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ STORAGE: dict[str, np.dtype] = {
 TINY: dict[str, float] = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14, "int32": 0.0}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Elements:
     """A tensor in host memory: contiguous bits of one of the dtypes of STORAGE."""
 
@@ -75,6 +76,29 @@ def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
     if integers is not None:
         return tensor.view(integers).numpy(), name
     return tensor.numpy().astype(STORAGE[name], copy=False), name
+
+
+SMALL = 1 << 16  # elements: what is copied sooner than converted
+
+
+def views_of_torch(tensors: Sequence[Any]) -> list[tuple[NDArray[Any], str]]:
+    """view_of_torch of each of these, which are contiguous; small ones are converted as one."""
+    import torch
+    alike: dict[Any, list[int]] = {}
+    found: list[Any] = [None] * len(tensors)
+    for i, tensor in enumerate(tensors):
+        if tensor.numel() < SMALL:
+            alike.setdefault((tensor.dtype, tensor.device), []).append(i)
+        else:
+            found[i] = view_of_torch(tensor)
+    for members in alike.values():
+        flat, name = view_of_torch(torch.cat([tensors[i].view(-1) for i in members]))
+        begin = 0
+        for i in members:
+            end = begin + tensors[i].numel()
+            found[i] = flat[begin:end].reshape(tensors[i].shape), name
+            begin = end
+    return found
 
 
 def from_torch(tensor: Any) -> Elements:

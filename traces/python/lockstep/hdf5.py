@@ -9,7 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5s, h5t
+from h5py import h5d, h5s, h5t
 from numpy.typing import NDArray
 
 from lockstep.digest import xxh3
@@ -65,9 +65,17 @@ class Columns:
         for name, value in values.items():
             self._values[name].append(value)
 
-    def fill(self, name: str, values: list[Any]) -> None:
+    def fill(self, name: str, values: Sequence[Any]) -> None:
         """All entries of a column at once."""
-        self._values[name] = values
+        self._values[name] = list(values)
+
+    def add_many(self, edges: str, lengths: Sequence[int] | NDArray[Any],
+                 values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+        """Entries of parts of these lengths, whose edges are so named, one after the other."""
+        ends = self._edges[edges]
+        ends += (ends[-1] + np.cumsum(lengths, dtype=np.int64)).tolist()
+        for name, parts in values.items():
+            self._parts.setdefault(name, []).append(parts)
 
     def add_parts(self, edges: str, values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
         """Entries of one part, as many of each column, whose edges are so named."""
@@ -87,9 +95,20 @@ class Columns:
             values = _joined(self._parts[name], kind) if name in self._parts else np.array(
                 self._values[name], dtype=object if kind is TEXT else kind)
             owner = below if name in parts else group
-            owner.create_dataset(name, data=values, dtype=kind)
+            if kind is TEXT:
+                owner.create_dataset(name, data=values, dtype=kind)
+            else:
+                _write_numbers(owner, name, values)
         for name, ends in self._edges.items():
-            below.create_dataset(name, data=np.array(ends, np.int64))
+            _write_numbers(below, name, np.array(ends, np.int64))
+
+
+def _write_numbers(group: h5py.Group, name: str, values: NDArray[Any]) -> None:
+    """create_dataset without its many options, which take longer than a column."""
+    kind, space = h5t.py_create(values.dtype), h5s.create_simple(values.shape)
+    data = h5d.create(group.id, name.encode(), kind, space)
+    if values.size:
+        data.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(values), mtype=kind)
 
 
 def _joined(parts: Sequence[Sequence[Any] | NDArray[Any]], kind: Any) -> NDArray[Any]:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep import experts
 from lockstep.caches import CacheHashes, joined
 from lockstep.contracts import rounding
-from lockstep.elements import Elements, from_torch, view_of_torch
+from lockstep.elements import Elements, views_of_torch
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
@@ -26,6 +26,7 @@ from lockstep.sessions import Call, Sessions
 from lockstep.writer import Writer, check_point
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+QUEUE_BYTES = 16 << 20  # of copies that are kept before the pass ends
 
 def rounding_of(model: nn.Module) -> dict[str, str]:
     """Where each point of the model rounds inside, as transformers computes it."""
@@ -69,6 +70,23 @@ class Generation:
     ends: frozenset[int]   # tokens after which a sequence is computed on as padding alone
 
 
+class Seen(NamedTuple):
+    """A copy of a tensor of the pass, until there are enough of them to be converted together."""
+
+    layer: int
+    point: str
+    tensor: Tensor                 # of a cache: K
+    rows: Sequence[int] | None     # the shape of a row; None: its rows are those that are recorded
+    values: Tensor | None = None   # of a cache: V
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """In memory of its own, contiguous: the model may put something else into the tensor's."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 class Capture:
     """A trace in the making; `writer` has the passes that were computed so far."""
 
@@ -98,12 +116,15 @@ class Capture:
         self._logit_rows: list[int] = []        # of the pass
         self._likeliest = np.zeros(0, np.int32)  # token of each of these
         self._layer = -1                        # whose attention is computed
-        self._written: dict[str, Elements] = {}  # what that layer is to put into the cache
+        self._queue: list[Seen] = []            # what was seen and is not shown to the writer yet
+        self._queued = 0                        # bytes of it
+        self._written: dict[str, Elements] = {}  # what a layer is to put into the cache
 
     # Passes.
 
     def begin_pass(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the model computes: which rows these are."""
+        self._show_queue()  # of the pass before, whose session goes on now
         bound = self._signature.bind_partial(*args, **kwargs).arguments
         ids = bound.get("input_ids")
         if ids is None:
@@ -126,6 +147,7 @@ class Capture:
 
     def end_pass(self, tokens: NDArray[np.int64] | None = None) -> None:
         """When what was chosen is known: tokens [batch, column] of the same batch."""
+        self._show_queue()
         call, self._call = self._call, None
         if call is None or not self._logit_rows:
             return
@@ -180,17 +202,34 @@ class Capture:
         return (not self.points or point in self.points) and \
             (not self.layers or layer < 0 or layer in self.layers)
 
-    def show(self, layer: int, point: str, tensor: Tensor, *shape: int) -> Elements | None:
+    def show(self, layer: int, point: str, tensor: Tensor, *shape: int) -> None:
         """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
-        if self._call is None:
-            return None
-        bits, name = view_of_torch(tensor)
-        whole = bits.reshape(self._keep.size, *(shape or bits.shape[2:]))
-        # A copy: the model may put something else into its memory.
-        elements = Elements(whole.copy() if self._all else whole[self._keep], name)
-        if self._everything or self._wants(layer, point):
-            self.writer.show_elements(point, layer, elements)
-        return elements
+        if self._call is not None:
+            self._keep_for_later(Seen(layer, point, _copy_of(tensor), shape or tensor.shape[2:]))
+
+    def _keep_for_later(self, seen: Seen) -> None:
+        self._queue.append(seen)
+        self._queued += seen.tensor.nbytes
+        if self._queued >= QUEUE_BYTES:
+            self._show_queue()
+
+    def _show_queue(self) -> None:
+        """What the pass has so far, in its order. Many small tensors are converted as one."""
+        queue, self._queue, self._queued = self._queue, [], 0
+        batch, show = self._keep.size, self.writer.show_elements
+        views = views_of_torch([seen.tensor for seen in queue])
+        for (layer, point, k, rows, v), (bits, name) in zip(queue, views):
+            if v is not None:
+                self._show_cache(layer, k, v)
+                continue
+            if rows is not None:
+                bits = bits.reshape(batch, *rows)
+                bits = bits if self._all else bits[self._keep]
+            elements = Elements(bits, name)
+            if point in ("attn.k_rope", "attn.v"):
+                self._written[point] = elements
+            if self._everything or self._wants(layer, point):
+                show(point, layer, elements)
 
     def _rope(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
@@ -198,37 +237,32 @@ class Capture:
             made = inner(q, k, *args, **kwargs)
             if self._layer >= 0:
                 self.show(self._layer, "attn.q_rope", made[0].transpose(1, 2))
-                self._keep_written("attn.k_rope", made[1].transpose(1, 2))
+                self.show(self._layer, "attn.k_rope", made[1].transpose(1, 2))
             return made
         return look
-
-    def _keep_written(self, point: str, tensor: Tensor, *shape: int) -> None:
-        elements = self.show(self._layer, point, tensor, *shape)
-        if elements is not None:
-            self._written[point] = elements
 
     def _attention(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def look(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any,
                  **kwargs: Any) -> Any:
-            mine = self._layer >= 0 and self._call is not None
-            if mine and self._wants(self._layer, "attn.kv"):
-                self._show_cache(k, v)
+            call, layer = self._call, self._layer
+            if call is not None and layer >= 0 and self._wants(layer, "attn.kv"):
+                end = call.session.columns    # a static cache has room for more
+                self._keep_for_later(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), None,
+                                          _copy_of(v[:, :, :end])))
             made = inner(module, q, k, v, *args, **kwargs)
-            if mine:
-                self.show(self._layer, "attn.out", made[0], self.heads, self.dim)
+            if layer >= 0:
+                self.show(layer, "attn.out", made[0], self.heads, self.dim)
             return made
         return look
 
-    def _show_cache(self, k: Tensor, v: Tensor) -> None:
+    def _show_cache(self, layer: int, k: Tensor, v: Tensor) -> None:
         """K and V as attention reads them: [batch, kv head, column, dim]."""
-        call, layer = self._call, self._layer
+        call = self._call
         assert call is not None
         self._caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
                            self._written["attn.v"])
-        end = call.session.columns
-        k, v = k[:, :, :end], v[:, :, :end]    # a static cache has room for more
-        begin = end - k.shape[2]               # a sliding one has let go of the first
+        begin = call.session.columns - k.shape[2]  # a sliding one has let go of the first
         hashes = self._caches.read(call.session, layer, k, v)
         for b in dict.fromkeys(call.batch):
             kept, request = call.session.keep[b, begin:], call.session.requests[b]
@@ -256,7 +290,7 @@ class Capture:
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
         if self._wants(-1, "logits"):
-            self.writer.show_elements("logits", -1, from_torch(rows))
+            self._keep_for_later(Seen(-1, "logits", rows, None))
 
     # Hooks.
 
@@ -299,8 +333,7 @@ class Capture:
         yield self._after(layer.input_layernorm, i, "attn.norm")
         yield self._after(attn.q_proj, i, "attn.q", self.heads, self.dim)
         yield self._after(attn.k_proj, i, "attn.k", self.kv_heads, self.dim)
-        yield attn.v_proj.register_forward_hook(lambda _module, _args, made: self._keep_written(
-            "attn.v", made, self.kv_heads, self.dim))
+        yield self._after(attn.v_proj, i, "attn.v", self.kv_heads, self.dim)
         if hasattr(attn, "q_norm"):
             yield self._after(attn.q_norm, i, "attn.q_norm")
             yield self._after(attn.k_norm, i, "attn.k_norm")

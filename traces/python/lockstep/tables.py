@@ -3,23 +3,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import hdf5
-from lockstep.digest import COUNTS, NUMBERS, Digest, xxh3
+from lockstep.digest import BINS, COUNTS, NUMBERS, STATISTICS, Digest, xxh3
 from lockstep.elements import Elements
 from lockstep.errors import LockstepError
 from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
-from lockstep.points import AXES, ORDER
+from lockstep.points import AXES, LOGIT_POINTS, ORDER
 from lockstep.rows import PassRows, Request, Row, Run, requests_of
 from lockstep.tensor_file import TensorFile
 
@@ -30,7 +31,7 @@ INDEX_PARTS = ("shape", "exponent", "exponent_count", "run_request", "run_first"
                "row_xxh3")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Entry:
     """A tensor of the index. A cache has hashes, a shape and a dtype even without its tensor."""
 
@@ -61,6 +62,18 @@ class Entry:
         return f"{path}.request{self.runs[0][0]:06d}" if self.point == "attn.kv" else path
 
 
+class Cell(NamedTuple):
+    """What is kept of a tensor until the end: of the columns with one entry a tensor."""
+
+    number: int  # of its pass
+    layer: int
+    point: str
+    path: str
+    dtype: str
+    n: int
+    statistics: tuple[float, ...]  # in the order of STATISTICS
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """What a trace says of its run when it ends."""
@@ -84,30 +97,27 @@ class Output:
             self._file = TensorFile(path)
         self._index = Columns(_index_types(), [f"{name}_edges" for name in
                                                 ("shape", "exponent", "run", "row_xxh3")])
-        self._cells: list[tuple[int, int, int, Digest]] = []
-        self._paths: list[tuple[str, str, str]] = []  # by seq: path, dtype, point
-        self._tensors: list[int] = []  # by pass
-        self._top: list[dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = []
-        self._chosen: list[dict[Row, int]] = []
+        self._cells: list[Cell] = []  # by seq
+        self._top: dict[int, dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = {}  # by pass
+        self._chosen: dict[int, dict[Row, int]] = {}
 
-    def add(self, entry: Entry, digest: Digest, rows: PassRows) -> None:
-        """Writes a tensor and its row of the index. Passes come in order."""
-        while len(self._tensors) <= entry.number:
-            self._tensors.append(0)
-            self._top.append({})
-            self._chosen.append({})
-        self._tensors[entry.number] += 1
-        if entry.tensor is not None:
-            with self._trouble("written"):
-                self._file.add(entry.path, entry.tensor, len(self._paths))
-            if entry.point == "logits":
-                self._top[entry.number] = dict(zip(rows.with_logits(), _best_of(entry.tensor)))
-            if entry.point == "token":
-                self._chosen[entry.number] = dict(zip(rows.with_logits(),
-                                                      entry.tensor.bits.tolist()))
-        _add_index_parts(self._index, entry, digest)
-        self._paths.append((entry.path, entry.dtype, entry.point))
-        self._cells.append((entry.number, entry.layer + 1, ORDER[entry.point], digest))
+    def add(self, entries: Sequence[Entry], digests: Sequence[Digest],
+            passes: Sequence[PassRows]) -> None:
+        """Writes tensors, and their rows of the index. Passes come in order."""
+        paths = [entry.path for entry in entries]
+        with self._trouble("written"):
+            self._file.add((path, entry.tensor, seq) for seq, (path, entry)
+                           in enumerate(zip(paths, entries), len(self._cells)) if entry.tensor)
+        for entry, path, digest in zip(entries, paths, digests):
+            if entry.tensor is not None and entry.point in LOGIT_POINTS:
+                rows = passes[entry.number].with_logits()
+                if entry.point == "logits":
+                    self._top[entry.number] = dict(zip(rows, _best_of(entry.tensor)))
+                else:
+                    self._chosen[entry.number] = dict(zip(rows, entry.tensor.bits.tolist()))
+            self._cells.append(Cell(entry.number, entry.layer, entry.point, path, entry.dtype,
+                                    digest.n, digest.numbers()))
+        _add_index_parts(self._index, entries, digests)
 
     def finish(self, facts: Facts) -> None:
         """Writes all that is no tensor, `complete` last, and seals the file."""
@@ -133,22 +143,22 @@ class Output:
                                 "for the trace") from error
 
     def _write_tables(self, file: h5py.File, facts: Facts) -> None:
-        passes = facts.passes
-        for rest in (self._top, self._chosen):
-            rest += [{} for _ in range(len(passes) - len(rest))]
-        self._tensors += [0] * (len(passes) - len(self._tensors))
+        passes, cells = facts.passes, self._cells
+        top = [self._top.get(number, {}) for number in range(len(passes))]
+        chosen = [self._chosen.get(number, {}) for number in range(len(passes))]
         requests = facts.requests
         if requests is None:
-            argmax = [{row: int(ids[0]) for row, (ids, _) in top.items()} for top in self._top]
-            requests = requests_of(passes, argmax, self._chosen, facts.sampled)
+            argmax = [{row: int(ids[0]) for row, (ids, _) in best.items()} for best in top]
+            requests = requests_of(passes, argmax, chosen, facts.sampled)
+        statistics = dict(zip(STATISTICS, zip(*(cell.statistics for cell in cells))))
         _write_root(file, facts)
         _write_graph(file.create_group("graph"), facts.graph)
         _write_requests(file.create_group("requests"), requests)
-        _write_passes(file.create_group("passes"), passes, self._tensors)
-        _fill_index(self._index, self._cells, self._paths)
+        _write_passes(file.create_group("passes"), passes, cells)
+        _fill_index(self._index, cells, statistics)
         _write_index(file.create_group("index"), self._index)
-        _write_logits(file.create_group("logits"), passes, self._top, self._chosen)
-        _write_summary(file.create_group("summary"), self._cells, len(passes), facts.graph)
+        _write_logits(file.create_group("logits"), passes, top, chosen)
+        _write_summary(file.create_group("summary"), cells, statistics, len(passes), facts.graph)
 
 
 def _axes_of(name: str) -> str:
@@ -164,40 +174,44 @@ def _index_types() -> dict[str, Any]:
             "row_xxh3": "u8"}
 
 
-def _fill_index(index: Columns, cells: Sequence[tuple[int, int, int, Digest]],
-                paths: Sequence[tuple[str, str, str]]) -> None:
+def _fill_index(index: Columns, cells: Sequence[Cell], statistics: Mapping[str, Sequence[Any]]
+                ) -> None:
     """The columns with one entry a tensor."""
-    for name in ("xxh3", "n", *COUNTS, *NUMBERS):
-        index.fill(name, [getattr(digest, name) for *_, digest in cells])
-    index.fill("seq", list(range(len(cells))))
-    index.fill("pass", [number for number, *_ in cells])
-    index.fill("layer", [layer - 1 for _, layer, *_ in cells])
-    for i, name in enumerate(("path", "dtype", "point")):
-        index.fill(name, [texts[i] for texts in paths])
-    index.fill("axes", [AXES[point] for *_, point in paths])
+    for name in STATISTICS:
+        index.fill(name, statistics.get(name, ()))
+    index.fill("seq", range(len(cells)))
+    for name, values in zip(("pass", "layer", "point", "path", "dtype", "n"), zip(*cells)):
+        index.fill(name, values)
+    index.fill("axes", [AXES[cell.point] for cell in cells])
 
 
-def _add_index_parts(index: Columns, entry: Entry, digest: Digest) -> None:
-    index.add_parts("shape_edges", {"shape": entry.shape})
-    bins = np.flatnonzero(digest.exponents)
-    index.add_parts("exponent_edges", {"exponent": bins,
-                                       "exponent_count": digest.exponents[bins]})
-    requests, firsts, counts = zip(*entry.runs)
-    index.add_parts("run_edges", {"run_request": requests, "run_first": firsts,
-                                  "run_count": counts})
-    index.add_parts("row_xxh3_edges", {"row_xxh3": entry.hashes})
+def _add_index_parts(index: Columns, entries: Sequence[Entry], digests: Sequence[Digest]) -> None:
+    shapes = [entry.shape for entry in entries]
+    index.add_many("shape_edges", list(map(len, shapes)),
+                   {"shape": list(itertools.chain.from_iterable(shapes))})
+    exponents = np.array([digest.exponents for digest in digests]).reshape(-1, BINS)
+    rows, bins = np.nonzero(exponents)
+    index.add_many("exponent_edges", np.bincount(rows, minlength=len(entries)),
+                   {"exponent": bins, "exponent_count": exponents[rows, bins]})
+    runs = np.array([run for entry in entries for run in entry.runs], np.int64).reshape(-1, 3)
+    index.add_many("run_edges", [len(entry.runs) for entry in entries],
+                   dict(zip(("run_request", "run_first", "run_count"), runs.T)))
+    index.add_many("row_xxh3_edges", [len(entry.hashes) for entry in entries],
+                   {"row_xxh3": np.concatenate([entry.hashes for entry in entries])})
 
 
 def _best_of(logits: Elements) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Ids and values of the largest of each row; equal ones by id, NaN last."""
-    found = []
-    for row in logits.values():
-        kept = min(KEPT_LOGITS, len(row))
-        ranked = np.where(np.isnan(row), -np.inf, row)
-        least = np.partition(ranked, len(row) - kept)[len(row) - kept]
+    found, rows = [], logits.values()
+    kept = min(KEPT_LOGITS, rows.shape[1])
+    nan = np.isnan(rows) if np.isnan(rows.sum()) else None
+    ranks = rows if nan is None else np.where(nan, -np.inf, rows)
+    for i, ranked in enumerate(ranks):
+        least = np.partition(ranked, len(ranked) - kept)[len(ranked) - kept]
         some = np.flatnonzero(ranked >= least)
-        order = np.lexsort((some, np.isnan(row[some]), -ranked[some]))[:kept]
-        found.append((some[order].astype(np.int32), row[some[order]].astype(np.float64)))
+        last = np.zeros(len(some), bool) if nan is None else nan[i][some]
+        best = some[np.lexsort((some, last, -ranked[some]))[:kept]]
+        found.append((best.astype(np.int32), rows[i][best].astype(np.float64)))
     return found
 
 
@@ -232,7 +246,7 @@ def _write_requests(group: h5py.Group, requests: Sequence[Request]) -> None:
     columns.write(group)
 
 
-def _write_passes(group: h5py.Group, passes: Sequence[PassRows], tensors: Sequence[int]) -> None:
+def _write_passes(group: h5py.Group, passes: Sequence[PassRows], cells: Sequence[Cell]) -> None:
     """The rows of each pass. Of pages nothing is known."""
     columns = Columns({"number": "i4", "pass": "i4", "request": "i4", "position": "i4",
                        "slot": "i8", "phase": "u1", "token": "i4", "logit_rows": "i4",
@@ -249,6 +263,8 @@ def _write_passes(group: h5py.Group, passes: Sequence[PassRows], tensors: Sequen
         columns.add_parts("logit_row_edges", {"logit_rows": run.logit_rows})
         columns.add_parts("table_edges", {"table_pass": (), "table_request": ()})
     columns.write(group)
+    tensors = np.bincount(np.array([cell.number for cell in cells], np.int64),
+                          minlength=len(passes))
     group.create_dataset("tensor_edges", data=np.cumsum([0, *tensors], dtype="i8"))
     group.create_dataset("pages", data=np.zeros(0, "i4"))
     group.create_dataset("page_edges", data=np.zeros(1, "i8"))
@@ -303,8 +319,9 @@ def _write_logits(group: h5py.Group, passes: Sequence[PassRows],
     group.create_dataset("edges", data=np.array(ends, "i8"))
 
 
-def _write_summary(group: h5py.Group, cells: Sequence[tuple[int, int, int, Digest]], passes: int,
-                   graph: Sequence[Node]) -> None:
+def _write_summary(group: h5py.Group, cells: Sequence[Cell],
+                   statistics: Mapping[str, Sequence[Any]], passes: int, graph: Sequence[Node]
+                   ) -> None:
     """A picture of the run: by pass, layer and point."""
     group.attrs.update({"NX_class": "NXdata", "signal": "rms"})
     group.attrs.create("axes", ["pass", "layer", "point"], dtype=TEXT)
@@ -315,12 +332,15 @@ def _write_summary(group: h5py.Group, cells: Sequence[tuple[int, int, int, Diges
         kind = TEXT if name == "point" else values.dtype
         group.create_dataset(name, data=values, dtype=kind).make_scale(name)
     shape = tuple(len(values) for values in scales.values())
+    known = {name: np.array(statistics.get(name, ()), np.float64)
+             for name in ("rms", "absmax", "mean", "nan", "posinf", "neginf")}
+    seen = known["nan"] >= 0
+    known["nonfinite"] = known["nan"] + known["posinf"] + known["neginf"]
+    places = np.array([(cell.number, cell.layer + 1, ORDER[cell.point]) for cell in cells],
+                      np.int64).reshape(-1, 3)[seen]
     for signal in ("rms", "absmax", "mean", "nonfinite"):
         cube = np.full(shape, np.nan)
-        for number, layer, point, digest in cells:
-            if digest.nan >= 0:
-                cube[number, layer, point] = (digest.nan + digest.posinf + digest.neginf
-                                              if signal == "nonfinite" else getattr(digest, signal))
+        cube[tuple(places.T)] = known[signal][seen]
         data = group.create_dataset(signal, data=cube)
         for axis, name in enumerate(scales):
             data.dims[axis].attach_scale(group[name])

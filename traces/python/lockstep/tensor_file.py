@@ -7,12 +7,12 @@ with the file from there. Names are those of the HDF5 File Format Specification,
 """
 from __future__ import annotations
 
-import dataclasses
-import io
+import concurrent.futures
 import math
 import pathlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO, NamedTuple
 
 from h5py import h5t
 
@@ -170,8 +170,7 @@ class _Metadata:
         return nodes
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """A tensor that lies in the file."""
 
     name: str
@@ -187,24 +186,40 @@ class TensorFile:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._file: io.BufferedWriter = open(path, "wb", buffering=1 << 20)
+        self._file: BinaryIO = open(path, "wb", buffering=1 << 18)
         self._file.write(bytes(BASE + SUPERBLOCK_BYTES))
         self._at = SUPERBLOCK_BYTES
         self._groups: dict[str, dict[str, list[_Kept]]] = {}  # below /tensors, and below that
+        self._writer = concurrent.futures.ThreadPoolExecutor(1)
+        self._writing: concurrent.futures.Future[None] | None = None  # what was added last
 
-    def add(self, path: str, tensor: Elements, seq: int) -> None:
-        """path: /tensors/GROUP/GROUP/NAME, used once; seq: its number in the index."""
-        _, _, outer, inner, name = path.split("/")
-        self._groups.setdefault(outer, {}).setdefault(inner, []).append(
-            _Kept(name, tensor.dtype, tensor.bits.shape, self._at, seq))
-        pad = -tensor.nbytes % 8
-        self._file.write(tensor.bits.data)
-        if pad:
-            self._file.write(bytes(pad))
-        self._at += tensor.nbytes + pad
+    def add(self, tensors: Iterable[tuple[str, Elements, int]]) -> None:
+        """Path /tensors/GROUP/GROUP/NAME, used once, elements, and number in the index, of each.
+        They are written while the next are made ready: nobody may change them any more."""
+        at, raw = self._at, []
+        for path, tensor, seq in tensors:
+            _, _, outer, inner, name = path.split("/")
+            bits = tensor.bits
+            self._groups.setdefault(outer, {}).setdefault(inner, []).append(
+                _Kept(name, tensor.dtype, bits.shape, at, seq))
+            raw.append(bits.data)
+            at += bits.nbytes
+            if at % 8:
+                raw.append(memoryview(bytes(-at % 8)))
+                at += -at % 8
+        self._at = at
+        self._wait()
+        self._writing = self._writer.submit(self._file.writelines, raw)
+
+    def _wait(self) -> None:
+        """Until all that was added is written. Raises what the disk said."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def finish(self, axes_of: Callable[[str], str]) -> int:
         """Closes the file. Where that begins which is no tensor. axes_of: the axes, by name."""
+        self._wait()
         rest = _Metadata(self._at)
         members = [kept for outer in self._groups.values() for inner in outer.values()
                    for kept in inner]
@@ -220,11 +235,12 @@ class TensorFile:
         self._file.write(b"".join(rest.blocks))
         self._file.seek(BASE)
         self._file.write(_superblock(rest.end, root))
-        self._file.close()
+        self.close()
         return BASE + self._at
 
     def close(self) -> None:
         """Closes the file as it is."""
+        self._writer.shutdown()
         self._file.close()
 
 

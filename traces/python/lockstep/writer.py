@@ -225,14 +225,18 @@ class Writer:
         """Puts what was shown into the file, with digests."""
         entries, self._pending, self._pending_bytes = self._pending, [], 0
         known = [entry.tensor for entry in entries if entry.tensor and entry.point != "attn.kv"]
-        digests = iter(digests_of(known))
+        made = iter(digests_of(known))
+        digests = []
         for entry in entries:
             if entry.point == "attn.kv" or entry.tensor is None:
-                digest = digest_of_rows(entry.hashes, math.prod(entry.shape))
+                digests.append(digest_of_rows(entry.hashes, math.prod(entry.shape)))
             else:
-                digest = next(digests)
-                entry.hashes = np.array(row_hashes(entry.tensor.bits), np.uint64)
-            self._file.add(entry, digest, self._passes[entry.number])
+                digest = next(made)
+                digests.append(digest)
+                entry.hashes = np.array([digest.xxh3] if entry.shape[0] == 1 else
+                                        row_hashes(entry.tensor.bits), np.uint64)
+        if entries:
+            self._file.add(entries, digests, self._passes)
 
 
 def check_point(point: str) -> None:
