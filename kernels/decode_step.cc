@@ -43,6 +43,15 @@ void check_layer(const DecodeLayer& l, const DecodeStep& s) {
 
 }  // namespace
 
+// Words of 4 bytes for what blocks hand to each other, of 8 for the shares of a context, and some
+// for what the launches leave to each other.
+int64_t decode_step_workspace(const DecodeStep& s) {
+  constexpr int64_t kOther = 1024, kMostShares = 64;
+  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, rows = s.tokens.count();
+  const int64_t words = 2 * (q + kv) + 2 * s.embed.shape[1] + s.intermediate;
+  return kOther + rows * (words * 4 + s.heads * kMostShares * (s.head_dim + 2) * 8);
+}
+
 void check_decode_step(const DecodeStep& s) {
   const int64_t rows = s.tokens.count();
   check(rows == 1 || rows == 2 || rows == 4 || rows == 8,

@@ -18,16 +18,19 @@ template <int kDim, int kGroup>
 class Attention {
  public:
   __device__ Attention(Block& block, int layer)
-      : b(block), a(block.a), layer_(layer), w(block.a.layer[layer]) {}
+      : b(block), a(block.a), layer_(layer), w(block.layers[layer]) {}
 
   __device__ void share(const Share& s) {
+#pragma unroll 1
     for (int i = b.warp; i < kGroup + 2; i += kWarps)
       if (i < kGroup || s.has_last()) head(s, i);
     sync_computing();
     b.mark(layer_, 1, 1);
     start();
+#pragma unroll 1
     for (int tile = 0; tile < s.tiles; tile += Copy::kTiles) {
       b.ring.await_full(1, b.watch);
+#pragma unroll 1
       for (int i = 0; i < Copy::kTiles && tile + i < s.tiles; ++i)
         if ((tile + i) % kWarps == b.warp)
           add(s, tile + i, b.ring.slot(0) + 2 * i * Copy::kTileBytes);
@@ -225,10 +228,13 @@ class Attention {
   }
   __device__ void publish(const Share& s) const {
     const int warps = min(kWarps, s.tiles);
+#pragma unroll 1
     for (int i = b.thread; i < kGroup * kDim; i += kThreads) {
       const int h = i / kDim, dim = i % kDim, head = s.head * kGroup + h;
       float most = -INFINITY, weight = 0, sum = 0;
+#pragma unroll 1
       for (int k = 0; k < warps; ++k) most = fmaxf(most, warp_scale(k, h)[0]);
+#pragma unroll 1
       for (int k = 0; k < warps; ++k) {
         const float scale = exp_2(warp_scale(k, h)[0] - most);
         weight = __fmaf_rn(scale, warp_scale(k, h)[1], weight);
@@ -297,6 +303,7 @@ __device__ void Attention<kDim, kGroup>::reduce(int row, int head, int part, int
   }
   weight = warp_sum(weight);
   float sum = 0;
+#pragma unroll 1
   for (int first = 0; first < shares; first += kTogether) {
     if (first > 0) {
 #pragma unroll

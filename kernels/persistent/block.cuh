@@ -14,10 +14,11 @@ constexpr int kSums = kTileRows * kMostRows;  // of a tile, of one warp
 
 // Where everything lies in shared memory, in bytes.
 struct Room {
-  int input, weights, sums, heads, fresh, scales, squares, barriers, bytes, pitch;
+  int input, weights, sums, heads, fresh, scales, squares, layers, cuts, barriers, bytes, pitch;
 
-  __host__ __device__ Room(int ring_slots, int rows, int widest, int hidden, int dim, int group) {
-    pitch = 2 * widest + 64;  // rows of the input lie in different banks
+  __host__ __device__ Room(const Step& a, int dim, int group) {
+    const int ring_slots = a.ring_slots, rows = a.rows, hidden = a.hidden;
+    pitch = 2 * a.widest + 64;  // rows of the input lie in different banks
     int at = ring_slots * kSlotBytes;
     const auto take = [&at](int bytes) {
       const int begin = at;
@@ -32,6 +33,8 @@ struct Room {
     fresh = take(2 * dim * 2);
     scales = take(kWarps * kOctet * 2 * 4);
     squares = take(kWarps * 4);
+    layers = take(a.layers * static_cast<int>(sizeof(Layer)));
+    cuts = take(static_cast<int>(sizeof(Cuts)));
     barriers = take(2 * ring_slots * 8);
     bytes = at;
   }
@@ -83,6 +86,8 @@ struct Block {
   const Step& a;
   const Room& room;
   char* shared;
+  const Layer* layers;  // in shared memory: as arguments they would come late
+  const Cuts& cuts;
   Ring ring;
   const Watch& watch;
   Tags tags;
@@ -109,9 +114,9 @@ struct Block {
 
   // Copies the weights of norm number `norm` ahead; each thread a part.
   __device__ void fetch_norm(const bf16* weights, int norm) const {
-    if (weights != nullptr)
-      for (int i = thread * 8; i < a.hidden; i += kThreads * 8)
-        cp_async(norm_weights(norm) + i, weights + i);
+#pragma unroll 1
+    for (int i = thread * 8; weights != nullptr && i < a.hidden; i += kThreads * 8)
+      cp_async(norm_weights(norm) + i, weights + i);
     cp_async_commit_group();
   }
 
@@ -130,6 +135,7 @@ struct Block {
     const Share s = share();
     bf16* to = input(s.row);
     float squares = 0;
+#pragma unroll 1
     for (int begin = s.first; begin < width; begin += kTogether * s.stride) {
       uint4 words[kTogether];
       const int count = min(kTogether, (width - begin + s.stride - 1) / s.stride);
@@ -153,6 +159,7 @@ struct Block {
     const bf16* from = a.embed + int64_t{token_of(s.row)} * a.hidden;
     bf16* to = input(s.row);
     float squares = 0;
+#pragma unroll 1
     for (int i = s.first; i < a.hidden; i += s.stride) {
       const uint2 packed = *reinterpret_cast<const uint2*>(from + i);
       *reinterpret_cast<uint2*>(to + i) = packed;
@@ -187,6 +194,7 @@ struct Block {
     const Share s = share();
     bf16* x = input(s.row);
     const bf16* weights = norm_weights(norms);
+#pragma unroll 1
     for (int i = s.first; i < a.hidden; i += s.stride) {
       const auto w = *reinterpret_cast<const Elements<bf16, 4>*>(weights + i);
       auto e = *reinterpret_cast<const Elements<bf16, 4>*>(x + i);
@@ -240,11 +248,13 @@ struct Block {
 
   // This warp's share of the sums of a tile of any width, whose octets the ring has part by part.
   __device__ void add_tile(float (&sum)[2][4], int octets, int width) {
+#pragma unroll 1
     for (int begin = 0; begin < width; begin += kSlotColumns) {
       const int columns = min(kSlotColumns, width - begin);
       ring.await_full(octets, watch);
       const uint32_t row = lane / 4 * columns * 2;
       const uint32_t low_row = ring.slot(0) + row, high_row = ring.slot(1) + row;
+#pragma unroll 1
       for (int step = warp; step < columns / 64; step += kWarps) {
         Fragment low, high;
         low.read(low_row + step * 128, lane);
@@ -258,24 +268,6 @@ struct Block {
       }
       ring.release(octets);
     }
-  }
-
-  // A tile's sums, put where the block adds them; make_input is called once the weights are there.
-  template <typename MakeInput>
-  __device__ void sum_tile(int octets, int width, MakeInput make_input) {
-    float sum[2][4] = {};
-    if (width <= kSlotColumns) {
-      Held held;
-      hold(held, octets, width);
-      make_input();
-      add_held(sum, held, width);
-    } else {
-      ring.await_full(octets, watch);
-      make_input();
-      add_tile(sum, octets, width);
-    }
-    put_sums(sum);
-    sync_computing();
   }
 
   // The sums of a tile in shared memory, by warp, row of the pass and row of the tile. The warps
@@ -302,43 +294,6 @@ struct Block {
   __device__ int turn(int count) const {
     const int warps = (count + kWarp - 1) / kWarp;
     return (warp + kWarps - tiles * warps % kWarps) % kWarps * kWarp + lane;
-  }
-
-  // Multiplies the octets of a list that are this block's, two at a time, with the input, which
-  // make_input() makes, and calls finish(row of the pass, row of the matrix, sum, early); early is
-  // early_of(row of the pass, row of the matrix), called before the input is there.
-  template <typename MakeInput, typename Early, typename Finish>
-  __device__ void multiply_octets(int dealt, int units, int width, MakeInput make_input,
-                                  Early early_of, Finish finish) {
-    const int stride = static_cast<int>(gridDim.x), begin = first_unit(dealt);
-    for (int unit = begin; unit < units; unit += 2 * stride) {
-      const int octets = unit + stride < units ? 2 : 1;
-      const int index = turn(kTileRows * a.rows), octet = index % kTileRows / kOctet;
-      const bool mine = index < kTileRows * a.rows && octet < octets;
-      const int row = index / kTileRows, at = (unit + octet * stride) * kOctet + index % kOctet;
-      const float early = mine ? early_of(row, at) : 0;
-      sum_tile(octets, width, [&] {
-        if (unit == begin) make_input();
-      });
-      if (mine) finish(row, at, sum_at(index), early);
-      ++tiles;
-    }
-  }
-  // The same for pairs of octets, the first of gate and the second of up.
-  template <typename MakeInput, typename Finish>
-  __device__ void multiply_pairs(int dealt, int units, int width, MakeInput make_input,
-                                 Finish finish) {
-    const int begin = first_unit(dealt);
-    for (int unit = begin; unit < units; unit += static_cast<int>(gridDim.x)) {
-      sum_tile(2, width, [&] {
-        if (unit == begin) make_input();
-      });
-      const int index = turn(kOctet * a.rows), row = index / kOctet;
-      const int at = row * kTileRows + index % kOctet;
-      if (row < a.rows)
-        finish(row, unit * kOctet + index % kOctet, sum_at(at), sum_at(at + kOctet));
-      ++tiles;
-    }
   }
 };
 

@@ -12,196 +12,214 @@ namespace lockstep {
 namespace persistent {
 namespace {
 
-// The numbers of units of the lists of a layer, and of the head.
-struct Units {
-  int q, kv, qkv, shares, o, pairs, down, head;
-  __device__ Units(const Step& a, int dim)
-      : q(a.heads * dim),
-        kv(a.kv_heads * dim),
-        qkv((q + 2 * kv) / kOctet),
-        shares(shares_of_all(a)),
-        o(a.hidden / kOctet),
-        pairs(a.inner / kOctet),
-        down(a.hidden / kOctet),
-        head(a.vocab / kOctet) {}
-};
-
-template <typename Address, typename Copy>
-__device__ void copy_octets(Copy& copy, int dealt, int units, int width, Address address) {
-  const int stride = static_cast<int>(gridDim.x);
-  for (int unit = first_unit(dealt); unit < units; unit += 2 * stride)
-    copy.octets(address(unit), unit + stride < units ? address(unit + stride) : nullptr, width);
-}
-
 template <int kDim>
-__device__ void copy_ahead(const Step& a, const Ring& ring, const Watch& watch) {
-  const Units n(a, kDim);
-  const int stride = static_cast<int>(gridDim.x);
+__device__ void copy_ahead(const Step& a, const Layer* layers, const Cuts& cuts, const Ring& ring,
+                           const Watch& watch) {
+  const int q = a.heads * kDim, kv = a.kv_heads * kDim, stride = static_cast<int>(gridDim.x);
   Copier<kDim> copy(a, ring, watch);
-  const auto rows = [](const bf16* matrix, int width) {
-    return [=](int unit) { return matrix + int64_t{unit} * kOctet * width; };
-  };
-  int dealt = 0;
-  for (int l = 0; l < a.layers; ++l) {
-    const Layer& w = a.layer[l];
-    copy_octets(copy, dealt, n.qkv, a.hidden,
-                [&](int unit) { return qkv_octet(a, w, n.q, n.kv, unit); });
-    dealt += n.qkv;
-    for (int i = first_unit(dealt); i < n.shares; i += stride) copy.share(w, share_at(a, i));
-    dealt += n.shares;
-    copy_octets(copy, dealt, n.o, n.q, rows(w.o, n.q));
-    dealt += n.o;
-    const auto gate = rows(w.gate, a.hidden), up = rows(w.up, a.hidden);
-    for (int i = first_unit(dealt); i < n.pairs; i += stride) copy.octets(gate(i), up(i), a.hidden);
-    dealt += n.pairs;
-    copy_octets(copy, dealt, n.down, a.inner, rows(w.down, a.inner));
-    dealt += n.down;
+  Dealt dealt;
+  int l = 0;
+#pragma unroll 1
+  for (Part part = Part::qkv;; part = next_list(part)) {
+    const List list = list_of(a, layers[l], l < a.layers ? part : Part::head, q, kv);
+    copy.list(list, dealt.first());
+    if (l == a.layers) return;
+    dealt.add(list.units);
+    if (part == Part::qkv) {
+#pragma unroll 1
+      for (int i = dealt.first(); i < cuts.all; i += stride)
+        copy.share(layers[l], cuts.share(a, i));
+      dealt.add(cuts.all);
+    }
+    l += part == Part::down;
   }
-  copy_octets(copy, dealt, n.head, a.hidden, rows(a.lm_head, a.hidden));
 }
 
-// The computing warps, through the lists.
+// The computing warps, through the lists. All lists pass through the same code, which must fit the
+// caches of instructions.
 template <int kDim, int kGroup>
 class Computer {
  public:
   __device__ Computer(const Step& step, Block& block)
-      : a(step), b(block), n(step, kDim), stride_(gridDim.x) {}
+      : a(step), b(block), stride_(gridDim.x), q_(step.heads * kDim), kv_(step.kv_heads * kDim) {}
 
   __device__ void run() {
-    b.fetch_norm(a.layer[0].attn_norm, 0);
-    for (int l = 0; l < a.layers; ++l) {
-      qkv(l);
-      attend(l);
-      project(l);
-      gate_up(l);
-      down(l);
+    b.fetch_norm(b.layers[0].attn_norm, 0);
+#pragma unroll 1
+    for (part_ = Part::qkv;; part_ = next_list(part_)) {
+      if (layer_ == a.layers) part_ = Part::head;
+      multiply(list_of(a, layer(), part_, q_, kv_));
+      if (part_ == Part::head) break;
+      if (part_ == Part::qkv) attend();
+      layer_ += part_ == Part::down;
     }
-    head();
+    end();
   }
 
  private:
+  // That after the last one is none, and is not looked into.
+  __device__ const Layer& layer() const { return b.layers[layer_]; }
+  __device__ bool has_norm() const { return part_ != Part::o && part_ != Part::down; }
+  __device__ void mark(Part part, int mark) const { b.mark(layer_, static_cast<int>(part), mark); }
+
+  // The tokens of a list's units, two octets at a time, once the input is there.
+  __device__ void multiply(const List& list) {
+    const int begin = dealt_.first();
+    mark(part_, 0);
+#pragma unroll 1
+    for (int unit = begin; unit < list.units; unit += list.pairs ? stride_ : 2 * stride_) {
+      const int octets = list.pairs || unit + stride_ < list.units ? 2 : 1;
+      const Sum sum = sum_of(list, unit, octets);
+      const float early = sum.mine ? early_of(sum) : 0;
+      float sums[2][4] = {};
+      const bool held = list.width <= kSlotColumns;
+      Block::Held weights;
+      if (held)
+        b.hold(weights, octets, list.width);
+      else
+        b.ring.await_full(octets, b.watch);
+      if (unit == begin) make_input(list.width);
+      if (held)
+        b.add_held(sums, weights, list.width);
+      else
+        b.add_tile(sums, octets, list.width);
+      b.put_sums(sums);
+      sync_computing();
+      if (sum.mine) finish(sum, early);
+      ++b.tiles;
+    }
+    mark(part_, 2);
+    dealt_.add(list.units);
+    if (has_norm()) b.fetch_norm(next_norm(), ++b.norms);
+  }
+  __device__ const bf16* next_norm() const {
+    if (part_ == Part::qkv) return layer().mlp_norm;
+    if (part_ == Part::head) return nullptr;
+    return layer_ + 1 < a.layers ? b.layers[layer_ + 1].attn_norm : a.final_norm;
+  }
+
+  // A sum of a tile that this thread finishes: of a row of the pass and a row of the list.
+  struct Sum {
+    bool mine;
+    int row, at, place;
+  };
+  __device__ Sum sum_of(const List& list, int unit, int octets) const {
+    const int rows = list.pairs ? kOctet : kTileRows, index = b.turn(rows * a.rows);
+    const int octet = index % rows / kOctet;
+    return {index < rows * a.rows && octet < octets, index / rows,
+            (unit + octet * stride_) * kOctet + index % kOctet,
+            index / rows * kTileRows + index % rows};
+  }
+
+  // A number that a sum is added to, fetched before the sum is there: a bias, or the stream.
+  __device__ float early_of(const Sum& s) const {
+    const Layer& w = layer();
+    if (part_ == Part::qkv) {
+      const int from = s.at < q_ ? 0 : s.at < q_ + kv_ ? q_ : q_ + kv_;
+      const bf16* bias = from == 0 ? w.q_bias : from == q_ ? w.k_bias : w.v_bias;
+      return bias == nullptr ? 0 : widen(load_early(bias + s.at - from));
+    }
+    if (has_norm()) return 0;
+    const bool of_o = part_ == Part::o;
+    const int source = of_o ? layer_ - 1 : layer_;
+    if (source < 0) return widen(a.embed[int64_t{b.token_of(s.row)} * a.hidden + s.at]);
+    const int place = (of_o ? b.places.mlp_residual : b.places.attn_residual) + s.at;
+    return number_in(await_word(b.word(s.row, place), b.tags.of(source), b.watch, source));
+  }
+
+  // The input of the products of a list.
+  __device__ void make_input(int width) {
+    const int source = part_ == Part::qkv || part_ == Part::head ? layer_ - 1 : layer_;
+    const int place = part_ == Part::o         ? b.places.attention
+                      : part_ == Part::gate_up ? b.places.attn_residual
+                      : part_ == Part::down    ? b.places.act
+                                               : b.places.mlp_residual;
+    const float squares =
+        source < 0 ? b.gather_embedding() : b.gather(place, width, b.tags.of(source), source);
+    if (has_norm())
+      b.normalise(squares, dealt_.first() == 0 ? norm_tap() : nullptr);
+    else
+      sync_computing();
+    mark(part_, 1);
+  }
   // Taps of what all blocks compute are one block's.
-  __device__ bf16* own_tap(bf16* tap) const { return first_unit(dealt_) == 0 ? tap : nullptr; }
+  __device__ bf16* norm_tap() const {
+    return part_ == Part::qkv       ? layer().norm_out
+           : part_ == Part::gate_up ? layer().mlp_norm_out
+                                    : a.final_norm_out;
+  }
+
   __device__ static void keep(bf16* tap, int64_t at, bf16 value) {
     if (tap != nullptr) tap[at] = value;
   }
-
-  // The normalised stream as the input of products.
-  __device__ void norm(int source_layer, int at, bf16* tap) {
-    const float squares = source_layer < 0
-                              ? b.gather_embedding()
-                              : b.gather(at, a.hidden, b.tags.of(source_layer), source_layer);
-    b.normalise(squares, own_tap(tap));
+  __device__ void give(int row, int place, bf16 value) const {
+    store_word(b.word(row, place), tagged(value, b.tags.of(layer_)));
   }
-  // After the products of a norm's list.
-  __device__ void end_list(int units, const bf16* next_weights) {
-    dealt_ += units;
-    b.fetch_norm(next_weights, ++b.norms);
+  __device__ void finish(const Sum& s, float early) {
+    const float sum = b.sum_at(s.place);
+    if (part_ == Part::qkv)
+      finish_qkv(s, sum, early);
+    else if (part_ == Part::gate_up)
+      finish_gate_up(s, sum, b.sum_at(s.place + kOctet));
+    else if (part_ == Part::head)
+      finish_head(s, sum);
+    else
+      finish_added(s, sum, early);
+  }
+  __device__ void finish_qkv(const Sum& s, float sum, float bias) const {
+    const Layer& w = layer();
+    const bf16 y = narrow<bf16>(w.q_bias == nullptr ? sum : __fadd_rn(sum, bias));
+    give(s.row, b.places.qkv + s.at, y);
+    const int64_t row = s.row;
+    if (s.at < q_)
+      keep(w.q_out, row * q_ + s.at, y);
+    else if (s.at < q_ + kv_)
+      keep(w.k_out, row * kv_ + s.at - q_, y);
+    else
+      keep(w.v_out, row * kv_ + s.at - q_ - kv_, y);
+  }
+  __device__ void finish_added(const Sum& s, float sum, float before) const {
+    const bool of_o = part_ == Part::o;
+    const bf16 y = narrow<bf16>(sum), x = narrow<bf16>(__fadd_rn(before, widen(y)));
+    give(s.row, (of_o ? b.places.attn_residual : b.places.mlp_residual) + s.at, x);
+    const int64_t at = int64_t{s.row} * a.hidden + s.at;
+    keep(of_o ? layer().o_out : layer().down_out, at, y);
+    keep(of_o ? layer().attn_residual_out : layer().mlp_residual_out, at, x);
+  }
+  __device__ void finish_gate_up(const Sum& s, float gate, float up) const {
+    const bf16 g = narrow<bf16>(gate), u = narrow<bf16>(up);
+    const bf16 y = narrow<bf16>(SiluMul()(widen(g), widen(u)));
+    give(s.row, b.places.act + s.at, y);
+    const int64_t at = int64_t{s.row} * a.inner + s.at;
+    keep(layer().gate_out, at, g);
+    keep(layer().up_out, at, u);
+    keep(layer().act_out, at, y);
+  }
+  __device__ void finish_head(const Sum& s, float sum) {
+    const bf16 y = narrow<bf16>(sum);
+    a.logits[int64_t{s.row} * a.vocab + s.at] = y;
+    const unsigned long long key =
+        static_cast<unsigned long long>(ordered(widen(y))) << 32 | ~static_cast<uint32_t>(s.at);
+    best_ = key > best_ ? key : best_;
+    best_row_ = s.row;
   }
 
-  __device__ void qkv(int l) {
-    const Layer& w = a.layer[l];
-    const auto make = [&] {
-      norm(l - 1, b.places.mlp_residual, w.norm_out);
-      b.mark(l, 0, 1);
-    };
-    b.mark(l, 0, 0);
-    const auto bias_of = [&](int, int i) -> float {
-      const bf16* bias = i < n.q ? w.q_bias : i < n.q + n.kv ? w.k_bias : w.v_bias;
-      const int at = i < n.q ? i : i < n.q + n.kv ? i - n.q : i - n.q - n.kv;
-      return bias == nullptr ? 0 : widen(load_early(bias + at));
-    };
-    const bool biased = w.q_bias != nullptr;
-    b.multiply_octets(dealt_, n.qkv, a.hidden, make, bias_of,
-                      [&](int row, int i, float sum, float bias) {
-                        const bool is_q = i < n.q, is_k = !is_q && i < n.q + n.kv;
-                        const int at = is_q ? i : is_k ? i - n.q : i - n.q - n.kv;
-                        const bf16 y = narrow<bf16>(biased ? __fadd_rn(sum, bias) : sum);
-                        store_word(b.word(row, b.places.qkv + i), tagged(y, b.tags.of(l)));
-                        keep(is_q   ? w.q_out
-                             : is_k ? w.k_out
-                                    : w.v_out,
-                             int64_t{row} * (is_q ? n.q : n.kv) + at, y);
-                      });
-    end_list(n.qkv, w.mlp_norm);
-    b.mark(l, 0, 2);
-  }
-
-  __device__ void attend(int l) {
-    Attention<kDim, kGroup> attention(b, l);
-    b.mark(l, 1, 0);
-    for (int i = first_unit(dealt_); i < n.shares; i += stride_) attention.share(share_at(a, i));
-    b.mark(l, 1, 2);
-    dealt_ += n.shares;
-    b.mark(l, 2, 0);
+  __device__ void attend() {
+    Attention<kDim, kGroup> attention(b, layer_);
+    mark(Part::attention, 0);
+#pragma unroll 1
+    for (int i = dealt_.first(); i < b.cuts.all; i += stride_) attention.share(b.cuts.share(a, i));
+    mark(Part::attention, 2);
+    dealt_.add(b.cuts.all);
+    mark(Part::reduction, 0);
     constexpr int kHeadParts = kDim / kWarp;  // a warp each
+#pragma unroll 1
     for (int i = stride_ - 1 - static_cast<int>(blockIdx.x) + b.warp * stride_;
          i < a.rows * a.heads * kHeadParts; i += kWarps * stride_) {
-      const int head = i / kHeadParts, row = head / a.heads,
-                shares = shares_of(a, context_of(a, row));
+      const int head = i / kHeadParts, row = head / a.heads, shares = b.cuts.shares[row];
       if (shares > 1) attention.reduce(row, head % a.heads, i % kHeadParts, shares);
     }
-    b.mark(l, 2, 2);
-  }
-
-  __device__ float stream(int row, int i, int source_layer, int at) const {
-    if (source_layer < 0) return widen(a.embed[int64_t{b.token_of(row)} * a.hidden + i]);
-    return number_in(
-        await_word(b.word(row, at + i), b.tags.of(source_layer), b.watch, source_layer));
-  }
-
-  // A product whose output is added to the stream.
-  struct Added {
-    int part, units, width, input, before, before_layer, after;
-    bf16 *out, *sum;
-  };
-  __device__ void multiply_and_add(int l, const Added& m) {
-    const auto make = [&] {
-      b.gather(m.input, m.width, b.tags.of(l), l);
-      sync_computing();
-      b.mark(l, m.part, 1);
-    };
-    b.mark(l, m.part, 0);
-    const auto before = [&](int row, int i) { return stream(row, i, m.before_layer, m.before); };
-    b.multiply_octets(dealt_, m.units, m.width, make, before,
-                      [&](int row, int i, float sum, float x) {
-                        const bf16 y = narrow<bf16>(sum), s = narrow<bf16>(__fadd_rn(x, widen(y)));
-                        store_word(b.word(row, m.after + i), tagged(s, b.tags.of(l)));
-                        keep(m.out, int64_t{row} * a.hidden + i, y);
-                        keep(m.sum, int64_t{row} * a.hidden + i, s);
-                      });
-    dealt_ += m.units;
-    b.mark(l, m.part, 2);
-  }
-  __device__ void project(int l) {
-    const Layer& w = a.layer[l];
-    multiply_and_add(l, {3, n.o, n.q, b.places.attention, b.places.mlp_residual, l - 1,
-                         b.places.attn_residual, w.o_out, w.attn_residual_out});
-  }
-  __device__ void down(int l) {
-    const Layer& w = a.layer[l];
-    multiply_and_add(l, {5, n.down, a.inner, b.places.act, b.places.attn_residual, l,
-                         b.places.mlp_residual, w.down_out, w.mlp_residual_out});
-  }
-
-  __device__ void gate_up(int l) {
-    const Layer& w = a.layer[l];
-    const auto make = [&] {
-      norm(l, b.places.attn_residual, w.mlp_norm_out);
-      b.mark(l, 4, 1);
-    };
-    b.mark(l, 4, 0);
-    b.multiply_pairs(dealt_, n.pairs, a.hidden, make, [&](int row, int i, float gate, float up) {
-      const bf16 g = narrow<bf16>(gate), u = narrow<bf16>(up);
-      const bf16 y = narrow<bf16>(SiluMul()(widen(g), widen(u)));
-      store_word(b.word(row, b.places.act + i), tagged(y, b.tags.of(l)));
-      const int64_t at = int64_t{row} * a.inner + i;
-      keep(w.gate_out, at, g);
-      keep(w.up_out, at, u);
-      keep(w.act_out, at, y);
-    });
-    end_list(n.pairs, l + 1 < a.layers ? a.layer[l + 1].attn_norm : a.final_norm);
-    b.mark(l, 4, 2);
+    mark(Part::reduction, 2);
   }
 
   // A number as bits in the order of argmax: a NaN is larger than any number, zeros are alike.
@@ -211,27 +229,11 @@ class Computer {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
   }
 
-  __device__ void head() {
-    const auto make = [&] { norm(a.layers - 1, b.places.mlp_residual, a.final_norm_out); };
-    const auto nothing = [](int, int) { return 0.0f; };
-    unsigned long long best = 0;  // of this thread, whose sums are all of one row
-    int best_row = 0;
-    b.multiply_octets(
-        dealt_, n.head, a.hidden, make, nothing, [&](int row, int i, float sum, float) {
-          const bf16 y = narrow<bf16>(sum);
-          a.logits[int64_t{row} * a.vocab + i] = y;
-          const unsigned long long key =
-              static_cast<unsigned long long>(ordered(widen(y))) << 32 | ~static_cast<uint32_t>(i);
-          best = key > best ? key : best;
-          best_row = row;
-        });
-    if (best != 0) atomicMax(&a.control->best[best_row], best);
-    sync_computing();
-    if (b.thread == 0) end();
-  }
-
   // The last block to end says which tokens are best, and leaves all as the next step needs it.
   __device__ void end() {
+    if (best_ != 0) atomicMax(&a.control->best[best_row_], best_);
+    sync_computing();
+    if (b.thread != 0) return;
     __threadfence();
     if (atomicAdd(&a.control->done, 1u) != gridDim.x - 1) return;
     __threadfence();
@@ -245,30 +247,40 @@ class Computer {
 
   const Step& a;
   Block& b;
-  const Units n;
-  const int stride_;
-  int dealt_ = 0;
+  const int stride_, q_, kv_;
+  Part part_ = Part::qkv;
+  int layer_ = 0;
+  Dealt dealt_;
+  // The best token of those that this thread finished, whose sums are all of one row.
+  unsigned long long best_ = 0;
+  int best_row_ = 0;
 };
 
 template <int kDim, int kGroup>
 __global__ void __launch_bounds__(kBlock, 1) decode_step(const __grid_constant__ Step a) {
   extern __shared__ __align__(1024) char shared[];
-  const Room room(a.ring_slots, a.rows, a.widest, a.hidden, kDim, kGroup);
+  const Room room(a, kDim, kGroup);
   const uint32_t barriers = shared_address(shared + room.barriers);
   if (threadIdx.x < 2 * a.ring_slots)
     barrier_init(barriers + 8 * threadIdx.x, threadIdx.x < a.ring_slots ? 1 : kWarps);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  auto* layers = reinterpret_cast<Layer*>(shared + room.layers);
+  for (int i = static_cast<int>(threadIdx.x); i < a.layers; i += kBlock) layers[i] = a.layer[i];
+  auto* cuts = reinterpret_cast<Cuts*>(shared + room.cuts);
+  if (threadIdx.x == kThreads) cuts->fill(a);
   __syncthreads();
   const Watch watch(a);
   const Ring ring(shared_address(shared), barriers, a.ring_slots);
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   if (warp == kWarps) {
-    copy_ahead<kDim>(a, ring, watch);
+    copy_ahead<kDim>(a, layers, *cuts, ring, watch);
     return;
   }
   Block block{.a = a,
               .room = room,
               .shared = shared,
+              .layers = layers,
+              .cuts = *cuts,
               .ring = ring,
               .watch = watch,
               .tags = {load_word(&a.control->epoch)},
@@ -326,6 +338,11 @@ int64_t exchange_bytes(const DecodeStep& d) {
   return (d.tokens.count() * places.words * 4 + 255) / 256 * 256;
 }
 
+int64_t workspace_bytes(const DecodeStep& d) {
+  return kControlBytes + exchange_bytes(d) +
+         d.tokens.count() * d.heads * kMostShares * (d.head_dim + 2) * 8;
+}
+
 void fill_sizes(Step& a, const DecodeStep& d) {
   const KvCache& cache = d.layers[0].cache;
   a.pool = cache.pages() * cache.page_size();
@@ -380,23 +397,21 @@ template <int kDim, int kGroup>
 void launch(CUstream_st* stream, Step& a) {
   constexpr int kLeastSlots = 4, kMostSlots = 13;
   const StepDevice& device = of_current_device<StepDevice>();
-  const auto bytes = [&](int slots) {
-    return Room(slots, a.rows, a.widest, a.hidden, kDim, kGroup).bytes;
-  };
+  const auto bytes = [&] { return Room(a, kDim, kGroup).bytes; };
   a.ring_slots = kMostSlots;
-  while (a.ring_slots > kLeastSlots && bytes(a.ring_slots) > device.shared) --a.ring_slots;
-  check(bytes(a.ring_slots) <= device.shared,
+  while (a.ring_slots > kLeastSlots && bytes() > device.shared) --a.ring_slots;
+  check(bytes() <= device.shared,
         "decode_step takes {} bytes of shared memory for {} rows of {}, a block has {}: give it "
         "fewer rows, or use --executor ops",
-        bytes(a.ring_slots), a.rows, a.widest, device.shared);
-  grant_shared<decode_step<kDim, kGroup>>(bytes(a.ring_slots));
+        bytes(), a.rows, a.widest, device.shared);
+  grant_shared<decode_step<kDim, kGroup>>(bytes());
   cudaLaunchAttribute together = {};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = device.blocks;
   config.blockDim = kBlock;
-  config.dynamicSmemBytes = bytes(a.ring_slots);
+  config.dynamicSmemBytes = bytes();
   config.stream = stream;
   config.attrs = &together;
   config.numAttrs = 1;
@@ -406,17 +421,15 @@ void launch(CUstream_st* stream, Step& a) {
 }  // namespace
 }  // namespace persistent
 
-int64_t decode_step_workspace(const DecodeStep& d) {
-  return persistent::kControlBytes + persistent::exchange_bytes(d) +
-         d.tokens.count() * d.heads * persistent::kMostShares * (d.head_dim + 2) * 8;
-}
-
 void decode_step_cuda(const OpContext& context, const DecodeStep& step) {
   check_decode_step(step);
   check(compute_capability() >= 90,
         "decode_step wants a CUDA device of capability 9.0 or later, found {}.{}: use --executor "
         "ops",
         compute_capability() / 10, compute_capability() % 10);
+  const int64_t wanted = persistent::workspace_bytes(step);
+  check(step.workspace.bytes() >= wanted, "decode_step wants a workspace of {} bytes, found {}",
+        wanted, step.workspace.bytes());
   persistent::Step a = persistent::arguments_of(step);
   const int64_t group = step.heads / step.kv_heads;
   if (step.head_dim == 128 && group == 2) return persistent::launch<128, 2>(context.stream, a);

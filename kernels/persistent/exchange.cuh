@@ -58,7 +58,12 @@ struct Watch {
 
   // Whether the wait, which has failed `spins` times, is to be given up.
   __device__ bool gives_up(int spins, int layer) const {
-    if (spins % kSpins != 0) return false;
+    return spins % kSpins == 0 && ends(layer);
+  }
+
+ private:
+  // Apart, since it is seldom called and often inlined otherwise.
+  __device__ __noinline__ bool ends(int layer) const {
     if (load_word(&control->aborted) != 0) return true;
     if (nanoseconds() < deadline) return false;
     report(bad, BadIndex::Of::step_wait, static_cast<int64_t>(kPatience / 1'000'000'000), layer,

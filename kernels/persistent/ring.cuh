@@ -112,14 +112,27 @@ class Copier {
     ring_.advance(1);
   }
   __device__ void octets(const bf16* first, const bf16* second, int width) {
-    for (int begin = 0; begin < width; begin += kSlotColumns) {
-      octet_part(first, width, begin);
-      if (second != nullptr) octet_part(second, width, begin);
+    const int parts = (width + kSlotColumns - 1) / kSlotColumns, each = second == nullptr ? 1 : 2;
+#pragma unroll 1
+    for (int i = 0; i < parts * each; ++i)
+      octet_part(i % each == 0 ? first : second, width, i / each * kSlotColumns);
+  }
+
+  // The units of a list that are this block's, two octets at a time.
+  __device__ void list(const List& list, int first) {
+    const int stride = static_cast<int>(gridDim.x);
+#pragma unroll 1
+    for (int unit = first; unit < list.units; unit += list.pairs ? stride : 2 * stride) {
+      const bf16* second = list.pairs                   ? list.other_of_pair(unit)
+                           : unit + stride < list.units ? list.octet(unit + stride)
+                                                        : nullptr;
+      octets(list.octet(unit), second, list.width);
     }
   }
 
   // The pages of a share, without the row of this step, which whoever computes it adds.
   __device__ void share(const Layer& w, const Share& s) {
+#pragma unroll 1
     for (int tile = 0; tile < s.tiles; tile += kTiles) tiles(w, s, tile);
   }
 

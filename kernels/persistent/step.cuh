@@ -77,13 +77,68 @@ struct Exchange {
         words(mlp_residual + hidden) {}
 };
 
-// The unit of a list that a block begins with, where `dealt` units were dealt before; its next ones
-// are as far apart as there are blocks.
-__device__ inline int first_unit(int dealt) {
-  const int blocks = static_cast<int>(gridDim.x), at = dealt % blocks;
-  const int block = static_cast<int>(blockIdx.x);
-  return block >= at ? block - at : block - at + blocks;
+// The parts of a layer, in the order of kDecodeParts, and what comes after all layers.
+enum class Part : int { qkv, attention, reduction, o, gate_up, down, head };
+static_assert(static_cast<int>(Part::head) == kParts);
+
+// A list of units: octets of up to three matrices of one width, after each other, or pairs of one
+// of the first and one of the second.
+struct List {
+  const bf16 *first, *second, *third;
+  int second_at, third_at, units, width;
+  bool pairs;
+
+  __device__ const bf16* octet(int unit) const {
+    const bool is_first = pairs || unit < second_at, is_second = unit < third_at;
+    const int from = is_first ? 0 : is_second ? second_at : third_at;
+    return rows(is_first ? first : is_second ? second : third, unit - from);
+  }
+  __device__ const bf16* other_of_pair(int unit) const { return rows(second, unit); }
+
+ private:
+  __device__ const bf16* rows(const bf16* matrix, int unit) const {
+    return matrix + int64_t{unit} * kOctet * width;
+  }
+};
+
+// The list of a part, in a model with `q` and `kv` rows of those products.
+__device__ inline List list_of(const Step& a, const Layer& w, Part part, int q, int kv) {
+  const auto one = [](const bf16* matrix, int rows, int width) {
+    const int units = rows / kOctet;
+    return List{matrix, nullptr, nullptr, units, units, units, width, false};
+  };
+  switch (part) {
+    case Part::qkv:
+      return {w.q, w.k, w.v, q / kOctet, (q + kv) / kOctet, (q + 2 * kv) / kOctet, a.hidden, false};
+    case Part::o:
+      return one(w.o, a.hidden, q);
+    case Part::gate_up:
+      return {w.gate, w.up, nullptr, 0, 0, a.inner / kOctet, a.hidden, true};
+    case Part::down:
+      return one(w.down, a.hidden, a.inner);
+    default:
+      return one(a.lm_head, a.vocab, a.hidden);
+  }
 }
+// The part with a list after that one.
+__device__ inline Part next_list(Part part) {
+  return part == Part::qkv       ? Part::o
+         : part == Part::o       ? Part::gate_up
+         : part == Part::gate_up ? Part::down
+                                 : Part::qkv;
+}
+
+// How many units were dealt so far, as the block that the next one goes to.
+struct Dealt {
+  int block = 0;
+  // The unit of the next list that this block begins with; its next ones are as far apart as there
+  // are blocks.
+  __device__ int first() const {
+    const int own = static_cast<int>(blockIdx.x);
+    return own >= block ? own - block : own - block + static_cast<int>(gridDim.x);
+  }
+  __device__ void add(int units) { block = (block + units) % static_cast<int>(gridDim.x); }
+};
 
 // A share of a context: tiles of positions of one KV head.
 struct Share {
@@ -104,32 +159,25 @@ __device__ inline int shares_of(const Step& a, int context) {
   return tiles <= kWarps ? 1 : min(tiles / kLeastTiles, most);
 }
 
-__device__ inline int shares_of_all(const Step& a) {
-  int all = 0;
-  for (int row = 0; row < a.rows; ++row) all += shares_of(a, context_of(a, row)) * a.kv_heads;
-  return all;
-}
-
-__device__ inline Share share_at(const Step& a, int index) {
-  for (int row = 0;; ++row) {
-    const int context = context_of(a, row), shares = shares_of(a, context);
-    if (index >= shares * a.kv_heads && row + 1 < a.rows) {
-      index -= shares * a.kv_heads;
-      continue;
+// The contexts of the rows and how they are cut, in shared memory.
+struct Cuts {
+  int context[kMostRows], shares[kMostRows], all;
+  __device__ void fill(const Step& a) {  // by one thread
+    all = 0;
+    for (int row = 0; row < a.rows; ++row) {
+      context[row] = context_of(a, row);
+      shares[row] = shares_of(a, context[row]);
+      all += shares[row] * a.kv_heads;
     }
-    const int tiles = (context + kTile - 1) / kTile, share = index % shares;
-    const int first = static_cast<int>(int64_t{tiles} * share / shares);
-    const int end = static_cast<int>(int64_t{tiles} * (share + 1) / shares);
-    return {row, index / shares, share, shares, first, end - first, context};
   }
-}
-
-// Octets of a layer's product with q, k and v after each other.
-__device__ inline const bf16* qkv_octet(const Step& a, const Layer& w, int q, int kv, int unit) {
-  const int row = unit * kOctet;
-  const int64_t width = a.hidden;
-  if (row < q) return w.q + row * width;
-  return row < q + kv ? w.k + (row - q) * width : w.v + (row - q - kv) * width;
-}
+  __device__ Share share(const Step& a, int index) const {
+    int row = 0;
+    for (; index >= shares[row] * a.kv_heads; ++row) index -= shares[row] * a.kv_heads;
+    const int tiles = (context[row] + kTile - 1) / kTile, count = shares[row];
+    const int share = index % count, first = tiles * share / count;
+    return {row,         index / count, share, count, first, tiles * (share + 1) / count - first,
+            context[row]};
+  }
+};
 
 }  // namespace lockstep::persistent
