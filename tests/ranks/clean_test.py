@@ -1,6 +1,9 @@
 """Over any number of ranks that a model can be shared by, every node is right, and in fp32 the
 tokens are those of one."""
-from ranks import Checks, run, tokens
+import subprocess
+import tempfile
+
+from ranks import DATA, LOCKSTEP, Checks, run, tokens
 
 check = Checks()
 # Model, dtype, ranks. bard has 6 query heads over 2 K/V heads: of 3 ranks one reads both. The tiny
@@ -34,6 +37,19 @@ result, status, err = run("bard-qwen3", "--tp", 2, "--chunk", 3, "--page-size", 
                           "--prefix-cache", "--temperature", 1, "--seed", 5)
 check.that(status == 0, f"served otherwise: {result['story'] if result else err}")
 
+# A trace over ranks is judged as the run was, and differs from that of one rank by rounding alone.
+with tempfile.TemporaryDirectory() as folder:
+    shared, single = f"{folder}/shared.trace", f"{folder}/single.trace"
+    keep = ["--dtype", "bf16", "--keep", "full", "--trace"]
+    check.that(run("bard-qwen3", "--tp", 2, *keep, shared)[1] == 0, "a trace over ranks")
+    check.that(run("bard-qwen3", *keep, single)[1] == 0, "a trace of one rank")
+    for command in (["judge", shared, "--model", DATA / "bard-qwen3"], ["diff", single, shared],
+                    ["diff", shared, single]):
+        done = subprocess.run([LOCKSTEP, *command, "-q"], capture_output=True, text=True)
+        last = done.stdout + done.stderr
+        check.that(done.returncode == 0, f"{command[0]}: {last}")
+        check.that(last.startswith("clean" if command[0] == "judge" else "noise"), last)
+
 for model, ranks, says in [("bard-qwen3", 4, "6 query heads cannot be shared by 4 ranks"),
                            ("tiny/qwen3-default", 3, "4 query heads cannot be shared by 3 ranks")]:
     result, status, err = run(model, "--tp", ranks)
@@ -44,4 +60,4 @@ for options, says in [(["--modes", "all"], "--modes"), (["--confirm"], "--confir
                       (["--executor", "instructions"], "--executor")]:
     result, status, err = run("bard-qwen3", "--tp", 2, *options)
     check.that(status == 2 and says in err and err.count("\n") == 1, f"{options}: {err}")
-check.end(55)
+check.end(62)
