@@ -3,6 +3,8 @@
 #include <memory>
 #include <optional>
 
+#include "probes/selection.h"
+#include "src/engine/engine.h"
 #include "src/judge/oracle.h"
 #include "src/ranks/judge/join.h"
 #include "src/ranks/judge/rank_oracle.h"
