@@ -4,6 +4,8 @@
 // the later wrong nodes of their place, and the sums over all of them decide.
 #include "src/causes/causes.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -17,6 +19,8 @@ namespace {
 // that are looked at.
 constexpr int kMostSearches = 3, kMostPlaces = 4;
 constexpr int64_t kMostPasses = 256;
+// Places in whose regions causes are searched for.
+constexpr int kMostRegions = 2;
 // Passes in which a place with an explanation is right: a few refute one of all rows.
 constexpr int64_t kMostRightPasses = 16;
 constexpr double kNearer = 0.98;
@@ -49,7 +53,8 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
   // that would make these wrong is none.
   for (auto& [key, of] : places_) {
     const Place place{&kPoints[key.first], key.second};
-    if (of.candidates.empty() || of.right_passes >= kMostRightPasses) continue;
+    if ((of.candidates.empty() && of.in_region.empty()) || of.right_passes >= kMostRightPasses)
+      continue;
     if (std::ranges::count(wrong, place, [](const auto& w) { return w.first; }) > 0) continue;
     ++of.right_passes;
     wrong.push_back({place, {}});
@@ -71,6 +76,10 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
       add_exact(exact_nodes(pass, place, requests, manifest_, judge_), of);
     return;
   }
+  if (const std::vector<Place> hidden = judge_.region_of(place); !hidden.empty()) {
+    add_in_region(pass, place, hidden, requests);
+    return;
+  }
   const bool searches = of.candidates.empty();
   if (of.passes >= kMostPasses || (searches && of.searches >= kMostSearches)) return;
   const auto evidence = Evidence::of(pass, place, requests, manifest_, judge_, oracle_);
@@ -85,6 +94,35 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
   for (Candidate& candidate : of.candidates) {
     const Numbers numbers = asked->evaluate(candidate.guess);
     if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers, of.kinds));
+  }
+}
+
+// Dearer still, as each guess runs through a chain: one search of a place, and of few places.
+void Causes::add_in_region(const Pass& pass, const Place& place, const std::vector<Place>& hidden,
+                           const std::set<int32_t>& requests) {
+  OfPlace& of = places_[{place.point->order(), place.layer}];
+  const bool searches = of.in_region.empty();
+  if (of.passes >= kMostPasses || (searches && (of.searches > 0 || regions_ == kMostRegions)))
+    return;
+  const auto region =
+      RegionInPass::of(pass, place, hidden, requests, manifest_, judge_, oracle_, hypotheses_);
+  if (!region) return;
+  ++of.passes;
+  if (!searches) {
+    for (RegionCandidate& candidate : of.in_region)
+      if (const std::optional<Fit> fit = region->fit(candidate.tried.guess))
+        candidate.tried.fit.add(*fit);
+    return;
+  }
+  ++of.searches, ++regions_;
+  for (RegionInPass::Tried& tried : region->search()) {
+    if (!is_nearer(tried.fit)) continue;
+    const bool own = tried.place == place;
+    std::string says = fmt::format("{} in {}", tried.says, tried.place.point->name);
+    if (!own)
+      says += fmt::format(", hidden in the region {} .. {}", hidden.front().point->name,
+                          place.point->name);
+    of.in_region.push_back({std::move(tried), std::move(says)});
   }
 }
 
@@ -172,13 +210,37 @@ std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   return all;
 }
 
+// The plainest of each op, of those that explain all equally well; none where these are more ops
+// than can be said.
+std::vector<Finding::LooksLike> Causes::region_causes(const OfPlace& of) {
+  std::vector<RegionCandidate> good;
+  for (const RegionCandidate& candidate : of.in_region)
+    if (candidate.tried.fit.explains() && is_nearer(candidate.tried.fit)) good.push_back(candidate);
+  if (good.empty()) return {};
+  const auto distance = [](const RegionCandidate& c) { return c.tried.fit.distance(); };
+  const RegionCandidate best = *std::ranges::min_element(good, {}, distance);
+  const double most = much_as_good(distance(best), best.tried.fit.counted);
+  std::erase_if(good, [&](const RegionCandidate& c) { return distance(c) > most; });
+  std::vector<Finding::LooksLike> all;
+  std::set<size_t> ops;
+  for (const RegionCandidate& c : good) {
+    if (!ops.insert(c.tried.guess.op).second) continue;
+    const Fit& fit = c.tried.fit;
+    all.push_back({c.says, fit.elements, fit.of_elements, fit.nodes, fit.of_nodes});
+  }
+  if (all.size() > kMostSaid) all.clear();
+  return all;
+}
+
 void Causes::put_into(Result& result) const {
   for (PlaceSummary& summary : result.places) {
     const Place& place = summary.place;
     const auto found = places_.find({place.point->order(), place.layer});
     if (found == places_.end() || !is_finding(summary.verdict)) continue;
     const bool exact = !found->second.exact.empty();
-    summary.looks_like = exact ? exact_causes(found->second) : best_causes(found->second);
+    summary.looks_like = exact                              ? exact_causes(found->second)
+                         : !found->second.in_region.empty() ? region_causes(found->second)
+                                                            : best_causes(found->second);
   }
 }
 

@@ -9,6 +9,8 @@
 //                     -> candidates     of a place, tried again on all its later wrong nodes
 //                     -> Finding::LooksLike      at the end: what explains them all, best first
 //
+// An op that reads what was not recorded is explained together with that (region.h): a cause is
+// named with the hidden op that it is of.
 // Ops that must be exact (caches, choices) are explained without arithmetic (exact.h).
 #pragma once
 
@@ -20,6 +22,7 @@
 
 #include "src/causes/exact.h"
 #include "src/causes/fit.h"
+#include "src/causes/region.h"
 #include "src/judge/hypotheses.h"
 #include "src/judge/judge.h"
 
@@ -47,21 +50,29 @@ class Causes {
     std::string says;
     Fit fit;
   };
+  struct RegionCandidate {
+    RegionInPass::Tried tried;
+    std::string says;
+  };
   struct OfPlace {
     std::vector<Candidate> candidates;  // that explain what was seen so far
     int searches = 0;
     int64_t passes = 0, right_passes = 0;
-    std::set<bool> kinds;              // of its wrong nodes: whether they decode
-    Fit unexplained;                   // nodes of searches that found nothing
-    std::map<std::string, Fit> exact;  // of a place held to its bits, by what is said
-    Fit all;                           // and its nodes
+    std::set<bool> kinds;                    // of its wrong nodes: whether they decode
+    Fit unexplained;                         // nodes of searches that found nothing
+    std::vector<RegionCandidate> in_region;  // instead of candidates, where its op reads the hidden
+    std::map<std::string, Fit> exact;        // of a place held to its bits, by what is said
+    Fit all;                                 // and its nodes
   };
   struct Evidence;
 
   void add(const Pass& pass, const Place& place, const std::set<int32_t>& requests);
+  void add_in_region(const Pass& pass, const Place& place, const std::vector<Place>& hidden,
+                     const std::set<int32_t>& requests);
   static void add_exact(const std::vector<ExactNode>& nodes, OfPlace& of);
   static std::vector<Finding::LooksLike> exact_causes(const OfPlace& of);
   static std::vector<Finding::LooksLike> best_causes(const OfPlace& of);
+  static std::vector<Finding::LooksLike> region_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
   static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
@@ -73,6 +84,7 @@ class Causes {
   Oracle& oracle_;
   Hypotheses& hypotheses_;
   std::map<Key, OfPlace> places_;
+  int regions_ = 0;                          // searched in
   std::map<int, int> searched_;              // searches, by order of the point
   std::map<int, std::vector<Guess>> known_;  // that explained places of a point
 };

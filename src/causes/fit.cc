@@ -19,6 +19,9 @@ constexpr int64_t kLeastLost = 2000;
 constexpr double kClearly = 3;
 // The unit of a distance is never less than a few roundings of fp32, in which an op computes.
 constexpr double kOwnArithmetic = 4 * kAccumulatorRoundoff;
+// The mean square of distances in units of what one rounding may be off is a third of it; some of
+// what hidden stores turned comes on top.
+constexpr double kOneRounding = 0.5;
 constexpr double kMost = 1e6;  // so that one element does not make up a sum
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
@@ -119,6 +122,24 @@ Fit fit_of(const WrongNode& n, std::span<const double> h) {
     fit.right_squares += square_of(n, n.want[i], i);
     ++fit.counted;
   }
+  fit.nodes = fit.explains() ? 1 : 0;
+  return fit;
+}
+
+Fit fit_in_region(const WrongNode& n, std::span<const double> h) {
+  Fit fit{.of_nodes = 1};
+  const auto off = [&](double value, size_t i) { return std::sqrt(square_of(n, value, i)); };
+  for (size_t i = 0; i < h.size(); ++i) {
+    const double of_guess = off(h[i], i), of_right = off(n.want[i], i);
+    if (of_right > 2)
+      ++fit.of_elements, fit.elements += of_guess <= 1 ? 1 : 0;
+    else
+      fit.lost += of_guess > 2 ? 1 : 0;
+    fit.squares += of_guess * of_guess;
+    fit.right_squares += of_right * of_right;
+    ++fit.counted;
+  }
+  if (fit.squares > kOneRounding * static_cast<double>(fit.counted)) fit.elements = 0;
   fit.nodes = fit.explains() ? 1 : 0;
   return fit;
 }

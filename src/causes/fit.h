@@ -46,6 +46,11 @@ struct Fit {
 //   exact result than three times as far as the elements lie from the hypothesis, in root mean
 //   square; and explained are those that do not.
 Fit fit_of(const WrongNode& node, std::span<const double> hypothesis);
+// The same of a node of a region, which its own op's budget is held against: errors of more than
+// twice that are wrong ones, since hidden results that lie near the border of two numbers may have
+// been stored as either. It explains none where all elements together lie further away than one
+// rounding has them.
+Fit fit_in_region(const WrongNode& node, std::span<const double> hypothesis);
 // The same of a node beside them that was found right, which can only refute.
 Fit fit_of_right(const WrongNode& node, std::span<const double> hypothesis);
 

@@ -410,6 +410,10 @@ RoundingContract Judge::contract_at(const Place& place) const {
   return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
 }
 
+std::vector<Place> Judge::region_of(const Place& place) const {
+  return state_->op_judge.hidden().region_of(place);
+}
+
 const KvHistory& Judge::history() const { return state_->history; }
 
 Result Judge::finish(const std::vector<RequestInfo>& requests, bool complete) {

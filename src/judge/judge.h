@@ -84,6 +84,8 @@ class Judge {
   // and what was written to the caches up to the last pass that was judged.
   RoundingContract contract_at(const Place& place) const;
   const KvHistory& history() const;
+  // The hidden places that the op of the place is judged together with, in graph order.
+  std::vector<Place> region_of(const Place& place) const;
 
   // After the last pass. `complete` false: the trace is known to lack passes.
   Result finish(const std::vector<RequestInfo>& requests, bool complete);

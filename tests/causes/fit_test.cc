@@ -118,5 +118,31 @@ TEST(Fit, OfFp32NeedsAClearDifferenceWhereNoElementIsOver) {
   EXPECT_FALSE(node.fit(node.want).explains());
 }
 
+// Of a region a cause ends within one rounding of what was stored; what merely is nearer does not.
+TEST(FitInRegion, WantsOneRounding) {
+  std::vector<double> want, got, cause, nearer, limit;
+  for (int i = 0; i < 200; ++i) {
+    const double x = 1 + (i * 0.37 - std::floor(i * 0.37));
+    want.push_back(x);
+    cause.push_back(1.1 * x);
+    nearer.push_back(1.06 * x);
+    got.push_back(round_to(1.1 * x, DType::bf16));
+    limit.push_back(ulp(x, DType::bf16) / 2);
+  }
+  const WrongNode node{DType::bf16, got, want, limit};
+  const Fit found = fit_in_region(node, cause);
+  EXPECT_TRUE(found.explains());
+  EXPECT_EQ(found.of_elements, 200);
+  EXPECT_EQ(found.nodes, 1);
+  EXPECT_FALSE(fit_in_region(node, nearer).explains());
+  EXPECT_FALSE(fit_in_region(node, want).explains());
+  // Half of it: right elements would be lost.
+  std::vector<double> half = got;
+  for (size_t i = 0; i < half.size(); i += 2) half[i] = round_to(want[i], DType::bf16);
+  const Fit lost = fit_in_region({DType::bf16, half, want, limit}, cause);
+  EXPECT_FALSE(lost.explains());
+  EXPECT_EQ(lost.lost, 100);
+}
+
 }  // namespace
 }  // namespace lockstep

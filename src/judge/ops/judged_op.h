@@ -59,7 +59,7 @@ struct JudgedOp {
   bool one_table = false;      // all heads and layers read the values of its steps in one table
   // Its results are products of two stored numbers times a number of the row (turning_chance).
   bool scales_products = false;
-  bool is_calibrated = true;   // lockstep calibrate learns limits for it
+  bool is_calibrated = true;  // lockstep calibrate learns limits for it
 };
 
 const JudgedOp& judged_op(OpKind kind);

@@ -1,0 +1,397 @@
+// The chain of a region is computed op by op by the oracle, with each hidden result rounded as an
+// engine stores it, and once more with none rounded, as a fused kernel has it: where the engine did
+// the one or the other, the right chain ends within one rounding of what is recorded, and so does a
+// hypothesis that is the cause. That is asked of one, for a region's budget, which holds all that
+// hidden ops may round, would let many pass.
+#include "src/causes/region.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "src/judge/budget.h"
+#include "src/judge/cache_read.h"
+#include "src/judge/contracts.h"
+#include "src/judge/pass_view.h"
+#include "traces/run_facts.h"
+
+namespace lockstep {
+namespace {
+
+// Rows of a pass and ops of a region that are searched, at most.
+constexpr int64_t kMostRows = 512;
+constexpr size_t kMostOps = 40;
+// A hypothesis that leaves so much of the mean square of what is wrong is no cause.
+constexpr double kFar = 0.5;
+
+// The results of the ops of a region, hidden ones in fp64.
+using Values = std::vector<RecordedTensor>;
+
+class Chain final : public RegionInPass {
+ public:
+  Chain(const Pass& pass, const Manifest& manifest, const Judge& judge, Oracle& oracle,
+        Hypotheses& hypotheses)
+      : pass_(pass),
+        graph_(manifest.graph),
+        judge_(judge),
+        oracle_(oracle),
+        hypotheses_(hypotheses),
+        dtype_(manifest.dtype),
+        page_size_(run_facts_of(manifest).page_size) {}
+
+  bool make(const Place& place, const std::vector<Place>& hidden, const std::set<int32_t>& wrong);
+  std::vector<Tried> search() override;
+  std::optional<Fit> fit(const RegionGuess& guess) override;
+
+ private:
+  struct Op {
+    Place place;
+    RoundingContract contract = RoundingContract::fused;
+    std::vector<Row> rows;
+    std::vector<PassRow> pass_rows;
+    std::vector<int32_t> tokens;
+    std::vector<int64_t> lengths;
+    std::vector<size_t> reads;  // ops of the region, caches looked through
+  };
+  // An op with what it reads, for the oracle and for hypotheses.
+  struct Question {
+    OpInPass op;
+    std::deque<SelectedRows> picked;
+    std::deque<CacheRead> caches;
+    std::unique_ptr<OpHypotheses> asked;
+  };
+  struct Node {
+    bool is_wrong = false;
+    std::vector<size_t> rows;
+  };
+  enum Stores : uint8_t { rounded, unrounded };
+  // The oracle's answer of all rows, and of the recorded place its budgets B.
+  struct Answer {
+    std::vector<double> want, limit;
+    Shape shape;
+  };
+
+  bool add_op(const Place& place, std::span<const Row> rows);
+  std::optional<size_t> op_of(const Place& place) const;
+  std::vector<Place> inputs_of(const Op& op) const;
+  TensorView pick(Question& question, const Place& place, const Values& values,
+                  std::span<const Row> rows) const;
+  bool ask(size_t i, const Values& values, Question& question) const;
+  bool ask_caches(const Op& op, const Place& cache, const Values& values, Question& question) const;
+  void add_rows(size_t i, const OracleCall& call, Answer& answer);
+  Answer answer_of(size_t i, const Question& question);
+  bool run(size_t first, std::vector<bool> changed, Values& values, Stores stores, Answer* last);
+  void put(size_t i, std::span<const double> numbers, const Shape& row_shape, Stores stores,
+           Values& values) const;
+  Fit fit_of_numbers(std::span<const double> hypothesis, Stores stores) const;
+  std::optional<Fit> fit_with(size_t i, std::span<const double> numbers, Stores stores);
+  OpHypotheses* hypotheses_of(size_t i, Stores stores);
+
+  const Pass& pass_;
+  const Graph& graph_;
+  const Judge& judge_;
+  Oracle& oracle_;
+  Hypotheses& hypotheses_;
+  DType dtype_;
+  int64_t page_size_;
+  std::vector<Op> ops_;  // the last is the recorded one
+  std::array<Values, 2> right_;
+  std::array<std::vector<double>, 2> want_, limit_;  // of the recorded place
+  const RecordedTensor* got_ = nullptr;
+  std::vector<double> stored_;
+  std::vector<Node> nodes_;
+  // Questions of the hypotheses, by op, of the stores that they are asked with.
+  std::array<std::vector<std::unique_ptr<Question>>, 2> questions_;
+};
+
+bool Chain::add_op(const Place& place, std::span<const Row> rows) {
+  Op op{.place = place, .contract = judge_.contract_at(place), .rows = {rows.begin(), rows.end()}};
+  for (const Row& row : rows) {
+    int64_t length = 0;
+    for (const PassRow& fed : pass_.info.rows) {
+      if (fed.row.request == row.request) length = std::max<int64_t>(length, fed.row.position + 1);
+      if (fed.row == row) op.pass_rows.push_back(fed);
+    }
+    op.lengths.push_back(length);
+  }
+  if (op.pass_rows.size() != rows.size()) return false;
+  for (const PassRow& fed : op.pass_rows) op.tokens.push_back(fed.token);
+  for (const Place& input : inputs_of(op)) {
+    std::vector<Place> read = {input};
+    if (input.point->is_cache()) read = graph_.inputs_of(input);
+    for (const Place& from : read)
+      if (const auto before = op_of(from)) op.reads.push_back(*before);
+  }
+  ops_.push_back(std::move(op));
+  return true;
+}
+
+std::optional<size_t> Chain::op_of(const Place& place) const {
+  const auto found = std::ranges::find(ops_, place, &Op::place);
+  if (found == ops_.end()) return {};
+  return static_cast<size_t>(found - ops_.begin());
+}
+
+// A norm of a sum that is not rounded reads what is added.
+std::vector<Place> Chain::inputs_of(const Op& op) const {
+  std::vector<Place> inputs = graph_.inputs_of(op.place);
+  if (is_of_sum(op.contract) && !inputs.empty() && inputs[0].point->op == OpKind::add)
+    return graph_.inputs_of(inputs[0]);
+  return inputs;
+}
+
+TensorView Chain::pick(Question& question, const Place& place, const Values& values,
+                       std::span<const Row> rows) const {
+  const auto hidden = op_of(place);
+  const RecordedTensor* tensor = hidden ? &values[*hidden] : pass_.find(*place.point, place.layer);
+  return question.picked.emplace_back(tensor, rows).view();
+}
+
+bool Chain::ask(size_t i, const Values& values, Question& question) const {
+  const Op& op = ops_[i];
+  OpInPass& asked = question.op;
+  asked.call = {.place = op.place, .dtype = dtype_, .contract = op.contract};
+  asked.call.rows = op.rows;
+  asked.call.tokens = op.tokens;
+  asked.call.lengths = op.lengths;
+  asked.pass_rows = op.pass_rows;
+  asked.page_size = page_size_;
+  for (const RequestPages& pages : pass_.info.pages) asked.pages[pages.request] = pages;
+  for (const Place& input : inputs_of(op)) {
+    if (input.point->is_cache()) {
+      if (!ask_caches(op, input, values, question)) return false;
+      continue;
+    }
+    const TensorView view = pick(question, input, values, op.rows);
+    if (view.empty() && input.point->op == OpKind::angles) continue;
+    if (view.empty()) return false;
+    asked.call.inputs.push_back(view);
+  }
+  return true;
+}
+
+// K and V that this pass computes are put together; all others must be recorded.
+bool Chain::ask_caches(const Op& op, const Place& cache, const Values& values,
+                       Question& question) const {
+  const std::vector<Place> written = graph_.inputs_of(cache);
+  for (size_t r = 0; r < op.rows.size(); ++r) {
+    const int32_t request = op.rows[r].request;
+    if (question.op.caches.contains(request)) continue;
+    if (!op_of(cache) && pass_.find(*cache.point, cache.layer, request) != nullptr) {
+      const CacheRead& read = question.caches.emplace_back(
+          pass_.find(*cache.point, cache.layer, request), judge_.history());
+      if (!read.trouble().empty()) return false;
+      question.op.caches[request] = read.keys_values();
+      continue;
+    }
+    std::vector<Row> all;
+    for (int32_t p = 0; p < op.lengths[r]; ++p) all.push_back({request, p});
+    const TensorView k = pick(question, written.at(0), values, all),
+                     v = pick(question, written.at(1), values, all);
+    if (k.empty() || v.empty()) return false;
+    question.op.caches[request] = {k, v};
+  }
+  return true;
+}
+
+void Chain::add_rows(size_t i, const OracleCall& call, Answer& answer) {
+  const Exact exact = oracle_.evaluate(call);
+  answer.want.insert(answer.want.end(), exact.want.begin(), exact.want.end());
+  std::vector<int64_t> extents(exact.shape.extents().begin(), exact.shape.extents().end());
+  extents[0] = std::ssize(ops_[i].rows);
+  answer.shape = Shape(extents);
+  if (i + 1 < ops_.size()) return;
+  const Budget budget = budget_of(ops_[i].place.point->op, exact, got_->dtype);
+  answer.limit.insert(answer.limit.end(), budget.limit.begin(), budget.limit.end());
+}
+
+// An attention is asked for a request at a time.
+Chain::Answer Chain::answer_of(size_t i, const Question& question) {
+  const Op& op = ops_[i];
+  Answer answer;
+  if (op.place.point->op != OpKind::attention) {
+    add_rows(i, question.op.call, answer);
+    return answer;
+  }
+  for (size_t first = 0, end = 0; first < op.rows.size(); first = end) {
+    const int32_t request = op.rows[first].request;
+    while (end < op.rows.size() && op.rows[end].request == request) ++end;
+    OracleCall call = question.op.call;
+    call.rows = call.rows.subspan(first, end - first);
+    call.tokens = call.tokens.subspan(first, end - first);
+    call.lengths = call.lengths.subspan(first, end - first);
+    for (TensorView& input : call.inputs)
+      input = input.slice(static_cast<int64_t>(first), static_cast<int64_t>(end - first));
+    call.keys_values = question.op.caches.at(request);
+    add_rows(i, call, answer);
+  }
+  return answer;
+}
+
+// Puts what an op made among the values.
+void Chain::put(size_t i, std::span<const double> numbers, const Shape& row_shape, Stores stores,
+                Values& values) const {
+  const Op& op = ops_[i];
+  std::vector<int64_t> extents = {std::ssize(op.rows)};
+  extents.insert(extents.end(), row_shape.extents().begin(), row_shape.extents().end());
+  RecordedTensor made{.point = op.place.point, .layer = op.place.layer, .dtype = DType::f64};
+  made.rows = op.rows;
+  made.shape = Shape(extents);
+  made.data = Tensor(made.shape, DType::f64);
+  const DType stored = op.place.point->dtype_in(dtype_);
+  for (size_t e = 0; e < numbers.size(); ++e)
+    made.data.as<double>()[e] = stores == rounded ? round_to(numbers[e], stored) : numbers[e];
+  values[i] = std::move(made);
+}
+
+// Computes those from `first` on that are changed or read what is. `last`: the recorded op's
+// answer.
+bool Chain::run(size_t first, std::vector<bool> changed, Values& values, Stores stores,
+                Answer* last) {
+  for (size_t i = first; i < ops_.size(); ++i) {
+    for (const size_t read : ops_[i].reads) changed[i] = changed[i] || changed[read];
+    if (!changed[i]) continue;
+    Question question;
+    if (!ask(i, values, question)) return false;
+    Answer answer = answer_of(i, question);
+    if (answer.want.empty()) return false;
+    if (i + 1 == ops_.size())
+      *last = std::move(answer);
+    else
+      put(i, answer.want, Shape(answer.shape.extents().subspan(1)), stores, values);
+  }
+  return true;
+}
+
+bool Chain::make(const Place& place, const std::vector<Place>& hidden,
+                 const std::set<int32_t>& wrong) {
+  got_ = pass_.find(*place.point, place.layer);
+  if (got_ == nullptr || got_->data.view().empty() || hidden.size() > kMostOps ||
+      std::ssize(pass_.info.rows) > kMostRows || place.point->is_cache() ||
+      row_of(place.point->op).makes_indices)
+    return false;
+  std::vector<Row> rows;
+  for (const PassRow& fed : pass_.info.rows) rows.push_back(fed.row);
+  for (const Place& op : hidden) {
+    if (op.point->is_cache()) continue;
+    if (row_of(op.point->op).makes_indices || !add_op(op, rows)) return false;
+  }
+  if (!add_op(place, got_->rows)) return false;
+  for (const Stores stores : {rounded, unrounded}) {
+    Values& values = right_[stores];
+    values.resize(ops_.size());
+    questions_[stores].resize(ops_.size());
+    Answer last;
+    if (!run(0, std::vector<bool>(ops_.size(), true), values, stores, &last)) return false;
+    if (last.shape != got_->data.view().shape) return false;
+    want_[stores] = std::move(last.want);
+    limit_[stores] = std::move(last.limit);
+  }
+  for (int64_t i = 0; i < got_->data.view().count(); ++i)
+    stored_.push_back(value_at(got_->data, i));
+  std::set<int32_t> requests;
+  for (const Row& row : got_->rows) requests.insert(row.request);
+  for (const int32_t request : requests) {
+    Node& node = nodes_.emplace_back(Node{.is_wrong = wrong.contains(request)});
+    for (size_t r = 0; r < got_->rows.size(); ++r)
+      if (got_->rows[r].request == request) node.rows.push_back(r);
+  }
+  return true;
+}
+
+Fit Chain::fit_of_numbers(std::span<const double> hypothesis, Stores stores) const {
+  const auto size = static_cast<size_t>(got_->data.view().row_size());
+  Fit fit;
+  for (const Node& node : nodes_) {
+    std::vector<double> got, want, limit, numbers;
+    for (const size_t r : node.rows)
+      for (size_t i = r * size; i < (r + 1) * size; ++i) {
+        got.push_back(stored_[i]);
+        want.push_back(want_[stores][i]);
+        limit.push_back(limit_[stores][i]);
+        numbers.push_back(hypothesis[i]);
+      }
+    const WrongNode held{got_->dtype, got, want, limit};
+    fit.add(node.is_wrong ? fit_in_region(held, numbers) : fit_of_right(held, numbers));
+  }
+  return fit;
+}
+
+// The numbers are what a hypothesis makes of op i.
+std::optional<Fit> Chain::fit_with(size_t i, std::span<const double> numbers, Stores stores) {
+  if (i + 1 == ops_.size()) return fit_of_numbers(numbers, stores);
+  Values values = right_[stores];
+  put(i, numbers, Shape(values[i].shape.extents().subspan(1)), stores, values);
+  std::vector<bool> changed(ops_.size());
+  changed[i] = true;
+  Answer last;
+  if (!run(i + 1, changed, values, stores, &last) || last.want.empty()) return {};
+  return fit_of_numbers(last.want, stores);
+}
+
+// Hypotheses that look for a number in what was stored find the right one in a hidden op.
+OpHypotheses* Chain::hypotheses_of(size_t i, Stores stores) {
+  std::unique_ptr<Question>& question = questions_[stores][i];
+  if (question) return question->asked.get();
+  question = std::make_unique<Question>();
+  if (!ask(i, right_[stores], *question)) return nullptr;
+  OpInPass& op = question->op;
+  const bool last = i + 1 == ops_.size();
+  op.got = last ? got_->data.view() : right_[stores][i].data.view();
+  if (last) {
+    op.right = want_[stores];
+  } else {
+    const auto* right = op.got.as<const double>();
+    op.right = std::vector<double>(right, right + op.got.count());
+  }
+  op.other = [this, stores, own = question.get(), i](const Place& other) {
+    return pick(*own, other, right_[stores], ops_[i].rows);
+  };
+  question->asked = hypotheses_.of(op);
+  return question->asked.get();
+}
+
+std::vector<RegionInPass::Tried> Chain::search() {
+  std::vector<Tried> all;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    OpHypotheses* const asked = hypotheses_of(i, rounded);
+    if (asked == nullptr) return {};
+    for (const Guess& guess : asked->guesses()) {
+      const std::optional<Fit> found = fit({i, guess});
+      if (found && found->explains())
+        all.push_back({{i, guess}, ops_[i].place, asked->says(guess), *found});
+    }
+  }
+  return all;
+}
+
+std::optional<Fit> Chain::fit(const RegionGuess& guess) {
+  std::optional<Fit> best;
+  for (const Stores stores : {rounded, unrounded}) {
+    OpHypotheses* const asked = hypotheses_of(guess.op, stores);
+    if (asked == nullptr) return {};
+    const Numbers numbers = asked->evaluate(guess.guess);
+    if (numbers.empty()) return {};
+    const auto fit = fit_with(guess.op, {numbers.begin(), numbers.size()}, stores);
+    if (!fit) return {};
+    if (!best || fit->squares < best->squares) best = fit;
+    // Whether hidden results were stored makes no cause of what is none.
+    if (best->explains() || best->squares > kFar * best->right_squares) break;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::unique_ptr<RegionInPass> RegionInPass::of(const Pass& pass, const Place& place,
+                                               const std::vector<Place>& hidden,
+                                               const std::set<int32_t>& wrong,
+                                               const Manifest& manifest, const Judge& judge,
+                                               Oracle& oracle, Hypotheses& hypotheses) {
+  auto chain = std::make_unique<Chain>(pass, manifest, judge, oracle, hypotheses);
+  if (!chain->make(place, hidden, wrong)) return nullptr;
+  return chain;
+}
+
+}  // namespace lockstep
