@@ -39,6 +39,11 @@ result, *_ = run("bard-qwen3", "--tp", 2, "--fault", "rank-stale-norm@layer=2")
 places = {(f["layer"], f["point"]) for f in result["findings"]}
 check.that(places == {(2, "attn.norm")}, f"a stale norm of rank 1 blames {places}")
 
+# So is its attention, where it has a copy of a K/V head that others have otherwise.
+result, *_ = run("bard-qwen3", "--tp", 3, "--fault", "rank-stale-weight@layer=3")
+places = {(f["layer"], f["point"]) for f in result["findings"]}
+check.that(places == {(3, "attn.v"), (3, "attn.kv")}, f"a stale v of rank 1 blames {places}")
+
 result, status, err = run("bard-qwen3", "--fault", "rank-stale-norm")
 check.that(status == 2 and "--tp" in err, f"a fault of ranks without ranks: {err}")
 for options in (["--fault", "rank-stale-norm@rank=2", "--tp", 2],

@@ -108,6 +108,10 @@ class Join {
     if (std::ranges::count(filled, false) > 0)
       return leave(parts_.size() - 1, first_.rows.empty() ? Row{} : first_.rows.front(),
                    "parts of it are in no rank");
+    if (!alike_ && first_.point->is_cache()) {
+      std::vector<RankTensor>& all = joined_.caches.emplace_back();
+      for (const RankTensor* part : parts_) all.push_back(*part);
+    }
     add_whole(std::move(whole));
   }
 
@@ -129,7 +133,7 @@ class Join {
         if (!filled[at])
           std::memcpy(to, from, after);
         else if (alike && std::memcmp(to, from, after) != 0) {
-          alike = false;
+          alike = alike_ = false;
           const int64_t row = b / std::max<int64_t>(1, before / part.rows());
           leave(rank, first_.rows[row],
                 fmt::format("its copy of head {} has other bits than an earlier rank's", at));
@@ -142,6 +146,7 @@ class Join {
   const RankTensor& first_;
   std::vector<const RankTensor*> parts_;
   JoinedPass& joined_;
+  bool alike_ = true;  // copies of parts are, in all ranks that have them
 };
 
 Finding of_pass(const PassInfo& info, const char* point, const PassRow& row, std::string rule) {

@@ -21,6 +21,8 @@ struct JoinedPass {
   std::vector<Finding> apart;
   // The tensors of each rank at such places, by order of the point and layer.
   std::map<std::pair<int, int>, std::vector<Tensor>> versions;
+  // The parts of all ranks, of each cache of a request of which they have unlike copies of a head.
+  std::vector<std::vector<RankTensor>> caches;
 };
 
 // passes: of rank 0, 1, ... Parts that do not fit each other are findings, and the whole is then

@@ -44,6 +44,33 @@ Numbers stacked(const std::vector<Exact>& of_ranks, Numbers Exact::*values, int6
   return all;
 }
 
+// K and V with the heads that a rank holds as its own cache, [length, k|v, heads, dim], has them.
+KeysValues own_heads(const KeysValues& whole, const RankTensor& part, std::vector<Tensor>& kept) {
+  const TensorView& cache = part.data;
+  const int64_t dim = cache.shape[3] * size_of(cache.dtype), heads = cache.shape[2];
+  const auto side = [&](const TensorView& of, int64_t which) -> TensorView {
+    const Tensor& own = kept.emplace_back(copy_on(Device::cpu, of));
+    for (int64_t row = 0; row < of.rows(); ++row)
+      std::memcpy(own.as<char>() + (row * of.shape[1] + part.shard->offset) * dim,
+                  cache.as<char>() + (2 * row + which) * heads * dim, heads * dim);
+    return own;
+  };
+  const TensorView k = side(whole.k, 0), v = side(whole.v, 1);
+  return {k, v};
+}
+
+// The first rank whose part of the tensor has that index along its axis; a join takes it from
+// there.
+size_t first_with(const std::vector<RankPlan>& plans, const Point& point, int64_t index) {
+  for (size_t rank = 0; rank < plans.size(); ++rank) {
+    const Shard shard = *plans[rank].shard_of(point);
+    const bool of_kv = point.name.starts_with("attn.k") || point == lockstep::point("attn.v");
+    const int64_t count = of_kv ? plans[rank].kv_heads.count : shard.extent / std::ssize(plans);
+    if (index >= shard.offset && index < shard.offset + count) return rank;
+  }
+  return 0;
+}
+
 }  // namespace
 
 RankOracle::RankOracle(std::unique_ptr<Oracle> whole, const ModelConfig& config, int ranks)
@@ -68,6 +95,7 @@ Exact RankOracle::evaluate(const OracleCall& call) {
   const bool apart = pass_ && std::ranges::any_of(inputs, [&](const Place& input) {
                        return pass_->versions.contains({input.point->order(), input.layer});
                      });
+  if (caches_of(call)) return by_rank(call);
   const bool in_parts = plans_[0].shard_of(*call.place.point).has_value();
   return apart && in_parts ? by_rank(call) : whole_->evaluate(call);
 }
@@ -176,6 +204,7 @@ std::vector<TensorView> RankOracle::inputs_of(const OracleCall& call, int rank,
       return *t.point == *place.point && t.layer == place.layer;
     });
     const TensorView mine = found->second[rank];
+    if (mine.dtype != input.dtype) continue;  // not of the engine: a model is held to its own
     Tensor rows(input.shape, input.dtype);
     const int64_t bytes = mine.row_size() * size_of(mine.dtype);
     for (size_t i = 0; i < call.rows.size(); ++i) {
@@ -187,6 +216,19 @@ std::vector<TensorView> RankOracle::inputs_of(const OracleCall& call, int rank,
   return inputs;
 }
 
+const std::vector<RankTensor>* RankOracle::caches_of(const OracleCall& call) const {
+  if (!pass_ || call.place.point->op != OpKind::attention || call.rows.empty()) return nullptr;
+  for (const std::vector<RankTensor>& parts : pass_->caches) {
+    const RankTensor& first = parts[0];
+    if (first.layer == call.place.layer && !first.rows.empty() &&
+        first.rows[0].request == call.rows[0].request &&
+        first.data.view().dtype == call.keys_values.k.dtype &&
+        first.data.view().rows() == call.keys_values.k.rows())
+      return &parts;
+  }
+  return nullptr;
+}
+
 // Each part from its own rank's inputs: the whole op once a rank, of which its part is taken.
 Exact RankOracle::by_rank(const OracleCall& call) {
   std::vector<Exact> of_ranks;
@@ -194,20 +236,22 @@ Exact RankOracle::by_rank(const OracleCall& call) {
     std::vector<Tensor> kept;
     OracleCall own = call;
     own.inputs = inputs_of(call, rank, kept);
+    if (const auto* caches = caches_of(call))
+      own.keys_values = own_heads(call.keys_values, (*caches)[rank], kept);
     of_ranks.push_back(whole_->evaluate(own));
   }
   Exact all = of_ranks[0];
   const int axis = plans_[0].shard_of(*call.place.point)->axis;
   int64_t after = 1;
   for (int i = axis + 1; i < all.shape.rank(); ++i) after *= all.shape[i];
-  for (Numbers Exact::*values :
-       {&Exact::want, &Exact::magnitude, &Exact::factor, &Exact::ties, &Exact::tie_squares}) {
+  for (Numbers Exact::*values : {&Exact::want, &Exact::magnitude, &Exact::factor, &Exact::ties,
+                                 &Exact::tie_squares, &Exact::spread, &Exact::spread_squares,
+                                 &Exact::weighted_squares, &Exact::score, &Exact::overlap}) {
     std::vector<double> joined((all.*values).begin(), (all.*values).end());
+    const bool of_heads = values == &Exact::score || values == &Exact::overlap;  // one a head
     for (size_t i = 0; i < joined.size(); ++i) {
-      const auto at = (static_cast<int64_t>(i) / after) % all.shape[axis];
-      for (size_t rank = 1; rank < plans_.size(); ++rank)
-        if (const Shard own = *plans_[rank].shard_of(*call.place.point); at >= own.offset)
-          joined[i] = (of_ranks[rank].*values)[i];
+      const auto at = (static_cast<int64_t>(i) / (of_heads ? 1 : after)) % all.shape[axis];
+      joined[i] = (of_ranks[first_with(plans_, *call.place.point, at)].*values)[i];
     }
     if (!joined.empty()) all.*values = std::move(joined);
   }

@@ -28,6 +28,9 @@ class RankOracle final : public Oracle {
   Exact partials_of(const OracleCall& call);
   Exact partial_of(const OracleCall& call, const Place& of, int rank);
   Exact by_rank(const OracleCall& call);
+  // The caches that an attention reads, where ranks have unlike copies of heads; null: they have
+  // not.
+  const std::vector<RankTensor>* caches_of(const OracleCall& call) const;
   // The inputs of the call as that rank has them. `kept` owns what is copied.
   std::vector<TensorView> inputs_of(const OracleCall& call, int rank,
                                     std::vector<Tensor>& kept) const;
