@@ -38,6 +38,11 @@ Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hyp
     : manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
 
 void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
+  add(pass, flags, [](const Place&) { return true; });
+}
+
+void Causes::add(const Pass& pass, std::span<const NodeId> flags,
+                 const std::function<bool(const Place&)>& judged) {
   std::vector<std::pair<Place, std::set<int32_t>>> wrong;
   for (const NodeId& flag : flags) {
     auto at = std::ranges::find(wrong, flag.place, [](const auto& w) { return w.first; });
@@ -46,7 +51,7 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
   }
   for (auto& [key, of] : places_) {
     const Place place{&kPoints[key.first], key.second};
-    if (of.candidates.empty() || of.right_passes >= kMostRightPasses) continue;
+    if (of.candidates.empty() || of.right_passes >= kMostRightPasses || !judged(place)) continue;
     if (std::ranges::count(wrong, place, [](const auto& w) { return w.first; }) > 0) continue;
     ++of.right_passes;
     wrong.push_back({place, {}});

@@ -18,7 +18,9 @@ namespace lockstep {
 // position is the prompt, what was forced, or what was chosen one position earlier.
 class TokenFlow {
  public:
-  void begin(const Pass& pass);
+  // The passes in their order: what each was fed, and, when it has ended, what it chose.
+  void begin(const PassInfo& pass);
+  void end(const Pass& pass);
   // Whether every request of this pass, and of all before it, went on where it had stopped or its
   // inherited tokens end, or started again earlier.
   bool continues() const { return continues_; }
@@ -52,7 +54,6 @@ class TokenFlow {
     int32_t token, pass;
     std::vector<int32_t> ties;  // whose logits are as large
   };
-  void remember_choices(const Pass& pass);
   void put(int32_t request, int32_t position, int32_t token);
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;
