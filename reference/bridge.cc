@@ -11,6 +11,8 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -36,6 +38,16 @@ DType dtype_of(at::ScalarType type) {
   for (const auto& [ours, theirs] : kTypes)
     if (theirs == type) return ours;
   fail("a tensor of LibTorch's dtype {} cannot be shown: convert it first", at::toString(type));
+}
+
+// The amount that LibTorch could not get, of "... ried to allocate 3 GiB. GPU 0 has ..." or "...
+// tried to allocate 12 bytes. Error code 12 ...", with its unit. Empty: it failed otherwise.
+std::string lacking_of(std::string_view message) {
+  constexpr std::string_view kSays = "ried to allocate ";
+  const size_t at = message.find(kSays);
+  if (at == message.npos) return "";
+  const std::string_view rest = message.substr(at + kSays.size());
+  return std::string(rest.substr(0, std::min({rest.find(". "), rest.find('\n'), rest.size()})));
 }
 
 }  // namespace
@@ -92,6 +104,13 @@ void in_torch(const std::function<void()>& body) {
   try {
     body();
   } catch (const c10::Error& error) {
+    const std::string lacks = lacking_of(error.what_without_backtrace());
+    if (!lacks.empty())
+      fail(
+          "the reference has no memory left for {} more: judge some --layers or --points at a "
+          "time, "
+          "or fewer tokens a pass (--chunk, --budget), or free memory there",
+          lacks);
     fail(
         "LibTorch could not compute what the reference asked of it ({}): check that this machine "
         "has "

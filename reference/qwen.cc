@@ -56,10 +56,7 @@ struct Cache {
     return sum;
   }
   // Its tokens are left, by which it can be computed again.
-  void forget() {
-    k.clear();
-    v.clear();
-  }
+  void forget() { k.clear(), v.clear(); }
   bool is_forgotten() const { return length > 0 && k.empty(); }
 };
 
@@ -67,7 +64,6 @@ struct Cache {
 // do: they may have ended, which nobody says here.
 constexpr size_t kMostIdle = size_t{64} << 20;
 
-// How many pages, from the first, are the same.
 int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return std::ranges::mismatch(a, b).in1 - a.begin();
 }
@@ -88,12 +84,20 @@ class Qwen final : public ReferenceModel {
   void end(int32_t request) override { caches_.erase(request); }
 
   void run(const PassInfo& pass, Probe& probe) override {
+    begin(pass, probe);
+    advance(static_cast<int>(config_.layers));
+  }
+  void begin(const PassInfo& pass, Probe& probe) override {
     in_torch([&] {
       ++passes_;
       for (const Inherited& inherited : pass.inherited) inherit(inherited, pass);
       remember(pass);
-      run_in_torch(pass, probe);
-      forget_idle();
+      begin_in_torch(pass, probe);
+    });
+  }
+  void advance(int through) override {
+    in_torch([&] {
+      if (forward(through)) end_in_torch(), forget_idle();
     });
   }
 
@@ -103,9 +107,13 @@ class Qwen final : public ReferenceModel {
   void compute_unseen(int32_t request, std::span<const int32_t> tokens);
   void remember(const PassInfo& pass);
   void forget_idle();
-  void run_in_torch(const PassInfo& pass, Probe& probe);
+  void begin_in_torch(const PassInfo& pass, Probe& probe);
+  void end_in_torch();
   void prepare(const PassInfo& pass);
-  void forward(const PassInfo& pass);
+  // Goes on through that layer. Whether the pass has ended by it.
+  bool forward(int through);
+  void before_layers();
+  void after_layers();
   void attention();
   void mlp();
   at::Tensor experts(const at::Tensor& h);
@@ -148,8 +156,10 @@ class Qwen final : public ReferenceModel {
   Routes routes_;  // of experts, from outside
 
   // These belong to the pass that runs.
+  const PassInfo* pass_ = nullptr;  // null: none runs
   Probe* probe_ = nullptr;
-  int layer_ = -1;
+  int next_ = -1;   // layer that comes next; -1: what is before them
+  int layer_ = -1;  // that is computed
   std::vector<Span> spans_;
   at::Tensor cos_, sin_;  // [tokens, 1, head_dim / 2], wide
   at::Tensor stream_;     // [tokens, hidden]
@@ -347,18 +357,16 @@ at::Tensor Qwen::experts(const at::Tensor& h) {
   return sum;
 }
 
-void Qwen::forward(const PassInfo& pass) {
+void Qwen::before_layers() {
                                                      show("embed", stream_);
                                                      show_angles("rope.cos", cos_);
                                                      show_angles("rope.sin", sin_);
-  for (layer_ = 0; layer_ < config_.layers; ++layer_) {
-    attention();
-    mlp();
-  }
-  layer_ = -1;
+}
+
+void Qwen::after_layers() {
   at::Tensor h = rms_norm("final.norm", stream_);    show("final.norm", h);
-  if (pass.logit_rows.empty()) return;
-  const at::Tensor last = h.index_select(0, at::tensor(pass.logit_rows).to(h.device()));
+  if (pass_->logit_rows.empty()) return;
+  const at::Tensor last = h.index_select(0, at::tensor(pass_->logit_rows).to(h.device()));
   at::Tensor logits = linear("logits", last);        show_last("logits", logits);
   at::Tensor token = logits.argmax(-1).to(at::kInt); show_last("token", token);
 }
@@ -407,7 +415,10 @@ void Qwen::compute_unseen(int32_t request, std::span<const int32_t> tokens) {
   }
   // A probe without a sink, which wants nothing.
   Probe unseen;
-  if (!pass.rows.empty()) run_in_torch(pass, unseen);
+  if (pass.rows.empty()) return;
+  begin_in_torch(pass, unseen);
+  forward(static_cast<int>(config_.layers));
+  end_in_torch();
 }
 
 // Where a request goes on that was forgotten, as one that was swapped out for long.
@@ -443,27 +454,44 @@ void Qwen::forget_idle() {
   }
 }
 
-void Qwen::run_in_torch(const PassInfo& pass, Probe& probe) {
+bool Qwen::forward(int through) {
+  if (pass_ == nullptr) return false;
+  const auto layers = static_cast<int>(config_.layers);
+  for (; next_ <= std::min(through, layers); ++next_) {
+    layer_ = next_ < layers ? next_ : -1;
+    if (layer_ >= 0)
+      attention(), mlp();
+    else
+      next_ < 0 ? before_layers() : after_layers();
+  }
+  return next_ > layers;
+}
+
+void Qwen::begin_in_torch(const PassInfo& pass, Probe& probe) {
+  prepare(pass);
   std::vector<int32_t> tokens;
   for (const PassRow& row : pass.rows) tokens.push_back(row.token);
-  prepare(pass);
   stream_ = rounded(weights_.embedding(tokens));
   // A request forgets what it had beyond the position at which it starts again.
   for (const Span& span : spans_) caches_[span.request].length = span.start;
-  probe_ = &probe;
-  layer_ = -1;
+  pass_ = &pass, probe_ = &probe;
+  next_ = layer_ = -1;
   probe.begin(pass);
-  forward(pass);
-  probe.end();
+}
+
+void Qwen::end_in_torch() {
+  probe_->end();
   for (const Span& span : spans_) {
     Cache& cache = caches_.at(span.request);
     cache.tokens.resize(span.start);
-    const auto first = tokens.begin() + span.first;
-    cache.tokens.insert(cache.tokens.end(), first, first + span.count);
-    cache.pages = pages_of(span.request, pass);
+    for (const PassRow& row : std::span(pass_->rows).subspan(span.first, span.count))
+      cache.tokens.push_back(row.token);
+    cache.pages = pages_of(span.request, *pass_);
     cache.used = passes_;
     cache.length += span.count;
   }
+  pass_ = nullptr;
+  stream_ = at::Tensor();
 }
 
 }  // namespace

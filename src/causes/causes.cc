@@ -43,6 +43,11 @@ Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hyp
     : manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
 
 void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
+  add(pass, flags, [](const Place&) { return true; });
+}
+
+void Causes::add(const Pass& pass, std::span<const NodeId> flags,
+                 const std::function<bool(const Place&)>& judged) {
   std::vector<std::pair<Place, std::set<int32_t>>> wrong;
   for (const NodeId& flag : flags) {
     auto at = std::ranges::find(wrong, flag.place, [](const auto& w) { return w.first; });
@@ -53,7 +58,8 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
   // that would make these wrong is none.
   for (auto& [key, of] : places_) {
     const Place place{&kPoints[key.first], key.second};
-    if ((of.candidates.empty() && of.in_region.empty()) || of.right_passes >= kMostRightPasses)
+    if ((of.candidates.empty() && of.in_region.empty()) || of.right_passes >= kMostRightPasses ||
+        !judged(place))
       continue;
     if (std::ranges::count(wrong, place, [](const auto& w) { return w.first; }) > 0) continue;
     ++of.right_passes;

@@ -14,6 +14,7 @@
 // Ops that must be exact (caches, choices) are explained without arithmetic (exact.h).
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -40,6 +41,9 @@ class Causes {
 
   // After the judge has judged that pass; flags: what it returned.
   void add(const Pass& pass, std::span<const NodeId> flags);
+  // The same after some places of it were judged: those that `judged` says.
+  void add(const Pass& pass, std::span<const NodeId> flags,
+           const std::function<bool(const Place&)>& judged);
   // Fills in PlaceSummary::looks_like of places that have findings.
   void put_into(Result& result) const;
 

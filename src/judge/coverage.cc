@@ -33,9 +33,13 @@ bool gains_vary(const TensorView& before, const TensorView& after) {
 }  // namespace
 
 void RunCoverage::add(const Pass& pass) {
-  add_rows(pass.info);
-  add_pages(pass.info);
-  add_tensors(pass);
+  begin(pass.info);
+  add_tensors(pass, 0);
+}
+
+void RunCoverage::begin(const PassInfo& pass) {
+  add_rows(pass);
+  add_pages(pass);
 }
 
 // A request that starts again from 0 over a longer text has no cache; one whose positions go back
@@ -88,8 +92,9 @@ void RunCoverage::add_pages(const PassInfo& pass) {
 
 // Gains show in the norm of q beside its input: where all are the same, a norm that takes another
 // element's is not seen.
-void RunCoverage::add_tensors(const Pass& pass) {
-  for (const RecordedTensor& tensor : pass.tensors) {
+void RunCoverage::add_tensors(const Pass& pass, size_t from) {
+  for (size_t i = from; i < pass.tensors.size(); ++i) {
+    const RecordedTensor& tensor = pass.tensors[i];
     if (tensor.shape.rank() != 3) continue;
     if (*tensor.point == point("attn.q_rope")) heads_ = tensor.shape[1];
     if (*tensor.point == point("attn.k_rope")) kv_heads_ = tensor.shape[1];

@@ -18,6 +18,10 @@ class RunCoverage {
 
   // The passes of the run in their order.
   void add(const Pass& pass);
+  // The same in two: as a pass begins, and tensors of it from the one of that number on, those that
+  // they are made of included.
+  void begin(const PassInfo& pass);
+  void add_tensors(const Pass& pass, size_t from);
   // Which bugs this run could not have shown, each as NAME (WHY): WHAT WOULD SHOW THEM. Of what
   // the trace does not tell (no pages, no tensors of queries) nothing is said.
   std::vector<std::string> not_covered() const;
@@ -32,7 +36,6 @@ class RunCoverage {
  private:
   void add_rows(const PassInfo& pass);
   void add_pages(const PassInfo& pass);
-  void add_tensors(const Pass& pass);
   std::vector<std::string> blind_in_positions() const;
   std::vector<std::string> blind_in_pages() const;
   std::vector<std::string> blind_in_batches() const;

@@ -28,11 +28,19 @@ size_t ErrorMap::begin(const PassView& seen) {
   nodes.pass = seen.info().pass;
   nodes.tokens = seen.nodes_of({&point("embed"), -1});
   nodes.logits = seen.nodes_of({&point("logits"), -1});
-  nodes.is_of_logits = seen.is_of_logits();
   for (const PassRow& r : seen.info().rows)
     if (r.phase == Phase::decode) nodes.decodes.insert(r.row.request);
   nodes.rows = seen.info().rows;
   nodes.logit_rows = seen.info().logit_rows;
+  rows_ += std::ssize(seen.info().rows);
+  see(passes_.size() - 1, seen);
+  return passes_.size() - 1;
+}
+
+void ErrorMap::see(size_t pass, const PassView& seen) {
+  if (pass == SIZE_MAX) return;
+  SeenNodes& nodes = passes_[pass];
+  nodes.is_of_logits = seen.is_of_logits();
   for (const int layer : seen.layers_of(point("mlp.experts"))) {
     const RecordedTensor& chosen = *seen.tensor({&point("mlp.experts"), layer}, -1);
     const TensorView ids = chosen.data;
@@ -42,8 +50,6 @@ size_t ErrorMap::begin(const PassView& seen) {
     nodes.experts[layer] = {ids.shape[1],
                             {ids.as<const int32_t>(), ids.as<const int32_t>() + ids.count()}};
   }
-  rows_ += std::ssize(seen.info().rows);
-  return passes_.size() - 1;
 }
 
 // Which elements were wrong is kept as bits, up to a bound; a pass that would be kept in part is

@@ -26,6 +26,9 @@ class ErrorMap {
 
   // Returns the pass's number.
   size_t begin(const PassView& seen);
+  // Takes over what the pass of that number has shown since: which places have rows with logits
+  // alone, and the experts that were chosen.
+  void see(size_t pass, const PassView& seen);
   // One node of the pass of that number: what is wrong in it, or that it was not judged. row_shape:
   // of its tensor, the axes after the rows.
   void add(size_t pass, const Place& place, const Shape& row_shape, const NodeOutcome& outcome);

@@ -1,9 +1,7 @@
-// The passes of a judged run, one after another. A pass goes through the parts in a fixed order:
-// what it was fed (coverage, token flow, draws, history), the two models, what it wrote to the
-// caches, and then all places in graph order, so that the origin of an op's inputs is known before
-// its result is graded. From the first node that had outcomes under several contracts on, passes
-// wait: whether such a node is a finding is known when the run has ended and the contracts are
-// decided (judge_end.cc).
+// Places of a pass are judged in graph order (judge_parts.cc), so that the origin of an op's inputs
+// is known before its result is graded. From the first node that had outcomes under several
+// contracts on, passes wait: whether such a node is a finding is known when the run has ended and
+// the contracts are decided (judge_end.cc).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,12 +9,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
-#include "probes/layer_watch.h"
-#include "probes/only.h"
-#include "src/judge/cache_read.h"
-#include "src/judge/index_choice.h"
 #include "src/judge/judge_state.h"
-#include "src/judge/top_logits.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"
 
@@ -43,32 +36,6 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
   return contracts;
-}
-
-// Computes, by a model, the tensors of a pass of which the pass has numbers, to be compared with
-// it. Caches are compared with the rows that were written to them.
-Pass pass_of(ReferenceModel& model, const PassView& judged, const JudgeOptions& options,
-             std::string_view doing, const ReferenceCheck* check_of) {
-  const Selection& selection = options.selection;
-  Pass pass;
-  Recorder recorder({}, /*digests=*/false, [&](Pass seen) { pass = std::move(seen); });
-  Only compared(recorder, [&](const Point& point, int layer) {
-    const bool logits = point == lockstep::point("logits");  // tokens are explained by them
-    if (point.is_cache())  // which an attention that is checked reads
-      return check_of != nullptr && check_of->needs_cache(layer) &&
-             selection.has(lockstep::point("attn.out"), layer);
-    const bool routes = point == lockstep::point("mlp.router");  // which are compared too
-    if (!(logits || routes || selection.has(point, layer))) return false;
-    const RecordedTensor* tensor = judged.tensor({&point, layer}, /*request=*/-1);
-    return tensor != nullptr && !tensor->data.view().empty();
-  });
-  LayerWatch watched(compared, [&](int32_t, int64_t, int layer) {
-    if (options.progress) options.progress(doing, layer);
-  });
-  Probe probe(&watched);
-  model.run(judged.info(), probe);
-  check(probe.failure().empty(), "{}", probe.failure());
-  return pass;
 }
 
 // A node whose tensor is missing, should its point turn out to be recorded elsewhere.
@@ -103,23 +70,6 @@ std::string past_context_text(const PassView& seen, int32_t request, int64_t pag
 bool makes_nan(const NodeOutcome& outcome) {
   return outcome.verdict == Verdict::nonfinite && !outcome.overflows && !outcome.passes_on &&
          std::isnan(outcome.finding.got);
-}
-
-// Row by row, the experts that the engine chose at a layer, where that is what its own logits say:
-// both models follow it there, for which of two nearly equal experts is taken is no error. Empty
-// where it is not known, or wrong. Where the logits were not recorded they follow it too: whether
-// it is wrong is for mlp.experts to say, and no token is to be an error because of it.
-TensorView experts_of(const PassView& seen, int layer) {
-  const RecordedTensor* chosen = seen.tensor({&point("mlp.experts"), layer}, -1);
-  const RecordedTensor* logits = seen.tensor({&point("mlp.router"), layer}, -1);
-  if (!chosen || chosen->dtype != DType::i32 || chosen->data.view().empty()) return {};
-  if (logits && logits->data.view().empty()) return {};
-  NodeRows all;
-  for (const PassRow& r : seen.info().rows) all.rows.push_back(r.row);
-  if (chosen->rows != all.rows || (logits && logits->rows != all.rows)) return {};
-  if (!logits) return chosen->data.view();
-  const ChoiceOutcome outcome = judge_choice(all, false, logits->data, chosen->data);
-  return outcome.node.verdict == Verdict::bitwise ? chosen->data.view() : TensorView{};
 }
 
 }  // namespace
@@ -164,60 +114,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
   check(
       (exact == nullptr) == (rounded == nullptr),
       "the models in fp64 and in the run's dtype are compared with each other: give both or none");
-}
-
-void Judge::State::look_for_strays(const Pass& pass) {
-  for (const RecordedTensor& tensor : pass.tensors) {
-    const Place place{tensor.point, tensor.layer};
-    if (manifest.graph.has(place)) continue;
-    ledger.stray({.node = {.place = place, .pass = pass.info.pass},
-                  .verdict = Verdict::structural,
-                  .rule = "the model has no such place"});
-  }
-}
-
-// Both models follow the engine's choice of experts: another expert's numbers would be no error of
-// rounding, and no bound would hold after it.
-void Judge::State::run_models(const PassView& seen) {
-  exact_pass = rounded_pass = {};
-  if (!exact) return;
-  if (flow.continues()) {
-    for (ReferenceModel* model : {exact, rounded})
-      model->follow([&](int layer) { return experts_of(seen, layer); });
-    reference_check.begin_pass();
-    exact_pass = pass_of(*exact, seen, options, "reference in fp64", &reference_check);
-    rounded_pass = pass_of(*rounded, seen, options, "reference rounded", nullptr);
-    reference_check.check(exact_pass);
-    for (ReferenceModel* model : {exact, rounded}) model->follow({});
-    routing.add(seen, exact_pass, rounded_pass);
-    return;
-  }
-  exact = rounded = nullptr;
-  ledger.note(
-      fmt::format("the reference models stop at pass {}, whose positions do not continue "
-                  "those before it: nothing later is found to be propagated",
-                  seen.info().pass));
-}
-
-// Written rows first, then what is read of requests that began in another's cache: what nobody is
-// known to have written is taken as given once.
-void Judge::State::remember_cache(const PassView& seen) {
-  for (size_t i = 0; i < ledger.places().size(); ++i) {
-    const Place& place = ledger.places()[i];
-    if (!place.point->is_cache()) continue;
-    const RecordedTensor* k = seen.tensor(ancestry.inputs(i).at(0), -1);
-    const RecordedTensor* v = seen.tensor(ancestry.inputs(i).at(1), -1);
-    const bool fit = k && v && !k->data.view().empty() && !v->data.view().empty() &&
-                     k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
-                     k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
-    if (fit) history.write(place.layer, k->rows, k->data, v->data);
-    for (const NodeRows& node : seen.nodes_of(place)) {
-      const RecordedTensor* kv = seen.tensor(place, node.request);
-      if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
-      const std::vector<uint64_t> hashes = hashes_of(*kv);
-      if (hashes.size() == kv->rows.size()) history.adopt(place.layer, kv->rows, hashes, kv->data);
-    }
-  }
+  find_parts();
 }
 
 // Places outside of the selection, and hidden ones, have nodes without an outcome: origins pass
@@ -331,71 +228,47 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
   return found;
 }
 
-std::vector<NodeId> Judge::State::settle(Judged& judged) {
-  ancestry.begin_pass();
-  blamed.clear();
-  std::vector<NodeId> flags;
-  for (Pending& pending : judged.pending)
-    if (settle(pending, judged))
-      flags.push_back({ledger.places()[pending.place], judged.pass, pending.request});
-  const size_t index = index_of({&point("logits"), -1});
-  for (const NodeRows& node : judged.with_logits)
-    if (const int source = ancestry.of(index, node.request).finding; source >= 0)
-      logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));
-  return flags;
-}
-
-// Before it is known which contract counts: what is a finding under all that were tried. A writer
-// must be told now whose tensors to keep; nodes that fit one of the contracts are not among them.
-std::vector<NodeId> flagged_by_all(const Judged& judged, const std::vector<Place>& places) {
-  std::vector<NodeId> flags;
-  for (const Pending& node : judged.pending)
-    if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
-          return o.is_finding() && !o.passes_on;
-        }))
-      flags.push_back({places[node.place], judged.pass, node.request});
-  return flags;
-}
-
-std::vector<NodeId> Judge::State::judge(const Pass& pass) {
-  const PassView seen(pass, options.selection, &manifest.graph);
-  coverage.add(pass);
-  flow.begin(pass);
-  draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
-  history.begin(pass.info);
-  look_for_strays(pass);
-  for (Finding& finding : top_logits_findings(pass))
-    if (options.selection.has(*finding.node.place.point, -1) &&
-        options.selection.has(Row{finding.node.request, finding.position}))
-      wrong_top_logits.push_back(std::move(finding));
-  run_models(seen);
-  remember_cache(seen);
-  op_judge.begin_pass(seen);
-  const JudgedPass parts{seen, history, exact ? &exact_pass : nullptr,
-                         rounded ? &rounded_pass : nullptr};
-  Judged judged{.pass = pass.info.pass,
-                .errors = error_map.begin(seen),
-                .with_logits = seen.nodes_of({&point("logits"), -1})};
-  for (size_t i = 0; i < ledger.places().size(); ++i) {
-    if (options.progress) options.progress("judging", ledger.places()[i].layer);
-    judge_place(i, parts, judged);
-  }
-  const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
-  logits.add(pass.info.pass, logits_of(pass), logits_of(exact_pass), logits_of(rounded_pass));
-  // Once a point has been tried under several contracts, passes wait until one is chosen.
-  if (!undeclared) return settle(judged);
-  std::vector<NodeId> flags = flagged_by_all(judged, ledger.places());
-  waiting.push_back(std::move(judged));
-  return flags;
-}
-
 Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
              ReferenceModel* rounded, JudgeOptions options)
     : state_(std::make_unique<State>(manifest, oracle, exact, rounded, std::move(options))) {}
 Judge::~Judge() = default;
 
 std::vector<NodeId> Judge::judge(const Pass& pass) {
-  return state_->judge(narrowed(pass, state_->manifest.dtype));
+  begin_pass(pass);
+  state_->remember_caches(state_->parts.size());  // all that was written, before what was read
+  std::vector<NodeId> flags;
+  while (state_->next_part < state_->parts.size()) {
+    const std::vector<NodeId> some = state_->judge_part();
+    flags.insert(flags.end(), some.begin(), some.end());
+  }
+  end_pass(pass);
+  return flags;
+}
+
+void Judge::begin_pass(const Pass& pass) { state_->begin_pass(pass); }
+
+bool Judge::has_next_part(const Pass& so_far) const { return state_->has_next_part(so_far); }
+
+std::vector<NodeId> Judge::judge_part(const Pass& so_far) {
+  state_->see(so_far);
+  return state_->judge_part();
+}
+
+void Judge::end_pass(const Pass& pass) { state_->end_pass(pass); }
+
+int Judge::parts_left() const { return static_cast<int>(state_->parts.size() - state_->next_part); }
+
+bool Judge::has_judged(const Place& place) const {
+  return state_->part_of(place) < state_->next_part;
+}
+
+bool Judge::has_just_judged(const Place& place) const {
+  return state_->part_of(place) + 1 == state_->next_part;
+}
+
+bool Judge::reads_later(const Place& place) const {
+  const int node = state_->manifest.graph.index_of(place);
+  return node >= 0 && state_->last_part[node] >= state_->next_part;
 }
 
 void Judge::end(int32_t request) {

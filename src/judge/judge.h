@@ -4,8 +4,8 @@
 // found where it is made, and the ops after it are judged on the wrong numbers that they were
 // given.
 //
-//     Pass -> PassView    its tensors by place and request
-//          -> models      where given, the same pass in fp64 and rounded: for what is propagated
+//     Pass -> PassView    its tensors by place and request; layer by layer:
+//          -> models      where given, the same layer in fp64 and rounded: for what is propagated
 //          -> KvHistory   what was written to the caches, against what attention reads
 //          -> OpJudge     place by place, in graph order: oracle -> budget -> measure -> outcome
 //          -> Contracts   where a point rounds; passes wait while several are tried
@@ -76,6 +76,20 @@ class Judge {
   // The passes of a run in their order. Returns the places of this pass that were not clean, so
   // that a writer can keep their tensors and those of their producers.
   std::vector<NodeId> judge(const Pass& pass);
+  // The same for a pass that is still being computed, part by part: what comes before the layers, a
+  // layer, ..., the last layer and what comes after it. begin_pass(); judge_part() as long as there
+  // are parts left, each when has_next_part() or all has been shown; end_pass(). `so_far` has the
+  // tensors that were shown, in their order, and keeps its place until the next call. Those whose
+  // place has_judged() and that nothing reads_later() may have lost their data by then, logits and
+  // tokens excepted. The outcomes, and all places returned together, are those of judge().
+  void begin_pass(const Pass& so_far);
+  bool has_next_part(const Pass& so_far) const;
+  std::vector<NodeId> judge_part(const Pass& so_far);
+  void end_pass(const Pass& pass);
+  int parts_left() const;
+  bool has_judged(const Place& place) const;
+  bool has_just_judged(const Place& place) const;  // in the last part
+  bool reads_later(const Place& place) const;
   // The request is in no further pass, and nobody inherits from it: here and in both models goes
   // what was kept of its K and V for later passes.
   void end(int32_t request);

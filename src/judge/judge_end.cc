@@ -259,7 +259,10 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
     ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request, finding);
   };
   op_judge.decide_contracts(ledger.places());
-  for (Judged& judged : waiting) settle(judged);
+  for (Judged& judged : waiting) {
+    settle(judged);
+    end(judged);
+  }
   for (const Finding& finding : unrecorded)
     if (op_judge.has_seen(*finding.node.place.point)) regrade(finding);
   for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "src/judge/judge.h"
 #include "src/judge/ledger.h"
 #include "src/judge/logits.h"
+#include "src/judge/model_pass.h"
 #include "src/judge/op_judge.h"
 #include "src/judge/reference_check.h"
 #include "src/judge/routing.h"
@@ -38,21 +41,54 @@ struct Judged {
   size_t errors = 0;  // its number in the error map
   std::vector<NodeRows> with_logits;
   std::vector<Pending> pending;
+  bool begun = false;  // outcomes of it were entered
+};
+
+// Places that are judged together, as all that they read has been shown by then: what comes before
+// the layers; a layer; the last layer and what comes after it.
+struct Part {
+  size_t first = 0, end = 0;  // nodes of the graph
+  int through = -1;           // the layer that the models must have computed
+};
+
+// A pass that is judged part by part.
+struct PassInWork {
+  std::optional<Pass> narrow;  // what is read instead of the pass, where that holds wider numbers
+  std::optional<PassView> seen;
+  size_t shown = 0;                           // tensors that were seen
+  std::unique_ptr<ModelPass> exact, rounded;  // null: not known
+  Judged judged;
 };
 
 struct Judge::State {
   State(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
         JudgeOptions options);
 
-  std::vector<NodeId> judge(const Pass& pass);
+  // The parts of a judge's work on a pass, in this order: begin, then see and judge_part, then end.
+  void begin_pass(const Pass& pass);
+  void see(const Pass& so_far);
+  std::vector<NodeId> judge_part();
+  void end_pass(const Pass& pass);
+  bool has_next_part(const Pass& so_far) const;
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
 
-  void look_for_strays(const Pass& pass);
-  void run_models(const PassView& seen);
-  void remember_cache(const PassView& seen);
+  void find_parts();
+  size_t part_of(const Place& place) const;
+  void show(const Pass& so_far);
+  void look_for_strays(const Pass& pass, size_t from);
+  void begin_models();
+  std::unique_ptr<ModelPass> begin_model(ReferenceModel& model, std::string_view doing,
+                                         const ReferenceCheck* check_of) const;
+  void advance_models(const Part& part);
+  // Takes over what the parts before that one wrote to the caches.
+  void remember_caches(size_t until);
+  // Lets the models' tensors of the place go, or those of places that nothing after the part reads.
+  void drop_compared(size_t node);
+  void drop_read(const Part& part);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
-  // Enters a pass whose contracts are known, and returns what of it is a finding.
+  // Enters outcomes whose contracts are known, and returns what of them is a finding.
   std::vector<NodeId> settle(Judged& judged);
+  void end(const Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const;
@@ -86,7 +122,12 @@ struct Judge::State {
   ReferenceCheck reference_check;
   RunCoverage coverage;
   ErrorMap error_map;
-  Pass exact_pass, rounded_pass;
+  std::vector<Part> parts;
+  std::vector<size_t> last_part;  // by node of the graph: the part that reads its tensor last
+  // By node: whether it is wanted, and not hidden, so that a part waits for it.
+  std::vector<bool> awaited;
+  std::optional<PassInWork> work;
+  size_t next_part = 0, remembered = 0;  // of the pass in work
   // The finding, of the pass that is settled, whose region a hidden place is in: by the index of
   // the place and the request.
   std::map<std::pair<int, int32_t>, int> blamed;

@@ -95,15 +95,20 @@ std::map<OpKind, Reached> OpJudge::reached() const {
 
 void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
+  see(pass, 0);
+  hidden_.begin_pass(pass);
+}
+
+void OpJudge::see(const PassView& pass, size_t from) {
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(p.order());
   // The stream and the logits may be fp32 in a 16-bit run, and then are held to the spacing of fp32
   // from that pass on.
-  for (const Place& place : graph_.places()) {
+  for (size_t i = from; i < graph_.places().size(); ++i) {
+    const Place& place = graph_.places()[i];
     const RecordedTensor* tensor = may_be_wider(*place.point) ? pass.tensor(place, -1) : nullptr;
     if (tensor && tensor->dtype == DType::f32) wider_.insert(key_of(place));
   }
-  hidden_.begin_pass(pass);
 }
 
 DType OpJudge::dtype_at(const Place& place) const {

@@ -76,6 +76,8 @@ class OpJudge {
   OpJudge(Oracle& oracle, const Graph& graph, Options options);
 
   void begin_pass(const PassView& pass);
+  // Takes over what the same view shows by now of the graph's places from that number on.
+  void see(const PassView& pass, size_t from);
   // Each place of a pass in graph order, before it is judged.
   void reach(const Place& place) { hidden_.reach(place); }
   // Whether any pass so far has a tensor of the point, of whatever layer.

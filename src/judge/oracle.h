@@ -107,6 +107,12 @@ class ReferenceModel {
   // computed now where none did, and not shown. Positions of a request must continue where its last
   // pass or its inherited tokens end, or start again earlier, which forgets what came after.
   virtual void run(const PassInfo& pass, Probe& probe) = 0;
+  // The same in steps, so that who looks on can let go of what it was shown: begin(), then
+  // advance() through one layer after another, and through as many as there are, which computes
+  // what comes after them too. -1: what comes before them. `pass` and `probe` must live until then.
+  // A model that knows no steps computes all in begin().
+  virtual void begin(const PassInfo& pass, Probe& probe) { run(pass, probe); }
+  virtual void advance(int /*through*/) {}
   // Which experts the rows of the next passes go to, by layer: [rows, k] int32 in host memory, as
   // in mlp.experts. Where it is empty, not set, or of no such expert, the model chooses itself.
   using Routes = std::function<TensorView(int layer)>;

@@ -33,13 +33,26 @@ bool may_be_wider(const Point& p) {
          p == point("mlp.residual");
 }
 
+namespace {
+
+bool may_be_narrowed(const RecordedTensor& tensor) {
+  return tensor.dtype == DType::f32 && !tensor.data.view().empty() && may_be_wider(*tensor.point);
+}
+
+}  // namespace
+
+bool holds_narrower(const Pass& pass, DType run) {
+  return (run == DType::bf16 || run == DType::f16) &&
+         std::ranges::any_of(pass.tensors, may_be_narrowed);
+}
+
 // Only a tensor all of whose numbers are ones of the dtype is taken for a widened one; a single
 // number between makes it fp32, which it is then held to.
 Pass narrowed(Pass pass, DType run) {
   if (run != DType::bf16 && run != DType::f16) return pass;
   for (RecordedTensor& tensor : pass.tensors) {
+    if (!may_be_narrowed(tensor)) continue;
     const TensorView& wide = tensor.data.view();
-    if (tensor.dtype != DType::f32 || wide.empty() || !may_be_wider(*tensor.point)) continue;
     const std::span<const float> values(wide.as<const float>(), wide.count());
     const auto fits = [run](float x) { return std::isnan(x) || round_to(x, run) == x; };
     if (!std::ranges::all_of(values, fits)) continue;

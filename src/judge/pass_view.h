@@ -34,6 +34,8 @@ bool may_be_wider(const Point& point);
 // The pass, where tensors that may be wider than the run's dtype and hold nothing but its numbers
 // are of that dtype: an engine that computes logits in bf16 hands them on as fp32.
 Pass narrowed(Pass pass, DType run);
+// Whether a tensor of the pass may be one that narrowed() changes.
+bool holds_narrower(const Pass& pass, DType run);
 
 // The tensors that a pass should have shown and those that it did, by place.
 class PassView {

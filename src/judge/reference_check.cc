@@ -50,6 +50,7 @@ ReferenceCheck::ReferenceCheck(Oracle& oracle, const Graph& graph, DType dtype)
 
 void ReferenceCheck::begin_pass() {
   due_.clear();
+  next_ = 0;
   cached_layers_.clear();
   for (size_t i = 0; i < places_.size(); ++i) {
     if (passes_ > 0 && i % kInTurn != passes_ % kInTurn) continue;
@@ -59,9 +60,12 @@ void ReferenceCheck::begin_pass() {
   ++passes_;
 }
 
-void ReferenceCheck::check(const Pass& exact) {
-  for (const size_t i : due_)
-    if (suspicion_.empty()) check_place(places_[i], exact);
+void ReferenceCheck::check(const Pass& exact, int before) {
+  for (; next_ < due_.size(); ++next_) {
+    const Place& place = places_[due_[next_]];
+    if (graph_.index_of(place) >= before) return;
+    if (suspicion_.empty()) check_place(place, exact);
+  }
 }
 
 void ReferenceCheck::check_place(const Place& place, const Pass& exact) {

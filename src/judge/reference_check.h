@@ -20,8 +20,9 @@ class ReferenceCheck {
   // The places that are due in the next pass, and whether the model must show its K/V cache there.
   void begin_pass();
   bool needs_cache(int layer) const { return cached_layers_.contains(layer); }
-  // The pass of the fp64 model; what it does not show is not asked.
-  void check(const Pass& exact);
+  // The pass of the fp64 model, as it comes: the places that are due, come before that node of the
+  // graph, and were not checked yet. What it does not show is not asked.
+  void check(const Pass& exact, int before);
 
   int64_t checked() const { return checked_; }
   // The first place where they differ, in a sentence's words; empty: nowhere.
@@ -35,6 +36,7 @@ class ReferenceCheck {
   DType dtype_;
   std::vector<Place> places_;  // that can be asked
   std::vector<size_t> due_;
+  size_t next_ = 0;  // of them
   std::set<int> cached_layers_;
   int64_t passes_ = 0, checked_ = 0;
   std::string suspicion_;

@@ -54,15 +54,15 @@ std::vector<int32_t> TokenFlow::tokens_up_to(const Row& row) const {
   return {all.begin(), all.begin() + std::min(std::ssize(all), std::ptrdiff_t{row.position} + 1)};
 }
 
-void TokenFlow::begin(const Pass& pass) {
+void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
-  for (const Inherited& inherited : pass.info.inherited) {
+  for (const Inherited& inherited : pass.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
   }
   std::set<int32_t> entered, heirs;
-  for (const Inherited& inherited : pass.info.inherited) heirs.insert(inherited.request);
-  for (const PassRow& r : pass.info.rows) {
+  for (const Inherited& inherited : pass.inherited) heirs.insert(inherited.request);
+  for (const PassRow& r : pass.rows) {
     const auto [found, first] = next_.try_emplace(r.row.request, 0);
     int32_t& next = found->second;
     // A request may enter a pass at an earlier position: what came after is computed again. But
@@ -73,7 +73,7 @@ void TokenFlow::begin(const Pass& pass) {
       continues_ = false;
       Trouble trouble{fmt::format("position {} of request {} was next, found {}", next,
                                   r.row.request, r.row.position)};
-      if (first && !pass.info.inherited_known)
+      if (first && !pass.inherited_known)
         trouble = {
             "the trace does not say which tokens a request that begins after its first "
             "position found in the cache",
@@ -82,17 +82,16 @@ void TokenFlow::begin(const Pass& pass) {
     }
     next = r.row.position + 1;
     fed_[r.row.request].push_back(
-        {r.row.position, r.token, pass.info.pass, text_at(r.row.request, r.row.position - 1)});
+        {r.row.position, r.token, pass.pass, text_at(r.row.request, r.row.position - 1)});
     put(r.row.request, r.row.position, r.token);
   }
-  for (const int32_t i : pass.info.logit_rows) {
-    const Row& row = pass.info.rows[i].row;
+  for (const int32_t i : pass.logit_rows) {
+    const Row& row = pass.rows[i].row;
     answered_.insert(text_at(row.request, row.position));
   }
-  remember_choices(pass);
 }
 
-void TokenFlow::remember_choices(const Pass& pass) {
+void TokenFlow::end(const Pass& pass) {
   if (const RecordedTensor* logits = pass.find(point("logits"), -1);
       logits && logits->shape.rank() == 2)
     vocabulary_ = std::max(vocabulary_, logits->shape[1]);

@@ -19,7 +19,9 @@ namespace lockstep {
 // tokens of all requests, and of each position one hash, for the whole run.
 class TokenFlow {
  public:
-  void begin(const Pass& pass);
+  // The passes in their order: what each was fed, and, when it has ended, what it chose.
+  void begin(const PassInfo& pass);
+  void end(const Pass& pass);
   // Whether every request of this pass, and of all before it, went on where it had stopped or its
   // inherited tokens end, or started again earlier.
   bool continues() const { return continues_; }
@@ -53,7 +55,6 @@ class TokenFlow {
     int32_t token, pass;
     std::vector<int32_t> ties;  // whose logits are as large
   };
-  void remember_choices(const Pass& pass);
   void put(int32_t request, int32_t position, int32_t token);
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;

@@ -21,6 +21,7 @@
 #include "src/causes/causes.h"
 #include "src/session/device.h"
 #include "src/session/judged_trace.h"
+#include "src/session/live_judge.h"
 #include "src/session/ranked.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
@@ -93,20 +94,24 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
   if (on_device) ops = staged_on(ops, Device::cpu);
 }
 
+namespace {
+
 // `flagged` keeps the numbers that a finding can be looked into with: its own and those it read.
+bool is_kept(const RecordedTensor& tensor, TraceLevel level, const std::vector<NodeId>& flags,
+             const Graph& graph) {
+  if (level == TraceLevel::full && !tensor.point->is_cache()) return true;
+  if (level != TraceLevel::full && level != TraceLevel::flagged) return false;
+  const Place place{tensor.point, tensor.layer};
+  return std::ranges::any_of(flags, [&](const NodeId& flag) {
+    return flag.place == place || std::ranges::count(graph.inputs_of(flag.place), place) > 0;
+  });
+}
+
+}  // namespace
+
 void keep_only(Pass& pass, TraceLevel level, const std::vector<NodeId>& flags, const Graph& graph) {
-  const auto flagged = [&](const RecordedTensor& tensor) {
-    const Place place{tensor.point, tensor.layer};
-    return std::ranges::any_of(flags, [&](const NodeId& flag) {
-      return flag.place == place || std::ranges::count(graph.inputs_of(flag.place), place) > 0;
-    });
-  };
-  for (RecordedTensor& tensor : pass.tensors) {
-    const bool by_hash = tensor.point->is_cache();
-    const bool keeps = level == TraceLevel::full && !by_hash;
-    const bool keeps_flagged = level == TraceLevel::full || level == TraceLevel::flagged;
-    if (!keeps && !(keeps_flagged && flagged(tensor))) tensor.data = {};
-  }
+  for (RecordedTensor& tensor : pass.tensors)
+    if (!is_kept(tensor, level, flags, graph)) tensor.data = {};
 }
 
 std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int rank) {
@@ -249,14 +254,50 @@ ErrorBudget share_out(const JudgedRun& run, const ReferenceOptions& options,
   return maker.make(*run.reference.error_sharer(run.checkpoint, options));
 }
 
+// Who comes after the judge: causes, the error budget, a trace.
+struct Followers {
+  const JudgedRun& run;
+  const Graph& graph;
+  const Judge& judge;
+  Causes& causes;
+  std::optional<ErrorBudgetMaker>& budget;
+  TraceWriter* writer;  // null: no trace
+  RunProgress& progress;
+  bool found = false;  // a pass had a finding
+
+  LiveJudge::Options options() {
+    return {.digests = writer != nullptr,
+            .keeps = [this](const auto& tensor, const auto& flags) { return keeps(tensor, flags); },
+            .judged = [this](const Pass& so_far, const auto& flags) { explain(so_far, flags); },
+            .ended = [this](Pass pass, const auto& flags) { end_pass(pass, flags); }};
+  }
+  bool keeps(const RecordedTensor& tensor, const std::vector<NodeId>& flags) const {
+    if (run.seen || budget) return true;  // who reads all of a pass
+    return writer != nullptr && is_kept(tensor, run.level, flags, graph);
+  }
+  void explain(const Pass& so_far, const std::vector<NodeId>& flags) {
+    if (run.causes && !run.ranks)
+      causes.add(so_far, flags, [this](const Place& p) { return judge.has_just_judged(p); });
+  }
+  void end_pass(Pass& pass, const std::vector<NodeId>& flags) {
+    progress.end_pass();
+    found |= !flags.empty();
+    if (budget) budget->add(pass);
+    if (run.seen) run.seen(pass, flags);
+    if (writer == nullptr) return;
+    keep_only(pass, run.level, flags, graph);
+    writer->write(pass);
+  }
+};
+
 }  // namespace
 
-//   Engine -> Probe -> LayerWatch -> [RecordBefore] -> [watch] -> [Auditor] -> Only -> Recorder
+//   Engine -> Probe -> LayerWatch -> [RecordBefore] -> [watch] -> [Auditor] -> Only -> LiveJudge
 //                                                                                        |
-//                      trace <- keep_only <- Causes <- Judge, pass by pass, while the engine waits
+//                     trace <- keep_only <- Causes <- Judge, layer by layer, while the engine waits
 //
-// A pass is judged before the next one is computed: memory holds one pass, and --fail-fast stops at
-// the first finding.
+// A layer is judged before the next one is computed, so that memory holds little of a pass; and a
+// pass before the next one, so that --fail-fast stops at the first finding.
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = oracle_of(run, reference);
@@ -279,19 +320,9 @@ Result judge_run(const JudgedRun& run) {
   Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);
   Causes causes(manifest, judge, *oracle, *models.hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
-  bool found = false;  // a pass had a finding
-  Recorder recorder({}, writer != nullptr, [&](Pass pass) {
-    const std::vector<NodeId> flags = judge.judge(pass);
-    progress.end_pass();
-    found |= !flags.empty();
-    if (run.causes && !run.ranks) causes.add(pass, flags);
-    if (budget) budget->add(pass);
-    if (run.seen) run.seen(pass, flags);
-    if (!writer) return;
-    keep_only(pass, run.level, flags, manifest.graph);
-    writer->write(pass);
-  });
-  Only needed(recorder, wanted_to_judge(manifest.graph, run.judge.selection));
+  Followers followers{run, manifest.graph, judge, causes, budget, writer.get(), progress};
+  LiveJudge live(judge, followers.options());
+  Only needed(live, wanted_to_judge(manifest.graph, run.judge.selection));
   Auditor auditor(run.engine.page_size);
   Tee audited(needed, auditor);
   Sink& seen = run.audit ? static_cast<Sink&>(audited) : needed;
@@ -303,7 +334,9 @@ Result judge_run(const JudgedRun& run) {
     progress.at("computing", layer);
   });
   Probe probe(run.ranks ? &run.ranks->sink(shown, run.judge.selection) : &shown);
-  const auto enough = [&] { return run.judge.fail_fast && (found || !auditor.findings().empty()); };
+  const auto enough = [&] {
+    return run.judge.fail_fast && (followers.found || !auditor.findings().empty());
+  };
   const bool parted = !serve(engine, probe, judge, enough, run.ranks);
   const std::vector<RequestInfo> requests = infos_of(engine);
   const bool stopped = (enough() || parted) && tokens_chosen(engine) < total;

@@ -8,8 +8,8 @@
 //                                RecordBefore  a chosen op's inputs, on the disk before it runs
 //                                OpWatch      puts results right, or measures them
 //                                Only         the places that are judged, and what they read
-//                                  Recorder   copies them: Pass -> Judge::judge -> flags
-//                                                               -> Causes, the trace's writer
+//                                  LiveJudge  copies them -> Judge, layer by layer -> flags
+//                                                         -> Causes, the trace's writer
 //                                Auditor      page tables, slots and hashes of the K/V cache
 //
 // The reference may compute on the engine's GPU; nothing of the engine calls it.

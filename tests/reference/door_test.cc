@@ -1,8 +1,12 @@
 // The shared library as the commands meet it: what comes out of it, and what is not in it.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <fstream>
 
 #include "src/session/reference_library.h"
 #include "tests/helpers.h"
@@ -47,6 +51,45 @@ TEST(Library, HasNoOpOfTheEngine) {
 
 TEST(Library, SaysWhichLibTorchItIs) {
   EXPECT_EQ(open_reference().version().find("2."), 0u) << open_reference().version();
+}
+
+// The address space of the process held at what it has and a little more, until destroyed.
+class LittleMemory {
+ public:
+  explicit LittleMemory(rlim_t more) {
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before_);
+    const rlimit now{pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + more, before_.rlim_max};
+    setrlimit(RLIMIT_AS, &now);
+  }
+  ~LittleMemory() { setrlimit(RLIMIT_AS, &before_); }
+  LittleMemory(const LittleMemory&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Library, SaysInASentenceThatItHasNoMemoryLeft) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory cannot be limited";
+#endif
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const auto oracle = open_reference().oracle(checkpoint, {.dtype = DType::bf16, .threads = 1});
+  const auto norm = [&](int64_t rows) {
+    const Tensor x(Shape{rows, checkpoint.config().hidden}, DType::bf16);
+    std::fill_n(x.as<uint16_t>(), x.view().count(), uint16_t{0});
+    const std::vector<Row> names(static_cast<size_t>(rows), Row{0, 0});
+    const OracleCall call{
+        .place = {&point("attn.norm"), 0}, .dtype = DType::bf16, .inputs = {x}, .rows = names};
+    const LittleMemory little(rlim_t{64} << 20);
+    oracle->evaluate(call);
+  };
+  EXPECT_NO_THROW(norm(4));
+  const std::string error = error_of([&] { norm(200000); });
+  EXPECT_NE(error.find("the reference has no memory left for"), std::string::npos) << error;
+  EXPECT_NE(error.find("bytes more: judge some --layers"), std::string::npos) << error;
+  EXPECT_NO_THROW(norm(4));  // and it goes on
 }
 
 // Also shows that an exception which is thrown inside is the same type outside.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "probes/layer_watch.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/reference/passes.h"
 
@@ -135,6 +136,31 @@ TEST_P(ServedOtherwise, ChunksAndDecodeEqualOnePass) {
                             pass_over(2, {part(20, 21)}), pass_over(3, {part(21, 22)}),
                             pass_over(4, {part(22, 23)})});
   expect_same(rows_of(whole, 0), rows_of(parts, 0), 23 * 10 * 3);
+}
+
+// A step shows its layer and no further, and all steps what the whole pass shows, bit for bit.
+TEST_P(ServedOtherwise, StepByStepEqualsOnePass) {
+  const std::vector<PassInfo> passes = {pass_over(0, {{0, 0, tokens(9)}}),
+                                        pass_over(1, {{0, 9, tokens(1)}})};
+  const std::vector<Pass> whole = run_passes(*model(), passes);
+  const auto layers = static_cast<int>(checkpoint_.config().layers);
+  const auto stepped = model();
+  for (size_t i = 0; i < passes.size(); ++i) {
+    Pass seen;
+    int last = -1;
+    Recorder recorder({}, false, [&](Pass pass) { seen = std::move(pass); });
+    LayerWatch watched(recorder, [&](int32_t, int64_t, int layer) { last = layer; });
+    Probe probe(&watched);
+    stepped->begin(passes[i], probe);
+    for (int through = -1; through <= layers; ++through) {
+      stepped->advance(through);
+      EXPECT_EQ(last, std::min(through, layers - 1));
+    }
+    ASSERT_EQ(probe.failure(), "");
+    ASSERT_EQ(seen.tensors.size(), whole[i].tensors.size());
+    for (size_t t = 0; t < seen.tensors.size(); ++t)
+      EXPECT_EQ(values_of(seen.tensors[t].data), values_of(whole[i].tensors[t].data));
+  }
 }
 
 TEST_P(ServedOtherwise, StrangersInTheBatchChangeNothing) {

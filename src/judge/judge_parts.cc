@@ -1,0 +1,292 @@
+// A pass, part by part: the models are computed through the part's layer, its K and V are
+// remembered, its places are judged in graph order, what they came to is entered, and what of the
+// models nothing later reads is let go. So memory holds a layer of each model, whatever the model's
+// depth; and of a pass that is shown while it is computed, a layer of that too.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "src/judge/cache_read.h"
+#include "src/judge/index_choice.h"
+#include "src/judge/judge_state.h"
+#include "src/judge/top_logits.h"
+
+namespace lockstep {
+namespace {
+
+// Row by row, the experts that the engine chose at a layer, where that is what its own logits say:
+// both models follow it there, for which of two nearly equal experts is taken is no error. Empty
+// where it is not known, or wrong. Where the logits were not recorded they follow it too: whether
+// it is wrong is for mlp.experts to say, and no token is to be an error because of it.
+TensorView experts_of(const PassView& seen, int layer) {
+  const RecordedTensor* chosen = seen.tensor({&point("mlp.experts"), layer}, -1);
+  const RecordedTensor* logits = seen.tensor({&point("mlp.router"), layer}, -1);
+  if (!chosen || chosen->dtype != DType::i32 || chosen->data.view().empty()) return {};
+  if (logits && logits->data.view().empty()) return {};
+  NodeRows all;
+  for (const PassRow& r : seen.info().rows) all.rows.push_back(r.row);
+  if (chosen->rows != all.rows || (logits && logits->rows != all.rows)) return {};
+  if (!logits) return chosen->data.view();
+  const ChoiceOutcome outcome = judge_choice(all, false, logits->data, chosen->data);
+  return outcome.node.verdict == Verdict::bitwise ? chosen->data.view() : TensorView{};
+}
+
+// Before it is known which contract counts: what is a finding under all that were tried. A writer
+// must be told now whose tensors to keep; nodes that fit one of the contracts are not among them.
+std::vector<NodeId> flagged_by_all(std::span<const Pending> nodes, int32_t pass,
+                                   const std::vector<Place>& places) {
+  std::vector<NodeId> flags;
+  for (const Pending& node : nodes)
+    if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
+          return o.is_finding() && !o.passes_on;
+        }))
+      flags.push_back({places[node.place], pass, node.request});
+  return flags;
+}
+
+bool is_of_logits(const Place& place) { return *place.point == point("logits"); }
+
+}  // namespace
+
+// A place's last reader is an op that reads it, an attention whose cache it was written to, or a
+// norm of a sum that it was added to.
+void Judge::State::find_parts() {
+  const std::vector<Place>& places = ledger.places();
+  const int layers = manifest.graph.layers();
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (parts.empty() || places[i].layer > parts.back().through)
+      parts.push_back({.first = i, .through = places[i].layer});
+    parts.back().end = i + 1;
+  }
+  if (!parts.empty()) parts.back().through = layers;
+  last_part.resize(places.size());
+  for (size_t p = 0; p < parts.size(); ++p)
+    for (size_t i = parts[p].first; i < parts[p].end; ++i) {
+      last_part[i] = p;
+      for (const int input : manifest.graph.inputs(static_cast<int64_t>(i))) {
+        last_part[input] = p;
+        const Point& read = *places[input].point;
+        if (read.is_cache() || read.op == OpKind::add)
+          for (const int before : manifest.graph.inputs(input)) last_part[before] = p;
+      }
+    }
+  awaited.resize(places.size());
+  for (const Place& place : manifest.graph.places_to_judge(options.selection))
+    awaited[manifest.graph.index_of(place)] = !options.recorded || options.recorded(place);
+}
+
+size_t Judge::State::part_of(const Place& place) const {
+  const int node = manifest.graph.index_of(place);
+  const auto holds = [node](const Part& part) { return node < static_cast<int>(part.end); };
+  return std::ranges::find_if(parts, holds) - parts.begin();
+}
+
+bool Judge::State::has_next_part(const Pass& so_far) const {
+  if (next_part + 1 >= parts.size()) return false;
+  std::set<int32_t> requests;
+  for (const PassRow& row : so_far.info.rows) requests.insert(row.row.request);
+  const Part& part = parts[next_part];
+  std::vector<size_t> shown(part.end - part.first);
+  for (const RecordedTensor& tensor : so_far.tensors) {
+    const int node = manifest.graph.index_of({tensor.point, tensor.layer});
+    if (node >= static_cast<int>(part.first) && node < static_cast<int>(part.end))
+      ++shown[node - part.first];
+  }
+  for (size_t i = part.first; i < part.end; ++i) {
+    const size_t wanted = ledger.places()[i].point->is_cache() ? requests.size() : 1;
+    if (awaited[i] && shown[i - part.first] < wanted) return false;
+  }
+  return true;
+}
+
+void Judge::State::look_for_strays(const Pass& pass, size_t from) {
+  for (size_t i = from; i < pass.tensors.size(); ++i) {
+    const Place place{pass.tensors[i].point, pass.tensors[i].layer};
+    if (manifest.graph.has(place)) continue;
+    ledger.stray({.node = {.place = place, .pass = pass.info.pass},
+                  .verdict = Verdict::structural,
+                  .rule = "the model has no such place"});
+  }
+}
+
+void Judge::State::show(const Pass& so_far) {
+  PassInWork& w = *work;
+  const size_t from = std::exchange(w.shown, so_far.tensors.size());
+  w.narrow.reset();
+  if (holds_narrower(so_far, manifest.dtype)) w.narrow = narrowed(so_far, manifest.dtype);
+  w.seen.emplace(w.narrow ? *w.narrow : so_far, options.selection, &manifest.graph);
+  look_for_strays(so_far, from);
+  coverage.add_tensors(so_far, from);
+}
+
+void Judge::State::begin_pass(const Pass& pass) {
+  work.emplace();
+  next_part = remembered = 0;
+  coverage.begin(pass.info);
+  flow.begin(pass.info);
+  history.begin(pass.info);
+  show(pass);
+  op_judge.begin_pass(*work->seen);
+  work->judged = {.pass = pass.info.pass,
+                  .errors = error_map.begin(*work->seen),
+                  .with_logits = work->seen->nodes_of({&point("logits"), -1})};
+  begin_models();
+}
+
+void Judge::State::see(const Pass& so_far) {
+  show(so_far);
+  if (next_part < parts.size()) op_judge.see(*work->seen, parts[next_part].first);
+  error_map.see(work->judged.errors, *work->seen);
+}
+
+// A model's tensors are wanted where the pass has numbers, to be compared with it. Caches are
+// compared with the rows that were written to them.
+std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std::string_view doing,
+                                                     const ReferenceCheck* check_of) const {
+  const Selection& selection = options.selection;
+  const auto compared = [this, check_of, &selection](const Point& point, int layer) {
+    const bool logits = point == lockstep::point("logits");  // tokens are explained by them
+    if (point.is_cache())  // which an attention that is checked reads
+      return check_of != nullptr && check_of->needs_cache(layer) &&
+             selection.has(lockstep::point("attn.out"), layer);
+    const bool routes = point == lockstep::point("mlp.router");  // which are compared too
+    if (!(logits || routes || selection.has(point, layer))) return false;
+    const RecordedTensor* tensor = work->seen->tensor({&point, layer}, /*request=*/-1);
+    return tensor != nullptr && !tensor->data.view().empty();
+  };
+  const auto says = [this, doing](int layer) {
+    if (options.progress) options.progress(doing, layer);
+  };
+  return std::make_unique<ModelPass>(model, work->seen->info(), compared, says);
+}
+
+// Both models follow the engine's choice of experts: another expert's numbers would be no error of
+// rounding, and no bound would hold after it.
+void Judge::State::begin_models() {
+  if (!exact) return;
+  if (flow.continues()) {
+    for (ReferenceModel* model : {exact, rounded})
+      model->follow([this](int layer) { return experts_of(*work->seen, layer); });
+    reference_check.begin_pass();
+    work->exact = begin_model(*exact, "reference in fp64", &reference_check);
+    work->rounded = begin_model(*rounded, "reference rounded", nullptr);
+    return;
+  }
+  exact = rounded = nullptr;
+  ledger.note(
+      fmt::format("the reference models stop at pass {}, whose positions do not continue "
+                  "those before it: nothing later is found to be propagated",
+                  work->seen->info().pass));
+}
+
+void Judge::State::advance_models(const Part& part) {
+  if (!work->exact) return;
+  work->exact->advance(part.through);
+  work->rounded->advance(part.through);
+  reference_check.check(work->exact->pass(), static_cast<int>(part.end));
+  routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
+}
+
+// Written rows first, then what is read of requests that began in another's cache: what nobody is
+// known to have written is taken as given once.
+void Judge::State::remember_caches(size_t until) {
+  const PassView& seen = *work->seen;
+  for (; remembered < until; ++remembered)
+    for (size_t i = parts[remembered].first; i < parts[remembered].end; ++i) {
+      const Place& place = ledger.places()[i];
+      if (!place.point->is_cache()) continue;
+      const RecordedTensor* k = seen.tensor(ancestry.inputs(i).at(0), -1);
+      const RecordedTensor* v = seen.tensor(ancestry.inputs(i).at(1), -1);
+      const bool fit = k && v && !k->data.view().empty() && !v->data.view().empty() &&
+                       k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
+                       k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
+      if (fit) history.write(place.layer, k->rows, k->data, v->data);
+      for (const NodeRows& node : seen.nodes_of(place)) {
+        const RecordedTensor* kv = seen.tensor(place, node.request);
+        if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
+        const std::vector<uint64_t> hashes = hashes_of(*kv);
+        if (hashes.size() == kv->rows.size())
+          history.adopt(place.layer, kv->rows, hashes, kv->data);
+      }
+    }
+}
+
+// The fp64 model's own ops are checked by what it shows further on.
+void Judge::State::drop_compared(size_t node) {
+  const Place& place = ledger.places()[node];
+  if (!work->exact || is_of_logits(place)) return;
+  work->rounded->drop(place);
+  if (last_part[node] <= next_part) work->exact->drop(place);
+}
+
+void Judge::State::drop_read(const Part& part) {
+  if (!work->exact) return;
+  for (size_t i = 0; i < part.first; ++i)
+    if (last_part[i] == next_part) work->exact->drop(ledger.places()[i]);
+}
+
+// Once a point has been tried under several contracts, outcomes wait until one is chosen.
+std::vector<NodeId> Judge::State::judge_part() {
+  const Part& part = parts.at(next_part);
+  advance_models(part);
+  remember_caches(next_part + 1);
+  const JudgedPass pass{*work->seen, history, work->exact ? &work->exact->pass() : nullptr,
+                        work->rounded ? &work->rounded->pass() : nullptr};
+  Judged& judged = work->judged;
+  const size_t waited = judged.pending.size();
+  for (size_t i = part.first; i < part.end; ++i) {
+    if (options.progress) options.progress("judging", ledger.places()[i].layer);
+    judge_place(i, pass, judged);
+    drop_compared(i);
+  }
+  drop_read(part);
+  ++next_part;
+  if (!undeclared) return settle(judged);
+  return flagged_by_all(std::span(judged.pending).subspan(waited), judged.pass, ledger.places());
+}
+
+std::vector<NodeId> Judge::State::settle(Judged& judged) {
+  if (!std::exchange(judged.begun, true)) {
+    ancestry.begin_pass();
+    blamed.clear();
+  }
+  std::vector<NodeId> flags;
+  for (Pending& pending : judged.pending)
+    if (settle(pending, judged))
+      flags.push_back({ledger.places()[pending.place], judged.pass, pending.request});
+  judged.pending.clear();
+  return flags;
+}
+
+void Judge::State::end(const Judged& judged) {
+  const size_t index = index_of({&point("logits"), -1});
+  for (const NodeRows& node : judged.with_logits)
+    if (const int source = ancestry.of(index, node.request).finding; source >= 0)
+      logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));
+}
+
+void Judge::State::end_pass(const Pass& shown) {
+  const Pass& pass = work->narrow ? *work->narrow : shown;
+  flow.end(pass);
+  draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
+  for (Finding& finding : top_logits_findings(pass))
+    if (options.selection.has(*finding.node.place.point, -1) &&
+        options.selection.has(Row{finding.node.request, finding.position}))
+      wrong_top_logits.push_back(std::move(finding));
+  const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
+  const auto of_model = [&](const std::unique_ptr<ModelPass>& model) {
+    return model ? logits_of(model->pass()) : nullptr;
+  };
+  logits.add(pass.info.pass, logits_of(pass), of_model(work->exact), of_model(work->rounded));
+  for (ReferenceModel* model : {exact, rounded})
+    if (model) model->follow({});
+  if (undeclared)
+    waiting.push_back(std::move(work->judged));
+  else
+    end(work->judged);
+  work.reset();
+}
+
+}  // namespace lockstep

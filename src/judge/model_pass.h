@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "probes/layer_watch.h"
+#include "probes/only.h"
+#include "probes/recorder.h"
+#include "src/judge/oracle.h"
+
+namespace lockstep {
+
+// A pass of a model beside the one that is judged, computed layer by layer as the judge comes to
+// them. Of what the model shows, only what was not dropped is held.
+class ModelPass final : private Sink {
+ public:
+  // wanted: the places whose tensors are held. says: called as each layer is reached; may be empty.
+  // The model is borrowed, and runs no other pass until this one has ended.
+  ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted wanted,
+            std::function<void(int layer)> says);
+  ModelPass(const ModelPass&) = delete;
+
+  // Computes on through that layer, as ReferenceModel::advance. Throws Error when it cannot.
+  void advance(int through);
+  // The tensors that are held, in the order in which they were shown.
+  const Pass& pass() const { return pass_; }
+  void drop(const Place& place);
+
+ private:
+  bool wants(const Point& point, int layer) const override { return wanted_(point, layer); }
+  void begin(const PassInfo&) override {}
+  void record(const Record& record) override;
+  void end() override {}
+  void check_probe() const;
+
+  ReferenceModel& model_;
+  Only::Wanted wanted_;
+  Pass pass_;
+  LayerWatch watched_;
+  Probe probe_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "probes/recorder.h"
+#include "src/judge/judge.h"
+
+namespace lockstep {
+
+// Judges passes while they are computed: as soon as a layer has been shown, its places are judged
+// while the engine waits, and tensors that nothing reads later are let go. So memory holds the
+// tensors of a layer or two, however many layers there are. A layer that lacks tensors waits until
+// the pass has ended, and so do those after it.
+class LiveJudge final : public Sink {
+ public:
+  struct Options {
+    bool digests = false;  // as of a Recorder
+    // Tensors whose data stays until the pass has ended, given what of it is a finding so far, its
+    // own place included. Empty: none.
+    std::function<bool(const RecordedTensor& tensor, const std::vector<NodeId>& flags)> keeps;
+    // Called after some places of a pass were judged (Judge::has_just_judged), with what of them is
+    // a finding; what they read is there. May be empty.
+    std::function<void(const Pass& so_far, const std::vector<NodeId>& flags)> judged;
+    // Called after the pass, with all of its findings.
+    std::function<void(Pass pass, const std::vector<NodeId>& flags)> ended;
+  };
+
+  // The judge is borrowed.
+  LiveJudge(Judge& judge, Options options);
+
+  bool wants(const Point& point, int layer) const override { return recorder_.wants(point, layer); }
+  void begin(const PassInfo& pass) override;
+  void record(const Record& record) override;
+  void end() override;
+
+ private:
+  void take(Pass pass);
+  void judge_part();
+  void let_go();
+
+  Judge& judge_;
+  Options options_;
+  Recorder recorder_;  // of what was shown since the last take()
+  Pass pass_;          // that is judged, as far as it was taken
+  int layer_ = -1;     // that is shown
+  std::vector<NodeId> flags_;
+};
+
+}  // namespace lockstep

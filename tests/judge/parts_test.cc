@@ -1,0 +1,167 @@
+// A pass that is judged while it is computed, layer by layer, with what nothing reads later let go.
+#include <algorithm>
+#include <tuple>
+
+#include "src/judge/model_pass.h"
+#include "tests/judge/judge_fixture.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kLayers = 2;
+
+// The fake model, which shows a pass a layer at a time.
+class InSteps : public ReferenceModel {
+ public:
+  explicit InSteps(DType dtype) : model_(dtype) {}
+  void run(const PassInfo& pass, Probe& probe) override { model_.run(pass, probe); }
+  void begin(const PassInfo& pass, Probe& probe) override {
+    made_ = pass_of(model_, pass);
+    probe_ = &probe;
+    next_ = 0;
+    probe.begin(pass);
+  }
+  void advance(int through) override {
+    for (; next_ < made_.tensors.size() && step_of(next_) <= through; ++next_) {
+      const RecordedTensor& t = made_.tensors[next_];
+      if (probe_->wants(*t.point, t.layer)) (*probe_)(*t.point, t.layer, t.rows, t.data);
+    }
+    if (through == kLayers) probe_->end();
+  }
+  void follow(Routes) override {}
+  void end(int32_t) override {}
+
+ private:
+  int step_of(size_t i) const {
+    const int layer = made_.tensors[i].layer;
+    return layer < 0 && i > 0 ? kLayers : layer;  // embed is the first
+  }
+
+  FakeModel model_;
+  Pass made_;
+  Probe* probe_ = nullptr;
+  size_t next_ = 0;
+};
+
+struct Judgement {
+  Result result;
+  std::vector<NodeId> flags;
+  size_t most_held = 0;  // tensors of the pass that had data when a part was judged
+  size_t early = 0;      // parts that were judged before the pass had ended
+};
+
+Judgement judged_live(const FakeRun& run, Oracle& oracle) {
+  InSteps exact(DType::f64), rounded(run.manifest.dtype);
+  Judge judge(run.manifest, oracle, &exact, &rounded, {});
+  Judgement live;
+  const auto judge_part = [&](Pass& so_far) {
+    const auto held = std::ranges::count_if(
+        so_far.tensors, [](const RecordedTensor& t) { return !t.data.view().empty(); });
+    live.most_held = std::max(live.most_held, static_cast<size_t>(held));
+    for (const NodeId& flag : judge.judge_part(so_far)) live.flags.push_back(flag);
+    if (judge.parts_left() == 0) return;
+    for (RecordedTensor& t : so_far.tensors) {
+      const Place place{t.point, t.layer};
+      if (judge.has_judged(place) && !judge.reads_later(place)) t.data = {};
+    }
+  };
+  for (const Pass& pass : run.passes) {
+    Pass so_far{.info = pass.info};
+    judge.begin_pass(so_far);
+    for (const RecordedTensor& t : pass.tensors) {
+      for (; judge.has_next_part(so_far); ++live.early) judge_part(so_far);
+      so_far.tensors.push_back(t);
+    }
+    so_far.logits = pass.logits;
+    while (judge.parts_left() > 0) judge_part(so_far);
+    judge.end_pass(so_far);
+  }
+  live.result = judge.finish(run.requests, true);
+  return live;
+}
+
+// What a finding says.
+auto fields(const Finding& f) {
+  return std::tuple(text_of(f.node.place), f.node.pass, f.node.request, f.position, f.verdict,
+                    f.value, f.limit, f.budgets, f.rule, f.want, f.got);
+}
+
+class PartsTest : public JudgeTest {
+ protected:
+  Judgement expect_same(const FakeRun& run) {
+    const Result whole = judged(run);
+    Judgement live = judged_live(run, oracle_);
+    EXPECT_EQ(live.result.story, whole.story);
+    EXPECT_EQ(live.result.verdict, whole.verdict);
+    EXPECT_EQ(live.result.notes, whole.notes);
+    EXPECT_EQ(live.result.limit_ratio, whole.limit_ratio);
+    for (const Verdict v : {Verdict::bitwise, Verdict::rounding, Verdict::propagated,
+                            Verdict::introduced, Verdict::structural, Verdict::inconclusive})
+      EXPECT_EQ(count(live.result, v), count(whole, v)) << name_of(v);
+    EXPECT_EQ(live.result.findings.size(), whole.findings.size());
+    for (size_t i = 0; i < std::min(live.result.findings.size(), whole.findings.size()); ++i)
+      EXPECT_EQ(fields(live.result.findings[i]), fields(whole.findings[i]));
+    EXPECT_EQ(live.flags.size(), flags_.size());
+    for (size_t i = 0; i < std::min(live.flags.size(), flags_.size()); ++i) {
+      EXPECT_EQ(text_of(live.flags[i].place), text_of(flags_[i].place));
+      EXPECT_EQ(live.flags[i].request, flags_[i].request);
+    }
+    return live;
+  }
+};
+
+TEST_F(PartsTest, ALayerIsJudgedAndLetGoBeforeTheNext) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const FakeRun run = clean(dtype);
+    const Judgement live = expect_same(run);
+    EXPECT_EQ(live.result.verdict, RunVerdict::clean) << live.result.story;
+    // Of each pass: embed and all layers but the last, which is judged with what comes after it.
+    EXPECT_EQ(live.early, run.passes.size() * kLayers);
+    EXPECT_LE(live.most_held, run.passes[0].tensors.size() * 2 / 3);
+  }
+}
+
+TEST_F(PartsTest, FindingsAreThoseOfAWholePass) {
+  const auto shift = [](std::vector<double>& v) { v[3] += 1; };
+  int64_t propagated = 0;  // which says that the models were there
+  for (const char* name : {"attn.q_rope", "attn.v", "attn.out", "mlp.act", "mlp.residual"})
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const Judgement live = expect_same(spoilt(name, layer, 1, shift));
+      EXPECT_EQ(live.result.verdict, RunVerdict::diverged) << name;
+      propagated += count(live.result, Verdict::propagated);
+    }
+  EXPECT_GT(propagated, 10);
+}
+
+TEST_F(PartsTest, ALayerThatLacksATensorWaitsForTheEndOfThePass) {
+  FakeRun run = clean();
+  std::erase_if(run.passes[1].tensors,
+                [](const RecordedTensor& t) { return t.layer == 0 && t.point->name == "attn.q"; });
+  const Judgement live = expect_same(run);
+  EXPECT_EQ(live.early, (run.passes.size() - 1) * kLayers + 1);
+  expect_first(live.result, "layer 0 attn.q", 1, 0, Verdict::structural);
+}
+
+TEST_F(PartsTest, AModelHoldsWhatWasNotDropped) {
+  const FakeRun run = clean();
+  InSteps model(DType::f64);
+  std::vector<int> said;
+  ModelPass pass(
+      model, run.passes[0].info, [](const Point& p, int) { return p.name != "attn.q"; },
+      [&](int layer) { said.push_back(layer); });
+  EXPECT_TRUE(pass.pass().tensors.empty());
+  pass.advance(-1);
+  EXPECT_EQ(pass.pass().tensors.size(), 1u);
+  pass.advance(0);
+  EXPECT_EQ(pass.pass().find(point("attn.q"), 0), nullptr);
+  EXPECT_NE(pass.pass().find(point("attn.k"), 0), nullptr);
+  EXPECT_EQ(pass.pass().find(point("attn.k"), 1), nullptr);
+  pass.drop({&point("attn.k"), 0});
+  EXPECT_EQ(pass.pass().find(point("attn.k"), 0), nullptr);
+  pass.advance(kLayers);
+  EXPECT_NE(pass.pass().find(point("logits"), -1), nullptr);
+  EXPECT_EQ(said, (std::vector{0, 1}));
+}
+
+}  // namespace
+}  // namespace lockstep
