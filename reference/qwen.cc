@@ -23,6 +23,7 @@
 #include "reference/bridge.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
+#include "reference/request_cache.h"
 #include "reference/rotary.h"
 
 namespace lockstep {
@@ -39,25 +40,6 @@ struct Span {
   int32_t request = 0;
   int64_t first = 0, count = 0;  // rows of the pass
   int64_t start = 0;             // position of its first row
-};
-
-// The cache of a request, by layer: [length, kv heads, head_dim] in the dtype that is shown.
-struct Cache {
-  int64_t length = 0;
-  std::vector<at::Tensor> k, v;
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> pages;  // of the engine, when the request was last in a pass
-  int64_t used = 0;            // the last pass of this model that it was in
-
-  size_t bytes() const {
-    size_t sum = 0;
-    for (const std::vector<at::Tensor>* half : {&k, &v})
-      for (const at::Tensor& tensor : *half) sum += tensor.defined() ? tensor.nbytes() : 0;
-    return sum;
-  }
-  // Its tokens are left, by which it can be computed again.
-  void forget() { k.clear(), v.clear(); }
-  bool is_forgotten() const { return length > 0 && k.empty(); }
 };
 
 // The bytes that requests in no pass may take together, or else twice what those in the pass
@@ -102,7 +84,7 @@ class Qwen final : public ReferenceModel {
   }
 
  private:
-  const Cache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
+  const RequestCache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
   void inherit(const Inherited& inherited, const PassInfo& pass);
   void compute_unseen(int32_t request, std::span<const int32_t> tokens);
   void remember(const PassInfo& pass);
@@ -151,7 +133,7 @@ class Qwen final : public ReferenceModel {
   HeldWeights weights_;
   Recipe recipe_;
   Rotary rotary_;
-  std::map<int32_t, Cache> caches_;
+  std::map<int32_t, RequestCache> caches_;
   int64_t passes_ = 0;
   Routes routes_;  // of experts, from outside
 
@@ -257,7 +239,7 @@ at::Tensor Qwen::weighted_sum(const at::Tensor& x, const at::Tensor& weights) co
 // Adds the pass's K and V to what each request has, and shows all that its queries can read.
 void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   for (const Span& span : spans_) {
-    Cache& cache = caches_.at(span.request);
+    RequestCache& cache = caches_.at(span.request);
     cache.k.resize(config_.layers);
     cache.v.resize(config_.layers);
     const auto append = [&](at::Tensor& to, const at::Tensor& from) {
@@ -292,7 +274,7 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const at::Tensor out = at::empty_like(q);
   const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
-    const Cache& cache = caches_.at(span.request);
+    const RequestCache& cache = caches_.at(span.request);
     // Queries are taken in blocks, so that their scores, [heads, block, length], stay under a
     // bound.
     const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
@@ -380,9 +362,9 @@ const std::vector<int32_t>& pages_of(int32_t request, const PassInfo& pass) {
 
 // Who computed the tokens that a request inherits. Of several, who has more of its pages: where
 // RoPE depends on the length, the same tokens have other keys when they came in other chunks.
-const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) const {
+const RequestCache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) const {
   const std::vector<int32_t>& pages = pages_of(inherited.request, pass);
-  const Cache* donor = nullptr;
+  const RequestCache* donor = nullptr;
   for (const auto& [request, cache] : caches_) {
     const bool has_them =
         !cache.is_forgotten() && cache.length >= std::ssize(inherited.tokens) &&
@@ -397,9 +379,9 @@ const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) co
 // The cache that another request computed with the same tokens; what none did, as of a trace that
 // begins later, this model computes unseen.
 void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
-  if (const Cache* donor = donor_of(inherited, into)) {
+  if (const RequestCache* donor = donor_of(inherited, into)) {
     // Tensors are shared and never written to: append() makes new ones, of the rows up to `length`.
-    Cache own = *donor;
+    RequestCache own = *donor;
     own.length = std::ssize(inherited.tokens);
     caches_[inherited.request] = std::move(own);
     return;
@@ -441,13 +423,13 @@ void Qwen::forget_idle() {
   const RopeType rope = config_.rope.type;
   if (config_.experts.count > 0 || rope == RopeType::dynamic || rope == RopeType::longrope) return;
   size_t in_pass = 0, idle = 0;
-  std::vector<Cache*> others;
+  std::vector<RequestCache*> others;
   for (auto& [request, cache] : caches_) {
     (cache.used == passes_ ? in_pass : idle) += cache.bytes();
     if (cache.used != passes_ && !cache.k.empty()) others.push_back(&cache);
   }
-  std::ranges::sort(others, {}, &Cache::used);
-  for (Cache* cache : others) {
+  std::ranges::sort(others, {}, &RequestCache::used);
+  for (RequestCache* cache : others) {
     if (idle <= std::max(kMostIdle, 2 * in_pass)) return;
     idle -= cache->bytes();
     cache->forget();
@@ -482,7 +464,7 @@ void Qwen::begin_in_torch(const PassInfo& pass, Probe& probe) {
 void Qwen::end_in_torch() {
   probe_->end();
   for (const Span& span : spans_) {
-    Cache& cache = caches_.at(span.request);
+    RequestCache& cache = caches_.at(span.request);
     cache.tokens.resize(span.start);
     for (const PassRow& row : std::span(pass_->rows).subspan(span.first, span.count))
       cache.tokens.push_back(row.token);

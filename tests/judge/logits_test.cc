@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "tests/judge/fake_model.h"
 
@@ -33,7 +34,8 @@ TEST(Logits, LeaveOutTheRowsAloneThatAModelLacks) {
   RecordedTensor got = logits({1, 3, 2});
   got.rows = {{0, 4}, {0, 5}};
   got.shape = {2, 3};
-  got.data = rounded_tensor({1, 3, 2, 1, 3, 2.5}, got.shape, DType::f64);
+  const std::vector<double> numbers = {1, 3, 2, 1, 3, 2.5};
+  got.data = rounded_tensor(numbers, got.shape, DType::f64);
   RecordedTensor exact = logits({1, 3, 2});
   exact.rows = {{0, 5}};
   LogitsComparison c(DType::bf16);

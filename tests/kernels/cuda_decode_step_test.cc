@@ -131,7 +131,9 @@ class StepCase {
     for (int64_t r = 0; r < rows_; ++r) {
       const int64_t last = contexts_[r] - 1;
       positions.push_back(static_cast<double>(std::max<int64_t>(last, 0)));
-      slots.push_back(last < 0 ? -1 : table[r * width + last / page] * page + last % page);
+      const double first =
+          last < 0 ? -1 : table[r * width + last / page] * static_cast<double>(page);
+      slots.push_back(last < 0 ? -1 : first + static_cast<double>(last % page));
       tokens.push_back(static_cast<double>((37 + 101 * r) % s_.vocab));
     }
     width_ = width;
@@ -190,7 +192,8 @@ class StepCase {
     Values cos, sin;
     for (int64_t p = 0; p < entries; ++p)
       for (int64_t j = 0; j < half; ++j) {
-        const double angle = static_cast<double>(p) * std::pow(1e6, -static_cast<double>(j) / half);
+        const double share = static_cast<double>(j) / static_cast<double>(half);
+        const double angle = static_cast<double>(p) * std::pow(1e6, -share);
         cos.push_back(std::cos(angle)), sin.push_back(std::sin(angle));
       }
     cos_ = far({entries, half}, DType::f32, cos), sin_ = far({entries, half}, DType::f32, sin);
