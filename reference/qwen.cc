@@ -23,7 +23,6 @@
 #include "reference/bridge.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
-#include "reference/request_cache.h"
 #include "reference/rotary.h"
 
 namespace lockstep {
@@ -42,8 +41,25 @@ struct Span {
   int64_t start = 0;             // position of its first row
 };
 
-// The bytes that requests in no pass may take together, or else twice what those in the pass
-// do: they may have ended, which nobody says here.
+// The cache of a request, by layer: [length, kv heads, head_dim] in the dtype that is shown.
+struct Cache {
+  int64_t length = 0;
+  std::vector<at::Tensor> k, v;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> pages;  // of the engine, when the request was last in a pass
+  int64_t used = 0;            // the last pass of this model that it was in
+
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const at::Tensor& tensor : k) sum += tensor.defined() ? 2 * tensor.nbytes() : 0;  // and v
+    return sum;
+  }
+  // Its tokens are left, by which it can be computed again.
+  void forget() { k.clear(), v.clear(); }
+  bool is_forgotten() const { return length > 0 && k.empty(); }
+};
+
+// Bytes that requests in no pass may take together, or else twice what those in the pass do.
 constexpr size_t kMostIdle = size_t{64} << 20;
 
 int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -84,7 +100,7 @@ class Qwen final : public ReferenceModel {
   }
 
  private:
-  const RequestCache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
+  const Cache* donor_of(const Inherited& inherited, const PassInfo& pass) const;
   void inherit(const Inherited& inherited, const PassInfo& pass);
   void compute_unseen(int32_t request, std::span<const int32_t> tokens);
   void remember(const PassInfo& pass);
@@ -133,7 +149,7 @@ class Qwen final : public ReferenceModel {
   HeldWeights weights_;
   Recipe recipe_;
   Rotary rotary_;
-  std::map<int32_t, RequestCache> caches_;
+  std::map<int32_t, Cache> caches_;
   int64_t passes_ = 0;
   Routes routes_;  // of experts, from outside
 
@@ -239,7 +255,7 @@ at::Tensor Qwen::weighted_sum(const at::Tensor& x, const at::Tensor& weights) co
 // Adds the pass's K and V to what each request has, and shows all that its queries can read.
 void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   for (const Span& span : spans_) {
-    RequestCache& cache = caches_.at(span.request);
+    Cache& cache = caches_.at(span.request);
     cache.k.resize(config_.layers);
     cache.v.resize(config_.layers);
     const auto append = [&](at::Tensor& to, const at::Tensor& from) {
@@ -274,9 +290,8 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const at::Tensor out = at::empty_like(q);
   const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
-    const RequestCache& cache = caches_.at(span.request);
-    // Queries are taken in blocks, so that their scores, [heads, block, length], stay under a
-    // bound.
+    const Cache& cache = caches_.at(span.request);
+    // Queries are taken in blocks, so that their scores, [heads, block, length], have a bound.
     const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
     const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
     const Threads threads(q.is_cpu() ? products : 0, threads_);
@@ -362,9 +377,9 @@ const std::vector<int32_t>& pages_of(int32_t request, const PassInfo& pass) {
 
 // Who computed the tokens that a request inherits. Of several, who has more of its pages: where
 // RoPE depends on the length, the same tokens have other keys when they came in other chunks.
-const RequestCache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) const {
+const Cache* Qwen::donor_of(const Inherited& inherited, const PassInfo& pass) const {
   const std::vector<int32_t>& pages = pages_of(inherited.request, pass);
-  const RequestCache* donor = nullptr;
+  const Cache* donor = nullptr;
   for (const auto& [request, cache] : caches_) {
     const bool has_them =
         !cache.is_forgotten() && cache.length >= std::ssize(inherited.tokens) &&
@@ -379,9 +394,9 @@ const RequestCache* Qwen::donor_of(const Inherited& inherited, const PassInfo& p
 // The cache that another request computed with the same tokens; what none did, as of a trace that
 // begins later, this model computes unseen.
 void Qwen::inherit(const Inherited& inherited, const PassInfo& into) {
-  if (const RequestCache* donor = donor_of(inherited, into)) {
+  if (const Cache* donor = donor_of(inherited, into)) {
     // Tensors are shared and never written to: append() makes new ones, of the rows up to `length`.
-    RequestCache own = *donor;
+    Cache own = *donor;
     own.length = std::ssize(inherited.tokens);
     caches_[inherited.request] = std::move(own);
     return;
@@ -423,13 +438,13 @@ void Qwen::forget_idle() {
   const RopeType rope = config_.rope.type;
   if (config_.experts.count > 0 || rope == RopeType::dynamic || rope == RopeType::longrope) return;
   size_t in_pass = 0, idle = 0;
-  std::vector<RequestCache*> others;
+  std::vector<Cache*> others;
   for (auto& [request, cache] : caches_) {
     (cache.used == passes_ ? in_pass : idle) += cache.bytes();
     if (cache.used != passes_ && !cache.k.empty()) others.push_back(&cache);
   }
-  std::ranges::sort(others, {}, &RequestCache::used);
-  for (RequestCache* cache : others) {
+  std::ranges::sort(others, {}, &Cache::used);
+  for (Cache* cache : others) {
     if (idle <= std::max(kMostIdle, 2 * in_pass)) return;
     idle -= cache->bytes();
     cache->forget();
@@ -441,10 +456,8 @@ bool Qwen::forward(int through) {
   const auto layers = static_cast<int>(config_.layers);
   for (; next_ <= std::min(through, layers); ++next_) {
     layer_ = next_ < layers ? next_ : -1;
-    if (layer_ >= 0)
-      attention(), mlp();
-    else
-      next_ < 0 ? before_layers() : after_layers();
+    if (layer_ >= 0) attention(), mlp();
+    if (layer_ < 0) next_ < 0 ? before_layers() : after_layers();
   }
   return next_ > layers;
 }
@@ -464,7 +477,7 @@ void Qwen::begin_in_torch(const PassInfo& pass, Probe& probe) {
 void Qwen::end_in_torch() {
   probe_->end();
   for (const Span& span : spans_) {
-    RequestCache& cache = caches_.at(span.request);
+    Cache& cache = caches_.at(span.request);
     cache.tokens.resize(span.start);
     for (const PassRow& row : std::span(pass_->rows).subspan(span.first, span.count))
       cache.tokens.push_back(row.token);
