@@ -250,7 +250,9 @@ void expect_adds_up(const ErrorBudget& budget) {
     int64_t parts = 0;
     for (size_t at = layers.find(" %"); at != layers.npos; at = layers.find(" %", at + 1))
       parts += tenths_before(layers, at);
-    if (layers.find('%') != layers.npos) EXPECT_EQ(parts, shown) << layers;
+    if (layers.find('%') != layers.npos) {
+      EXPECT_EQ(parts, shown) << layers;
+    }
   }
   EXPECT_EQ(sum, 1000);
 }
