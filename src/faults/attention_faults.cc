@@ -163,7 +163,7 @@ bool has_window(const ModelConfig& c) {
   return std::ranges::any_of(c.window, [](int64_t keys) { return keys > 0; });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kAttentionRows[] = {
     {"gqa-map-modulo",
      "attn.out",
      "query head h reads K/V head h % kv_heads instead of h / group",
@@ -238,6 +238,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kAttentionFaults = kRows;
+constinit const std::span<const Fault> kAttentionFaults = kAttentionRows;
 
 }  // namespace lockstep

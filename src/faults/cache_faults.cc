@@ -136,7 +136,7 @@ void seed_k_and_v_swapped(const Seams& seams, const FaultRequest& request) {
          });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kCacheRows[] = {
     {"wrong-page",
      "attn.kv",
      "the second request of a pass reads through the first one's page table",
@@ -183,6 +183,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kCacheFaults = kRows;
+constinit const std::span<const Fault> kCacheFaults = kCacheRows;
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ void seed_pool_offset_32_bit(const Seams& seams, const FaultRequest& request) {
   replace_at(seams.ops.kv_write, seams.broken->kv_write, "attn.kv", request);
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kDeviceRows[] = {
     {"norm-without-barrier",
      "attn.norm",
      "the sum of squares is read before all warps wrote theirs",
@@ -62,6 +62,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kDeviceFaults = kRows;
+constinit const std::span<const Fault> kDeviceFaults = kDeviceRows;
 
 }  // namespace lockstep

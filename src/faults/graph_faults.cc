@@ -38,7 +38,7 @@ void seed_padded_row_writes_live_slot(const Seams& seams, const FaultRequest&) {
   });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kGraphRows[] = {
     {"graph-replays-stale-positions",
      "attn.q_rope",
      "a graph keeps the positions of its first replay",
@@ -61,6 +61,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kGraphFaults = kRows;
+constinit const std::span<const Fault> kGraphFaults = kGraphRows;
 
 }  // namespace lockstep

@@ -184,7 +184,7 @@ void seed_head_is_stale(const Seams& seams, const FaultRequest& request) {
 bool has_bias(const ModelConfig& c) { return c.qkv_bias; }
 bool is_tied(const ModelConfig& c) { return c.tied; }
 
-constexpr Fault kRows[] = {
+constexpr Fault kLinearRows[] = {
     {"bias-dropped",
      "attn.q",
      "q, k and v are projected without their bias",
@@ -268,6 +268,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kLinearFaults = kRows;
+constinit const std::span<const Fault> kLinearFaults = kLinearRows;
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ bool normalises_experts(const ModelConfig& c) {
   return !c.experts.layers.empty() && c.experts.normalised && c.experts.chosen < c.experts.count;
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kMoeRows[] = {
     {"moe-expert-order",
      "mlp.combine",
      "the weights of a token's experts are applied in the opposite order",
@@ -50,6 +50,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kMoeFaults = kRows;
+constinit const std::span<const Fault> kMoeFaults = kMoeRows;
 
 }  // namespace lockstep

@@ -201,7 +201,7 @@ bool has_wide_qk_norm(const ModelConfig& c) {
   return c.qk_norm && c.head_dim > 16 && c.head_dim % 16 == 0;
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kNormRows[] = {
     {"qk-norm-missing",
      "attn.q_norm",
      "q and k are not normed",
@@ -276,6 +276,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kNormFaults = kRows;
+constinit const std::span<const Fault> kNormFaults = kNormRows;
 
 }  // namespace lockstep

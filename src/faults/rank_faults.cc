@@ -147,7 +147,7 @@ bool has_o_bias(const ModelConfig& c) { return c.o_bias; }
 bool shares_kv_heads(const ModelConfig& c) { return c.kv_heads > 1; }
 
 constexpr const char* kTwo = "two ranks";
-constexpr auto kRows = std::to_array<Fault>({
+constexpr auto kRankRows = std::to_array<Fault>({
     {"rank-reduce-left-out",
      "attn.o",
      "no rank adds up what the ranks' o projections give",
@@ -269,6 +269,6 @@ constexpr auto kRows = std::to_array<Fault>({
 
 }  // namespace
 
-constinit const std::span<const Fault> kRankFaults = kRows;
+constinit const std::span<const Fault> kRankFaults = kRankRows;
 
 }  // namespace lockstep

@@ -149,7 +149,7 @@ bool has_own_theta(const ModelConfig& c) {
 bool has_two_pairs(const ModelConfig& c) { return c.head_dim >= 4; }
 bool has_yarn(const ModelConfig& c) { return c.rope.type == RopeType::yarn && c.rope.factor > 1; }
 
-constexpr Fault kRows[] = {
+constexpr Fault kRopeRows[] = {
     {"rope-interleaved",
      "attn.q_rope",
      "RoPE rotates the pairs (2j, 2j+1) instead of (j, j + head_dim/2)",
@@ -203,6 +203,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kRopeFaults = kRows;
+constinit const std::span<const Fault> kRopeFaults = kRopeRows;
 
 }  // namespace lockstep

@@ -89,7 +89,7 @@ void seed_swap_restores_another_page(const Seams& seams, const FaultRequest&) {
   });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kServingRows[] = {
     {"stale-prefix-page",
      "attn.kv",
      "the first page found for a prefix is one that holds an older request's tokens",
@@ -126,6 +126,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kServingFaults = kRows;
+constinit const std::span<const Fault> kServingFaults = kServingRows;
 
 }  // namespace lockstep

@@ -113,7 +113,7 @@ void seed_split_without_keys(const Seams& seams, const FaultRequest& request) {
               }});
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kSplitRows[] = {
     {"split-merge-log2-with-ln",
      "attn.out",
      "splits of the keys (size: how long) are merged by e^x of log-sums to the base 2",
@@ -146,6 +146,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kSplitFaults = kRows;
+constinit const std::span<const Fault> kSplitFaults = kSplitRows;
 
 }  // namespace lockstep

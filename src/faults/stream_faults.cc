@@ -64,7 +64,7 @@ void seed_activation_overflows_fp16(const Seams& seams, const FaultRequest& requ
   });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kStreamRows[] = {
     {"residual-missing",
      "attn.residual",
      "the stream is dropped, and what attention adds is all that is left",
@@ -104,6 +104,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kStreamFaults = kRows;
+constinit const std::span<const Fault> kStreamFaults = kStreamRows;
 
 }  // namespace lockstep

@@ -55,7 +55,7 @@ void seed_argmax_takes_runner_up(const Seams& seams, const FaultRequest& request
          });
 }
 
-constexpr Fault kRows[] = {
+constexpr Fault kTokenRows[] = {
     {"token-repeated",
      "embed",
      "decode is fed the prompt's last token again",
@@ -84,6 +84,6 @@ constexpr Fault kRows[] = {
 
 }  // namespace
 
-constinit const std::span<const Fault> kTokenFaults = kRows;
+constinit const std::span<const Fault> kTokenFaults = kTokenRows;
 
 }  // namespace lockstep

@@ -166,7 +166,7 @@ class Trace:
 
     @property
     def layers(self) -> int:
-        return 1 + max(node.layer for node in self.graph)
+        return 1 + max((node.layer for node in self.graph), default=-1)
 
     def request(self, number: int) -> Request:
         return next(one for one in self.requests if one.id == number)

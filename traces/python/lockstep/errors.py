@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import re
 import struct
 import tokenize
 import zipfile
@@ -28,6 +30,9 @@ def check(ok: object, sentence: str) -> None:
 def one_line(error: BaseException) -> str:
     """What a library said, as far as a sentence has room for it."""
     said = " ".join(str(error).split())
+    number = re.search(r"\berrno = (\d+)", said)  # as libhdf5 buries the system's word
+    if number:
+        return os.strerror(int(number[1]))
     return said[:200] if said else type(error).__name__
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 # Every point in graph order, with the names of its axes.
 AXES: dict[str, str] = {
+    "embed.partial": "token, rank, hidden",
     "embed": "token, hidden",
     "rope.cos": "token, pair",
     "rope.sin": "token, pair",
@@ -19,12 +20,14 @@ AXES: dict[str, str] = {
     "attn.k_rope": "token, kv head, dim",
     "attn.kv": "position, k|v, kv head, dim",
     "attn.out": "token, head, dim",
+    "attn.o_partial": "token, rank, hidden",
     "attn.o": "token, hidden",
     "attn.residual": "token, hidden",
     "mlp.norm": "token, hidden",
     "mlp.gate": "token, intermediate",
     "mlp.up": "token, intermediate",
     "mlp.act": "token, intermediate",
+    "mlp.down_partial": "token, rank, hidden",
     "mlp.down": "token, hidden",
     "mlp.router": "token, expert",
     "mlp.experts": "token, choice",
@@ -32,6 +35,7 @@ AXES: dict[str, str] = {
     "mlp.expert_gate": "token, choice, intermediate",
     "mlp.expert_up": "token, choice, intermediate",
     "mlp.expert_act": "token, choice, intermediate",
+    "mlp.expert_down_partial": "token, rank, choice, hidden",
     "mlp.expert_down": "token, choice, hidden",
     "mlp.combine": "token, hidden",
     "mlp.residual": "token, hidden",
