@@ -107,8 +107,8 @@ class Filler {
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
-    // After a rounding on the way the product is exact. What lies near a border is turned more often
-    // than that; what lies far from it is held to no less, for how errors spread is not known.
+    // After a rounding on the way the product is exact. What lies near a border is turned more
+    // often than that; what lies far from it is held to no less: how errors spread is not known.
     if (op_.scales_products && exact_.steps.empty() && inside <= kOneBorder)
       inside = std::max(inside, turning_chance(exact_.want[i], inside, dtype_));
     budget_.misround.push_back(std::min(1.0, inside + chance));
