@@ -29,6 +29,7 @@ CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
 int show(const Result& result, const RunOptions& options) {
   const std::string& trace = options.observe.trace;
   const NextSteps steps{.serves = options.modes.empty(),
+                        .over_ranks = options.ranks > 1,
                         .trace = trace,
                         .kept = !trace.empty() && keep_result(trace, result)};
   put(document_of(result, steps, options.report.detail), options.report);

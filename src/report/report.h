@@ -12,9 +12,10 @@ struct Determinism;
 
 // Tells what can be done after a command, so that its screen proposes only what works.
 struct NextSteps {
-  bool serves = false;     // it was `lockstep run` beside a reference, which can be run again
-  std::string trace = {};  // what it left or read; "": nothing
-  bool kept = false;       // the trace keeps the result
+  bool serves = false;      // it was `lockstep run` beside a reference, which can be run again
+  bool over_ranks = false;  // of a model over ranks, which takes no --confirm and no --modes
+  std::string trace = {};   // what it left or read; "": nothing
+  bool kept = false;        // the trace keeps the result
 };
 
 // A judgement, and two traces against each other, as documents. CSV has a line a place. A document

@@ -226,9 +226,10 @@ std::string next_text(const Result& result, const NextSteps& steps) {
     text += fmt::format("{}{}   {}", text.empty() ? "" : "\n", command, what);
   };
   // A finding that was confirmed already needs no proposal to do so.
-  if (steps.serves && result.confirmations.empty())
+  const bool alone = steps.serves && !steps.over_ranks;
+  if (alone && result.confirmations.empty())
     say("lockstep run ... --confirm", "proves it by putting the op right");
-  if (steps.serves && result.first->verdict == Verdict::nonfinite)
+  if (alone && result.first->verdict == Verdict::nonfinite)
     say("lockstep run ... --modes poison", "whether slots past a context are read");
   if (!steps.trace.empty())
     say(fmt::format("lockstep inspect {} --point {}{}", shell_word(steps.trace), place.point->name,

@@ -159,6 +159,13 @@ TEST(ResultScreen, ShowsABugInItsPlaceAndSaysWhatItDid) {
             "diverged: layer 3 attn.q_rope introduces the first error (2 ops wrong of 110)");
 }
 
+TEST(ResultScreen, OfAModelOverRanksProposesNothingThatThoseRefuse) {
+  const std::string text =
+      render_text(document_of(rope_bug(), {.serves = true, .over_ranks = true}), {.width = 80});
+  EXPECT_EQ(text.find("--confirm"), std::string::npos) << text;
+  EXPECT_NE(text.find("lockstep run ... --trace X.trace"), std::string::npos) << text;
+}
+
 TEST(ResultScreen, FitsWhateverTheTerminalIs) {
   for (const int width : {20, 60, 80, 120, 160}) {
     const std::string text = screen(rope_bug(), width);
