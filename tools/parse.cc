@@ -32,50 +32,50 @@ Words names_of(const auto& rows) {
 // The completions of a value, by what stands for it in the help. To add a kind: its row.
 struct ValueKind {
   std::string_view value;
-  OptionPage::Completion completion;
+  CommandPage::Option::Completion completion;
   Words (*words)();
 };
 constexpr auto kValueKinds = std::to_array<ValueKind>({
-    {"DIR", OptionPage::Completion::folders, nullptr},
-    {"FILE", OptionPage::Completion::files, nullptr},
-    {"FILE.jsonl", OptionPage::Completion::files, nullptr},
-    {"LIB.so|FILE.py", OptionPage::Completion::files, nullptr},
-    {"PATH.trace", OptionPage::Completion::files, nullptr},
-    {"TRACE", OptionPage::Completion::files, nullptr},
-    {"cpu|cuda[:N]", OptionPage::Completion::words,
+    {"DIR", CommandPage::Option::Completion::folders, nullptr},
+    {"FILE", CommandPage::Option::Completion::files, nullptr},
+    {"FILE.jsonl", CommandPage::Option::Completion::files, nullptr},
+    {"LIB.so|FILE.py", CommandPage::Option::Completion::files, nullptr},
+    {"PATH.trace", CommandPage::Option::Completion::files, nullptr},
+    {"TRACE", CommandPage::Option::Completion::files, nullptr},
+    {"cpu|cuda[:N]", CommandPage::Option::Completion::words,
      [] {
        return Words{"cpu", "cuda"};
      }},
-    {"GLOB,...", OptionPage::Completion::list, [] { return names_of(kPoints); }},
-    {"NAME[@layer=L]", OptionPage::Completion::words, [] { return names_of(faults()); }},
-    {"MODE,...|all", OptionPage::Completion::list,
+    {"GLOB,...", CommandPage::Option::Completion::list, [] { return names_of(kPoints); }},
+    {"NAME[@layer=L]", CommandPage::Option::Completion::words, [] { return names_of(faults()); }},
+    {"MODE,...|all", CommandPage::Option::Completion::list,
      [] {
        Words words = names_of(modes());
        words.emplace_back("all");
        return words;
      }},
-    {"WORD", OptionPage::Completion::words,
+    {"WORD", CommandPage::Option::Completion::words,
      [] {
        Words words = names_of(glossary());
        std::ranges::for_each(words, [](std::string& w) { std::ranges::replace(w, ' ', '_'); });
        return words;
      }},
-    {"COMMAND|WORD", OptionPage::Completion::words, [] { return names_of(commands()); }},
+    {"COMMAND|WORD", CommandPage::Option::Completion::words, [] { return names_of(commands()); }},
 });
 
-void describe_value(OptionPage& option) {
+void describe_value(CommandPage::Option& option) {
   const auto kind = std::ranges::find(kValueKinds, option.value, &ValueKind::value);
   if (kind != kValueKinds.end()) {
     option.completion = kind->completion;
     if (kind->words) option.words = kind->words();
   } else if (option.value.find('|') != std::string::npos) {
-    option.completion = OptionPage::Completion::words;
+    option.completion = CommandPage::Option::Completion::words;
     option.words = CLI::detail::split(option.value, '|');
   }
 }
 
-OptionPage page_of(const CLI::Option& option) {
-  OptionPage page{.group = option.get_group(), .help = option.get_description()};
+CommandPage::Option page_of(const CLI::Option& option) {
+  CommandPage::Option page{.group = option.get_group(), .help = option.get_description()};
   page.required = option.get_required();
   page.repeatable = option.get_items_expected_max() > 1;
   if (option.get_items_expected_max() > 0) page.value = option.get_type_name();
@@ -99,7 +99,7 @@ CommandPage page_of(const CLI::App& app, const std::string& examples) {
                    .about = app.get_description()};
   for (const CLI::Option* option : app.get_options()) page.options.push_back(page_of(*option));
   std::stable_partition(page.options.begin(), page.options.end(),
-                        [](const OptionPage& option) { return option.is_argument(); });
+                        [](const CommandPage::Option& option) { return option.is_argument(); });
   for (const std::string& line : CLI::detail::split(examples, '\n'))
     if (!line.empty()) page.examples.push_back(CLI::detail::trim_copy(line));
   return page;

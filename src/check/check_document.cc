@@ -126,8 +126,9 @@ std::vector<Block> held_to(const CheckResult& result) {
 std::string check_page(const CheckResult& result) {
   std::vector<Block> blocks = held_to(result);
   blocks.insert(blocks.begin(), Heading{"Beside the baseline"});
-  const CheckVerdict verdict = result.verdict;
-  const bool passed = verdict == CheckVerdict::pass, failed = verdict == CheckVerdict::fail;
+  const CheckResult::Verdict verdict = result.verdict;
+  const bool passed = verdict == CheckResult::Verdict::pass,
+             failed = verdict == CheckResult::Verdict::fail;
   return page_of(result.run, {.tone = passed   ? RunVerdict::clean
                                       : failed ? RunVerdict::diverged
                                                : RunVerdict::inconclusive,

@@ -23,7 +23,7 @@ class Counters {
   bool wait(const Instruction& in) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
-      return failure_ || std::ranges::all_of(in.waits, [&](const CounterUse& wait) {
+      return failure_ || std::ranges::all_of(in.waits, [&](const Instruction::CounterUse& wait) {
                return values_[wait.counter] >= wait.value;
              });
     });
@@ -34,7 +34,7 @@ class Counters {
     if (in.raises.empty()) return;
     {
       const std::lock_guard lock(mutex_);
-      for (const CounterUse& raise : in.raises) values_[raise.counter] += raise.value;
+      for (const Instruction::CounterUse& raise : in.raises) values_[raise.counter] += raise.value;
     }
     changed_.notify_all();
   }

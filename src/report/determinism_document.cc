@@ -65,8 +65,8 @@ std::string layers_of(const OpsAlike& alike) {
 }
 
 const char* words_of(const OpBits& op) {
-  if (op.bits == Bits::always) return "always the same";
-  return op.bits == Bits::of_batch ? "the same for a batch size" : "vary";
+  if (op.bits == OpBits::SameFor::always) return "always the same";
+  return op.bits == OpBits::SameFor::of_batch ? "the same for a batch size" : "vary";
 }
 
 // from_position is null where nothing differed: 0 is a position.

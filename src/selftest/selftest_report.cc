@@ -93,7 +93,7 @@ std::vector<Selftest::RuleRow> Selftest::rules() const {
 bool Selftest::sees() const {
   return !controls.empty() && std::ranges::all_of(controls, &Control::failed) &&
          !statistics.empty() && std::ranges::all_of(statistics, &StatisticCase::passed) &&
-         !limits.empty() && std::ranges::all_of(limits, &DetectionLimit::passed);
+         !limits.empty() && std::ranges::all_of(limits, &Detection::Limit::passed);
 }
 
 bool Selftest::passed() const {
