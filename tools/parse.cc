@@ -1,3 +1,5 @@
+// Parses a command line, and describes its options as data (CommandPage), of which the help, the
+// completions and the man page are made.
 #include "tools/parse.h"
 
 #include <fmt/format.h>
@@ -22,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using Words = std::vector<std::string>;
+using Completion = CommandPage::Option::Completion;
 
 Words names_of(const auto& rows) {
   Words names;
@@ -32,35 +35,35 @@ Words names_of(const auto& rows) {
 // The completions of a value, by what stands for it in the help. To add a kind: its row.
 struct ValueKind {
   std::string_view value;
-  CommandPage::Option::Completion completion;
+  Completion completion;
   Words (*words)();
 };
 constexpr auto kValueKinds = std::to_array<ValueKind>({
-    {"DIR", CommandPage::Option::Completion::folders, nullptr},
-    {"FILE", CommandPage::Option::Completion::files, nullptr},
-    {"FILE.jsonl", CommandPage::Option::Completion::files, nullptr},
-    {"LIB.so|FILE.py", CommandPage::Option::Completion::files, nullptr},
-    {"PATH.trace", CommandPage::Option::Completion::files, nullptr},
-    {"TRACE", CommandPage::Option::Completion::files, nullptr},
-    {"cpu|cuda[:N]", CommandPage::Option::Completion::words,
+    {"DIR", Completion::folders, nullptr},
+    {"FILE", Completion::files, nullptr},
+    {"FILE.jsonl", Completion::files, nullptr},
+    {"LIB.so|FILE.py", Completion::files, nullptr},
+    {"PATH.trace", Completion::files, nullptr},
+    {"TRACE", Completion::files, nullptr},
+    {"cpu|cuda[:N]", Completion::words,
      [] {
        return Words{"cpu", "cuda"};
      }},
-    {"GLOB,...", CommandPage::Option::Completion::list, [] { return names_of(kPoints); }},
-    {"NAME[@layer=L]", CommandPage::Option::Completion::words, [] { return names_of(faults()); }},
-    {"MODE,...|all", CommandPage::Option::Completion::list,
+    {"GLOB,...", Completion::list, [] { return names_of(kPoints); }},
+    {"NAME[@layer=L]", Completion::words, [] { return names_of(faults()); }},
+    {"MODE,...|all", Completion::list,
      [] {
        Words words = names_of(modes());
        words.emplace_back("all");
        return words;
      }},
-    {"WORD", CommandPage::Option::Completion::words,
+    {"WORD", Completion::words,
      [] {
        Words words = names_of(glossary());
        std::ranges::for_each(words, [](std::string& w) { std::ranges::replace(w, ' ', '_'); });
        return words;
      }},
-    {"COMMAND|WORD", CommandPage::Option::Completion::words, [] { return names_of(commands()); }},
+    {"COMMAND|WORD", Completion::words, [] { return names_of(commands()); }},
 });
 
 void describe_value(CommandPage::Option& option) {
@@ -69,7 +72,7 @@ void describe_value(CommandPage::Option& option) {
     option.completion = kind->completion;
     if (kind->words) option.words = kind->words();
   } else if (option.value.find('|') != std::string::npos) {
-    option.completion = CommandPage::Option::Completion::words;
+    option.completion = Completion::words;
     option.words = CLI::detail::split(option.value, '|');
   }
 }

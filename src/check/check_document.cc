@@ -1,3 +1,5 @@
+// A check against a baseline as a document, and as tests for JUnit: those of the judgement itself,
+// which fail here also for what only the baseline shows.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Runs the instructions of one step, in two ways: a thread for each queue, which waits for the
+// counters as a multiprocessor does; or all of them one after another, in an order that the
+// counters allow, so that an order which a schedule should have ruled out is met on purpose.
 #include "src/instructions/step_runner.h"
 
 #include <algorithm>

@@ -9,6 +9,7 @@ namespace lockstep {
 std::vector<std::string_view> op_names_of(OpKind kind) {
   switch (kind) {
     case OpKind::gather:
+    case OpKind::angles:  // rows of tables
       return {"gather_rows"};
     case OpKind::norm:
       return {"rms_norm"};
@@ -22,8 +23,6 @@ std::vector<std::string_view> op_names_of(OpKind kind) {
       return {"softmax_of"};
     case OpKind::expert_linear:
       return {"expert_matmul"};
-    case OpKind::angles:
-      return {};
     default:  // the op and its kind have one name
       return {name_of(kind)};
   }

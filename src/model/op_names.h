@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-// The names in kernels/lockstep_ops.h of the ops that make tensors of that kind. Empty: the model
-// makes them by no op of the table.
+// The names in kernels/lockstep_ops.h of the ops that make tensors of that kind.
 std::vector<std::string_view> op_names_of(OpKind kind);
 
 // Whether an op that is called under the name of a point makes the tensor of that point. The rows

@@ -1,3 +1,5 @@
+// Which ops give the same bits whatever happens around them, as a document. The screen has one row
+// for all layers of a point that behave alike; CSV and JSON have each op.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

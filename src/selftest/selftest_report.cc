@@ -1,3 +1,6 @@
+// The result of a selftest: how often an error of a size was found and named at its place, for this
+// judge and for simpler rules. Shares are held to their bounds by Clopper and Pearson, so that a
+// few lucky runs prove nothing.
 #include "src/selftest/selftest_report.h"
 
 #include <algorithm>
