@@ -91,8 +91,11 @@ void add_limits(const Selftest& test, Blocks& blocks) {
   for (const DetectionLimit& limit : test.limits) {
     const auto [found, is_new] =
         row_of_place.try_emplace({limit.point->order(), limit.layers}, table.rows.size());
-    if (is_new) table.rows.push_back({std::string(limit.point->name), int64_t{limit.layers}});
-    table.rows[found->second].push_back(limit_text(limit));
+    if (is_new) {
+      table.rows.push_back({std::string(limit.point->name), int64_t{limit.layers}});
+      table.rows.back().resize(table.columns.size());  // not every effect was put in every place
+    }
+    table.rows[found->second][2 + static_cast<size_t>(limit.effect)] = limit_text(limit);
   }
   table.title = fmt::format(
       "smallest effect that is found, in ulp, by which statistic (and what must be found): {} of "

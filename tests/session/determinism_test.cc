@@ -74,7 +74,8 @@ TEST(Determinism, ProductsOfFewRowsAreTheSameForABatchSize) {
   const OpBits& q = bits_of(result, {&point("attn.q"), 0});
   EXPECT_EQ(q.bits, Bits::of_batch);
   EXPECT_EQ(q.terms, 192);
-  EXPECT_EQ(q.prefill.size(), 2u) << text_of(q);
+  // How many kinds of bits, oneDNN's choice of kernels for this processor decides.
+  EXPECT_GE(q.prefill.size(), 2u) << text_of(q);
   EXPECT_NE(text_of(q).find("its sum of 192 products"), std::string::npos) << text_of(q);
 }
 
