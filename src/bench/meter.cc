@@ -57,6 +57,8 @@ Ops PassMeter::ops() {
            op(context, out, inputs...);
          });
   });
+  // It gathers for a probe, whose memory may be gone by the next pass.
+  watched.kv_gather = inner_.kv_gather;
   wrap(watched.argmax, [this](const auto& op, const OpContext& context, const TensorView& out,
                               const TensorView& logits) {
     see_logits(logits);
