@@ -100,7 +100,7 @@ size_t common(const Asked& x, const Asked& y) {
   return all || same >= std::max(x.prompt.size(), y.prompt.size()) ? same : 0;
 }
 
-// Numbering are kept where all requests of a prompt have them in both traces; else names decide, then
+// Numbers are kept where all requests of a prompt have them in both traces; else names decide, then
 // prompts with what was fed after them, then the longest common beginning.
 class Pairs {
  public:
