@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 import unittest
 
 import h5py
@@ -97,6 +98,11 @@ class Digests(unittest.TestCase):
                 elements.elements_of(np.array([6e-8, -6e-5, 65504, np.inf], np.float16)),
                 elements.elements_of(np.arange(-4, 5)),
                 elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32)),
+                # In blocks, of which one has no number and one has some.
+                elements.elements_of(np.concatenate([
+                    np.full(digest.BLOCK, np.nan, np.float32), np.resize(hard, digest.BLOCK),
+                    random.normal(-1, 2, 99).astype(np.float32)])),
+                elements.elements_of(np.full(70_000, -np.inf, np.float32)),
                 # Of all patterns of 16 bits, and of one sign alone.
                 elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16),
                                      "bf16"),
@@ -104,8 +110,13 @@ class Digests(unittest.TestCase):
                                      .view(np.float16)),
                 elements.elements_of(random.normal(-9, 1, (300, 300)).astype(np.float16)),
                 elements.elements_of(np.full(70_000, 0x7F80, np.uint16), "bf16")]
-        for tensor, found in zip(made, digest.digests_of(made)):
-            self.assert_as_defined(tensor, found)
+        digests = digest.Digests(len(made))
+        digests.put(range(len(made)), made)
+        for i, tensor in enumerate(made):
+            with self.subTest(tensor=i):
+                self.assert_as_defined(tensor, types.SimpleNamespace(
+                    exponents=digests.exponents[i],
+                    **{name: column[i] for name, column in digests.columns.items()}))
 
     def test_arrays_that_have_no_place_are_refused(self):
         with self.assertRaisesRegex(lockstep.LockstepError, "no bf16"):
