@@ -227,11 +227,11 @@ void add_observe_options(CLI::App& app, ObserveOptions& options) {
   const CLI::Option* keep =
       add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
                  "what a trace keeps: digests, and the tensors of what is wrong or all (" +
-                     options.keep + "; .jsonl: digest)");
+                     options.keep + "; .journal: digest)");
   add_selection_options(app, options);
   app.parse_complete_callback([&options, keep] {
     // A journal alone has no tensors.
-    if (keep->count() == 0 && options.trace.ends_with(".jsonl")) options.keep = "digest";
+    if (keep->count() == 0 && options.trace.ends_with(".journal")) options.keep = "digest";
   });
   app.add_option("--record-before", options.record_before,
                  "before an op of these points is launched, have its inputs on the disk, in "

@@ -176,9 +176,10 @@ class Soak:
         path = file_of(self.folder, "repeats.jsonl", requests(24, 11))
         hashes = set()
         for i in range(count):
-            trace = self.folder / f"repeat{i}.jsonl"
+            trace = self.folder / f"repeat{i}.journal"
             generate(self.lockstep, self.bard, path, [*SERVED, "--trace", str(trace)])
-            lines = trace.read_text().splitlines()
+            lines = subprocess.run([self.lockstep, "inspect", trace, "--journal"],
+                                   capture_output=True, text=True, check=True).stdout.splitlines()
             tensors = [line for line in lines if line.startswith('{"kind":"tensor"')]
             passes = [line for line in lines if line.startswith('{"kind":"pass"')]
             assert tensors and passes
