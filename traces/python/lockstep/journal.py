@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import struct
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.digest import Digest, xxh3
+from lockstep.digest import xxh3
 from lockstep.errors import LockstepError, check
 from lockstep.rows import PassRows, Row
 
@@ -28,6 +29,38 @@ BEGINS_ANEW, INHERITS_KNOWN, TENSORS_KEPT = 1, 2, 4
 HAS_NUMBERS, HAS_COUNTS = 1, 2
 RUNS, OF_THE_PASS, OF_ITS_LOGITS = range(3)
 CACHE = "attn.kv"
+
+
+@dataclasses.dataclass
+class Digest:
+    """The statistics of a tensor: counts of all elements, numbers of the finite ones. Where none
+    were kept, counts are -1 and numbers NaN.
+    """
+
+    xxh3: int
+    n: int
+    nan: int = -1
+    posinf: int = -1
+    neginf: int = -1
+    zeros: int = -1
+    subnormal: int = -1
+    absmax_at: int = -1
+    min: float = math.nan
+    max: float = math.nan
+    absmax: float = math.nan
+    mean: float = math.nan
+    m2: float = math.nan
+    sum_abs: float = math.nan
+    sum_squares: float = math.nan
+    exponents: NDArray[np.int64] = dataclasses.field(
+        default_factory=lambda: np.zeros(256, np.int64))
+
+    @property
+    def rms(self) -> float:
+        if self.nan < 0:
+            return math.nan
+        finite = self.n - self.nan - self.posinf - self.neginf
+        return math.sqrt(self.sum_squares / finite) if finite else 0.0
 
 
 @dataclasses.dataclass
@@ -157,14 +190,12 @@ class Journal:
         if rows_are != RUNS:
             owners = of.rows.rows if rows_are == OF_THE_PASS else of.rows.with_logits()
             rows = tuple((row.request, row.position) for row in owners)
-        digest = Digest(whole, int(np.prod(shape)), -1, -1, -1, -1, -1, -1, *[float("nan")] * 7)
+        digest = Digest(whole, int(np.prod(shape)))
         if flags & HAS_NUMBERS:
             (digest.min, digest.max, digest.absmax, digest.mean, digest.m2, digest.sum_abs,
              digest.sum_squares, digest.absmax_at) = record.take(NUMBERS)
             (digest.nan, digest.posinf, digest.neginf, digest.zeros, digest.subnormal
              ) = record.take(COUNTS) if flags & HAS_COUNTS else (0, 0, 0, 0, 0)
-            digest.finite = digest.n - digest.nan - digest.posinf - digest.neginf
-        digest.exponents = np.zeros(256, np.int64)
         occupied = record.array("u1", bins)
         digest.exponents[occupied] = record.array(f"<u{width}", bins)
         fresh = record.array("<u8", hashes)

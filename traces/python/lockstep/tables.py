@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lockstep import hdf5
 from lockstep.digest import COUNTS, NUMBERS, Digests, xxh3
 from lockstep.elements import Elements
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, one_line
 from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
 from lockstep.points import AXES, LOGIT_POINTS, ORDER
@@ -137,8 +137,8 @@ class Output:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            raise LockstepError(f"{self._path} cannot be {what} ({error}): choose another place "
-                                "for the trace") from error
+            raise LockstepError(f"{self._path} cannot be {what} ({one_line(error)}): choose "
+                                "another place for the trace") from error
 
     def _write_tables(self, file: h5py.File, facts: Facts) -> None:
         passes = facts.passes
